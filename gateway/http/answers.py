@@ -58,13 +58,22 @@ class Chunks:
         request_id: of the request; empty until it is known.
     """
 
-    def __init__(self, shape: Shape, created: int, ends: EndTokens, *, include_usage: bool) -> None:
-        """``created``: in seconds since 1970."""
+    def __init__(
+        self,
+        shape: Shape,
+        created: int,
+        ends: EndTokens,
+        *,
+        include_usage: bool,
+        continuous_usage: bool = False,
+    ) -> None:
+        """``created``: in seconds since 1970; the others as of a `GenerateCall`."""
         self.request_id = ""
         self._shape = shape
         self._created = created
         self._ends = ends
         self._include_usage = include_usage
+        self._so_far = Usage() if continuous_usage else None
         self._model = ""
         self._offsets: dict[int, int] = {}
         """Characters sent of each choice that has begun."""
@@ -78,7 +87,11 @@ class Chunks:
             case "started":
                 self.request_id = self.request_id or event.started.request_id
                 self._model = event.started.model
+                if self._so_far is not None:
+                    self._so_far.prompt_tokens += event.started.prompt_tokens
             case "delta":
+                if self._so_far is not None:
+                    self._so_far.completion_tokens += len(event.delta.token_ids)
                 return self._delta(event.answer_index, event.delta)
             case "notice" if event.notice.kind == NOTICE_KIND_ESCALATED:
                 # Nothing of the first model's answer was sent: requests of this API do not set accept_replace.
@@ -124,7 +137,9 @@ class Chunks:
 
     def _chunk(self, index: int, parts: dict[str, Any], finish: str | None = None) -> bytes:
         chunk = self._frame([choice(index, parts, finish)])
-        return sse({**chunk, "usage": None} if self._include_usage else chunk)
+        if self._include_usage:
+            chunk["usage"] = None if self._so_far is None else usage_of(self._so_far)
+        return sse(chunk)
 
     def _frame(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {

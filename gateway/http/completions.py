@@ -47,8 +47,11 @@ class Completions:
         await call.answer(200, whole_body, headers)
 
     async def _stream(self, call: HttpCall, asked: GenerateCall) -> None:
-        created = int(time.time())
-        chunks = Chunks(self._shape, created, self._ends, include_usage=asked.include_usage)
+        chunks = Chunks(
+            *(self._shape, int(time.time()), self._ends),
+            include_usage=asked.include_usage,
+            continuous_usage=asked.continuous_usage,
+        )
 
         # The head is sent with the first text: an error before it has a status of its own.
         async def write(event: GenerateResponse) -> None:

@@ -24,12 +24,14 @@ class GenerateCall:
     Attributes:
         streams: the answer is to be sent as server-sent events.
         include_usage: the last of them has the usage.
+        continuous_usage: the others have it too, as far as they go (vLLM).
         timeout_s: seconds that the caller gives it; None: the gateway's default.
     """
 
     request: GenerateRequest
     streams: bool
     include_usage: bool
+    continuous_usage: bool
     timeout_s: float | None
 
 
@@ -74,13 +76,14 @@ def generate_call(url: str, body: dict[str, Any], headers: Mapping[str, str]) ->
     """
     asked = dict(body)
     try:
-        streams, include_usage = _streaming(asked)
+        streams, options = _streaming(asked)
         request = request_of_body(url, asked, GenerateRequest())
     except BadField as error:
         raise _refused(error) from None
     header_fields.apply(headers, request)
     timeout_s = header_fields.timeout_s(headers, streams=streams)
-    return GenerateCall(request, streams, include_usage, timeout_s)
+    usage = bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))
+    return GenerateCall(request, streams, *usage, timeout_s)
 
 
 def field_name(path: str) -> str:
@@ -92,6 +95,8 @@ def field_name(path: str) -> str:
     if path == "audio.data":
         return "file"
     path = path.removeprefix("audio.")
+    if path.startswith("tools[") and ".function." not in path:
+        path = path.replace(".", ".function.", 1)
     return path.removeprefix("sampling.").removeprefix("chat.").removeprefix("metadata.")
 
 
@@ -100,20 +105,22 @@ def _refused(error: BadField) -> InvalidRequest:
     return InvalidRequest.of(field, description)
 
 
-def _streaming(body: dict[str, Any]) -> tuple[bool, bool]:
+def _streaming(body: dict[str, Any]) -> tuple[bool, Mapping[str, Any]]:
     """Takes ``stream`` and ``stream_options`` out of ``body``."""
     streams, options = body.pop("stream", None) or False, body.pop("stream_options", None)
     if not isinstance(streams, bool):
         raise BadField("stream: is not true or false")
     if options is None:
-        return streams, False
+        return streams, {}
     if not streams:
         raise BadField("stream_options: needs stream: true")
     if not isinstance(options, dict):
         raise BadField("stream_options: is no object")
     for name, value in options.items():
-        if name == "include_usage" and isinstance(value, bool):
+        if name in ("include_usage", "continuous_usage_stats") and isinstance(value, bool):
             continue
         if name != "include_obfuscation" or value:
             raise BadField(f"stream_options.{name}: is not served, or not true or false")
-    return streams, bool(options.get("include_usage"))
+    if options.get("continuous_usage_stats") and not options.get("include_usage"):
+        raise BadField("stream_options.continuous_usage_stats: needs include_usage: true")
+    return streams, options

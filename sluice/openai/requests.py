@@ -40,6 +40,7 @@ _NO_EFFECT: Final[Mapping[str, Any]] = {
     "service_tier": "auto",
     "modalities": ["text"],
     "parallel_tool_calls": True,
+    "ignore_eos": False,
 }
 """Fields of OpenAI's body that may stand there with the value that changes nothing."""
 
@@ -151,6 +152,8 @@ def _plain_of(body: Mapping[str, Any]) -> dict[str, Any]:
     most = plain.pop("max_completion_tokens", None)
     if most is not None and plain.setdefault("max_tokens", most) != most:
         raise BadField("max_completion_tokens: differs from max_tokens; leave that out")
+    if plain.pop("ignore_eos", None) is not None:
+        plain["min_tokens"] = _whole_length(body, plain)
     if isinstance(plain.get("stop"), str):
         plain["stop"] = [plain["stop"]]
     if "logprobs" in plain or "top_logprobs" in plain:
@@ -159,6 +162,15 @@ def _plain_of(body: Mapping[str, Any]) -> dict[str, Any]:
         plain["json_schema"] = _schema_of(shape)
     plain["labels"] = _labels_of(plain)
     return plain
+
+
+def _whole_length(body: Mapping[str, Any], plain: Mapping[str, Any]) -> Any:
+    """The length of an answer with ``ignore_eos``, which vLLM has for load generators."""
+    if body["ignore_eos"] is not True:
+        raise BadField("ignore_eos: is not true or false")
+    if "max_tokens" not in plain or "min_tokens" in plain:
+        raise BadField("ignore_eos: needs max_tokens, and no min_tokens")
+    return plain["max_tokens"]
 
 
 def _logprobs_of(plain: dict[str, Any]) -> Any:

@@ -33,6 +33,13 @@ WRONG_BODIES: list[tuple[Any, str | None, str]] = [
     (chat(stream="yes"), "stream", "true or false"),
     (chat(stream_options={}), "stream_options", "needs stream"),
     (chat(stream=True, stream_options={"a": 1}), "stream_options.a", "served"),
+    (
+        chat(stream=True, stream_options={"continuous_usage_stats": True}),
+        "stream_options.continuous_usage_stats",
+        "needs include_usage",
+    ),
+    (chat(ignore_eos=True), "ignore_eos", "needs max_tokens"),
+    (chat(ignore_eos=1, max_tokens=2), "ignore_eos", "true or false"),
     (chat(response_format={"type": "xml"}), "response_format", "json_schema"),
     (
         chat(response_format={"type": "json_schema", "json_schema": {"schema": {"type": 5}}}),
@@ -139,6 +146,16 @@ async def test_a_body_that_is_too_large_is_not_read(http: Wire) -> None:
     reply = await connection.reply()
     assert (reply.status, reply.error["code"]) == (413, "message_too_large")
     connection.close()
+
+
+async def test_a_client_that_sends_100_mb_hears_why(http: Wire, openai: AsyncOpenAI) -> None:
+    """It reads when it has sent all of it."""
+    with pytest.raises(sdk.APIStatusError) as caught:
+        await openai.chat.completions.create(
+            model="small", messages=[{"role": "user", "content": "x" * 100_000_000}]
+        )
+    assert (caught.value.status_code, caught.value.code) == (413, "message_too_large")
+    assert http.gateway.active == 0
 
 
 async def test_a_body_that_does_not_come_is_given_up(

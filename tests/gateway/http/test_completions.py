@@ -231,6 +231,37 @@ async def test_a_client_that_goes_cancels_its_row(http: Wire, streams: bool) -> 
     await http.until(lambda: http.gateway.active == 0)
 
 
+async def test_a_client_that_goes_cancels_the_rows_of_all_its_answers(http: Wire) -> None:
+    connection = await Connection.to(http.http)
+    await connection.send(CHAT, chat(stream=True, n=2))
+    tasks = [await http.batcher.task() for _ in range(2)]
+    await http.batcher.send(tasks[0], frame(0, http.tokens("hello")))
+    await connection.head()
+    connection.close()
+    for task in tasks:
+        await http.batcher.cancelled(task)
+    await http.until(lambda: http.gateway.active == 0)
+
+
+async def test_load_generators_get_answers_of_one_length_and_usage_in_each_chunk(
+    http: Wire,
+) -> None:
+    """As guidellm asks."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = chat(stream=True, stream_options=options, max_completion_tokens=9, ignore_eos=True)
+    asking = asyncio.ensure_future(ask(http.http, body={**body, "stop": None}))
+    task = await http.batcher.task()
+    assert (task.sampling.max_tokens, task.sampling.min_tokens) == (9, 9)
+    tokens = http.tokens("hello world")
+    await http.batcher.send(task, frame(0, tokens[:1]))
+    await http.batcher.send(task, last(1, tokens[1:]))
+    *chunks, end = events_in((await asking).body)
+    used = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert (used, end) == (sorted(used), "[DONE]")
+    assert {1, len(tokens)} <= set(used)
+    assert all(chunk["usage"]["prompt_tokens"] == len(task.prompt_token_ids) for chunk in chunks)
+
+
 @pytest.mark.parametrize(
     ("limit", "code"),
     [({"reader_buffer_tokens": 64}, "reader_too_slow"), ({"default_timeout_s": 1.0}, "deadline")],

@@ -163,6 +163,16 @@ async def test_logit_bias(http: Wire, openai: AsyncOpenAI) -> None:
             {"tools": [{"type": "function", "function": {**FUNCTION, "strict": 1}}]},
             "tools[0].function.strict",
         ),
+        *(
+            ({"tools": [{"type": "function", "function": {"name": "f", **broken}}]}, named)
+            for broken, named in (
+                ({"parameters": "{}"}, "tools[0].function.parameters"),
+                ({"parameters": {"type": "string"}}, "tools[0].function.parameters"),
+                ({"parameters": {"x": "y" * 70_000}}, "tools[0].function.parameters"),
+                ({"parameters": {"not": {}}, "strict": True}, "tools[0].function.parameters"),
+                ({"name": "a b"}, "tools[0].function.name"),
+            )
+        ),
         ({"tools": [WEATHER], "tool_choice": "some"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [WEATHER], "n": 17}, "n"),
