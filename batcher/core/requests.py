@@ -137,8 +137,8 @@ class Requests:
 
     def cancel(self, rows: Iterable[frame_pb2.RowRef], now: float) -> bool:
         """Nobody waits for these rows any more; whether one of them was held."""
-        held = [row for ref in rows if (row := self._up_to(ref)) is not None]
-        for row in held:
+        held = {row.request_id: row for ref in rows if (row := self._up_to(ref)) is not None}
+        for row in held.values():
             if row.state is not RowState.ENDED:
                 row.final = frame_pb2.Final(end=frame_pb2.ROW_END_CANCELLED)
             self._close(row, now)

@@ -356,6 +356,13 @@ def test_cancel_of_a_waiting_row_never_reaches_a_worker(desk: Desk) -> None:
     assert len(desk.requests) == 0
 
 
+def test_a_cancel_that_names_a_row_twice_cancels_it_once(desk: Desk) -> None:
+    desk.run("r")
+    desk.cancel("r", "r")
+    assert desk.advance().cancels == [Cancelled(WORKER, "r", 0)]
+    assert "r" not in desk.requests
+
+
 def test_cancel_of_a_running_row_reaches_its_worker_at_once(desk: Desk) -> None:
     desk.run("r")
     desk.step("r", 0, 3)
