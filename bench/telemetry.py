@@ -66,10 +66,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--runs", type=run_count, default=MIN_RUNS)
     parser.add_argument("--seconds", type=float, default=20.0, help="of a run of a whole mesh")
-    parser.add_argument("part", nargs="*", choices=("mesh", "parts"), default=["mesh", "parts"])
+    parser.add_argument("part", nargs="*", choices=("mesh", "parts", []), default=[])
     options = parser.parse_args()
-    found = asyncio.run(figures(options.runs)) if "parts" in options.part else []
-    if "mesh" in options.part:
+    parts = options.part or ("mesh", "parts")
+    found = asyncio.run(figures(options.runs)) if "parts" in parts else []
+    if "mesh" in parts:
         found += uvloop.run(telemetry_cost(options.runs, options.seconds))
     emit(found, options.json)
 
