@@ -154,5 +154,7 @@ def _logprobs(entry: TokenLogprobs) -> frame_pb2.Logprobs:
     return frame_pb2.Logprobs(
         logprob=entry.logprob,
         top_token_ids=[token_id for token_id, _ in entry.top],
-        top_logprobs=[logprob for _, logprob in entry.top],
+        top_texts=[text for text, _ in entry.top_texts],
+        top_logprobs=[logprob for _, logprob in entry.top or entry.top_texts],
+        text=entry.text,
     )

@@ -40,16 +40,17 @@ class FilteredTokens:
         self._waiting: deque[tuple[Token, int, int]] = deque()
         """Tokens with the range of their text."""
         self._partial: list[Token] = []
-        """Tokens of a character that is not complete."""
+        """Tokens of a character, or of another server's token, that is not complete."""
+        self._partial_chars = 0
         self._end = 0
 
     def push(self, token: Token, text: str) -> str:
         """Adds ``token``, which completed ``text``; returns the text that may be shown."""
         self._partial.append(token)
-        if not text:
-            return ""
-        self._complete(text)
-        return self.output.push(text)
+        self._partial_chars += len(text)
+        if text and not _goes_on(token):
+            self._complete()
+        return self.output.push(text) if text else ""
 
     def finish(self, text: str, *, truncated: bool) -> str:
         """Adds the last ``text``, which no token completed; returns the rest that may be shown."""
@@ -57,7 +58,8 @@ class FilteredTokens:
 
     def end(self, text: str) -> str:
         """Adds the last ``text``; returns what of it may be shown already."""
-        self._complete(text)
+        self._partial_chars += len(text)
+        self._complete()
         shown = self.output.push(text)
         if self.output.windows is not None:
             self.output.windows.end()
@@ -72,11 +74,18 @@ class FilteredTokens:
             released.append(_HIDDEN if self.output.hides(start, end) else token)
         return released
 
-    def _complete(self, text: str) -> None:
-        start, self._end = self._end, self._end + len(text)
+    def _complete(self) -> None:
+        start, self._end = self._end, self._end + self._partial_chars
         for token in self._partial:
             self._waiting.append((token, start, self._end))
         self._partial.clear()
+        self._partial_chars = 0
+
+
+def _goes_on(token: Token) -> bool:
+    """Whether the text of another server's token, which shows all of it at its end, goes on behind this one of ours."""
+    logprobs = token[1]
+    return logprobs is not None and logprobs.HasField("text") and not logprobs.text
 
 
 class VisibleTokens:
@@ -270,6 +279,12 @@ class Transcript:
             self.visible.append(token_id, text, public)
 
     def _public(self, token_id: int, logprobs: Logprobs, alternatives: int) -> TokenLogprobs:
+        if logprobs.HasField("text"):
+            named = zip(logprobs.top_texts, logprobs.top_logprobs, strict=False)
+            top = [TokenLogprob(text=text, logprob=value) for text, value in named]
+            return TokenLogprobs(
+                logprob=logprobs.logprob, text=logprobs.text, top=top[:alternatives]
+            )
         pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=False)
         return TokenLogprobs(
             logprob=logprobs.logprob,

@@ -106,11 +106,16 @@ class RowSpec:
 class TokenLogprobs:
     """Natural log-probabilities at one position, after temperature and penalties, before top-k and top-p.
 
-    ``top`` holds (token, log-probability), most probable first.
+    Attributes:
+        top: (token, log-probability), most probable first.
+        text: of a server whose tokens are not ours: that of its token, which ends here; empty: it ends later.
+        top_texts: the same as ``top`` of such a server, by text.
     """
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    text: str | None = None
+    top_texts: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

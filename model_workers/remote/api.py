@@ -40,6 +40,15 @@ class ServerUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerToken:
+    """A token of a chat: its text as bytes, its log-probability, and the most probable ones by text."""
+
+    data: bytes
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """What an event says: text, pieces of tool calls or token ids, as the API of the server is; the end, or both."""
 
@@ -48,6 +57,7 @@ class Chunk:
     calls: Sequence[Mapping[str, Any]] = ()
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+    server_tokens: tuple[ServerToken, ...] = ()
     end: RowEnd | None = None
     usage: ServerUsage | None = None
 
@@ -155,7 +165,7 @@ class ServerApi:
             "seed": sampling.seed % SEED_MAX if sampling.temperature else None,
             "stream_options": {"include_usage": True},
             "logit_bias": {str(token): bias for token, bias in sampling.logit_bias} or None,
-            "logprobs": sampling.top_logprobs if sampling.logprobs else None,
+            "logprobs": self._alternatives(sampling),
             "min_tokens": max(0, sampling.min_tokens - produced) or None,
             "stop_token_ids": sorted(sampling.stop_token_ids) or None,
             "json_schema": _response_format(sampling.json_schema),
@@ -165,8 +175,15 @@ class ServerApi:
         asked = {key: value for key, value in values.items() if value is not None}
         body = {name: asked[key] for key, name in names.items() if key in asked}
         if names.get("logprobs") in body:
-            body["return_tokens_as_token_ids"] = True
+            of_api = {"top_logprobs": sampling.top_logprobs}
+            body |= of_api if self.settings.api == "chat" else {"return_tokens_as_token_ids": True}
         return body
+
+    def _alternatives(self, sampling: Sampling) -> int | None:
+        """Of a chat whether there are some: their number has a name of its own."""
+        if not sampling.logprobs:
+            return None
+        return True if self.settings.api == "chat" else sampling.top_logprobs
 
     def _max_tokens(self, spec: RowSpec, produced: int) -> int | None:
         """None: what the context has room for, which a server with other tokens than ours counts better."""
@@ -189,7 +206,8 @@ class ServerApi:
         said = _text(delta.get("content")) + _text(delta.get("refusal"))
         # DeepSeek's name, SGLang's and the older one of vLLM; vLLM's present one.
         reasoning = _text(delta.get("reasoning_content") or delta.get("reasoning"))
-        return Chunk(reasoning, said, delta.get("tool_calls") or ())
+        tokens = _server_tokens(choice.get("logprobs"))
+        return Chunk(reasoning, said, delta.get("tool_calls") or (), server_tokens=tokens)
 
 
 def conversation_of(prompt: Sequence[int], tokens: TextTokens) -> dict[str, Any]:
@@ -244,6 +262,26 @@ def _usage(said: Mapping[str, Any] | None) -> ServerUsage | None:
     return ServerUsage(
         int(said["prompt_tokens"]), int(said.get("completion_tokens") or 0), int(cached)
     )
+
+
+def _server_tokens(said: Mapping[str, Any] | None) -> tuple[ServerToken, ...]:
+    """Of a chat; a refusal has none of its own."""
+    return tuple(
+        ServerToken(
+            _bytes_of(one),
+            float(one["logprob"]),
+            tuple(
+                (str(top["token"]), float(top["logprob"])) for top in one.get("top_logprobs") or ()
+            ),
+        )
+        for one in (said or {}).get("content") or ()
+    )
+
+
+def _bytes_of(token: Mapping[str, Any]) -> bytes:
+    """Not every server says the bytes, which a token that is no whole character needs."""
+    given = token.get("bytes")
+    return str(token["token"]).encode() if given is None else bytes(given)
 
 
 def _logprobs(said: Mapping[str, Any] | None) -> tuple[TokenLogprobs, ...]:

@@ -23,8 +23,9 @@ from model_workers.remote.api import DONE, Chunk, EventReader, ServerApi, Server
 from model_workers.remote.faults import Retry, ServerFault, fault_of_status
 from model_workers.remote.key import read_key
 from model_workers.remote.limits import Gate, retry_after_s
+from model_workers.remote.logprobs import NO_LOGPROBS, pieces_of
 from model_workers.remote.tool_calls import CallText
-from sluice.errors import EngineFailed, ModelUnavailable, Overloaded, SetupError
+from sluice.errors import EngineFailed, InvalidRequest, ModelUnavailable, Overloaded, SetupError
 from sluice.wire.text_tokens import REASONING, REASONING_END, TextTokens, without_marks
 
 log = logging.getLogger(__name__)
@@ -93,7 +94,8 @@ class ServerClient:
         tries = 0
         while True:
             await self._until_open(spec.deadline)
-            reading = _Reading(self._api.tokens, self._api.known_text(spec), emit)
+            known, wanted = self._api.known_text(spec), spec.sampling.logprobs
+            reading = _Reading(self._api.tokens, known, emit, with_logprobs=wanted)
             try:
                 return await self._ask(spec, reading)
             except ServerFault as fault:
@@ -232,7 +234,9 @@ class _Reading:
         emitted: whether there were tokens.
     """
 
-    def __init__(self, tokens: TextTokens | None, known: str, emit: Emit) -> None:
+    def __init__(
+        self, tokens: TextTokens | None, known: str, emit: Emit, *, with_logprobs: bool
+    ) -> None:
         """``known``: what the caller has of the text, which the server says again."""
         self.emitted = False
         self._tokens = tokens
@@ -240,21 +244,46 @@ class _Reading:
         self._end: RowEnd | None = None
         self._usage: ServerUsage | None = None
         self._known = known
+        self._with_logprobs = with_logprobs
         self._reasons = False
         """Whether what was said last is reasoning."""
         self._calls = CallText()
 
     def take(self, chunk: Chunk) -> None:
-        """What the server said next."""
-        token_ids = chunk.token_ids
+        """What the server said next.
+
+        Raises:
+            ServerFault: it is not what was asked for, or not what it said before.
+        """
+        token_ids, logprobs = chunk.token_ids, chunk.logprobs
         if said := self._text(chunk):
-            assert self._tokens is not None, "text needs them"
-            token_ids = tuple(self._tokens.encode(self._unknown(said)))
+            token_ids, logprobs = self._as_tokens(said, chunk)
         if token_ids:
             self.emitted = True
-            self._emit(token_ids, chunk.logprobs)
+            self._emit(token_ids, logprobs)
         self._end = chunk.end or self._end
         self._usage = chunk.usage or self._usage
+
+    def _as_tokens(
+        self, said: str, chunk: Chunk
+    ) -> tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]:
+        assert self._tokens is not None, "text needs them"
+        if not self._with_logprobs:
+            return tuple(self._tokens.encode(self._unknown(said))), ()
+        if chunk.text and not chunk.server_tokens and not self.emitted:
+            raise ServerFault(
+                "the server gives no log-probabilities: leave them out, or set "
+                "parameters.logprobs of the model to null",
+                InvalidRequest,
+                Retry.NEVER,
+            )
+        token_ids: list[int] = []
+        logprobs: list[TokenLogprobs] = []
+        for text, entry in pieces_of(said, chunk.server_tokens):
+            own = self._tokens.encode(self._unknown(text))
+            token_ids += own
+            logprobs += [*[NO_LOGPROBS] * (len(own) - 1), entry][-len(own) :] if own else []
+        return tuple(token_ids), tuple(logprobs)
 
     def answered(self) -> Answered:
         """How the answer ended.

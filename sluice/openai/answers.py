@@ -163,6 +163,7 @@ def _chat_logprobs(entries: Sequence[TokenLogprobs]) -> Json | None:
             "top_logprobs": [_token(one.text, one.logprob) for one in entry.top],
         }
         for entry in entries
+        if entry.text
     ]
     return {"content": content, "refusal": None}
 
@@ -176,7 +177,7 @@ def _token(text: str, logprob: float) -> Json:
 def _text_logprobs(entries: Sequence[TokenLogprobs], offset: int) -> Json | None:
     if not entries:
         return None
-    offsets = []
+    entries, offsets = [entry for entry in entries if entry.text], []
     for entry in entries:
         offsets.append(offset)
         offset += len(entry.text)

@@ -137,8 +137,10 @@ class ModelSettings(Section):
 
     @property
     def gives_logprobs(self) -> bool:
-        """Whether log-probabilities of its tokens can be had."""
-        return self.server is None or "logprobs" in self.server.names
+        """Whether each of its tokens can have a log-probability: tokens of chats are not ours."""
+        if self.server is None:
+            return True
+        return self.server.api == "tokens" and "logprobs" in self.server.names
 
     @field_validator("triton_url")
     @classmethod

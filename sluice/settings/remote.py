@@ -48,10 +48,11 @@ _VLLM: Final[Mapping[Parameter, str]] = {
     "logprobs": "logprobs",
     "regex": "structured_outputs",
 }
+_CHAT: Final[Mapping[Parameter, str]] = {**_OPENAI, "logprobs": "logprobs"}
 _DEFAULTS: Final[Mapping[str, Mapping[Parameter, str]]] = {
     "tokens": _VLLM,
     "completions": _OPENAI,
-    "chat": _OPENAI,
+    "chat": _CHAT,
 }
 
 
@@ -96,10 +97,8 @@ class ServerSettings(Section):
     def _can_work(self) -> Self:
         if self.api_key_env and self.api_key_file:
             raise ValueError("api_key_file: leave it out, or api_key_env")
-        if self.api != "tokens" and self.parameters.get("logprobs"):
-            raise ValueError(
-                "parameters.logprobs: only the api tokens says which tokens they are of"
-            )
+        if self.api == "completions" and self.parameters.get("logprobs"):
+            raise ValueError("parameters.logprobs: only the api tokens and chat have them")
         for parameter in ("stop_token_ids", "logit_bias"):
             if self.api == "chat" and self.parameters.get(parameter):
                 raise ValueError(f"parameters.{parameter}: the api chat has no token ids")

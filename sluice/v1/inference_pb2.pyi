@@ -1112,7 +1112,10 @@ class TokenLogprobs(_message.Message):
     logprob: _builtins.float
     """Of the drawn token."""
     text: _builtins.str
-    """Text of the drawn token, replacement characters where it is not whole characters."""
+    """Text of the drawn token, replacement characters where it is not whole characters. Of somebody else's server whose
+    tokens are not those of token_ids: of the server's token, with the last of token_ids in it; empty with the others,
+    whose logprob is 0.
+    """
     @_builtins.property
     def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """The most probable tokens, most probable first."""
@@ -1142,7 +1145,7 @@ class TokenLogprob(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROB_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
-    """The token."""
+    """The token; 0 of a server whose tokens are not those of token_ids."""
     text: _builtins.str
     """Its text, replacement characters where it is not whole characters."""
     logprob: _builtins.float

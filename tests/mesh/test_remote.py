@@ -144,6 +144,14 @@ async def test_tools_reach_the_server_and_its_calls_the_caller(
     assert server.requests[-1]["messages"][2]["tool_call_id"] == call["id"]
 
 
+async def test_log_probabilities_of_a_chat(client: AsyncClient) -> None:
+    answer = await client.generate(QUESTION, model="chat", max_tokens=5, logprobs=1).answer()
+    shown = [entry for entry in answer.logprobs if entry.text]
+    assert "".join(entry.text for entry in shown) == answer.text == words(5)
+    assert len(answer.logprobs) == len(answer.token_ids)
+    assert [top.text for top in shown[0].top] == ["t0"]
+
+
 async def test_reasoning_comes_apart_from_the_answer(client: AsyncClient) -> None:
     answer = await client.generate("think", model="chat").answer()
     assert (answer.reasoning, answer.text) == ("Hm, 7? Or not?", "It is\ufffd odd. Yes.")

@@ -232,7 +232,14 @@ def test_a_key_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         ({"server": {"url": "http://h", "model": "m", "parameters": {"x": "y"}}}, "parameters.x"),
         ({"devices": [0]}, "leave out draft, devices"),
         (
-            {"server": {"url": "http://h", "model": "m", "parameters": {"logprobs": "l"}}},
+            {
+                "server": {
+                    "url": "http://h",
+                    "model": "m",
+                    "api": "completions",
+                    "parameters": {"logprobs": "l"},
+                }
+            },
             "only the api tokens",
         ),
     ],

@@ -158,6 +158,22 @@ def call_piece(piece: tuple[int, str, str]) -> dict[str, Any]:
     return {"delta": {"tool_calls": [{"index": index, "function": function}]}}
 
 
+def tokens_of(delta: Mapping[str, Any], alternatives: int) -> list[dict[str, Any]]:
+    """The tokens of a piece, by bytes: two, the second of which may begin inside a character."""
+    data = str(delta.get("content") or delta.get("reasoning_content") or "").encode()
+    parts = [part for part in (data[:2], data[2:]) if part]
+    top = [{"token": f"t{n}", "logprob": -1.0 - n} for n in range(alternatives)]
+    return [
+        {
+            "token": part.decode(errors="replace"),
+            "bytes": list(part),
+            "logprob": -0.25,
+            "top_logprobs": top,
+        }
+        for part in parts
+    ]
+
+
 def _events(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     count = body.get("max_tokens", 12)
     choices: list[dict[str, Any]]
@@ -176,6 +192,9 @@ def _events(body: Mapping[str, Any]) -> list[dict[str, Any]]:
         if "delta" not in choices[-1] or "content" in choices[-1]["delta"]
         else "tool_calls"
     )
+    if body.get("logprobs") is True and "mute" not in body["messages"][-1]["content"]:
+        for choice in choices:
+            choice["logprobs"] = {"content": tokens_of(choice["delta"], body["top_logprobs"])}
     choices.append({"delta": {}, "text": "", "finish_reason": end})
     usage = {
         "prompt_tokens": 5,

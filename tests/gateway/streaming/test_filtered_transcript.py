@@ -261,3 +261,24 @@ def test_a_resume_under_another_policy_is_refused() -> None:
     shorter = transcript("redact", held=[*held, 1])
     shorter.close()
     assert shorter.visible.contradicted
+
+
+def test_a_token_of_another_server_is_shown_whole_or_not_at_all() -> None:
+    """Its text stands with the last of our tokens, and must not tell what they hide."""
+    made = transcript("redact")
+    for text in ("Ask ", f"{KEY[:7]}", f"{KEY[7:]} no", " more."):
+        *begun, last = ids(text)
+        for token in begun:
+            made.append(token, Logprobs(text=""))
+        alternatives = {"top_texts": [text, "x"], "top_logprobs": [-1.0, -2.0]}
+        made.append(last, Logprobs(text=text, logprob=-1.0, **alternatives))
+    made.close()
+    delta = made.visible.delta(0, True)
+    assert delta is not None
+    assert text_of(made) == "Ask <AWS_ACCESS_KEY_1> no more."
+    assert [(one.text, one.logprob) for one in delta.logprobs if one.text] == [
+        ("Ask ", -1.0),
+        (" more.", -1.0),
+    ]
+    assert [top.text for top in delta.logprobs[-1].top] == [" more."]
+    assert not any(one.top for one in delta.logprobs if not one.text)

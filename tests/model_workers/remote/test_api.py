@@ -9,8 +9,9 @@ import pytest
 
 from gateway.models.tokenizer import ChatTemplate, ModelTokenizer
 from model_workers.engine.protocol import RowEnd, Sampling
-from model_workers.remote.api import EVENT_BYTES_MAX, EventReader, ServerApi
+from model_workers.remote.api import EVENT_BYTES_MAX, EventReader, ServerApi, ServerToken
 from model_workers.remote.faults import Retry, ServerFault, fault_of_status
+from model_workers.remote.logprobs import pieces_of
 from model_workers.remote.tool_calls import CallText
 from sluice.errors import InvalidRequest, ModelUnavailable, Overloaded
 from sluice.settings import resolve_model_path
@@ -57,6 +58,38 @@ def test_what_an_event_says(kind: str, choice: Any, said: Any) -> None:
     chunk = api(kind).chunk(json.dumps({"choices": [choice]}))
     assert (chunk.text, chunk.token_ids) == said
     assert chunk.end is None
+
+
+def entry(data: bytes, logprob: float = -1.0) -> ServerToken:
+    return ServerToken(data, logprob, (("x", -2.0),))
+
+
+@pytest.mark.parametrize(
+    ("said", "tokens", "pieces"),
+    [
+        ("ab", [entry(b"a"), entry(b"b")], [("a", -1.0, 1), ("b", -1.0, 1)]),
+        ("é!", [entry(b"\xc3"), entry(b"\xa9"), entry(b"!")], [("é", -2.0, 0), ("!", -1.0, 1)]),
+        ("\x0eab", [entry(b"ab")], [("\x0e", None, 0), ("ab", -1.0, 1)]),
+        ("ab", [entry(b"ab"), entry(b"<|im_end|>", -9.0)], [("ab", -1.0, 1)]),
+        ("ab", [entry(b"a"), entry(b"x")], [("ab", -2.0, 0)]),
+        ("ab", [], [("ab", None, 0)]),
+        ("\x0f", [], [("\x0f", None, 0)]),
+    ],
+    ids=["each", "half characters", "behind a mark", "an end", "other text", "none", "a mark"],
+)
+def test_pieces_by_tokens_of_the_server(said: str, tokens: Any, pieces: Any) -> None:
+    found = [
+        (text, one.logprob if one.text else None, len(one.top_texts))
+        for text, one in pieces_of(said, tokens)
+    ]
+    assert found == pieces
+
+
+def test_tokens_without_bytes() -> None:
+    said = {"content": [{"token": "é", "logprob": -0.5, "top_logprobs": []}]}
+    choice = {"delta": {"content": "é"}, "logprobs": said}
+    chunk = api("chat").chunk(json.dumps({"choices": [choice]}))
+    assert chunk.server_tokens == (ServerToken("é".encode(), -0.5),)
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
@@ -165,7 +198,8 @@ def test_sampling_parameters_have_the_names_of_the_server() -> None:
     named = {"max_tokens": "max_completion_tokens", "seed": None, "top_k": "k"}
     renamed = api("chat", parameters=named).body(row_spec("r", [TOKENS.encode("hi")[0]], sampling))
     assert (renamed["max_completion_tokens"], renamed["k"]) == (10, 7)
-    assert not {"seed", "max_tokens", "logprobs", "stop_token_ids"} & renamed.keys()
+    assert (renamed["logprobs"], renamed["top_logprobs"]) == (True, 2)
+    assert not {"seed", "max_tokens", "stop_token_ids"} & renamed.keys()
 
 
 def test_an_answer_up_to_the_end_of_the_context_is_left_to_the_server() -> None:

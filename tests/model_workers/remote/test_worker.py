@@ -198,6 +198,29 @@ async def test_reasoning_is_marked_and_known_again(server: OpenAIServer) -> None
         assert marked[:12] + tokens.decode(channel.tokens("again")) == marked
 
 
+async def test_log_probabilities_are_those_of_the_servers_tokens(server: OpenAIServer) -> None:
+    async with running(server, "chat") as channel:
+        for name, text in (("r", "hi"), ("mute", "mute")):
+            row = wire_row(name, prompt=conversation(channel, text), max_tokens=4)
+            row.task.sampling.logprobs, row.task.sampling.top_logprobs = True, 2
+            await channel.send(batch([row]))
+            await channel.ended(name)
+        assert (server.requests[0]["logprobs"], server.requests[0]["top_logprobs"]) == (True, 2)
+        entries = [one for f in channel.frames if f.request_id == "r" for one in f.logprobs]
+        assert len(entries) == len(channel.tokens())
+        assert all(one.HasField("text") for one in entries)
+        assert "".join(one.text for one in entries) == channel.text() == words(4)
+        shown = [one for one in entries if one.text]
+        assert all(one.logprob == 0 for one in entries if not one.text)
+        # A token that ends inside a character is counted with the next.
+        sent = sum(min(2, len(w.encode())) for w in answer_words([{"content": "hi"}], 4))
+        assert sum(one.logprob for one in entries) == pytest.approx(-0.25 * sent)
+        assert {tuple(one.top_texts) for one in shown} == {("t0", "t1"), ()}
+        final = await channel.ended("mute")
+        assert (final.end, final.error.reason) == (frame_pb2.ROW_END_FAILED, "REQUEST_INVALID")
+        assert "parameters.logprobs" in final.error.message
+
+
 async def test_another_answer_than_the_caller_has_begun_to_read_fails(server: OpenAIServer) -> None:
     async with running(server, "chat") as channel:
         tokens = channel.engine.client._api.tokens
