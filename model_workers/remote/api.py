@@ -17,6 +17,9 @@ EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
 SEED_MAX: Final = 2**31
 """Some servers keep seeds in 32 bits."""
 DONE: Final = "[DONE]"
+TOKEN_CHARS_MAX: Final = 256
+"""Longest text of a token with log-probabilities; it travels with each."""
+ALTERNATIVES_MAX: Final = 20
 
 _ENDS: Final[Mapping[str, RowEnd]] = {"length": RowEnd.LENGTH, "max_tokens": RowEnd.LENGTH}
 _PLAIN: Final = (
@@ -271,7 +274,8 @@ def _server_tokens(said: Mapping[str, Any] | None) -> tuple[ServerToken, ...]:
             _bytes_of(one),
             float(one["logprob"]),
             tuple(
-                (str(top["token"]), float(top["logprob"])) for top in one.get("top_logprobs") or ()
+                (str(top["token"])[:TOKEN_CHARS_MAX], float(top["logprob"]))
+                for top in (one.get("top_logprobs") or ())[:ALTERNATIVES_MAX]
             ),
         )
         for one in (said or {}).get("content") or ()

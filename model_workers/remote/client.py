@@ -245,6 +245,7 @@ class _Reading:
         self._usage: ServerUsage | None = None
         self._known = known
         self._with_logprobs = with_logprobs
+        self._has_logprobs = False
         self._reasons = False
         """Whether what was said last is reasoning."""
         self._calls = CallText()
@@ -270,7 +271,8 @@ class _Reading:
         assert self._tokens is not None, "text needs them"
         if not self._with_logprobs:
             return tuple(self._tokens.encode(self._unknown(said))), ()
-        if chunk.text and not chunk.server_tokens and not self.emitted:
+        self._has_logprobs |= bool(chunk.server_tokens)
+        if chunk.text and not self._has_logprobs:
             raise ServerFault(
                 "the server gives no log-probabilities: leave them out, or set "
                 "parameters.logprobs of the model to null",

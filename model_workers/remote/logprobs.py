@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from model_workers.engine.protocol import TokenLogprobs
-from model_workers.remote.api import ServerToken
+from model_workers.remote.api import TOKEN_CHARS_MAX, ServerToken
 from sluice.wire.text_tokens import REASONING, REASONING_END
 
 NO_LOGPROBS: Final = TokenLogprobs(0.0, text="")
@@ -28,7 +28,8 @@ def pieces_of(said: str, tokens: Sequence[ServerToken]) -> Iterator[tuple[str, T
         yield from pieces
     elif said:
         total = sum(one.logprob for one in tokens)
-        yield said, TokenLogprobs(total, text=said) if tokens else NO_LOGPROBS
+        has_entry = tokens and len(said) <= TOKEN_CHARS_MAX
+        yield said, TokenLogprobs(total, text=said) if has_entry else NO_LOGPROBS
 
 
 def _whole_characters(
@@ -42,7 +43,7 @@ def _whole_characters(
             text = held.decode()
         except UnicodeDecodeError:
             continue
-        if not text or left <= 0:
+        if not text or left <= 0 or len(text) > TOKEN_CHARS_MAX:
             continue
         yield text, TokenLogprobs(total, text=text, top_texts=one.top if alone else ())
         held, total, left = b"", 0.0, left - len(text)

@@ -73,9 +73,19 @@ def entry(data: bytes, logprob: float = -1.0) -> ServerToken:
         ("ab", [entry(b"ab"), entry(b"<|im_end|>", -9.0)], [("ab", -1.0, 1)]),
         ("ab", [entry(b"a"), entry(b"x")], [("ab", -2.0, 0)]),
         ("ab", [], [("ab", None, 0)]),
+        ("x" * 300, [entry(b"x" * 300)], [("x" * 300, None, 0)]),
         ("\x0f", [], [("\x0f", None, 0)]),
     ],
-    ids=["each", "half characters", "behind a mark", "an end", "other text", "none", "a mark"],
+    ids=[
+        "each",
+        "half characters",
+        "behind a mark",
+        "an end",
+        "other text",
+        "none",
+        "too long",
+        "a mark",
+    ],
 )
 def test_pieces_by_tokens_of_the_server(said: str, tokens: Any, pieces: Any) -> None:
     found = [
