@@ -18,7 +18,7 @@ from batcher.drains import Drained, Drains
 from batcher.gateways import Gateways, Reporter
 from batcher.metrics import BatcherMetrics
 from batcher.model_loop import ModelLoop, Process
-from batcher.spans import RowSpans
+from batcher.spans import RowSpans, by_gateway
 from sluice.background import BackgroundTasks
 from sluice.internal.v1 import control_pb2, frame_pb2
 from sluice.settings import ModelSettings, Settings, SettingsError
@@ -40,7 +40,7 @@ RESTART_S: Final = 0.5
 """Pause before a model starts again after a fault of its loop, seconds."""
 
 STAND_IN_S: Final = 2 * EXPORT_DELAY_MS / 1e3
-"""How long after the end of a row its gateway has sent its spans, unless it was killed; seconds."""
+"""How long a gateway may take to export spans that it has sent, unless it is killed; seconds."""
 
 LIVE_KEYS: Final = frozenset(
     f"batcher.{name}"
@@ -161,6 +161,7 @@ class Batcher:
             self._reporter.changed()
         if message.HasField("drains_changed"):
             self._drains.read_now()
+        self._spans.sent(message.spans_sent.spans, time.monotonic())
         for loop in self._loops.values():
             loop.on_cancel(message.cancel.rows)
         unknown = [
@@ -215,8 +216,7 @@ class Batcher:
             await asyncio.sleep(STAND_IN_S)
             ended = self._spans.ended(time.monotonic() - STAND_IN_S)
             if ended:
-                gone = await self._gateways.gone(row.gateway for row in ended)
-                self._spans.stand_in(row for row in ended if row.gateway in gone)
+                self._spans.settle(ended, await self._gateways.ask_sent(by_gateway(ended)))
 
     async def _serve(self, model: ModelSettings) -> None:
         """Runs a model; after a fault it begins anew, and gateways send its rows again."""

@@ -6,7 +6,7 @@ A batcher reports every second, more often while tasks wait, and at once when re
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 import nats.errors
@@ -88,13 +88,14 @@ class Gateways:
         """Tells a gateway which of the rows that it asked about this batcher does not have."""
         await self._publish(gateway, frame_pb2.FrameBundle(batcher=self._batcher, unknown=rows))
 
-    async def gone(self, gateways: Iterable[str]) -> set[str]:
-        """Those of which NATS says that nobody takes their frames."""
-        asked, asked_at = set(gateways), time.monotonic()
-        for gateway in asked:
-            await self._publish(gateway, frame_pb2.FrameBundle(batcher=self._batcher))
+    async def ask_sent(self, spans: Mapping[str, Sequence[int]]) -> set[str]:
+        """Asks gateways which of these spans they have sent; returns those that nobody is any more, as NATS says."""
+        asked_at = time.monotonic()
+        for gateway, ids in spans.items():
+            bundle = frame_pb2.FrameBundle(batcher=self._batcher, ended_spans=ids)
+            await self._publish(gateway, bundle)
         await asyncio.sleep(ABSENT_ANSWER_S)
-        return {one for one in asked if self._absent.get(one, (0.0, 0.0))[1] >= asked_at}
+        return {one for one in spans if self._absent.get(one, (0.0, 0.0))[1] >= asked_at}
 
     async def listen(self, events: GatewayEvents) -> None:
         """Takes messages until the connection closes."""

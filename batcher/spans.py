@@ -4,23 +4,15 @@ They follow the state changes of rows: a row that is sent twice has two queue an
 """
 
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import (
-    Link,
-    Span,
-    SpanContext,
-    SpanKind,
-    StatusCode,
-    Tracer,
-    get_current_span,
-)
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, Tracer
 
 from batcher.core.effects import FormedBatch, Move
 from batcher.core.row import Row, RowState
@@ -48,7 +40,7 @@ _FINISH_REASONS: Mapping[int, str] = {
 
 
 ENDED_MAX: Final = 20_000
-"""Rows that are kept in case their gateway is lost."""
+"""Attempts that are kept in case their gateway is lost."""
 
 
 @dataclass(slots=True)
@@ -59,13 +51,15 @@ class _Spans:
     batch: Span | None = field(default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class EndedRow:
-    """A row that has ended, in case its gateway was lost with the spans above.
+@dataclass(slots=True)
+class EndedAttempt:
+    """An attempt whose rows here have ended, in case its gateway is lost with the spans above.
 
     Attributes:
-        ended_at: monotonic seconds.
-        times_ns: of its task span, Unix nanoseconds.
+        headers: with its context.
+        ended_at: monotonic seconds; once it was sent, when that was known.
+        times_ns: of its task spans, Unix nanoseconds.
+        sent: whether its gateway has sent it.
     """
 
     gateway: str
@@ -73,6 +67,15 @@ class EndedRow:
     ended_at: float
     times_ns: tuple[int, int]
     attributes: Mapping[str, str | int]
+    sent: bool = False
+
+
+def by_gateway(attempts: Mapping[int, EndedAttempt]) -> dict[str, list[int]]:
+    """The ids of the attempts of each gateway."""
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for span_id, attempt in attempts.items():
+        found[attempt.gateway].append(span_id)
+    return found
 
 
 class RowSpans:
@@ -81,7 +84,8 @@ class RowSpans:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._open: dict[Row, _Spans] = {}
-        self._ended: deque[EndedRow] = deque(maxlen=ENDED_MAX)
+        self._ended: dict[int, EndedAttempt] = {}
+        """By the id of their span, the one that ended first before the others."""
 
     def moved(self, move: Move) -> None:
         """Opens and closes the spans of a row's states; its task span hangs under the context in its headers."""
@@ -110,13 +114,13 @@ class RowSpans:
         sender, which outlives a batcher that is killed, and so links lead there; without a traced row there are none.
         """
         members = {row: self._open[row] for row in formed.rows if row in self._open}
-        links = _links_to(members)
+        links = _links_to(spans.task for spans in members.values())
         own = ""
         for row, spans in members.items():
             spans.batch = self._start_batch(spans.context, links, _batch_attributes(formed, row))
             if not own and spans.batch.is_recording():
                 own = row.headers.get(TRACEPARENT, "") or traceparent_of(spans.batch)
-                links = _links_to([row])
+                links = _links_to([spans.task])
         return [own, *(_engine_parent(row, members.get(row)) for row in formed.rows)]
 
     def of_row(self, row: Row) -> SpanContext | None:
@@ -130,24 +134,50 @@ class RowSpans:
         return bool(self._open)
 
     def _keep(self, span: Span, row: Row) -> None:
-        if isinstance(span, ReadableSpan) and span.start_time and span.end_time:
-            times, attributes = (span.start_time, span.end_time), _attempt_attributes(row.task)
-            ended_at = time.monotonic()
-            self._ended.append(EndedRow(row.task.gateway, row.headers, ended_at, times, attributes))
+        sender = _sender_of(span)
+        if sender is None or not (isinstance(span, ReadableSpan) and span.end_time):
+            return
+        if row.final is not None and row.final.end == frame_pb2.ROW_END_RETURNED:
+            return  # another batcher gets it
+        earlier = self._ended.pop(sender.span_id, None)
+        began = (span.start_time or 0) if earlier is None else earlier.times_ns[0]
+        self._ended[sender.span_id] = EndedAttempt(
+            gateway=row.task.gateway,
+            headers=row.headers,
+            ended_at=time.monotonic(),
+            times_ns=(began, span.end_time),
+            attributes=_attempt_attributes(row.task),
+        )
+        if len(self._ended) > ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
 
-    def ended(self, before: float) -> list[EndedRow]:
-        """Rows that ended before a moment, each once."""
-        found = []
-        while self._ended and self._ended[0].ended_at < before:
-            found.append(self._ended.popleft())
-        return found
+    def ended(self, before: float) -> dict[int, EndedAttempt]:
+        """Attempts that ended before a moment, and are not settled."""
+        return {one: ended for one, ended in self._ended.items() if ended.ended_at < before}
 
-    def stand_in(self, rows: Iterable[EndedRow]) -> None:
-        """The gateways of ``rows`` were lost, and their attempt spans with them: sends others in their place."""
-        for row in rows:
-            send_in_place(
-                self._tracer, row.headers, names.SPAN_ATTEMPT, row.times_ns, row.attributes
-            )
+    def sent(self, span_ids: Iterable[int], now: float) -> None:
+        """A gateway has sent these attempts."""
+        for ended in filter(None, map(self._ended.get, span_ids)):
+            if not ended.sent:
+                ended.sent, ended.ended_at = True, now
+
+    def settle(self, attempts: Mapping[int, EndedAttempt], gone: Collection[str]) -> None:
+        """Forgets those of ``attempts`` that were sent; sends others in place of those of gateways that are gone."""
+        running = {sender.span_id for sender in map(_sender_of, self._tasks()) if sender}
+        for span_id, ended in attempts.items():
+            lost = ended.gateway in gone and span_id not in running
+            if (lost or ended.sent) and self._ended.get(span_id) is ended:
+                del self._ended[span_id]
+                if lost:
+                    self._stand_in(ended)
+
+    def _stand_in(self, ended: EndedAttempt) -> None:
+        send_in_place(
+            self._tracer, ended.headers, names.SPAN_ATTEMPT, ended.times_ns, ended.attributes
+        )
+
+    def _tasks(self) -> Iterator[Span]:
+        return (spans.task for spans in self._open.values())
 
     def close(self) -> None:
         """Ends the open spans."""
@@ -189,10 +219,15 @@ def _attempt_attributes(task: task_pb2.Task) -> dict[str, str | int]:
     }
 
 
-def _links_to(rows: Iterable[Row]) -> list[Link]:
-    """To the spans that sent ``rows``, each once."""
-    senders = (get_current_span(context_of(row.headers)).get_span_context() for row in rows)
-    return [Link(one) for one in {one.span_id: one for one in senders if one.is_valid}.values()]
+def _links_to(tasks: Iterable[Span]) -> list[Link]:
+    """To the spans that sent ``tasks``, each once."""
+    senders = {sender.span_id: sender for sender in map(_sender_of, tasks) if sender}
+    return [Link(sender) for sender in senders.values()]
+
+
+def _sender_of(task: Span) -> SpanContext | None:
+    """The span that a task span hangs under."""
+    return task.parent if isinstance(task, ReadableSpan) else None
 
 
 def _engine_parent(row: Row, spans: _Spans | None) -> str:
@@ -234,6 +269,7 @@ def _batch_attributes(formed: FormedBatch, row: Row) -> dict[str, str | int | fl
 def _end_batch(span: Span, move: Move) -> None:
     if move.after is RowState.WAITING:
         span.set_attribute(names.END, "lost")
+        span.set_attribute(names.GEN_AI_OUTPUT_TOKENS, len(move.row.produced))
         span.set_status(StatusCode.ERROR, "the worker was lost, or did not go on with the row")
     else:
         end = end_word(move.row)

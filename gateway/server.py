@@ -6,6 +6,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Final
 
 import grpc
@@ -67,6 +68,7 @@ from sluice.startup import listen_problem, split_address
 from sluice.telemetry.exchange import MetricsExchange
 from sluice.telemetry.names import SERVICE_GATEWAY
 from sluice.telemetry.registry import MetricRegistry
+from sluice.telemetry.tracing import unsent
 from sluice.tls import AUTHORITIES, server_context, server_credentials
 from sluice.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from sluice.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
@@ -123,7 +125,9 @@ class Gateway:
         self._loads = ModelLoadTable()
         dispatch = Dispatch(gateway_id, self._loads, limits.stall_s)
         self.registry = Registry(dispatch, ReplayCache(limits.replay_entries, limits.replay_s))
-        self._transport = NatsTransport(gateway_id, self.registry, self._loads)
+        self._transport = NatsTransport(
+            gateway_id, self.registry, self._loads, partial(unsent, tracer)
+        )
         self.peers = Peers(gateway_id)
         self.policies = Bucket(jetstream.policies_bucket(), settings.nats.replicas)
         self.before_serving: list[Callable[[], Awaitable[None]]] = []

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -21,7 +22,8 @@ from sluice.errors import (
     SluiceError,
     TransportUnavailable,
 )
-from sluice.internal.v1.control_pb2 import Announce, ControlMessage
+from sluice.internal.v1.control_pb2 import Announce, ControlMessage, SpansSent
+from sluice.internal.v1.frame_pb2 import FrameBundle
 from sluice.wire import subjects
 from sluice.wire.codec import (
     MalformedMessage,
@@ -59,8 +61,16 @@ _FULL: Final = frozenset({10023, 10028, 10047, 10077})
 class NatsTransport:
     """Sends for the registry and passes it what arrives. The one user of the NATS connection."""
 
-    def __init__(self, gateway_id: str, registry: Registry, loads: ModelLoadTable) -> None:
+    def __init__(
+        self,
+        gateway_id: str,
+        registry: Registry,
+        loads: ModelLoadTable,
+        unsent: Callable[[int], bool] = lambda _: False,
+    ) -> None:
+        """``unsent``: whether a span of this process has not been sent yet."""
         self.gateway_id = gateway_id
+        self._unsent = unsent
         self._registry = registry
         self._loads = loads
         self._client: Client | None = None
@@ -229,9 +239,18 @@ class NatsTransport:
         except MalformedMessage as error:
             _log.error("NATS: frames are dropped: %s", error)
             return
+        if bundle.ended_spans:
+            self._working.spawn(self._say_sent(bundle))
         if self._registry.take(bundle, time.monotonic()) and not self._taking:
             self._taking = True
             self._working.spawn(self._take_more())
+
+    async def _say_sent(self, bundle: FrameBundle) -> None:
+        """A batcher makes the spans that are lost with this process."""
+        sent = SpansSent(spans=[one for one in bundle.ended_spans if not self._unsent(one)])
+        if sent.spans:
+            message = ControlMessage(gateway=self.gateway_id, spans_sent=sent)
+            await self._send_control(bundle.batcher, message)
 
     async def _take_more(self) -> None:
         """Other work of the loop comes between the pieces."""

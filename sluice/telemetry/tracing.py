@@ -159,7 +159,7 @@ class _CountingProcessor(BatchSpanProcessor):
         self._open: dict[int, list[ReadableSpan]] = {}
         """By the first span of a tree in this process, the ended ones below it."""
         self._first: dict[int, int] = {}
-        """The first span of the tree of each span that is open."""
+        """The first span of the tree of each span that is open or waits for it."""
         delay_ms = float(os.environ.get("OTEL_BSP_SCHEDULE_DELAY", EXPORT_DELAY_MS))
         super().__init__(self._counting, schedule_delay_millis=delay_ms)
 
@@ -175,7 +175,7 @@ class _CountingProcessor(BatchSpanProcessor):
     def on_end(self, span: ReadableSpan) -> None:
         context = span.get_span_context()
         own = 0 if context is None else context.span_id
-        first = self._first.pop(own, own)
+        first = self._first.get(own, own)
         below = self._open.get(first)
         if first == own or below is None:
             self._send(span)
@@ -184,8 +184,14 @@ class _CountingProcessor(BatchSpanProcessor):
         else:
             below.append(span)
 
+    def unsent(self, span_id: int) -> bool:
+        """Whether a span of this process is open, or waits for the first one of its tree."""
+        return span_id in self._first
+
     def _send(self, span: ReadableSpan) -> None:
         context = span.get_span_context()
+        if context is not None:
+            self._first.pop(context.span_id, None)
         if context is None or not (context.trace_flags.sampled or self._is_kept(span)):
             return
         queue = self._batch_processor._queue
@@ -221,6 +227,12 @@ def resource_of(service: str, instance: str = "") -> Resource:
 def tracer(service: str) -> Tracer:
     """The tracer of a process; made from the provider that `start_tracing` set."""
     return trace.get_tracer(service, __version__)
+
+
+def unsent(tracer: Tracer, span_id: int) -> bool:
+    """Whether a span of this process has not been sent yet, and will be."""
+    processors = getattr(getattr(tracer, "span_processor", None), "_span_processors", ())
+    return any(isinstance(one, _CountingProcessor) and one.unsent(span_id) for one in processors)
 
 
 def send_in_place(

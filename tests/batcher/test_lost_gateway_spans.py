@@ -14,6 +14,7 @@ from tests.batcher.worker_double import WorkerDouble, frame
 
 BOUND_S = 20.0
 SPAN = "b7ad6b7169203331"
+LATE = "baad6b7169203331"
 LIVING = "aaad6b7169203331"
 
 
@@ -38,17 +39,20 @@ async def test_a_batcher_sends_the_attempt_of_a_gateway_that_is_gone(
                 await lost.batcher_live()
                 gone = await lost.publish(lost.task(max_tokens=1), headers(SPAN))
                 await lost.taken(gone)
-            living = await gateway.publish(gateway.task(max_tokens=1), headers(LIVING))
-            await worker.until(lambda: sum(len(batch.rows) for batch in worker.batches) == 2)
-            for batch in worker.batches:
-                await worker.admit(batch)
-                await worker.step(*(frame(row, 0, (5,), ROW_END_LENGTH) for row in batch.rows))
-            await gateway.finished(living)
+            async with GatewayDouble.connected(nats_url, "late") as late:
+                await late.batcher_live()
+                ended = await late.publish(late.task(max_tokens=1), headers(LATE))
+                living = await gateway.publish(gateway.task(max_tokens=1), headers(LIVING))
+                await worker.until(lambda: sum(len(batch.rows) for batch in worker.batches) == 3)
+                for batch in worker.batches:
+                    await worker.admit(batch)
+                    await worker.step(*(frame(row, 0, (5,), ROW_END_LENGTH) for row in batch.rows))
+                await gateway.finished(living)
+                await late.finished(ended)
+                # Its call goes on for longer than any export takes.
+                await late.until(lambda: late.asked_spans == [int(LATE, 16)] * 2)
             async with asyncio.timeout(BOUND_S):
-                while not attempts():  # noqa: ASYNC110, an exporter has no event
+                while len(attempts()) < 2:  # noqa: ASYNC110, an exporter has no event
                     await asyncio.sleep(0.05)
-    (attempt,) = attempts()
-    context = attempt.get_span_context()
-    assert context is not None
-    assert f"{context.span_id:016x}" == SPAN
-    assert (attempt.attributes or {})[names.END] == names.GATEWAY_LOST
+    assert {one.get_span_context().span_id for one in attempts()} == {int(SPAN, 16), int(LATE, 16)}
+    assert all((one.attributes or {})[names.END] == names.GATEWAY_LOST for one in attempts())

@@ -13,7 +13,7 @@ from batcher.core.requests import Requests
 from batcher.core.row import Row
 from batcher.core.scheduler.capacity import Capacity
 from batcher.metrics import BatcherMetrics
-from batcher.spans import RowSpans
+from batcher.spans import RowSpans, by_gateway
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
 from sluice.settings.batching import Policy
 from sluice.telemetry import names
@@ -185,12 +185,15 @@ def test_the_attempt_of_a_lost_gateway_is_made_again_under_its_id(scene: Scene) 
     scene.add("a")
     scene.add("b", {"traceparent": f"00-{TRACE}-{PARENT}-00"})
     scene.run("a", "b")
-    assert scene.spans.ended(math.inf) == []
+    assert not scene.spans.ended(math.inf)
     scene.end("a")
     scene.end("b")
-    (ended,) = scene.spans.ended(math.inf)
-    assert (ended.gateway, scene.spans.ended(math.inf)) == ("g", [])
-    scene.spans.stand_in([ended])
+    ended = scene.spans.ended(math.inf)
+    assert by_gateway(ended) == {"g": [int(PARENT, 16)]}
+    scene.spans.settle(ended, ())
+    assert scene.spans.ended(math.inf) == ended
+    scene.spans.settle(ended, {"g"})
+    assert not scene.spans.ended(math.inf)
     (attempt,), (task,) = scene.named(names.SPAN_ATTEMPT), scene.named(names.SPAN_TASK)
     context = attempt.get_span_context()
     assert context is not None
@@ -200,3 +203,28 @@ def test_the_attempt_of_a_lost_gateway_is_made_again_under_its_id(scene: Scene) 
     assert (attempt.start_time, attempt.end_time) == (task.start_time, task.end_time)
     assert attempt.attributes is not None
     assert attempt.attributes[names.END] == names.GATEWAY_LOST
+
+
+def test_an_attempt_is_kept_until_its_gateway_has_sent_it(scene: Scene) -> None:
+    scene.add("a")
+    scene.run("a")
+    scene.end("a")
+    scene.spans.sent([int(PARENT, 16), 7], now=math.inf)
+    assert not scene.spans.ended(1e9)  # it may still be lost on its way
+    scene.spans.sent([int(PARENT, 16)], now=math.inf)
+    scene.spans.settle(scene.spans._ended.copy(), ())
+    assert not scene.spans._ended
+    assert not scene.named(names.SPAN_ATTEMPT)
+
+
+def test_an_attempt_with_several_rows_is_made_once_when_the_last_has_ended(scene: Scene) -> None:
+    for name in ("a", "b"):
+        scene.add(name)
+    scene.run("a", "b")
+    scene.end("a")
+    scene.spans.settle(scene.spans.ended(math.inf), {"g"})
+    assert not scene.named(names.SPAN_ATTEMPT)
+    scene.end("b")
+    scene.spans.settle(scene.spans.ended(math.inf), {"g"})
+    (attempt,), tasks = scene.named(names.SPAN_ATTEMPT), scene.named(names.SPAN_TASK)
+    assert (attempt.start_time, attempt.end_time) == (tasks[0].start_time, tasks[1].end_time)

@@ -136,27 +136,35 @@ async def started(deployed: Deployment) -> AsyncIterator[dict[str, subprocess.Po
     async with AsyncExitStack() as running:
         for name in ("nats", "triton", "batcher", "gateway", "jobs"):
             for needed in deployed.services[name].get("depends_on", {}):
-                await until_healthy(deployed, needed)
-            log = running.enter_context((deployed.folder / f"{name}.log").open("wb"))
-            process = processes[name] = start(deployed, name, log.fileno())
+                await until_healthy(deployed, needed, processes)
+            processes[name] = start(deployed, name)
             # In a thread: what ends sends its last spans to a receiver on this loop.
-            running.push_async_callback(asyncio.to_thread, end, process, STOP_S)
-        await until_healthy(deployed, "gateway")
-        await until_healthy(deployed, "jobs")
+            running.push_async_callback(
+                asyncio.to_thread, lambda name: end(processes[name], STOP_S), name
+            )
+        await until_healthy(deployed, "gateway", processes)
+        await until_healthy(deployed, "jobs", processes)
         yield processes
 
 
-def start(deployed: Deployment, name: str, log: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        deployed.command(name), env=deployed.environment(name), stdout=log, stderr=log
-    )
+def start(deployed: Deployment, name: str) -> subprocess.Popen[bytes]:
+    with (deployed.folder / f"{name}.log").open("ab") as log:
+        return subprocess.Popen(
+            deployed.command(name), env=deployed.environment(name), stdout=log, stderr=log
+        )
 
 
-async def until_healthy(deployed: Deployment, name: str) -> None:
-    give_up_at = time.monotonic() + HEALTHY_S
+async def until_healthy(
+    deployed: Deployment, name: str, processes: dict[str, subprocess.Popen[bytes]]
+) -> None:
+    """As from the restart policy of compose, one that crashes while it starts gets a second try."""
+    give_up_at, tries = time.monotonic() + HEALTHY_S, 2
     while problem := await asyncio.to_thread(deployed.healthy, name):
         log = await asyncio.to_thread((deployed.folder / f"{name}.log").read_text)
-        assert time.monotonic() < give_up_at, f"{name}: {problem}\n{log[-3000:]}"
+        if (processes[name].poll() or 0) < 0 and tries > 1:
+            processes[name], tries = start(deployed, name), tries - 1
+        ended = processes[name].poll() is not None or time.monotonic() >= give_up_at
+        assert not ended, f"{name}: {problem}\n{log[-3000:]}"
         await asyncio.sleep(1.0)  # as an engine does, which asks every two seconds
 
 

@@ -31,6 +31,7 @@ class ControlMessage(_message.Message):
     QUERY_FIELD_NUMBER: _builtins.int
     ANNOUNCE_FIELD_NUMBER: _builtins.int
     DRAINS_CHANGED_FIELD_NUMBER: _builtins.int
+    SPANS_SENT_FIELD_NUMBER: _builtins.int
     GATEWAY_FIELD_NUMBER: _builtins.int
     gateway: _builtins.str
     """The gateway that sends it."""
@@ -50,6 +51,10 @@ class ControlMessage(_message.Message):
     def drains_changed(self) -> Global___DrainsChanged:
         """Workers were drained or put back."""
 
+    @_builtins.property
+    def spans_sent(self) -> Global___SpansSent:
+        """Spans that the gateway has sent."""
+
     def __init__(
         self,
         *,
@@ -57,13 +62,14 @@ class ControlMessage(_message.Message):
         query: Global___RowsQuery | None = ...,
         announce: Global___Announce | None = ...,
         drains_changed: Global___DrainsChanged | None = ...,
+        spans_sent: Global___SpansSent | None = ...,
         gateway: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "cancel", b"cancel", "drains_changed", b"drains_changed", "message", b"message", "query", b"query"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "cancel", b"cancel", "drains_changed", b"drains_changed", "message", b"message", "query", b"query", "spans_sent", b"spans_sent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "cancel", b"cancel", "drains_changed", b"drains_changed", "gateway", b"gateway", "message", b"message", "query", b"query"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "cancel", b"cancel", "drains_changed", b"drains_changed", "gateway", b"gateway", "message", b"message", "query", b"query", "spans_sent", b"spans_sent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["cancel", "query", "announce", "drains_changed"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["cancel", "query", "announce", "drains_changed", "spans_sent"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -126,6 +132,30 @@ class DrainsChanged(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainsChanged: _TypeAlias = DrainsChanged  # noqa: Y015
+
+@_typing.final
+class SpansSent(_message.Message):
+    """Of the spans in FrameBundle.ended_spans those that were sent, or are just being sent: the requests are over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPANS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def spans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Their ids."""
+
+    def __init__(
+        self,
+        *,
+        spans: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["spans", b"spans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpansSent: _TypeAlias = SpansSent  # noqa: Y015
 
 @_typing.final
 class RowsQuery(_message.Message):

@@ -21,6 +21,7 @@ ENDED = {
     names.GEN_AI_OUTPUT_TOKENS: 3,
     names.GEN_AI_RESPONSE_MODEL: "small",
 }
+LOST = {names.END: "lost", names.GEN_AI_OUTPUT_TOKENS: 2}
 ANSWERED = {names.END: "answered", names.GEN_AI_REQUEST_MODEL: "small"}
 
 
@@ -81,7 +82,7 @@ def test_the_critical_path_leads_through_what_took_the_time() -> None:
         (
             lambda: [
                 *changed(names.SPAN_DECODE, attributes={names.ATTEMPT: 1}),
-                span("lost", names.SPAN_TASK, 8, 9, **{names.END: "lost"}),
+                span("lost", names.SPAN_TASK, 8, 9, **LOST),
             ],
             "the root has no sluice.recovered",
         ),
@@ -93,6 +94,16 @@ def test_the_critical_path_leads_through_what_took_the_time() -> None:
 )
 def test_each_fault_is_named(spans: Callable[[], list[TraceSpan]], words: str) -> None:
     assert any(words in fault for fault in faults(spans())), faults(spans())
+
+
+def test_an_answer_that_had_no_token_yet_was_not_recovered() -> None:
+    lost = span("lost", names.SPAN_TASK, 8, 9, **{**LOST, names.GEN_AI_OUTPUT_TOKENS: 0})
+    again = changed(names.SPAN_DECODE, attributes={names.ATTEMPT: 1})
+    assert faults([*again, lost]) == []
+
+
+def test_a_decode_of_one_token_takes_no_time() -> None:
+    assert faults(changed(names.SPAN_DECODE, start_ns=20 * MS, end_ns=20 * MS)) == []
 
 
 def test_a_link_that_leads_nowhere_is_a_fault() -> None:

@@ -1,0 +1,38 @@
+"""docs/security.md names a test for every attack and every wrong input, and each of them is there."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def rows() -> Iterator[tuple[str, str]]:
+    """What, and its tests, of each table with a column of tests."""
+    has_tests = False
+    for line in (ROOT / "docs/security.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("|"):
+            has_tests = False
+        elif cells[-1] == "test":
+            has_tests = True
+        elif has_tests and set(line) - set("|- "):
+            yield " ".join(cells[:-1]), cells[-1]
+
+
+ROWS = dict(rows())
+
+
+def test_the_page_has_both_tables() -> None:
+    assert any(what.startswith("who left") for what in ROWS)
+    assert any(what.startswith("a JWKS that cannot be read") for what in ROWS)
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_what_is_stopped_has_tests(what: str) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)`", ROWS[what])
+    assert named
+    for name in named:
+        assert re.search(r"^(async )?def test_", (ROOT / name).read_text(), re.MULTILINE), name
