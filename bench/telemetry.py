@@ -6,6 +6,7 @@ Of the part `mesh`, defined in bench/support/telemetry_cost.py: `traced_vs_untra
 `request_metrics_us`: counting one answered request; the peer calls an instrument of OpenTelemetry for each of its seven
 facts. `drift_feed_us`: one prediction of a learned router into its monitor, judgements included; the peer is one call.
 `scrape_ms`: one scrape of a gateway with ten models over HTTP; the peer is prometheus_client, which makes the same.
+`top_core_percent`: see bench/support/top_cost.py.
 
     python bench/telemetry.py [--json] [--runs N] [--seconds S] [mesh] [parts]
 """
@@ -34,8 +35,10 @@ from prometheus_client.registry import Collector
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from batcher.metrics import BatcherMetrics
 from bench.support.harness import MIN_RUNS, Figure, Run, compare, emit, run_count
 from bench.support.telemetry_cost import telemetry_cost
+from bench.support.top_cost import top_cost
 from gateway.routing.prediction import PROMPT, HeadKey, HeadScore
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
@@ -65,17 +68,19 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--runs", type=run_count, default=MIN_RUNS)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of a run of a whole mesh")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="of a run of a whole mesh, and of sluice top"
+    )
     parser.add_argument("part", nargs="*", choices=("mesh", "parts", []), default=[])
     options = parser.parse_args()
     parts = options.part or ("mesh", "parts")
-    found = asyncio.run(figures(options.runs)) if "parts" in parts else []
+    found = asyncio.run(figures(options.runs, options.seconds)) if "parts" in parts else []
     if "mesh" in parts:
         found += uvloop.run(telemetry_cost(options.runs, options.seconds))
     emit(found, options.json)
 
 
-async def figures(runs: int) -> list[Figure]:
+async def figures(runs: int, seconds: float) -> list[Figure]:
     return [
         await compare(
             "request_metrics_us",
@@ -96,11 +101,12 @@ async def figures(runs: int) -> list[Figure]:
             runs=runs,
         ),
         await scrape(runs),
+        await top_cost(runs, seconds, [filled(RequestMetrics), filled(BatcherMetrics)]),
     ]
 
 
 async def scrape(runs: int) -> Figure:
-    registry = filled()
+    registry = filled(RequestMetrics)
     families = CollectorRegistry()
     families.register(Families(registry))
     with serving(registry, {"service_name": "bench"}, "127.0.0.1", 0) as port:
@@ -129,10 +135,10 @@ def per_scrape(one: Callable[[], int]) -> float:
     return (time.perf_counter() - start) / SCRAPES * 1e3
 
 
-def filled() -> MetricRegistry:
-    """The metrics of a gateway with a value for each combination of `LABELS`."""
+def filled(metrics: Callable[[MetricRegistry], object]) -> MetricRegistry:
+    """The metrics of a process with a value for each combination of `LABELS`."""
     known, registry = MetricRegistry(), MetricRegistry()
-    RequestMetrics(known)
+    metrics(known)
     for metric in known.metrics:
         every = list(product(*(LABELS.get(label, ["one"]) for label in metric.labels)))
         if metric.kind is Kind.HISTOGRAM:
