@@ -158,10 +158,13 @@ class Batcher:
     def on_control(self, message: control_pb2.ControlMessage, *, broadcast: bool) -> None:
         """Cancels rows, answers which of them this batcher has, or reports to a new gateway."""
         if message.HasField("announce"):
+            self._spans.gateway_begins(message.gateway)
             self._reporter.changed()
         if message.HasField("drains_changed"):
             self._drains.read_now()
         self._spans.sent(message.spans_sent.spans, time.monotonic())
+        if message.spans_sent.all:
+            self._spans.gateway_ends(message.gateway)
         for loop in self._loops.values():
             loop.on_cancel(message.cancel.rows)
         unknown = [

@@ -4,8 +4,8 @@ They follow the state changes of rows: a row that is sent twice has two queue an
 """
 
 import time
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -39,6 +39,8 @@ _FINISH_REASONS: Mapping[int, str] = {
 }
 
 
+ENDING_MAX: Final = 256
+"""Gateways that have ended and are remembered; they may have rows here for a moment."""
 ENDED_MAX: Final = 20_000
 """Attempts that are kept in case their gateway is lost."""
 
@@ -86,6 +88,8 @@ class RowSpans:
         self._open: dict[Row, _Spans] = {}
         self._ended: dict[int, EndedAttempt] = {}
         """By the id of their span, the one that ended first before the others."""
+        self._ending: deque[str] = deque(maxlen=ENDING_MAX)
+        """Gateways that send their spans themselves, and end."""
 
     def moved(self, move: Move) -> None:
         """Opens and closes the spans of a row's states; its task span hangs under the context in its headers."""
@@ -133,7 +137,19 @@ class RowSpans:
         """Whether spans are open."""
         return bool(self._open)
 
+    def gateway_ends(self, gateway: str) -> None:
+        """A gateway sends all of its spans, and ends."""
+        self._ending.append(gateway)
+        self._ended = {one: kept for one, kept in self._ended.items() if kept.gateway != gateway}
+
+    def gateway_begins(self, gateway: str) -> None:
+        """A gateway has started, maybe one that has ended before."""
+        if gateway in self._ending:
+            self._ending.remove(gateway)
+
     def _keep(self, span: Span, row: Row) -> None:
+        if row.task.gateway in self._ending:
+            return
         sender = _sender_of(span)
         if sender is None or not (isinstance(span, ReadableSpan) and span.end_time):
             return
@@ -163,7 +179,7 @@ class RowSpans:
 
     def settle(self, attempts: Mapping[int, EndedAttempt], gone: Collection[str]) -> None:
         """Forgets those of ``attempts`` that were sent; sends others in place of those of gateways that are gone."""
-        running = {sender.span_id for sender in map(_sender_of, self._tasks()) if sender}
+        running = self._running() if gone else ()
         for span_id, ended in attempts.items():
             lost = ended.gateway in gone and span_id not in running
             if (lost or ended.sent) and self._ended.get(span_id) is ended:
@@ -176,8 +192,10 @@ class RowSpans:
             self._tracer, ended.headers, names.SPAN_ATTEMPT, ended.times_ns, ended.attributes
         )
 
-    def _tasks(self) -> Iterator[Span]:
-        return (spans.task for spans in self._open.values())
+    def _running(self) -> set[int]:
+        """The ids of attempts that have rows here."""
+        tasks = (spans.task for spans in self._open.values())
+        return {sender.span_id for sender in map(_sender_of, tasks) if sender}
 
     def close(self) -> None:
         """Ends the open spans."""

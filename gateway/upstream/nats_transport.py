@@ -113,6 +113,8 @@ class NatsTransport:
         if self._client is None:
             return
         await self._flush()
+        all_sent = ControlMessage(gateway=self.gateway_id, spans_sent=SpansSent(all=True))
+        await self._send_control("", all_sent)
         await self._working.settle(CLOSE_S)
         await disconnect(self._client)
 

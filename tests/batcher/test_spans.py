@@ -228,3 +228,16 @@ def test_an_attempt_with_several_rows_is_made_once_when_the_last_has_ended(scene
     scene.spans.settle(scene.spans.ended(math.inf), {"g"})
     (attempt,), tasks = scene.named(names.SPAN_ATTEMPT), scene.named(names.SPAN_TASK)
     assert (attempt.start_time, attempt.end_time) == (tasks[0].start_time, tasks[1].end_time)
+
+
+def test_a_gateway_that_ends_sends_its_spans_itself(scene: Scene) -> None:
+    for name, sender in (("a", 1), ("b", 2), ("c", 3)):
+        scene.add(name, {"traceparent": f"00-{TRACE}-{sender:016x}-01"})
+    scene.run("a", "b", "c")
+    scene.end("a")
+    scene.spans.gateway_ends("g")
+    scene.end("b")
+    assert not scene.spans.ended(math.inf)
+    scene.spans.gateway_begins("g")
+    scene.end("c")
+    assert scene.spans.ended(math.inf).keys() == {3}

@@ -140,6 +140,9 @@ class SpansSent(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SPANS_FIELD_NUMBER: _builtins.int
+    ALL_FIELD_NUMBER: _builtins.int
+    all: _builtins.bool
+    """The gateway ends, and sends all that it has. To all batchers."""
     @_builtins.property
     def spans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Their ids."""
@@ -148,10 +151,11 @@ class SpansSent(_message.Message):
         self,
         *,
         spans: _abc.Iterable[_builtins.int] | None = ...,
+        all: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["spans", b"spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "spans", b"spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
