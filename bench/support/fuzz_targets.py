@@ -320,7 +320,7 @@ def _batch(draw: Mutator) -> None:
     body = parse_json(draw.dumped(draw.changed_json(_BATCH)))
     headers = {"x-sluice-label-a": draw.text(), "idempotency-key": draw.text()}
     create_request(body, headers, 0).SerializeToString()
-    page_limit(draw.text() if draw.chance(0.5) else "9" * draw.random.choice((1, 2, 5000)))
+    page_limit(draw.text() if draw.chance(0.5) else "9" * draw.random.choice((1, 2, 5000)), 100)
 
 
 def _job(draw: Mutator) -> None:
