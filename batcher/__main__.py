@@ -13,6 +13,7 @@ from nats.errors import Error as NatsError
 
 from batcher.app import new_id, serve
 from sluice.errors import SetupError
+from sluice.grpc_events import prompt_grpc_events
 from sluice.settings import Settings, SettingsError, load
 from sluice.startup import freeze_heap, stop_event
 from sluice.telemetry import names
@@ -41,7 +42,10 @@ def main() -> int:
 async def _serve(settings: Settings, batcher: str, config: Path) -> None:
     stop = stop_event()
     page = settings.telemetry.prometheus.batcher
-    with measuring(names.SERVICE_BATCHER, batcher, page, "telemetry.prometheus.batcher") as metrics:
+    with (
+        prompt_grpc_events(),
+        measuring(names.SERVICE_BATCHER, batcher, page, "telemetry.prometheus.batcher") as metrics,
+    ):
         provider = start_tracing(names.SERVICE_BATCHER, metrics.registry)
         freeze_heap()
         try:

@@ -2,8 +2,9 @@
 
 A whole mesh with the echo engine; the attack runs in a process of its own, and the interactive caller, of another
 tenant, asks ten times a second, whatever becomes of it (open loop). One JSON line an attack: how its calls ended by
-code, calls of the interactive caller that were refused or failed, its longest wait for a first token, and the resident
-memory of each process before, at the highest and a moment after.
+code, calls of the interactive caller that were refused or failed, its longest wait for a first token, how late it asked
+at most (a machine that is too busy for the caller itself shows nothing), and the resident memory of each process
+before, at the highest and a moment after.
 
     python bench/abuse.py [--attacks turns,megabyte,bulk,resume,schemas,slow,vanished,idle] [--size N] [--raised]
 
@@ -14,6 +15,7 @@ memory of each process before, at the highest and a moment after.
 import argparse
 import asyncio
 import json
+import resource
 import statistics
 import sys
 import tempfile
@@ -65,6 +67,8 @@ class InteractiveCaller:
 
     stub: Any
     waits_s: list[float] = field(default_factory=list)
+    late_s: float = 0.0
+    """The most that it began a call too late itself."""
     errors: Counter[str] = field(default_factory=Counter)
 
     async def run(self) -> None:
@@ -73,6 +77,7 @@ class InteractiveCaller:
             due = time.monotonic()
             while True:
                 group.create_task(self._ask())
+                self.late_s = max(self.late_s, time.monotonic() - due)
                 due += 1 / CALLS_PER_S
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
 
@@ -100,19 +105,19 @@ class Memory:
     """Resident memory of each process of a mesh, with its children, MiB."""
 
     def __init__(self, mesh: Mesh) -> None:
-        self._mesh = mesh
+        # Looked up once: it takes long enough to delay the interactive caller.
+        self._families = {
+            process.name: [whole, *whole.children(recursive=True)]
+            for process in mesh.state.processes
+            if process.pid is not None
+            for whole in (psutil.Process(process.pid),)
+        }
         self.before = self.now()
         self.highest = dict(self.before)
 
     def now(self) -> dict[str, int]:
         """Of this moment."""
-        found = {}
-        for process in self._mesh.state.processes:
-            if process.pid is not None:
-                whole = psutil.Process(process.pid)
-                family = [whole, *whole.children(recursive=True)]
-                found[process.name] = sum(one.memory_info().rss for one in family) >> 20
-        return found
+        return {name: sum(map(_rss, family)) >> 20 for name, family in self._families.items()}
 
     async def watch(self) -> None:
         """Notes the highest, until it is cancelled."""
@@ -120,6 +125,13 @@ class Memory:
             for name, size in self.now().items():
                 self.highest[name] = max(size, self.highest.get(name, 0))
             await asyncio.sleep(0.5)
+
+
+def _rss(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
 
 
 async def abuse(mesh: Mesh, name: str, size: int, hold_s: float) -> dict[str, Any]:
@@ -150,6 +162,7 @@ async def abuse(mesh: Mesh, name: str, size: int, hold_s: float) -> dict[str, An
         "interactive_errors": dict(caller.errors),
         "interactive_p50_ms": round(statistics.median(caller.waits_s) * 1000),
         "interactive_longest_ms": round(max(caller.waits_s) * 1000),
+        "interactive_late_ms": round(caller.late_s * 1000),
         "rss_mib": {
             process: [before, memory.highest.get(process, 0), after.get(process, 0)]
             for process, before in memory.before.items()
@@ -159,6 +172,8 @@ async def abuse(mesh: Mesh, name: str, size: int, hold_s: float) -> dict[str, An
 
 async def main(options: argparse.Namespace) -> None:
     """Runs the attacks, each on the same mesh."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # of the gateway and the attacker too
     settings = settings_of(options.size, options.raised)
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         async with running_mesh(settings, state_dir=Path(folder)) as mesh:

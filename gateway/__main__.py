@@ -25,6 +25,7 @@ from gateway.safety.text import skeleton
 from gateway.server import Gateway
 from sluice import settings as configuration
 from sluice.errors import SetupError
+from sluice.grpc_events import prompt_grpc_events
 from sluice.settings import Settings, SettingsError
 from sluice.settings.reload import reloading
 from sluice.startup import (
@@ -61,7 +62,10 @@ async def _serve(settings: Settings, gateway_id: str, path: Path) -> None:
     inspector = await asyncio.to_thread(load_inspector, settings, path)
     router = await asyncio.to_thread(load_router, settings, catalog.facts)
     page = settings.telemetry.prometheus.gateway
-    with measuring(SERVICE_GATEWAY, gateway_id, page, "telemetry.prometheus.gateway") as metrics:
+    with (
+        prompt_grpc_events(),
+        measuring(SERVICE_GATEWAY, gateway_id, page, "telemetry.prometheus.gateway") as metrics,
+    ):
         provider = start_tracing(
             SERVICE_GATEWAY,
             metrics.registry,

@@ -12,6 +12,7 @@ import uvloop
 
 from jobs.app import new_id, serve
 from sluice.errors import SetupError
+from sluice.grpc_events import prompt_grpc_events
 from sluice.settings import Settings, SettingsError, load
 from sluice.startup import freeze_heap, stop_event
 from sluice.telemetry.logs import log_to_stderr
@@ -37,7 +38,10 @@ def main() -> int:
 async def _serve(settings: Settings, process: str) -> None:
     stop = stop_event()
     page = settings.telemetry.prometheus.jobs
-    with measuring(SERVICE_JOBS, process, page, "telemetry.prometheus.jobs") as metrics:
+    with (
+        prompt_grpc_events(),
+        measuring(SERVICE_JOBS, process, page, "telemetry.prometheus.jobs") as metrics,
+    ):
         provider = start_tracing(SERVICE_JOBS, metrics.registry, settings.telemetry.trace_ratio)
         freeze_heap()
         try:
