@@ -4,7 +4,8 @@
    whose gateway was lost. Triton's own are excepted: it sends them one by one, so one that is killed loses some.
 2. Every link of a span leads to a span that is known, as far as its trace is known.
 3. A span begins after its parent began, and ends before it ends, or lasts longer: else Jaeger takes the clocks for
-   wrong. Rows that were given up are excepted: who works on them learns of it later.
+   wrong. Rows that were given up are excepted: who works on them learns of it later; and Triton's own spans, which may
+   end after a short answer: its reply says only that a batch was taken, and nobody waits for more.
 4. The root says what one searches by: request, tenant, class, model, and finish reason or error.
 5. An answer has an attempt of the model that gave it, and below it task, queue, batch, prefill and decode.
 6. An answer that was recovered says so on its root: a worker was lost that had given tokens of it.
@@ -116,8 +117,8 @@ def _clock_faults(spans: Sequence[TraceSpan]) -> Iterator[str]:
 
 
 def _goes_on(span: TraceSpan) -> bool:
-    """Whether it is meant to go on after its parent."""
-    return span.name == names.SPAN_SHADOW
+    """Whether it may go on after its parent."""
+    return span.name == names.SPAN_SHADOW or span.service == names.SERVICE_TRITON
 
 
 def _is_cancelled(span: TraceSpan) -> bool:

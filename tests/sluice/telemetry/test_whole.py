@@ -106,6 +106,12 @@ def test_a_decode_of_one_token_takes_no_time() -> None:
     assert faults(changed(names.SPAN_DECODE, start_ns=20 * MS, end_ns=20 * MS)) == []
 
 
+def test_nobody_waits_for_the_end_of_a_request_to_triton() -> None:
+    late = span("InferRequest", names.SPAN_ATTEMPT, 8, 99.5)
+    assert faults([*TRACE.values(), late])
+    assert faults([*TRACE.values(), replace(late, service=names.SERVICE_TRITON)]) == []
+
+
 def test_a_link_that_leads_nowhere_is_a_fault() -> None:
     spans = changed(names.SPAN_BATCH, links=(("t", "gone"),))
     assert faults(spans, known={("t", "other")}) == ["s batch: a link leads nowhere"]
