@@ -5,10 +5,10 @@ import gc
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from hypothesis import HealthCheck
@@ -16,10 +16,8 @@ from hypothesis import settings as hypothesis_settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from sluice.startup import free_port
-from supervisor.nats import wait_for_nats
-from tests.support.mesh import RunningMesh, mesh_on_a_thread
-from tests.support.nats import START_S, delete_streams, nats_process
+if TYPE_CHECKING:  # The process that hands out the tests runs none: imports are those of fixtures.
+    from tests.support.mesh import RunningMesh
 
 # Nothing here asks a model hub, and torch threads that spin would only slow each other down.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -57,10 +55,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (groups[item] != MESH, groups[item] not in first))
 
 
-def pytest_collection_finish() -> None:
-    """Thousands of tests and all their modules stay to the end: the garbage collector need not look at them again."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Thousands of tests and all their modules stay to the end: the garbage collector need not look at them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def fixtures_of(item: pytest.Item) -> list[str]:
@@ -90,6 +93,10 @@ def group_of_file(file: str) -> str:
 @pytest.fixture(scope="session")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a nats-server with JetStream for all tests that do not stop it."""
+    from sluice.startup import free_port
+    from supervisor.nats import wait_for_nats
+    from tests.support.nats import START_S, nats_process
+
     with nats_process(tmp_path_factory.mktemp("nats"), free_port()) as url:
         asyncio.run(wait_for_nats(url, START_S))
         yield url
@@ -98,13 +105,17 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 async def nats_url(nats_server: str) -> str:
     """URL of a nats-server with JetStream that holds nothing."""
+    from tests.support.nats import delete_streams
+
     await delete_streams(nats_server)
     return nats_server
 
 
 @pytest.fixture(scope="session")
-def mesh() -> Iterator[RunningMesh]:
+def mesh() -> "Iterator[RunningMesh]":
     """The suite's mesh: started by the first test that asks, ended after the last test."""
+    from tests.support.mesh import mesh_on_a_thread
+
     with mesh_on_a_thread() as running:
         yield running
 

@@ -12,6 +12,7 @@ and `gateway.safety.output.positions` builds from it the automaton that follows 
 import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Final
 
 import re2
@@ -27,6 +28,8 @@ _ODD_CASES: Final = (("s", "\u017f"), ("k", "\u212a"))
 """Characters outside ASCII that are another case of an ASCII letter."""
 _UNKNOWN: Final = "p"
 """The name of a Unicode property, which every engine has in a version of its own."""
+PATTERNS_KEPT: Final = 4096
+"""What is known of so many patterns stays: all policies, for prompts and for answers, have the same default rules."""
 _MEMORY_MAX: Final = 64 << 20
 """Bytes of automaton states of a pattern; beyond it RE2 continues without them, still linear."""
 
@@ -194,6 +197,7 @@ class Width:
     most: int
 
 
+@lru_cache(PATTERNS_KEPT)
 def width_of(pattern: str) -> Width:
     """The width of ``pattern``'s matches.
 
@@ -206,6 +210,7 @@ def width_of(pattern: str) -> Width:
     return width
 
 
+@lru_cache(PATTERNS_KEPT)
 def parse(pattern: str) -> Node:
     """The tree of ``pattern``.
 

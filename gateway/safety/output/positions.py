@@ -7,9 +7,11 @@ pattern matches, never fewer.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, Literal
 
 from gateway.safety.patterns import (
+    PATTERNS_KEPT,
     Alternation,
     Assertion,
     Char,
@@ -65,8 +67,9 @@ class Positions:
     finished_by_end: frozenset[int] = frozenset()
 
 
+@lru_cache(PATTERNS_KEPT)
 def positions_of(pattern: str) -> Positions:
-    """The automaton of ``pattern``.
+    """The automaton of ``pattern``, shared by all who ask.
 
     Raises:
         PatternError: it cannot be followed, is too large, or matches nothing at all.
