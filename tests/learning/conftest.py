@@ -11,14 +11,14 @@ from tests.learning.made_up import outcomes
 
 @pytest.fixture(autouse=True)
 def _few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "TREES", 20)
+    monkeypatch.setattr(training, "TREES", 10)
 
 
 @pytest.fixture(scope="session")
 def by_prompt() -> Iterator[LearnedRouter]:
     """Learned from prompts that tell."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "TREES", 20)
+        patch.setattr(training, "TREES", 10)
         yield training.train(outcomes(120))
 
 
@@ -26,5 +26,5 @@ def by_prompt() -> Iterator[LearnedRouter]:
 def by_answer() -> Iterator[LearnedRouter]:
     """Learned from answers that tell."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "TREES", 20)
+        patch.setattr(training, "TREES", 10)
         yield training.train(outcomes(120, answers=True))

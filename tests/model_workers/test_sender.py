@@ -147,7 +147,7 @@ def test_a_hanging_engine_ends_the_channels_that_it_served_and_then_the_process(
     watchdog.begin(1, clock.now)
     while not hung.is_set():
         clock.now += 0.2
-        sender.post({}, worker_pb2.WorkerLoad(running=int(5 * clock.now)))
+        sender.end(FakePort())  # wakes the thread
         hung.wait(0.001)
     assert served.ended
     assert not opening.ended

@@ -48,8 +48,8 @@ def questions(draw: random.Random) -> list[str]:
     return [*question(draw), *_some(question, draw, 8)][: 2 * _BESIDE]
 
 
-def save_classifier(folder: Path, seed: int = 0) -> Path:
-    """Trains it, and writes it to ``folder`` in Hugging Face layout."""
+def save_classifier(folder: Path, seed: int = 0, steps: int = _STEPS) -> Path:
+    """Trains it for so many steps, and writes it to ``folder`` in Hugging Face layout."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     tokenizer = _tokenizer()
@@ -65,7 +65,7 @@ def save_classifier(folder: Path, seed: int = 0) -> Path:
         label2id={label: number for number, label in enumerate(LABELS)},
     )
     model: Any = BertForSequenceClassification(config)
-    _train(model, tokenizer, random.Random(seed))
+    _train(model, tokenizer, random.Random(seed), steps)
     model.eval().save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": "[PAD]"}))
@@ -105,9 +105,9 @@ def _tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _train(model: Any, tokenizer: Tokenizer, draw: random.Random) -> None:
+def _train(model: Any, tokenizer: Tokenizer, draw: random.Random, steps: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for _ in range(_STEPS):
+    for _ in range(steps):
         truth = [draw.randrange(2) for _ in range(_ROWS)]
         texts = [" ".join(attack(draw) if one else questions(draw)) for one in truth]
         inputs = _padded([tokenizer.encode(text).ids for text in texts])

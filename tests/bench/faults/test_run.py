@@ -18,6 +18,8 @@ def plan(seconds: float, every: float, client: str = "sdk", faults_min: int = 1)
     return Plan(Topology(), client, 8, seconds, every, 60.0, faults_min)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 async def test_no_answer_changes_while_any_process_is_killed(tmp_path: Path) -> None:
     line = await run_fault("any-kill", plan(0.0, 2.0, faults_min=KINDS), CalmAnswers(), tmp_path)
     assert line.faults == KINDS

@@ -16,11 +16,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from gateway.config.models import load_catalog
+from gateway.config.models import load_models
 from gateway.config.policies import load_policies_of
 from gateway.config.reload import GatewayReload
 from gateway.config.routers import load_router
-from gateway.models.catalog import Catalog
+from gateway.models.catalog import Catalog, ServedModel
 from gateway.safety.compiled import CompiledPolicies
 from gateway.safety.inspector import Inspector
 from gateway.server import Gateway
@@ -175,6 +175,10 @@ def _compiled(safety: str, *models: str) -> CompiledPolicies:
     return load_policies_of(settings)
 
 
+_loaded: Final[dict[str, ServedModel]] = {}
+"""Tokenizers never change, so tests share them."""
+
+
 @asynccontextmanager
 async def open_wire(
     url: str,
@@ -195,7 +199,8 @@ async def open_wire(
 ) -> AsyncIterator[Wire]:
     kinds = (safety, records, routing, prices, http, cache, jobs, more_models, identity, tenants)
     settings = settings_for(folder, url, *kinds, **gateway)
-    catalog = load_catalog(settings)
+    catalog = Catalog(load_models(settings, _loaded), settings.routing.default)
+    _loaded.update((name, catalog[name]) for name in catalog.names)
     # Labels of guard models come with the models.
     labelled = [one.model_dump_json() for one in settings.models] if more_models else []
     inspector = Inspector(_compiled(json.dumps(safety), *labelled))

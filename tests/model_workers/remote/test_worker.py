@@ -43,11 +43,21 @@ class Channel:
         self.frames: list[frame_pb2.Frame] = []
         self.load = worker_pb2.WorkerLoad()
         self.ready = False
+        self._failure: Exception | None = None
         self._client = client
         self._call = client.stream()
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
+        """Reads until it is cancelled; when it fails, so does what waits for it."""
+        try:
+            await self._read()
+        except Exception as error:
+            async with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    async def _read(self) -> None:
         await self.send(open_channel(opening=0), ends=True)
         while True:
             report = await next_report(self._call)
@@ -61,7 +71,9 @@ class Channel:
 
     async def until(self, condition: Callable[[], Any]) -> None:
         async with asyncio.timeout(WAIT_S), self._changed:
-            await self._changed.wait_for(condition)
+            await self._changed.wait_for(lambda: condition() or self._failure)
+            if not condition():
+                raise AssertionError("the channel has ended") from self._failure
 
     async def ask(self, *names: str, **row: Any) -> None:
         rows = [wire_row(name, **{"prompt": PROMPT, "max_tokens": 12, **row}) for name in names]

@@ -58,7 +58,7 @@ class Shell:
         return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
     def json(self, *words: str, code: int = 0) -> Any:
-        done = self.run(*words, "--json")
+        done = (self.run if "--detach" in words else self.here)(*words, "--json")
         assert done.returncode == code, done.stderr
         return json.loads(done.stdout)
 
@@ -172,11 +172,11 @@ def test_a_mesh_in_the_background(shell: Shell) -> None:
     assert [process["pid"] for process in status["processes"]] == [
         process["pid"] for process in up["processes"]
     ]
-    table = shell.run("status")
+    table = shell.here("status")
     assert table.returncode == 0
     assert f"ready at {up['address']}" in table.stdout
 
-    second = shell.run("up", "--config", str(shell.config))
+    second = shell.here("up", "--config", str(shell.config))
     assert second.returncode == 1
     assert f"(pid {up['pid']}, {up['address']}); stop it with: sluice down" in second.stderr
 
@@ -242,7 +242,7 @@ def reload_policies(shell: Shell, address: str) -> None:
         assert client.check_safety("a heron").policy.startswith("default@2+")
         assert client.check_safety("a heron").findings == []
         words.write_text("heron\n")
-        assert "the same configuration, read again" in shell.run("reload").stdout
+        assert "the same configuration, read again" in shell.here("reload").stdout
         (found,) = client.check_safety("a heron").findings
         assert found.rule == "deny.list"
         before = shell.state.config.read_text()
