@@ -34,6 +34,8 @@ BETWEEN_S = 2.0
 """Long enough for streams to be under way, and for spans of earlier ones to be sent."""
 UNSENT_NS = 1_500_000_000
 """Spans of an answer that a process has given so shortly before it is killed are lost with it (docs/telemetry.md)."""
+OF_JUST_GIVEN = ("the answer has no ", "the critical path does not lead through decode")
+"""What may be wrong then: of a batcher that was killed, decode may hang beside its task instead of below."""
 STRUCK = ("triton-small", "batcher", "gateway", "gateway.1")
 
 
@@ -138,7 +140,7 @@ def faults_of(spans: Iterable[SpanRecord], struck_at: Iterable[int]) -> dict[str
     told = {one: faults([s.of_trace() for s in trace], known) for one, trace in traces.items()}
     for one, found in told.items():
         if any(was_given_just_before(at, traces[one]) for at in struck_at):
-            told[one] = [fault for fault in found if not fault.startswith("the answer has no ")]
+            told[one] = [fault for fault in found if not fault.startswith(OF_JUST_GIVEN)]
     return {one: found for one, found in told.items() if found}
 
 
