@@ -140,7 +140,7 @@ class PagedEngine:
         if highest >= self._vocabulary:
             raise RowInvalid(f"token {highest} is not one of the model's {self._vocabulary}")
         if row.values is not None:
-            _check_scored(row.values.scored_token_ids, len(row.prompt), self._vocabulary)
+            _check_scored(row.values.scored_token_ids, self._vocabulary)
         sampling = self._sampler.open(row)
         self._scheduler.add(row).sampling = sampling
 
@@ -304,10 +304,8 @@ def _split(
     return torch.cat(drawing) if drawing else logits[:0], scored
 
 
-def _check_scored(token_ids: Sequence[int], prompt_tokens: int, vocabulary: int) -> None:
-    if not 0 < len(token_ids) <= prompt_tokens:
-        raise RowInvalid(
-            "this model gives log-probabilities of tokens alone: name as many as the prompt has, or fewer"
-        )
+def _check_scored(token_ids: Sequence[int], vocabulary: int) -> None:
+    if not token_ids:
+        raise RowInvalid("this model gives log-probabilities of tokens alone: name the tokens")
     if max(token_ids) >= vocabulary:
         raise RowInvalid(f"a scored token is not one of the model's {vocabulary}")

@@ -249,6 +249,8 @@ class RequestIndex:
             raise RowStale(f"attempt {old.spec.attempt} of this request is here already")
         if not spec.prompt:
             raise RowInvalid("the prompt has no tokens")
+        if spec.values is not None and len(spec.values.scored_token_ids) > len(spec.prompt):
+            raise RowInvalid("more tokens are to be scored than the prompt has")
         context_tokens = self._limits.context_tokens
         if len(spec.prompt) >= context_tokens:
             raise RowTooLong(
