@@ -19,7 +19,7 @@ from opentelemetry.trace import Tracer
 from jobs.gateways import Gateways
 from jobs.metrics import JobMetrics
 from jobs.scheduler import Scheduler
-from jobs.service import JobService, reader
+from jobs.service import JobService
 from jobs.store import JobStore
 from jobs.uploads import Outside
 from sluice.client.channel import LOOKUP_S, bearer_metadata, error_of
@@ -35,6 +35,7 @@ from sluice.v1.inference_pb2 import ListModelsRequest
 from sluice.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
 from sluice.wire import jetstream, permissions
 from sluice.wire.bucket import Bucket, mesh_key
+from sluice.wire.codec import request_reader
 from sluice.wire.connection import connect, disconnect
 
 _log = logging.getLogger(__name__)
@@ -152,7 +153,7 @@ class _Reading(grpc.aio.ServerInterceptor):
         handler: Any = await continuation(handler_call_details)
         if handler is None or not str(handler_call_details.method).startswith(_OURS):
             return handler
-        return handler._replace(request_deserializer=reader(handler.request_deserializer))
+        return handler._replace(request_deserializer=request_reader(handler.request_deserializer))
 
 
 async def _refuse(_: Any, context: Any) -> None:

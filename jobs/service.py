@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError, Message
 
 from jobs.input import Template
 from jobs.results import OrderedLog, dead_letters, merged
@@ -70,20 +69,6 @@ def _method(behaviour: Method) -> Method:
         return await context.abort(failed.code, status.message, details)
 
     return guarded
-
-
-def reader(parse: Callable[[bytes], Message]) -> Callable[[bytes], Message | SluiceError]:
-    """``parse``, with an error for `_method` as the message where the bytes are none: grpc would say INTERNAL."""
-
-    def read(payload: bytes) -> Message | SluiceError:
-        try:
-            return parse(payload)
-        except DecodeError:
-            return InvalidRequest(
-                "the bytes are no such message: a string is not UTF-8, or a field is broken"
-            )
-
-    return read
 
 
 class JobService(JobServiceServicer):

@@ -12,13 +12,14 @@ from nats.js.errors import APIError, NotFoundError
 
 from bench.support.fuzz_gateway import Context
 from bench.support.mutator import Mutator
-from jobs.service import JobService, reader
+from jobs.service import JobService
 from jobs.store import JobStore
 from jobs.uploads import Outside
 from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
 from sluice.internal.v1.job_pb2 import JobRecord, JobSegment
 from sluice.settings import JobsSettings
 from sluice.v1 import jobs_pb2 as pb
+from sluice.wire.codec import request_reader
 
 CALL_S: Final = 0.02
 """Then its caller goes away: WatchJob and GetResults wait for what nobody does here, seconds."""
@@ -103,7 +104,7 @@ class FuzzedJobs:
             await self._run(draw)
         method = draw.random.choice(_SERVICE.methods)
         kind: type[Message] = getattr(pb, method.input_type.name)
-        read = reader(kind.FromString)
+        read = request_reader(kind.FromString)
         requests = [
             read(draw.packed(self._request(draw, kind)))
             for _ in range(draw.random.randint(0, 3) if method.client_streaming else 1)

@@ -127,9 +127,7 @@ async def whole_answer(
     return answer
 
 
-_OF_MODEL: Final = (
-    *("text", "reasoning", "token_ids", "logprobs", "hidden_indexes", "tool_calls"),
-)
+_OF_MODEL: Final = "text", "reasoning", "token_ids", "logprobs", "hidden_indexes", "tool_calls"
 """Fields of an answer that are void when another model takes over."""
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 import grpc
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.api.metadata import metadata_of
@@ -21,8 +21,9 @@ from gateway.api.turns import Turns
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import Caller, roles_for, set_caller
 from gateway.validation.requests import class_of
-from sluice.errors import InternalError, InvalidRequest, MessageTooLarge, SluiceError
+from sluice.errors import InternalError, MessageTooLarge, SluiceError
 from sluice.v1.inference_pb2 import GenerateRequest
+from sluice.wire.codec import request_reader
 from sluice.wire.subjects import QUEUED_CLASS
 
 _log = logging.getLogger(__name__)
@@ -131,16 +132,15 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         )
 
     def _deserializer(self, parse: Callable[[bytes], Message]) -> Callable[[bytes], Any]:
+        read = request_reader(parse)
+
         def deserialize(payload: bytes) -> Message | SluiceError:
             limit = self._max_message_bytes
             if len(payload) > limit + self._audio_max_bytes:
                 return _too_large(len(payload), limit + self._audio_max_bytes)
-            try:
-                message = parse(payload)
-            except DecodeError:
-                return InvalidRequest(
-                    "the bytes are no such message: a string is not UTF-8, or a field is broken"
-                )
+            message = read(payload)
+            if isinstance(message, SluiceError):
+                return message
             if len(payload) > limit and len(payload) - _audio_bytes(message) > limit:
                 return _too_large(len(payload), limit)
             return message

@@ -67,16 +67,16 @@ class Files:
 
     async def page(self, call: HttpCall) -> None:
         """A page of the tenant's files: uploads, and the results of batches that are over."""
-        uploads = [
+        files = [
             objects.file_object(
                 *(f"{objects.FILE}{one.upload_id}", one.name, one.size_bytes),
                 *(one.create_time.seconds, objects.PURPOSE),
             )
-            async for one in _all(self._jobs, call, "ListUploads", pb.ListUploadsRequest())
+            async for one in _all(self._jobs, call, "uploads", pb.ListUploadsRequest())
         ]
-        async for job in _all(self._jobs, call, "ListJobs", pb.ListJobsRequest()):
-            uploads += objects.result_files(job)
-        await call.answer(200, encode(objects.file_page(uploads, call.query)))
+        async for job in _all(self._jobs, call, "jobs", pb.ListJobsRequest()):
+            files += objects.result_files(job)
+        await call.answer(200, encode(objects.file_page(files, call.query)))
 
     async def delete(self, call: HttpCall) -> None:
         """Deletes an upload."""
@@ -161,7 +161,7 @@ class Batches:
     ) -> tuple[list[pb.Job], bool]:
         """At most ``limit`` jobs behind the job ``after``, and whether there are more."""
         jobs: list[pb.Job] = []
-        async for job in _all(self._jobs, call, "ListJobs", pb.ListJobsRequest()):
+        async for job in _all(self._jobs, call, "jobs", pb.ListJobsRequest()):
             if after is None and len(jobs) == limit:
                 return jobs, True
             if after is None:
@@ -179,13 +179,14 @@ class Batches:
         await call.answer(200, encode(objects.batch_object(response.job)))
 
 
-async def _all(jobs: JobForwarder, call: HttpCall, method: str, request: Any) -> AsyncIterator[Any]:
-    """What all pages of a list have."""
+async def _all(jobs: JobForwarder, call: HttpCall, kind: str, request: Any) -> AsyncIterator[Any]:
+    """What all pages of a list have; ``kind``: jobs or uploads."""
+    method = f"List{kind.title()}"
     metadata, request.page_size = jobs.metadata(call.headers), 1000
     while True:
         with _errors_of_jobs():
             page = await getattr(jobs.stub(), method)(request, metadata=metadata, timeout=JOBS_S)
-        for entry in page.uploads if method == "ListUploads" else page.jobs:
+        for entry in getattr(page, kind):
             yield entry
         if not page.next_page_token:
             return

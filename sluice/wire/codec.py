@@ -1,10 +1,12 @@
-"""Packs and unpacks every message that crosses NATS or Triton; nothing else calls protobuf for them."""
+"""Packs and unpacks every message that crosses NATS or Triton, where nothing else calls protobuf for them, and reads
+requests of callers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from sluice.errors import InvalidRequest
 from sluice.internal.v1.control_pb2 import BatcherReport, ControlMessage
 from sluice.internal.v1.frame_pb2 import FrameBundle
 from sluice.wire import subjects
@@ -60,6 +62,23 @@ def unpack(kind: type[_M], payload: bytes) -> _M:
         return kind.FromString(payload)
     except DecodeError as error:
         raise MalformedMessage(f"not a {kind.__name__}: {error}") from error
+
+
+def request_reader(
+    parse: Callable[[bytes], Message],
+) -> Callable[[bytes], Message | InvalidRequest]:
+    """``parse`` for a gRPC server, with an error in place of the request where bytes are none: gRPC would end the call
+    as INTERNAL. The method raises it."""
+
+    def read(payload: bytes) -> Message | InvalidRequest:
+        try:
+            return parse(payload)
+        except DecodeError:
+            return InvalidRequest(
+                "the bytes are no such message: a string is not UTF-8, or a field is broken"
+            )
+
+    return read
 
 
 def read_report(subject: str, payload: bytes) -> BatcherReport:
