@@ -7,7 +7,7 @@ Without a PART: all of them but `kills`. A job's time is from its creation to it
 upload is before. Every answer of `throughput` and `interactive` has exactly `ANSWER_TOKENS` tokens, greedy.
 
 `throughput`  `jobs_vs_engine_throughput_29m`, `jobs_vs_engine_throughput_large`: tokens/s of answers of a job of
-              --items items (2,000) through a mesh with one worker; peer: the worker's engine in a process of its own,
+              --items items (1,000) through a mesh with one worker; peer: the worker's engine in a process of its own,
               same weights, type, threads, slots and tokens, given all items at once, sorted by length. Prompts are new
               in every round. Both sides may use 2 cores; the engine has one thread on both.
 `growth`      jobs of 1,000 and of --items items (200,000) one after the other in a mesh with the echo engine, after a
@@ -50,7 +50,7 @@ from bench.support.job_speed import interactive, throughput
 Part = Callable[[argparse.Namespace], Awaitable[list[Figure]]]
 
 PARTS: Final[Mapping[str, Part]] = {
-    "throughput": lambda given: throughput(given.runs, given.items or 2000),
+    "throughput": lambda given: throughput(given.runs, given.items or 1000),
     "growth": lambda given: growth(given.items or 200_000),
     "first-item": lambda given: first_item(given.runs, given.items or 200_000),
     "dedupe": lambda given: dedupe(given.items or 2000),
