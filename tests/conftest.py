@@ -35,7 +35,7 @@ _NOT_TIMED: Final[dict[str, Any]] = {
 }
 hypothesis_settings.register_profile("search", **_NOT_TIMED)
 hypothesis_settings.register_profile(
-    "suite", derandomize=True, database=None, max_examples=40, **_NOT_TIMED
+    "suite", derandomize=True, database=None, max_examples=15, **_NOT_TIMED
 )
 hypothesis_settings.load_profile("suite")
 

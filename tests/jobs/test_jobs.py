@@ -23,21 +23,21 @@ async def test_a_job_answers_every_item_once_and_in_order(
     processes: Processes, gateway: GatewayDouble
 ) -> None:
     await processes.start()
-    job = await processes.create(lines(1500), name="first")
+    job = await processes.create(lines(600), name="first")
 
     job = await processes.ended(job.id)
 
     assert job.state == COMPLETED
     results = await processes.results(job.id)
-    assert [one.custom_id for one in results] == [f"i{n}" for n in range(1500)]
-    assert [one.index for one in results] == list(range(1500))
+    assert [one.custom_id for one in results] == [f"i{n}" for n in range(600)]
+    assert [one.index for one in results] == list(range(600))
     assert all(one.answer.text == f"PROMPT {one.index}" for one in results)
     assert set(gateway.asked.values()) == {1}
     progress = job.report.progress
-    assert (progress.total, progress.total_final, progress.succeeded) == (1500, True, 1500)
-    assert (progress.prompt_tokens, progress.completion_tokens) == (3000, 3000)
-    assert progress.cost == 750.0
-    assert [one.index for one in await processes.results(job.id, 1490)] == [*range(1490, 1500)]
+    assert (progress.total, progress.total_final, progress.succeeded) == (600, True, 600)
+    assert (progress.prompt_tokens, progress.completion_tokens) == (1200, 1200)
+    assert progress.cost == 300.0
+    assert [one.index for one in await processes.results(job.id, 590)] == [*range(590, 600)]
 
 
 async def test_items_are_of_class_bulk_of_the_tenant_and_named_by_job_and_id(
@@ -65,13 +65,13 @@ async def test_a_process_that_is_killed_is_continued_where_its_log_is(
     def plan(prompt: str, tries: int) -> errors.SluiceError | None:
         nonlocal answered
         answered += 1
-        if answered == 700:
+        if answered == 400:
             gateway.hold.clear()
         return None
 
     gateway.plan = plan
-    job = await processes.create(lines(2000))
-    written = await processes.when(job.id, lambda one: one.progress.succeeded >= 500)
+    job = await processes.create(lines(1000))
+    written = await processes.when(job.id, lambda one: one.progress.succeeded >= 256)
     await first.kill()
     gateway.hold.set()
     await processes.start("two", window_items=64)
@@ -80,9 +80,9 @@ async def test_a_process_that_is_killed_is_continued_where_its_log_is(
 
     assert job.state == COMPLETED
     results = await processes.results(job.id)
-    assert [one.custom_id for one in results] == [f"i{n}" for n in range(2000)]
-    assert job.report.progress.succeeded == 2000
-    again = sum(gateway.asked.values()) - 2000
+    assert [one.custom_id for one in results] == [f"i{n}" for n in range(1000)]
+    assert job.report.progress.succeeded == 1000
+    again = sum(gateway.asked.values()) - 1000
     assert again <= 256 + 64, f"{again} computed again, {written.progress.succeeded} were written"
 
 
@@ -90,8 +90,8 @@ async def test_two_processes_never_both_write(processes: Processes, gateway: Gat
     """A job that is resumed before its process has seen the pause is taken by another one as well."""
     await processes.start("one", window_items=64)
     await processes.start("two", window_items=64)
-    job = await processes.create(lines(3000))
-    for least in (1, 500, 1000):
+    job = await processes.create(lines(1500))
+    for least in (1, 300, 600):
         await processes.when(job.id, lambda one, most=least: one.progress.succeeded >= most)  # type: ignore[misc]
         await processes.stub.PauseJob(pb.PauseJobRequest(id=job.id))
         await processes.stub.ResumeJob(pb.ResumeJobRequest(id=job.id))
@@ -100,15 +100,15 @@ async def test_two_processes_never_both_write(processes: Processes, gateway: Gat
 
     assert job.state == COMPLETED
     results = await processes.results(job.id)
-    assert [one.index for one in results] == list(range(3000))
-    assert job.report.progress.succeeded == 3000
+    assert [one.index for one in results] == list(range(1500))
+    assert job.report.progress.succeeded == 1500
 
 
 async def test_a_drained_process_leaves_its_job_to_another_one_at_once(
     processes: Processes, gateway: GatewayDouble
 ) -> None:
     first = await processes.start("one", window_items=32)
-    job = await processes.create(lines(2000))
+    job = await processes.create(lines(1000))
     await processes.when(job.id, lambda one: one.progress.succeeded > 0)
     await processes.start("two", window_items=32)
     await first.end()
@@ -116,8 +116,8 @@ async def test_a_drained_process_leaves_its_job_to_another_one_at_once(
     job = await processes.ended(job.id)
 
     assert job.state == COMPLETED
-    assert job.report.progress.succeeded == 2000
-    assert sum(gateway.asked.values()) <= 2000 + 32
+    assert job.report.progress.succeeded == 1000
+    assert sum(gateway.asked.values()) <= 1000 + 32
 
 
 async def test_passing_errors_are_tried_again_and_permanent_ones_are_dead_letters(
@@ -195,20 +195,20 @@ async def test_identical_inputs_are_computed_once(
     processes: Processes, gateway: GatewayDouble
 ) -> None:
     await processes.start()
-    data = lines(2000, lambda n: f"prompt {n % 1400}")
+    data = lines(800, lambda n: f"prompt {n % 560}")
     job = await processes.create(data)
     job = await processes.ended(job.id)
     again = await processes.create(data, dedupe=pb.JobDedupe(reuse_job_ids=[job.id]))
     again = await processes.ended(again.id)
 
     progress = job.report.progress
-    assert sum(gateway.asked.values()) == 1400
-    assert (progress.succeeded, progress.deduplicated) == (2000, 600)
-    assert progress.saved_tokens == 600 * 4
-    assert (progress.cost, progress.completion_tokens) == (700.0, 2800)
+    assert sum(gateway.asked.values()) == 560
+    assert (progress.succeeded, progress.deduplicated) == (800, 240)
+    assert progress.saved_tokens == 240 * 4
+    assert (progress.cost, progress.completion_tokens) == (280.0, 1120)
     results = await processes.results(job.id)
-    assert all(one.answer.text == f"PROMPT {one.index % 1400}" for one in results)
-    assert again.report.progress.deduplicated == 2000
+    assert all(one.answer.text == f"PROMPT {one.index % 560}" for one in results)
+    assert again.report.progress.deduplicated == 800
 
 
 async def test_draws_that_differ_are_not_taken_for_identical(
@@ -266,7 +266,7 @@ async def test_a_job_that_has_cost_enough_is_paused(
     processes: Processes, gateway: GatewayDouble
 ) -> None:
     await processes.start(window_items=4)
-    job = await processes.create(lines(20_000), limits=pb.JobLimits(max_cost=100.0))
+    job = await processes.create(lines(2000), limits=pb.JobLimits(max_cost=100.0))
 
     job = await processes.ended(job.id)
 

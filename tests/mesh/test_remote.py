@@ -219,6 +219,7 @@ async def test_a_server_that_has_gone_is_left_alone_after_some_failures(
     assert (answer.model, answer.text) == ("chat", words(3))
 
 
+@pytest.mark.long
 async def test_a_server_that_is_not_there_is_told_at_start() -> None:
     settings = config.Settings(
         models=(model("gpt", OpenAIServer(url="http://127.0.0.1:1/v1"), "chat"),),

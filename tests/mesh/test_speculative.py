@@ -57,7 +57,7 @@ def asked(model: str, **fields: Any) -> list[pb.GenerateRequest]:
             sampling=pb.SamplingParams(max_tokens=example.max_tokens),
             **fields,
         )
-        for example in heldout(n_per_cell=2, seed=5)
+        for example in heldout(n_per_cell=1, seed=5)
     ]
 
 

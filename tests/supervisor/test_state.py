@@ -10,6 +10,7 @@ import pytest
 
 from sluice.errors import SetupError
 from supervisor.state import MeshState, ProcessState, StateDir, is_same_process
+from supervisor.status import report_of
 
 
 def mesh_state(pid: int = 1) -> MeshState:
@@ -42,6 +43,18 @@ def test_state_round_trip(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["state.json"]
     state.forget()
     assert state.read() is None
+
+
+async def test_the_state_of_a_supervisor_that_was_killed_says_so(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    state.write(mesh_state())  # processes with these numbers began at other times
+
+    report = await report_of(state)
+
+    assert not report.ready
+    assert report.problem is not None
+    assert "the supervisor (pid 1) is gone" in report.problem
+    assert not any(process.alive for process in report.processes)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 2}', '{"version": 99, "pid": 1}'])

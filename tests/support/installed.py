@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -62,17 +63,22 @@ def is_installed(distribution: str) -> bool:
 @cache
 def modules(distributions: frozenset[str]) -> frozenset[str]:
     """Top-level modules that ``distributions`` provide."""
-    provided = importlib.metadata.packages_distributions()
     return frozenset(
         module
-        for module, names in provided.items()
+        for module, names in packages_distributions().items()
         if {canonicalize_name(name) for name in names} & distributions
     )
 
 
+@cache
+def packages_distributions() -> Mapping[str, list[str]]:
+    """The distributions that provide each top-level module of this environment; to find them takes a second."""
+    return importlib.metadata.packages_distributions()
+
+
 def absent(extra: str = "") -> frozenset[str]:
     """Top-level modules of this environment that ``sluice[extra]`` does not bring."""
-    here = {*importlib.metadata.packages_distributions(), *root_packages()}
+    here = {*packages_distributions(), *root_packages()}
     ours = root_packages() if extra else ("sluice",)
     return frozenset(here - modules(closure(extra)) - set(ours))
 

@@ -187,30 +187,28 @@ async def test_the_deadline_ends_the_call(wire: Wire) -> None:
     await wire.batcher.cancelled(task)
 
 
-@pytest.mark.parametrize(
-    ("method", "request_", "kind", "words"),
-    [
-        ("Embed", pb.EmbedRequest(), InvalidRequest, "texts: must have 1 to 2048 entries"),
-        ("Embed", pb.EmbedRequest(texts=["a", " "]), InvalidRequest, r"texts\[1\]: must not be"),
-        ("Embed", pb.EmbedRequest(texts=["a"], model="gone"), UnknownModel, "known: embed"),
-        ("Embed", pb.EmbedRequest(texts=["a"], model="small"), InvalidRequest, "engine embedding"),
-        ("Embed", pb.EmbedRequest(texts=["a"], dimensions=33), InvalidRequest, "at most 32"),
-        ("Embed", pb.EmbedRequest(texts=["a"], prompt_name="x"), InvalidRequest, "no such prompt"),
-        ("Embed", pb.EmbedRequest(texts=["a", "w1 " * 70]), PromptTooLong, r"texts\[1\]: has 71"),
-        ("Rerank", pb.RerankRequest(documents=["a"]), InvalidRequest, "query: must not be empty"),
-        ("Rerank", pb.RerankRequest(query="w " * 70, documents=["a"]), PromptTooLong, "query: has"),
-        ("Score", pb.ScoreRequest(answers=["a"], model="embed"), InvalidRequest, "known: small"),
-        ("Score", pb.ScoreRequest(answers=["h"]), InvalidRequest, r"answers\[0\]: is one token"),
-        ("Generate", pb.GenerateRequest(prompt="a", model="embed"), UnknownModel, "known: small"),
-    ],
-)  # fmt: skip
-async def test_what_is_wrong_is_named(
-    wire: Wire, method: str, request_: Any, kind: type, words: str
-) -> None:
-    call = getattr(wire.stub, method)(request_)
-    _, error = await error_of(call if method != "Generate" else _first(call))
-    assert isinstance(error, kind)
-    assert re.search(words, error.message), error.message
+WRONG = [
+    ("Embed", pb.EmbedRequest(), InvalidRequest, "texts: must have 1 to 2048 entries"),
+    ("Embed", pb.EmbedRequest(texts=["a", " "]), InvalidRequest, r"texts\[1\]: must not be"),
+    ("Embed", pb.EmbedRequest(texts=["a"], model="gone"), UnknownModel, "known: embed"),
+    ("Embed", pb.EmbedRequest(texts=["a"], model="small"), InvalidRequest, "engine embedding"),
+    ("Embed", pb.EmbedRequest(texts=["a"], dimensions=33), InvalidRequest, "at most 32"),
+    ("Embed", pb.EmbedRequest(texts=["a"], prompt_name="x"), InvalidRequest, "no such prompt"),
+    ("Embed", pb.EmbedRequest(texts=["a", "w1 " * 70]), PromptTooLong, r"texts\[1\]: has 71"),
+    ("Rerank", pb.RerankRequest(documents=["a"]), InvalidRequest, "query: must not be empty"),
+    ("Rerank", pb.RerankRequest(query="w " * 70, documents=["a"]), PromptTooLong, "query: has"),
+    ("Score", pb.ScoreRequest(answers=["a"], model="embed"), InvalidRequest, "known: small"),
+    ("Score", pb.ScoreRequest(answers=["h"]), InvalidRequest, r"answers\[0\]: is one token"),
+    ("Generate", pb.GenerateRequest(prompt="a", model="embed"), UnknownModel, "known: small"),
+]  # fmt: skip
+
+
+async def test_what_is_wrong_is_named(wire: Wire) -> None:
+    for method, request_, kind, words in WRONG:
+        call = getattr(wire.stub, method)(request_)
+        _, error = await error_of(call if method != "Generate" else _first(call))
+        assert isinstance(error, kind)
+        assert re.search(words, error.message), error.message
 
 
 async def _first(call: Any) -> None:

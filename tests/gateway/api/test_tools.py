@@ -206,91 +206,87 @@ async def test_tools_and_results_are_inspected(nats_url: str, folder: Path) -> N
         assert error.reason == "SAFETY_BLOCKED"
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"tools": [pb.Tool(name="a b")]}, "tools[0].name"),
-        ({"tools": [WEATHER, WEATHER]}, "tools"),
-        ({"tools": [pb.Tool(name="f", parameters="{")]}, "tools[0].parameters"),
-        ({"tools": [pb.Tool(name="f", parameters="[]")]}, "tools[0].parameters"),
-        ({"tools": [pb.Tool(name="f", parameters='{"type": "string"}')]}, "tools[0].parameters"),
-        (
-            {"tools": [pb.Tool(name="f", parameters='{"a":' * 9999 + "1" + "}" * 9999)]},
-            "tools[0].parameters",
-        ),
-        (
-            {"tools": [pb.Tool(name="f", parameters='{"a":' * 99 + "1" + "}" * 99)]},
-            "tools[0].parameters",
-        ),
-        ({"tools": [pb.Tool(name="f", parameters=f'"{"x" * 70_000}"')]}, "tools[0].parameters"),
-        ({"tools": [pb.Tool(name=f"f{i}") for i in range(129)]}, "tools"),
-        ({"tool_choice": pb.ToolChoice(function="other")}, "tool_choice.function"),
-        ({"tool_choice": pb.ToolChoice(function="weather"), "tools": []}, "tool_choice"),
-        ({"parallel_tool_calls": True, "tools": []}, "parallel_tool_calls"),
-        ({"sampling": pb.SamplingParams(regex="a")}, "sampling.regex"),
-        (
-            {
-                "sampling": pb.SamplingParams(min_tokens=3),
-                "tool_choice": pb.ToolChoice(function="weather"),
-            },
-            "sampling.min_tokens",
-        ),
-        (
-            {
-                "tools": [pb.Tool(name="f", parameters='{"not": {}}')],
-                "tool_choice": pb.ToolChoice(function="f"),
-            },
-            "tools[0].parameters",
-        ),
-        (
-            {
-                "tools": [pb.Tool(name="f", parameters='{"$ref": "http://x/y"}')],
-                "tool_choice": pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED),
-            },
-            "tools[0].parameters",
-        ),
-    ],
-)
-async def test_bad_tools_are_refused_by_name(
-    wire: Wire, fields: dict[str, Any], named: str
-) -> None:
-    code, error = await error_of(wire.stub.Generate(asked(**fields)))
-    assert (code.name, error.reason) == ("INVALID_ARGUMENT", "REQUEST_INVALID")
-    assert [violation.field for violation in error.violations] == [named]
+BAD_TOOLS = [
+    ({"tools": [pb.Tool(name="a b")]}, "tools[0].name"),
+    ({"tools": [WEATHER, WEATHER]}, "tools"),
+    ({"tools": [pb.Tool(name="f", parameters="{")]}, "tools[0].parameters"),
+    ({"tools": [pb.Tool(name="f", parameters="[]")]}, "tools[0].parameters"),
+    ({"tools": [pb.Tool(name="f", parameters='{"type": "string"}')]}, "tools[0].parameters"),
+    (
+        {"tools": [pb.Tool(name="f", parameters='{"a":' * 9999 + "1" + "}" * 9999)]},
+        "tools[0].parameters",
+    ),
+    (
+        {"tools": [pb.Tool(name="f", parameters='{"a":' * 99 + "1" + "}" * 99)]},
+        "tools[0].parameters",
+    ),
+    ({"tools": [pb.Tool(name="f", parameters=f'"{"x" * 70_000}"')]}, "tools[0].parameters"),
+    ({"tools": [pb.Tool(name=f"f{i}") for i in range(129)]}, "tools"),
+    ({"tool_choice": pb.ToolChoice(function="other")}, "tool_choice.function"),
+    ({"tool_choice": pb.ToolChoice(function="weather"), "tools": []}, "tool_choice"),
+    ({"parallel_tool_calls": True, "tools": []}, "parallel_tool_calls"),
+    ({"sampling": pb.SamplingParams(regex="a")}, "sampling.regex"),
+    (
+        {
+            "sampling": pb.SamplingParams(min_tokens=3),
+            "tool_choice": pb.ToolChoice(function="weather"),
+        },
+        "sampling.min_tokens",
+    ),
+    (
+        {
+            "tools": [pb.Tool(name="f", parameters='{"not": {}}')],
+            "tool_choice": pb.ToolChoice(function="f"),
+        },
+        "tools[0].parameters",
+    ),
+    (
+        {
+            "tools": [pb.Tool(name="f", parameters='{"$ref": "http://x/y"}')],
+            "tool_choice": pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED),
+        },
+        "tools[0].parameters",
+    ),
+]
+
+
+async def test_bad_tools_are_refused_by_name(wire: Wire) -> None:
+    for fields, named in BAD_TOOLS:
+        code, error = await error_of(wire.stub.Generate(asked(**fields)))
+        assert (code.name, error.reason) == ("INVALID_ARGUMENT", "REQUEST_INVALID")
+        assert [violation.field for violation in error.violations] == [named]
 
 
 ONE = pb.ToolCall(id="call_1", name="weather", arguments="{}")
 
 
-@pytest.mark.parametrize(
-    ("turn", "named"),
-    [
-        (pb.ChatMessage(role=pb.ROLE_TOOL, content="x"), "tool_call_id"),
-        (pb.ChatMessage(role=pb.ROLE_TOOL, content="x", tool_call_id="other"), "tool_call_id"),
-        (pb.ChatMessage(role=pb.ROLE_USER, content="x", tool_call_id="call_1"), "tool_call_id"),
-        (pb.ChatMessage(role=pb.ROLE_USER, content="x", tool_calls=[ONE]), "tool_calls"),
-        (
-            pb.ChatMessage(
-                role=pb.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(name="f", arguments="{}")]
-            ),
-            "tool_calls[0].id",
+BAD_TURNS = [
+    (pb.ChatMessage(role=pb.ROLE_TOOL, content="x"), "tool_call_id"),
+    (pb.ChatMessage(role=pb.ROLE_TOOL, content="x", tool_call_id="other"), "tool_call_id"),
+    (pb.ChatMessage(role=pb.ROLE_USER, content="x", tool_call_id="call_1"), "tool_call_id"),
+    (pb.ChatMessage(role=pb.ROLE_USER, content="x", tool_calls=[ONE]), "tool_calls"),
+    (
+        pb.ChatMessage(role=pb.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(name="f", arguments="{}")]),
+        "tool_calls[0].id",
+    ),
+    (
+        pb.ChatMessage(
+            role=pb.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(id="1", name="f", arguments="no")]
         ),
-        (
-            pb.ChatMessage(
-                role=pb.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(id="1", name="f", arguments="no")]
-            ),
-            "tool_calls[0].arguments",
-        ),
-    ],
-)
-async def test_bad_turns_are_refused_by_name(wire: Wire, turn: pb.ChatMessage, named: str) -> None:
-    turns = [
-        pb.ChatMessage(role=pb.ROLE_ASSISTANT, tool_calls=[ONE]),
-        turn,
-        pb.ChatMessage(role=pb.ROLE_USER, content="go on"),
-    ]
-    _, error = await error_of(wire.stub.Generate(asked(chat=pb.ChatInput(messages=turns))))
-    assert [violation.field for violation in error.violations] == [f"chat.messages[1].{named}"]
+        "tool_calls[0].arguments",
+    ),
+]
+
+
+async def test_bad_turns_are_refused_by_name(wire: Wire) -> None:
+    for turn, named in BAD_TURNS:
+        turns = [
+            pb.ChatMessage(role=pb.ROLE_ASSISTANT, tool_calls=[ONE]),
+            turn,
+            pb.ChatMessage(role=pb.ROLE_USER, content="go on"),
+        ]
+        _, error = await error_of(wire.stub.Generate(asked(chat=pb.ChatInput(messages=turns))))
+        assert [violation.field for violation in error.violations] == [f"chat.messages[1].{named}"]
 
 
 async def test_a_template_without_tools_is_said(nats_url: str, model_folder: Path) -> None:

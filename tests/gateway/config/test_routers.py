@@ -1,5 +1,6 @@
 """Learned routers named in the configuration: loaded, asked, and refused when they cannot work."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from gateway.config.routers import load_router
 from gateway.routing.features import Features
 from gateway.routing.learned.artefact import save_to
 from gateway.routing.router import ModelFacts, NoLoad
-from learning.train import train
+from learning import train as training
 from sluice.settings import Settings, SettingsError
 from sluice.settings.routing import RoutingSettings
 from tests.learning.made_up import outcomes
@@ -17,10 +18,17 @@ from tests.learning.made_up import outcomes
 MODELS = {"small": ModelFacts("small"), "large": ModelFacts("large")}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _few_trees() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "TREES", 10)
+        yield
+
+
 @pytest.fixture(scope="module")
 def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("router") / "prompts.router"
-    save_to(train(outcomes(150), seed=1), path)
+    save_to(training.train(outcomes(150), seed=1), path)
     return path
 
 
@@ -70,7 +78,7 @@ def test_what_the_prompt_head_sends_away_is_no_reference_for_the_cascade_head(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "both.router"
-    saved = save_to(train(outcomes(60, answers=True), seed=1), path)
+    saved = save_to(training.train(outcomes(60, answers=True), seed=1), path)
     assert saved.cascade is not None
     cascade = {"first": "small", "second": "large", "artefact": str(path)}
     prompts, judged = saved.prompts.calibration.gains, saved.cascade.calibration.gains

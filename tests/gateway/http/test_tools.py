@@ -149,50 +149,50 @@ async def test_logit_bias(http: Wire, openai: AsyncOpenAI) -> None:
     future.cancel()
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"tools": "all"}, "tools"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "x": 1}}]},
-            "tools[0].function.x",
-        ),
-        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
-        (
-            {"tools": [{"type": "function", "function": {**FUNCTION, "strict": 1}}]},
-            "tools[0].function.strict",
-        ),
-        *(
-            ({"tools": [{"type": "function", "function": {"name": "f", **broken}}]}, named)
-            for broken, named in (
-                ({"parameters": "{}"}, "tools[0].function.parameters"),
-                ({"parameters": {"type": "string"}}, "tools[0].function.parameters"),
-                ({"parameters": {"x": "y" * 70_000}}, "tools[0].function.parameters"),
-                ({"parameters": {"not": {}}, "strict": True}, "tools[0].function.parameters"),
-                ({"name": "a b"}, "tools[0].function.name"),
-            )
-        ),
-        ({"tools": [WEATHER], "tool_choice": "some"}, "tool_choice"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [WEATHER], "n": 17}, "n"),
-        ({"n": 2**31}, "n"),
-        ({"messages": [*ASKED, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
-        (
-            {"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]},
-            "messages[0].tool_calls",
-        ),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]},
-            "messages[0].tool_calls[0]",
-        ),
-    ],
-)
-async def test_bad_tools_are_refused(openai: AsyncOpenAI, fields: Any, param: str) -> None:
-    asked: Any = {"model": "small", "messages": ASKED, **fields}
-    with pytest.raises(sdk.BadRequestError) as caught:
-        await openai.chat.completions.create(**asked)
-    assert caught.value.param == param
+BAD_TOOLS = [
+    ({"tools": "all"}, "tools"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "x": 1}}]},
+        "tools[0].function.x",
+    ),
+    ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+    (
+        {"tools": [{"type": "function", "function": {**FUNCTION, "strict": 1}}]},
+        "tools[0].function.strict",
+    ),
+    *(
+        ({"tools": [{"type": "function", "function": {"name": "f", **broken}}]}, named)
+        for broken, named in (
+            ({"parameters": "{}"}, "tools[0].function.parameters"),
+            ({"parameters": {"type": "string"}}, "tools[0].function.parameters"),
+            ({"parameters": {"x": "y" * 70_000}}, "tools[0].function.parameters"),
+            ({"parameters": {"not": {}}, "strict": True}, "tools[0].function.parameters"),
+            ({"name": "a b"}, "tools[0].function.name"),
+        )
+    ),
+    ({"tools": [WEATHER], "tool_choice": "some"}, "tool_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [WEATHER], "n": 17}, "n"),
+    ({"n": 2**31}, "n"),
+    ({"messages": [*ASKED, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
+    (
+        {"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]},
+        "messages[0].tool_calls",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]},
+        "messages[0].tool_calls[0]",
+    ),
+]
+
+
+async def test_bad_tools_are_refused(openai: AsyncOpenAI) -> None:
+    for fields, param in BAD_TOOLS:
+        asked: Any = {"model": "small", "messages": ASKED, **fields}
+        with pytest.raises(sdk.BadRequestError) as caught:
+            await openai.chat.completions.create(**asked)
+        assert caught.value.param == param
 
 
 TOOL: Any = {"type": "function", **FUNCTION}
@@ -272,29 +272,29 @@ async def test_a_response_that_is_cut_off_says_why(http: Wire, openai: AsyncOpen
     assert response.incomplete_details.reason == "max_output_tokens"
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"store": True}, "store"),
-        ({"background": True}, "background"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "input[0].content",
-        ),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
-            "input[0].content",
-        ),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
-        ({"text": {"verbosity": "low"}}, "text"),
-        ({"stream_options": {"x": 1}}, "stream_options"),
-        ({"temperature": 3}, "temperature"),
-        ({"text": {"format": {"type": "json_schema", "name": "\ud800", "schema": {}}}}, None),
-    ],
-)
-async def test_what_responses_do_not_have(http: Wire, fields: Any, param: str | None) -> None:
-    body = {"model": "small", "input": "hello", **fields}
-    reply = await ask(http.http, "/v1/responses", body)
-    assert (reply.status, reply.error["param"]) == (400, param)
+NOT_IN_RESPONSES = [
+    ({"previous_response_id": "resp_1"}, "previous_response_id"),
+    ({"store": True}, "store"),
+    ({"background": True}, "background"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+        "input[0].content",
+    ),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
+        "input[0].content",
+    ),
+    ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+    ({"text": {"verbosity": "low"}}, "text"),
+    ({"stream_options": {"x": 1}}, "stream_options"),
+    ({"temperature": 3}, "temperature"),
+    ({"text": {"format": {"type": "json_schema", "name": "\ud800", "schema": {}}}}, None),
+]
+
+
+async def test_what_responses_do_not_have(http: Wire) -> None:
+    for fields, param in NOT_IN_RESPONSES:
+        body = {"model": "small", "input": "hello", **fields}
+        reply = await ask(http.http, "/v1/responses", body)
+        assert (reply.status, reply.error["param"]) == (400, param)

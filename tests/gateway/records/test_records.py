@@ -114,23 +114,21 @@ async def test_the_last_grade_is_kept(wire: Wire) -> None:
     assert (await explained(wire, request_id)).grade.grade == 0.75
 
 
-@pytest.mark.parametrize(
-    ("request_id", "grade", "reason"),
-    [
-        ("req-nobody", 1.0, "RECORD_UNKNOWN"),
-        ("no.token", 1.0, "REQUEST_INVALID"),
-        ("req-1", 1.5, "REQUEST_INVALID"),
-        ("req-1", float("nan"), "REQUEST_INVALID"),
-    ],
-)
-async def test_bad_feedback_is_refused(
-    wire: Wire, request_id: str, grade: float, reason: str
-) -> None:
+BAD_FEEDBACK = [
+    ("req-nobody", 1.0, "RECORD_UNKNOWN"),
+    ("no.token", 1.0, "REQUEST_INVALID"),
+    ("req-1", 1.5, "REQUEST_INVALID"),
+    ("req-1", float("nan"), "REQUEST_INVALID"),
+]
+
+
+async def test_bad_feedback_is_refused(wire: Wire) -> None:
     stub: Any = AdminServiceStub(wire.channel)
-    _, error = await error_of(
-        stub.SubmitFeedback(SubmitFeedbackRequest(request_id=request_id, grade=grade))
-    )
-    assert error.reason == reason
+    for request_id, grade, reason in BAD_FEEDBACK:
+        _, error = await error_of(
+            stub.SubmitFeedback(SubmitFeedbackRequest(request_id=request_id, grade=grade))
+        )
+        assert error.reason == reason
 
 
 async def test_the_audit_holds_hashes_and_text_only_where_asked_for(

@@ -204,21 +204,18 @@ async def test_gateways_share_answers_and_forget_them_together(
         assert cached(await ask(other, prompt()))
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        ClearAnswersRequest(answer_key="x"),
-        ClearAnswersRequest(answer_key="a.b.c", tenant="a"),
-        ClearAnswersRequest(tenant="a.>"),
-        ClearAnswersRequest(model="*"),
-    ],
-    ids=["no key", "key and tenant", "tenant", "model"],
-)
-async def test_what_cannot_be_forgotten_is_refused(
-    wire: Wire, request_: ClearAnswersRequest
-) -> None:
-    _, error = await error_of(AdminServiceStub(wire.channel).ClearAnswers(request_))
-    assert isinstance(error, InvalidRequest)
+NOT_FORGOTTEN = [
+    ClearAnswersRequest(answer_key="x"),
+    ClearAnswersRequest(answer_key="a.b.c", tenant="a"),
+    ClearAnswersRequest(tenant="a.>"),
+    ClearAnswersRequest(model="*"),
+]
+
+
+async def test_what_cannot_be_forgotten_is_refused(wire: Wire) -> None:
+    for request_ in NOT_FORGOTTEN:
+        _, error = await error_of(AdminServiceStub(wire.channel).ClearAnswers(request_))
+        assert isinstance(error, InvalidRequest)
 
 
 async def test_without_jetstream_a_gateway_goes_on_with_its_memory(

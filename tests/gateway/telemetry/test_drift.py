@@ -234,8 +234,8 @@ def by_prompt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _artefact(folders: pytest.TempPathFactory, *, answers: bool) -> Path:
     path = folders.mktemp("router") / "made_up.router"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "TREES", 20)
-        save_to(train(outcomes(300, answers=answers), seed=1), path)
+        patch.setattr(training, "TREES", 10)
+        save_to(train(outcomes(150, answers=answers), seed=1), path)
     return path
 
 

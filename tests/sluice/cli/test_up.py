@@ -184,6 +184,19 @@ def test_a_mesh_in_the_background(shell: Shell) -> None:
     assert answer["model"] == "echo"
     reload_policies(shell, up["address"])
 
+    down = shell.json("down")
+    assert down["pid"] == up["pid"]
+    assert not down["killed"]
+    assert down["leftovers"] == 0
+    assert shell.state.read() is None
+    for process in up["processes"]:
+        await_end(process["pid"])
+
+
+@pytest.mark.mesh
+@pytest.mark.long
+def test_a_mesh_starts_after_its_supervisor_was_killed(shell: Shell) -> None:
+    up = shell.json("up", "--config", str(shell.config), "--detach")
     pids = [process["pid"] for process in up["processes"]]
     stubs = [stub for pid in pids for stub in stub_pids(pid).values()]
     assert len(stubs) == 1
@@ -195,13 +208,7 @@ def test_a_mesh_in_the_background(shell: Shell) -> None:
     assert not any(process["alive"] for process in stale["processes"])
 
     again = shell.json("up", "--config", str(shell.config), "--detach")
-    down = shell.json("down")
-    assert down["pid"] == again["pid"]
-    assert not down["killed"]
-    assert down["leftovers"] == 0
-    assert shell.state.read() is None
-    for process in again["processes"]:
-        await_end(process["pid"])
+    assert shell.json("down")["pid"] == again["pid"]
 
 
 @pytest.mark.mesh
