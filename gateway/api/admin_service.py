@@ -20,39 +20,12 @@ from sluice.errors import InvalidRequest, PermissionDenied, RequestUnknown, Work
 from sluice.internal.v1.gateway_pb2 import GatewayAnswer, GatewayQuestion, RouterHealthQuestion
 from sluice.telemetry import catalog
 from sluice.telemetry.exchange import MetricsExchange
-from sluice.v1 import admin_pb2
-from sluice.v1.admin_pb2 import (
-    CancelRequestsRequest,
-    CancelRequestsResponse,
-    ClearAnswersRequest,
-    ClearAnswersResponse,
-    DrainWorkerRequest,
-    DrainWorkerResponse,
-    ForgetTenantRequest,
-    ForgetTenantResponse,
-    GetAuditEntryRequest,
-    GetAuditEntryResponse,
-    GetRequestRecordRequest,
-    GetRequestRecordResponse,
-    GetRouterHealthRequest,
-    GetRouterHealthResponse,
-    Grade,
-    ListRequestsRequest,
-    ListRequestsResponse,
-    ListTenantsRequest,
-    ListTenantsResponse,
-    ProcessMetrics,
-    ReadMetricsRequest,
-    ReadMetricsResponse,
-    StreamOutcomesRequest,
-    SubmitFeedbackRequest,
-    SubmitFeedbackResponse,
-)
+from sluice.v1 import admin_pb2 as pb
 from sluice.v1.admin_pb2_grpc import AdminServiceServicer
 from sluice.wire.clock import ms_of, timestamp, unix_ms
 from sluice.wire.subjects import is_token
 
-ADMIN_SERVICE: Final = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+ADMIN_SERVICE: Final = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 
 
 @dataclass(frozen=True)
@@ -89,15 +62,17 @@ class AdminService(AdminServiceServicer):
         peers.answer("router_health", self._own_health)
 
     async def ListRequests(
-        self, request: ListRequestsRequest, context: Any
-    ) -> ListRequestsResponse:
+        self, request: pb.ListRequestsRequest, context: Any
+    ) -> pb.ListRequestsResponse:
         """See the proto."""
         if request.limit > LIST_MAX:
             raise InvalidRequest.of("limit", f"must be at most {LIST_MAX}")
         request.tenant = current_caller().reads or request.tenant
         return await self._mesh.requests.listed(request)
 
-    async def ListTenants(self, request: ListTenantsRequest, context: Any) -> ListTenantsResponse:
+    async def ListTenants(
+        self, request: pb.ListTenantsRequest, context: Any
+    ) -> pb.ListTenantsResponse:
         """See the proto."""
         tenant = current_caller().reads or request.tenant
         if tenant and not is_token(tenant):
@@ -105,16 +80,16 @@ class AdminService(AdminServiceServicer):
         return self._mesh.limits.listed(tenant, self._mesh.currency)
 
     async def ForgetTenant(
-        self, request: ForgetTenantRequest, context: Any
-    ) -> ForgetTenantResponse:
+        self, request: pb.ForgetTenantRequest, context: Any
+    ) -> pb.ForgetTenantResponse:
         """See the proto."""
         if not is_token(request.tenant):
             raise InvalidRequest.of("tenant", "must be 1 to 64 letters, digits, '-' and '_'")
         return await self._mesh.forgetting.forget(request.tenant)
 
     async def CancelRequests(
-        self, request: CancelRequestsRequest, context: Any
-    ) -> CancelRequestsResponse:
+        self, request: pb.CancelRequestsRequest, context: Any
+    ) -> pb.CancelRequestsResponse:
         """See the proto."""
         if bool(request.request_ids) == bool(request.tenant):
             raise InvalidRequest.of("request_ids", "name requests, or a tenant")
@@ -123,7 +98,9 @@ class AdminService(AdminServiceServicer):
             raise RequestUnknown(f"{', '.join(request.request_ids)}: no such request runs now")
         return cancelled
 
-    async def DrainWorker(self, request: DrainWorkerRequest, context: Any) -> DrainWorkerResponse:
+    async def DrainWorker(
+        self, request: pb.DrainWorkerRequest, context: Any
+    ) -> pb.DrainWorkerResponse:
         """See the proto."""
         live = _live_workers(await self._mesh.metrics.read_all((catalog.WORKER_LIVE.name,)))
         # One that was taken out of the configuration can still be taken out of the record.
@@ -136,46 +113,48 @@ class AdminService(AdminServiceServicer):
         record = await change(request.model, request.worker, drained=not request.undo)
         drained = {(one.model, one.worker) for one in record.workers}
         others = {one for one, reached in live.items() if reached and one[0] == request.model}
-        return DrainWorkerResponse(
+        return pb.DrainWorkerResponse(
             others=len(others - drained - {(request.model, request.worker)}),
             drained=[" ".join(one) for one in sorted(drained)],
         )
 
-    async def ReadMetrics(self, request: ReadMetricsRequest, context: Any) -> ReadMetricsResponse:
+    async def ReadMetrics(
+        self, request: pb.ReadMetricsRequest, context: Any
+    ) -> pb.ReadMetricsResponse:
         """See the proto."""
         unknown = sorted(set(request.names) - {one.name for one in catalog.METRICS})
         if unknown:
             raise InvalidRequest.of("names", f"no metrics of the mesh: {', '.join(unknown)}")
-        return ReadMetricsResponse(processes=await self._mesh.metrics.read_all(request.names))
+        return pb.ReadMetricsResponse(processes=await self._mesh.metrics.read_all(request.names))
 
     async def GetRequestRecord(
-        self, request: GetRequestRecordRequest, context: Any
-    ) -> GetRequestRecordResponse:
+        self, request: pb.GetRequestRecordRequest, context: Any
+    ) -> pb.GetRequestRecordResponse:
         """See the proto."""
         return await self._store.explain(_request_id(request.request_id), current_caller().reads)
 
     async def GetAuditEntry(
-        self, request: GetAuditEntryRequest, context: Any
-    ) -> GetAuditEntryResponse:
+        self, request: pb.GetAuditEntryRequest, context: Any
+    ) -> pb.GetAuditEntryResponse:
         """See the proto."""
         request_id = _request_id(request.request_id)
         return audit_response(await self._store.audit_entry(request_id, current_caller().reads))
 
     async def SubmitFeedback(
-        self, request: SubmitFeedbackRequest, context: Any
-    ) -> SubmitFeedbackResponse:
+        self, request: pb.SubmitFeedbackRequest, context: Any
+    ) -> pb.SubmitFeedbackResponse:
         """See the proto."""
         if not 0 <= request.grade <= 1:  # NaN too
             raise InvalidRequest.of("grade", "must be in [0, 1]")
-        grade = Grade(grade=request.grade, create_time=timestamp(unix_ms()))
+        grade = pb.Grade(grade=request.grade, create_time=timestamp(unix_ms()))
         request_id = _request_id(request.request_id)
         record = await self._store.grade(request_id, grade, current_caller().changes)
         self._drift.graded(record, grade.grade)
-        return SubmitFeedbackResponse()
+        return pb.SubmitFeedbackResponse()
 
     # A coroutine that writes: see InferenceService.Generate.
     async def StreamOutcomes(  # type: ignore[override]
-        self, request: StreamOutcomesRequest, context: Any
+        self, request: pb.StreamOutcomesRequest, context: Any
     ) -> None:
         """See the proto."""
         tenants = self._readable(list(request.tenants), context)
@@ -185,8 +164,8 @@ class AdminService(AdminServiceServicer):
                 await context.write(response)
 
     async def GetRouterHealth(
-        self, request: GetRouterHealthRequest, context: Any
-    ) -> GetRouterHealthResponse:
+        self, request: pb.GetRouterHealthRequest, context: Any
+    ) -> pb.GetRouterHealthResponse:
         """See the proto."""
         question = GatewayQuestion(router_health=RouterHealthQuestion())
         others = (await self._peers.ask_all(question)).values()
@@ -195,10 +174,10 @@ class AdminService(AdminServiceServicer):
         )
 
     async def ClearAnswers(
-        self, request: ClearAnswersRequest, context: Any
-    ) -> ClearAnswersResponse:
+        self, request: pb.ClearAnswersRequest, context: Any
+    ) -> pb.ClearAnswersResponse:
         """See the proto."""
-        return ClearAnswersResponse(unreached_gateways=await self._answers.clear(request))
+        return pb.ClearAnswersResponse(unreached_gateways=await self._answers.clear(request))
 
     def _readable(self, tenants: list[str], context: Any) -> list[str]:
         """The tenants whose outcomes are asked for, empty for all; raises PermissionDenied."""
@@ -220,7 +199,7 @@ class AdminService(AdminServiceServicer):
         return GatewayAnswer(router_health=self._drift.health())
 
 
-def _live_workers(processes: list[ProcessMetrics]) -> dict[tuple[str, str], bool]:
+def _live_workers(processes: list[pb.ProcessMetrics]) -> dict[tuple[str, str], bool]:
     """Whether a batcher reaches it, of each worker, by model and name."""
     found: dict[tuple[str, str], bool] = {}
     points = (point for one in processes for series in one.metrics for point in series.points)

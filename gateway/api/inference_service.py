@@ -13,23 +13,7 @@ from gateway.api.texts import TextCalls
 from gateway.identity.caller import current_caller
 from gateway.validation.requests import UNSTATED_CLASS, request_about, validate_count
 from sluice.errors import InvalidRequest
-from sluice.v1.inference_pb2 import (
-    NOTICE_KIND_ESCALATED,
-    CountTokensRequest,
-    CountTokensResponse,
-    EmbedRequest,
-    EmbedResponse,
-    GenerateRequest,
-    GenerateResponse,
-    GenerateTextResponse,
-    ListModelsRequest,
-    ListModelsResponse,
-    Model,
-    RerankRequest,
-    RerankResponse,
-    ScoreRequest,
-    ScoreResponse,
-)
+from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceServicer
 
 
@@ -46,32 +30,36 @@ class InferenceService(InferenceServiceServicer):
 
     # A coroutine that writes, not a generator: when the call is cancelled its `finally` runs at once.
     async def Generate(  # type: ignore[override]
-        self, request: GenerateRequest, context: Any
+        self, request: pb.GenerateRequest, context: Any
     ) -> None:
         """See the proto."""
         await self._generator.answer(
             request, context.write, context.time_remaining(), metadata_of(context)
         )
 
-    async def GenerateText(self, request: GenerateRequest, context: Any) -> GenerateTextResponse:
+    async def GenerateText(
+        self, request: pb.GenerateRequest, context: Any
+    ) -> pb.GenerateTextResponse:
         """See the proto."""
         return await whole_answer(
             self._generator, request, context.time_remaining(), metadata_of(context)
         )
 
-    async def Embed(self, request: EmbedRequest, context: Any) -> EmbedResponse:
+    async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
         """See the proto."""
         return await self._texts.embed(request, context.time_remaining(), metadata_of(context))
 
-    async def Rerank(self, request: RerankRequest, context: Any) -> RerankResponse:
+    async def Rerank(self, request: pb.RerankRequest, context: Any) -> pb.RerankResponse:
         """See the proto."""
         return await self._texts.rerank(request, context.time_remaining(), metadata_of(context))
 
-    async def Score(self, request: ScoreRequest, context: Any) -> ScoreResponse:
+    async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
         """See the proto."""
         return await self._texts.score(request, context.time_remaining(), metadata_of(context))
 
-    async def CountTokens(self, request: CountTokensRequest, context: Any) -> CountTokensResponse:
+    async def CountTokens(
+        self, request: pb.CountTokensRequest, context: Any
+    ) -> pb.CountTokensResponse:
         """See the proto."""
         conversation, name = validate_count(request, self._admission.catalog)
         tenant = current_caller().tenant
@@ -79,22 +67,24 @@ class InferenceService(InferenceServiceServicer):
             asked = request_about(conversation, tenant, {}, timeout_of(context))
             asker = asker_of(asked, new_request_id(), time.monotonic())
             count, model = await self._admission.count(conversation, name, asker)
-        return CountTokensResponse(
+        return pb.CountTokensResponse(
             token_count=count, context_tokens=model.context_tokens, model=model.name
         )
 
-    async def ListModels(self, request: ListModelsRequest, context: Any) -> ListModelsResponse:
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: Any
+    ) -> pb.ListModelsResponse:
         """See the proto."""
         now = time.monotonic()
         names, next_page = _page_of(
             self._admission.catalog.names, request.page_size, request.page_token
         )
         models = [self._model(name, now) for name in names]
-        return ListModelsResponse(models=models, next_page_token=next_page)
+        return pb.ListModelsResponse(models=models, next_page_token=next_page)
 
-    def _model(self, name: str, now: float) -> Model:
+    def _model(self, name: str, now: float) -> pb.Model:
         model, load = self._admission.catalog[name], self._loads.load(name, now)
-        return Model(
+        return pb.Model(
             name=name,
             tier=model.settings.tier,
             context_tokens=model.context_tokens,
@@ -107,10 +97,10 @@ class InferenceService(InferenceServiceServicer):
 
 async def whole_answer(
     generator: Generator,
-    request: GenerateRequest,
+    request: pb.GenerateRequest,
     remaining_s: float | None,
     metadata: Mapping[str, str],
-) -> GenerateTextResponse:
+) -> pb.GenerateTextResponse:
     """The only answer to ``request``, in one message.
 
     Raises:
@@ -118,9 +108,9 @@ async def whole_answer(
     """
     if request.sampling.n > 1:
         raise InvalidRequest.of("sampling.n", "must be 1 here; Generate gives several answers")
-    answer = GenerateTextResponse()
+    answer = pb.GenerateTextResponse()
 
-    async def collect(event: GenerateResponse) -> None:
+    async def collect(event: pb.GenerateResponse) -> None:
         add_event(answer, event)
 
     await generator.answer(request, collect, remaining_s, metadata)
@@ -131,7 +121,7 @@ _OF_MODEL: Final = "text", "reasoning", "token_ids", "logprobs", "hidden_indexes
 """Fields of an answer that are void when another model takes over."""
 
 
-def add_event(response: GenerateTextResponse, event: GenerateResponse) -> None:
+def add_event(response: pb.GenerateTextResponse, event: pb.GenerateResponse) -> None:
     """Adds the next ``event`` of a stream to the whole answer."""
     match event.WhichOneof("event"):
         case "started":
@@ -144,7 +134,7 @@ def add_event(response: GenerateTextResponse, event: GenerateResponse) -> None:
             response.hidden_indexes.extend(event.delta.hidden_indexes)
             response.tool_calls.extend(event.delta.tool_calls)
         case "notice":
-            if event.notice.kind == NOTICE_KIND_ESCALATED:
+            if event.notice.kind == pb.NOTICE_KIND_ESCALATED:
                 for field in _OF_MODEL:
                     response.ClearField(field)
             response.notices.append(event.notice)

@@ -18,21 +18,11 @@ from gateway.validation.conversation import USER, Conversation, Turn
 from gateway.validation.requests import UNSTATED_CLASS, check_labels, request_about
 from sluice.errors import NoDryRun
 from sluice.internal.v1.gateway_pb2 import DryRunQuestion, GatewayAnswer, GatewayQuestion
-from sluice.v1 import safety_pb2
-from sluice.v1.safety_pb2 import (
-    CheckTextRequest,
-    CheckTextResponse,
-    GetDryRunRequest,
-    GetDryRunResponse,
-    SafetyAction,
-    SafetyFinding,
-    SafetyMove,
-    SafetySeverity,
-)
+from sluice.v1 import safety_pb2 as pb
 from sluice.v1.safety_pb2_grpc import SafetyServiceServicer
 from sluice.wire.enums import value_of
 
-SAFETY_SERVICE: Final = safety_pb2.DESCRIPTOR.services_by_name["SafetyService"].full_name
+SAFETY_SERVICE: Final = pb.DESCRIPTOR.services_by_name["SafetyService"].full_name
 
 
 class SafetyService(SafetyServiceServicer):
@@ -44,7 +34,7 @@ class SafetyService(SafetyServiceServicer):
         self._peers = peers
         peers.answer("dry_run", self._own_dry_run)
 
-    async def CheckText(self, request: CheckTextRequest, context: Any) -> CheckTextResponse:
+    async def CheckText(self, request: pb.CheckTextRequest, context: Any) -> pb.CheckTextResponse:
         """See the proto."""
         check_labels(request.labels)
         tenant = current_caller().tenant
@@ -54,7 +44,7 @@ class SafetyService(SafetyServiceServicer):
             asker = asker_of(asked, new_request_id(), time.monotonic())
             return _checked(await self._admission.check(asker))
 
-    async def GetDryRun(self, request: GetDryRunRequest, context: Any) -> GetDryRunResponse:
+    async def GetDryRun(self, request: pb.GetDryRunRequest, context: Any) -> pb.GetDryRunResponse:
         """See the proto."""
         counts = self._admission.inspector.dry_run
         if counts is None:
@@ -69,11 +59,11 @@ class SafetyService(SafetyServiceServicer):
         return GatewayAnswer(dry_run=own)
 
 
-def _checked(safety: SafetyOutcome) -> CheckTextResponse:
+def _checked(safety: SafetyOutcome) -> pb.CheckTextResponse:
     """The answer about the only text of ``safety``."""
     (inspected,) = safety.inspected
     blocked = bool(safety.verdict.blocked)
-    return CheckTextResponse(
+    return pb.CheckTextResponse(
         normalized_text=inspected.normalized,
         text="" if blocked else inspected.text,
         findings=[*map(_finding, inspected.found), *map(_failure, safety.entities.failed)],
@@ -83,12 +73,12 @@ def _checked(safety: SafetyOutcome) -> CheckTextResponse:
     )
 
 
-def _counted(counts: DryRun, gateway: str) -> GetDryRunResponse:
+def _counted(counts: DryRun, gateway: str) -> pb.GetDryRunResponse:
     moves = [
-        SafetyMove(rule=rule, now=_action(now), then=_action(then), count=count)
+        pb.SafetyMove(rule=rule, now=_action(now), then=_action(then), count=count)
         for (rule, now, then), count in counts.moves.most_common()
     ]
-    return GetDryRunResponse(
+    return pb.GetDryRunResponse(
         policy=counts.policy,
         texts=counts.texts,
         changed=counts.changed,
@@ -97,20 +87,20 @@ def _counted(counts: DryRun, gateway: str) -> GetDryRunResponse:
     )
 
 
-def _action(action: Action | None) -> "SafetyAction.ValueType":
-    return value_of(SafetyAction, "unspecified" if action is None else action.name)
+def _action(action: Action | None) -> "pb.SafetyAction.ValueType":
+    return value_of(pb.SafetyAction, "unspecified" if action is None else action.name)
 
 
-def _failure(failed: tuple[str, Action]) -> SafetyFinding:
+def _failure(failed: tuple[str, Action]) -> pb.SafetyFinding:
     """A token classifier that gave no answer, about no place of the text."""
     rule, action = failed
-    return SafetyFinding(rule=rule, action=_action(action))
+    return pb.SafetyFinding(rule=rule, action=_action(action))
 
 
-def _finding(found: PromptFinding) -> SafetyFinding:
-    return SafetyFinding(
+def _finding(found: PromptFinding) -> pb.SafetyFinding:
+    return pb.SafetyFinding(
         rule=found.rule,
-        severity=value_of(SafetySeverity, found.severity.name),
+        severity=value_of(pb.SafetySeverity, found.severity.name),
         action=_action(found.action),
         start=found.start,
         end=found.end,

@@ -34,18 +34,7 @@ from sluice.internal.v1.frame_pb2 import RowTimings
 from sluice.settings import GatewaySettings
 from sluice.telemetry import names
 from sluice.telemetry.tracing import TRACEPARENT, UNSAMPLED, headers_of
-from sluice.v1.inference_pb2 import (
-    Embedding,
-    EmbedRequest,
-    EmbedResponse,
-    RankedDocument,
-    RerankRequest,
-    RerankResponse,
-    ScoredAnswer,
-    ScoreRequest,
-    ScoreResponse,
-    Usage,
-)
+from sluice.v1 import inference_pb2 as pb
 from sluice.wire import subjects
 
 TRACED_ROWS: Final = 16
@@ -80,11 +69,11 @@ class _Done:
     """Of each row, float32."""
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> pb.Usage:
         """Tokens of all rows."""
         cached = sum(one.usage.cached_prompt_tokens for one in self.attempts)
         tokens = sum(len(row.prompt_token_ids) for row in self.admitted.rows)
-        return Usage(prompt_tokens=tokens, cached_prompt_tokens=cached, cached=not self.attempts)
+        return pb.Usage(prompt_tokens=tokens, cached_prompt_tokens=cached, cached=not self.attempts)
 
 
 @dataclass(frozen=True)
@@ -100,8 +89,8 @@ class TextCalls:
     tracer: Tracer
 
     async def embed(
-        self, wire: EmbedRequest, remaining_s: float | None, metadata: Mapping[str, str]
-    ) -> EmbedResponse:
+        self, wire: pb.EmbedRequest, remaining_s: float | None, metadata: Mapping[str, str]
+    ) -> pb.EmbedResponse:
         """The embeddings; ``remaining_s``: until the deadline of the call.
 
         Raises:
@@ -110,10 +99,12 @@ class TextCalls:
         validate = partial(validate_embed, wire, self.upstream.admission.catalog)
         done = await self._run(EMBED, validate, partial(embed_rows, wire), remaining_s, metadata)
         embeddings = [
-            Embedding(values=values, token_count=len(row.prompt_token_ids), truncated=row.truncated)
+            pb.Embedding(
+                values=values, token_count=len(row.prompt_token_ids), truncated=row.truncated
+            )
             for values, row in zip(done.values, done.admitted.rows, strict=True)
         ]
-        return EmbedResponse(
+        return pb.EmbedResponse(
             request_id=done.request_id,
             trace_id=done.trace_id,
             model=done.admitted.plan.model,
@@ -122,17 +113,17 @@ class TextCalls:
         )
 
     async def rerank(
-        self, wire: RerankRequest, remaining_s: float | None, metadata: Mapping[str, str]
-    ) -> RerankResponse:
+        self, wire: pb.RerankRequest, remaining_s: float | None, metadata: Mapping[str, str]
+    ) -> pb.RerankResponse:
         """The documents by score; as `embed`."""
         validate = partial(validate_rerank, wire, self.upstream.admission.catalog)
         done = await self._run(RERANK, validate, partial(rerank_rows, wire), remaining_s, metadata)
         found = [
-            RankedDocument(index=place, score=_floats(values)[0], truncated=row.truncated)
+            pb.RankedDocument(index=place, score=_floats(values)[0], truncated=row.truncated)
             for place, (values, row) in enumerate(zip(done.values, done.admitted.rows, strict=True))
         ]
         found.sort(key=lambda one: -one.score)
-        return RerankResponse(
+        return pb.RerankResponse(
             request_id=done.request_id,
             trace_id=done.trace_id,
             model=done.admitted.plan.model,
@@ -141,8 +132,8 @@ class TextCalls:
         )
 
     async def score(
-        self, wire: ScoreRequest, remaining_s: float | None, metadata: Mapping[str, str]
-    ) -> ScoreResponse:
+        self, wire: pb.ScoreRequest, remaining_s: float | None, metadata: Mapping[str, str]
+    ) -> pb.ScoreResponse:
         """The log-probabilities; as `embed`."""
         validate = partial(validate_score, wire, self.upstream.admission.catalog)
         done = await self._run(SCORE, validate, partial(score_rows, wire), remaining_s, metadata)
@@ -151,8 +142,8 @@ class TextCalls:
             assert row.values is not None, "its tokens are scored"
             found = _floats(values)
             scored = row.values.scored_token_ids
-            answers.append(ScoredAnswer(logprob=sum(found), token_ids=scored, logprobs=found))
-        return ScoreResponse(
+            answers.append(pb.ScoredAnswer(logprob=sum(found), token_ids=scored, logprobs=found))
+        return pb.ScoreResponse(
             request_id=done.request_id,
             trace_id=done.trace_id,
             model=done.admitted.plan.model,

@@ -28,14 +28,7 @@ from gateway.safety.compiled import CompiledPolicies
 from gateway.safety.inspector import Inspector
 from gateway.server import Gateway
 from sluice.errors import SetupError, SluiceError
-from sluice.internal.v1.gateway_pb2 import (
-    GatewayAnswer,
-    GatewayHello,
-    GatewayQuestion,
-    PolicyRecord,
-    PrepareQuestion,
-    TakeQuestion,
-)
+from sluice.internal.v1 import gateway_pb2
 from sluice.settings import Settings, SettingsError, parse
 from sluice.settings.reload import TAKEN_WHILE_RUNNING, refuse_changes
 
@@ -126,7 +119,9 @@ class GatewayReload:
             if loaded.compiled_digest != self._in_force:
                 self._revision = await self._share(loaded, await self._others(loaded))
             await self._use(loaded)
-        await self._gateway.peers.ask_all(GatewayQuestion(take=TakeQuestion()), TAKE_S)
+        await self._gateway.peers.ask_all(
+            gateway_pb2.GatewayQuestion(take=gateway_pb2.TakeQuestion()), TAKE_S
+        )
 
     async def _load(self, settings: Settings, path: Path | None) -> _Loaded:
         """Loads and compiles in a thread, and reads keys."""
@@ -165,10 +160,12 @@ class GatewayReload:
         Raises:
             SettingsError: one cannot, or does not answer.
         """
-        question = PrepareQuestion(
+        question = gateway_pb2.PrepareQuestion(
             sections=_sections_of(loaded.settings), compiled=loaded.compiled_digest
         )
-        answers = await self._gateway.peers.ask_all(GatewayQuestion(prepare=question), PREPARE_S)
+        answers = await self._gateway.peers.ask_all(
+            gateway_pb2.GatewayQuestion(prepare=question), PREPARE_S
+        )
         in_force = []
         for name, answer in answers.items():
             problem = "does not answer" if answer is None else answer.problem
@@ -185,12 +182,15 @@ class GatewayReload:
         """
         bucket = self._gateway.policies
         try:
-            known, last = await bucket.read(_KEY, PolicyRecord) or (PolicyRecord(), 0)
+            known, last = await bucket.read(_KEY, gateway_pb2.PolicyRecord) or (
+                gateway_pb2.PolicyRecord(),
+                0,
+            )
             replaced = dict.fromkeys(
                 [*known.replaced, known.digest, _digest_of(self._settings), *in_force]
             )
             replaced.pop(loaded.digest, None)
-            record = PolicyRecord(
+            record = gateway_pb2.PolicyRecord(
                 sections=_sections_of(loaded.settings),
                 digest=loaded.digest,
                 replaced=list(filter(None, replaced))[-_REPLACED_MAX:],
@@ -216,29 +216,29 @@ class GatewayReload:
         if tried is not None and tried is not self._inspector.dry_run:
             log.info("%s", tried)
 
-    async def _prepare(self, question: GatewayQuestion) -> GatewayAnswer:
+    async def _prepare(self, question: gateway_pb2.GatewayQuestion) -> gateway_pb2.GatewayAnswer:
         """Another gateway reloads."""
         try:
             loaded = await self._load(self._with(question.prepare.sections), None)
             await self._until_ready(loaded)
         except SettingsError as error:
-            return GatewayAnswer(problem=str(error))
+            return gateway_pb2.GatewayAnswer(problem=str(error))
         if loaded.compiled_digest != question.prepare.compiled:
-            return GatewayAnswer(
+            return gateway_pb2.GatewayAnswer(
                 problem="its word lists, learned routers, models or files of keys differ; give every gateway the same "
                 "files"
             )
         self._prepared = loaded
-        return GatewayAnswer(policies=_digest_of(self._settings))
+        return gateway_pb2.GatewayAnswer(policies=_digest_of(self._settings))
 
-    async def _take(self, _: GatewayQuestion) -> GatewayAnswer:
+    async def _take(self, _: gateway_pb2.GatewayQuestion) -> gateway_pb2.GatewayAnswer:
         await self._follow()
-        return GatewayAnswer(policies=_digest_of(self._settings))
+        return gateway_pb2.GatewayAnswer(policies=_digest_of(self._settings))
 
     async def _join(self) -> None:
         """This gateway starts: takes what the others have taken, when its own file is older."""
         try:
-            found = await self._gateway.policies.read(_KEY, PolicyRecord)
+            found = await self._gateway.policies.read(_KEY, gateway_pb2.PolicyRecord)
         except SluiceError as error:
             raise SetupError(str(error)) from error
         if found is None:
@@ -253,10 +253,10 @@ class GatewayReload:
                 "the policies of the file differ from those of the last reload; they are in force in this gateway"
             )
 
-    def _tell(self, hello: GatewayHello) -> None:
+    def _tell(self, hello: gateway_pb2.GatewayHello) -> None:
         hello.policies = self._revision
 
-    def _hear(self, hello: GatewayHello) -> None:
+    def _hear(self, hello: gateway_pb2.GatewayHello) -> None:
         busy = self._following is not None and not self._following.done()
         if hello.policies > self._revision and not busy:
             self._following = asyncio.ensure_future(self._follow())
@@ -265,7 +265,7 @@ class GatewayReload:
         """Takes what another gateway has written."""
         async with self._reloading:
             try:
-                found = await self._gateway.policies.read(_KEY, PolicyRecord)
+                found = await self._gateway.policies.read(_KEY, gateway_pb2.PolicyRecord)
                 if found is None or found[1] <= self._revision:
                     return
                 record, revision = found

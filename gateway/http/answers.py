@@ -10,15 +10,7 @@ from sluice.errors import InvalidRequest, SluiceError, UnknownModel
 from sluice.openai.answers import Shape, choice, finish_reason, usage_of, whole_answer
 from sluice.openai.errors import error_body, http_status
 from sluice.openai.tools import calls_of
-from sluice.v1.inference_pb2 import (
-    NOTICE_KIND_ESCALATED,
-    Delta,
-    Finished,
-    GenerateResponse,
-    GenerateTextResponse,
-    TokenLogprobs,
-    Usage,
-)
+from sluice.v1 import inference_pb2 as pb
 
 DONE: Final = b"data: [DONE]\n\n"
 EndTokens = Callable[[str], Collection[int]]
@@ -38,10 +30,10 @@ def sse(value: Mapping[str, Any]) -> bytes:
 
 
 def whole(
-    shape: Shape, created: int, answers: Sequence[GenerateTextResponse], ends: EndTokens
+    shape: Shape, created: int, answers: Sequence[pb.GenerateTextResponse], ends: EndTokens
 ) -> bytes:
     """The body of answers to one request that are complete."""
-    choices, usage, first = [], Usage(), answers[0]
+    choices, usage, first = [], pb.Usage(), answers[0]
     for index, one in enumerate(answers):
         logprobs = _with_text(one, ends(one.finished.model))
         parts = shape.message(one.text, logprobs, one.tool_calls, one.reasoning)
@@ -73,15 +65,15 @@ class Chunks:
         self._created = created
         self._ends = ends
         self._include_usage = include_usage
-        self._so_far = Usage() if continuous_usage else None
+        self._so_far = pb.Usage() if continuous_usage else None
         self._model = ""
         self._offsets: dict[int, int] = {}
         """Characters sent of each choice that has begun."""
         self._calls: Counter[int] = Counter()
         """Calls of tools sent of each choice."""
-        self._usage = Usage()
+        self._usage = pb.Usage()
 
-    def take(self, event: GenerateResponse) -> bytes:
+    def take(self, event: pb.GenerateResponse) -> bytes:
         """What the next ``event`` adds to the stream; may be empty."""
         match event.WhichOneof("event"):
             case "started":
@@ -93,7 +85,7 @@ class Chunks:
                 if self._so_far is not None:
                     self._so_far.completion_tokens += len(event.delta.token_ids)
                 return self._delta(event.answer_index, event.delta)
-            case "notice" if event.notice.kind == NOTICE_KIND_ESCALATED:
+            case "notice" if event.notice.kind == pb.NOTICE_KIND_ESCALATED:
                 # Nothing of the first model's answer was sent: requests of this API do not set accept_replace.
                 self._model = event.notice.model
             case "finished":
@@ -106,7 +98,7 @@ class Chunks:
             return DONE
         return sse({**self._frame([]), "usage": usage_of(self._usage)}) + DONE
 
-    def _delta(self, index: int, delta: Delta) -> bytes:
+    def _delta(self, index: int, delta: pb.Delta) -> bytes:
         logprobs = _with_text(delta, self._ends(self._model))
         if not (delta.text or logprobs or delta.tool_calls or delta.reasoning):
             return b""
@@ -123,7 +115,7 @@ class Chunks:
             chunks += self._chunk(index, {"delta": {"tool_calls": calls}, "logprobs": None})
         return chunks
 
-    def _finish(self, index: int, finished: Finished) -> bytes:
+    def _finish(self, index: int, finished: pb.Finished) -> bytes:
         first = self._begin(index)
         _add_usage(self._usage, finished.usage)
         return first + self._chunk(index, self._shape.last(), finish_reason(finished.reason))
@@ -152,8 +144,8 @@ class Chunks:
 
 
 def _with_text(
-    piece: Delta | GenerateTextResponse, ends: Collection[int]
-) -> Sequence[TokenLogprobs]:
+    piece: pb.Delta | pb.GenerateTextResponse, ends: Collection[int]
+) -> Sequence[pb.TokenLogprobs]:
     """The log-probabilities of the tokens that the text was made of: OpenAI has no others."""
     if not piece.logprobs:
         return ()
@@ -161,7 +153,7 @@ def _with_text(
     return [entry for token_id, entry in pairs if token_id not in ends]
 
 
-def _add_usage(total: Usage, usage: Usage) -> None:
+def _add_usage(total: pb.Usage, usage: pb.Usage) -> None:
     total.prompt_tokens += usage.prompt_tokens  # counted once, with the first answer
     total.cached_prompt_tokens += usage.cached_prompt_tokens
     total.completion_tokens += usage.completion_tokens

@@ -12,13 +12,7 @@ from gateway.http.call import SSE, HttpCall
 from gateway.http.multipart import FileForm
 from gateway.models.catalog import Catalog
 from sluice.errors import InvalidRequest, MessageTooLarge
-from sluice.v1.inference_pb2 import (
-    AUDIO_FORMAT_PCM,
-    AUDIO_TASK_TRANSCRIBE,
-    AUDIO_TASK_TRANSLATE,
-    GenerateRequest,
-    GenerateResponse,
-)
+from sluice.v1 import inference_pb2 as pb
 
 TRANSCRIPTIONS: Final = "/v1/audio/transcriptions"
 TRANSLATIONS: Final = "/v1/audio/translations"
@@ -38,7 +32,7 @@ class Transcript:
         self.text = ""
         self.first_tokens: list[int] = []
 
-    def take(self, event: GenerateResponse) -> str:
+    def take(self, event: pb.GenerateResponse) -> str:
         """Adds ``event``; returns the text that is new. A text begins with no blank."""
         kind = event.WhichOneof("event")
         if kind == "started":
@@ -73,7 +67,7 @@ class Audio:
         transcript = Transcript()
 
         # The head is sent with the first text: an error before it has a status of its own.
-        async def take(event: GenerateResponse) -> None:
+        async def take(event: pb.GenerateResponse) -> None:
             new = transcript.take(event)
             if new and streams:
                 delta = {"type": "transcript.text.delta", "delta": new}
@@ -87,7 +81,7 @@ class Audio:
         self,
         call: HttpCall,
         transcript: Transcript,
-        request: GenerateRequest,
+        request: pb.GenerateRequest,
         shape: str,
         *,
         streams: bool,
@@ -113,7 +107,7 @@ class Audio:
             }
             await call.answer(200, encode(verbose), headers)
 
-    def _language(self, transcript: Transcript, request: GenerateRequest) -> str:
+    def _language(self, transcript: Transcript, request: pb.GenerateRequest) -> str:
         speech = self._catalog[transcript.model].speech
         found = speech.language_of(transcript.first_tokens) if speech is not None else ""
         return request.audio.language or found or UNKNOWN
@@ -134,7 +128,9 @@ class Audio:
         except BadAudio as error:
             raise InvalidRequest.of("file", str(error)) from None
 
-    def _request(self, fields: Mapping[str, str], pcm: bytes) -> tuple[GenerateRequest, bool, str]:
+    def _request(
+        self, fields: Mapping[str, str], pcm: bytes
+    ) -> tuple[pb.GenerateRequest, bool, str]:
         """The request, whether its answer is streamed, and its form."""
         known = _FIELDS - {"language"} if self._translates else _STREAMED
         for field in fields:
@@ -147,12 +143,12 @@ class Audio:
             raise InvalidRequest.of("stream", "must be true or false")
         if streams == "true" and shape != "json":
             raise InvalidRequest.of("response_format", "must be json with stream")
-        request = GenerateRequest(model=fields.get("model", ""))
+        request = pb.GenerateRequest(model=fields.get("model", ""))
         request.sampling.temperature = _temperature(fields.get("temperature", "0"))
         audio = request.audio
-        audio.data, audio.format = pcm, AUDIO_FORMAT_PCM
+        audio.data, audio.format = pcm, pb.AUDIO_FORMAT_PCM
         audio.language, audio.prompt = fields.get("language", ""), fields.get("prompt", "")
-        audio.task = AUDIO_TASK_TRANSLATE if self._translates else AUDIO_TASK_TRANSCRIBE
+        audio.task = pb.AUDIO_TASK_TRANSLATE if self._translates else pb.AUDIO_TASK_TRANSCRIBE
         return request, streams == "true", shape
 
 

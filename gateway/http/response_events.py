@@ -5,20 +5,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.http.answers import encode
-from sluice.v1.inference_pb2 import (
-    FINISH_REASON_CONTENT_FILTER,
-    FINISH_REASON_LENGTH,
-    NOTICE_KIND_ESCALATED,
-    Finished,
-    GenerateResponse,
-    ToolCall,
-    Usage,
-)
+from sluice.v1 import inference_pb2 as pb
 
 Json = dict[str, Any]
 _INCOMPLETE: Final = {
-    FINISH_REASON_LENGTH: "max_output_tokens",
-    FINISH_REASON_CONTENT_FILTER: "content_filter",
+    pb.FINISH_REASON_LENGTH: "max_output_tokens",
+    pb.FINISH_REASON_CONTENT_FILTER: "content_filter",
 }
 _ECHOED: Final[Mapping[str, Any]] = {
     "instructions": None,
@@ -60,12 +52,12 @@ class ResponseEvents:
         self._end: Json = {"status": "in_progress", "incomplete_details": None, "usage": None}
         self._sent = b""
 
-    def take(self, event: GenerateResponse) -> bytes:
+    def take(self, event: pb.GenerateResponse) -> bytes:
         """What the next ``event`` adds to the stream; may be empty."""
         match event.WhichOneof("event"):
             case "started":
                 self.request_id, self._model = event.started.request_id, event.started.model
-            case "notice" if event.notice.kind == NOTICE_KIND_ESCALATED:
+            case "notice" if event.notice.kind == pb.NOTICE_KIND_ESCALATED:
                 # Nothing of the first model's answer was sent: requests of this API do not set accept_replace.
                 self._model = event.notice.model
             case "delta":
@@ -142,7 +134,7 @@ class ResponseEvents:
         self._output[-1] = kind.item(place["item_id"], "completed", [kind.part(text)])
         self._say("response.output_item.done", output_index=self._last, item=self._output[-1])
 
-    def _add_call(self, call: ToolCall) -> None:
+    def _add_call(self, call: pb.ToolCall) -> None:
         self._end_text()
         item_id = f"fc_{self.request_id}_{len(self._output)}"
         named = {"id": item_id, "type": "function_call", "call_id": call.id, "name": call.name}
@@ -155,7 +147,7 @@ class ResponseEvents:
         self._output[-1] = {**named, "arguments": arguments, "status": "completed"}
         self._say("response.output_item.done", output_index=self._last, item=self._output[-1])
 
-    def _finish(self, finished: Finished) -> None:
+    def _finish(self, finished: pb.Finished) -> None:
         self._begin()
         self._end_text()
         self._model = finished.model or self._model
@@ -204,7 +196,7 @@ _MESSAGE: Final = _TextItem(
 _REASONING: Final = _TextItem("rs", "reasoning", "reasoning_text", {"summary": []}, {}, {})
 
 
-def _usage(usage: Usage) -> Json:
+def _usage(usage: pb.Usage) -> Json:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_prompt_tokens},

@@ -13,13 +13,7 @@ from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.stream import Stream
 from gateway.validation.requests import ValidRequest
 from sluice.internal.v1.outcome_pb2 import Comparison, Outcome
-from sluice.v1.admin_pb2 import (
-    OUTCOME_SOURCE_CASCADE,
-    OUTCOME_SOURCE_GRADE,
-    OUTCOME_SOURCE_SHADOW,
-    OutcomeSource,
-    StreamOutcomesResponse,
-)
+from sluice.v1 import admin_pb2 as pb
 from sluice.v1.inference_pb2 import FINISH_REASON_CONTENT_FILTER
 from sluice.wire.clock import timestamp, unix_ms
 
@@ -33,7 +27,7 @@ class Label(NamedTuple):
     """How good an answer was, 0 to 1, and how that is known."""
 
     quality: float
-    source: "OutcomeSource.ValueType"
+    source: "pb.OutcomeSource.ValueType"
 
 
 def learnable(request: ValidRequest, stream: Stream) -> bool:
@@ -91,16 +85,18 @@ def add_shadow(outcome: Outcome, shadow: ModelAttempt, agreed: float) -> bool:
     return True
 
 
-def response_of(outcome: Outcome, grade: float | None) -> StreamOutcomesResponse | None:
+def response_of(outcome: Outcome, grade: float | None) -> pb.StreamOutcomesResponse | None:
     """An outcome with its labels; None where neither model's label is known."""
     compared = None
     if outcome.HasField("comparison"):
-        source = OUTCOME_SOURCE_SHADOW if outcome.comparison.shadow else OUTCOME_SOURCE_CASCADE
+        source = (
+            pb.OUTCOME_SOURCE_SHADOW if outcome.comparison.shadow else pb.OUTCOME_SOURCE_CASCADE
+        )
         compared = Label(outcome.comparison.agreement, source)
     weak, strong = labels(outcome.strong_answered, compared, grade)
     if weak is None and strong is None:
         return None
-    response = StreamOutcomesResponse(
+    response = pb.StreamOutcomesResponse(
         request_id=outcome.request_id,
         tenant=outcome.tenant,
         workload=outcome.workload,
@@ -139,7 +135,7 @@ def labels(
     Without a grade the strong model's answer is the reference. With one, both get it where they agree; where they do
     not, a weak answer is as far from right as from the strong one, and a strong answer stays the reference.
     """
-    graded = None if grade is None else Label(grade, OUTCOME_SOURCE_GRADE)
+    graded = None if grade is None else Label(grade, pb.OUTCOME_SOURCE_GRADE)
     if compared is None:
         return (None, graded) if strong_answered else (graded, None)
     agreed, source = compared

@@ -29,13 +29,7 @@ from sluice.internal.v1.outcome_pb2 import Outcome
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import RecordsSettings
 from sluice.settings.routing import OutcomeSettings
-from sluice.v1.admin_pb2 import (
-    GetRequestRecordResponse,
-    Grade,
-    RequestRecord,
-    RouterDriftEvent,
-    StreamOutcomesResponse,
-)
+from sluice.v1 import admin_pb2 as pb
 from sluice.wire import jetstream, subjects
 from sluice.wire.codec import MAX_MESSAGE_BYTES, MalformedMessage, pack, unpack
 
@@ -127,7 +121,7 @@ class RecordStore:
         """Returns when all is written, or after ``limit_s`` seconds; `run` must be running."""
         await asyncio.gather(self._writer.flush(limit_s), self._audit_writer.flush(limit_s))
 
-    def write_record(self, record: RequestRecord) -> None:
+    def write_record(self, record: pb.RequestRecord) -> None:
         """Queues ``record``; it replaces an earlier one of the same request."""
         if self._settings.enabled:
             subject = subjects.record(record.request_id)
@@ -157,11 +151,11 @@ class RecordStore:
         subject = subjects.outcome(outcome.tenant, outcome.request_id)
         self._put(subject, outcome, self._retention.get(outcome.tenant), replace=True)
 
-    def publish_event(self, event: RouterDriftEvent) -> None:
+    def publish_event(self, event: pb.RouterDriftEvent) -> None:
         """Queues ``event`` for operators."""
         self._put(subjects.ROUTER_DRIFT, event, None, replace=False)
 
-    async def grade(self, request_id: str, grade: Grade, tenant: str | None) -> RequestRecord:
+    async def grade(self, request_id: str, grade: pb.Grade, tenant: str | None) -> pb.RequestRecord:
         """Stores ``grade`` of a request of ``tenant`` (None: of any); returns the record when it is stored.
 
         It is stored with the record and with the outcome. Outcomes may be kept longer: of a record that is gone request
@@ -187,17 +181,19 @@ class RecordStore:
             raise _unavailable(error) from error
         return record
 
-    async def explain(self, request_id: str, tenant: str | None) -> GetRequestRecordResponse:
+    async def explain(self, request_id: str, tenant: str | None) -> pb.GetRequestRecordResponse:
         """The record of a request of ``tenant`` (None: of any), and its grade.
 
         Raises:
             RecordUnknown: nothing is kept.
         """
-        record = unpack(RequestRecord, await self._record(subjects.record(request_id)))
+        record = unpack(pb.RequestRecord, await self._record(subjects.record(request_id)))
         _check_tenant(record.tenant, tenant)
-        response = GetRequestRecordResponse(record=record)
+        response = pb.GetRequestRecordResponse(record=record)
         with suppress(RecordUnknown):  # it has no grade
-            response.grade.CopyFrom(unpack(Grade, await self._record(subjects.grade(request_id))))
+            response.grade.CopyFrom(
+                unpack(pb.Grade, await self._record(subjects.grade(request_id)))
+            )
         return response
 
     async def audit_entry(self, request_id: str, tenant: str | None) -> AuditEntry:
@@ -211,7 +207,7 @@ class RecordStore:
 
     async def list_outcomes(
         self, tenants: Sequence[str], since_unix_ms: float
-    ) -> AsyncGenerator[StreamOutcomesResponse, None]:
+    ) -> AsyncGenerator[pb.StreamOutcomesResponse, None]:
         """Outcomes of ``tenants`` (empty: of all) of which a label is known, tenant by tenant.
 
         Raises:
@@ -219,7 +215,7 @@ class RecordStore:
         """
         for tenant in self._opted_in(tenants):
             grades = {
-                message.subject.split(".")[-2]: unpack(Grade, message.data).grade
+                message.subject.split(".")[-2]: unpack(pb.Grade, message.data).grade
                 async for message in self._read(subjects.outcome_grades_of(tenant))
             }
             async for message in self._read(subjects.outcomes_of(tenant)):
@@ -244,15 +240,15 @@ class RecordStore:
         assert self._client is not None, "started"
         return self._client.jetstream()
 
-    async def _record_of(self, request_id: str) -> RequestRecord:
+    async def _record_of(self, request_id: str) -> pb.RequestRecord:
         """What is left of a record; raises as `grade`."""
         try:
-            return unpack(RequestRecord, await self._record(subjects.record(request_id)))
+            return unpack(pb.RequestRecord, await self._record(subjects.record(request_id)))
         except RecordUnknown:
             outcome = await self._outcome(request_id)
             if outcome is None:
                 raise
-            return RequestRecord(request_id=request_id, tenant=outcome.tenant)
+            return pb.RequestRecord(request_id=request_id, tenant=outcome.tenant)
 
     async def _record(self, subject: str) -> bytes:
         if not self._settings.enabled:
@@ -308,7 +304,7 @@ class RecordStore:
         records = [
             record.request_id
             async for message in self._read(subjects.ALL_RECORDS, subjects.RECORDS_STREAM)
-            if (record := unpack(RequestRecord, message.data)).tenant == tenant
+            if (record := unpack(pb.RequestRecord, message.data)).tenant == tenant
         ]
         for sequence in dead:
             await self._delete(sequence)

@@ -20,12 +20,7 @@ from gateway.streaming.idempotency import REPLAY_BYTES_MAX, KeyStep, next_step
 from gateway.streaming.registry import Registry
 from gateway.streaming.stream import Stream
 from sluice.errors import Cancelled, SluiceError, TransportUnavailable
-from sluice.internal.v1.gateway_pb2 import (
-    GatewayAnswer,
-    GatewayQuestion,
-    HandOverQuestion,
-    KeyRecord,
-)
+from sluice.internal.v1 import gateway_pb2
 from sluice.wire.bucket import RETRY_AFTER_S, Bucket
 
 STORED_S: Final = 1.0
@@ -106,27 +101,29 @@ class SharedKeys:
         name, me, last = _name(key), self._peers.gateway_id, 0
         self._claims[key] = 0
         for _ in range(TRIES):
-            record = KeyRecord(fingerprint=fingerprint, gateway=me)
+            record = gateway_pb2.KeyRecord(fingerprint=fingerprint, gateway=me)
             revision = await self._bucket.write(name, record, last, ttl_s)
             if revision is not None:
                 self.check(key)
                 self._claims[key] = revision
                 return
-            found, last = await self._bucket.read(name, KeyRecord) or (None, 0)
+            found, last = await self._bucket.read(name, gateway_pb2.KeyRecord) or (None, 0)
             step = next_step(found, me, fingerprint)
             if found is not None and step is KeyStep.REPLAY:
                 self._registry.keep(key, found, time.monotonic())
                 self._claims.pop(key, None)
                 return
             if found is not None and step is KeyStep.ASK_OWNER:
-                question = GatewayQuestion(hand_over=HandOverQuestion(key=key))
+                question = gateway_pb2.GatewayQuestion(
+                    hand_over=gateway_pb2.HandOverQuestion(key=key)
+                )
                 await self._peers.ask(found.gateway, question)
         raise TransportUnavailable(
             "other gateways get requests with the same idempotency key",
             retry_after_s=RETRY_AFTER_S,
         )
 
-    def _release(self, key: str, record: KeyRecord | None) -> None:
+    def _release(self, key: str, record: gateway_pb2.KeyRecord | None) -> None:
         """Writes ``record`` over this gateway's claim, or removes the claim, in the background."""
         revision = self._claims.pop(key, None)
         if not revision:
@@ -139,7 +136,7 @@ class SharedKeys:
         if self._storing.get(key) is task:
             del self._storing[key]
 
-    async def _store(self, key: str, record: KeyRecord | None, revision: int) -> None:
+    async def _store(self, key: str, record: gateway_pb2.KeyRecord | None, revision: int) -> None:
         try:
             if record is not None and record.ByteSize() <= REPLAY_BYTES_MAX:
                 await self._bucket.write(_name(key), record, revision, self._keep_s)
@@ -149,7 +146,7 @@ class SharedKeys:
             # Another gateway that gets the key asks this one, and answers it again.
             _log.warning("an idempotency key was not stored: %s", error)
 
-    async def _hand_over(self, question: GatewayQuestion) -> GatewayAnswer:
+    async def _hand_over(self, question: gateway_pb2.GatewayQuestion) -> gateway_pb2.GatewayAnswer:
         """Another gateway got a newer call with a key of ours, and replaces our record: ends the older call."""
         key = question.hand_over.key
         await self.stored(key)
@@ -157,7 +154,7 @@ class SharedKeys:
         stream = self._registry.live(key)
         if stream is not None:
             self._registry.fail(stream, _taken_over())
-        return GatewayAnswer()
+        return gateway_pb2.GatewayAnswer()
 
 
 def _taken_over() -> Cancelled:

@@ -12,15 +12,7 @@ from gateway.streaming.registry import Registry
 from gateway.streaming.stream import Stream
 from sluice.errors import Cancelled
 from sluice.internal.v1.gateway_pb2 import GatewayAnswer, GatewayQuestion
-from sluice.v1 import admin_pb2
-from sluice.v1.admin_pb2 import (
-    CancelRequestsRequest,
-    CancelRequestsResponse,
-    ListRequestsRequest,
-    ListRequestsResponse,
-    RunningCount,
-    RunningRequest,
-)
+from sluice.v1 import admin_pb2 as pb
 from sluice.v1.inference_pb2 import Priority
 from sluice.wire.clock import duration, ms_of
 from sluice.wire.enums import value_of
@@ -28,11 +20,11 @@ from sluice.wire.enums import value_of
 LIST_MAX: Final = 1000
 """Requests in one answer: a message on NATS has 1 MiB."""
 CANCELLED: Final = "an operator cancelled the request"
-_STATES: Final[Mapping[StreamState, "admin_pb2.RequestState.ValueType"]] = {
-    StreamState.PUBLISHING: admin_pb2.REQUEST_STATE_PUBLISHING,
-    StreamState.WAITING: admin_pb2.REQUEST_STATE_WAITING,
-    StreamState.STREAMING: admin_pb2.REQUEST_STATE_STREAMING,
-    StreamState.CHECKING: admin_pb2.REQUEST_STATE_CHECKING,
+_STATES: Final[Mapping[StreamState, "pb.RequestState.ValueType"]] = {
+    StreamState.PUBLISHING: pb.REQUEST_STATE_PUBLISHING,
+    StreamState.WAITING: pb.REQUEST_STATE_WAITING,
+    StreamState.STREAMING: pb.REQUEST_STATE_STREAMING,
+    StreamState.CHECKING: pb.REQUEST_STATE_CHECKING,
 }
 
 
@@ -45,24 +37,24 @@ class RunningRequests:
         peers.answer("running", self._answer_list)
         peers.answer("cancel", self._answer_cancel)
 
-    async def listed(self, wanted: ListRequestsRequest) -> ListRequestsResponse:
+    async def listed(self, wanted: pb.ListRequestsRequest) -> pb.ListRequestsResponse:
         """Those that ``wanted`` names, of all gateways, the oldest first."""
         answers, silent = await self._ask(GatewayQuestion(running=wanted))
         found = [self._own(wanted), *(one.running for one in answers)]
         every = (request for one in found for request in one.requests)
-        return ListRequestsResponse(
+        return pb.ListRequestsResponse(
             requests=nlargest(wanted.limit, every, key=lambda one: ms_of(one.age)),
             counts=[count for one in found for count in one.counts],
             gateways=[name for one in found for name in one.gateways],
             silent_gateways=silent,
         )
 
-    async def cancel(self, wanted: CancelRequestsRequest) -> CancelRequestsResponse:
+    async def cancel(self, wanted: pb.CancelRequestsRequest) -> pb.CancelRequestsResponse:
         """Cancels those that ``wanted`` names, at all gateways."""
         answers, silent = await self._ask(GatewayQuestion(cancel=wanted))
         others = [name for one in answers for name in one.cancelled.request_ids]
         names = [*self._cancel_own(wanted), *others]
-        return CancelRequestsResponse(request_ids=names, silent_gateways=silent)
+        return pb.CancelRequestsResponse(request_ids=names, silent_gateways=silent)
 
     async def _ask(self, question: GatewayQuestion) -> tuple[list[GatewayAnswer], list[str]]:
         """The answers of the others, and who gave none; one of an earlier release does not know the question."""
@@ -74,10 +66,10 @@ class RunningRequests:
         return GatewayAnswer(running=self._own(question.running))
 
     async def _answer_cancel(self, question: GatewayQuestion) -> GatewayAnswer:
-        cancelled = CancelRequestsResponse(request_ids=self._cancel_own(question.cancel))
+        cancelled = pb.CancelRequestsResponse(request_ids=self._cancel_own(question.cancel))
         return GatewayAnswer(cancelled=cancelled)
 
-    def _own(self, wanted: ListRequestsRequest) -> ListRequestsResponse:
+    def _own(self, wanted: pb.ListRequestsRequest) -> pb.ListRequestsResponse:
         now, gateway = time.monotonic(), self._peers.gateway_id
         streams = [
             stream
@@ -86,13 +78,13 @@ class RunningRequests:
             and wanted.model in ("", stream.current.model)
         ]
         oldest = nlargest(wanted.limit, streams, key=lambda one: _age_s(one, now))
-        return ListRequestsResponse(
+        return pb.ListRequestsResponse(
             requests=[_described(stream, gateway, now) for stream in oldest],
             counts=_counts(streams, now),
             gateways=[gateway],
         )
 
-    def _cancel_own(self, wanted: CancelRequestsRequest) -> list[str]:
+    def _cancel_own(self, wanted: pb.CancelRequestsRequest) -> list[str]:
         names = set(wanted.request_ids)
         streams = [
             stream
@@ -108,9 +100,9 @@ def _age_s(stream: Stream, now: float) -> float:
     return now - stream.spec.timings.arrived_at
 
 
-def _described(stream: Stream, gateway: str, now: float) -> RunningRequest:
+def _described(stream: Stream, gateway: str, now: float) -> pb.RunningRequest:
     current = stream.current
-    return RunningRequest(
+    return pb.RunningRequest(
         request_id=stream.request_id,
         tenant=stream.spec.tenant,
         priority=value_of(Priority, stream.spec.priority_class),
@@ -124,13 +116,13 @@ def _described(stream: Stream, gateway: str, now: float) -> RunningRequest:
     )
 
 
-def _counts(streams: Iterable[Stream], now: float) -> list[RunningCount]:
+def _counts(streams: Iterable[Stream], now: float) -> list[pb.RunningCount]:
     groups: defaultdict[tuple[str, str, str], list[Stream]] = defaultdict(list)
     for stream in streams:
         spec = stream.spec
         groups[spec.tenant, stream.current.model, spec.priority_class].append(stream)
     return [
-        RunningCount(
+        pb.RunningCount(
             tenant=tenant,
             model=model,
             priority=value_of(Priority, priority_class),

@@ -3,16 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from sluice.v1.admin_pb2 import (
-    DRIFT_STATE_DRIFTED,
-    DRIFT_STATE_GATHERING,
-    DRIFT_STATE_STABLE,
-    AccuracyDrift,
-    DriftState,
-    GetRouterHealthResponse,
-    InputDrift,
-    RouterHealth,
-)
+from sluice.v1 import admin_pb2 as pb
 from sluice.v1.safety_pb2 import GetDryRunResponse, SafetyMove
 
 
@@ -35,31 +26,31 @@ def sum_dry_runs(own: GetDryRunResponse, others: Iterable[GetDryRunResponse]) ->
 
 
 def sum_router_health(
-    own: GetRouterHealthResponse, others: Iterable[GetRouterHealthResponse]
-) -> GetRouterHealthResponse:
+    own: pb.GetRouterHealthResponse, others: Iterable[pb.GetRouterHealthResponse]
+) -> pb.GetRouterHealthResponse:
     """The health of each head of ``own``: rows add up, measures are means by rows, a drift anywhere is one."""
     every = [own, *others]
     routers = []
     for head in own.routers:
         same = [one for each in every for one in each.routers if _name(one) == _name(head)]
-        summed = RouterHealth(policy=head.policy, version=head.version, head=head.head)
+        summed = pb.RouterHealth(policy=head.policy, version=head.version, head=head.head)
         summed.inputs.CopyFrom(_inputs([one.inputs for one in same]))
         summed.accuracy.CopyFrom(_accuracy([one.accuracy for one in same]))
         routers.append(summed)
-    return GetRouterHealthResponse(
+    return pb.GetRouterHealthResponse(
         routers=routers,
         gateway=own.gateway,
         gateways=[name for one in every for name in one.gateways],
     )
 
 
-def _name(head: RouterHealth) -> tuple[str, str, int]:
+def _name(head: pb.RouterHealth) -> tuple[str, str, int]:
     return head.policy, head.version, head.head
 
 
-def _inputs(parts: Sequence[InputDrift]) -> InputDrift:
+def _inputs(parts: Sequence[pb.InputDrift]) -> pb.InputDrift:
     judged = [(one.stability_index, one.rows) for one in parts if one.HasField("stability_index")]
-    return InputDrift(
+    return pb.InputDrift(
         state=_state([one.state for one in parts]),
         rows=sum(one.rows for one in parts),
         stability_index=_mean(judged) if judged else None,
@@ -67,9 +58,9 @@ def _inputs(parts: Sequence[InputDrift]) -> InputDrift:
     )
 
 
-def _accuracy(parts: Sequence[AccuracyDrift]) -> AccuracyDrift:
+def _accuracy(parts: Sequence[pb.AccuracyDrift]) -> pb.AccuracyDrift:
     judged = [one for one in parts if one.HasField("bias")]
-    return AccuracyDrift(
+    return pb.AccuracyDrift(
         state=_state([one.state for one in parts]),
         rows=sum(one.rows for one in parts),
         bias=_mean([(one.bias, one.rows) for one in judged]) if judged else None,
@@ -86,8 +77,8 @@ def _mean(values: Sequence[tuple[float, int]]) -> float:
     return sum(value * count for value, count in values) / rows
 
 
-def _state(states: Sequence["DriftState.ValueType"]) -> "DriftState.ValueType":
-    for state in (DRIFT_STATE_DRIFTED, DRIFT_STATE_STABLE):
+def _state(states: Sequence["pb.DriftState.ValueType"]) -> "pb.DriftState.ValueType":
+    for state in (pb.DRIFT_STATE_DRIFTED, pb.DRIFT_STATE_STABLE):
         if state in states:
             return state
-    return DRIFT_STATE_GATHERING
+    return pb.DRIFT_STATE_GATHERING

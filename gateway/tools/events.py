@@ -7,14 +7,7 @@ from typing import Final
 from gateway.tools.formats import ToolFormat
 from gateway.tools.parser import Parsed, ToolCallParser
 from gateway.tools.tool import ToolUse
-from sluice.v1.inference_pb2 import (
-    FINISH_REASON_STOP,
-    FINISH_REASON_TOOL_CALLS,
-    NOTICE_KIND_ESCALATED,
-    Delta,
-    Finished,
-    GenerateResponse,
-)
+from sluice.v1 import inference_pb2 as pb
 from sluice.wire.text_tokens import REASONING, REASONING_END
 
 _MARKS: Final = re.compile(f"([{REASONING}{REASONING_END}])")
@@ -64,13 +57,13 @@ class PartEvents:
         """Tokens of the answer so far."""
         self._has_begun = False
 
-    def events(self, event: GenerateResponse) -> Iterator[GenerateResponse]:
+    def events(self, event: pb.GenerateResponse) -> Iterator[pb.GenerateResponse]:
         """What the caller gets for the next ``event``."""
         match event.WhichOneof("event"):
             case "started":
                 self._request_id = event.started.request_id
                 self._use_model(event.started.model)
-            case "notice" if event.notice.kind == NOTICE_KIND_ESCALATED:
+            case "notice" if event.notice.kind == pb.NOTICE_KIND_ESCALATED:
                 self._use_model(event.notice.model)
                 self._index = 0  # what a caller had of another model's answer is void
             case "delta":
@@ -99,34 +92,34 @@ class PartEvents:
                 _, found = self._parse(self._text_before(self._index))
                 self._calls += len(found.calls)
 
-    def _delta(self, delta: Delta) -> Iterator[GenerateResponse]:
+    def _delta(self, delta: pb.Delta) -> Iterator[pb.GenerateResponse]:
         self._begin()
         self._index = delta.index + len(delta.token_ids)
-        changed = Delta()
+        changed = pb.Delta()
         changed.CopyFrom(delta)
         changed.reasoning, found = self._parse(delta.text)
         self._put(changed, found)
         if changed.token_ids or changed.text or changed.tool_calls or changed.reasoning:
-            yield GenerateResponse(delta=changed)
+            yield pb.GenerateResponse(delta=changed)
 
-    def _finished(self, finished: Finished) -> Iterator[GenerateResponse]:
+    def _finished(self, finished: pb.Finished) -> Iterator[pb.GenerateResponse]:
         self._begin()
-        tail = Delta(index=self._index)
+        tail = pb.Delta(index=self._index)
         self._put(tail, Parsed() if self._parser is None else self._parser.flush())
         if tail.text or tail.tool_calls:
-            yield GenerateResponse(delta=tail)
-        changed = Finished()
+            yield pb.GenerateResponse(delta=tail)
+        changed = pb.Finished()
         changed.CopyFrom(finished)
-        if self._calls and finished.reason == FINISH_REASON_STOP:
-            changed.reason = FINISH_REASON_TOOL_CALLS
-        yield GenerateResponse(finished=changed)
+        if self._calls and finished.reason == pb.FINISH_REASON_STOP:
+            changed.reason = pb.FINISH_REASON_TOOL_CALLS
+        yield pb.GenerateResponse(finished=changed)
 
     def _parse(self, text: str) -> tuple[str, Parsed]:
         """Of the next text the reasoning, and what the rest has."""
         reasoning, rest = ("", text) if self._splitter is None else self._splitter.push(text)
         return reasoning, Parsed(rest) if self._parser is None else self._parser.push(rest)
 
-    def _put(self, delta: Delta, parsed: Parsed) -> None:
+    def _put(self, delta: pb.Delta, parsed: Parsed) -> None:
         delta.text = parsed.text
         for call in parsed.calls:
             call_id = self._format.call_id(f"{self._request_id} {self._calls}")

@@ -8,18 +8,7 @@ import typer
 
 from sluice.cli import options, output
 from sluice.client.blocking import Client
-from sluice.v1.admin_pb2 import (
-    GetAuditEntryResponse,
-    GetRequestRecordResponse,
-    GuardCheck,
-    GuardOutcome,
-    ModelAttempt,
-    RequestRecord,
-    RouteRecord,
-    RouterHead,
-    SafetyDecision,
-    ShadowRun,
-)
+from sluice.v1 import admin_pb2 as pb
 from sluice.v1.inference_pb2 import FinishReason, Priority, RouteStrategy, Timings
 from sluice.v1.safety_pb2 import SafetyAction
 from sluice.wire.clock import ms_of
@@ -43,13 +32,13 @@ def explain(
     as_json: options.Json = False,
 ) -> None:
     """Show the decisions about a request: findings, route, batch, worker, tokens, cost. No text is kept."""
-    found: GetRequestRecordResponse | GetAuditEntryResponse
+    found: pb.GetRequestRecordResponse | pb.GetAuditEntryResponse
     with Client(address) as client:
         found = client.audit(request_id) if audit else client.explain(request_id)
     if as_json:
         output.write_json(_object(found))
         return
-    for line in _lines(found) if isinstance(found, GetRequestRecordResponse) else _audit(found):
+    for line in _lines(found) if isinstance(found, pb.GetRequestRecordResponse) else _audit(found):
         print(line)
 
 
@@ -66,14 +55,14 @@ def feedback(
         output.write_json({"request_id": request_id, "grade": grade})
 
 
-def _object(explained: GetRequestRecordResponse | GetAuditEntryResponse) -> dict[str, object]:
+def _object(explained: pb.GetRequestRecordResponse | pb.GetAuditEntryResponse) -> dict[str, object]:
     from google.protobuf.json_format import MessageToDict
 
     described: dict[str, object] = MessageToDict(explained, preserving_proto_field_name=True)
     return described
 
 
-def _lines(explained: GetRequestRecordResponse) -> Iterator[str]:
+def _lines(explained: pb.GetRequestRecordResponse) -> Iterator[str]:
     record = explained.record
     arrived = record.arrival_time.ToDatetime(UTC)
     yield f"request   {record.request_id}, trace {record.trace_id}, gateway {record.gateway}"
@@ -96,7 +85,7 @@ def _lines(explained: GetRequestRecordResponse) -> Iterator[str]:
         yield f"grade     {explained.grade.grade:g}"
 
 
-def _safety(record: RequestRecord) -> str:
+def _safety(record: pb.RequestRecord) -> str:
     if not record.policy:
         return "not reached"
     # What guards said has lines of its own.
@@ -104,7 +93,7 @@ def _safety(record: RequestRecord) -> str:
     return f"{found or 'nothing found'}, policy {record.policy}"
 
 
-def _decisions(decisions: Iterable[SafetyDecision]) -> str:
+def _decisions(decisions: Iterable[pb.SafetyDecision]) -> str:
     return ", ".join(
         f"{one.rule} x{one.count} {_action(one.action)}" + (" (answer)" if one.in_answer else "")
         for one in decisions
@@ -115,7 +104,7 @@ def _action(action: "SafetyAction.ValueType") -> str:
     return word_of(SafetyAction, action)
 
 
-def _guard(guard: GuardCheck, currency: str) -> str:
+def _guard(guard: pb.GuardCheck, currency: str) -> str:
     about = f"answer, {guard.answer_tokens} tokens" if guard.in_answer else "prompt"
     score = f", score {guard.score:.2f}" if guard.HasField("score") else ""
     return (
@@ -124,11 +113,11 @@ def _guard(guard: GuardCheck, currency: str) -> str:
     )
 
 
-def _outcome(guard: GuardCheck) -> str:
-    return guard.failure or ", ".join(guard.categories) or word_of(GuardOutcome, guard.outcome)
+def _outcome(guard: pb.GuardCheck) -> str:
+    return guard.failure or ", ".join(guard.categories) or word_of(pb.GuardOutcome, guard.outcome)
 
 
-def _audit(entry: GetAuditEntryResponse) -> Iterator[str]:
+def _audit(entry: pb.GetAuditEntryResponse) -> Iterator[str]:
     decided = entry.decision_time.ToDatetime(UTC)
     yield f"request   {entry.request_id} of {entry.tenant}"
     yield f"decided   {decided:%Y-%m-%d %H:%M:%S} UTC, policy {entry.policy}"
@@ -143,7 +132,7 @@ def _audit(entry: GetAuditEntryResponse) -> Iterator[str]:
         yield "          its text is in the entry"
 
 
-def _route(asked: str, route: RouteRecord) -> Iterator[str]:
+def _route(asked: str, route: pb.RouteRecord) -> Iterator[str]:
     degraded = ", degraded" if route.degraded else ""
     yield f"route     asked for {asked}: {word_of(RouteStrategy, route.strategy)}, {route.reason}{degraded}"
     for name, version in sorted(route.versions.items()):
@@ -153,7 +142,7 @@ def _route(asked: str, route: RouteRecord) -> Iterator[str]:
             f"{model} {score.chances[model]:.2f}" for model in sorted(score.chances)
         )
         yield (
-            f"          {score.policy}, {word_of(RouterHead, score.head)} head of {score.version}:"
+            f"          {score.policy}, {word_of(pb.RouterHead, score.head)} head of {score.version}:"
             f" gain {score.gain:.2f} ({chances})"
         )
     for number, one in enumerate(route.candidates, 1):
@@ -164,7 +153,7 @@ def _route(asked: str, route: RouteRecord) -> Iterator[str]:
         )
 
 
-def _attempt(attempt: ModelAttempt, currency: str) -> Iterator[str]:
+def _attempt(attempt: pb.ModelAttempt, currency: str) -> Iterator[str]:
     tokens = f"{attempt.prompt_tokens} + {attempt.completion_tokens} tokens"
     if attempt.rows:
         tokens = f"{attempt.rows} rows, {attempt.prompt_tokens} tokens"
@@ -188,7 +177,7 @@ def _attempt(attempt: ModelAttempt, currency: str) -> Iterator[str]:
         yield f"          kept although {attempt.kept_reason}"
 
 
-def _shadow(run: ShadowRun, currency: str) -> str:
+def _shadow(run: pb.ShadowRun, currency: str) -> str:
     if run.dropped:
         return f"{run.model}: {run.dropped}; cost {run.cost:.3g} {currency}"
     tokens = f"{run.prompt_tokens} + {run.completion_tokens} tokens"
@@ -204,7 +193,7 @@ def _times(timings: Timings) -> str:
     return f"{', '.join(hops)} ms; first token {first:.1f} ms, total {total:.1f} ms"
 
 
-def _end(record: RequestRecord) -> str:
+def _end(record: pb.RequestRecord) -> str:
     if record.error_reason:
         return f"error {record.error_reason}"
     kept = f", {'found' if record.cached else 'kept'} as {record.answer_key}"

@@ -5,22 +5,14 @@ from typing import Any, Final, Protocol
 
 from sluice.openai.requests import CHAT, COMPLETIONS
 from sluice.openai.tools import calls_of
-from sluice.v1.inference_pb2 import (
-    FINISH_REASON_CONTENT_FILTER,
-    FINISH_REASON_LENGTH,
-    FINISH_REASON_TOOL_CALLS,
-    FinishReason,
-    TokenLogprobs,
-    ToolCall,
-    Usage,
-)
+from sluice.v1 import inference_pb2 as pb
 
 Json = dict[str, Any]
 _REPLACEMENT: Final = "\ufffd"
 _FINISH: Final = {
-    FINISH_REASON_LENGTH: "length",
-    FINISH_REASON_CONTENT_FILTER: "content_filter",
-    FINISH_REASON_TOOL_CALLS: "tool_calls",
+    pb.FINISH_REASON_LENGTH: "length",
+    pb.FINISH_REASON_CONTENT_FILTER: "content_filter",
+    pb.FINISH_REASON_TOOL_CALLS: "tool_calls",
 }
 
 
@@ -40,13 +32,13 @@ class Shape(Protocol):
     def message(
         self,
         text: str,
-        logprobs: Sequence[TokenLogprobs],
-        calls: Sequence[ToolCall] = (),
+        logprobs: Sequence[pb.TokenLogprobs],
+        calls: Sequence[pb.ToolCall] = (),
         reasoning: str = "",
     ) -> Json:
         """What a choice of a whole answer has beside index and finish_reason."""
 
-    def delta(self, text: str, logprobs: Sequence[TokenLogprobs], offset: int) -> Json:
+    def delta(self, text: str, logprobs: Sequence[pb.TokenLogprobs], offset: int) -> Json:
         """The same of a chunk; the text begins ``offset`` characters behind the beginning of the answer."""
 
     def thought(self, reasoning: str) -> Json:
@@ -65,8 +57,8 @@ class _Chat:
     def message(
         self,
         text: str,
-        logprobs: Sequence[TokenLogprobs],
-        calls: Sequence[ToolCall] = (),
+        logprobs: Sequence[pb.TokenLogprobs],
+        calls: Sequence[pb.ToolCall] = (),
         reasoning: str = "",
     ) -> Json:
         message: Json = {"role": "assistant", "content": text, "refusal": None}
@@ -76,7 +68,7 @@ class _Chat:
             message["reasoning_content"] = reasoning
         return {"message": message, "logprobs": _chat_logprobs(logprobs)}
 
-    def delta(self, text: str, logprobs: Sequence[TokenLogprobs], offset: int) -> Json:
+    def delta(self, text: str, logprobs: Sequence[pb.TokenLogprobs], offset: int) -> Json:
         return {"delta": {"content": text}, "logprobs": _chat_logprobs(logprobs)}
 
     def thought(self, reasoning: str) -> Json:
@@ -95,15 +87,15 @@ class _Text:
     def message(
         self,
         text: str,
-        logprobs: Sequence[TokenLogprobs],
-        calls: Sequence[ToolCall] = (),
+        logprobs: Sequence[pb.TokenLogprobs],
+        calls: Sequence[pb.ToolCall] = (),
         reasoning: str = "",
     ) -> Json:
         assert not calls, "completions have no tools"
         thought = {"reasoning_content": reasoning} if reasoning else {}
         return {**self.delta(text, logprobs, 0), **thought}
 
-    def delta(self, text: str, logprobs: Sequence[TokenLogprobs], offset: int) -> Json:
+    def delta(self, text: str, logprobs: Sequence[pb.TokenLogprobs], offset: int) -> Json:
         return {"text": text, "logprobs": _text_logprobs(logprobs, offset)}
 
     def thought(self, reasoning: str) -> Json:
@@ -126,7 +118,7 @@ def choice(index: int, parts: Json, finish_reason: str | None) -> Json:
 
 
 def whole_answer(
-    shape: Shape, request_id: str, created: int, model: str, choices: list[Json], usage: Usage
+    shape: Shape, request_id: str, created: int, model: str, choices: list[Json], usage: pb.Usage
 ) -> Json:
     """A whole answer; ``created`` in seconds since 1970."""
     return {
@@ -139,12 +131,12 @@ def whole_answer(
     }
 
 
-def finish_reason(reason: FinishReason.ValueType) -> str:
+def finish_reason(reason: pb.FinishReason.ValueType) -> str:
     """OpenAI's word; stop strings are no reason of their own."""
     return _FINISH.get(reason, "stop")
 
 
-def usage_of(usage: Usage) -> Json:
+def usage_of(usage: pb.Usage) -> Json:
     """The tokens used."""
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -154,7 +146,7 @@ def usage_of(usage: Usage) -> Json:
     }
 
 
-def _chat_logprobs(entries: Sequence[TokenLogprobs]) -> Json | None:
+def _chat_logprobs(entries: Sequence[pb.TokenLogprobs]) -> Json | None:
     if not entries:
         return None
     content = [
@@ -174,7 +166,7 @@ def _token(text: str, logprob: float) -> Json:
     return {"token": text, "logprob": logprob, "bytes": known}
 
 
-def _text_logprobs(entries: Sequence[TokenLogprobs], offset: int) -> Json | None:
+def _text_logprobs(entries: Sequence[pb.TokenLogprobs], offset: int) -> Json | None:
     if not entries:
         return None
     entries, offsets = [entry for entry in entries if entry.text], []
