@@ -11,12 +11,12 @@ from typing import Final
 
 from bench.support.harness import ROOT, Figure, machine
 from bench.support.strategies import STRONG, WEAK
+from bench.tiers.evaluate import ServedModel
+from bench.tiers.tokenizer import load_tokenizer
 from gateway.routing.features import Features
 from gateway.routing.rules import matches
-from model_workers.tiers.evaluate import ServedModel
 from model_workers.tiers.example import Example
 from model_workers.tiers.tasks import heldout
-from model_workers.tiers.tokenizer import load_tokenizer
 from sluice import settings as config
 
 SEED: Final = 4001

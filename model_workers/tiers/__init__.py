@@ -1,1 +1,1 @@
-"""The support tasks that the two shipped tiers are trained on: generator, grader, tokenizer, training, evaluation."""
+"""The support tasks that the shipped tiers were trained on: generator and grader. bench/tiers trains and measures."""

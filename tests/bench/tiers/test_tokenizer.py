@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from model_workers.tiers.tokenizer import SPECIALS, VOCAB_SIZE, save_tokenizer, train_tokenizer
+from bench.tiers.tokenizer import SPECIALS, VOCAB_SIZE, save_tokenizer, train_tokenizer
 
 MODELS = Path(__file__).parents[3] / "model_workers" / "models"
 TOKENIZER: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(MODELS / "small")

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from model_workers.tiers.evaluate import ServedModel, score_answers
+from bench.tiers.evaluate import ServedModel, score_answers
+from bench.tiers.tokenizer import load_tokenizer
 from model_workers.tiers.tasks import heldout
-from model_workers.tiers.tokenizer import load_tokenizer
 
 SMALL = Path(__file__).parents[3] / "model_workers" / "models" / "small"
 

@@ -1,4 +1,4 @@
-"""Measure a model folder on the held-out tasks: `python -m model_workers.tiers.evaluate DIR`.
+"""Measure a model folder on the held-out tasks: `python -m bench.tiers.evaluate DIR`.
 
 Runs transformers in bfloat16, or with --served the worker's engine (--dtype, --quantization, --kv-cache-dtype).
 """
@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from bench.tiers.tokenizer import load_tokenizer
 from model_workers.engine.forward import load_model
 from model_workers.engine.paged_model import RowChunk
 from model_workers.tiers.example import Cell, Example
 from model_workers.tiers.tasks import heldout
-from model_workers.tiers.tokenizer import load_tokenizer
 
 BLOCK_TOKENS = 32
 

@@ -6,8 +6,8 @@ from typing import Final
 
 from transformers import LlamaConfig
 
+from bench.tiers.tokenizer import VOCAB_SIZE
 from model_workers.tiers.example import Cell
-from model_workers.tiers.tokenizer import VOCAB_SIZE
 
 
 @dataclass(frozen=True, slots=True)

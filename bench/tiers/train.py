@@ -1,4 +1,4 @@
-"""Train the tiers: `python -m model_workers.tiers.train --tier all --out DIR`.
+"""Train the tiers: `python -m bench.tiers.train --tier all --out DIR`.
 
 One command makes the tokenizer and the weights from nothing but a seed. Killed, it continues from its last checkpoint
 (`DIR/<tier>/checkpoint.pt`) when started again.
@@ -22,16 +22,16 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from model_workers.tiers.evaluate import score
-from model_workers.tiers.example import Cell, Example
-from model_workers.tiers.tasks import heldout, stream
-from model_workers.tiers.tiers import TIERS, TierSpec
-from model_workers.tiers.tokenizer import (
+from bench.tiers.evaluate import score
+from bench.tiers.tiers import TIERS, TierSpec
+from bench.tiers.tokenizer import (
     SYSTEM_TURNS,
     load_tokenizer,
     save_tokenizer,
     train_tokenizer,
 )
+from model_workers.tiers.example import Cell, Example
+from model_workers.tiers.tasks import heldout, stream
 
 IGNORED: Final = -100  # the label of a token no loss is taken on
 _SYSTEM_SHARE: Final = 0.1

@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from model_workers.tiers.evaluate import score
+from bench.tiers.evaluate import score
+from bench.tiers.tiers import TIERS
 from model_workers.tiers.tasks import heldout
-from model_workers.tiers.tiers import TIERS
 
 MODELS = Path(__file__).parents[3] / "model_workers" / "models"
 BYTES_MAX = 24_000_000

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from model_workers.tiers.tiers import TIERS, TierSpec, TrainingPhase
-from model_workers.tiers.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
-from model_workers.tiers.train import IGNORED, TierTraining, TrainingData, schedule
+from bench.tiers.tiers import TIERS, TierSpec, TrainingPhase
+from bench.tiers.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from bench.tiers.train import IGNORED, TierTraining, TrainingData, schedule
 
 MIX = TIERS["small"].phases[0].mix
 TINY = TierSpec(
