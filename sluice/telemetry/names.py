@@ -24,7 +24,7 @@ Triton's spans of a batch hang under the attempt of its first row. A process sen
 one that is killed leaves none without a parent; those of a worker whose batcher is lost hang under the attempt.
 The spans of a gateway that is killed are lost with it; its batchers make an attempt span with the same id in place of
 each lost one, which is the root of what is left.
-`sluice.telemetry.whole` has the rules of a trace.
+bench/support/trace_rules.py has the rules of a trace.
 
 An item's server span is the child of its job's span, of `jobs`, which lasts while one process has the job:
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 import grpc
 import pytest
 
+from bench.support.trace_rules import faults
 from sluice.telemetry import names
-from sluice.telemetry.whole import faults
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from tests.support.mesh import RunningMesh

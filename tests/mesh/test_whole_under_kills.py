@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from bench.support.trace_rules import faults
 from sluice.client.aio import AsyncClient
 from sluice.errors import SluiceError, UnknownModel
 from sluice.settings import Settings
 from sluice.telemetry import names
-from sluice.telemetry.whole import faults
 from sluice.v1.jobs_pb2 import JobInput, JobSpec
 from supervisor.health import wait_until_serving
 from supervisor.mesh import Mesh, running_mesh

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from bench.support.trace_rules import TraceSpan
 from sluice.telemetry import names
-from sluice.telemetry.whole import TraceSpan
 from tests.sluice.telemetry.test_whole import TRACE
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "jaeger-check"
