@@ -3,7 +3,6 @@
 Cheap (headers only, no torch), so that a broken folder is one clear line before any server starts.
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from tokenizers import Tokenizer
 
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 from sluice.settings.models import labels_of
-from sluice.settings.sentence_folder import read_sentence_folder
+from sluice.settings.sentence_folder import read_json, read_sentence_folder
 from sluice.wire.text_tokens import load_text_tokens
 
 CONFIG: Final = "config.json"
@@ -163,20 +162,9 @@ def _check_folder(folder: Path, *, with_weights: bool) -> None:
         )
 
 
-def _json(path: Path) -> Mapping[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise SettingsError(
-            f"{path} is missing; the folder must be in Hugging Face layout"
-        ) from error
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise SettingsError(f"{path} is not JSON ({error}); copy the model again") from error
-    if not isinstance(values, dict):
-        raise SettingsError(f"{path} does not hold a JSON object; copy the model again")
-    return values
+def _json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = read_json(path, required=True)
+    return found
 
 
 def _weight_files(folder: Path) -> Iterable[Path]:

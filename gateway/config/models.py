@@ -1,7 +1,6 @@
 """The models of a configuration: their tokenizers, templates and limits, read from folders in Hugging Face layout."""
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +13,12 @@ from gateway.models.tokenizer import ChatTemplate, ModelTokenizer
 from gateway.tools.formats import FORMATS, HERMES, ToolFormat, guess
 from sluice.settings import ModelSettings, Settings, SettingsError, resolve_model_path
 from sluice.settings.models import context_tokens_of, hears, labels_of, language_config
-from sluice.settings.sentence_folder import FILES, SentenceFolder, read_sentence_folder
+from sluice.settings.sentence_folder import (
+    FILES,
+    SentenceFolder,
+    read_json,
+    read_sentence_folder,
+)
 from sluice.wire.text_tokens import TEMPLATE, load_text_tokens
 
 _FILES: Final = [
@@ -250,23 +254,6 @@ def model_folder(path: str, engine: str = "") -> Path:
             f"{tokenizer.parent}: no tokenizer.json; save the tokenizer there in the fast (Rust) format"
         )
     return folder
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in ``file``; empty when there is no such file.
-
-    Raises:
-        SettingsError: it is not a JSON object.
-    """
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise SettingsError(f"{file}: is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise SettingsError(f"{file}: must be a JSON object")
-    return value
 
 
 def _download(hub_id: str, files: list[str]) -> Path:

@@ -129,12 +129,22 @@ def _positions(transformer: Path) -> int | None:
     return positions
 
 
-def read_json(path: Path, kind: type = dict) -> Any:
-    """The object or list in ``path``; an empty one when there is no such file."""
-    if not path.is_file():
-        return kind()
+def read_json(path: Path, kind: type = dict, *, required: bool = False) -> Any:
+    """The object or list in ``path``; an empty one when there is no such file, unless it is ``required``.
+
+    Raises:
+        SettingsError: it cannot be read, or holds something else.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        if not required:
+            return kind()
+        raise SettingsError(
+            f"{path} is missing; the folder must be in Hugging Face layout"
+        ) from error
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise SettingsError(f"{path} is not JSON ({error}); copy the model again") from error
     if not isinstance(found, kind):

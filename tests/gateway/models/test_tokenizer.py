@@ -218,7 +218,7 @@ def test_the_default_of_several_templates_is_taken(tmp_path: Path) -> None:
         ("tokenizer.json", "{}", "is not a tokenizer"),
         ("config.json", "{}", "context_tokens"),
         ("config.json", "not json", "is not JSON"),
-        ("config.json", "[]", "must be a JSON object"),
+        ("config.json", "[]", "does not hold a JSON object"),
     ],
 )
 def test_a_broken_folder_is_one_clear_line(
