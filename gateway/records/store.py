@@ -9,16 +9,15 @@ The prompts of a tenant that does not opt in (routing.outcomes.tenants), or has 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Final
 
 from google.protobuf.message import Message
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
+from nats.js.api import StreamConfig
 from nats.js.errors import APIError, NotFoundError
 
 from gateway.records.outcome import response_of
@@ -32,16 +31,14 @@ from sluice.settings.routing import OutcomeSettings
 from sluice.v1 import admin_pb2 as pb
 from sluice.wire import jetstream, subjects
 from sluice.wire.codec import MAX_MESSAGE_BYTES, MalformedMessage, pack, unpack
+from sluice.wire.jetstream import answering
 
 _log = logging.getLogger(__name__)
 
 READ_S: Final = 2.0
 GATHER_S: Final = 0.02
 """Records are gathered for so long: each write to NATS costs a request as much as its routing, seconds."""
-FETCH_MAX: Final = 64
-"""Messages that are read at once."""
-_INACTIVE_S: Final = 30.0
-"""The server deletes the consumer of an aborted read after this time."""
+_WHAT: Final = "what is kept of requests cannot be read or written"
 _MIB: Final = 1024 * 1024
 
 
@@ -169,7 +166,7 @@ class RecordStore:
         stored = [subjects.grade(request_id)] if self._settings.enabled else []
         if record.tenant in self._outcomes.tenants:
             stored.append(subjects.outcome_grade(record.tenant, request_id))
-        try:
+        with answering(_WHAT):
             for subject in stored:
                 await self._js.publish(
                     subject,
@@ -177,8 +174,6 @@ class RecordStore:
                     timeout=WRITE_S,
                     msg_ttl=self._retention.get(record.tenant),
                 )
-        except (TimeoutError, NatsError) as error:
-            raise _unavailable(error) from error
         return record
 
     async def explain(self, request_id: str, tenant: str | None) -> pb.GetRequestRecordResponse:
@@ -279,13 +274,12 @@ class RecordStore:
 
         Only the stream itself finds a subject with a wildcard (the tenant is not known): then it is not ``direct``.
         """
-        try:
-            async with asyncio.timeout(READ_S):
-                message = await self._js.get_last_msg(stream, subject, direct=direct)
-        except NotFoundError:
-            return None
-        except (TimeoutError, NatsError) as error:
-            raise _unavailable(error) from error
+        with answering(_WHAT):
+            try:
+                async with asyncio.timeout(READ_S):
+                    message = await self._js.get_last_msg(stream, subject, direct=direct)
+            except NotFoundError:
+                return None
         return message.data or b""
 
     async def forget(self, tenant: str) -> Forgotten:
@@ -323,56 +317,32 @@ class RecordStore:
         return Forgotten(len(records), audit, outcomes, len(dead), kept)
 
     async def _denies_purge(self, stream: str) -> bool:
-        try:
+        with answering(_WHAT), suppress(NotFoundError):
             return bool((await self._js.stream_info(stream)).config.deny_purge)
-        except NotFoundError:
-            return False
-        except (TimeoutError, NatsError) as error:
-            raise _unavailable(error) from error
+        return False
 
     async def _purge(self, stream: str, subject: str) -> int:
         """How many messages were purged; 0 also when there is no such stream."""
-        try:
+        with answering(_WHAT), suppress(NotFoundError):
             before = (await self._js.stream_info(stream)).state.messages
             await self._js.purge_stream(stream, subject=subject)
             return before - (await self._js.stream_info(stream)).state.messages
-        except NotFoundError:
-            return 0
-        except (TimeoutError, NatsError) as error:
-            raise _unavailable(error) from error
+        return 0
 
     async def _delete(self, sequence: int) -> None:
         """A dead letter; one that is gone makes no difference."""
-        try:
+        with answering(_WHAT), suppress(APIError):
             await self._js.delete_msg(subjects.DEAD_LETTERS_STREAM, sequence)
-        except APIError:
-            return
-        except (TimeoutError, NatsError) as error:
-            raise _unavailable(error) from error
 
     async def _read(
         self, subject: str, stream: str = subjects.OUTCOMES_STREAM
     ) -> AsyncIterator[Msg]:
         """All messages of ``subject``, which may have wildcards; none when there is no such stream."""
-        config = ConsumerConfig(
-            ack_policy=AckPolicy.NONE, inactive_threshold=_INACTIVE_S, mem_storage=True
-        )
-        try:
-            reader = await self._js.pull_subscribe(subject, stream=stream, config=config)
-            try:
-                left = (await reader.consumer_info()).num_pending or 0
-                while left:
-                    messages = await reader.fetch(min(FETCH_MAX, left), timeout=READ_S)
-                    left = messages[-1].metadata.num_pending
-                    for message in messages:
-                        yield message
-            finally:
-                with suppress(NatsError):
-                    await reader.unsubscribe()
-        except NotFoundError:
-            return
-        except (TimeoutError, NatsError) as error:
-            raise _unavailable(error) from error
+        found = jetstream.stored_messages(self._js, stream, subject, READ_S)
+        with answering(_WHAT), suppress(NotFoundError):
+            async with aclosing(found):
+                async for message in found:
+                    yield message
 
 
 def _known(data: bytes | None) -> bytes:
@@ -398,10 +368,4 @@ def _tenant_of_task(payload: bytes) -> str:
 def _unknown() -> RecordUnknown:
     return RecordUnknown(
         "nothing is kept of this request: it is too old, unknown, or still running"
-    )
-
-
-def _unavailable(error: Exception) -> TransportUnavailable:
-    return TransportUnavailable(
-        f"the store of records does not answer ({type(error).__name__})", retry_after_s=1.0
     )

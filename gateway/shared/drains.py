@@ -10,8 +10,9 @@ from sluice.errors import TransportUnavailable
 from sluice.internal.v1.control_pb2 import ControlMessage, DrainsChanged
 from sluice.internal.v1.gateway_pb2 import DrainedWorker, DrainRecord
 from sluice.wire import subjects
-from sluice.wire.bucket import RETRY_AFTER_S, Bucket
+from sluice.wire.bucket import Bucket
 from sluice.wire.codec import pack
+from sluice.wire.jetstream import RETRY_AFTER_S
 
 _log = logging.getLogger(__name__)
 

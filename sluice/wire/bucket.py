@@ -3,21 +3,21 @@
 import logging
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Final, TypeVar
 
 from google.protobuf.message import Message
 from google.protobuf.wrappers_pb2 import StringValue
 from nats.aio.client import Client
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header, StreamConfig
+from nats.js.api import Header, StreamConfig
 from nats.js.errors import APIError, NotFoundError
 
 from sluice.errors import TransportUnavailable
 from sluice.settings import Settings
 from sluice.wire import jetstream, subjects
-from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, unpack
+from sluice.wire.codec import MalformedMessage, pack, unpack
+from sluice.wire.jetstream import RETRY_AFTER_S, answering
 
 M = TypeVar("M", bound=Message)
 
@@ -25,9 +25,7 @@ _log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 2.0
 """Longest wait for JetStream, seconds."""
-RETRY_AFTER_S: Final = 1.0
-_FETCH_MAX: Final = 256
-_INACTIVE_S: Final = 30.0
+_WHAT: Final = "what processes share cannot be read or written"
 _WRONG_REVISION: Final = frozenset({10071, 10164})
 """JetStream's error codes for a write over another revision than the one that it names."""
 
@@ -66,30 +64,28 @@ class Bucket:
             ttl_s: it expires after this time.
         """
         headers = {} if last is None else {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(last)}
-        try:
-            stored = await self._js.publish(
-                self._prefix + key,
-                pack(message),
-                timeout=ANSWER_S,
-                headers=headers,
-                msg_ttl=None if ttl_s is None else max(1.0, ttl_s),
-            )
-        except APIError as error:
-            if error.err_code in _WRONG_REVISION:
-                return None
-            raise _unavailable(error) from error
-        except (TimeoutError, NatsError, OversizedMessage) as error:
-            raise _unavailable(error) from error
+        with answering(_WHAT):
+            try:
+                stored = await self._js.publish(
+                    self._prefix + key,
+                    pack(message),
+                    timeout=ANSWER_S,
+                    headers=headers,
+                    msg_ttl=None if ttl_s is None else max(1.0, ttl_s),
+                )
+            except APIError as error:
+                if error.err_code in _WRONG_REVISION:
+                    return None
+                raise
         return stored.seq
 
     async def read(self, key: str, kind: type[M]) -> tuple[M, int] | None:
         """The message of ``key`` with its revision, or None when there is none."""
-        try:
-            found = await self._js.get_last_msg(self._stream, self._prefix + key)
-        except NotFoundError:
-            return None
-        except (TimeoutError, NatsError) as error:
-            raise _unavailable(error) from error
+        with answering(_WHAT):
+            try:
+                found = await self._js.get_last_msg(self._stream, self._prefix + key)
+            except NotFoundError:
+                return None
         assert found.seq is not None, "stored messages have one"
         try:
             return unpack(kind, found.data or b""), found.seq
@@ -100,27 +96,19 @@ class Bucket:
 
     async def state(self) -> tuple[int, int]:
         """Differs from an earlier one when something was written or removed since."""
-        try:
+        with answering(_WHAT):
             info = await self._js.stream_info(self._stream)
-        except (TimeoutError, NatsError) as error:
-            raise _unavailable(error) from error
         return info.state.last_seq, info.state.messages
 
     async def remove(self, revision: int) -> None:
         """Removes the message of that revision, unless another one has replaced it."""
-        try:
+        with answering(_WHAT), suppress(APIError):  # it is gone
             await self._js.delete_msg(self._stream, revision)
-        except APIError:
-            return  # it is gone
-        except (TimeoutError, NatsError) as error:
-            raise _unavailable(error) from error
 
     async def purge(self, key: str) -> None:
         """Removes ``key``."""
-        try:
+        with answering(_WHAT):
             await self._js.purge_stream(self._stream, subject=self._prefix + key)
-        except (TimeoutError, NatsError) as error:
-            raise _unavailable(error) from error
 
     async def read_all(self, kind: type[M]) -> AsyncIterator[tuple[str, M]]:
         """All messages with their keys, but for those that are damaged."""
@@ -132,28 +120,13 @@ class Bucket:
 
     async def read_payloads(self, pattern: str = ">") -> AsyncIterator[tuple[str, bytes]]:
         """All messages whose keys match ``pattern``, packed, with their keys."""
-        config = ConsumerConfig(
-            ack_policy=AckPolicy.NONE,
-            deliver_policy=DeliverPolicy.ALL,
-            inactive_threshold=_INACTIVE_S,
-            mem_storage=True,
+        found = jetstream.stored_messages(
+            self._js, self._stream, f"{self._prefix}{pattern}", ANSWER_S
         )
-        try:
-            reader = await self._js.pull_subscribe(
-                f"{self._prefix}{pattern}", stream=self._stream, config=config
-            )
-            try:
-                left = (await reader.consumer_info()).num_pending or 0
-                while left:
-                    messages = await reader.fetch(min(_FETCH_MAX, left), timeout=ANSWER_S)
-                    left = messages[-1].metadata.num_pending
-                    for message in messages:
-                        yield message.subject.removeprefix(self._prefix), message.data
-            finally:
-                with suppress(NatsError):
-                    await reader.unsubscribe()
-        except (TimeoutError, NatsError) as error:
-            raise _unavailable(error) from error
+        with answering(_WHAT):
+            async with aclosing(found):
+                async for message in found:
+                    yield message.subject.removeprefix(self._prefix), message.data
 
     @property
     def _js(self) -> JetStreamContext:
@@ -179,10 +152,3 @@ async def mesh_key(settings: Settings, secrets_bucket: Bucket) -> str | None:
     if not settings.identity.enabled:
         return None
     return settings.identity.mesh_key or await shared_secret(secrets_bucket, "mesh_key")
-
-
-def _unavailable(error: Exception) -> TransportUnavailable:
-    return TransportUnavailable(
-        f"what processes share cannot be read or written: JetStream does not answer ({type(error).__name__})",
-        retry_after_s=RETRY_AFTER_S,
-    )

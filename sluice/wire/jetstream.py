@@ -4,8 +4,12 @@ Both sides call `ensure_streams` at start, so their order does not matter: creat
 configuration does nothing, and one that exists with other limits takes the new ones.
 """
 
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import (
     AckPolicy,
@@ -17,8 +21,10 @@ from nats.js.api import (
 )
 from nats.js.errors import APIError
 
+from sluice.errors import TransportUnavailable
 from sluice.settings import JobsSettings, NatsSettings
 from sluice.wire import subjects
+from sluice.wire.codec import OversizedMessage
 
 ACK_WAIT_S: Final = 10.0
 """A batcher acknowledges a task when it takes it; one that ended before that leaves the task to another after this
@@ -42,6 +48,10 @@ DRAINS_MAX_BYTES: Final = 1024 * 1024
 API_KEYS_MAX_BYTES: Final = 64 * 1024 * 1024
 JOBS_MAX_BYTES: Final = 256 * 1024 * 1024
 
+RETRY_AFTER_S: Final = 1.0
+_FETCH_MAX: Final = 256
+_INACTIVE_S: Final = 30.0
+"""The server deletes the consumer of an aborted read after this time."""
 _OTHER_CONFIGURATION: Final = 10058
 """JetStream's error code for a stream that exists with another configuration."""
 
@@ -219,3 +229,39 @@ async def ensure_stream(
             raise
         if owner:
             await js.update_stream(config)
+
+
+@contextmanager
+def answering(what: str) -> Iterator[None]:
+    """Raises TransportUnavailable, which says ``what`` fails, where JetStream does not answer in the block."""
+    try:
+        yield
+    except (TimeoutError, NatsError, OversizedMessage) as error:
+        raise TransportUnavailable(
+            f"{what}: JetStream does not answer ({type(error).__name__})",
+            retry_after_s=RETRY_AFTER_S,
+        ) from error
+
+
+async def stored_messages(
+    js: JetStreamContext, stream: str, subject: str, timeout_s: float
+) -> AsyncGenerator[Msg, None]:
+    """All messages of ``subject``, which may have wildcards, as they are now.
+
+    Raises:
+        nats.errors.Error: JetStream does not answer, or there is no such stream.
+    """
+    config = ConsumerConfig(
+        ack_policy=AckPolicy.NONE, inactive_threshold=_INACTIVE_S, mem_storage=True
+    )
+    reader = await js.pull_subscribe(subject, stream=stream, config=config)
+    try:
+        left = (await reader.consumer_info()).num_pending or 0
+        while left:
+            messages = await reader.fetch(min(_FETCH_MAX, left), timeout=timeout_s)
+            left = messages[-1].metadata.num_pending
+            for message in messages:
+                yield message
+    finally:
+        with suppress(NatsError):
+            await reader.unsubscribe()
