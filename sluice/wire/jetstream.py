@@ -49,7 +49,7 @@ API_KEYS_MAX_BYTES: Final = 64 * 1024 * 1024
 JOBS_MAX_BYTES: Final = 256 * 1024 * 1024
 
 RETRY_AFTER_S: Final = 1.0
-_FETCH_MAX: Final = 256
+FETCH_MAX: Final = 256
 _INACTIVE_S: Final = 30.0
 """The server deletes the consumer of an aborted read after this time."""
 _OTHER_CONFIGURATION: Final = 10058
@@ -258,7 +258,7 @@ async def stored_messages(
     try:
         left = (await reader.consumer_info()).num_pending or 0
         while left:
-            messages = await reader.fetch(min(_FETCH_MAX, left), timeout=timeout_s)
+            messages = await reader.fetch(min(FETCH_MAX, left), timeout=timeout_s)
             left = messages[-1].metadata.num_pending
             for message in messages:
                 yield message

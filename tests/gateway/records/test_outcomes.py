@@ -12,7 +12,6 @@ import pytest
 
 from gateway.config.routers import load_router
 from gateway.records import outcome as outcomes
-from gateway.records import store
 from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_STOP, Logprobs, RowError
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import Settings
@@ -27,7 +26,7 @@ from sluice.v1.admin_pb2 import (
     SubmitFeedbackRequest,
 )
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
-from sluice.wire import subjects
+from sluice.wire import jetstream, subjects
 from sluice.wire.clock import ms_of, timestamp
 from tests.gateway.kit.batcher import BOUND_S, frame, last
 from tests.gateway.kit.wire import MODELS, Wire, error_of, events_of, open_wire, prompt, typed
@@ -262,7 +261,7 @@ async def test_a_tenant_can_opt_in_while_the_gateway_runs(opened: Any) -> None:
 async def test_many_are_listed_and_since_leaves_the_older_out(
     opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "FETCH_MAX", 2)
+    monkeypatch.setattr(jetstream, "FETCH_MAX", 2)
     async with opened({"shadows": SHADOWS}) as wire:
         tasks = []
         for _ in range(5):
