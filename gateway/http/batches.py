@@ -52,17 +52,14 @@ class Files:
     async def get(self, call: HttpCall) -> None:
         """What is known of a file."""
         file_id = call.path["id"]
-        result, metadata = objects.result_file(file_id), self._jobs.metadata(call.headers)
-        with _errors_of_jobs():
-            if result is None:
-                of_upload = pb.GetUploadRequest(upload_id=objects.upload_of(file_id))
-                found = await self._jobs.stub().GetUpload(
-                    of_upload, metadata=metadata, timeout=JOBS_S
-                )
-                created, size = found.create_time.seconds, found.size_bytes
-                described = objects.file_object(file_id, found.name, size, created, objects.PURPOSE)
-            else:
-                described = objects.result_object(await self._job(call, result[0]), file_id)
+        result = objects.result_file(file_id)
+        if result is None:
+            of_upload = pb.GetUploadRequest(upload_id=objects.upload_of(file_id))
+            found = await _ask(self._jobs, call, "GetUpload", of_upload)
+            created, size = found.create_time.seconds, found.size_bytes
+            described = objects.file_object(file_id, found.name, size, created, objects.PURPOSE)
+        else:
+            described = objects.result_object(await self._job(call, result[0]), file_id)
         await call.answer(200, encode(described))
 
     async def page(self, call: HttpCall) -> None:
@@ -86,28 +83,25 @@ class Files:
                 "id", f"results go with their job: `sluice batch delete {result[0]}`"
             )
         request = pb.DeleteUploadRequest(upload_id=objects.upload_of(file_id))
-        metadata = self._jobs.metadata(call.headers)
-        with _errors_of_jobs():
-            await self._jobs.stub().DeleteUpload(request, metadata=metadata, timeout=JOBS_S)
+        await _ask(self._jobs, call, "DeleteUpload", request)
         await call.answer(200, encode({"id": file_id, "object": "file", "deleted": True}))
 
     async def content(self, call: HttpCall) -> None:
         """The lines of a file of results, in the order of the input."""
         file_id = call.path["id"]
-        result, metadata = objects.result_file(file_id), self._jobs.metadata(call.headers)
+        result = objects.result_file(file_id)
         if result is None:
             raise UploadUnknown("only output and error files of batches can be read")
         job, part = result
+        of_call: Any = {"metadata": self._jobs.metadata(call.headers), "timeout": UPLOAD_S}
         with _errors_of_jobs(), call.while_connected():
             await self._job(call, job)
-            if part == objects.OUTPUT:
-                pages: Any = self._jobs.stub().GetResults(
-                    pb.GetResultsRequest(id=job), metadata=metadata, timeout=UPLOAD_S
-                )
-            else:
-                pages = self._jobs.stub().ListDeadLetters(
-                    pb.ListDeadLettersRequest(id=job), metadata=metadata, timeout=UPLOAD_S
-                )
+            stub = self._jobs.stub()
+            pages: Any = (
+                stub.GetResults(pb.GetResultsRequest(id=job), **of_call)
+                if part == objects.OUTPUT
+                else stub.ListDeadLetters(pb.ListDeadLettersRequest(id=job), **of_call)
+            )
             try:
                 async for page in pages:
                     await call.write(_lines(job, page.results, part), _LINES)
@@ -117,13 +111,11 @@ class Files:
 
     async def _job(self, call: HttpCall, job: str) -> pb.Job:
         """A job that is over."""
-        metadata = self._jobs.metadata(call.headers)
-        found = await self._jobs.stub().GetJob(
-            pb.GetJobRequest(id=job), metadata=metadata, timeout=JOBS_S
-        )
-        if not found.job.HasField("end_time"):
+        found = await _ask(self._jobs, call, "GetJob", pb.GetJobRequest(id=job))
+        over: pb.Job = found.job
+        if not over.HasField("end_time"):
             raise UploadUnknown("the batch is not over: its files are there when it is")
-        return found.job
+        return over
 
 
 class Batches:
@@ -171,21 +163,22 @@ class Batches:
         return jobs, False
 
     async def _answer(self, call: HttpCall, method: str, request: Any) -> None:
-        metadata = self._jobs.metadata(call.headers)
-        with _errors_of_jobs():
-            response = await getattr(self._jobs.stub(), method)(
-                request, metadata=metadata, timeout=JOBS_S
-            )
+        response = await _ask(self._jobs, call, method, request)
         await call.answer(200, encode(objects.batch_object(response.job)))
+
+
+async def _ask(jobs: JobForwarder, call: HttpCall, method: str, request: Any) -> Any:
+    """What JobService answers to the caller of ``call``."""
+    metadata = jobs.metadata(call.headers)
+    with _errors_of_jobs():
+        return await getattr(jobs.stub(), method)(request, metadata=metadata, timeout=JOBS_S)
 
 
 async def _all(jobs: JobForwarder, call: HttpCall, kind: str, request: Any) -> AsyncIterator[Any]:
     """What all pages of a list have; ``kind``: jobs or uploads."""
-    method = f"List{kind.title()}"
-    metadata, request.page_size = jobs.metadata(call.headers), 1000
+    request.page_size = 1000
     while True:
-        with _errors_of_jobs():
-            page = await getattr(jobs.stub(), method)(request, metadata=metadata, timeout=JOBS_S)
+        page = await _ask(jobs, call, f"List{kind.title()}", request)
         for entry in getattr(page, kind):
             yield entry
         if not page.next_page_token:
