@@ -38,35 +38,15 @@ def job_object(job: pb.Job) -> dict[str, Any]:
         "state": state_of(job),
         "reason": job.reason,
         "reason_code": job.reason_code,
-        "progress": _plain(job.progress),
+        "progress": output.message_object(job.progress),
         **{name: ms_of(getattr(job, name)) / 1e3 for name in _TIMES if job.HasField(name)},
-        "report": _plain(job.report) if job.HasField("report") else None,
+        "report": output.message_object(job.report) if job.HasField("report") else None,
         "runner": job.runner,
         "nats_last_sequence": job.nats_last_sequence,
     }
 
 
 _TIMES: Final = ("create_time", "start_time", "end_time")
-
-
-def _plain(message: Any) -> Any:
-    """A message as JSON, its fields by name, those that are not set with their zero."""
-    described: dict[str, Any] = {}
-    for field in message.DESCRIPTOR.fields:
-        value = getattr(message, field.name)
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            described[field.name] = dict(value)
-        elif field.is_repeated:
-            described[field.name] = [_plain(one) if field.message_type else one for one in value]
-        elif field.message_type is None:
-            described[field.name] = value
-        elif not message.HasField(field.name):
-            described[field.name] = None
-        elif field.message_type.full_name == "google.protobuf.Duration":
-            described[field.name] = ms_of(value) / 1e3
-        else:
-            described[field.name] = _plain(value)
-    return described
 
 
 def letter_object(result: pb.JobResult) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any, Final, TextIO
 
 from sluice.client.answer import Answer, AnswerBuilder, Delta, Event
+from sluice.wire.clock import ms_of
 
 _CONTROL: Final = dict.fromkeys(
     {*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}, "\N{REPLACEMENT CHARACTER}"
@@ -98,6 +99,28 @@ def answer_object(answer: Answer) -> dict[str, Any]:
         described["attempts"] = [asdict(one) for one in answer.attempts]
     if answer.notices:
         described["notices"] = [asdict(notice) for notice in answer.notices]
+    return described
+
+
+def message_object(message: Any) -> dict[str, Any]:
+    """A message as JSON, its fields by name, those that are not set with their zero."""
+    described: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            described[field.name] = dict(value)
+        elif field.is_repeated:
+            described[field.name] = [
+                message_object(one) if field.message_type else one for one in value
+            ]
+        elif field.message_type is None:
+            described[field.name] = value
+        elif not message.HasField(field.name):
+            described[field.name] = None
+        elif field.message_type.full_name == "google.protobuf.Duration":
+            described[field.name] = ms_of(value) / 1e3
+        else:
+            described[field.name] = message_object(value)
     return described
 
 

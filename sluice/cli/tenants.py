@@ -2,7 +2,7 @@
 
 import os
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -11,6 +11,11 @@ from sluice.cli.failure import CommandFailed
 from sluice.client import Client
 from sluice.client.channel import API_KEY_VARIABLE
 from sluice.errors import JobsDisabled, WrongJobState
+
+_COUNTED: Final = (
+    *("api_keys", "cancelled", "records", "audit_entries", "outcomes", "dead_letters"),
+)
+"""What `ForgetTenantResponse` counts."""
 
 tenants = typer.Typer(
     help="Show what tenants use of their limits; forget one.", no_args_is_help=True
@@ -30,41 +35,14 @@ def list_(
     with Client(address) as client:
         found = client.list_tenants(tenant)
     if as_json:
-        output.write_json(
-            {
-                "currency": found.currency,
-                "tenants": [
-                    {
-                        "tenant": one.tenant,
-                        "running": one.running,
-                        "cost_last_hour": one.cost_last_hour,
-                        "limits": [
-                            {"name": use.name, "limit": use.limit, "used": use.used}
-                            for use in one.limits
-                        ],
-                    }
-                    for one in found.tenants
-                ],
-            }
-        )
+        listed = [output.message_object(one) for one in found.tenants]
+        output.write_json({"currency": found.currency, "tenants": listed})
         return
-    rows = [
-        (
-            one.tenant,
-            str(one.running),
-            f"{one.cost_last_hour:.4g}",
-            use.name,
-            f"{use.used:.4g}",
-            f"{use.limit:.4g}",
-        )
-        for one in found.tenants
-        for use in one.limits
-    ]
-    rows += [
-        (one.tenant, str(one.running), f"{one.cost_last_hour:.4g}", "-", "-", "-")
-        for one in found.tenants
-        if not one.limits
-    ]
+    rows = []
+    for one in found.tenants:
+        who = (one.tenant, str(one.running), f"{one.cost_last_hour:.4g}")
+        uses = [(use.name, f"{use.used:.4g}", f"{use.limit:.4g}") for use in one.limits]
+        rows += [(*who, *use) for use in uses or [("-", "-", "-")]]
     headers = ("tenant", "running", f"{found.currency} last hour", "limit", "used", "of")
     output.write_table(headers, sorted(rows))
 
@@ -87,20 +65,7 @@ def forget(
     with Client(address, tenant=named) as client:
         done = client.forget_tenant(tenant)
         jobs = _delete_jobs(client, tenant)
-    counts = {
-        "jobs": jobs,
-        **{
-            name: getattr(done, name)
-            for name in (
-                "api_keys",
-                "cancelled",
-                "records",
-                "audit_entries",
-                "outcomes",
-                "dead_letters",
-            )
-        },
-    }
+    counts = {"jobs": jobs, **{name: getattr(done, name) for name in _COUNTED}}
     silent = list(done.unreached_gateways)
     if as_json:
         output.write_json({**counts, "unreached_gateways": silent, "kept": list(done.kept)})

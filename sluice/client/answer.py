@@ -28,6 +28,10 @@ class FinishReason(StrEnum):
     UNKNOWN = "unknown"
     """A reason that this client is too old to know."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> "FinishReason":
+        return cls.UNKNOWN
+
 
 class NoticeKind(StrEnum):
     """What happened."""
@@ -42,6 +46,10 @@ class NoticeKind(StrEnum):
     """This client lost its connection and continued at the same token; `Notice.message` names the request."""
     UNKNOWN = "unknown"
     """A kind that this client is too old to know."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> "NoticeKind":
+        return cls.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,25 +331,14 @@ def delta_of(message: pb.Delta) -> Delta:
 
 def notice_of(message: pb.Notice) -> Notice:
     """The event in `message`."""
-    kinds = {
-        pb.NOTICE_KIND_RECOVERED: NoticeKind.RECOVERED,
-        pb.NOTICE_KIND_REPLAYED: NoticeKind.REPLAYED,
-        pb.NOTICE_KIND_ESCALATED: NoticeKind.ESCALATED,
-    }
-    return Notice(kinds.get(message.kind, NoticeKind.UNKNOWN), message.message, message.model)
+    kind = NoticeKind(word_of(pb.NoticeKind, message.kind))
+    return Notice(kind, message.message, message.model)
 
 
 def finished_of(message: pb.Finished) -> Finished:
     """The event in `message`."""
-    reasons = {
-        pb.FINISH_REASON_STOP: FinishReason.STOP,
-        pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-        pb.FINISH_REASON_STOP_SEQUENCE: FinishReason.STOP_SEQUENCE,
-        pb.FINISH_REASON_CONTENT_FILTER: FinishReason.CONTENT_FILTER,
-        pb.FINISH_REASON_TOOL_CALLS: FinishReason.TOOL_CALLS,
-    }
     return Finished(
-        reasons.get(message.reason, FinishReason.UNKNOWN),
+        FinishReason(word_of(pb.FinishReason, message.reason)),
         _usage_of(message.usage),
         _timings_of(message.timings),
         message.stop,

@@ -86,7 +86,8 @@ class Jobs(Caller):
 
     def get(self, job_id: str) -> pb.Job:
         """The job as it is now."""
-        return (self._lookup(self._stub.GetJob, pb.GetJobRequest(id=job_id), channel.LOOKUP_S)).job
+        request = pb.GetJobRequest(id=job_id)
+        return (self._lookup(self._stub.GetJob, request, channel.LOOKUP_S)).job
 
     def list(self, states: Sequence[pb.JobState.ValueType] = ()) -> Iterator[pb.Job]:
         """The tenant's jobs, newest first; only those in one of `states`, if there are some."""
@@ -118,9 +119,8 @@ class Jobs(Caller):
 
     def pause(self, job_id: str) -> pb.Job:
         """Stops a job until it is resumed."""
-        return (
-            self._lookup(self._stub.PauseJob, pb.PauseJobRequest(id=job_id), channel.LOOKUP_S)
-        ).job
+        request = pb.PauseJobRequest(id=job_id)
+        return (self._lookup(self._stub.PauseJob, request, channel.LOOKUP_S)).job
 
     def resume(self, job_id: str, limits: pb.JobLimits | None = None) -> pb.Job:
         """Continues a paused job; `limits` replace its own."""
@@ -129,9 +129,8 @@ class Jobs(Caller):
 
     def cancel(self, job_id: str) -> pb.Job:
         """Ends a job for good; its results so far stay readable."""
-        return (
-            self._lookup(self._stub.CancelJob, pb.CancelJobRequest(id=job_id), channel.LOOKUP_S)
-        ).job
+        request = pb.CancelJobRequest(id=job_id)
+        return (self._lookup(self._stub.CancelJob, request, channel.LOOKUP_S)).job
 
     def delete(self, job_id: str) -> None:
         """Deletes a job that is over, with its results."""
