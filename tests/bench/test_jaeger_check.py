@@ -15,9 +15,9 @@ import pytest
 
 from bench.support.trace_rules import TraceSpan
 from sluice.telemetry import names
-from tests.sluice.telemetry.test_whole import TRACE
+from tests.bench.test_trace_rules import TRACE
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "jaeger-check"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "jaeger-check"
 
 
 def in_jaeger(spans: list[TraceSpan]) -> dict[str, Any]:
