@@ -3,6 +3,8 @@
 Calls that run: less urgent classes may hold only a share of all, so their callers, most of whom wait, never hold what
 an interactive caller needs. A tenant may hold only a share of what its class may, so a newcomer finds room.
 
+Bulk calls begin in turns (`gateway.admission.turns`).
+
 Calls that are inspected and tokenized: this takes the gateway's processor, in order of arrival. The limits of less
 urgent classes keep a burst of bulk requests from delaying an interactive request that arrives after it.
 """
@@ -15,6 +17,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from typing import Final
 
 from gateway.admission.tenant_limits import TenantLimits
+from gateway.admission.turns import Turns
 from sluice.errors import Overloaded, ShuttingDown
 from sluice.settings import CallShares
 from sluice.wire.subjects import CLASSES, QUEUED_CLASS, RANKS
@@ -30,6 +33,7 @@ class ClassLimiter:
     Attributes:
         draining: set it to refuse new calls; those that run continue.
         idle: set while no call runs.
+        turns: when the next bulk call may begin.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class ClassLimiter:
         self.draining = False
         self.idle = asyncio.Event()
         self.idle.set()
+        self.turns = Turns()
         by_class = (1.0, shares.standard, shares.bulk)
         self._limits = [_places(limit, share) for share in by_class]
         """Of a class together with the less urgent ones, by rank."""
@@ -52,6 +57,15 @@ class ClassLimiter:
     def active(self) -> int:
         """Calls that run."""
         return sum(self._running)
+
+    async def turn(self, priority_class: str) -> None:
+        """Returns when a call of this class may begin: `call` is next.
+
+        Raises:
+            Overloaded: too many wait.
+        """
+        if priority_class == QUEUED_CLASS:
+            await self.turns.turn()
 
     @contextmanager
     def call(self, priority_class: str, tenant: str) -> Iterator[None]:

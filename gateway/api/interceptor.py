@@ -17,14 +17,12 @@ from google.protobuf.message import Message
 
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.api.metadata import metadata_of
-from gateway.api.turns import Turns
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import Caller, roles_for, set_caller
 from gateway.validation.requests import class_of
 from sluice.errors import InternalError, MessageTooLarge, SluiceError
 from sluice.v1.inference_pb2 import GenerateRequest
 from sluice.wire.codec import request_reader
-from sluice.wire.subjects import QUEUED_CLASS
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +69,6 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         self._audio_max_bytes = audio_max_bytes
         self._limiter = limiter
         self._callers = callers
-        self._turns = Turns()
         self._handlers: dict[str, Any] = {}
         """By method."""
 
@@ -81,7 +78,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         """Wraps the method that is called."""
-        self._turns.arrived()
+        self._limiter.turns.arrived()
         method = str(handler_call_details.method)
         known = self._handlers.get(method)
         if known is not None:
@@ -124,9 +121,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         behaviour = handler.unary_stream if streams else handler.unary_unary
         admit = partial(self._callers.admit, method=method, roles=roles_for(method))
         return make(
-            _guarded(
-                behaviour, None if method in _OPERATORS else self._limiter, admit, self._turns
-            ),
+            _guarded(behaviour, None if method in _OPERATORS else self._limiter, admit),
             request_deserializer=self._deserializer(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
@@ -149,10 +144,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _guarded(
-    behaviour: Behaviour,
-    limiter: ClassLimiter | None,
-    admit: Callable[[Any], Awaitable[Caller]],
-    turns: Turns,
+    behaviour: Behaviour, limiter: ClassLimiter | None, admit: Callable[[Any], Awaitable[Caller]]
 ) -> Behaviour:
     """``behaviour`` with its errors as statuses; without ``limiter`` it has no limits."""
 
@@ -164,8 +156,7 @@ def _guarded(
             if limiter is None:
                 return await behaviour(request, context)
             priority_class = class_of(request)
-            if priority_class == QUEUED_CLASS:
-                await turns.turn()
+            await limiter.turn(priority_class)
             with limiter.call(priority_class, caller.tenant):
                 return await behaviour(request, context)
         except SluiceError as error:

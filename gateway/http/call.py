@@ -234,6 +234,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one call."""
         call = HttpCall(scope, receive, send, self._max_body_bytes)
+        self._limiter.turns.arrived()
         with suppress(ClientGone):
             try:
                 if self._local_only and not is_loopback(host_of(call.headers)):
@@ -246,7 +247,9 @@ class Endpoint:
                 caller.require(self._roles, scope["path"])
                 set_caller(caller)
                 call.limit_headers = partial(self._limits.headers, caller)
-                with self._limiter.call(self._class_of(call.headers), caller.tenant):
+                priority_class = self._class_of(call.headers)
+                await self._limiter.turn(priority_class)
+                with self._limiter.call(priority_class, caller.tenant):
                     await self._behaviour(call)
             except SluiceError as error:
                 await call.fail(error)

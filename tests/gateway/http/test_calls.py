@@ -190,6 +190,18 @@ async def test_calls_above_the_limit_are_told_when_to_retry(
         assert (await asking).status == 200
 
 
+async def test_bulk_calls_wait_for_their_turn(http: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same turns as over gRPC."""
+    monkeypatch.setattr("gateway.admission.turns.WAITING_MAX", 0)
+    reply = await ask(http.http, body=chat(), x_sluice_priority="bulk")
+    assert "bulk calls wait for their turn" in reply.error["message"]
+    assert (reply.status, reply.headers["retry-after"]) == (429, "1")
+    asking = asyncio.ensure_future(ask(http.http, body=chat()))
+    task = await http.batcher.task()
+    await http.batcher.send(task, last(0, http.tokens("hello")))
+    assert (await asking).status == 200
+
+
 async def test_a_gateway_that_drains_refuses_and_lets_calls_end(http: Wire) -> None:
     asking = asyncio.ensure_future(ask(http.http, body=chat()))
     task = await http.batcher.task()

@@ -22,7 +22,7 @@ RETRY_AFTER_S: Final = 1.0
 
 
 class Turns:
-    """The calls of one server."""
+    """The calls of one gateway, over gRPC and HTTP."""
 
     def __init__(self) -> None:
         self._arrived = 0
