@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
-from heapq import heappush
+from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Final
 from unittest.mock import patch
@@ -26,19 +26,6 @@ _PROCESS: ContextVar["SimulatedProcess | None"] = ContextVar("process", default=
 
 class Stuck(AssertionError):
     """Somebody waits, and nothing will ever happen."""
-
-
-class _Clock:
-    """Takes the place of a selector: without sockets, waiting means that time passes."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def select(self, timeout: float | None) -> list[Any]:
-        if timeout is None:
-            raise Stuck(f"at {self.now:.3f} s")
-        self.now += timeout
-        return []
 
 
 class _Task(asyncio.Task[Any]):
@@ -60,10 +47,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self._selector = self._virtual = _Clock()
-        numbers = count()
+        self._now = 0.0
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._numbers = count()
         self.set_task_factory(
-            lambda loop, coroutine, **kwargs: _Task(next(numbers), coroutine, loop=loop, **kwargs)
+            lambda loop, coroutine, **kwargs: _Task(
+                next(self._numbers), coroutine, loop=loop, **kwargs
+            )
         )
         self.set_exception_handler(self._keep_fault)
         self.faults: list[dict[str, Any]] = []
@@ -71,13 +61,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def time(self) -> float:
         """Virtual seconds."""
-        return self._virtual.now
+        return self._now
 
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """As usual, once the process of ``context`` runs."""
-        handle = _Handle(callback, args, self, context or copy_context())
+        """As usual."""
+        handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
@@ -88,11 +78,27 @@ class VirtualLoop(asyncio.BaseEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """As usual, or when the process of ``context`` goes on after that."""
-        timer = _Timer(when, callback, args, self, context or copy_context())
-        heappush(self._scheduled, timer)
-        timer._scheduled = True
+        """As usual; what is due at the same moment runs in the order of the calls."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heappush(self._timers, (when, next(self._numbers), timer))
         return timer
+
+    def _run_once(self) -> None:
+        """Without sockets, waiting means that time passes."""
+        timers, ready = self._timers, self._ready
+        while timers and timers[0][2].cancelled():
+            heappop(timers)
+        if not (ready or self._stopping):
+            if not timers:
+                raise Stuck(f"at {self._now:.3f} s")
+            self._now = max(self._now, timers[0][0])
+        while timers and timers[0][0] <= self._now:
+            ready.append(heappop(timers)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            process = handle._context.get(_PROCESS)
+            if not handle.cancelled() and (process is None or process.admits(handle)):
+                handle._run()
 
     def again(self, handles: Sequence[asyncio.Handle]) -> None:
         """Runs handles that could not run in time."""
@@ -106,20 +112,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """There is no selector to wake."""
-
-
-class _Handle(asyncio.Handle):
-    def _run(self) -> None:
-        process = self._context.get(_PROCESS)
-        if process is None or process.admits(self):
-            super()._run()
-
-
-class _Timer(asyncio.TimerHandle):
-    def _run(self) -> None:
-        process = self._context.get(_PROCESS)
-        if process is None or process.admits(self):
-            super()._run()
 
 
 class SimulatedProcess:

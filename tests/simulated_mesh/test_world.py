@@ -18,6 +18,6 @@ def test_nobody_waits_in_vain_at_length(first: int) -> None:
 
 
 def test_faults_do_happen_and_most_answers_are_whole_all_the_same() -> None:
-    world = World(3)
+    world = World(6)
     world.run()
     assert world.outcomes["finished"] > world.outcomes.total() / 2

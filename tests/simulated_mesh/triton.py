@@ -25,7 +25,6 @@ from sluice.wire.codec import MalformedMessage, unpack
 from tests.simulated_mesh.loop import SimulatedProcess, VirtualLoop, here
 from tests.simulated_mesh.threads import SimulatedCondition, SimulatedThread, this_thread
 
-STEP_S: Final = 0.02
 UNHEALTHY_S: Final = 1.0
 """So long Triton takes to notice that a Python process is gone, when a request comes."""
 CONTEXT_TOKENS: Final = 4096
@@ -160,8 +159,11 @@ class TritonServer:
         incarnation: counts the starts.
     """
 
-    def __init__(self, loop: VirtualLoop, chance: Random, delay_s: Callable[[], float]) -> None:
-        self.loop, self.chance, self.delay_s = loop, chance, delay_s
+    def __init__(
+        self, loop: VirtualLoop, chance: Random, delay_s: Callable[[], float], step_s: float
+    ) -> None:
+        """``step_s``: what a step of the engine takes."""
+        self.loop, self.chance, self.delay_s, self.step_s = loop, chance, delay_s, step_s
         self.calls: list[Call] = []
         self.incarnation = 1
         self.worker: WorkerProcess | None = None
@@ -169,7 +171,9 @@ class TritonServer:
 
     def start(self) -> None:
         """Starts the server and its model."""
-        self.worker = WorkerProcess(self.loop, f"worker{self.incarnation}", self.chance)
+        self.worker = WorkerProcess(
+            self.loop, f"worker{self.incarnation}", self.chance, self.step_s
+        )
 
     def crash(self) -> None:
         """The server and its model die: every stream breaks."""
@@ -207,10 +211,10 @@ class TritonServer:
 class WorkerProcess:
     """The Python process of a model."""
 
-    def __init__(self, loop: VirtualLoop, name: str, chance: Random) -> None:
+    def __init__(self, loop: VirtualLoop, name: str, chance: Random, step_s: float) -> None:
         self.process = SimulatedProcess(loop, name)
         self.engine = EchoEngine(
-            chance.randrange(2, 7), chance.randrange(5), CONTEXT_TOKENS, lambda: sleep(STEP_S)
+            chance.randrange(2, 7), chance.randrange(5), CONTEXT_TOKENS, lambda: sleep(step_s)
         )
         self._worker: Worker | None = None
         self.process.soon(self._start)

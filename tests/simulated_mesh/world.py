@@ -50,6 +50,13 @@ SETTLED_S: Final = 40.0
 """So long after the faults everything that was asked has been answered."""
 FORGOTTEN_S: Final = 45.0
 """So long after that everything is forgotten: batchers keep rows of a gateway that is away for 30 s."""
+STILL_S: Final = 5.0
+"""What is forgotten stays so; longer than every interval of the mesh but that one."""
+STEP_S: Final = 0.1
+FINE_STEP_S: Final = 0.02
+"""Of an engine, in every tenth history; answers have as many more tokens, and so take as long."""
+ANSWER_S_MAX: Final = 2.0
+"""Of one that has a worker for itself."""
 TICK_S: Final = 0.5
 LATE_S: Final = 50.0
 """A gateway may be stopped when a deadline passes."""
@@ -71,6 +78,7 @@ class World:
         self.requests: list[Request] = []
         self._names: Counter[str] = Counter()
         self._long = 6.0 if self.chance.random() < 0.1 else 1.0
+        self._step_s = FINE_STEP_S if self.chance.random() < 0.1 else STEP_S
         self._quiet_s = LONG_QUIET_S if self._long > 1 else QUIET_S
         self.retired: list[BatcherProcess] = []
 
@@ -93,7 +101,9 @@ class World:
         self.jetstream = JetStreamServer(self.server)
         self.server.faults.delay_s = chance.choice([0.002, 0.02])
         urls = [f"t{number}:1" for number in range(chance.randrange(1, 4))]
-        self.tritons = {url: TritonServer(self.loop, chance, self.server.delay_s) for url in urls}
+        self.tritons = {
+            url: TritonServer(self.loop, chance, self.server.delay_s, self._step_s) for url in urls
+        }
         self.settings = Settings(
             models=(
                 ModelSettings(name="echo", path="none", engine="echo", triton_url=tuple(urls)),
@@ -149,7 +159,7 @@ class World:
         request = Request(
             request_id=f"r{len(self.requests) + 1}",
             prompt=chance.sample(range(5000), chance.randrange(8, 120)),
-            max_tokens=chance.randrange(1, 100),
+            max_tokens=chance.randrange(1, round(ANSWER_S_MAX / self._step_s)),
             priority_class=chance.choice(CLASSES),
             timeout_s=chance.choice([1.0, 5.0, *[300.0] * 8]),
             leaves_s=chance.random() * 8 if chance.random() < 0.15 else None,
@@ -275,7 +285,10 @@ class World:
                 raise AssertionError(f"never ended: {left}")
         for request in self.requests:
             self._check(request)
-        await asyncio.sleep(FORGOTTEN_S)
+        forgotten_at = self.loop.time() + FORGOTTEN_S
+        while self._leftovers() and self.loop.time() < forgotten_at:
+            await asyncio.sleep(TICK_S)
+        await asyncio.sleep(STILL_S)
         self._check_processes()
         assert not self._leftovers(), self._leftovers()
 
@@ -319,13 +332,12 @@ class World:
             kept = (len(gateway.registry), gateway.registry._rows, gateway.dispatch._rows)
             left += [f"{gateway.process.name}: {kept}"] * any(kept)
         for batcher in self.batchers:
-            assert batcher.batcher is not None
-            for model in batcher.batcher._loops.values():
+            left += [f"{batcher.process.name}: it starts"] * (batcher.batcher is None)
+            for model in batcher.batcher._loops.values() if batcher.batcher else ():
                 kept_rows = model._requests._rows
                 left += [f"{batcher.process.name}: {sorted(kept_rows)}"] * bool(kept_rows)
         for url, triton in self.tritons.items():
-            assert triton.worker is not None
-            left += [f"{url}: rows"] * triton.worker.engine.has_rows()
+            left += [f"{url}: rows"] * (triton.worker is None or triton.worker.engine.has_rows())
         for name, stream in self.jetstream.streams.items():
             if name == TASKS_STREAM:
                 left += [f"{name}: {one.message.subject}" for one in stream.messages.values()]
