@@ -51,7 +51,7 @@ SETTLED_S: Final = 40.0
 FORGOTTEN_S: Final = 45.0
 """So long after that everything is forgotten: batchers keep rows of a gateway that is away for 30 s."""
 STILL_S: Final = 5.0
-"""What is forgotten stays so; longer than every interval of the mesh but that one."""
+"""Until what was forgotten cannot come back: longer than every other interval of the mesh."""
 STEP_S: Final = 0.1
 FINE_STEP_S: Final = 0.02
 """Of an engine, in every tenth history; answers have as many more tokens, and so take as long."""
@@ -286,10 +286,11 @@ class World:
         for request in self.requests:
             self._check(request)
         forgotten_at = self.loop.time() + FORGOTTEN_S
-        while self._leftovers() and self.loop.time() < forgotten_at:
-            await asyncio.sleep(TICK_S)
-        await asyncio.sleep(STILL_S)
-        self._check_processes()
+        while self.loop.time() < forgotten_at:
+            await asyncio.sleep(STILL_S)
+            self._check_processes()
+            if not self._leftovers():
+                return
         assert not self._leftovers(), self._leftovers()
 
     def _check_processes(self) -> None:
