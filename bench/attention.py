@@ -80,7 +80,7 @@ def ways(rows: int, block_tokens: int, dtype: torch.dtype) -> Ways:
         return torch.bmm(shares, values[:used].flatten(0, 1))
 
     return {
-        "paged": lambda: decode.attend(query, (keys, values)),
+        "paged": lambda: decode.attend(query, (keys, values), visible.hidden),
         "gather, two products": lambda: products(*gathered()),
         "gather, SDPA with a mask": fused,
         "two products block by block, without merging": by_block,

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_workers.engine.forward.kv_cache import Fp8KvCache, KvCache, LayerShape
+from model_workers.engine.forward.kv_cache import Fp8KvCache, KvCache, LayerShape, on_device
 from model_workers.engine.forward.packing import Ints, PackedChunk, pack
 from model_workers.engine.paged_model import RowChunk
 
@@ -74,7 +74,6 @@ class VisibleBlocks:
     """Which blocks each token sees, and the mask inside them; for one length of the sliding window.
 
     Attributes:
-        tokens: how many query tokens.
         blocks_max: most blocks of a token.
         counts: blocks each token sees.
         blocks: their numbers, token by token.
@@ -96,7 +95,6 @@ class VisibleBlocks:
                 starts.append(len(seen))
                 firsts.append(first - block * block_tokens)
                 positions.append(position - block * block_tokens)
-        self.tokens = len(positions)
         self.counts = np.array(starts)
         self.blocks = np.array(rows)
         self.blocks_max = int(self.counts.max())
@@ -108,12 +106,15 @@ class VisibleBlocks:
 
 
 class PagedDecodeAttention:
-    """The index arrays of one step, for layers of one shape."""
+    """The index arrays of tokens that see certain blocks, for layers of one shape.
+
+    They hold until a row gets another block: with few rows for most steps.
+    """
 
     def __init__(self, visible: VisibleBlocks, shape: LayerShape, cache: KvCache) -> None:
         block_tokens, device = cache.block_tokens, cache.device
         self._shape = shape
-        self._visible = visible
+        self._counts, self._blocks = visible.counts, visible.blocks
         self._block_tokens = block_tokens
         heads, group = shape.heads, shape.heads // shape.kv_heads
         # One pair for every block that a head of a token sees: [tokens, heads, blocks seen], ragged.
@@ -132,22 +133,32 @@ class PagedDecodeAttention:
         tokens = _before(counts) * block_tokens
         self._value_offsets = _with_end(tokens, len(place) * block_tokens).to(device)
 
-    def attend(self, query: Tensor, layer_cache: tuple[Tensor, Tensor]) -> Tensor:
-        """The answers [tokens, heads, value size] to scaled queries [tokens, heads, key size]."""
+    def serves(self, visible: VisibleBlocks) -> bool:
+        """Whether these tokens see the same blocks."""
+        return np.array_equal(visible.counts, self._counts) and np.array_equal(
+            visible.blocks, self._blocks
+        )
+
+    def attend(self, query: Tensor, layer_cache: tuple[Tensor, Tensor], hidden: Tensor) -> Tensor:
+        """The answers [tokens, heads, value size] to scaled queries [tokens, heads, key size].
+
+        Args:
+            hidden: see `VisibleBlocks`.
+        """
         keys, values = layer_cache
-        shape, visible = self._shape, self._visible
+        shape, tokens = self._shape, len(query)
         weights = query.reshape(-1, shape.key_size).index_select(0, self._asking).view(-1)
         scores = _weighted_sums(
             keys.view(-1, self._block_tokens), self._key_rows, self._key_offsets, weights
-        ).view(visible.tokens, shape.heads, -1)
+        ).view(tokens, shape.heads, -1)
         if shape.softcap is not None:
             scores.div_(shape.softcap).tanh_().mul_(shape.softcap)
-        shares = torch.softmax(scores.add_(visible.hidden), -1)
+        shares = torch.softmax(scores.add_(hidden), -1)
         shares = shares.view(-1, self._block_tokens).index_select(0, self._pairs).view(-1)
         answers = _weighted_sums(
             values.view(-1, shape.value_size), self._value_rows, self._value_offsets, shares
         )
-        return answers.view(visible.tokens, shape.heads, shape.value_size)
+        return answers.view(tokens, shape.heads, shape.value_size)
 
 
 def _before(counts: Ints) -> Ints:
@@ -241,21 +252,28 @@ class PagedAttention:
 
     def __init__(self, cache: KvCache) -> None:
         self.cache = cache
+        self._shapes = tuple(dict.fromkeys(cache.shapes))
+        self._shape_of_layer = [self._shapes.index(shape) for shape in cache.shapes]
+        self._decode: list[PagedDecodeAttention] = []
 
     def begin(self, chunks: Sequence[RowChunk]) -> ModelInputs:
         """See `Attention.begin`."""
         step = pack(chunks, self.cache.block_tokens)
         if isinstance(self.cache, Fp8KvCache):
             used, step = step.compact()
-            self._used = self._tensor(used)
-        self._step = step
-        self._blocks, self._offsets = self._tensor(step.blocks), self._tensor(step.offsets)
-        self._visible: dict[int | None, VisibleBlocks] = {}
-        self._short: dict[LayerShape, PagedDecodeAttention] = {}
-        self._long: dict[LayerShape, list[PrefillAttention]] = {}
-        return ModelInputs(
-            *(self._tensor(part) for part in (step.tokens, step.positions, step.wanted))
+            self._used = on_device(used, self.cache.device)
+        if step.short:
+            self._begin_decode(step.short)
+        self._short_tokens = step.short_tokens
+        self._prefill = [
+            [PrefillAttention(chunk, shape, self.cache) for chunk in step.long]
+            for shape in self._shapes
+        ]
+        arrays = (step.tokens, step.positions, step.wanted, step.blocks, step.offsets)
+        tokens, positions, wanted, self._blocks, self._offsets = (
+            on_device(array, self.cache.device) for array in arrays
         )
+        return ModelInputs(tokens, positions, wanted)
 
     def attend(
         self,
@@ -268,13 +286,13 @@ class PagedAttention:
     ) -> Tensor:
         """See `Attention.attend`."""
         self.cache.write(layer, self._blocks, self._offsets, key, value)
-        layer_cache, shape = self._layer_cache(layer), self.cache.shapes[layer]
+        layer_cache, shape = self._layer_cache(layer), self._shape_of_layer[layer]
         query = query * scaling
         parts = []
-        if self._step.short:
-            decoding = query[: self._step.short_tokens]
-            parts.append(self._decode(shape).attend(decoding, layer_cache))
-        for prompt in self._prefill(shape):
+        if self._short_tokens:
+            decoding, hidden = query[: self._short_tokens], self._visible[shape].hidden
+            parts.append(self._decode[shape].attend(decoding, layer_cache, hidden))
+        for prompt in self._prefill[shape]:
             part = slice(prompt.chunk.first, prompt.chunk.first + prompt.chunk.count)
             parts.append(prompt.attend(query[part], key[part], value[part], layer_cache))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -285,22 +303,16 @@ class PagedAttention:
         keys, values = self.cache.read(layer, self._used)
         return keys.permute(0, 2, 3, 1).contiguous(), values.transpose(1, 2).contiguous()
 
-    def _tensor(self, values: object) -> Tensor:
-        return torch.as_tensor(values, device=self.cache.device)
-
-    def _decode(self, shape: LayerShape) -> PagedDecodeAttention:
-        if shape.window not in self._visible:
-            self._visible[shape.window] = VisibleBlocks(self._step.short, shape.window, self.cache)
-        if shape not in self._short:
-            self._short[shape] = PagedDecodeAttention(
-                self._visible[shape.window], shape, self.cache
-            )
-        return self._short[shape]
-
-    def _prefill(self, shape: LayerShape) -> list[PrefillAttention]:
-        if shape not in self._long:
-            self._long[shape] = [PrefillAttention(s, shape, self.cache) for s in self._step.long]
-        return self._long[shape]
+    def _begin_decode(self, chunks: Sequence[PackedChunk]) -> None:
+        windows = {shape.window for shape in self._shapes}
+        visible = {window: VisibleBlocks(chunks, window, self.cache) for window in windows}
+        self._visible = [visible[shape.window] for shape in self._shapes]
+        pairs = zip(self._decode, self._visible, strict=False)
+        if not self._decode or not all(decode.serves(seen) for decode, seen in pairs):
+            self._decode = [
+                PagedDecodeAttention(visible[shape.window], shape, self.cache)
+                for shape in self._shapes
+            ]
 
 
 class CachedModel:

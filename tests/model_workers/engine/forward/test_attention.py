@@ -128,6 +128,19 @@ def test_drafts_are_answered_as_single_tokens_to_the_last_bit() -> None:
     assert torch.equal(rows.attend([(0, 30, 36)])[0], torch.cat(single))
 
 
+def test_index_arrays_are_kept_until_a_row_gets_another_block() -> None:
+    rows = Rows((20, 20))
+    rows.attend([(0, 0, 12), (1, 0, 12)])
+    made = []
+    for place in range(12, 20):
+        for row, found in enumerate(rows.attend([(row, place, place + 1) for row in range(2)])):
+            expected = rows.plain(row)[place]
+            torch.testing.assert_close(found[0].double(), expected, atol=1e-5, rtol=1e-5)
+        made.append(rows.attention._decode[0])
+    assert [one is made[0] for one in made] == [True] * 4 + [False] * 4
+    assert made[4] is made[7]
+
+
 def test_a_shared_block_serves_two_rows() -> None:
     rows = Rows((24, 24))
     shared = [tuple(part[:16] for part in rows.data[0])]

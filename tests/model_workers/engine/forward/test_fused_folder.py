@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from model_workers.engine.forward import hub, load_model
+from model_workers.engine.forward import fused_folder, hub, load_model
 from model_workers.engine.forward.fused_folder import FusedFolder, read_config, read_folder
 from model_workers.engine.forward.llama import FusedModel
 from tests.support.tiny_models import save_model
@@ -90,3 +91,20 @@ def test_a_known_folder_makes_a_fused_model(tmp_path: Path) -> None:
     loaded = load_model(str(save_model(tmp_path, "llama")), device="cpu")
     assert isinstance(loaded._model, FusedFolder)
     assert isinstance(loaded.paged(64, loaded.block_tokens()), FusedModel)
+
+
+def test_weights_go_straight_to_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(save_model(tmp_path, "llama"))
+    config = read_config(path)
+    assert config is not None
+    asked = []
+
+    def opened(file: Path, framework: str, device: str) -> Any:
+        asked.append(device)
+        return safe_open(file, framework=framework, device="cpu")
+
+    monkeypatch.setattr(fused_folder, "safe_open", opened)
+    cuda = torch.device("cuda", 1)
+    read_folder(path, config, torch.float32, cuda)
+    assert asked == ["cuda:1"]
+    assert hub._placed(path, None, cuda, 1) == {"device_map": {"": cuda}}
