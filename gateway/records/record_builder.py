@@ -25,19 +25,7 @@ from sluice.defaults import AUTO
 from sluice.errors import SluiceError
 from sluice.internal.v1.audit_pb2 import AuditDecision, AuditEntry
 from sluice.settings import RecordsSettings
-from sluice.v1.admin_pb2 import (
-    GUARD_OUTCOME_FLAGGED,
-    GUARD_OUTCOME_NO_VERDICT,
-    GUARD_OUTCOME_PASSED,
-    GetAuditEntryResponse,
-    RequestRecord,
-    RouteCandidate,
-    RouteRecord,
-    RouterHead,
-    RouterScore,
-    SafetyDecision,
-    ShadowRun,
-)
+from sluice.v1 import admin_pb2 as pb
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_STOP,
     Finished,
@@ -67,7 +55,7 @@ class RecordBuilders:
         self, request: ValidRequest, request_id: str, trace_id: str, operation: str = ""
     ) -> "RecordBuilder":
         """For a request that has just arrived."""
-        record = RequestRecord(
+        record = pb.RequestRecord(
             request_id=request_id,
             trace_id=trace_id,
             tenant=request.tenant,
@@ -85,7 +73,7 @@ class RecordBuilders:
 class RecordBuilder:
     """The record and the audit entry of one request, filled in as decisions are made."""
 
-    def __init__(self, shared: RecordBuilders, record: RequestRecord) -> None:
+    def __init__(self, shared: RecordBuilders, record: pb.RequestRecord) -> None:
         self._shared = shared
         self._record = record
         self._entry = AuditEntry(request_id=record.request_id, tenant=record.tenant)
@@ -96,7 +84,7 @@ class RecordBuilder:
         return self._record.request_id
 
     @property
-    def record(self) -> RequestRecord:
+    def record(self) -> pb.RequestRecord:
         """The record so far; read-only."""
         return self._record
 
@@ -132,7 +120,7 @@ class RecordBuilder:
     def add_plan(self, plan: Plan) -> None:
         """The routing decision; replaces an earlier one."""
         self._record.route.CopyFrom(
-            RouteRecord(
+            pb.RouteRecord(
                 strategy=value_of(RouteStrategy, plan.strategy),
                 reason=plan.reason,
                 degraded=plan.degraded,
@@ -192,7 +180,7 @@ class RecordBuilder:
         if len(self._entry.decisions) > decided:
             self._append_audit()
 
-    def add_shadow(self, run: ShadowRun) -> None:
+    def add_shadow(self, run: pb.ShadowRun) -> None:
         """A shadow answered, or was dropped, after the request had ended."""
         self._record.shadows.append(run)
         self._shared.store.write_record(self._record)
@@ -252,13 +240,13 @@ class RecordBuilder:
         words = [outcome_of(rule, name) for rule, _ in decided.taken]
         failure = next((word for word in words if word in set(Failure)), "")
         categories = [] if failure else [word for word in words if word != PASSED]
-        verdict = GUARD_OUTCOME_FLAGGED if categories else GUARD_OUTCOME_PASSED
+        verdict = pb.GUARD_OUTCOME_FLAGGED if categories else pb.GUARD_OUTCOME_PASSED
         self._record.guards.add(
             guard=name,
             model=check.guard.settings.model,
             in_answer=check.in_answer,
             answer_tokens=check.tokens,
-            outcome=GUARD_OUTCOME_NO_VERDICT if failure else verdict,
+            outcome=pb.GUARD_OUTCOME_NO_VERDICT if failure else verdict,
             categories=categories,
             failure=failure,
             action=_action_value(decided.action),
@@ -293,9 +281,9 @@ def _cut(turns: Sequence[str]) -> list[str]:
     return kept
 
 
-def audit_response(entry: AuditEntry) -> GetAuditEntryResponse:
+def audit_response(entry: AuditEntry) -> pb.GetAuditEntryResponse:
     """An entry of the audit without its text."""
-    return GetAuditEntryResponse(
+    return pb.GetAuditEntryResponse(
         request_id=entry.request_id,
         tenant=entry.tenant,
         decision_time=timestamp(entry.decided_unix_ms),
@@ -308,18 +296,18 @@ def audit_response(entry: AuditEntry) -> GetAuditEntryResponse:
     )
 
 
-def _public(one: AuditDecision) -> SafetyDecision:
+def _public(one: AuditDecision) -> pb.SafetyDecision:
     action = getattr(Action, one.action.upper(), None)  # an unknown action is of a newer gateway
     value = SAFETY_ACTION_UNSPECIFIED if action is None else _action_value(action)
-    return SafetyDecision(rule=one.rule, action=value, count=one.count, in_answer=one.in_answer)
+    return pb.SafetyDecision(rule=one.rule, action=value, count=one.count, in_answer=one.in_answer)
 
 
 def _action_value(action: Action) -> "SafetyAction.ValueType":
     return value_of(SafetyAction, action.name)
 
 
-def _candidate(one: Candidate) -> RouteCandidate:
-    return RouteCandidate(
+def _candidate(one: Candidate) -> pb.RouteCandidate:
+    return pb.RouteCandidate(
         model=one.model,
         tier=one.tier,
         quality=one.quality,
@@ -329,11 +317,11 @@ def _candidate(one: Candidate) -> RouteCandidate:
     )
 
 
-def _score(one: HeadScore) -> RouterScore:
-    return RouterScore(
+def _score(one: HeadScore) -> pb.RouterScore:
+    return pb.RouterScore(
         policy=one.by.policy,
         version=one.by.version,
-        head=value_of(RouterHead, one.by.head),
+        head=value_of(pb.RouterHead, one.by.head),
         gain=one.gain,
         chances=one.chances,
     )

@@ -2,12 +2,11 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from heapq import nlargest
 from typing import Final
 
 from gateway.shared.peers import Peers
-from gateway.streaming.lifecycle import StreamState
 from gateway.streaming.registry import Registry
 from gateway.streaming.stream import Stream
 from sluice.errors import Cancelled
@@ -20,12 +19,6 @@ from sluice.wire.enums import value_of
 LIST_MAX: Final = 1000
 """Requests in one answer: a message on NATS has 1 MiB."""
 CANCELLED: Final = "an operator cancelled the request"
-_STATES: Final[Mapping[StreamState, "pb.RequestState.ValueType"]] = {
-    StreamState.PUBLISHING: pb.REQUEST_STATE_PUBLISHING,
-    StreamState.WAITING: pb.REQUEST_STATE_WAITING,
-    StreamState.STREAMING: pb.REQUEST_STATE_STREAMING,
-    StreamState.CHECKING: pb.REQUEST_STATE_CHECKING,
-}
 
 
 class RunningRequests:
@@ -107,7 +100,7 @@ def _described(stream: Stream, gateway: str, now: float) -> pb.RunningRequest:
         tenant=stream.spec.tenant,
         priority=value_of(Priority, stream.spec.priority_class),
         model=current.model,
-        state=_STATES[stream.state],
+        state=value_of(pb.RequestState, stream.state.name),
         age=duration(_age_s(stream, now) * 1e3),
         remaining=duration(max(0.0, stream.spec.deadline - now) * 1e3),
         prompt_tokens=current.prompt_tokens,
