@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from opentelemetry.trace import SpanKind, Tracer
 from opentelemetry.util.types import AttributeValue
@@ -69,11 +69,18 @@ class _Done:
     """Of each row, float32."""
 
     @property
-    def usage(self) -> pb.Usage:
-        """Tokens of all rows."""
+    def facts(self) -> Mapping[str, Any]:
+        """The fields that the responses of all methods have."""
         cached = sum(one.usage.cached_prompt_tokens for one in self.attempts)
         tokens = sum(len(row.prompt_token_ids) for row in self.admitted.rows)
-        return pb.Usage(prompt_tokens=tokens, cached_prompt_tokens=cached, cached=not self.attempts)
+        return {
+            "request_id": self.request_id,
+            "trace_id": self.trace_id,
+            "model": self.admitted.plan.model,
+            "usage": pb.Usage(
+                prompt_tokens=tokens, cached_prompt_tokens=cached, cached=not self.attempts
+            ),
+        }
 
 
 @dataclass(frozen=True)
@@ -105,11 +112,7 @@ class TextCalls:
             for values, row in zip(done.values, done.admitted.rows, strict=True)
         ]
         return pb.EmbedResponse(
-            request_id=done.request_id,
-            trace_id=done.trace_id,
-            model=done.admitted.plan.model,
-            embeddings=embeddings,
-            usage=done.usage,
+            **done.facts, embeddings=embeddings
         )
 
     async def rerank(
@@ -124,11 +127,7 @@ class TextCalls:
         ]
         found.sort(key=lambda one: -one.score)
         return pb.RerankResponse(
-            request_id=done.request_id,
-            trace_id=done.trace_id,
-            model=done.admitted.plan.model,
-            results=found[: wire.top_n or None],
-            usage=done.usage,
+            **done.facts, results=found[: wire.top_n or None]
         )
 
     async def score(
@@ -144,11 +143,7 @@ class TextCalls:
             scored = row.values.scored_token_ids
             answers.append(pb.ScoredAnswer(logprob=sum(found), token_ids=scored, logprobs=found))
         return pb.ScoreResponse(
-            request_id=done.request_id,
-            trace_id=done.trace_id,
-            model=done.admitted.plan.model,
-            answers=answers,
-            usage=done.usage,
+            **done.facts, answers=answers
         )
 
     async def _run(

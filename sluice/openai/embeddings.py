@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sluice.openai.fields import BadField
+from sluice.openai.fields import BadField, set_field
 from sluice.openai.requests import body_of_line
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.jobs_pb2 import JobAnswer
@@ -30,7 +30,6 @@ _RERANK_FIELDS: Final[Mapping[str, type]] = {
     "top_n": int,
     "truncate": bool,
 }
-_KINDS: Final[Mapping[type, str]] = {str: "text", bool: "true or false", int: "a whole number"}
 _PROMPTS: Final[Mapping[str, str]] = {
     "query": "query",
     "search_query": "query",
@@ -164,10 +163,4 @@ def _set_fields(request: Any, asked: Mapping[str, Any], known: Mapping[str, type
     for name, value in asked.items():
         if name not in known:
             raise BadField(f"{name}: is not served")
-        kind = known[name]
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise BadField(f"{name}: is not {_KINDS[kind]}")
-        try:
-            setattr(request, name, value)
-        except (UnicodeError, ValueError) as error:
-            raise BadField(f"{name}: {error}") from None
+        set_field(request, name, value, known[name])
