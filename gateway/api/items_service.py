@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class ItemsService(ItemsServiceServicer):
-    """Answers items; those above the gateway's limit for one tenant's bulk calls wait unread at their sender."""
+    """Answers items. Those above the limit for one tenant's bulk calls are not read, and wait at the sender."""
 
     def __init__(self, generator: Generator, texts: TextCalls, catalog: Catalog) -> None:
         self._generator = generator

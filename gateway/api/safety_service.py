@@ -92,7 +92,7 @@ def _action(action: Action | None) -> "pb.SafetyAction.ValueType":
 
 
 def _failure(failed: tuple[str, Action]) -> pb.SafetyFinding:
-    """A token classifier that gave no answer, about no place of the text."""
+    """A token classifier that gave no answer; it has no place in the text."""
     rule, action = failed
     return pb.SafetyFinding(rule=rule, action=_action(action))
 

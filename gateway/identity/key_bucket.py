@@ -23,7 +23,11 @@ _log = logging.getLogger(__name__)
 
 
 class KeyBucket:
-    """Attributes: records: by id, as they were read last."""
+    """The API keys of the mesh, read again when they change.
+
+    Attributes:
+        records: by id, as last read.
+    """
 
     def __init__(self, replicas: int, on_change: Callable[[], None]) -> None:
         self.records: Mapping[str, ApiKeyRecord] = {}

@@ -44,7 +44,7 @@ _MIB: Final = 1024 * 1024
 
 @dataclass(frozen=True)
 class Forgotten:
-    """How much was deleted of a tenant. Attributes: kept: what could not be, and why; empty: nothing."""
+    """How much of a tenant was deleted; ``kept`` says what could not be deleted and why, empty: nothing is left."""
 
     records: int
     audit_entries: int

@@ -2,11 +2,11 @@
 
 Kept are complete answers that would come out the same again: of greedy requests, and of those that name a seed. Their
 names are hashes over all that they depend on: the files and settings of the models, the tokens of the prompt, the
-sampling, the text before the safety rules changed it, and the version of their policy. What a policy with guard models
-decides is decided and recorded for every request: those are computed each time.
+sampling, the text before the safety rules changed it, and the version of their policy. Requests under
+a policy with guard models are computed each time: guards decide about, and are recorded for, every request.
 
-Requests that ask the same at the same time share one row. The others wait for its end, but not for a row that is less
-urgent than they are, and never for one that has failed.
+Equal requests that run at the same time share one row. The others wait for it, unless it is of a less urgent class or
+has failed.
 """
 
 import asyncio

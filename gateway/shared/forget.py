@@ -15,7 +15,7 @@ WRITE_S = 2.0
 
 
 class Forgetting:
-    """Owns nothing: asks each owner, in the order in which nothing new of the tenant can come."""
+    """Deletes what each component keeps of a tenant; API keys first, so that nothing new is created meanwhile."""
 
     def __init__(
         self,

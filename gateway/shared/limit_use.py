@@ -10,7 +10,7 @@ from sluice.v1.admin_pb2 import LimitUse, ListTenantsResponse, TenantUse
 
 
 class SharedLimits:
-    """Attributes: limits: those in force."""
+    """Exchanges the use of tenants' limits with the other gateways."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """The other gateways of the mesh: who they are, and questions to them over core NATS.
 
-Every gateway says hello once a second. One that was silent for `FORGET_S` is not asked any more. An id belongs to one
+Every gateway publishes a hello once a second; one that was silent for `FORGET_S` is not asked. An id belongs to one
 process: a gateway that starts asks whether somebody has its id; of two that start at once the later one ends.
 """
 

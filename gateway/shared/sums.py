@@ -28,7 +28,7 @@ def sum_dry_runs(own: GetDryRunResponse, others: Iterable[GetDryRunResponse]) ->
 def sum_router_health(
     own: pb.GetRouterHealthResponse, others: Iterable[pb.GetRouterHealthResponse]
 ) -> pb.GetRouterHealthResponse:
-    """The health of each head of ``own``: rows add up, measures are means by rows, a drift anywhere is one."""
+    """The health of each head of ``own``: sums of rows, means weighted by rows, drifted if one gateway is."""
     every = [own, *others]
     routers = []
     for head in own.routers:

@@ -1,4 +1,4 @@
-"""`sluice logs`: what the processes of `sluice up` have written, in one order."""
+"""`sluice logs`: the logs of the processes of `sluice up`, merged by time."""
 
 import os
 import re

@@ -70,7 +70,7 @@ PresencePenalty = Annotated[
 ]
 FrequencyPenalty = Annotated[
     float | None,
-    typer.Option(help="The same once for each time that a token occurred.  [default: 0]"),
+    typer.Option(help="The same, times how often the token occurred.  [default: 0]"),
 ]
 MinTokens = Annotated[
     int | None, typer.Option(help="The model cannot end its answer before.  [default: 0]")

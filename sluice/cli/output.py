@@ -56,7 +56,7 @@ def write_calls(answer: Answer) -> None:
 
 
 def note(text: str) -> None:
-    """A remark for people: on stderr, and only when stderr is a terminal."""
+    """A note for people: on stderr, and only when stderr is a terminal."""
     if sys.stderr.isatty():
         print(f"\x1b[2m{text}\x1b[0m", file=sys.stderr, flush=True)
 

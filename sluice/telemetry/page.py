@@ -119,4 +119,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing of each scrape."""
+        """Scrapes are not logged."""

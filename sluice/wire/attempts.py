@@ -1,4 +1,5 @@
-"""Attempts of a row: fences. Of two processes that work on one row, that with the lower attempt is the earlier owner.
+"""Attempts of a row, as fencing tokens: of two processes that work on one row, the one with the lower attempt is the
+earlier owner.
 
 A gateway numbers its tasks in steps of `ATTEMPTS_PER_TASK`; a batcher counts its own sends to workers from there.
 """

@@ -72,12 +72,12 @@ def tasks_stream(settings: NatsSettings) -> StreamConfig:
 
 
 def dead_letters_stream() -> StreamConfig:
-    """Tasks that were given up, kept for operators; the oldest make room."""
+    """Tasks that were given up, kept for operators; the oldest are deleted first."""
     return _kept(subjects.DEAD_LETTERS_STREAM, subjects.DEAD_LETTERS, DEAD_LETTERS_MAX_BYTES)
 
 
 def records_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
-    """What is kept of requests: the last record and the last grade of each; the oldest make room."""
+    """What is kept of requests: the last record and the last grade of each; the oldest are deleted first."""
     config = _kept(subjects.RECORDS_STREAM, subjects.RECORDS, max_bytes, max_age_s)
     return config.evolve(max_msgs_per_subject=1, allow_direct=True, allow_msg_ttl=True)
 
@@ -89,34 +89,34 @@ def audit_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
 
 
 def outcomes_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
-    """Outcomes of requests, with their prompts: the last outcome and grade of each; the oldest make room."""
+    """Outcomes of requests, with their prompts: the last outcome and grade of each; the oldest are deleted first."""
     config = _kept(subjects.OUTCOMES_STREAM, subjects.OUTCOMES, max_bytes, max_age_s)
     return config.evolve(max_msgs_per_subject=1, allow_direct=True, allow_msg_ttl=True)
 
 
 def events_stream() -> StreamConfig:
-    """Events for operators; the oldest make room."""
+    """Events for operators; the oldest are deleted first."""
     config = _kept(subjects.EVENTS_STREAM, subjects.EVENTS, EVENTS_MAX_BYTES)
     return config.evolve(allow_direct=True)
 
 
 def keys_bucket() -> StreamConfig:
-    """Idempotency keys that callers named, with the complete answers; each expires by itself, the oldest make room."""
+    """Idempotency keys that callers named, with the complete answers; each expires, the oldest are deleted first."""
     return _bucket(subjects.KEYS_BUCKET, KEYS_MAX_BYTES).evolve(allow_msg_ttl=True)
 
 
 def answers_bucket(max_bytes: int, max_age_s: float) -> StreamConfig:
-    """Answers for requests that are equal; the oldest make room."""
+    """Answers for requests that are equal; the oldest are deleted first."""
     return _bucket(subjects.ANSWERS_BUCKET, max_bytes, max_age_s)
 
 
 def spending_bucket() -> StreamConfig:
-    """What each gateway's requests have cost in each minute of the last hour; the oldest make room."""
+    """What each gateway's requests have cost in each minute of the last hour; the oldest are deleted first."""
     return _bucket(subjects.SPENDING_BUCKET, SPENDING_MAX_BYTES, SPENDING_MAX_AGE_S)
 
 
 def days_bucket() -> StreamConfig:
-    """What each gateway's requests have cost on each day of a month; the oldest make room."""
+    """What each gateway's requests have cost on each day of a month; the oldest are deleted first."""
     return _bucket(subjects.DAYS_BUCKET, SPENDING_MAX_BYTES, DAYS_MAX_AGE_S)
 
 

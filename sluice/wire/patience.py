@@ -1,4 +1,4 @@
-"""Waits for what is not there yet: a server that has just started, a stream without a leader."""
+"""Retries for a bounded time: a server that has just started, a stream without a leader."""
 
 import asyncio
 import time
