@@ -111,9 +111,7 @@ class TextCalls:
             )
             for values, row in zip(done.values, done.admitted.rows, strict=True)
         ]
-        return pb.EmbedResponse(
-            **done.facts, embeddings=embeddings
-        )
+        return pb.EmbedResponse(**done.facts, embeddings=embeddings)
 
     async def rerank(
         self, wire: pb.RerankRequest, remaining_s: float | None, metadata: Mapping[str, str]
@@ -126,9 +124,7 @@ class TextCalls:
             for place, (values, row) in enumerate(zip(done.values, done.admitted.rows, strict=True))
         ]
         found.sort(key=lambda one: -one.score)
-        return pb.RerankResponse(
-            **done.facts, results=found[: wire.top_n or None]
-        )
+        return pb.RerankResponse(**done.facts, results=found[: wire.top_n or None])
 
     async def score(
         self, wire: pb.ScoreRequest, remaining_s: float | None, metadata: Mapping[str, str]
@@ -142,9 +138,7 @@ class TextCalls:
             found = _floats(values)
             scored = row.values.scored_token_ids
             answers.append(pb.ScoredAnswer(logprob=sum(found), token_ids=scored, logprobs=found))
-        return pb.ScoreResponse(
-            **done.facts, answers=answers
-        )
+        return pb.ScoreResponse(**done.facts, answers=answers)
 
     async def _run(
         self,
