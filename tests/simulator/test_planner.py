@@ -17,7 +17,7 @@ LOAD = ("poisson:rate=60,class=interactive,lengths=desk",)
 
 
 def test_a_plan_has_just_enough_workers() -> None:
-    requests = trace(*LOAD, seconds=5.0)
+    requests = trace(*LOAD, seconds=3.0)
     plan = plan_trace(requests, setup(), SLOS, share=0.95, workers_max=64)
     assert plan.workers > 1
     assert plan.one_less is not None

@@ -17,7 +17,8 @@ PNG = b"\x89PNG\r\n"
 
 
 def test_both_pictures_are_written(tmp_path: Path) -> None:
-    requests = trace("poisson:rate=5,class=interactive,lengths=desk", "flood:count=20,class=bulk")
+    streams = ("poisson:rate=5,class=interactive,lengths=desk", "flood:count=20,class=bulk")
+    requests = trace(*streams, seconds=5.0)
     setups = {name: setup(name) for name in ("fixed", "continuous")}
     load, queue = tmp_path / "load.png", tmp_path / "queue.png"
     plots.plot_load({n: sweep(requests, s, DEFAULT_SLOS) for n, s in setups.items()}, load)

@@ -33,7 +33,7 @@ def test_the_time_of_one_request_is_the_sum_of_its_ways() -> None:
 @pytest.mark.parametrize("engine", ["continuous", "padded"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_request_ends_and_no_token_is_lost(policy: str, engine: str) -> None:
-    history = simulate(trace(*MIXED), setup(policy, workers=2, engine=engine))
+    history = simulate(trace(*MIXED, seconds=10.0), setup(policy, workers=2, engine=engine))
     assert {outcome.ending for outcome in history.outcomes} <= {Ending.FINISHED, Ending.EXPIRED}
     finished = [o for o in history.outcomes if o.ending is Ending.FINISHED]
     assert len(finished) >= 100
@@ -61,7 +61,7 @@ def test_deadlines_are_kept(policy: str) -> None:
 
 
 def test_the_same_input_gives_the_same_numbers() -> None:
-    first, second = (simulate(trace(*MIXED), setup(workers=2)) for _ in range(2))
+    first, second = (simulate(trace(*MIXED, seconds=10.0), setup(workers=2)) for _ in range(2))
     assert first == second
 
 
@@ -112,7 +112,7 @@ def test_a_run_is_over_when_everything_has_ended() -> None:
 
 def test_the_gateway_refuses_what_would_be_late_and_the_rest_is_in_time() -> None:
     load = ["poisson:rate=200,class=interactive,lengths=desk,timeout_s=2"]
-    requests = trace(*load, seconds=15.0)
+    requests = trace(*load, seconds=8.0)
     histories = [simulate(requests, setup(queue_max=n)) for n in (None, 100_000)]
     finished, refused, expired = (
         [sum(o.ending is ending for o in history.outcomes) for history in histories]

@@ -59,7 +59,8 @@ async def serving(channel: grpc.aio.Channel) -> None:
     call.cancel()
 
 
-@pytest.mark.parametrize("key", ["named", pytest.param("", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("key", ["named", ""])
 async def test_the_other_gateway_goes_on_at_the_same_token(
     nats_url: str, tmp_path: Path, model_folder: Path, key: str
 ) -> None:
