@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
@@ -31,8 +31,6 @@ from gateway.api.reflection import add_reflection
 from gateway.api.safety_service import SAFETY_SERVICE, SafetyService
 from gateway.api.texts import TextCalls
 from gateway.audio.wav import BYTES_A_SECOND, HEAD_BYTES
-from gateway.http.app import make_app
-from gateway.http.server import HttpServer
 from gateway.identity.authenticator import Authenticator
 from gateway.models.catalog import Catalog
 from gateway.records.record_builder import RecordBuilders
@@ -77,6 +75,9 @@ from sluice.wire import jetstream, permissions
 from sluice.wire.bucket import Bucket, mesh_key, shared_secret
 from sluice.wire.connection import connect, disconnect
 from sluice.wire.patience import patiently
+
+if TYPE_CHECKING:
+    from gateway.http.server import HttpServer
 
 _log = logging.getLogger(__name__)
 
@@ -233,17 +234,7 @@ class Gateway:
         self._reread = asyncio.Event()
         self.http: HttpServer | None = None
         if settings.http.address is not None:
-            app = make_app(
-                generator,
-                texts,
-                catalog,
-                self._loads,
-                self._jobs,
-                self.authenticator,
-                lambda: self._health.serving,
-                local_only=not (limits.allow_remote or self.authenticator.on),
-            )
-            self.http = HttpServer(settings.http.address, app, self._http_context())
+            self.http = self._make_http(settings.http.address, generator, texts, catalog)
         hears = bool(catalog.hearing)
         audio_max_bytes = int(limits.audio_max_s * BYTES_A_SECOND) + HEAD_BYTES if hears else 0
         self._server = self._make_server(limits.max_message_bytes, audio_max_bytes)
@@ -489,6 +480,25 @@ class Gateway:
         services = (SERVICE, JOB_SERVICE, SAFETY_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME)
         add_reflection(services, server)
         return server
+
+    def _make_http(
+        self, address: str, generator: Generator, texts: TextCalls, catalog: Catalog
+    ) -> "HttpServer":
+        # Imported here: a gateway without HTTP does without its libraries.
+        from gateway.http.app import make_app
+        from gateway.http.server import HttpServer
+
+        app = make_app(
+            generator,
+            texts,
+            catalog,
+            self._loads,
+            self._jobs,
+            self.authenticator,
+            lambda: self._health.serving,
+            local_only=not (self._settings.gateway.allow_remote or self.authenticator.on),
+        )
+        return HttpServer(address, app, self._http_context())
 
     def _bind(self) -> None:
         key = "gateway.address"

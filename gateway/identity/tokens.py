@@ -1,10 +1,10 @@
-"""JSON Web Tokens: whose call a token makes, by the keys of its issuer."""
+"""JSON Web Tokens: whose call a token makes, by the keys of its issuer.
+
+PyJWT is imported where it is used: it brings cryptography, and few gateways see a token.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Final
-
-import jwt
-from jwt.exceptions import PyJWTError
 
 from gateway.identity.caller import Caller
 from sluice.defaults import CALLER, ROLES
@@ -16,8 +16,6 @@ TOKEN_CHARS_MAX: Final = 8192
 _TIME_MAX: Final = 1e12
 """Thirty thousand years, seconds."""
 _KEY_TYPES: Final = ("RSA", "EC", "OKP")
-_BROKEN: Final = (PyJWTError, RecursionError)
-"""PyJWT lets the second through for JSON that is nested deeply."""
 _OPTIONS: Final[Any] = {
     "require": ["exp", "iss", "aud"],
     # The times are compared here, with the gateway's clock as an argument.
@@ -39,6 +37,8 @@ def key_set(jwks: object) -> KeySet:
     Raises:
         ValueError: it is none, or has no such key.
     """
+    import jwt
+
     found = jwks.get("keys") if isinstance(jwks, dict) else None
     if not isinstance(found, list):
         raise ValueError('is no JWKS: it has no list "keys"')
@@ -48,7 +48,7 @@ def key_set(jwks: object) -> KeySet:
             continue
         try:
             keys[str(one.get("kid", ""))] = jwt.PyJWK(one).key
-        except PyJWTError as error:
+        except jwt.PyJWTError as error:
             raise ValueError(f"has a key that cannot be read: {type(error).__name__}") from error
     if not keys:
         raise ValueError("has no public key for signatures")
@@ -61,11 +61,13 @@ def issuer_of(token: str) -> str:
     Raises:
         Unauthenticated: it is no token.
     """
+    import jwt
+
     if len(token) > TOKEN_CHARS_MAX:
         raise _invalid(f"is longer than {TOKEN_CHARS_MAX} characters")
     try:
         claims = jwt.decode(token, options={"verify_signature": False})
-    except _BROKEN:
+    except (jwt.PyJWTError, RecursionError):  # the second for JSON that is nested deeply
         raise _invalid("is neither an API key (slc_...) nor a JSON Web Token") from None
     return str(claims.get("iss", ""))
 
@@ -94,6 +96,8 @@ def caller_of_token(
 
 def _verified(token: str, settings: JwtSettings, keys: KeySet) -> Mapping[str, Any]:
     """The claims, with a signature, an issuer and an audience that are right."""
+    import jwt
+
     try:
         header = jwt.get_unverified_header(token)
         if header.get("alg") not in settings.algorithms:
@@ -115,7 +119,7 @@ def _verified(token: str, settings: JwtSettings, keys: KeySet) -> Mapping[str, A
         raise _invalid(f"is not for the audience {settings.audience!r}") from None
     except jwt.MissingRequiredClaimError as error:
         raise _invalid(f"has no claim {error.claim!r}") from None
-    except _BROKEN as error:
+    except (jwt.PyJWTError, RecursionError) as error:
         raise _invalid(f"does not hold: {type(error).__name__}") from None
 
 

@@ -4,7 +4,6 @@ import ipaddress
 import re
 from typing import Final
 
-from Crypto.Hash import keccak
 from stdnum import bitcoin
 
 from gateway.safety.rules.spec import RuleMatch, Span
@@ -86,6 +85,9 @@ def ethereum_address(found: RuleMatch) -> Span | None:
 
 def eip55(digits: str) -> str:
     """The forty digits in the case that EIP-55 asks for."""
+    # Imported here: it takes longer than all other validators together, and few texts have such an address.
+    from Crypto.Hash import keccak
+
     lower = digits.lower()
     digest = keccak.new(digest_bits=256, data=lower.encode()).hexdigest()
     return "".join(
