@@ -64,6 +64,8 @@ class PagedModel(Protocol):
 
 log = logging.getLogger(__name__)
 
+NO_PRIMITIVE: Final = "could not create a primitive"
+"""What oneDNN says when it gets no memory."""
 SPLIT_TOKENS_MIN: Final = 16
 """A chunk that memory does not suffice for is computed in parts of at least so many tokens."""
 
@@ -145,7 +147,8 @@ def _halves(chunk: RowChunk) -> tuple[RowChunk, RowChunk] | None:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "memory" in str(error)
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return known or "memory" in str(error) or str(error) == NO_PRIMITIVE
 
 
 def _fault(error: Exception, others_computed: bool) -> Fault:

@@ -58,19 +58,29 @@ def test_a_row_is_at_fault_when_others_were_computed(beside: int, of_row: bool) 
 class Small(HashModel):
     """Has memory for steps of 40 tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: Exception) -> None:
         super().__init__()
+        self.error = error
         self.computed: list[tuple[int, int]] = []
 
     def forward(self, chunks: Sequence[RowChunk]) -> Tensor:
         if sum(len(chunk.tokens) for chunk in chunks) > 40:
-            raise torch.OutOfMemoryError("not enough memory")
+            raise self.error
         self.computed += [(chunk.start, len(chunk.tokens)) for chunk in chunks]
         return torch.ones(sum(chunk.logits for chunk in chunks), self.vocab_size)
 
 
-def test_a_chunk_that_memory_does_not_suffice_for_is_computed_in_parts() -> None:
-    model = Small()
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("could not create a primitive"),
+    ],
+    ids=str,
+)
+def test_a_chunk_that_memory_does_not_suffice_for_is_computed_in_parts(error: Exception) -> None:
+    model = Small(error)
     logits, broken = FaultIsolator(model).forward([RowChunk(range(130), 7, [0], 2)])
     assert (len(logits), broken) == (2, {})
     starts = [start for start, _ in model.computed]
