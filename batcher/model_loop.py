@@ -245,7 +245,7 @@ class ModelLoop:
         """See `batcher.workers.worker.WorkerEvents`."""
         with self._event(wakes=False):
             hurry = self._requests.queued(worker, batch_id, time.monotonic())
-        if hurry or self._process.spans.recording:
+        if hurry:
             self.wake()
 
     def on_lost(self, worker: str) -> None:

@@ -132,11 +132,6 @@ class RowSpans:
         spans = self._open.get(row)
         return None if spans is None else spans.task.get_span_context()
 
-    @property
-    def recording(self) -> bool:
-        """Whether spans are open."""
-        return bool(self._open)
-
     def gateway_ends(self, gateway: str) -> None:
         """A gateway sends all of its spans, and ends."""
         self._ending.append(gateway)

@@ -1,6 +1,8 @@
 """The workers of one model. Each has one long-lived channel for its reports, and for batches and cancels.
 
-A batch that is traced has a stream of its own: Triton takes the trace context from the metadata of a stream.
+Triton takes the trace context of its own spans from the metadata of a stream, so a traced batch has a stream of its
+own. Streams cost CPU time, and Triton's spans tell of the hand-over alone: a worker gets `OWN_STREAMS_PER_S` of them,
+and other traced batches go over the channel, without spans of Triton.
 
 A worker is lost when its channel breaks or ends, when it sent nothing for ``stall_s``, when reports are missing, or
 when a batch could not be queued. Then every row it had is requeued, and a new channel is opened, with growing pauses.
@@ -35,6 +37,8 @@ from sluice.settings import BatcherSettings, ModelSettings
 
 log = logging.getLogger(__name__)
 
+OWN_STREAMS_PER_S: Final = 10.0
+"""Streams of traced batches to a worker; as many at once after a second without any."""
 BACKOFF_MIN_S: Final = 0.1
 BACKOFF_MAX_S: Final = 0.5
 SILENT_S_MAX: Final = 60.0
@@ -90,6 +94,7 @@ class Worker:
         self._writing = asyncio.Lock()
         self._opening = 0
         self._sending = BackgroundTasks()
+        self._streams_until = 0.0
         self._missed = False
 
     async def run(self) -> None:
@@ -111,8 +116,18 @@ class Worker:
         ``traceparent`` is for Triton's spans; empty: it makes none.
         """
         batch.opening = self._opening
-        sending = self._send_traced(batch, traceparent) if traceparent else self._send(batch)
-        self._sending.spawn(sending)
+        if traceparent and self._may_stream():
+            self._sending.spawn(self._send_traced(batch, traceparent))
+        else:
+            self._sending.spawn(self._send(batch))
+
+    def _may_stream(self) -> bool:
+        """Whether a batch may have a stream of its own."""
+        now = asyncio.get_running_loop().time()
+        if self._streams_until > now + 1:
+            return False
+        self._streams_until = max(self._streams_until, now) + 1 / OWN_STREAMS_PER_S
+        return True
 
     async def cancel(self, rows: Sequence[frame_pb2.RowRef]) -> None:
         """Makes the worker drop rows; one that is lost drops all of them when it comes back."""

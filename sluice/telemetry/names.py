@@ -20,8 +20,9 @@ The spans of one request, by parent. Every answer's trace holds all of them; ``=
 
 Embed, Rerank and Score have one attempt span for all their rows, and only the first rows hang under it.
 
-Triton's spans of a batch hang under the attempt of its first row. A process sends the spans of one request together, so
-one that is killed leaves none without a parent; those of a worker whose batcher is lost hang under the attempt.
+Triton's spans of a batch hang under the attempt of its first row; of many batches a second not all have them. A process
+sends the spans of one request together, so one that is killed leaves none without a parent; those of a worker whose
+batcher is lost hang under the attempt.
 The spans of a gateway that is killed are lost with it; its batchers make an attempt span with the same id in place of
 each lost one, which is the root of what is left.
 bench/support/trace_rules.py has the rules of a trace.

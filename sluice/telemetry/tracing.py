@@ -27,6 +27,7 @@ from opentelemetry.util.types import Attributes, AttributeValue
 
 from sluice import __version__
 from sluice.telemetry import catalog
+from sluice.telemetry.light_spans import LightTracer
 from sluice.telemetry.registry import MetricRegistry, Point
 
 TRACEPARENT: Final = "traceparent"
@@ -59,9 +60,9 @@ def start_tracing(
     provider = TracerProvider(sampler, resource_of(service))
     if exports:
         # Imported here: without an endpoint a process should not pay for the exporter.
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from sluice.telemetry.otlp_spans import SpanExporter as OtlpExporter
 
-        processor = _CountingProcessor(OTLPSpanExporter(), slow_s)
+        processor = _CountingProcessor(OtlpExporter(), slow_s)
         provider.add_span_processor(processor)
         if registry is not None:
             registry.observe(catalog.SPANS, processor.counts)
@@ -226,12 +227,14 @@ def resource_of(service: str, instance: str = "") -> Resource:
 
 def tracer(service: str) -> Tracer:
     """The tracer of a process; made from the provider that `start_tracing` set."""
-    return trace.get_tracer(service, __version__)
+    found = trace.get_tracer(service, __version__)
+    return LightTracer(found) if isinstance(found, SdkTracer) else found
 
 
 def unsent(tracer: Tracer, span_id: int) -> bool:
     """Whether a span of this process has not been sent yet, and will be."""
-    processors = getattr(getattr(tracer, "span_processor", None), "_span_processors", ())
+    base = tracer.base if isinstance(tracer, LightTracer) else tracer
+    processors = getattr(getattr(base, "span_processor", None), "_span_processors", ())
     return any(isinstance(one, _CountingProcessor) and one.unsent(span_id) for one in processors)
 
 
@@ -243,6 +246,7 @@ def send_in_place(
     attributes: Mapping[str, AttributeValue],
 ) -> None:
     """Sends a span under the ids in ``headers``, in place of one whose process was killed before it could send it."""
+    tracer = tracer.base if isinstance(tracer, LightTracer) else tracer
     if not isinstance(tracer, SdkTracer):
         return
     lost = trace.get_current_span(context_of(headers)).get_span_context()
@@ -276,17 +280,19 @@ def is_unsampled(headers: Mapping[str, str]) -> bool:
 def headers_of(span: Span) -> dict[str, str]:
     """Headers that carry ``span`` as parent."""
     context = span.get_span_context()
-    if not context.trace_flags.sampled:
-        ids = f"{context.trace_id:032x}-{context.span_id:016x}"
-        return {TRACEPARENT: f"00-{ids}{UNSAMPLED}"} if context.is_valid else {}
-    carrier: dict[str, str] = {}
-    _PROPAGATOR.inject(carrier, trace.set_span_in_context(span, Context()))
-    return carrier
+    headers = {TRACEPARENT: traceparent_of(span)} if context.is_valid else {}
+    if context.trace_state:
+        headers["tracestate"] = context.trace_state.to_header()
+    return headers
 
 
 def traceparent_of(span: Span) -> str:
     """``span`` as a W3C traceparent; empty when it is not valid."""
-    return headers_of(span).get(TRACEPARENT, "")
+    context = span.get_span_context()
+    if not context.is_valid:
+        return ""
+    flags = "-01" if context.trace_flags.sampled else UNSAMPLED
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}{flags}"
 
 
 def trace_id_of(span: Span) -> str:

@@ -174,6 +174,20 @@ async def test_a_traced_batch_has_a_stream_of_its_own_and_is_sent_again_without_
             assert sorted(traced) == [False, False, True, True]
 
 
+async def test_traced_batches_beyond_a_rate_go_over_the_channel(
+    nats_url: str, gateway: GatewayDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batcher.workers.worker.OWN_STREAMS_PER_S", 1e-3)
+    async with WorkerDouble.running() as worker:
+        settings = settings_of(nats_url, worker.address, ECHO)
+        async with running_batcher(settings, TracerProvider().get_tracer("test")):
+            await gateway.batcher_live()
+            for number in range(3):
+                await gateway.ask()
+                await worker.batch(number)
+            assert sum("traceparent" in metadata for metadata in worker.streams) == 1
+
+
 async def test_a_row_that_the_worker_returns_is_sent_again_with_its_tokens(
     worker: WorkerDouble, gateway: GatewayDouble
 ) -> None:

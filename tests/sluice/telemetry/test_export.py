@@ -4,9 +4,11 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import Tracer as SdkTracer
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Span, Status, StatusCode, Tracer
 
+from sluice.telemetry.light_spans import LightTracer
 from sluice.telemetry.tracing import (
     _CountingProcessor,
     _sampler,
@@ -28,7 +30,9 @@ class Process:
         self.processor = _CountingProcessor(self.exporter, SLOW_S)
         self.provider = TracerProvider(_sampler(ratio))
         self.provider.add_span_processor(self.processor)
-        self.tracer: Tracer = self.provider.get_tracer("test")
+        tracer = self.provider.get_tracer("test")
+        assert isinstance(tracer, SdkTracer)
+        self.tracer: Tracer = LightTracer(tracer)
 
     def sent(self) -> list[str]:
         """Names in the order in which they leave."""
