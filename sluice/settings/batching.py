@@ -69,7 +69,7 @@ class ClassPolicies(Section):
 
     interactive: ClassPolicy = ClassPolicy()
     standard: ClassPolicy = ClassPolicy(aging_s=2.0, gather_s=0.05)
-    bulk: ClassPolicy = ClassPolicy(aging_s=10.0, spare_rows=8, prefill_s_max=0.002, gather_s=0.25)
+    bulk: ClassPolicy = ClassPolicy(aging_s=10.0, spare_rows=8, prefill_s_max=0.02, gather_s=0.25)
 
     @model_validator(mode="before")
     @classmethod
