@@ -189,6 +189,8 @@ class JetStreamServer:
 
     def _serve(self, consumer: Consumer) -> None:
         now = self.now
+        # As in the server: a pull whose inbox nobody hears, that of a process that has crashed, gets nothing.
+        consumer.pulls = [pull for pull in consumer.pulls if self.server.hears(pull.reply)]
         while consumer.pulls and now >= self.away_until:
             found = consumer.next(now)
             if found is None:

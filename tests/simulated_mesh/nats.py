@@ -104,6 +104,10 @@ class NatsServer:
         """Of one message on one link."""
         return self.chance.random() * self.faults.delay_s
 
+    def hears(self, subject: str) -> bool:
+        """Whether somebody has subscribed to ``subject``."""
+        return any(one.matches(subject) for one in self.subscriptions)
+
     def route(self, message: Msg, to: str = "") -> None:
         """Sends a message to everybody who has subscribed to ``to``, by default its subject, and to JetStream."""
         to = to or message.subject
@@ -246,7 +250,10 @@ class Connection:
         self.process.soon(self._reconnect, self._breaks, delay_s=seconds + 0.25)
 
     def gone(self) -> None:
-        """The process has crashed: the server sees it at once."""
+        """The process has crashed: the server sees it after all that was sent before."""
+        self._up(self._forget)
+
+    def _forget(self) -> None:
         for subscription in self._own:
             self.server.subscriptions.pop(subscription, None)
 
