@@ -249,13 +249,22 @@ async def test_load_generators_get_answers_of_one_length_and_usage_in_each_chunk
     """As guidellm asks."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = chat(stream=True, stream_options=options, max_completion_tokens=9, ignore_eos=True)
-    asking = asyncio.ensure_future(ask(http.http, body={**body, "stop": None}))
+    connection = await Connection.to(http.http)
+    await connection.send(CHAT, {**body, "stop": None})
     task = await http.batcher.task()
     assert (task.sampling.max_tokens, task.sampling.min_tokens) == (9, 9)
     tokens = http.tokens("hello world")
     await http.batcher.send(task, frame(0, tokens[:1]))
+    await connection.head()
+    # Frames that arrive together make one chunk, so the last one waits until the first has been read.
+    read = b""
+    while b"hello" not in read:
+        read += await connection.chunk()
     await http.batcher.send(task, last(1, tokens[1:]))
-    *chunks, end = events_in((await asking).body)
+    while chunk := await connection.chunk():
+        read += chunk
+    connection.close()
+    *chunks, end = events_in(read)
     used = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert (used, end) == (sorted(used), "[DONE]")
     assert {1, len(tokens)} <= set(used)
