@@ -29,7 +29,7 @@ def run(
         str,
         typer.Argument(metavar="FILE|-", show_default=False, help="A file, or - for stdin."),
     ],
-    chosen: GenerateOptions,
+    chosen: options.BulkSampling,
     out: Out = None,
     format: Annotated[
         Literal["auto", "jsonl", "csv", "parquet", "text"],
@@ -39,8 +39,7 @@ def run(
     id_field: IdField = "",
     priority: options.Priority = "standard",
     concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Prompts at once.")] = 64,
-    tenant: options.Tenant = None,
-    address: options.Address = options.ADDRESS,
+    client: options.TenantClient,
     as_json: options.Json = False,
 ) -> None:
     """Ask all prompts of a file now, and print the answers together, with throughput and tokens.
@@ -57,7 +56,7 @@ def run(
     if len(requests) < len(items):
         message = "embeddings are for `sluice embed`, or `sluice batch submit`"
         raise CommandFailed("INPUT_INVALID", message)
-    with opened(out) as file, Client(address, tenant=tenant) as client:
+    with opened(out) as file:
         answered = _ask(client, requests, concurrency, chosen.get("timeout_s"))
         outcomes = iter(answered.outcomes)
         results = [

@@ -6,20 +6,19 @@ from typing import Annotated, Literal
 import typer
 
 from sluice.cli import options, output
-from sluice.client.blocking import Client
 
 
 def cache(
+    *,
     action: Annotated[Literal["clear"], typer.Argument(metavar="clear", show_default=False)],
     tenant: Annotated[str, typer.Option(help="Only the answers of this tenant.")] = "",
     model: Annotated[str, typer.Option(help="Only the answers of this model.")] = "",
     key: Annotated[str, typer.Option(help="One answer, as `sluice explain` names it.")] = "",
-    address: options.Address = options.ADDRESS,
+    client: options.MeshClient,
     as_json: options.Json = False,
 ) -> None:
     """Forget answers that are kept for equal requests: all, or those of a tenant, of a model, or one."""
-    with Client(address) as client:
-        unreached = client.clear_answers(tenant, model, key)
+    unreached = client.clear_answers(tenant, model, key)
     if as_json:
         output.write_json({"unreached_gateways": unreached})
     for name in unreached:

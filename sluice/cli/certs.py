@@ -7,16 +7,28 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sluice.cli import options, output
+from sluice.cli.option_groups import Commands, Group
 
 if TYPE_CHECKING:
     from supervisor.certificates import Authority, Issued
 
-certs = typer.Typer(help="Make, list and renew certificates.", no_args_is_help=True)
+certs = Commands(help="Make, list and renew certificates.", no_args_is_help=True)
 
-Folder = Annotated[
-    Path | None,
-    typer.Option("--folder", help="Where they are; default: tls in the state directory."),
-]
+
+def _authority(
+    folder: Annotated[
+        Path | None,
+        typer.Option("--folder", help="Where they are; default: tls in the state directory."),
+    ] = None,
+    state_dir: options.StateDir = None,
+) -> "Authority":
+    from supervisor.certificates import Authority
+    from supervisor.state import StateDir
+
+    return Authority(folder or StateDir.of(state_dir).tls)
+
+
+OfMesh = Annotated["Authority", Group(_authority)]
 Processes = Annotated[
     list[str] | None, typer.Argument(metavar="[PROCESS]...", help="Such as gateway or batcher.")
 ]
@@ -24,30 +36,27 @@ Processes = Annotated[
 
 @certs.command()
 def create(
+    *,
     processes: Processes = None,
     host: Annotated[
         list[str] | None,
         typer.Option(help="A name or address beside localhost that they are valid for."),
     ] = None,
-    folder: Folder = None,
-    state_dir: options.StateDir = None,
+    authority: OfMesh,
     as_json: options.Json = False,
 ) -> None:
     """Make an authority unless there is one, and a certificate for each process that has none.
 
     Without names: those of a mesh with one process of each kind.
     """
-    authority = _authority(folder, state_dir)
     made = authority.ensure(processes or _default_processes(), host or ())
     _write_made(made, "every process has a certificate already", as_json)
 
 
 @certs.command("list")
-def list_(
-    folder: Folder = None, state_dir: options.StateDir = None, as_json: options.Json = False
-) -> None:
+def list_(*, authority: OfMesh, as_json: options.Json = False) -> None:
     """List certificates, and how long they are valid."""
-    issued = _authority(folder, state_dir).issued()
+    issued = authority.issued()
     if as_json:
         output.write_json({"certificates": [_json(one) for one in issued]})
         return
@@ -56,9 +65,9 @@ def list_(
 
 @certs.command()
 def renew(
+    *,
     processes: Processes = None,
-    folder: Folder = None,
-    state_dir: options.StateDir = None,
+    authority: OfMesh,
     as_json: options.Json = False,
 ) -> None:
     """Make new certificates with new keys, of all processes or of some.
@@ -66,7 +75,7 @@ def renew(
     Gateways take them with the next caller, connections to NATS when they connect again. Triton, and calls that run,
     take them when the process starts again.
     """
-    made = _authority(folder, state_dir).renew(processes or [])
+    made = authority.renew(processes or [])
     _write_made(made, "there is nothing to renew", as_json)
 
 
@@ -91,13 +100,6 @@ def nats(
 
     users = {kind: (kind, "*") for kind in KINDS}
     print(render_tls(tls_folder) + render_users(users, input_stream or ()), end="")
-
-
-def _authority(folder: Path | None, state_dir: Path | None) -> "Authority":
-    from supervisor.certificates import Authority
-    from supervisor.state import StateDir
-
-    return Authority(folder or StateDir.of(state_dir).tls)
 
 
 def _default_processes() -> list[str]:

@@ -11,15 +11,13 @@ from sluice.client import AnswerBuilder, Client, GenerateOptions, Message
 from sluice.errors import InvalidRequest, SluiceError
 
 
-@options.sampling
 def chat(
     *,
     system: Annotated[
         str | None, typer.Option(help="Instructions for the model before the first turn.")
     ] = None,
-    chosen: GenerateOptions,
-    tenant: options.Tenant = None,
-    address: options.Address = options.ADDRESS,
+    chosen: options.Sampling,
+    client: options.TenantClient,
     as_json: options.Json = False,
 ) -> None:
     """Talk over several turns; each line is a turn.
@@ -27,13 +25,12 @@ def chat(
     Ctrl-C cancels the running answer, Ctrl-D leaves. Lines can come from a pipe as well: then the first error ends the
     command. With --json prints one object per turn, as `sluice generate --json` does.
     """
-    with Client(address, tenant=tenant) as client:
-        conversation = Conversation(client, chosen, system, as_json)
-        if sys.stdin.isatty():
-            _talk(conversation)
-        else:
-            for line in _piped_lines():
-                conversation.say(line)
+    conversation = Conversation(client, chosen, system, as_json)
+    if sys.stdin.isatty():
+        _talk(conversation)
+    else:
+        for line in _piped_lines():
+            conversation.say(line)
 
 
 class Conversation:

@@ -3,14 +3,12 @@
 from dataclasses import asdict
 
 from sluice.cli import options, output
-from sluice.client.blocking import Client
 from sluice.client.lookups import AccuracyDrift, InputDrift, RouterHealth
 
 
-def drift(address: options.Address = options.ADDRESS, as_json: options.Json = False) -> None:
+def drift(client: options.MeshClient, as_json: options.Json = False) -> None:
     """Show whether inputs and accuracy of the learned routers have drifted, as one gateway has seen it."""
-    with Client(address) as client:
-        routers = client.router_health()
+    routers = client.router_health()
     if as_json:
         output.write_json({"routers": [asdict(router) for router in routers]})
         return

@@ -70,8 +70,7 @@ def embed(
         bool, typer.Option("--truncate", help="Cut texts that are too long, instead of failing.")
     ] = False,
     priority: options.Priority = "standard",
-    tenant: options.Tenant = None,
-    address: options.Address = options.ADDRESS,
+    client: options.TenantClient,
     as_json: options.Json = False,
 ) -> None:  # fmt: skip
     """Embed the texts of a file, and write their embeddings in the order of the texts.
@@ -89,7 +88,7 @@ def embed(
     if as_json and out is None:
         raise typer.BadParameter("say where the embeddings go", param_hint="--output")
     began, count, tokens, served_by = monotonic(), 0, 0, ""
-    with _opened(file) as lines, _writer(out) as write, Client(address, tenant=tenant) as client:
+    with _opened(file) as lines, _writer(out) as write:
         texts = _texts(lines, field)
         while window := list(islice(texts, WINDOW)):
             found = _embedded(client, window, priority, settings)

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from sluice.cli import options, output
-from sluice.client.blocking import Client
 from sluice.v1 import admin_pb2 as pb
 from sluice.v1.inference_pb2 import FinishReason, Priority, RouteStrategy, Timings
 from sluice.v1.safety_pb2 import SafetyAction
@@ -23,18 +22,18 @@ _HOPS = ("safety", "route", "tokenize", "publish", "queue", "batch", "prefill", 
 
 
 def explain(
+    *,
     request_id: RequestId,
     audit: Annotated[
         bool,
         typer.Option("--audit", help="Show the entry of the audit instead; it is kept longer."),
     ] = False,
-    address: options.Address = options.ADDRESS,
+    client: options.MeshClient,
     as_json: options.Json = False,
 ) -> None:
     """Show the decisions about a request: findings, route, batch, worker, tokens, cost. No text is kept."""
     found: pb.GetRequestRecordResponse | pb.GetAuditEntryResponse
-    with Client(address) as client:
-        found = client.audit(request_id) if audit else client.explain(request_id)
+    found = client.audit(request_id) if audit else client.explain(request_id)
     if as_json:
         output.write_json(_object(found))
         return
@@ -43,14 +42,14 @@ def explain(
 
 
 def feedback(
+    *,
     request_id: RequestId,
     grade: Annotated[float, typer.Argument(help="0 is useless, 1 is right.")],
-    address: options.Address = options.ADDRESS,
+    client: options.MeshClient,
     as_json: options.Json = False,
 ) -> None:
     """Grade an answer. A later grade of the same request replaces an earlier one."""
-    with Client(address) as client:
-        client.feedback(request_id, grade)
+    client.feedback(request_id, grade)
     if as_json:
         output.write_json({"request_id": request_id, "grade": grade})
 

@@ -7,10 +7,9 @@ from typing import Annotated
 import typer
 
 from sluice.cli import options, output
-from sluice.client import Answer, AnswerBuilder, AnswerStream, Client, GenerateOptions
+from sluice.client import Answer, AnswerBuilder, AnswerStream
 
 
-@options.sampling
 def generate(
     *,
     prompt: Annotated[
@@ -20,7 +19,7 @@ def generate(
             help='The prompt; "-" reads it from stdin, less a final line break unless --raw is given.',
         ),
     ],
-    chosen: GenerateOptions,
+    chosen: options.Sampling,
     logprobs: options.Logprobs = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Give the prompt to the model without chat template.")
@@ -28,8 +27,7 @@ def generate(
     n: options.Count = 1,
     tool: options.ToolFiles = None,
     tool_choice: options.ToolChoice = None,
-    tenant: options.Tenant = None,
-    address: options.Address = options.ADDRESS,
+    client: options.TenantClient,
     as_json: options.Json = False,
 ) -> None:
     """Ask for one answer, and print it as it comes.
@@ -52,12 +50,11 @@ def generate(
         chosen["tools"] = tools
     if tool_choice is not None:
         chosen["tool_choice"] = tool_choice
-    with Client(address, tenant=tenant) as client:
-        if n > 1:
-            _print_several(client.generate_several(prompt, n, **chosen), as_json)
-        else:
-            with client.generate(prompt, **chosen) as stream:
-                _print_one(stream, as_json)
+    if n > 1:
+        _print_several(client.generate_several(prompt, n, **chosen), as_json)
+    else:
+        with client.generate(prompt, **chosen) as stream:
+            _print_one(stream, as_json)
 
 
 def _print_one(stream: AnswerStream, as_json: bool) -> None:

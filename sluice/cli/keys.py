@@ -6,9 +6,7 @@ makes it.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -16,6 +14,7 @@ import typer
 from sluice.cli import options, output
 from sluice.cli.failure import CommandFailed
 from sluice.cli.mesh_nats import Config, connected, settings_of
+from sluice.cli.option_groups import Commands, Group
 from sluice.defaults import CALLER, ROLES
 
 if TYPE_CHECKING:
@@ -25,13 +24,36 @@ if TYPE_CHECKING:
 DAY_MS: Final = 86_400_000
 NAME_CHARS_MAX: Final = 64
 
-keys = typer.Typer(help="Make, list, replace and revoke API keys.", no_args_is_help=True)
+keys = Commands(help="Make, list, replace and revoke API keys.", no_args_is_help=True)
 
 KeyId = Annotated[str, typer.Argument(metavar="ID", help="Of `sluice keys list`.")]
 
 
+def _runner(
+    config: Config = None, state_dir: options.StateDir = None
+) -> Callable[[Callable[["Bucket"], Awaitable[Any]]], Any]:
+    """Runs what it is given with the bucket of the keys, and returns its result."""
+    from sluice.wire import jetstream
+    from sluice.wire.bucket import Bucket
+
+    async def run(act: Callable[["Bucket"], Awaitable[Any]]) -> Any:
+        settings = settings_of(config, state_dir)
+        if not settings.identity.api_keys:
+            output.note("identity.api_keys is not set: this mesh does not ask for keys yet")
+        async with connected(settings) as client:
+            bucket = Bucket(jetstream.api_keys_bucket(), settings.nats.replicas)
+            await bucket.start(client)
+            return await act(bucket)
+
+    return lambda act: asyncio.run(run(act))
+
+
+InBucket = Annotated[Callable[[Callable[["Bucket"], Awaitable[Any]]], Any], Group(_runner)]
+
+
 @keys.command()
 def create(
+    *,
     tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Whose calls it makes.")],
     role: Annotated[
         list[str] | None,
@@ -45,8 +67,7 @@ def create(
         float, typer.Option(min=0, help="Its own limit, beside those of its tenant.")
     ] = 0.0,
     tokens_per_minute: Annotated[float, typer.Option(min=0, help="The same of tokens.")] = 0.0,
-    config: Config = None,
-    state_dir: options.StateDir = None,
+    in_bucket: InBucket,
     as_json: options.Json = False,
 ) -> None:
     """Make a key. It is printed once, and stored nowhere: only its hash is.
@@ -77,14 +98,14 @@ def create(
     async def make(bucket: "Bucket") -> dict[str, Any]:
         return _shown(*await _write_new(bucket, record))
 
-    _write_made(_in_bucket(make, config, state_dir), as_json)
+    _write_made(in_bucket(make), as_json)
 
 
 @keys.command("list")
 def list_(
+    *,
     tenant: Annotated[str | None, typer.Option(help="Those of one tenant.")] = None,
-    config: Config = None,
-    state_dir: options.StateDir = None,
+    in_bucket: InBucket,
     as_json: options.Json = False,
 ) -> None:
     """List the keys: whose they are, what they may do, and until when."""
@@ -98,7 +119,7 @@ def list_(
         ]
         return [described for _, described in sorted(found, key=lambda one: one[0])]
 
-    found = _in_bucket(read, config, state_dir)
+    found = in_bucket(read)
     if as_json:
         output.write_json({"keys": found})
         return
@@ -108,12 +129,12 @@ def list_(
 
 @keys.command()
 def rotate(
+    *,
     key_id: KeyId,
     overlap_s: Annotated[
         float, typer.Option(min=0, help="How long the old key still works.")
     ] = 3600.0,
-    config: Config = None,
-    state_dir: options.StateDir = None,
+    in_bucket: InBucket,
     as_json: options.Json = False,
 ) -> None:
     """Make a new key in place of one, which works for another hour."""
@@ -133,14 +154,14 @@ def rotate(
         await _write(bucket, key_id, old, revision)
         return _shown(*made)
 
-    _write_made(_in_bucket(replace, config, state_dir), as_json)
+    _write_made(in_bucket(replace), as_json)
 
 
 @keys.command()
 def revoke(
+    *,
     key_id: KeyId,
-    config: Config = None,
-    state_dir: options.StateDir = None,
+    in_bucket: InBucket,
     as_json: options.Json = False,
 ) -> None:
     """Revoke a key: within 5 seconds every gateway refuses it."""
@@ -153,35 +174,11 @@ def revoke(
             await _write(bucket, key_id, record, revision)
         return _described(key_id, record)
 
-    revoked = _in_bucket(end, config, state_dir)
+    revoked = in_bucket(end)
     if as_json:
         output.write_json(revoked)
     else:
         print(f"{key_id} of {revoked['tenant']} is revoked; gateways refuse it within 5 s")
-
-
-def _in_bucket(
-    act: Callable[["Bucket"], Awaitable[Any]], config: Path | None, state_dir: Path | None
-) -> Any:
-    async def run() -> Any:
-        async with _bucket(config, state_dir) as bucket:
-            return await act(bucket)
-
-    return asyncio.run(run())
-
-
-@asynccontextmanager
-async def _bucket(config: Path | None, state_dir: Path | None) -> AsyncIterator["Bucket"]:
-    from sluice.wire import jetstream
-    from sluice.wire.bucket import Bucket
-
-    settings = settings_of(config, state_dir)
-    if not settings.identity.api_keys:
-        output.note("identity.api_keys is not set: this mesh does not ask for keys yet")
-    async with connected(settings) as client:
-        bucket = Bucket(jetstream.api_keys_bucket(), settings.nats.replicas)
-        await bucket.start(client)
-        yield bucket
 
 
 async def _read(bucket: "Bucket", key_id: str) -> tuple["ApiKeyRecord", int]:

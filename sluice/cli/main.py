@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 from sluice import __version__
 from sluice.cli import failure
+from sluice.cli.option_groups import expanded
 
 COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
     "up": ("mesh", "up", "mesh"),
@@ -90,7 +91,7 @@ class LazyCommands(TyperGroup):
             add_completion=False, rich_markup_mode=_markup(), context_settings=_HELP
         )
         context = getattr(sys.modules[found.__module__], "CONTEXT_SETTINGS", None)
-        single.command(cmd_name, context_settings=context)(found)
+        single.command(cmd_name, context_settings=context)(expanded(found))
         return typer.main.get_command(single)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sluice.cli import failure, options, output
-from sluice.client import Client, Model
+from sluice.client import Model
 from sluice.client.channel import CA_VARIABLE
 
 if TYPE_CHECKING:
@@ -116,10 +116,9 @@ def status(state_dir: options.StateDir = None, as_json: options.Json = False) ->
         output.write_json(asdict(report))
 
 
-def models(address: options.Address = options.ADDRESS, as_json: options.Json = False) -> None:
+def models(client: options.MeshClient, as_json: options.Json = False) -> None:
     """List the models of the mesh, and whether each can answer now."""
-    with Client(address) as client:
-        listed = client.list_models()
+    listed = client.list_models()
     if as_json:
         output.write_json({"models": [asdict(model) for model in listed]})
     else:

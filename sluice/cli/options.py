@@ -1,13 +1,14 @@
 """Options that several commands share, so that they read the same everywhere."""
 
-import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import typer
 
+from sluice.cli.option_groups import Group
+from sluice.client import Client
 from sluice.client.channel import ADDRESS_VARIABLE
 from sluice.client.request import GenerateOptions, PriorityName, Tool
 from sluice.defaults import AUTO, DEFAULT_ADDRESS
@@ -193,35 +194,6 @@ def _json_text(given: str, option: str) -> str:
         raise typer.BadParameter(f"{given}: {reason}", param_hint=option) from error
 
 
-def sampling(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives ``command`` the options of `_sampling` in place of its parameter ``chosen``, which gets what they say."""
-    return _with_sampling(command, ())
-
-
-def bulk_sampling(command: Callable[..., None]) -> Callable[..., None]:
-    """The same without the class, which follows from the command."""
-    return _with_sampling(command, ("priority", "allow_degraded"))
-
-
-def _with_sampling(command: Callable[..., None], without: Sequence[str]) -> Callable[..., None]:
-    own, offered = inspect.signature(command).parameters, inspect.signature(_sampling).parameters
-    shared = {name: one for name, one in offered.items() if name not in without}
-    parameters = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, mine in own.items()
-        for parameter in (shared.values() if name == "chosen" else (mine,))
-    ]
-
-    def run(**given: Any) -> None:
-        chosen = _sampling(**{name: given.pop(name) for name in shared})
-        command(**given, chosen=chosen)
-
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return run
-
-
 def _sampling(
     model: Model = MODEL,
     priority: Priority = "interactive",
@@ -254,3 +226,17 @@ def _sampling(
     return cast(
         "GenerateOptions", {key: value for key, value in given.items() if value is not None}
     )
+
+
+def _client(tenant: Tenant = None, address: Address = ADDRESS) -> Client:
+    return Client(address, tenant=tenant)
+
+
+Sampling = Annotated[GenerateOptions, Group(_sampling)]
+"""The options that were set."""
+BulkSampling = Annotated[GenerateOptions, Group(_sampling, without=("priority", "allow_degraded"))]
+"""The same without the class, which follows from the command."""
+TenantClient = Annotated[Client, Group(_client)]
+"""A client for calls of a tenant."""
+MeshClient = Annotated[Client, Group(_client, without=("tenant",))]
+"""A client for questions about the mesh."""

@@ -20,17 +20,17 @@ OfTenant = Annotated[str, typer.Option("--tenant", metavar="NAME", help="Of this
 
 
 def requests(
+    *,
     tenant: OfTenant = "",
     model: Annotated[
         str, typer.Option("--model", "-m", metavar="NAME", help="Of this model.")
     ] = "",
     limit: Annotated[int, typer.Option(min=1, max=1000, help="The oldest so many.")] = 100,
-    address: options.Address = options.ADDRESS,
+    client: options.MeshClient,
     as_json: options.Json = False,
 ) -> None:
     """List the requests that run now, the oldest first, of all gateways."""
-    with Client(address) as client:
-        listed = client.requests(tenant=tenant, model=model, limit=limit)
+    listed = client.requests(tenant=tenant, model=model, limit=limit)
     total = sum(one.requests for one in listed.counts)
     if as_json:
         described = [_object(one) for one in listed.requests]
@@ -46,13 +46,14 @@ def requests(
 
 
 def cancel(
+    *,
     request_ids: Annotated[
         list[str] | None, typer.Argument(metavar="REQUEST_ID...", help="As `sluice requests` says.")
     ] = None,
     tenant: Annotated[
         str, typer.Option("--tenant", metavar="NAME", help="All requests of this tenant instead.")
     ] = "",
-    address: options.Address = options.ADDRESS,
+    client: options.MeshClient,
     as_json: options.Json = False,
 ) -> None:
     """Cancel running requests, or all of a tenant: their callers get the error CANCELLED.
@@ -61,8 +62,7 @@ def cancel(
     """
     if bool(request_ids) == bool(tenant):
         raise typer.BadParameter("name requests, or a tenant with --tenant")
-    with Client(address) as client:
-        done = client.cancel_requests(*(request_ids or ()), tenant=tenant)
+    done = client.cancel_requests(*(request_ids or ()), tenant=tenant)
     missing = sorted(set(request_ids or ()) - set(done.request_ids))
     described = {
         "cancelled": list(done.request_ids),
@@ -82,6 +82,7 @@ def cancel(
 
 
 def drain(
+    *,
     model: Annotated[str, typer.Argument(metavar="MODEL")],
     worker: Annotated[
         str, typer.Argument(metavar="WORKER", help="HOST:PORT/NAME, as `sluice top` shows it.")
@@ -91,16 +92,15 @@ def drain(
         float,
         typer.Option(metavar="SECONDS", min=0, help="Wait until no row is left in it."),
     ] = 0,
-    address: options.Address = options.ADDRESS,
+    client: options.MeshClient,
     as_json: options.Json = False,
 ) -> None:
     """Take a worker out of service: it gets no new rows, and those in it run to their end.
 
     It stays drained when processes restart, until --undo.
     """
-    with Client(address) as client:
-        changed = client.drain_worker(model, worker, undo=undo)
-        rows = 0 if undo else _rows_left(client, model, worker, wait)
+    changed = client.drain_worker(model, worker, undo=undo)
+    rows = 0 if undo else _rows_left(client, model, worker, wait)
     if as_json:
         described = {"drained": list(changed.drained), "others": changed.others, "rows": rows}
         output.write_json(described)

@@ -14,6 +14,7 @@ from sluice.errors import InvalidRequest
 
 
 def safety(
+    *,
     action: Annotated[
         Literal["check", "dry-run"], typer.Argument(metavar="check|dry-run", show_default=False)
     ],
@@ -26,7 +27,7 @@ def safety(
         ),
     ] = None,
     label: options.Label = None,
-    address: options.Address = options.ADDRESS,
+    client: options.MeshClient,
     as_json: options.Json = False,
 ) -> None:
     """Show the findings in a text, the actions on them, and the text for the model; or the counts of a dry run.
@@ -37,20 +38,18 @@ def safety(
         problem = "needs a text" if what is None else "takes no text"
         raise typer.BadParameter(f"{action} {problem}", param_hint="TEXT")
     if what is None:
-        _dry_run(address, as_json)
+        _dry_run(client, as_json)
         return
     text = _read(what)
-    with Client(address) as client:
-        checked = client.check_safety(text, options.labels_of(label))
+    checked = client.check_safety(text, options.labels_of(label))
     if as_json:
         output.write_json(asdict(checked))
         return
     _show(text, checked)
 
 
-def _dry_run(address: str, as_json: bool) -> None:
-    with Client(address) as client:
-        counted = client.safety_dry_run()
+def _dry_run(client: Client, as_json: bool) -> None:
+    counted = client.safety_dry_run()
     if as_json:
         output.write_json(asdict(counted))
         return

@@ -8,6 +8,7 @@ import typer
 
 from sluice.cli import options, output
 from sluice.cli.failure import CommandFailed
+from sluice.cli.option_groups import Commands
 from sluice.client import Client
 from sluice.client.channel import API_KEY_VARIABLE
 from sluice.errors import JobsDisabled, WrongJobState
@@ -17,23 +18,21 @@ _COUNTED: Final = (
 )
 """What `ForgetTenantResponse` counts."""
 
-tenants = typer.Typer(
-    help="Show what tenants use of their limits; forget one.", no_args_is_help=True
-)
+tenants = Commands(help="Show what tenants use of their limits; forget one.", no_args_is_help=True)
 
 
 @tenants.command("list")
 def list_(
+    *,
     tenant: Annotated[str, typer.Option(metavar="NAME", help="One of them.")] = "",
-    address: options.Address = options.ADDRESS,
+    client: options.MeshClient,
     as_json: options.Json = False,
 ) -> None:
     """List tenants with limits, running calls or costs: use and limit of each.
 
     Of a rate: what is missing in its bucket, and the bucket, which is filled with the rate (docs/limits.md).
     """
-    with Client(address) as client:
-        found = client.list_tenants(tenant)
+    found = client.list_tenants(tenant)
     if as_json:
         listed = [output.message_object(one) for one in found.tenants]
         output.write_json({"currency": found.currency, "tenants": listed})

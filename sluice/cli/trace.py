@@ -6,7 +6,6 @@ from typing import Final
 
 from sluice.cli import options, output
 from sluice.cli.explain import RequestId
-from sluice.client.blocking import Client
 from sluice.v1.admin_pb2 import RequestRecord
 from sluice.v1.inference_pb2 import FinishReason
 from sluice.wire.clock import ms_of
@@ -27,14 +26,9 @@ class Hop:
     ms: float
 
 
-def trace(
-    request_id: RequestId,
-    address: options.Address = options.ADDRESS,
-    as_json: options.Json = False,
-) -> None:
+def trace(request_id: RequestId, client: options.MeshClient, as_json: options.Json = False) -> None:
     """Show where the time of a request went: a bar for each step, its batch, and what it waited for."""
-    with Client(address) as client:
-        record = client.explain(request_id).record
+    record = client.explain(request_id).record
     hops = waterfall(record)
     if as_json:
         output.write_json(

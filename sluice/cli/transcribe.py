@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sluice.cli import options, output
-from sluice.client import AnswerBuilder, Audio, Client, GenerateOptions
+from sluice.client import AnswerBuilder, Audio, GenerateOptions
 from sluice.client.request import AudioTaskName
 from sluice.errors import InputInvalid
 
@@ -38,8 +38,7 @@ def transcribe(
     model: options.Model = options.MODEL,
     priority: options.Priority = "interactive",
     temperature: options.Temperature = None,
-    tenant: options.Tenant = None,
-    address: options.Address = options.ADDRESS,
+    client: options.TenantClient,
     as_json: options.Json = False,
 ) -> None:  # fmt: skip
     """Write down the speech in a file, and print it as it comes.
@@ -52,7 +51,7 @@ def transcribe(
     chosen = GenerateOptions(model=model, priority=priority)
     if temperature is not None:
         chosen["temperature"] = temperature
-    with Client(address, tenant=tenant) as client, client.generate(audio, **chosen) as stream:
+    with client.generate(audio, **chosen) as stream:
         if as_json:
             output.write_json(output.answer_object(stream.answer()))
             return
