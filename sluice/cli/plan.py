@@ -1,110 +1,123 @@
 """`sluice plan`: the number of workers that a load needs, by simulation."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sluice.cli import options, output, scenario, simulate
+from sluice.cli import options, output, simulate
+from sluice.cli.scenario import Objectives, Traffic, Workers, checked, lines_of
 
 if TYPE_CHECKING:
+    from simulator.arrivals import LengthMix
+    from simulator.fleet import ProcessCost, Sizing
     from simulator.planner import JobPlan, TracePlan
 
 
-def plan(
-    trace: scenario.Trace = None,
-    arrivals: scenario.Arrivals = None,
-    seconds: scenario.Seconds = 60.0,
+@dataclass(frozen=True, kw_only=True)
+class Documents:
+    """A job of documents instead of traffic, and the processes that it needs."""
+
     documents: Annotated[
         int | None, typer.Option(min=1, help="Plan a job of so many documents instead.")
-    ] = None,
-    hours: Annotated[float, typer.Option(min=0.001, help="Time that the job may take.")] = 24.0,
+    ] = None
+    hours: Annotated[float, typer.Option(min=0.001, help="Time that the job may take.")] = 24.0
     prompt_tokens: Annotated[
         str,
         typer.Option(
             metavar="LENGTHS", help="Length of a document: 900, or lognormal/900/0.6/4096."
         ),
-    ] = "lognormal/500/0.7/4096",
-    answer_tokens: Annotated[
-        str, typer.Option(metavar="LENGTHS", help="Length of its answer.")
-    ] = "lognormal/60/0.5/512",
+    ] = "lognormal/500/0.7/4096"
+    answer_tokens: Annotated[str, typer.Option(metavar="LENGTHS", help="Length of its answer.")] = (
+        "lognormal/60/0.5/512"
+    )
+    zones: Annotated[
+        int, typer.Option(min=1, help="Of a job's processes; of 2 and more one may fail.")
+    ] = 3
+    headroom: Annotated[
+        float, typer.Option(min=0, max=0.9, help="Share of each process that stays free.")
+    ] = 0.3
+    process_costs: Annotated[
+        Path | None,
+        typer.Option(help="Results of `scripts/bench processes`, instead of the shipped costs."),
+    ] = None
+
+    def lengths(self) -> "LengthMix":
+        """Of documents and their answers."""
+        from simulator.arrivals import LengthMix, parse_lengths
+
+        return LengthMix(
+            checked(lambda: parse_lengths(self.prompt_tokens), "--prompt-tokens"),
+            checked(lambda: parse_lengths(self.answer_tokens), "--answer-tokens"),
+        )
+
+    def sizing(self) -> "Sizing":
+        """What stays free of each kind of process."""
+        from simulator.fleet import Sizing
+
+        return Sizing(self.headroom, self.zones)
+
+    def costs(self) -> "dict[str, ProcessCost]":
+        """What a request costs each process: of a file, else as shipped."""
+        from simulator.fleet import SHIPPED, parse_costs
+
+        path = self.process_costs
+        return (
+            dict(SHIPPED)
+            if path is None
+            else checked(lambda: parse_costs(lines_of(path)), str(path))
+        )
+
+
+def plan(
+    *,
+    traffic: Traffic,
+    job: Documents,
     share: Annotated[
         float,
         typer.Option(min=0.01, max=1, help="Share of each class that must meet its SLO."),
     ] = 0.99,
     workers_max: Annotated[int, typer.Option(min=1, max=4096)] = 256,
     policy: Annotated[str, typer.Option(help="Policy of the batcher.")] = "continuous",
-    seed: scenario.Seed = 1,
-    model: scenario.Model = None,
-    config: scenario.Config = None,
-    cost: scenario.Cost = "large-cpu",
-    engine: scenario.EngineKind = "continuous",
-    slots: scenario.Slots = 32,
-    prefill_tokens: scenario.PrefillTokens = 512,
-    cache_tokens: scenario.CacheTokens = 0,
-    preempts: scenario.Preempts = True,
-    admission: scenario.Admission = True,
-    slo: scenario.Slos = None,
-    worker_hour_price: scenario.Price = None,
-    zones: Annotated[
-        int, typer.Option(min=1, help="Of a job's processes; of 2 and more one may fail.")
-    ] = 3,
-    headroom: Annotated[
-        float, typer.Option(min=0, max=0.9, help="Share of each process that stays free.")
-    ] = 0.3,
-    process_costs: Annotated[
-        Path | None,
-        typer.Option(help="Results of `scripts/bench processes`, instead of the shipped costs."),
-    ] = None,
+    workers: Workers,
+    objectives: Objectives,
     as_json: options.Json = False,
 ) -> None:
     """Compute how many workers are needed: for a trace under SLOs, or for a job of documents in a given time.
 
     A trace is simulated with more and fewer workers. A job is computed, and checked against a simulated sample.
     """
-    from simulator.fleet import Sizing
     from simulator.planner import plan_job, plan_trace
-    from simulator.results import parse_slos
 
-    mesh = scenario.load_settings(config)
-    chosen = scenario.load_policies(policy, mesh, model)
-    if len(chosen) != 1:
+    setups = workers.setups(policy, traffic.model)
+    if len(setups) != 1:
         raise typer.BadParameter(f"{policy!r} is more than one policy")
-    limits = scenario.limits(slots, prefill_tokens, cache_tokens, preempts, mesh, model)
-    setup = scenario.setup(
-        chosen[policy.strip()], mesh, cost=cost, engine=engine, limits=limits, admission=admission
-    )
-    if documents is not None:
-        if trace is not None or arrivals:
-            raise typer.BadParameter("give either --documents or traffic")
-        mix = scenario.load_mix(prompt_tokens, answer_tokens)
-        job = plan_job(
-            documents,
-            hours,
-            mix,
-            setup,
-            seed=seed,
-            sizing=Sizing(headroom, zones),
-            costs=scenario.load_process_costs(process_costs),
-            cost_error=scenario.cost_error(cost),
-            worker_hour_price=worker_hour_price,
+    (setup,) = setups.values()
+    price = objectives.worker_hour_price
+    if job.documents is None:
+        found, slos = traffic.load(), objectives.slos()
+        planned = checked(
+            lambda: plan_trace(
+                found, setup, slos, share=share, workers_max=workers_max, worker_hour_price=price
+            )
         )
-        _write_job(job, as_json)
+        _write_trace(planned, as_json)
         return
-    found = scenario.load_trace(trace, arrivals, seconds, seed, model)
-    slos = scenario.checked(lambda: parse_slos(slo or ()), "--slo")
-    planned = scenario.checked(
-        lambda: plan_trace(
-            found,
-            setup,
-            slos,
-            share=share,
-            workers_max=workers_max,
-            worker_hour_price=worker_hour_price,
-        )
+    if traffic.trace is not None or traffic.arrivals:
+        raise typer.BadParameter("give either --documents or traffic")
+    computed = plan_job(
+        job.documents,
+        job.hours,
+        job.lengths(),
+        setup,
+        seed=traffic.seed,
+        sizing=job.sizing(),
+        costs=job.costs(),
+        cost_error=workers.cost_error(),
+        worker_hour_price=price,
     )
-    _write_trace(planned, as_json)
+    _write_job(computed, as_json)
 
 
 def _write_trace(planned: "TracePlan", as_json: bool) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sluice.cli import options, output, scenario
+from sluice.cli import options, output
+from sluice.cli.scenario import Objectives, Traffic, Workers, checked
 
 if TYPE_CHECKING:
     from simulator.results import ClassSummary, History, Slo, Summary
@@ -16,29 +17,18 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    trace: scenario.Trace = None,
-    arrivals: scenario.Arrivals = None,
-    seconds: scenario.Seconds = 60.0,
-    seed: scenario.Seed = 1,
-    model: scenario.Model = None,
+    *,
+    traffic: Traffic,
     policies: Annotated[
         str, typer.Option(metavar="A,B,C", help="Named policies of the batcher to compare.")
     ] = "continuous",
-    config: scenario.Config = None,
     workers: Annotated[int, typer.Option(min=1, max=4096)] = 1,
-    cost: scenario.Cost = "large-cpu",
-    engine: scenario.EngineKind = "continuous",
-    slots: scenario.Slots = 32,
-    prefill_tokens: scenario.PrefillTokens = 512,
-    cache_tokens: scenario.CacheTokens = 0,
-    preempts: scenario.Preempts = True,
-    admission: scenario.Admission = True,
-    slo: scenario.Slos = None,
+    each: Workers,
+    objectives: Objectives,
     until: Annotated[
         float | None,
         typer.Option(min=0.001, help="Stop then, seconds.  [default: when all has ended]"),
     ] = None,
-    worker_hour_price: scenario.Price = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write load.png and queue.png there.")
     ] = None,
@@ -49,33 +39,17 @@ def simulate(
     Prints time to first token and latency per class, goodput under the SLOs, the longest wait, padding,
     utilization and cost.
     """
-    from simulator.results import parse_slos, summarize
+    from simulator.results import summarize
     from simulator.simulator import simulate as run
 
     if plot is not None:
         _check_plots()
-    found = scenario.load_trace(trace, arrivals, seconds, seed, model)
-    slos = scenario.checked(lambda: parse_slos(slo or ()), "--slo")
-    mesh = scenario.load_settings(config)
-    limits = scenario.limits(slots, prefill_tokens, cache_tokens, preempts, mesh, model)
-    setups = {
-        name: scenario.setup(
-            policy,
-            mesh,
-            cost=cost,
-            engine=engine,
-            limits=limits,
-            admission=admission,
-            workers=workers,
-            until=until,
-        )
-        for name, policy in scenario.load_policies(policies, mesh, model).items()
-    }
-    histories = scenario.checked(
-        lambda: {name: run(found, setup) for name, setup in setups.items()}
-    )
+    found, slos = traffic.load(), objectives.slos()
+    setups = each.setups(policies, traffic.model, workers, until)
+    histories = checked(lambda: {name: run(found, setup) for name, setup in setups.items()})
     summaries = {
-        name: summarize(history, slos, worker_hour_price) for name, history in histories.items()
+        name: summarize(history, slos, objectives.worker_hour_price)
+        for name, history in histories.items()
     }
     plots = [] if plot is None else _plot(plot, found, setups, histories, slos)
     if as_json:
@@ -139,7 +113,7 @@ def _described(summaries: "Mapping[str, Summary]") -> dict[str, Any]:
 def _check_plots() -> None:
     from simulator import plots
 
-    scenario.checked(plots.check, "--plot")
+    checked(plots.check, "--plot")
 
 
 def _plot(
