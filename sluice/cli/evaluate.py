@@ -4,7 +4,7 @@ import asyncio
 import csv
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -13,6 +13,7 @@ import typer
 
 from sluice.cli import failure, options, output, scores
 from sluice.cli.golden import evaluate_golden
+from sluice.cli.option_groups import Group
 from sluice.cli.questions import Question, Split, ask_all, of_file, support_questions
 from sluice.cli.scores import Result, Score, Trade
 from sluice.client import AsyncClient, Client, GenerateOptions
@@ -25,9 +26,100 @@ HEADERS: Final = (
 _OUTCOME_COLUMNS: Final = ("prompt_id", "prompt", "weak", "strong", "weak_response")
 
 
+@dataclass(frozen=True, kw_only=True)
+class QuestionOptions:
+    """Which questions are asked."""
+
+    n: Annotated[int, typer.Option("--n", min=1, help="Questions per kind and level.")] = 20
+    seed: Annotated[int, typer.Option(help="Chooses the questions.")] = 1
+    questions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv",
+            help="Ask these instead: prompt, answer, optionally prompt_id, kind, level, max_tokens.",
+        ),
+    ] = None
+
+    def load(self, side: Split) -> list[Question]:
+        """Those of the file, or support tasks of ``side``."""
+        if self.questions is not None:
+            return of_file(self.questions)
+        return support_questions(side, self.n, self.seed)
+
+    def described(self) -> dict[str, Any]:
+        """For --json."""
+        if self.questions is not None:
+            return {"questions": str(self.questions)}
+        return {"n": self.n, "seed": self.seed}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutcomeOptions:
+    """Which two models are compared, and where their outcomes go."""
+
+    outcomes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv",
+            help="Ask --weak and --strong training questions; write outcomes for `sluice router train`.",
+        ),
+    ] = None
+    weak: Annotated[str, typer.Option(metavar="NAME", help="The small model of outcomes.")] = (
+        "small"
+    )
+    strong: Annotated[
+        str, typer.Option(metavar="NAME", help="The large model; others are compared with it.")
+    ] = "large"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoldenOptions:
+    """References, and what is compared with them."""
+
+    golden: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Score answers against the references of a JSONL or CSV file (docs/evaluation.md).",
+        ),
+    ] = None
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            metavar="A B",
+            help="--golden: two models, or files that `sluice batch` wrote, side by side.",
+        ),
+    ] = None
+    floor: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="METRIC=X",
+            help="--golden: fail below; exact, f1, bleu, rouge_l. Of the last model. May be repeated.",
+        ),
+    ] = None
+
+
+def _greedy(
+    label: options.Label = None,
+    accept_replace: Annotated[
+        bool, typer.Option("--accept-replace", help="A cascade may take back what it has streamed.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Deadline of each answer.")
+    ] = 120.0,
+) -> GenerateOptions:
+    return {
+        "temperature": 0.0,
+        "priority": "standard",
+        "timeout_s": timeout,
+        "labels": options.labels_of(label),
+        "accept_replace": accept_replace,
+    }
+
+
 def evaluate(
-    n: Annotated[int, typer.Option("--n", min=1, help="Questions per kind and level.")] = 20,
-    seed: Annotated[int, typer.Option(help="Chooses the questions.")] = 1,
+    *,
+    asked: QuestionOptions,
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -37,55 +129,10 @@ def evaluate(
             help='May be repeated.  [default: every model, and "auto"]',
         ),
     ] = None,
-    questions: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.csv",
-            help="Ask these instead: prompt, answer, optionally prompt_id, kind, level, max_tokens.",
-        ),
-    ] = None,
-    outcomes: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.csv",
-            help="Ask --weak and --strong training questions; write outcomes for `sluice router train`.",
-        ),
-    ] = None,
-    weak: Annotated[
-        str, typer.Option(metavar="NAME", help="The small model of outcomes.")
-    ] = "small",
-    strong: Annotated[
-        str, typer.Option(metavar="NAME", help="The large model; others are compared with it.")
-    ] = "large",
-    golden: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Score answers against the references of a JSONL or CSV file (docs/evaluation.md).",
-        ),
-    ] = None,
-    compare: Annotated[
-        tuple[str, str] | None,
-        typer.Option(
-            metavar="A B",
-            help="--golden: two models, or files that `sluice batch` wrote, side by side.",
-        ),
-    ] = None,
-    floor: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="METRIC=X",
-            help="--golden: fail below; exact, f1, bleu, rouge_l. Of the last model. May be repeated.",
-        ),
-    ] = None,
-    label: options.Label = None,
-    accept_replace: Annotated[
-        bool, typer.Option("--accept-replace", help="A cascade may take back what it has streamed.")
-    ] = False,
+    pair: OutcomeOptions,
+    references: GoldenOptions,
+    given: Annotated[GenerateOptions, Group(_greedy)],
     concurrency: Annotated[int, typer.Option(min=1, help="Questions that are asked at once.")] = 16,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Deadline of each answer.")
-    ] = 120.0,
     tenant: options.Tenant = None,
     address: options.Address = options.ADDRESS,
     as_json: options.Json = False,
@@ -98,36 +145,27 @@ def evaluate(
     prompts and answers, by the model that computed them. With --golden the answers are scored against references, and
     the exit code is 1 when a score is under its --floor.
     """
-    if outcomes is not None and (model or weak == strong):
+    outcomes = pair.outcomes
+    if outcomes is not None and (model or pair.weak == pair.strong):
         raise failure.CommandFailed("USAGE", "--outcomes asks --weak and --strong, two models")
-    given: GenerateOptions = {
-        "temperature": 0.0,
-        "priority": "standard",
-        "timeout_s": timeout,
-        "labels": options.labels_of(label),
-        "accept_replace": accept_replace,
-    }
-    if golden is not None:
-        systems = compare or model or [AUTO]
+    if (golden := references.golden) is not None:
+        systems = references.compare or model or [AUTO]
+        floors = references.floor or ()
         with Client(address, tenant=tenant) as client:
-            evaluate_golden(golden, systems, floor or (), client, concurrency, given, as_json)
+            evaluate_golden(golden, systems, floors, client, concurrency, given, as_json)
         return
-    if compare or floor:
+    if references.compare or references.floor:
         raise failure.CommandFailed("USAGE", "--compare and --floor belong to --golden")
-    side: Split = "heldout" if outcomes is None else "train"
-    found = support_questions(side, n, seed) if questions is None else of_file(questions)
-    about: dict[str, Any] = (
-        {"n": n, "seed": seed} if questions is None else {"questions": str(questions)}
-    )
+    found, about = asked.load("heldout" if outcomes is None else "train"), asked.described()
     ask = partial(_ask, address, tenant, found, concurrency, given)
     if outcomes is None:
         results = asyncio.run(ask(model or []))
     else:
         with closing(OutcomesFile(outcomes)) as file:
-            results = asyncio.run(ask([weak, strong]))
+            results = asyncio.run(ask([pair.weak, pair.strong]))
             rows = file.write(found, results[: len(found)], results[len(found) :])
         about |= {"outcomes": str(outcomes), "rows": rows}
-    _write(results, about, strong, as_json)
+    _write(results, about, pair.strong, as_json)
 
 
 class OutcomesFile:
