@@ -149,10 +149,11 @@ class SimulatedProcess:
         return self.loop.call_at(at, act, *args, context=self._context.copy())
 
     def admits(self, handle: asyncio.Handle) -> bool:
-        """Whether a callback of this process runs now; while it is stopped the callback is kept for later."""
-        if self.alive and self._stopped:
+        """Whether a callback of this process runs now; else it is kept for later, after a crash for `_end`."""
+        runs = self.alive and not self._stopped
+        if not runs:
             self._held.append(handle)
-        return self.alive and not self._stopped
+        return runs
 
     def stop(self) -> None:
         """SIGSTOP."""
@@ -167,7 +168,6 @@ class SimulatedProcess:
     def crash(self) -> None:
         """SIGKILL."""
         self.alive = False
-        self._held.clear()
         self.end_threads()
 
     def end_threads(self) -> None:
@@ -204,14 +204,17 @@ def virtual_time() -> Iterator[VirtualLoop]:
 
 
 def _end(loop: VirtualLoop) -> None:
-    """Cancels what still runs, also what crashed: else it would end when its garbage is collected, at any time."""
+    """Cancels what still runs, also what crashed: else it would end when its garbage is collected, at any time.
+
+    A task that had not begun when its process crashed needs its first callback for that.
+    """
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
     for process in loop.processes:
         process.end_threads()
         process.alive = True
         process.go_on()
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
     if tasks:
         loop.run_until_complete(asyncio.wait(tasks, timeout=END_S))
     loop.close()

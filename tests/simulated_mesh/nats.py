@@ -68,14 +68,19 @@ class Subscription:
             self.waiting.task_done()
 
     async def unsubscribe(self) -> None:
-        """The server sends nothing more."""
+        """The server sends nothing more, and what has come is discarded."""
         self.connection.server.subscriptions.pop(self, None)
+        self.handle = _discard
 
     async def drain(self) -> None:
         """Handles what has come, and ends."""
-        await self.unsubscribe()
+        self.connection.server.subscriptions.pop(self, None)
         await self.connection.flush()
         await self.waiting.join()
+
+
+async def _discard(_: Msg) -> None:
+    pass
 
 
 class NatsServer:

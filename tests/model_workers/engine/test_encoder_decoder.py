@@ -72,9 +72,15 @@ def prompts(count: int = 12, seed: int = 1) -> list[list[int]]:
 
 
 @cache
+def reference(family: str) -> Any:
+    """transformers' model."""
+    return tiny_seq2seq(family)
+
+
+@cache
 def generated(family: str, prompt: tuple[int, ...], tokens: int) -> list[int]:
     """What transformers' own loop says."""
-    model = tiny_seq2seq(family)
+    model = reference(family)
     before = 1 if model.generation_config.forced_bos_token_id is None else 2
     found = model.generate(
         torch.tensor([prompt]),

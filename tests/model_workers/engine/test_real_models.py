@@ -2,6 +2,7 @@
 
 import math
 import random
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,17 @@ def prompts(count: int, seed: int = 1) -> list[list[int]]:
     return [[numbers.randrange(VOCABULARY) for _ in range(length)] for length in lengths]
 
 
-def generated(folder: Path, prompt: list[int], tokens: int) -> list[int]:
-    """What transformers' own loop answers."""
+@cache
+def reference(folder: Path) -> Any:
+    """transformers' model."""
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    output = model.generate(
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def generated(folder: Path, prompt: list[int], tokens: int) -> list[int]:
+    """What transformers' own loop answers."""
+    output = reference(folder).generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
         max_new_tokens=tokens,

@@ -42,6 +42,7 @@ class Rows:
         self.data = [tuple(torch.randn(n, *s).to(dtype) for s in sizes) for n in lengths]
         free = list(range(NUM_BLOCKS))
         random.Random(1).shuffle(free)
+        self._plain: dict[int, Tensor] = {}
         self.blocks = [[free.pop() for _ in range(-(-n // block_tokens))] for n in lengths]
 
     def attend(self, parts: Sequence[tuple[int, int, int]]) -> list[Tensor]:
@@ -61,7 +62,12 @@ class Rows:
         return [found[order.index(i)] for i in range(len(parts))]
 
     def plain(self, row: int) -> Tensor:
-        """Every answer of a row, written out."""
+        """Every answer of a row, written out; computed once, so after the last change of `data`."""
+        if row not in self._plain:
+            self._plain[row] = self._written_out(row)
+        return self._plain[row]
+
+    def _written_out(self, row: int) -> Tensor:
         query, key, value = (part.double() for part in self.data[row])
         group = self.shape.heads // self.shape.kv_heads
         key, value = (part.repeat_interleave(group, 1) for part in (key, value))
