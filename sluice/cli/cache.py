@@ -14,7 +14,7 @@ def cache(
     tenant: Annotated[str, typer.Option(help="Only the answers of this tenant.")] = "",
     model: Annotated[str, typer.Option(help="Only the answers of this model.")] = "",
     key: Annotated[str, typer.Option(help="One answer, as `sluice explain` names it.")] = "",
-    client: options.MeshClient,
+    client: options.OperatorClient,
     as_json: options.Json = False,
 ) -> None:
     """Forget answers that are kept for equal requests: all, or those of a tenant, of a model, or one."""

@@ -6,7 +6,7 @@ from sluice.cli import options, output
 from sluice.client.lookups import AccuracyDrift, InputDrift, RouterHealth
 
 
-def drift(client: options.MeshClient, as_json: options.Json = False) -> None:
+def drift(client: options.OperatorClient, as_json: options.Json = False) -> None:
     """Show whether inputs and accuracy of the learned routers have drifted, as one gateway has seen it."""
     routers = client.router_health()
     if as_json:

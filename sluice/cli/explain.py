@@ -28,7 +28,7 @@ def explain(
         bool,
         typer.Option("--audit", help="Show the entry of the audit instead; it is kept longer."),
     ] = False,
-    client: options.MeshClient,
+    client: options.OperatorClient,
     as_json: options.Json = False,
 ) -> None:
     """Show the decisions about a request: findings, route, batch, worker, tokens, cost. No text is kept."""
@@ -45,7 +45,7 @@ def feedback(
     *,
     request_id: RequestId,
     grade: Annotated[float, typer.Argument(help="0 is useless, 1 is right.")],
-    client: options.MeshClient,
+    client: options.OperatorClient,
     as_json: options.Json = False,
 ) -> None:
     """Grade an answer. A later grade of the same request replaces an earlier one."""

@@ -116,7 +116,7 @@ def status(state_dir: options.StateDir = None, as_json: options.Json = False) ->
         output.write_json(asdict(report))
 
 
-def models(client: options.MeshClient, as_json: options.Json = False) -> None:
+def models(client: options.OperatorClient, as_json: options.Json = False) -> None:
     """List the models of the mesh, and whether each can answer now."""
     listed = client.list_models()
     if as_json:

@@ -238,5 +238,5 @@ BulkSampling = Annotated[GenerateOptions, Group(_sampling, without=("priority", 
 """The same without the class, which follows from the command."""
 TenantClient = Annotated[Client, Group(_client)]
 """A client for calls of a tenant."""
-MeshClient = Annotated[Client, Group(_client, without=("tenant",))]
+OperatorClient = Annotated[Client, Group(_client, without=("tenant",))]
 """A client for questions about the mesh."""

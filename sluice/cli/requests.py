@@ -26,7 +26,7 @@ def requests(
         str, typer.Option("--model", "-m", metavar="NAME", help="Of this model.")
     ] = "",
     limit: Annotated[int, typer.Option(min=1, max=1000, help="The oldest so many.")] = 100,
-    client: options.MeshClient,
+    client: options.OperatorClient,
     as_json: options.Json = False,
 ) -> None:
     """List the requests that run now, the oldest first, of all gateways."""
@@ -53,7 +53,7 @@ def cancel(
     tenant: Annotated[
         str, typer.Option("--tenant", metavar="NAME", help="All requests of this tenant instead.")
     ] = "",
-    client: options.MeshClient,
+    client: options.OperatorClient,
     as_json: options.Json = False,
 ) -> None:
     """Cancel running requests, or all of a tenant: their callers get the error CANCELLED.
@@ -92,7 +92,7 @@ def drain(
         float,
         typer.Option(metavar="SECONDS", min=0, help="Wait until no row is left in it."),
     ] = 0,
-    client: options.MeshClient,
+    client: options.OperatorClient,
     as_json: options.Json = False,
 ) -> None:
     """Take a worker out of service: it gets no new rows, and those in it run to their end.

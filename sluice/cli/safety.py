@@ -27,7 +27,7 @@ def safety(
         ),
     ] = None,
     label: options.Label = None,
-    client: options.MeshClient,
+    client: options.OperatorClient,
     as_json: options.Json = False,
 ) -> None:
     """Show the findings in a text, the actions on them, and the text for the model; or the counts of a dry run.

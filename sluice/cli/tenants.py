@@ -25,7 +25,7 @@ tenants = Commands(help="Show what tenants use of their limits; forget one.", no
 def list_(
     *,
     tenant: Annotated[str, typer.Option(metavar="NAME", help="One of them.")] = "",
-    client: options.MeshClient,
+    client: options.OperatorClient,
     as_json: options.Json = False,
 ) -> None:
     """List tenants with limits, running calls or costs: use and limit of each.

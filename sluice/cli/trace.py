@@ -26,7 +26,9 @@ class Hop:
     ms: float
 
 
-def trace(request_id: RequestId, client: options.MeshClient, as_json: options.Json = False) -> None:
+def trace(
+    request_id: RequestId, client: options.OperatorClient, as_json: options.Json = False
+) -> None:
     """Show where the time of a request went: a bar for each step, its batch, and what it waited for."""
     record = client.explain(request_id).record
     hops = waterfall(record)
