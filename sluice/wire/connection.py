@@ -109,75 +109,90 @@ async def connect(
         NatsUnreachable: no answer within ``settings.connect_s`` seconds, or the certificate is refused.
         SettingsError: the certificate cannot be used.
     """
-    url, connect_s = settings.url, settings.connect_s
-    assert url is not None, "checked before"
-    where, servers = shown(url), url.split(",")
-    client = MeshClient()
-    context = None if tls is None else ClientContext(tls)
+    assert settings.url is not None, "checked before"
     logging.getLogger("asyncio").addFilter(_is_news)
-    starting = True
+    made = _Connection(settings.url, tls, on_loss)
+    try:
+        async with asyncio.timeout(settings.connect_s) as made.starting:
+            await made.open(kind, process)
+            if kind != permissions.JOBS:
+                owner = kind != permissions.BATCHER
+                await _ensure_streams(made.client, settings, owner=owner)
+        made.starting = None
+    except NatsUnreachable:
+        await _abandon(made.client)
+        raise
+    except (TimeoutError, OSError, NatsError) as error:
+        await _abandon(made.client)
+        where = f"NATS at {shown(settings.url)}"
+        if isinstance(error, APIError):
+            raise NatsUnreachable(f"JetStream of {where} refuses its streams: {error}") from error
+        raise NatsUnreachable(
+            f"{where} does not answer within {settings.connect_s:g} s; start one or set nats.url"
+        ) from error
+    return made.client
 
-    async def on_error(error: Exception) -> None:
-        refused = refusal(url, tls, error) if starting else None
+
+class _Connection:
+    """A connection, and what nats-py tells about it.
+
+    Attributes:
+        starting: the time that it may take to be made; None: it has been made.
+    """
+
+    def __init__(self, url: str, tls: Path | None, on_loss: Callable[[], None]) -> None:
+        self.client = MeshClient()
+        self.starting: asyncio.Timeout | None = None
+        self._url = url
+        self._tls = tls
+        self._context = None if tls is None else ClientContext(tls)
+        self._on_loss = on_loss
+
+    async def open(self, kind: str, process: str) -> None:
+        """Connects; raises what nats-py raises, or NatsUnreachable when credentials are refused."""
+        servers = self._url.split(",")
+        await self.client.connect(
+            # Each process has its own order, and tries a server that it has lost last.
+            random.sample(servers, len(servers)),
+            dont_randomize=True,
+            name=f"{kind} {process}",
+            inbox_prefix=permissions.inbox(kind, process),
+            **secured(self._context),
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type]  # fractions work
+            ping_interval=PING_OF_SEVERAL_S if len(servers) > 1 else PING_S,  # type: ignore[arg-type]  # as above
+            max_outstanding_pings=_PINGS_MAX,
+            pending_size=PENDING_BYTES_MAX,
+            error_cb=self._on_error,
+            reconnected_cb=self._on_reconnected,
+            disconnected_cb=self._on_disconnected,
+        )
+        if self._context is not None:
+            check_encrypted(self.client, self._url)
+
+    async def _on_error(self, error: Exception) -> None:
+        refused = None if self.starting is None else refusal(self._url, self._tls, error)
         if refused is not None:
             raise refused from error
         # Denied publishes, slow consumers and broken links arrive here, and only here.
         # Without a link every failed try to reconnect does so too: those are not worth a line.
-        level = logging.WARNING if client.is_connected else logging.DEBUG
+        level = logging.WARNING if self.client.is_connected else logging.DEBUG
         _log.log(level, "NATS: %s: %s", type(error).__name__, error)
         if isinstance(error, SlowConsumerError):
-            on_loss()
+            self._on_loss()
         # In Python 3.11 a connection that is refused at the very moment of the cancel hides it.
-        if bound.expired():
+        if self.starting and self.starting.expired():
             raise TimeoutError
 
-    async def on_reconnected() -> None:
+    async def _on_reconnected(self) -> None:
         _log.info("NATS: connected again")
-        on_loss()
+        self._on_loss()
 
-    async def on_disconnected() -> None:
-        if not (client.is_draining or client.is_closed):
+    async def _on_disconnected(self) -> None:
+        if not (self.client.is_draining or self.client.is_closed):
             _log.warning("NATS: connection lost")
-        if context is not None:
-            context.refresh()
-
-    try:
-        async with asyncio.timeout(connect_s) as bound:
-            await client.connect(
-                # Each process has its own order, and tries a server that it has lost last.
-                random.sample(servers, len(servers)),
-                dont_randomize=True,
-                name=f"{kind} {process}",
-                inbox_prefix=permissions.inbox(kind, process),
-                **secured(context),
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type]  # fractions work
-                ping_interval=PING_OF_SEVERAL_S if len(servers) > 1 else PING_S,  # type: ignore[arg-type]  # as above
-                max_outstanding_pings=_PINGS_MAX,
-                pending_size=PENDING_BYTES_MAX,
-                error_cb=on_error,
-                reconnected_cb=on_reconnected,
-                disconnected_cb=on_disconnected,
-            )
-            if context is not None:
-                check_encrypted(client, url)
-            if kind != permissions.JOBS:
-                await _ensure_streams(client, settings, owner=kind != permissions.BATCHER)
-        starting = False
-    except NatsUnreachable:
-        await _abandon(client)
-        raise
-    except APIError as error:
-        await _abandon(client)
-        raise NatsUnreachable(
-            f"JetStream of NATS at {where} refuses its streams: {error}"
-        ) from error
-    except (TimeoutError, OSError, NatsError) as error:
-        await _abandon(client)
-        raise NatsUnreachable(
-            f"NATS at {where} does not answer within {connect_s:g} s; start one or set nats.url"
-        ) from error
-    return client
+        if self._context is not None:
+            self._context.refresh()
 
 
 def _is_news(record: logging.LogRecord) -> bool:
