@@ -80,9 +80,9 @@ async def _serve(settings: Settings, gateway_id: str, path: Path) -> None:
                 freeze_heap()
                 tables = asyncio.create_task(asyncio.to_thread(skeleton.tables))
                 with reloading(path, reload):
-                    await _first(stop, gateway.peers.id_taken)
+                    await _first(stop, gateway.shared.peers.id_taken)
                 await tables
-            if gateway.peers.id_taken.is_set():
+            if gateway.shared.peers.id_taken.is_set():
                 raise SetupError(f"--id: another gateway {gateway_id!r} is running")
             if inspector.dry_run is not None:
                 logging.getLogger(__name__).info("%s", inspector.dry_run)

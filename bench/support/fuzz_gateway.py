@@ -155,10 +155,10 @@ class FuzzedGateway:
     async def start(self) -> None:
         """Subscribes to everything."""
         gateway = self.gateway
-        await gateway.peers.start(self.nats)
+        await gateway.shared.peers.start(self.nats)
         await gateway._exchange.start(self.nats)
         await gateway._transport.start(self.nats)
-        gateway._key_bucket._jetstream = self.nats
+        gateway.shared.idempotency_keys._jetstream = self.nats
         gateway._store._client = self.nats
         methods = [one for one in self._server.handlers if _is_fuzzed(one)]
         self._handlers = {method: await self._server.handler(method) for method in methods}

@@ -1,23 +1,21 @@
 """``sluice.v1.AdminService`` over grpc.aio."""
 
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.api.metadata import is_local
 from gateway.identity.caller import MESH, current_caller
 from gateway.records.record_builder import audit_response
 from gateway.records.store import RecordStore
-from gateway.shared.answers import AnswerCache
-from gateway.shared.drains import Drains
 from gateway.shared.forget import Forgetting
-from gateway.shared.limit_use import SharedLimits
-from gateway.shared.peers import Peers
-from gateway.shared.running import LIST_MAX, RunningRequests
+from gateway.shared.running import LIST_MAX
+from gateway.shared.state import SharedState
 from gateway.shared.sums import sum_router_health
+from gateway.streaming.registry import Registry
 from gateway.telemetry.drift import DriftMonitor
 from sluice.errors import InvalidRequest, PermissionDenied, RequestUnknown, WorkerUnknown
 from sluice.internal.v1.gateway_pb2 import GatewayAnswer, GatewayQuestion, RouterHealthQuestion
+from sluice.settings import Settings
 from sluice.telemetry import catalog
 from sluice.telemetry.exchange import MetricsExchange
 from sluice.v1 import admin_pb2 as pb
@@ -28,38 +26,25 @@ from sluice.wire.subjects import is_token
 ADMIN_SERVICE: Final = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 
 
-@dataclass(frozen=True)
-class MeshControl:
-    """What operators see and change while the mesh runs."""
-
-    requests: RunningRequests
-    drains: Drains
-    metrics: MetricsExchange
-    limits: SharedLimits
-    forgetting: Forgetting
-    currency: str
-
-
 class AdminService(AdminServiceServicer):
     """What runs; records, grades, audit entries, outcomes and the health of routers."""
 
     def __init__(
         self,
+        settings: Settings,
+        shared: SharedState,
+        registry: Registry,
         store: RecordStore,
         drift: DriftMonitor,
-        peers: Peers,
-        mesh: MeshControl,
-        answers: AnswerCache,
-        *,
-        allow_remote_outcomes: bool,
+        metrics: MetricsExchange,
     ) -> None:
+        self._settings = settings
+        self._shared = shared
         self._store = store
-        self._mesh = mesh
-        self._allow_remote_outcomes = allow_remote_outcomes
         self._drift = drift
-        self._peers = peers
-        self._answers = answers
-        peers.answer("router_health", self._own_health)
+        self._metrics = metrics
+        self._forgetting = Forgetting(shared, registry, store)
+        shared.peers.answer("router_health", self._own_health)
 
     async def ListRequests(
         self, request: pb.ListRequestsRequest, context: Any
@@ -68,7 +53,7 @@ class AdminService(AdminServiceServicer):
         if request.limit > LIST_MAX:
             raise InvalidRequest.of("limit", f"must be at most {LIST_MAX}")
         request.tenant = current_caller().reads or request.tenant
-        return await self._mesh.requests.listed(request)
+        return await self._shared.running.listed(request)
 
     async def ListTenants(
         self, request: pb.ListTenantsRequest, context: Any
@@ -77,7 +62,7 @@ class AdminService(AdminServiceServicer):
         tenant = current_caller().reads or request.tenant
         if tenant and not is_token(tenant):
             raise InvalidRequest.of("tenant", "is not the name of one")
-        return self._mesh.limits.listed(tenant, self._mesh.currency)
+        return self._shared.limits.listed(tenant, self._settings.currency)
 
     async def ForgetTenant(
         self, request: pb.ForgetTenantRequest, context: Any
@@ -85,7 +70,7 @@ class AdminService(AdminServiceServicer):
         """See the proto."""
         if not is_token(request.tenant):
             raise InvalidRequest.of("tenant", "must be 1 to 64 letters, digits, '-' and '_'")
-        return await self._mesh.forgetting.forget(request.tenant)
+        return await self._forgetting.forget(request.tenant)
 
     async def CancelRequests(
         self, request: pb.CancelRequestsRequest, context: Any
@@ -93,7 +78,7 @@ class AdminService(AdminServiceServicer):
         """See the proto."""
         if bool(request.request_ids) == bool(request.tenant):
             raise InvalidRequest.of("request_ids", "name requests, or a tenant")
-        cancelled = await self._mesh.requests.cancel(request)
+        cancelled = await self._shared.running.cancel(request)
         if request.request_ids and not cancelled.request_ids:
             raise RequestUnknown(f"{', '.join(request.request_ids)}: no such request runs now")
         return cancelled
@@ -102,14 +87,14 @@ class AdminService(AdminServiceServicer):
         self, request: pb.DrainWorkerRequest, context: Any
     ) -> pb.DrainWorkerResponse:
         """See the proto."""
-        live = _live_workers(await self._mesh.metrics.read_all((catalog.WORKER_LIVE.name,)))
+        live = _live_workers(await self._metrics.read_all((catalog.WORKER_LIVE.name,)))
         # One that was taken out of the configuration can still be taken out of the record.
         if not request.undo and (request.model, request.worker) not in live:
             known = ", ".join(" ".join(one) for one in sorted(live)) or "none"
             raise WorkerUnknown(
                 f"no batcher knows a worker {request.worker!r} of {request.model!r}; there are: {known}"
             )
-        change = self._mesh.drains.change
+        change = self._shared.drains.change
         record = await change(request.model, request.worker, drained=not request.undo)
         drained = {(one.model, one.worker) for one in record.workers}
         others = {one for one, reached in live.items() if reached and one[0] == request.model}
@@ -125,7 +110,7 @@ class AdminService(AdminServiceServicer):
         unknown = sorted(set(request.names) - {one.name for one in catalog.METRICS})
         if unknown:
             raise InvalidRequest.of("names", f"no metrics of the mesh: {', '.join(unknown)}")
-        return pb.ReadMetricsResponse(processes=await self._mesh.metrics.read_all(request.names))
+        return pb.ReadMetricsResponse(processes=await self._metrics.read_all(request.names))
 
     async def GetRequestRecord(
         self, request: pb.GetRequestRecordRequest, context: Any
@@ -168,7 +153,7 @@ class AdminService(AdminServiceServicer):
     ) -> pb.GetRouterHealthResponse:
         """See the proto."""
         question = GatewayQuestion(router_health=RouterHealthQuestion())
-        others = (await self._peers.ask_all(question)).values()
+        others = (await self._shared.peers.ask_all(question)).values()
         return sum_router_health(
             self._drift.health(), [one.router_health for one in others if one is not None]
         )
@@ -177,12 +162,13 @@ class AdminService(AdminServiceServicer):
         self, request: pb.ClearAnswersRequest, context: Any
     ) -> pb.ClearAnswersResponse:
         """See the proto."""
-        return pb.ClearAnswersResponse(unreached_gateways=await self._answers.clear(request))
+        return pb.ClearAnswersResponse(unreached_gateways=await self._shared.answers.clear(request))
 
     def _readable(self, tenants: list[str], context: Any) -> list[str]:
         """The tenants whose outcomes are asked for, empty for all; raises PermissionDenied."""
         caller = current_caller()
-        if MESH in caller.roles and not (self._allow_remote_outcomes or is_local(context.peer())):
+        allowed = self._settings.gateway.allow_remote_outcomes or is_local(context.peer())
+        if MESH in caller.roles and not allowed:
             raise PermissionDenied(
                 "outcomes have prompts, and callers of other machines get none: call from the gateway's machine, or "
                 "set gateway.allow_remote_outcomes"

@@ -26,12 +26,10 @@ from gateway.api.several import Write, answer_all, requests_of
 from gateway.identity.caller import current_caller
 from gateway.records.record_builder import RecordBuilder, RecordBuilders
 from gateway.routing.cascade.limit import EscalationLimiter
-from gateway.shared.answers import AnswerCache
-from gateway.shared.keys import SharedKeys
+from gateway.shared.state import SharedState
 from gateway.streaming.delivery import Reader
 from gateway.streaming.idempotency import Replay
 from gateway.streaming.lifecycle import RequestTimings
-from gateway.streaming.resume_token import ResumeKey
 from gateway.streaming.stream import Stream
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
@@ -108,14 +106,17 @@ class Generator:
 
     settings: GatewaySettings
     limiter: ClassLimiter
-    resume_key: ResumeKey
     upstream: Upstream
     escalations: EscalationLimiter
     guards: GuardClient
-    keys: SharedKeys
-    answers: AnswerCache
+    state: SharedState
     observers: RequestObservers
     tracer: Tracer
+
+    def timeout_s(self, remaining_s: float | None) -> float:
+        """How long a call may take whose deadline is in ``remaining_s`` seconds (None: it has none)."""
+        timeout_s = self.settings.default_timeout_s if remaining_s is None else remaining_s
+        return min(timeout_s, self.settings.max_timeout_s)
 
     async def answer(
         self,
@@ -192,12 +193,11 @@ class _Call:
         self, wire: GenerateRequest, remaining_s: float | None, tenant: str
     ) -> ValidRequest:
         catalog, settings = self._upstream.admission.catalog, self._shared.settings
-        timeout_s = settings.default_timeout_s if remaining_s is None else remaining_s
-        timeout_s = min(timeout_s, settings.max_timeout_s)
+        timeout_s = self._shared.timeout_s(remaining_s)
         self._spans.describe(call_attributes, wire, tenant, self._request_id)
         about_request(self._request_id, self._spans.trace_id)
         request = validate(
-            wire, catalog, timeout_s, tenant, self._shared.resume_key, settings.audio_max_s
+            wire, catalog, timeout_s, tenant, self._shared.state.resume_key, settings.audio_max_s
         )
         self._spans.describe(request_attributes, request)
         return request
@@ -235,13 +235,13 @@ class _Call:
         try:
             return self._find(request) or await self._begin(request, record)
         except BaseException as error:
-            observers.refused(request, record, self._refusal(request, error))
+            observers.refused(request, record, error_of(error, self._departure(request)))
             raise
 
     async def _begin(self, request: ValidRequest, record: RecordBuilder) -> Stream | Replay:
         if not request.key_is_shared:
             return await self._begin_in_slot(request, record)
-        claim = self._shared.keys.claimed(request.key, request.fingerprint, request.timeout_s)
+        claim = self._shared.state.keys.claimed(request.key, request.fingerprint, request.timeout_s)
         async with claim:
             return self._find(request) or await self._begin_in_slot(request, record)
 
@@ -262,7 +262,7 @@ class _Call:
 
     async def _begin_admitted(self, context: RequestContext) -> Stream | Replay:
         """A kept answer, the stream that another call with the same key opened meanwhile, or a new one."""
-        request, answers = context.request, self._shared.answers
+        request, answers = context.request, self._shared.state.answers
         key = answers.key_of(context)
         if key:
             context.record.keep_answer(key)
@@ -272,7 +272,7 @@ class _Call:
         try:
             found = self._find(request)
             if found is None and request.key_is_shared:
-                self._shared.keys.check(request.key)
+                self._shared.state.keys.check(request.key)
             if found is None:
                 return self._open(context, key)
         except BaseException:
@@ -285,7 +285,7 @@ class _Call:
     def _kept(self, context: RequestContext, kept: Replay) -> Replay:
         """The answer of an earlier equal request, as that to this one."""
         context.admitted.reservation.release()
-        spec, now = context.stream_spec(self._shared.resume_key), time.monotonic()
+        spec, now = context.stream_spec(self._shared.state.resume_key), time.monotonic()
         assert spec.resume_token is not None, "callers read it"
         token = spec.resume_token(kept.finished.model)
         answer = kept.answer_to(spec.started, self._timings.with_row(RowTimings(), now, now), token)
@@ -298,18 +298,9 @@ class _Call:
             request.key, request.fingerprint, request.resume, request.resume_model, now
         )
 
-    def _refusal(self, request: ValidRequest, error: BaseException) -> SluiceError:
-        """What ends a request that ``error`` ended during its admission."""
-        if isinstance(error, SluiceError):
-            return error
-        if not isinstance(error, asyncio.CancelledError):
-            return InternalError("the request could not be admitted")
-        return self._departure(request)
-
     def _departure(self, request: ValidRequest) -> SluiceError:
-        """Why the caller does not wait any more. It ends its call by its own clock; gRPC rounds deadlines by 1 %."""
-        late = time.monotonic() - self._timings.arrived_at >= 0.98 * request.timeout_s
-        return _deadline_passed() if late else Cancelled("the caller has gone")
+        """Why the caller does not wait any more."""
+        return departure(request, self._timings, _deadline_passed())
 
     def _stop(self, error: SluiceError) -> None:
         """Ends the call with ``error``, whatever it waits for: a client that does not read blocks `_write`."""
@@ -338,7 +329,7 @@ class _Call:
             chunks = ChunkRows(self._upstream, context, first)
         on_end = partial(self._ended, context, answer_key, cascade, guards, chunks)
         stream = self._registry.open(
-            context.stream_spec(self._shared.resume_key), first, cascade, guards, on_end
+            context.stream_spec(self._shared.state.resume_key), first, cascade, guards, on_end
         )
         reason = already_complete(admitted.first.sampling, first.transcript)
         if reason is not None:
@@ -369,9 +360,9 @@ class _Call:
         context.spans.end_attempts(partial(attempt_end, stream, now))
         used = self._upstream.usage.record_stream(context.request.tenant, stream, now)
         context.admitted.reservation.release(used)
-        self._shared.keys.ended(context.request.key, stream)
+        self._shared.state.keys.ended(context.request.key, stream)
         if answer_key:
-            self._shared.answers.ended(answer_key, stream)
+            self._shared.state.answers.ended(answer_key, stream)
         self._shared.observers.ended(context, cascade, stream)
 
     async def _read(self, request: ValidRequest, stream: Stream) -> None:
@@ -410,7 +401,7 @@ class _Call:
             for event in stream.read(reader):
                 if event.HasField("finished"):
                     # Whoever has the whole answer gets it again from every gateway.
-                    await self._shared.keys.stored(request.key)
+                    await self._shared.state.keys.stored(request.key)
                 await self._put(event)
                 if event.HasField("finished"):
                     return
@@ -444,6 +435,24 @@ class _Call:
 
     def _record_end(self, answer: Stream | Replay) -> None:
         self._spans.describe(end_attributes, answer, self._upstream.usage.models)
+
+
+def error_of(error: BaseException, departure: SluiceError) -> SluiceError:
+    """What a call ends with that ``error`` ended; ``departure``: why its caller does not wait any more."""
+    if isinstance(error, SluiceError):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        return departure
+    return InternalError("the gateway failed; its log has the reason")
+
+
+def departure(request: ValidRequest, timings: RequestTimings, late: DeadlinePassed) -> SluiceError:
+    """Why the caller of ``request`` does not wait any more; ``late`` when its deadline has passed.
+
+    It ends its call by its own clock; gRPC rounds deadlines by 1 %.
+    """
+    waited_s = time.monotonic() - timings.arrived_at
+    return late if waited_s >= 0.98 * request.timeout_s else Cancelled("the caller has gone")
 
 
 def _log_failure(error: SluiceError, tenant: str) -> None:

@@ -13,6 +13,7 @@ from grpc_health.v1.health import aio as health_aio
 
 from gateway.admission.load_table import ModelLoadTable
 from gateway.models.catalog import Catalog
+from gateway.upstream.nats_transport import NatsTransport
 
 SERVICE: Final = "sluice.v1.InferenceService"
 BULK: Final = "class.bulk"
@@ -28,16 +29,14 @@ class GatewayHealth:
         self,
         loads: ModelLoadTable,
         catalog: Catalog,
-        connected: Callable[[], bool],
-        stores: Callable[[float], bool],
-        tasks: Callable[[float], Iterable[str]] = lambda _: (),
+        transport: NatsTransport,
+        tasks: Callable[[float], Iterable[str]],
     ) -> None:
-        """``stores``: whether JetStream takes tasks of class bulk now. ``tasks``: task names of the models in use."""
+        """``tasks``: task names of the models in use."""
         self.servicer = health_aio.HealthServicer()
         self._loads = loads
         self._catalog = catalog
-        self._connected = connected
-        self._stores = stores
+        self._transport = transport
         self._tasks = tasks
         self._statuses: dict[str, bool] = {}
         self._leaving = False
@@ -49,13 +48,13 @@ class GatewayHealth:
 
     async def refresh(self, now: float) -> None:
         """Sets the statuses that have changed."""
-        connected = self._connected()
+        connected = self._transport.connected
         ready = {
             model: connected and self._loads.load(model, now).ready for model in self._catalog.names
         }
         answers = any(ready[model] for model in self._catalog.callable)
         models = {f"model.{model}": is_ready for model, is_ready in ready.items()}
-        bulk = connected and self._stores(now)
+        bulk = connected and self._transport.stores(now)
         whole = {SERVICE: answers, "": answers, BULK: bulk}
         tasks = {f"tasks.{name}": True for name in self._tasks(now)}
         gone = dict.fromkeys(self._statuses, False)

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from gateway.admission.entities import asker_of
 from gateway.admission.load_table import ModelLoadTable
-from gateway.admission.pipeline import Admission
 from gateway.api.generate import Generator, new_request_id
 from gateway.api.metadata import metadata_of, timeout_of
 from gateway.api.texts import TextCalls
@@ -20,12 +19,10 @@ from sluice.v1.inference_pb2_grpc import InferenceServiceServicer
 class InferenceService(InferenceServiceServicer):
     """Answers prompts, and says what can answer."""
 
-    def __init__(
-        self, generator: Generator, texts: TextCalls, admission: Admission, loads: ModelLoadTable
-    ) -> None:
+    def __init__(self, generator: Generator, texts: TextCalls, loads: ModelLoadTable) -> None:
         self._generator = generator
         self._texts = texts
-        self._admission = admission
+        self._admission = generator.upstream.admission
         self._loads = loads
 
     # A coroutine that writes, not a generator: when the call is cancelled its `finally` runs at once.

@@ -55,7 +55,11 @@ class Callers:
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Authenticates all calls; parses and counts requests of ``sluice.*``, and turns errors into statuses."""
+    """Authenticates all calls; parses and counts requests of ``sluice.*``, and turns errors into statuses.
+
+    Attributes:
+        max_bytes: the largest message that can be taken.
+    """
 
     def __init__(
         self,
@@ -66,7 +70,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     ) -> None:
         """``audio_max_bytes``: what a message may have in addition, if that is audio."""
         self._max_message_bytes = max_message_bytes
-        self._audio_max_bytes = audio_max_bytes
+        self.max_bytes = max_message_bytes + audio_max_bytes
         self._limiter = limiter
         self._callers = callers
         self._handlers: dict[str, Any] = {}
@@ -131,8 +135,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
         def deserialize(payload: bytes) -> Message | SluiceError:
             limit = self._max_message_bytes
-            if len(payload) > limit + self._audio_max_bytes:
-                return _too_large(len(payload), limit + self._audio_max_bytes)
+            if len(payload) > self.max_bytes:
+                return _too_large(len(payload), self.max_bytes)
             message = read(payload)
             if isinstance(message, SluiceError):
                 return message

@@ -12,7 +12,6 @@ from gateway.api.interceptor import abort
 from gateway.api.metadata import metadata_of
 from gateway.api.texts import TextCalls
 from gateway.identity.caller import current_caller
-from gateway.models.catalog import Catalog
 from gateway.validation.requests import class_of
 from sluice.defaults import AUTO
 from sluice.errors import InternalError, SluiceError, UnknownModel
@@ -32,11 +31,11 @@ _log = logging.getLogger(__name__)
 class ItemsService(ItemsServiceServicer):
     """Answers items. Those above the limit for one tenant's bulk calls are not read, and wait at the sender."""
 
-    def __init__(self, generator: Generator, texts: TextCalls, catalog: Catalog) -> None:
+    def __init__(self, generator: Generator, texts: TextCalls) -> None:
         self._generator = generator
         self._texts = texts
-        self._catalog = catalog
-        self._facts = catalog.facts
+        self._catalog = generator.upstream.admission.catalog
+        self._facts = self._catalog.facts
         limits = generator.settings
         most = limits.max_concurrent_requests * limits.shares.bulk * limits.shares.tenant
         self._slots = asyncio.Semaphore(math.ceil(most))

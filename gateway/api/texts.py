@@ -11,27 +11,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from opentelemetry.trace import SpanKind, Tracer
+from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.pipeline import AdmittedTexts, PrepareTexts
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.texts import embed_rows, rerank_rows, score_rows
-from gateway.api.generate import new_request_id
+from gateway.api.generate import Generator, departure, error_of, new_request_id
 from gateway.identity.caller import current_caller
-from gateway.records.record_builder import RecordBuilder, RecordBuilders
-from gateway.shared.answers import AnswerCache
+from gateway.records.record_builder import RecordBuilder
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.lifecycle import RequestTimings
-from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.spans import CallSpans
-from gateway.upstream.rows import InternalRow, Upstream
+from gateway.upstream.rows import InternalRow
 from gateway.validation.requests import WORKLOAD_LABEL, ValidRequest
 from gateway.validation.texts import validate_embed, validate_rerank, validate_score
-from sluice.errors import Cancelled, DeadlinePassed, InternalError, SluiceError
+from sluice.errors import DeadlinePassed, SluiceError
 from sluice.internal.v1.frame_pb2 import RowTimings
-from sluice.settings import GatewaySettings
 from sluice.telemetry import names
 from sluice.telemetry.tracing import TRACEPARENT, UNSAMPLED, headers_of
 from sluice.v1 import inference_pb2 as pb
@@ -85,15 +81,9 @@ class _Done:
 
 @dataclass(frozen=True)
 class TextCalls:
-    """Answers them; holds what all of them share."""
+    """Answers them, with what calls of Generate have too."""
 
-    settings: GatewaySettings
-    limiter: ClassLimiter
-    upstream: Upstream
-    answers: AnswerCache
-    records: RecordBuilders
-    metrics: RequestMetrics
-    tracer: Tracer
+    shared: Generator
 
     async def embed(
         self, wire: pb.EmbedRequest, remaining_s: float | None, metadata: Mapping[str, str]
@@ -103,7 +93,7 @@ class TextCalls:
         Raises:
             SluiceError: the call ends with it.
         """
-        validate = partial(validate_embed, wire, self.upstream.admission.catalog)
+        validate = partial(validate_embed, wire, self.shared.upstream.admission.catalog)
         done = await self._run(EMBED, validate, partial(embed_rows, wire), remaining_s, metadata)
         embeddings = [
             pb.Embedding(
@@ -117,7 +107,7 @@ class TextCalls:
         self, wire: pb.RerankRequest, remaining_s: float | None, metadata: Mapping[str, str]
     ) -> pb.RerankResponse:
         """The documents by score; as `embed`."""
-        validate = partial(validate_rerank, wire, self.upstream.admission.catalog)
+        validate = partial(validate_rerank, wire, self.shared.upstream.admission.catalog)
         done = await self._run(RERANK, validate, partial(rerank_rows, wire), remaining_s, metadata)
         found = [
             pb.RankedDocument(index=place, score=_floats(values)[0], truncated=row.truncated)
@@ -130,7 +120,7 @@ class TextCalls:
         self, wire: pb.ScoreRequest, remaining_s: float | None, metadata: Mapping[str, str]
     ) -> pb.ScoreResponse:
         """The log-probabilities; as `embed`."""
-        validate = partial(validate_score, wire, self.upstream.admission.catalog)
+        validate = partial(validate_score, wire, self.shared.upstream.admission.catalog)
         done = await self._run(SCORE, validate, partial(score_rows, wire), remaining_s, metadata)
         answers = []
         for values, row in zip(done.values, done.admitted.rows, strict=True):
@@ -148,11 +138,10 @@ class TextCalls:
         remaining_s: float | None,
         metadata: Mapping[str, str],
     ) -> _Done:
-        spans = CallSpans(self.tracer, kind.span, metadata)
+        spans = CallSpans(self.shared.tracer, kind.span, metadata)
         with spans.call():
-            timeout_s = self.settings.default_timeout_s if remaining_s is None else remaining_s
-            request = validate(min(timeout_s, self.settings.max_timeout_s), current_caller().tenant)
-            call = _Call(self, kind, request, spans)
+            request = validate(self.shared.timeout_s(remaining_s), current_caller().tenant)
+            call = _Call(self.shared, kind, request, spans)
             try:
                 async with asyncio.timeout(request.timeout_s):
                     return await call.run(prepare)
@@ -166,7 +155,7 @@ class _Call:
     """One call. Its methods stand in the order in which they run."""
 
     def __init__(
-        self, shared: TextCalls, kind: _Kind, request: ValidRequest, spans: CallSpans
+        self, shared: Generator, kind: _Kind, request: ValidRequest, spans: CallSpans
     ) -> None:
         self.request_id = new_request_id()
         self._shared = shared
@@ -179,16 +168,14 @@ class _Call:
         spans.describe(self._attributes)
 
     async def run(self, prepare: PrepareTexts) -> _Done:
-        record = self._shared.records.open(
+        observers = self._shared.observers
+        record = observers.records.open(
             self._request, self.request_id, self._spans.trace_id, self._kind.operation
         )
         try:
             admitted = await self._admit(record, prepare)
         except BaseException as error:
-            refused = self._error_of(error)
-            record.finish_with_error(refused)
-            metrics, priority_class = self._shared.metrics, self._request.priority_class
-            metrics.count_refusal(priority_class, refused.reason, record.record)
+            observers.refused(self._request, record, self._error_of(error))
             raise
         try:
             values = await self._work(admitted)
@@ -209,7 +196,7 @@ class _Call:
         """What each row gives: those that are kept do not need to be computed, and equal ones only once."""
         if self._kind is not EMBED:
             return await self._compute(admitted, admitted.rows)
-        answers = self._shared.answers
+        answers = self._shared.state.answers
         keys = answers.value_keys(self._request.tenant, admitted.rows)
         if not any(keys):
             return await self._compute(admitted, admitted.rows)
@@ -256,19 +243,14 @@ class _Call:
         timings = self._timings.with_row(last, now, now)
         record.finish_rows(admitted.plan.model, attempts, timings, error)
         span = self._spans.server.get_span_context()
-        self._shared.metrics.count_rows(
+        self._shared.observers.metrics.count_rows(
             self._request, self._kind.operation, admitted.plan, attempts, record.record, span
         )
         self._spans.describe(lambda: _end_attributes(admitted, attempts))
 
     def _error_of(self, error: BaseException) -> SluiceError:
-        """What a call ends with that ``error`` ended. A caller's deadline passes at the caller first."""
-        if isinstance(error, SluiceError):
-            return error
-        if not isinstance(error, asyncio.CancelledError):
-            return InternalError("the gateway failed; its log has the reason")
-        late = time.monotonic() - self._timings.arrived_at >= 0.98 * self._request.timeout_s
-        return _deadline_passed() if late else Cancelled("the caller has gone")
+        """What the call ends with that ``error`` ended."""
+        return error_of(error, departure(self._request, self._timings, _deadline_passed()))
 
     def _attributes(self) -> Mapping[str, AttributeValue]:
         request = self._request

@@ -100,10 +100,10 @@ class GatewayReload:
         self._reloading = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
         gateway.before_serving.append(self._join)
-        gateway.peers.answer("prepare", self._prepare)
-        gateway.peers.answer("take", self._take)
-        gateway.peers.fill.append(self._tell)
-        gateway.peers.heard.append(self._hear)
+        gateway.shared.peers.answer("prepare", self._prepare)
+        gateway.shared.peers.answer("take", self._take)
+        gateway.shared.peers.fill.append(self._tell)
+        gateway.shared.peers.heard.append(self._hear)
 
     async def __call__(self, settings: Settings) -> None:
         """Takes ``settings`` at all gateways, or at none.
@@ -119,7 +119,7 @@ class GatewayReload:
             if loaded.compiled_digest != self._in_force:
                 self._revision = await self._share(loaded, await self._others(loaded))
             await self._use(loaded)
-        await self._gateway.peers.ask_all(
+        await self._gateway.shared.peers.ask_all(
             gateway_pb2.GatewayQuestion(take=gateway_pb2.TakeQuestion()), TAKE_S
         )
 
@@ -163,7 +163,7 @@ class GatewayReload:
         question = gateway_pb2.PrepareQuestion(
             sections=_sections_of(loaded.settings), compiled=loaded.compiled_digest
         )
-        answers = await self._gateway.peers.ask_all(
+        answers = await self._gateway.shared.peers.ask_all(
             gateway_pb2.GatewayQuestion(prepare=question), PREPARE_S
         )
         in_force = []
@@ -180,7 +180,7 @@ class GatewayReload:
         Raises:
             SettingsError: JetStream does not answer, or another reload was first.
         """
-        bucket = self._gateway.policies
+        bucket = self._gateway.shared.policies
         try:
             known, last = await bucket.read(_KEY, gateway_pb2.PolicyRecord) or (
                 gateway_pb2.PolicyRecord(),
@@ -238,7 +238,7 @@ class GatewayReload:
     async def _join(self) -> None:
         """This gateway starts: takes what the others have taken, when its own file is older."""
         try:
-            found = await self._gateway.policies.read(_KEY, gateway_pb2.PolicyRecord)
+            found = await self._gateway.shared.policies.read(_KEY, gateway_pb2.PolicyRecord)
         except SluiceError as error:
             raise SetupError(str(error)) from error
         if found is None:
@@ -265,7 +265,7 @@ class GatewayReload:
         """Takes what another gateway has written."""
         async with self._reloading:
             try:
-                found = await self._gateway.policies.read(_KEY, gateway_pb2.PolicyRecord)
+                found = await self._gateway.shared.policies.read(_KEY, gateway_pb2.PolicyRecord)
                 if found is None or found[1] <= self._revision:
                     return
                 record, revision = found

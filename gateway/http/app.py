@@ -23,7 +23,6 @@ from gateway.http.responses import Responses
 from gateway.http.texts import Texts
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import ANY, ASKS, CHANGES
-from gateway.models.catalog import Catalog
 from gateway.validation.requests import UNSTATED_CLASS
 from sluice.openai.embeddings import EMBEDDINGS, RERANK
 from sluice.openai.errors import error_body
@@ -33,7 +32,6 @@ from sluice.openai.requests import URLS
 def make_app(
     generator: Generator,
     text_calls: TextCalls,
-    catalog: Catalog,
     loads: ModelLoadTable,
     jobs: JobForwarder,
     authenticator: Authenticator,
@@ -47,6 +45,7 @@ def make_app(
         serving: whether the gateway can answer.
         local_only: see `Endpoint`.
     """
+    catalog = generator.upstream.admission.catalog
     models = Models(catalog, loads, int(time.time()), time.monotonic)
 
     def route(

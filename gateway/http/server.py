@@ -13,7 +13,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.http.call import ABORT, CERTIFICATE_NAMES
 from sluice.errors import SetupError
+from sluice.settings.tls import TlsSettings
 from sluice.startup import listen_problem, split_address
+from sluice.tls import server_context
 
 KEY: Final = "http.address"
 IDLE_S: Final = 60
@@ -91,6 +93,14 @@ class HttpServer:
             await self._serving
         elif self._socket is not None:
             self._socket.close()
+
+
+def context_of(tls: TlsSettings) -> ssl.SSLContext | None:
+    """Calls are encrypted with it; None: they are not."""
+    if tls.serving is None:
+        return None
+    client_cas = () if tls.client_ca is None else (tls.client_ca,)
+    return server_context(tls.serving, client_cas, "http/1.1")
 
 
 class _Server(uvicorn.Server):

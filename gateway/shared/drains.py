@@ -28,10 +28,9 @@ class Drains:
         self._bucket = bucket
         self._client: Client | None = None
 
-    async def start(self, client: Client) -> None:
-        """Opens the bucket."""
+    def use(self, client: Client) -> None:
+        """Batchers are told over it."""
         self._client = client
-        await self._bucket.start(client)
 
     async def change(self, model: str, worker: str, *, drained: bool) -> DrainRecord:
         """Adds a worker to the record, or takes it out; returns the record.

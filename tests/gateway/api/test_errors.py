@@ -282,7 +282,7 @@ async def test_the_first_event_is_written_whole(wire: Wire) -> None:
         await asyncio.sleep(0.01)
         written.append(event)
 
-    generator = wire.gateway._service._generator
+    generator = wire.gateway._generator
     set_caller(Caller("default"))
     answering = asyncio.ensure_future(generator.answer(prompt(), write, None, {}))
     await wire.batcher.task()
@@ -322,8 +322,8 @@ async def test_a_caller_that_vanishes_is_noticed(
     nats_url: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its host is cut off: no packet says that it has gone."""
-    monkeypatch.setattr("gateway.server.KEEPALIVE_MS", 1000)
-    monkeypatch.setattr("gateway.server.KEEPALIVE_TIMEOUT_MS", 1000)
+    monkeypatch.setattr("gateway.api.server.KEEPALIVE_MS", 1000)
+    monkeypatch.setattr("gateway.api.server.KEEPALIVE_TIMEOUT_MS", 1000)
     async with (
         open_wire(nats_url, model_folder) as wire,
         cut_off_later(wire) as (address, cut),

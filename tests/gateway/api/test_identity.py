@@ -188,7 +188,7 @@ async def test_a_revoked_key_is_refused_by_every_gateway_within_two_looks(
                 await asyncio.sleep(0.01)
             assert code == "UNAUTHENTICATED"
             assert await models_of(mesh, two["acme"]) == "OK"
-            return looks[mesh.wire.gateway.peers.gateway_id]
+            return looks[mesh.wire.gateway.shared.peers.gateway_id]
 
         assert max(await asyncio.gather(*map(looks_until_refused, (one, two)))) <= 2
 
@@ -197,7 +197,7 @@ def count_looks(mesh: Secured, looks: Counter[str]) -> None:
     """Counts how often the gateway asks for changes of the keys."""
     bucket = mesh.wire.gateway.authenticator._identities.bucket
     assert bucket is not None
-    refresh, name = bucket.refresh, mesh.wire.gateway.peers.gateway_id
+    refresh, name = bucket.refresh, mesh.wire.gateway.shared.peers.gateway_id
 
     async def counted() -> None:
         looks[name] += 1

@@ -296,12 +296,12 @@ async def test_embeddings_are_kept_item_by_item(keeping: Wire) -> None:
     second = await embedded(wire, ["w3", "w2"], [3])
     assert [array("f", one.values)[0] for one in second.embeddings] == [3, 2]
     assert not second.usage.cached
-    spent = wire.gateway.spending.spent("default", 0.0)
+    spent = wire.gateway.usage.spending.spent("default", 0.0)
     whole = await embedded(wire, ["w2", "w1", "w3"], [])
     assert [array("f", one.values)[0] for one in whole.embeddings] == [2, 1, 3]
     assert whole.usage.cached
     assert whole.usage.prompt_tokens == 3 * whole.embeddings[0].token_count
-    assert wire.gateway.spending.spent("default", 0.0) == spent
+    assert wire.gateway.usage.spending.spent("default", 0.0) == spent
     assert (await explained(wire, whole.request_id)).cached
     assert sum(values(wire.metrics, catalog.CACHED).values()) == 1
 
@@ -323,14 +323,14 @@ async def test_another_gateway_finds_embeddings_until_they_are_forgotten(
     keeping: Wire, nats_url: str, model_folder: Path, folders: tuple[Path, Path]
 ) -> None:
     await embedded(keeping, ["w1"], [1])
-    await keeping.gateway._answers.close(30)
+    await keeping.gateway.shared.answers.close(30)
     more = [ModelSettings(name="embed", path=str(folders[0]), engine="embedding", prompt_price=2.0)]
     cache = CacheSettings(enabled=True)
     async with open_wire(
         nats_url, model_folder, gateway_id="gw2", more_models=more, cache=cache
     ) as other:
         assert (await embedded(other, ["w1"], [])).usage.cached
-        answers = other.gateway._answers
+        answers = other.gateway.shared.answers
         keys = list(answers._memory._entries)
         assert len(await answers.find_values(keys)) == 1
         assert not await answers.clear(ClearAnswersRequest(model="embed"))

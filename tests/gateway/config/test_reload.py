@@ -35,8 +35,8 @@ async def wires(nats_url: str, model_folder: Path) -> AsyncIterator[tuple[Wire, 
         open_wire(nats_url, model_folder, gateway_id="gw1", safety=safety("1")) as one,
         open_wire(nats_url, model_folder, gateway_id="gw2", safety=safety("1")) as two,
     ):
-        await one.until(lambda: one.gateway.peers.known == ["gw2"])
-        await two.until(lambda: two.gateway.peers.known == ["gw1"])
+        await one.until(lambda: one.gateway.shared.peers.known == ["gw2"])
+        await two.until(lambda: two.gateway.shared.peers.known == ["gw1"])
         yield one, two
 
 
@@ -87,10 +87,10 @@ async def test_a_gateway_that_missed_a_reload_takes_it_with_the_next_hello(
     wires: tuple[Wire, Wire],
 ) -> None:
     one, two = wires
-    one.gateway.peers._known.clear()
-    assert one.gateway.peers.known == []
+    one.gateway.shared.peers._known.clear()
+    assert one.gateway.shared.peers.known == []
     await one.reload(with_safety(one, safety("2")))
-    await one.gateway.peers.hello()
+    await one.gateway.shared.peers.hello()
     await two.until(lambda: two.reload._revision == one.reload._revision)
     assert await version_at(two) == "2"
 
@@ -119,8 +119,8 @@ async def test_identities_are_reloaded_at_all_gateways_or_at_none(
         open_wire(nats_url, model_folder, gateway_id="gw1", identity=identity) as one,
         open_wire(nats_url, model_folder, gateway_id="gw2", identity=identity) as two,
     ):
-        await one.until(lambda: one.gateway.peers.known == ["gw2"])
-        await two.until(lambda: two.gateway.peers.known == ["gw1"])
+        await one.until(lambda: one.gateway.shared.peers.known == ["gw2"])
+        await two.until(lambda: two.gateway.shared.peers.known == ["gw1"])
 
         async def both_take(token: str) -> set[bool]:
             return {await taken(wire, token) for wire in (one, two)}
@@ -139,7 +139,7 @@ async def test_identities_are_reloaded_at_all_gateways_or_at_none(
         await two.reload(with_identity(two, jwt=(renamed,)))
         assert await both_take(new.token()) == {False}
         assert await both_take(new.token(iss="https://other.example.org")) == {True}
-        found = await one.gateway.policies.read("gateway", PolicyRecord)
+        found = await one.gateway.shared.policies.read("gateway", PolicyRecord)
         assert found is not None
         assert "0123456789abcdef" not in str(found[0])
         for update in ({"mesh_key": "another secret of it"}, {"jwt": ()}):

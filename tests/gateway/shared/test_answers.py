@@ -85,7 +85,9 @@ async def test_the_record_and_the_counts_say_it(wire: Wire) -> None:
     assert records[0].answer_key == records[1].answer_key != ""
     assert [record.cached for record in records] == [False, True]
     assert [len(record.attempts) for record in records] == [1, 0]
-    assert wire.gateway.spending.spent("default", 0.0) == pytest.approx(records[0].attempts[0].cost)
+    assert wire.gateway.usage.spending.spent("default", 0.0) == pytest.approx(
+        records[0].attempts[0].cost
+    )
     assert sum(values(wire.metrics, catalog.CACHED).values()) == 1
     root = [span for span in wire.spans.get_finished_spans() if span.name == names.SPAN_GENERATE][
         -1
@@ -189,10 +191,10 @@ async def test_gateways_share_answers_and_forget_them_together(
     wire: Wire, nats_url: str, model_folder: Path
 ) -> None:
     async with open_wire(nats_url, model_folder, cache=ON, gateway_id="gw2") as other:
-        await other.until(lambda: other.gateway.peers.known == ["gw1"])
-        await wire.until(lambda: wire.gateway.peers.known == ["gw2"])
+        await other.until(lambda: other.gateway.shared.peers.known == ["gw1"])
+        await wire.until(lambda: wire.gateway.shared.peers.known == ["gw2"])
         await compute(wire, prompt())
-        await wire.gateway._answers.close(30)
+        await wire.gateway.shared.answers.close(30)
         assert cached(await ask(other, prompt()))
         cleared = await AdminServiceStub(wire.channel).ClearAnswers(
             ClearAnswersRequest(tenant="default", model="small")
@@ -225,7 +227,7 @@ async def test_without_jetstream_a_gateway_goes_on_with_its_memory(
     for text in ("hello", "again"):
         await compute(wire, prompt(text))
         assert cached(await ask(wire, prompt(text)))
-    await wire.gateway._answers.close(30)
+    await wire.gateway.shared.answers.close(30)
     assert caplog.text.count("answers are kept in memory alone") == 1
 
 

@@ -36,7 +36,7 @@ async def wires(nats_url: str, model_folder: Path) -> AsyncIterator[tuple[Wire, 
         open_wire(nats_url, model_folder, gateway_id="gw1") as one,
         open_wire(nats_url, model_folder, gateway_id="gw2") as two,
     ):
-        await one.until(lambda: one.gateway.peers.known == ["gw2"])
+        await one.until(lambda: one.gateway.shared.peers.known == ["gw2"])
         yield one, two
 
 
@@ -133,8 +133,8 @@ async def test_a_gateway_that_is_gone_is_not_waited_for(wires: tuple[Wire, Wire]
     while (await first.read()).WhichOneof("event") != "delta":
         pass
     # As when the process is killed: its connection to NATS is gone, its record stays.
-    assert one.gateway.peers._client is not None
-    await one.gateway.peers._client.close()
+    assert one.gateway.shared.peers._client is not None
+    await one.gateway.shared.peers._client.close()
     second = two.stub.Generate(keyed(held=answer[:2]))
     again = await two.batcher.task()
     assert list(again.produced_token_ids) == answer[:2]

@@ -26,8 +26,8 @@ TRIAL = {"policies": {"default": {}, "strict": {"default": "block"}}, "dry_run":
 
 
 async def know_each_other(one: Wire, two: Wire) -> None:
-    await one.until(lambda: one.gateway.peers.known == [two.gateway.peers.gateway_id])
-    await two.until(lambda: two.gateway.peers.known == [one.gateway.peers.gateway_id])
+    await one.until(lambda: one.gateway.shared.peers.known == [two.gateway.shared.peers.gateway_id])
+    await two.until(lambda: two.gateway.shared.peers.known == [one.gateway.shared.peers.gateway_id])
 
 
 @pytest.fixture
@@ -45,11 +45,11 @@ async def test_an_id_in_use_is_refused(wire: Wire, nats_url: str, model_folder: 
     with pytest.raises(SetupError, match="--id: a gateway 'gw1' is running"):
         async with open_wire(nats_url, model_folder, gateway_id="gw1"):
             pass
-    assert not wire.gateway.peers.id_taken.is_set()
+    assert not wire.gateway.shared.peers.id_taken.is_set()
 
 
 async def test_of_two_that_start_at_once_the_later_one_ends(wire: Wire) -> None:
-    peers = wire.gateway.peers
+    peers = wire.gateway.shared.peers
     for instance, taken in (("9", False), ("0", True)):
         hello = GatewayHello(gateway="gw1", instance=instance)
         await wire.batcher.client.publish("sluice.gateways", hello.SerializeToString())
@@ -64,8 +64,8 @@ async def test_a_gateway_that_leaves_is_forgotten_at_once(
 ) -> None:
     async with open_wire(nats_url, model_folder, gateway_id="gw2") as two:
         await know_each_other(wire, two)
-    await wire.until(lambda: wire.gateway.peers.known == [])
-    assert await wire.gateway.peers.ask("gw2", GatewayQuestion(who=WhoQuestion())) is None
+    await wire.until(lambda: wire.gateway.shared.peers.known == [])
+    assert await wire.gateway.shared.peers.ask("gw2", GatewayQuestion(who=WhoQuestion())) is None
 
 
 async def test_what_each_has_counted_is_summed(pair: tuple[Wire, Wire]) -> None:
@@ -88,7 +88,7 @@ async def test_a_budget_holds_for_all_gateways_and_after_a_restart(
     one, two = pair
 
     def spent(wire: Wire) -> float:
-        return wire.gateway.spending.spent("acme", time.monotonic())
+        return wire.gateway.usage.spending.spent("acme", time.monotonic())
 
     call = one.stub.Generate(prompt(model=""), metadata=ACME)
     task = await one.batcher.task("large")
@@ -101,7 +101,7 @@ async def test_a_budget_holds_for_all_gateways_and_after_a_restart(
     task = await two.batcher.task("small")
     await two.batcher.send(task, last(0, two.tokens("hello")))
     assert (await events_of(call))[0].started.model == "small"
-    await one.gateway._shared_spending.write()
+    await one.gateway.shared.write()
     async with open_wire(
         nats_url, model_folder, gateway_id="gw3", routing=ROUTING, prices=PRICES
     ) as three:

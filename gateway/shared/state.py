@@ -1,0 +1,151 @@
+"""All that the gateways of a mesh share over NATS, opened, written and closed together."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from nats.aio.client import Client
+from nats.js.api import StreamConfig
+
+from gateway.admission.class_limiter import ClassLimiter
+from gateway.admission.usage import UsageAccounting
+from gateway.shared.answers import AnswerCache
+from gateway.shared.drains import Drains
+from gateway.shared.keys import SharedKeys
+from gateway.shared.limit_use import SharedLimits
+from gateway.shared.peers import HELLO_S, Peers
+from gateway.shared.running import RunningRequests
+from gateway.shared.spending import SharedSpending
+from gateway.streaming.registry import Registry
+from gateway.streaming.resume_token import ResumeKey
+from sluice.errors import SluiceError
+from sluice.settings import Settings
+from sluice.wire import jetstream
+from sluice.wire.bucket import Bucket, mesh_key, shared_secret
+
+_log = logging.getLogger(__name__)
+
+_CLOSE_S: Final = 2.0
+"""How long answers may take to be stored at the end, seconds."""
+
+
+class SharedState:
+    """This gateway's part of what gateways share.
+
+    Args:
+        registry: its live requests.
+        usage: what its tenants use.
+        limiter: its calls.
+        connected: whether NATS is reached.
+        has_budgets: whether a route depends on what tenants have spent.
+
+    Attributes:
+        peers: the other gateways.
+        policies: the policies that all gateways have taken with a reload.
+        api_keys: of callers.
+        idempotency_keys: the records of `keys`.
+        resume_key: signs resume tokens.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        gateway_id: str,
+        registry: Registry,
+        usage: UsageAccounting,
+        limiter: ClassLimiter,
+        connected: Callable[[], bool],
+        has_budgets: Callable[[], bool],
+    ) -> None:
+        self._settings = settings
+        self._buckets: list[Bucket] = []
+        self._reread = asyncio.Event()
+        limits, cache = settings.gateway, settings.cache
+        self.peers = peers = Peers(gateway_id)
+        self.policies = self._bucket(jetstream.policies_bucket())
+        self.api_keys = self._bucket(jetstream.api_keys_bucket())
+        self._secrets = self._bucket(jetstream.secrets_bucket())
+        self.resume_key = ResumeKey(limits.resume_key or "")
+        keep_s = limits.replay_s if limits.replay_entries else 0.0
+        self.idempotency_keys = self._bucket(jetstream.keys_bucket())
+        self.keys = SharedKeys(registry, self.idempotency_keys, peers, keep_s)
+        kept = jetstream.answers_bucket(cache.max_mib * 1024 * 1024, cache.max_age_s)
+        self.answers = AnswerCache(cache, self._bucket(kept, opened=cache.enabled), peers)
+        self.drains = Drains(gateway_id, self._bucket(jetstream.drains_bucket()))
+        self.running = RunningRequests(registry, peers)
+        self.limits = SharedLimits(usage, limiter, peers, connected, time.monotonic)
+        self._spending = (
+            SharedSpending(
+                usage.spending,
+                self._bucket(jetstream.spending_bucket()),
+                peers,
+                lambda: has_budgets() or usage.limits.has_costs,
+            ),
+            SharedSpending(
+                usage.days,
+                self._bucket(jetstream.days_bucket()),
+                peers,
+                lambda: usage.limits.has_costs,
+                "days",
+            ),
+        )
+
+    async def open(self, client: Client) -> None:
+        """Creates the buckets and reads what has been spent.
+
+        Raises:
+            nats.errors.Error, TransportUnavailable: JetStream does not answer.
+        """
+        self.drains.use(client)
+        for bucket in self._buckets:
+            await bucket.start(client)
+        for spending in self._spending:
+            await spending.read()
+        if self._settings.gateway.resume_key is None:
+            self.resume_key.use(await shared_secret(self._secrets, "resume_key"))
+
+    async def mesh_key(self) -> str | None:
+        """What processes of the mesh show each other; None: nothing. As `open`, after it."""
+        return await mesh_key(self._settings, self._secrets)
+
+    def on_loss(self) -> None:
+        """Messages of other gateways may have been lost."""
+        self._reread.set()
+
+    async def run(self) -> None:
+        """Says hello and tells what is spent, until it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.peers.run())
+            group.create_task(self._share_spending())
+
+    async def write(self) -> None:
+        """Stores what has been spent."""
+        for spending in self._spending:
+            await spending.write()
+
+    async def close(self) -> None:
+        """Stores the rest, and tells the others that this gateway leaves."""
+        await self.keys.close()
+        await self.answers.close(_CLOSE_S)
+        await self.write()
+        await self.peers.close()
+
+    def _bucket(self, config: StreamConfig, *, opened: bool = True) -> Bucket:
+        bucket = Bucket(config, self._settings.nats.replicas)
+        if opened:
+            self._buckets.append(bucket)
+        return bucket
+
+    async def _share_spending(self) -> None:
+        while True:
+            await asyncio.sleep(HELLO_S)
+            if self._reread.is_set():
+                self._reread.clear()
+                try:
+                    for spending in self._spending:
+                        await spending.read()
+                except SluiceError as error:
+                    _log.warning("the spending of tenants was not read: %s", error)
+            await self.write()
