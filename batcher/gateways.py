@@ -129,7 +129,7 @@ class Gateways:
         )
         await self._nats.subscribe(subjects.CONTROL, cb=control)
         await self._nats.subscribe(subjects.ALL_REPORTS, cb=report)
-        await self._nats.subscribe(subjects.all_absent(self._batcher), cb=absent)
+        await self._nats.subscribe(subjects.absent(self._batcher, subjects.ANY), cb=absent)
         # The first report brings tasks.
         await settle(self._nats, SETTLE_S)
 

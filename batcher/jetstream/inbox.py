@@ -120,7 +120,7 @@ class Inbox:
         async def told(message: Msg) -> None:
             self._open(group, message.subject.rpartition(".")[2])
 
-        listening = await self._nats.subscribe(subjects.waiting(self._model, "*"), cb=told)
+        listening = await self._nats.subscribe(subjects.waiting(self._model, subjects.ANY), cb=told)
         try:
             while True:
                 self._look_now.clear()
@@ -151,7 +151,7 @@ class Inbox:
 
     async def _counts(self) -> dict[str, int] | None:
         """By tenant, tasks in JetStream; None: it does not answer."""
-        wanted = subjects.queued_tasks(self._model, "*")
+        wanted = subjects.queued_tasks(self._model, subjects.ANY)
         try:
             async with asyncio.timeout(ANSWER_S):
                 info = await self._nats.jetstream().stream_info(subjects.TASKS_STREAM, wanted)

@@ -433,5 +433,5 @@ _SUBJECTS: Final[Sequence[tuple[type[Message] | None, str, str]]] = (
     (GatewayHello, subjects.GATEWAYS, subjects.GATEWAYS),
     (GatewayQuestion, subjects.gateway(NAME), subjects.gateway(NAME)),
     (ReadMetricsRequest, subjects.METRICS, subjects.METRICS),
-    (None, subjects.all_absent(NAME), subjects.absent(NAME, BATCHER)),
+    (None, subjects.absent(NAME, subjects.ANY), subjects.absent(NAME, BATCHER)),
 )

@@ -196,7 +196,7 @@ class RecordStore:
         if not self._settings.audit_enabled:
             raise RecordUnknown("the audit is switched off: see records.audit_enabled")
         subject = (
-            subjects.audit(tenant, request_id) if tenant else subjects.audit_of_any(request_id)
+            subjects.audit(tenant or subjects.ANY, request_id)
         )
         return unpack(AuditEntry, _known(await self._last(subjects.AUDIT_STREAM, subject)))
 
@@ -211,9 +211,9 @@ class RecordStore:
         for tenant in self._opted_in(tenants):
             grades = {
                 message.subject.split(".")[-2]: unpack(pb.Grade, message.data).grade
-                async for message in self._read(subjects.outcome_grades_of(tenant))
+                async for message in self._read(subjects.outcome_grade(tenant, subjects.ANY))
             }
-            async for message in self._read(subjects.outcomes_of(tenant)):
+            async for message in self._read(subjects.outcome(tenant, subjects.ANY)):
                 outcome = unpack(Outcome, message.data)
                 response = response_of(outcome, grades.get(outcome.request_id))
                 if response is not None and outcome.answered_unix_ms >= since_unix_ms:
@@ -254,7 +254,7 @@ class RecordStore:
         """None: nothing is kept, or the tenant does not opt in any more."""
         if not self._outcomes.tenants:
             return None
-        data = await self._last(subjects.OUTCOMES_STREAM, subjects.outcome_of_any(request_id))
+        data = await self._last(subjects.OUTCOMES_STREAM, subjects.outcome(subjects.ANY, request_id))
         outcome = None if data is None else unpack(Outcome, data)
         return outcome if outcome and outcome.tenant in self._outcomes.tenants else None
 
@@ -287,7 +287,7 @@ class RecordStore:
 
         Tasks that wait in JetStream go too: their requests have been cancelled.
         """
-        await self._purge(subjects.TASKS_STREAM, subjects.queued_tasks_of(tenant))
+        await self._purge(subjects.TASKS_STREAM, subjects.queued_tasks(subjects.ANY, tenant))
         dead = [
             message.metadata.sequence.stream
             async for message in self._read(
@@ -313,7 +313,7 @@ class RecordStore:
                 f"`nats stream rm {subjects.AUDIT_STREAM}` and start the gateways again"
             )
         else:
-            audit = await self._purge(subjects.AUDIT_STREAM, subjects.audit_of(tenant))
+            audit = await self._purge(subjects.AUDIT_STREAM, subjects.audit(tenant, subjects.ANY))
         return Forgotten(len(records), audit, outcomes, len(dead), kept)
 
     async def _denies_purge(self, stream: str) -> bool:

@@ -103,7 +103,7 @@ class NatsTransport:
             pending_bytes_limit=_PENDING_BYTES,
         )
         await client.subscribe(subjects.ALL_REPORTS, cb=self._on_report)
-        await client.subscribe(subjects.all_absent(self.gateway_id), cb=self._on_absent)
+        await client.subscribe(subjects.absent(self.gateway_id, subjects.ANY), cb=self._on_absent)
         announce = ControlMessage(gateway=self.gateway_id, announce=Announce())
         await client.publish(subjects.CONTROL, pack(announce))
         await settle(client, _SETTLE_S)

@@ -82,7 +82,6 @@ GATEWAY_BUCKETS: Final = (
     POLICIES_BUCKET,
     SECRETS_BUCKET,
     DRAINS_BUCKET,
-    DAYS_BUCKET,
     ANSWERS_BUCKET,
 )
 """Those that only gateways write."""
@@ -105,6 +104,8 @@ QUEUED_CLASS: Final = "bulk"
 URGENT_CLASS: Final = "interactive"
 """A person waits for tasks of this class: their frames go before all others in every process."""
 
+ANY: Final = "*"
+"""Stands for every tenant, model, request or process where a function says that it takes it: a pattern to subscribe."""
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -118,19 +119,18 @@ def _token(name: str) -> str:
     return name
 
 
+def _token_or_any(name: str) -> str:
+    return name if name == ANY else _token(name)
+
+
 def tasks(model: str, priority_class: str) -> str:
     """What the tasks of one model and class are called; in JetStream the tenant follows."""
     return f"{TASKS}.{_token(model)}.{_token(priority_class)}"
 
 
 def queued_tasks(model: str, tenant: str) -> str:
-    """Subject of the tasks of one model and tenant that wait in JetStream; tenant "*": of all tenants."""
-    return f"{tasks(model, QUEUED_CLASS)}.{tenant if tenant == '*' else _token(tenant)}"
-
-
-def queued_tasks_of(tenant: str) -> str:
-    """Matches `queued_tasks` of every model."""
-    return f"{TASKS}.*.{QUEUED_CLASS}.{_token(tenant)}"
+    """Subject of the tasks of one model and tenant that wait in JetStream; both may be `ANY`."""
+    return f"{TASKS}.{_token_or_any(model)}.{QUEUED_CLASS}.{_token_or_any(tenant)}"
 
 
 def tasks_consumer(model: str, tenant: str) -> str:
@@ -139,8 +139,8 @@ def tasks_consumer(model: str, tenant: str) -> str:
 
 
 def waiting(model: str, tenant: str) -> str:
-    """Subject on which batchers hear of a tenant that has tasks; tenant "*": of all tenants."""
-    return f"{WAITING}.{_token(model)}.{tenant if tenant == '*' else _token(tenant)}"
+    """Subject on which batchers hear of a tenant (or `ANY`) that has tasks."""
+    return f"{WAITING}.{_token(model)}.{_token_or_any(tenant)}"
 
 
 def dead_letters(model: str, priority_class: str) -> str:
@@ -179,13 +179,11 @@ def all_to(batcher: str) -> str:
 
 
 def absent(sender: str, receiver: str) -> str:
-    """Reply subject of messages without an answer: NATS tells on it that nobody has subscribed for them."""
-    return f"{ABSENT}.{_token(sender)}.{_token(receiver)}"
+    """Reply subject of messages without an answer: NATS tells on it that nobody has subscribed for them.
 
-
-def all_absent(sender: str) -> str:
-    """Matches `absent` of every receiver."""
-    return f"{ABSENT}.{_token(sender)}.*"
+    The receiver may be `ANY`.
+    """
+    return f"{ABSENT}.{_token(sender)}.{_token_or_any(receiver)}"
 
 
 def gateway(name: str) -> str:
@@ -213,49 +211,24 @@ def all_of_record(request: str) -> str:
     return f"{RECORDS}.{_token(request)}.*"
 
 
-def audit_of(tenant: str) -> str:
-    """Matches every `audit` of a tenant."""
-    return f"{AUDIT}.{_token(tenant)}.*"
+def audit(tenant: str, request: str) -> str:
+    """Subject of the safety decisions about one request; both may be `ANY`."""
+    return f"{AUDIT}.{_token_or_any(tenant)}.{_token_or_any(request)}"
+
+
+def outcome(tenant: str, request: str) -> str:
+    """Subject of the outcome of one request; both may be `ANY`."""
+    return f"{OUTCOMES}.{_token_or_any(tenant)}.{_token_or_any(request)}.outcome"
+
+
+def outcome_grade(tenant: str, request: str) -> str:
+    """Subject of the grade of a request whose outcome is kept; both may be `ANY`."""
+    return f"{OUTCOMES}.{_token_or_any(tenant)}.{_token_or_any(request)}.grade"
 
 
 def all_outcomes_of(tenant: str) -> str:
     """Matches every `outcome` and `outcome_grade` of a tenant."""
     return f"{OUTCOMES}.{_token(tenant)}.*.*"
-
-
-def audit_of_any(request: str) -> str:
-    """Matches the safety decisions about one request of any tenant."""
-    return f"{AUDIT}.*.{_token(request)}"
-
-
-def audit(tenant: str, request: str) -> str:
-    """Subject of the safety decisions about one request."""
-    return f"{AUDIT}.{_token(tenant)}.{_token(request)}"
-
-
-def outcome(tenant: str, request: str) -> str:
-    """Subject of the outcome of one request."""
-    return f"{OUTCOMES}.{_token(tenant)}.{_token(request)}.outcome"
-
-
-def outcome_grade(tenant: str, request: str) -> str:
-    """Subject of the grade of a request whose outcome is kept."""
-    return f"{OUTCOMES}.{_token(tenant)}.{_token(request)}.grade"
-
-
-def outcome_of_any(request: str) -> str:
-    """Matches `outcome` of one request of any tenant."""
-    return f"{OUTCOMES}.*.{_token(request)}.outcome"
-
-
-def outcomes_of(tenant: str) -> str:
-    """Matches every `outcome` of a tenant."""
-    return f"{OUTCOMES}.{_token(tenant)}.*.outcome"
-
-
-def outcome_grades_of(tenant: str) -> str:
-    """Matches every `outcome_grade` of a tenant."""
-    return f"{OUTCOMES}.{_token(tenant)}.*.grade"
 
 
 def is_pattern(subject: str) -> bool:

@@ -76,7 +76,7 @@ class WireBatcher:
 
     async def _pulled(self, model: str) -> Msg:
         """The next task of any tenant."""
-        subject = subjects.queued_tasks(model, "*")
+        subject = subjects.queued_tasks(model, subjects.ANY)
         if subject not in self._consumers:
             self._consumers[subject] = await self.jetstream.pull_subscribe(
                 subject, durable=subjects.tasks_consumer(model, "default")
