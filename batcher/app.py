@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -49,11 +48,6 @@ LIVE_KEYS: Final = frozenset(
 """Settings that a running batcher takes over at once; the rest needs a new process."""
 SECTIONS: Final = ("nats", "triton", "batcher", "tls")
 """Sections of the settings that a batcher depends on and cannot change; `check_change` looks at models itself."""
-
-
-def new_id() -> str:
-    """An id that no other batcher has."""
-    return f"b-{secrets.token_hex(4)}"
 
 
 def check_change(before: Settings, after: Settings) -> None:

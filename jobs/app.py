@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import hmac
 import logging
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -44,11 +43,6 @@ _CLOSE_S: Final = 1.0
 _OURS: Final = "/sluice."
 _CLIENT_PINGS_MS: Final = 500
 """Gateways may ask this often whether the process lives."""
-
-
-def new_id() -> str:
-    """An id that no other process has."""
-    return f"jobs-{secrets.token_hex(4)}"
 
 
 async def serve(

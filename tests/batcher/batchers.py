@@ -1,6 +1,7 @@
 """Batchers for tests: inside the test's loop, or as a process that can be killed."""
 
 import asyncio
+import secrets
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from opentelemetry.trace import NoOpTracer, Tracer
 
-from batcher.app import new_id, serve
+from batcher.app import serve
 from sluice.settings import BatcherSettings, ModelSettings, NatsSettings, Settings, TritonSettings
 from sluice.settings.routing import RoutingSettings
 
@@ -50,7 +51,7 @@ async def running_batcher(
 ) -> AsyncIterator[asyncio.Event]:
     """A batcher in this loop; gives the event that makes it drain. Its end is checked."""
     stop = asyncio.Event()
-    serving = serve(settings, new_id(), tracer or NoOpTracer(), stop, config)
+    serving = serve(settings, f"b-{secrets.token_hex(4)}", tracer or NoOpTracer(), stop, config)
     task = asyncio.create_task(serving)
     try:
         yield stop

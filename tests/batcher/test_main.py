@@ -30,7 +30,7 @@ def test_a_setup_error_is_one_line_and_not_exit_code_0(tmp_path: Path) -> None:
     ended = subprocess.run(
         (sys.executable, "-c", STARTS, *map(str, paths)), capture_output=True, text=True, timeout=60
     )
-    assert ended.stdout == "2\n" * len(WRONG), ended.stderr
+    assert ended.stdout == "1\n" * len(WRONG), ended.stderr
     lines = [line for line in ended.stderr.splitlines() if line.startswith("batcher: ")]
     for line, words in zip(lines, WRONG.values(), strict=True):
         assert words in line

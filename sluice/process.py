@@ -1,0 +1,95 @@
+"""A process of a mesh: its arguments, settings and telemetry; its errors as one line and an exit code."""
+
+import argparse
+import asyncio
+import secrets
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+from nats.errors import Error as NatsError
+from opentelemetry.trace import Tracer
+
+from sluice.errors import SetupError
+from sluice.grpc_events import prompt_grpc_events
+from sluice.settings import Settings, SettingsError, TelemetrySettings, load
+from sluice.startup import stop_event
+from sluice.telemetry.logs import log_to_stderr
+from sluice.telemetry.metrics import measuring
+from sluice.telemetry.registry import MetricRegistry
+from sluice.telemetry.tracing import start_tracing, tracer
+from sluice.wire.connection import NatsUnreachable
+from sluice.wire.subjects import is_token
+
+
+@dataclass(frozen=True)
+class Process:
+    """What a process has when it starts.
+
+    Attributes:
+        id: its name, unique in the mesh.
+        config: the file of its settings.
+        stop: set by SIGTERM and SIGINT.
+    """
+
+    id: str
+    settings: Settings
+    config: Path
+    tracer: Tracer
+    registry: MetricRegistry
+    stop: asyncio.Event
+
+
+@dataclass(frozen=True)
+class Program:
+    """``python -m NAME --config FILE [--id ID]``.
+
+    Attributes:
+        name: of the process, and of its page of metrics in telemetry.prometheus.
+        prefix: what ids begin with that are made up.
+        serve: runs until `Process.stop` is set; raises SettingsError, SetupError, NatsUnreachable or an error of NATS.
+        sampling: as `start_tracing` takes it.
+    """
+
+    name: str
+    about: str
+    prefix: str
+    serve: Callable[[Process], Awaitable[None]]
+    sampling: Callable[[TelemetrySettings], Sequence[float]] = lambda _: ()
+
+    def main(self, arguments: Sequence[str] | None = None) -> int:
+        """Runs the process; exit code 0 after a clean end, 1 when it cannot start."""
+        given = self._parse(arguments)
+        try:
+            name = given.id or f"{self.prefix}-{secrets.token_hex(4)}"
+            if not is_token(name):
+                raise SettingsError("--id: use up to 64 letters, digits, '-' and '_'")
+            settings = load(given.config)
+            log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
+            uvloop.run(self._run(settings, name, given.config))
+        except (SettingsError, SetupError, NatsUnreachable) as error:
+            print(f"{self.name}: {error}", file=sys.stderr)
+            return 1
+        except NatsError as error:
+            print(f"{self.name}: JetStream of NATS does not work: {error}", file=sys.stderr)
+            return 1
+        return 0
+
+    async def _run(self, settings: Settings, name: str, config: Path) -> None:
+        stop, service, key = stop_event(), f"sluice-{self.name}", f"telemetry.prometheus.{self.name}"
+        page = getattr(settings.telemetry.prometheus, self.name)
+        with prompt_grpc_events(), measuring(service, name, page, key) as metrics:
+            registry = metrics.registry
+            provider = start_tracing(service, registry, *self.sampling(settings.telemetry))
+            try:
+                await self.serve(Process(name, settings, config, tracer(service), registry, stop))
+            finally:
+                await asyncio.to_thread(provider.shutdown)
+
+    def _parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
+        parser = argparse.ArgumentParser(prog=self.name, description=self.about)
+        parser.add_argument("--config", type=Path, required=True, help="the YAML configuration")
+        parser.add_argument("--id", default="", help="name of this process; unset: a random one")
+        return parser.parse_args(arguments)
