@@ -1,7 +1,7 @@
 """Answers as OpenAI's objects: whole ones, and choices of the chunks of a stream."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from sluice.openai.requests import CHAT, COMPLETIONS
 from sluice.openai.tools import calls_of
@@ -16,8 +16,8 @@ _FINISH: Final = {
 }
 
 
-class Shape(Protocol):
-    """How the answers of one URL look.
+class Shape:
+    """How the answers of one URL look: those of chats.
 
     Attributes:
         prefix: of the ids.
@@ -25,33 +25,6 @@ class Shape(Protocol):
         chunk: "object" of a chunk.
     """
 
-    prefix: str
-    whole: str
-    chunk: str
-
-    def message(
-        self,
-        text: str,
-        logprobs: Sequence[pb.TokenLogprobs],
-        calls: Sequence[pb.ToolCall] = (),
-        reasoning: str = "",
-    ) -> Json:
-        """What a choice of a whole answer has beside index and finish_reason."""
-
-    def delta(self, text: str, logprobs: Sequence[pb.TokenLogprobs], offset: int) -> Json:
-        """The same of a chunk; the text begins ``offset`` characters behind the beginning of the answer."""
-
-    def thought(self, reasoning: str) -> Json:
-        """The same of a chunk with reasoning."""
-
-    def first(self) -> Json | None:
-        """The same of the chunk that begins an answer, where there is one."""
-
-    def last(self) -> Json:
-        """The same of the chunk with the finish_reason."""
-
-
-class _Chat:
     prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def message(
@@ -61,6 +34,7 @@ class _Chat:
         calls: Sequence[pb.ToolCall] = (),
         reasoning: str = "",
     ) -> Json:
+        """What a choice of a whole answer has beside index and finish_reason."""
         message: Json = {"role": "assistant", "content": text, "refusal": None}
         if calls:
             message |= {"content": text or None, "tool_calls": calls_of(calls)}
@@ -69,19 +43,23 @@ class _Chat:
         return {"message": message, "logprobs": _chat_logprobs(logprobs)}
 
     def delta(self, text: str, logprobs: Sequence[pb.TokenLogprobs], offset: int) -> Json:
+        """The same of a chunk; the text begins ``offset`` characters behind the beginning of the answer."""
         return {"delta": {"content": text}, "logprobs": _chat_logprobs(logprobs)}
 
     def thought(self, reasoning: str) -> Json:
+        """The same of a chunk with reasoning."""
         return {"delta": {"reasoning_content": reasoning}, "logprobs": None}
 
     def first(self) -> Json | None:
+        """The same of the chunk that begins an answer, where there is one."""
         return {"delta": {"role": "assistant", "content": "", "refusal": None}, "logprobs": None}
 
     def last(self) -> Json:
+        """The same of the chunk with the finish_reason."""
         return {"delta": {}, "logprobs": None}
 
 
-class _Text:
+class _Text(Shape):
     prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
 
     def message(
@@ -108,7 +86,7 @@ class _Text:
         return {"text": "", "logprobs": None}
 
 
-SHAPES: Final[Mapping[str, Shape]] = {CHAT: _Chat(), COMPLETIONS: _Text()}
+SHAPES: Final[Mapping[str, Shape]] = {CHAT: Shape(), COMPLETIONS: _Text()}
 """By URL."""
 
 
