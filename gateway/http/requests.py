@@ -1,6 +1,7 @@
 """A body of OpenAI's API and its headers become a `GenerateRequest`, or an error that names the field."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -60,12 +61,10 @@ def response_call(body: dict[str, Any], headers: Mapping[str, str]) -> GenerateC
     """
     asked = dict(body)
     options = asked.pop("stream_options", None) or {}
-    try:
+    with bad_fields_refused():
         if options not in ({}, {"include_obfuscation": False}):
             raise BadField("stream_options: only include_obfuscation: false is served")
         return generate_call(CHAT, chat_of(asked), headers)
-    except BadField as error:
-        raise _refused(error) from None
 
 
 def generate_call(url: str, body: dict[str, Any], headers: Mapping[str, str]) -> GenerateCall:
@@ -75,11 +74,9 @@ def generate_call(url: str, body: dict[str, Any], headers: Mapping[str, str]) ->
         InvalidRequest: a field or a header is not served, or its value does not fit.
     """
     asked = dict(body)
-    try:
+    with bad_fields_refused():
         streams, options = _streaming(asked)
         request = request_of_body(url, asked, GenerateRequest())
-    except BadField as error:
-        raise _refused(error) from None
     header_fields.apply(headers, request)
     timeout_s = header_fields.timeout_s(headers, streams=streams)
     usage = bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))
@@ -100,9 +97,14 @@ def field_name(path: str) -> str:
     return path.removeprefix("sampling.").removeprefix("chat.").removeprefix("metadata.")
 
 
-def _refused(error: BadField) -> InvalidRequest:
-    field, _, description = str(error).partition(": ")
-    return InvalidRequest.of(field, description)
+@contextmanager
+def bad_fields_refused() -> Iterator[None]:
+    """A `BadField` in the block becomes InvalidRequest with the field."""
+    try:
+        yield
+    except BadField as error:
+        field, _, description = str(error).partition(": ")
+        raise InvalidRequest.of(field, description) from None
 
 
 def _streaming(body: dict[str, Any]) -> tuple[bool, Mapping[str, Any]]:

@@ -1,13 +1,10 @@
 """/v1/embeddings and /v1/rerank."""
 
-from collections.abc import Callable
-from typing import TypeVar
-
 from gateway.api.texts import TextCalls
 from gateway.http import headers as header_fields
 from gateway.http.answers import encode
 from gateway.http.call import HttpCall
-from sluice.errors import InvalidRequest
+from gateway.http.requests import bad_fields_refused
 from sluice.openai.embeddings import (
     embed_request,
     embeddings_object,
@@ -15,11 +12,8 @@ from sluice.openai.embeddings import (
     rerank_object,
     rerank_request,
 )
-from sluice.openai.fields import BadField
 from sluice.v1.inference_pb2 import EmbedRequest, Priority, RerankRequest
 from sluice.wire.enums import value_of
-
-_T = TypeVar("_T")
 
 
 class Texts:
@@ -35,7 +29,8 @@ class Texts:
             SluiceError, ClientGone: it ends with that.
         """
         body = await call.json()
-        request = _read(lambda: embed_request(body))
+        with bad_fields_refused():
+            request = embed_request(body)
         timeout_s = _apply(call, request)
         with call.while_connected():
             response = await self._texts.embed(request, timeout_s, call.headers)
@@ -45,20 +40,13 @@ class Texts:
     async def rerank(self, call: HttpCall) -> None:
         """Answers one call of /v1/rerank; as `embed`."""
         body = await call.json()
-        request, returned = _read(lambda: rerank_request(body))
+        with bad_fields_refused():
+            request, returned = rerank_request(body)
         timeout_s = _apply(call, request)
         with call.while_connected():
             response = await self._texts.rerank(request, timeout_s, call.headers)
             answer = encode(rerank_object(response, request.documents, returned=returned))
             await call.answer(200, answer, {"x-request-id": response.request_id})
-
-
-def _read(read: Callable[[], _T]) -> _T:
-    try:
-        return read()
-    except BadField as error:
-        field, _, description = str(error).partition(": ")
-        raise InvalidRequest.of(field, description) from None
 
 
 def _apply(call: HttpCall, request: EmbedRequest | RerankRequest) -> float | None:
