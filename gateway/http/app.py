@@ -15,11 +15,11 @@ from gateway.api.job_forwarder import JobForwarder
 from gateway.api.texts import TextCalls
 from gateway.http.audio import TRANSCRIPTIONS, TRANSLATIONS, Audio
 from gateway.http.batches import Batches, Files
-from gateway.http.call import Behaviour, Endpoint
+from gateway.http.call import CallChecks, Behaviour, Endpoint
 from gateway.http.completions import Completions
 from gateway.http.headers import class_of
 from gateway.http.models import Models
-from gateway.http.responses import Responses
+from gateway.http.responses import RESPONSES, Responses
 from gateway.http.texts import Texts
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import ANY, ASKS, CHANGES
@@ -43,10 +43,16 @@ def make_app(
 
     Args:
         serving: whether the gateway can answer.
-        local_only: see `Endpoint`.
+        local_only: see `CallChecks`.
     """
     catalog = generator.upstream.admission.catalog
-    models = Models(catalog, loads, int(time.time()), time.monotonic)
+    checks = CallChecks(
+        authenticator,
+        generator.limiter,
+        generator.upstream.usage.limits,
+        generator.settings.max_message_bytes,
+        local_only,
+    )
 
     def route(
         method: str,
@@ -55,47 +61,36 @@ def make_app(
         roles: frozenset[str] = ANY,
         class_of: Callable[[Mapping[str, str]], str] = lambda _: UNSTATED_CLASS,
     ) -> Route:
-        limit, limits = generator.settings.max_message_bytes, generator.upstream.usage.limits
-        endpoint = Endpoint(
-            *(behaviour, authenticator, roles, generator.limiter, limits, class_of, limit),
-            local_only=local_only,
-        )
-        return Route(path, endpoint, methods=[method])
-
-    texts = Texts(text_calls)
-    files, batches = Files(jobs), Batches(jobs)
-    batch_routes = [
-        route("POST", "/v1/files", files.upload, ASKS),
-        route("GET", "/v1/files", files.page),
-        route("GET", "/v1/files/{id}", files.get),
-        route("DELETE", "/v1/files/{id}", files.delete, CHANGES),
-        route("GET", "/v1/files/{id}/content", files.content),
-        route("POST", "/v1/batches", batches.create, ASKS),
-        route("GET", "/v1/batches", batches.page),
-        route("GET", "/v1/batches/{id}", batches.get),
-        route("POST", "/v1/batches/{id}/cancel", batches.cancel, CHANGES),
-    ]
+        return Route(path, Endpoint(checks, behaviour, roles, class_of), methods=[method])
 
     async def health(request: Request) -> Response:
         ready = serving()
         return JSONResponse({"status": "ok" if ready else "not ready"}, 200 if ready else 503)
 
+    texts = Texts(text_calls)
+    asking: dict[str, Behaviour] = {
+        **{url: Completions(generator, catalog, url) for url in URLS},
+        **{url: Audio(generator, catalog, url) for url in (TRANSCRIPTIONS, TRANSLATIONS)},
+        **dict.fromkeys(RERANK, texts.rerank),
+        EMBEDDINGS: texts.embed,
+        RESPONSES: Responses(generator),
+    }
+    models = Models(catalog, loads, int(time.time()), time.monotonic)
+    files, batches = Files(jobs), Batches(jobs)
     return Starlette(
         routes=[
-            *(
-                route("POST", url, Completions(generator, catalog, url), ASKS, class_of)
-                for url in URLS
-            ),
-            route("POST", EMBEDDINGS, texts.embed, ASKS, class_of),
-            *(
-                route("POST", url, Audio(generator, catalog, url), ASKS, class_of)
-                for url in (TRANSCRIPTIONS, TRANSLATIONS)
-            ),
-            *(route("POST", url, texts.rerank, ASKS, class_of) for url in RERANK),
-            route("POST", "/v1/responses", Responses(generator), ASKS, class_of),
+            *(route("POST", url, answer, ASKS, class_of) for url, answer in asking.items()),
             route("GET", "/v1/models", models.list),
             route("GET", "/v1/models/{name:path}", models.get),
-            *batch_routes,
+            route("POST", "/v1/files", files.upload, ASKS),
+            route("GET", "/v1/files", files.page),
+            route("GET", "/v1/files/{id}", files.get),
+            route("DELETE", "/v1/files/{id}", files.delete, CHANGES),
+            route("GET", "/v1/files/{id}/content", files.content),
+            route("POST", "/v1/batches", batches.create, ASKS),
+            route("GET", "/v1/batches", batches.page),
+            route("GET", "/v1/batches/{id}", batches.get),
+            route("POST", "/v1/batches/{id}/cancel", batches.cancel, CHANGES),
             Route("/health", health),
         ],
         exception_handlers={HTTPException: _no_route},

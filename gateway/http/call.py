@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -200,57 +201,58 @@ class HttpCall:
 Behaviour = Callable[[HttpCall], Awaitable[None]]
 
 
-class Endpoint:
-    """A route as an ASGI application.
+@dataclass(frozen=True)
+class CallChecks:
+    """What every call passes before other work is done for it.
 
-    Args:
-        roles: who may call it.
-        class_of: the class of a call by its headers, for the limits that come before all other work.
+    Attributes:
         local_only: the header "host" must name this machine. A web page can give its own name the address of this
             machine, and then ask us like its own server; a browser sends that name.
     """
 
-    def __init__(
-        self,
-        behaviour: Behaviour,
-        authenticator: Authenticator,
-        roles: frozenset[str],
-        limiter: ClassLimiter,
-        limits: TenantLimits,
-        class_of: Callable[[Mapping[str, str]], str],
-        max_body_bytes: int,
-        *,
-        local_only: bool,
-    ) -> None:
-        self._behaviour = behaviour
-        self._authenticator = authenticator
-        self._roles = roles
-        self._limiter = limiter
-        self._limits = limits
-        self._class_of = class_of
-        self._local_only = local_only
-        self._max_body_bytes = max_body_bytes
+    authenticator: Authenticator
+    limiter: ClassLimiter
+    limits: TenantLimits
+    max_body_bytes: int
+    local_only: bool
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A route as an ASGI application.
+
+    Attributes:
+        roles: who may call it.
+        class_of: the class of a call by its headers, for the limits that come before all other work.
+    """
+
+    checks: CallChecks
+    behaviour: Behaviour
+    roles: frozenset[str]
+    class_of: Callable[[Mapping[str, str]], str]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one call."""
-        call = HttpCall(scope, receive, send, self._max_body_bytes)
-        self._limiter.turns.arrived()
+        checks = self.checks
+        limiter = checks.limiter
+        call = HttpCall(scope, receive, send, checks.max_body_bytes)
+        limiter.turns.arrived()
         with suppress(ClientGone):
             try:
-                if self._local_only and not is_loopback(host_of(call.headers)):
+                if checks.local_only and not is_loopback(host_of(call.headers)):
                     raise PermissionDenied(
                         "host: must be an address of this machine while the gateway asks for no credentials; behind a "
                         "proxy set gateway.allow_remote"
                     )
                 names = scope.get(CERTIFICATE_NAMES, ())
-                caller = await self._authenticator.caller_of(call.headers, names)
-                caller.require(self._roles, scope["path"])
+                caller = await checks.authenticator.caller_of(call.headers, names)
+                caller.require(self.roles, scope["path"])
                 set_caller(caller)
-                call.limit_headers = partial(self._limits.headers, caller)
-                priority_class = self._class_of(call.headers)
-                await self._limiter.turn(priority_class)
-                with self._limiter.call(priority_class, caller.tenant):
-                    await self._behaviour(call)
+                call.limit_headers = partial(checks.limits.headers, caller)
+                priority_class = self.class_of(call.headers)
+                await limiter.turn(priority_class)
+                with limiter.call(priority_class, caller.tenant):
+                    await self.behaviour(call)
             except SluiceError as error:
                 await call.fail(error)
             except BodyTooSlow:

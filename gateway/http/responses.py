@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from gateway.api.generate import Generator
 from gateway.http.answers import encode
@@ -10,6 +10,8 @@ from gateway.http.call import SSE, HttpCall
 from gateway.http.requests import GenerateCall, response_call
 from gateway.http.response_events import ResponseEvents
 from sluice.v1.inference_pb2 import GenerateResponse
+
+RESPONSES: Final = "/v1/responses"
 
 
 class Responses:
