@@ -58,21 +58,21 @@ class ValidRequest:
     priority_class: str
     sampling: SamplingParams
     labels: Mapping[str, str]
-    key: str
-    """Idempotency key with the tenant; empty without one."""
-    key_is_shared: bool
-    """Whether other gateways may get the key."""
-    fingerprint: bytes
-    """Equal for requests with the same content."""
-    resume: tuple[VisibleToken, ...]
-    """Tokens of the answer that the caller has received."""
     timeout_s: float
     tenant: str
-    allow_degraded: bool
-    accept_replace: bool
-    gather_ms: int | None
+    key: str = ""
+    """Idempotency key with the tenant; empty without one."""
+    key_is_shared: bool = False
+    """Whether other gateways may get the key."""
+    fingerprint: bytes = b""
+    """Equal for requests with the same content."""
+    resume: tuple[VisibleToken, ...] = ()
+    """Tokens of the answer that the caller has received."""
+    allow_degraded: bool = False
+    accept_replace: bool = False
+    gather_ms: int | None = None
     """How long tokens may be gathered before they are sent; None: the operator says."""
-    resume_model: str
+    resume_model: str = ""
     """The model that those tokens came from; empty: not named."""
     resume_version: str = ""
     """What tasks call the version of the model that those tokens came from."""
@@ -205,16 +205,8 @@ def request_about(
         priority_class=priority_class,
         sampling=SamplingParams(),
         labels=dict(labels),
-        key="",
-        key_is_shared=False,
-        fingerprint=b"",
-        resume=(),
         timeout_s=timeout_s,
         tenant=tenant,
-        allow_degraded=False,
-        accept_replace=False,
-        gather_ms=None,
-        resume_model="",
     )
 
 
