@@ -44,15 +44,12 @@ class RequestMetrics:
 
     def count_refusal(self, priority_class: str, reason: str, record: RequestRecord) -> None:
         """A valid request ended before it had a stream."""
-        self._requests["", priority_class, reason] += 1
-        self._count_decisions(record)
+        self._count("", priority_class, reason, record)
 
     def count_kept(self, request: ValidRequest, finished: Finished, record: RequestRecord) -> None:
         """``request`` got the answer of an earlier one."""
         outcome = word_of(FinishReason, finished.reason)
-        self._requests[finished.model, request.priority_class, outcome] += 1
-        self._cached[finished.model, request.priority_class] += 1
-        self._count_decisions(record)
+        self._count(finished.model, request.priority_class, outcome, record)
 
     def count_stream(
         self,
@@ -64,20 +61,11 @@ class RequestMetrics:
     ) -> None:
         """The stream of ``request`` ended; ``record`` is complete, ``span`` leads to its trace."""
         model, priority_class = stream.current.model, request.priority_class
-        self._requests[model, priority_class, _outcome(stream)] += 1
-        degraded = "true" if plan.degraded else "false"
-        self._routes[plan.model, plan.strategy, degraded] += 1
-        for attempt, kept in zip(stream.attempts, record.attempts, strict=True):
-            prompt_tokens, answer_tokens = attempt.billed_tokens
-            self._tokens[attempt.model, "input"] += prompt_tokens
-            self._tokens[attempt.model, "output"] += answer_tokens
-            if kept.cost:
-                self._cost[attempt.model, record.currency] += kept.cost
+        self._count(model, priority_class, _outcome(stream), record)
+        self._count_attempts(priority_class, plan, stream.attempts, record)
+        for attempt in stream.attempts:
             if attempt.escalation_reason:
                 self._escalations[attempt.model, model] += 1
-            if attempt.assembler.recoveries:
-                self._recoveries[attempt.model, priority_class] += attempt.assembler.recoveries
-        self._count_decisions(record)
         self._record_times(request, stream, span)
 
     def count_rows(
@@ -91,19 +79,38 @@ class RequestMetrics:
     ) -> None:
         """All rows of a request about texts have ended; the rest is as in `count_stream`."""
         error = record.error_reason
-        self._requests[plan.model, request.priority_class, error or "stop"] += 1
-        self._routes[plan.model, plan.strategy, "false"] += 1
-        self._cached[plan.model, request.priority_class] += record.cached
-        for kept in record.attempts:
-            self._tokens[plan.model, "input"] += kept.prompt_tokens
-            if kept.cost:
-                self._cost[plan.model, record.currency] += kept.cost
-        recoveries = sum(one.assembler.recoveries for one in attempts)
-        if recoveries:
-            self._recoveries[plan.model, request.priority_class] += recoveries
-        self._count_decisions(record)
+        self._count(plan.model, request.priority_class, error or "stop", record)
+        self._count_attempts(request.priority_class, plan, attempts, record)
         labels = operation, "sluice", plan.model, request.priority_class, error
         self._duration.record(labels, ms_of(record.timings.total) / 1e3, span)
+
+    def _count(self, model: str, priority_class: str, outcome: str, record: RequestRecord) -> None:
+        self._requests[model, priority_class, outcome] += 1
+        if record.cached:
+            self._cached[model, priority_class] += 1
+        for one in record.decisions:
+            action = word_of(SafetyAction, one.action)
+            self._safety[action, _TARGETS[one.in_answer]] += one.count
+
+    def _count_attempts(
+        self,
+        priority_class: str,
+        plan: Plan,
+        attempts: Sequence[ModelAttempt],
+        record: RequestRecord,
+    ) -> None:
+        """Of rows about texts the record has one attempt with the cost of all."""
+        self._routes[plan.model, plan.strategy, "true" if plan.degraded else "false"] += 1
+        for attempt in attempts:
+            prompt_tokens, answer_tokens = attempt.billed_tokens
+            self._tokens[attempt.model, "input"] += prompt_tokens
+            if answer_tokens:
+                self._tokens[attempt.model, "output"] += answer_tokens
+            if attempt.assembler.recoveries:
+                self._recoveries[attempt.model, priority_class] += attempt.assembler.recoveries
+        for kept in record.attempts:
+            if kept.cost:
+                self._cost[kept.model, record.currency] += kept.cost
 
     def _record_times(self, request: ValidRequest, stream: Stream, span: SpanContext) -> None:
         operation = "text_completion" if request.conversation.raw else "chat"
@@ -116,11 +123,6 @@ class RequestMetrics:
         later = stream.current.completion_tokens - stream.current.resumed - 1
         if not error and later > 0:
             self._token_time.record(labels, (now - stream.first_token_at) / later, span)
-
-    def _count_decisions(self, record: RequestRecord) -> None:
-        for one in record.decisions:
-            action = word_of(SafetyAction, one.action)
-            self._safety[action, _TARGETS[one.in_answer]] += one.count
 
 
 def _outcome(stream: Stream) -> str:
