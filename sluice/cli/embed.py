@@ -15,8 +15,8 @@ from typing import Annotated, Any, BinaryIO, Final
 import typer
 
 from sluice.cli import options, output
+from sluice.cli.option_groups import Group
 from sluice.client import Client, Embeddings
-from sluice.client.request import PriorityName
 from sluice.errors import InputInvalid
 
 WINDOW: Final = 2048
@@ -32,6 +32,28 @@ class _Text:
 
     text: str
     name: Any
+
+
+def _settings(
+    model: Annotated[
+        str, typer.Option("--model", "-m", metavar="NAME", help="An embedding model, if there are several.")
+    ] = "",
+    prompt_name: Annotated[
+        str, typer.Option(metavar="NAME", help='Of the model\'s prompt before each text, such as "query".')
+    ] = "",
+    dimensions: Annotated[
+        int, typer.Option(min=0, help="So many numbers of each embedding; 0: all.")
+    ] = 0,
+    normalize: Annotated[
+        bool | None, typer.Option(help="Scale embeddings to length 1.  [default: as the model says]")
+    ] = None,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Cut texts that are too long, instead of failing.")
+    ] = False,
+    priority: options.Priority = "standard",
+) -> dict[str, Any]:  # fmt: skip
+    """As `Client.embed` takes them."""
+    return locals()
 
 
 def embed(
@@ -54,22 +76,7 @@ def embed(
     field: Annotated[
         str, typer.Option(metavar="NAME", help="The field of JSON objects that holds the text.")
     ] = "text",
-    model: Annotated[
-        str, typer.Option("--model", "-m", metavar="NAME", help="An embedding model, if there are several.")
-    ] = "",
-    prompt_name: Annotated[
-        str, typer.Option(metavar="NAME", help='Of the model\'s prompt before each text, such as "query".')
-    ] = "",
-    dimensions: Annotated[
-        int, typer.Option(min=0, help="So many numbers of each embedding; 0: all.")
-    ] = 0,
-    normalize: Annotated[
-        bool | None, typer.Option(help="Scale embeddings to length 1.  [default: as the model says]")
-    ] = None,
-    truncate: Annotated[
-        bool, typer.Option("--truncate", help="Cut texts that are too long, instead of failing.")
-    ] = False,
-    priority: options.Priority = "standard",
+    settings: Annotated[dict[str, Any], Group(_settings)],
     client: options.TenantClient,
     as_json: options.Json = False,
 ) -> None:  # fmt: skip
@@ -78,20 +85,13 @@ def embed(
     A JSON line has index, id (where the object had one), tokens and embedding. A file appears under its name when it is
     complete. With --json prints one object at the end: texts, tokens, model, seconds.
     """
-    settings: dict[str, Any] = {
-        "model": model,
-        "prompt_name": prompt_name,
-        "dimensions": dimensions,
-        "normalize": normalize,
-        "truncate": truncate,
-    }
     if as_json and out is None:
         raise typer.BadParameter("say where the embeddings go", param_hint="--output")
     began, count, tokens, served_by = monotonic(), 0, 0, ""
     with _opened(file) as lines, _writer(out) as write:
         texts = _texts(lines, field)
         while window := list(islice(texts, WINDOW)):
-            found = _embedded(client, window, priority, settings)
+            found = client.embed([one.text for one in window], **settings)
             write(count, window, found)
             count, tokens = count + len(window), tokens + found.prompt_tokens
             served_by = found.model
@@ -101,12 +101,6 @@ def embed(
         output.write_json({**done, "seconds": round(took_s, 3)})
     else:
         output.note(f"{count} texts, {tokens} tokens, {count / took_s:.1f} texts/s")
-
-
-def _embedded(
-    client: Client, window: Sequence[_Text], priority: PriorityName, settings: dict[str, Any]
-) -> Embeddings:
-    return client.embed([one.text for one in window], priority=priority, **settings)
 
 
 @contextmanager

@@ -11,13 +11,46 @@ import typer
 from sluice.cli import options, output, tables
 from sluice.cli.failure import CommandFailed
 from sluice.cli.learning import MeshOutcomes, TrainingOptions, learn
+from sluice.cli.option_groups import Group
 
 if TYPE_CHECKING:
     from gateway.routing.learned.calibration import Calibration
     from gateway.routing.learned.model import LearnedRouter
 
 
+def _mesh_outcomes(
+    from_mesh: Annotated[
+        bool,
+        typer.Option("--from-mesh", help="train: also from what the mesh has kept of its traffic."),
+    ] = False,
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="--from-mesh: of this tenant; may be repeated."),
+    ] = None,
+    hours: Annotated[
+        float | None, typer.Option(min=0, help="--from-mesh: of so many hours until now.")
+    ] = None,
+    pair: Annotated[
+        str | None,
+        typer.Option(metavar="WEAK/STRONG", help="--from-mesh: of these two models."),
+    ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="--from-mesh: write the rows that have both sides as OUTCOMES.csv."
+        ),
+    ] = None,
+    address: options.Address = options.ADDRESS,
+) -> MeshOutcomes | None:
+    if from_mesh:
+        return MeshOutcomes(address, tenant or (), hours, pair, keep)
+    if tenant or hours is not None or pair or keep:
+        raise CommandFailed("USAGE", "--tenant, --hours, --pair and --keep belong to --from-mesh")
+    return None
+
+
 def router(
+    *,
     action: Annotated[
         Literal["train", "score", "report"],
         typer.Argument(show_default=False, metavar="train|score|report"),
@@ -45,28 +78,7 @@ def router(
             help="How much a tenant's rows count in training; 1 by default.",
         ),
     ] = None,
-    from_mesh: Annotated[
-        bool,
-        typer.Option("--from-mesh", help="train: also from what the mesh has kept of its traffic."),
-    ] = False,
-    tenant: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="--from-mesh: of this tenant; may be repeated."),
-    ] = None,
-    hours: Annotated[
-        float | None, typer.Option(min=0, help="--from-mesh: of so many hours until now.")
-    ] = None,
-    pair: Annotated[
-        str | None,
-        typer.Option(metavar="WEAK/STRONG", help="--from-mesh: of these two models."),
-    ] = None,
-    keep: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="--from-mesh: write the rows that have both sides as OUTCOMES.csv."
-        ),
-    ] = None,
-    address: options.Address = options.ADDRESS,
+    mesh: Annotated[MeshOutcomes | None, Group(_mesh_outcomes)],
     as_json: options.Json = False,
 ) -> None:
     """Learn which prompts need the large model.
@@ -75,10 +87,7 @@ def router(
     OUTCOMES: prompt_id, prompt, weak, strong (0 to 1), optionally weak_response and tenant. PROMPTS: prompt_id, prompt,
     with --cascade also weak_response. SCORES: prompt_id, score; higher goes to the large model sooner.
     """
-    mesh = MeshOutcomes(address, tenant or (), hours, pair, keep) if from_mesh else None
-    if mesh is None and (tenant or hours is not None or pair or keep):
-        raise CommandFailed("USAGE", "--tenant, --hours, --pair and --keep belong to --from-mesh")
-    if from_mesh and action != "train":
+    if mesh is not None and action != "train":
         raise CommandFailed("USAGE", "--from-mesh belongs to train")
     if action == "train":
         training = TrainingOptions(cascade, seed, _tenant_weights(weight or []), mesh)
