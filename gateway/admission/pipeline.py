@@ -54,6 +54,38 @@ _Hop = Literal["safety_ms", "route_ms", "tokenize_ms"]
 
 
 @dataclass(frozen=True)
+class IncomingRequest:
+    """A valid request on its way through the gateway, and what is said about it.
+
+    Attributes:
+        record: the decisions.
+        spans: of its call.
+        timings: of its hops.
+    """
+
+    request: ValidRequest
+    record: RecordBuilder
+    spans: CallSpans
+    timings: RequestTimings
+
+    @property
+    def request_id(self) -> str:
+        """The name of the request."""
+        return self.record.request_id
+
+    @contextmanager
+    def hop(self, name: str, hop: _Hop) -> Iterator[Span]:
+        """The span of a hop; its duration goes into the timings."""
+        start = time.monotonic()
+        if self.spans.recorded:
+            with self.spans.hop(name) as span:
+                yield span
+        else:
+            yield self.spans.unseen
+        setattr(self.timings, hop, (time.monotonic() - start) * 1000)
+
+
+@dataclass(frozen=True)
 class AdmittedRequest:
     """A request with all decisions made.
 
@@ -173,14 +205,8 @@ class Admission:
         for threads in (self._inspections, self._constraints):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    async def admit(
-        self,
-        request: ValidRequest,
-        spans: CallSpans,
-        timings: RequestTimings,
-        record: RecordBuilder,
-    ) -> AdmittedRequest:
-        """Decides everything; the times go into ``timings``, the decisions into ``record``.
+    async def admit(self, incoming: IncomingRequest) -> AdmittedRequest:
+        """Decides everything; times and decisions go into ``incoming``.
 
         Raises:
             SafetyBlocked: the policy does not let the prompt through.
@@ -190,20 +216,16 @@ class Admission:
             LimitReached: of its tenant, its key, or the tenant's use of the model.
             BudgetSpent: the tenant has spent its budget, and names a model that costs more than that of the budget.
         """
-        decided = await self._decide(request, spans, timings, record, one_prompt=True)
+        request, decided = incoming.request, await self._decide(incoming, one_prompt=True)
         prompt, plan, reservation = decided.prompt, decided.plan, decided.reservation
-        try:
+        with reservation.released_on_error():
             if request.audio is not None:
                 _check_governed(plan, request.model)
-            with _timed(spans, names.SPAN_TOKENIZE, timings, "tokenize_ms") as span:
+            with incoming.hop(names.SPAN_TOKENIZE, "tokenize_ms") as span:
                 first = await self._prepare(request, prompt, plan.model)
                 span.set_attribute(names.GEN_AI_INPUT_TOKENS, len(first.prompt_token_ids))
                 second = await self._prepare_second(request, prompt, plan, first)
-            reservation.change(self._usage.cost_max(first, second))
-            self._usage.hold_tokens(reservation, current_caller(), first, second)
-        except BaseException:
-            reservation.release()
-            raise
+            self._usage.hold_longest(reservation, current_caller(), first, second)
         return AdmittedRequest(
             plan,
             prompt.conversation,
@@ -218,45 +240,29 @@ class Admission:
         )
 
     async def admit_texts(
-        self,
-        request: ValidRequest,
-        spans: CallSpans,
-        timings: RequestTimings,
-        record: RecordBuilder,
-        prepare: PrepareTexts,
+        self, incoming: IncomingRequest, prepare: PrepareTexts
     ) -> AdmittedTexts:
         """As `admit`, of a request whose texts ``prepare`` makes a row each; raises as that."""
-        decided = await self._decide(request, spans, timings, record, one_prompt=False)
+        decided = await self._decide(incoming, one_prompt=False)
         plan, conversation = decided.plan, decided.prompt.conversation
-        try:
-            _check_governed(plan, request.model)
-            with _timed(spans, names.SPAN_TOKENIZE, timings, "tokenize_ms") as span:
+        with decided.reservation.released_on_error():
+            _check_governed(plan, incoming.request.model)
+            with incoming.hop(names.SPAN_TOKENIZE, "tokenize_ms") as span:
                 work = partial(prepare, conversation, self.catalog[plan.model])
                 long = is_long([turn.content for turn in conversation.turns])
                 rows = await asyncio.to_thread(work) if long else work()
                 tokens = sum(len(row.prompt_token_ids) for row in rows)
                 span.set_attribute(names.GEN_AI_INPUT_TOKENS, tokens)
-            decided.reservation.change(self._usage.cost_max(*rows))
-            self._usage.hold_tokens(decided.reservation, current_caller(), *rows)
-        except BaseException:
-            decided.reservation.release()
-            raise
+            self._usage.hold_longest(decided.reservation, current_caller(), *rows)
         return AdmittedTexts(plan, decided.scheduling, rows, decided.reservation)
 
-    async def _decide(
-        self,
-        request: ValidRequest,
-        spans: CallSpans,
-        timings: RequestTimings,
-        record: RecordBuilder,
-        *,
-        one_prompt: bool,
-    ) -> _Decided:
+    async def _decide(self, incoming: IncomingRequest, *, one_prompt: bool) -> _Decided:
         """Inspects and routes. ``one_prompt``: all texts together must fit a context, with an answer."""
+        request = incoming.request
         router = self.router  # one version of the policies for all of the request
         scheduling = SchedulingParams(
             request.priority_class,
-            timings.arrived_at + request.timeout_s,
+            incoming.timings.arrived_at + request.timeout_s,
             request.allow_degraded,
             request.tenant,
         )
@@ -268,11 +274,11 @@ class Admission:
             texts = request.conversation.texts
             check_length(texts, [self.catalog[model] for model in models])
         await self._check_constraint(request)
-        with _timed(spans, names.SPAN_SAFETY, timings, "safety_ms") as span:
-            asker = Asker(request, record.request_id, scheduling, spans)
-            prompt = await self._inspect(asker, span, record)
-        with _timed(spans, names.SPAN_ROUTE, timings, "route_ms") as span:
-            plan = await self._route(router, request, prompt, scheduling, span, record)
+        with incoming.hop(names.SPAN_SAFETY, "safety_ms") as span:
+            asker = Asker(request, incoming.request_id, scheduling, incoming.spans)
+            prompt = await self._inspect(asker, span, incoming.record)
+        with incoming.hop(names.SPAN_ROUTE, "route_ms") as span:
+            plan = await self._route(router, incoming, prompt, scheduling, span)
         unnamed = one_prompt and not request.sampling.max_tokens
         longest = self.catalog[plan.model].max_answer_tokens if unnamed else 0
         reservation = self._usage.reserve(request.tenant, plan, longest)
@@ -342,19 +348,19 @@ class Admission:
     async def _route(
         self,
         router: Router,
-        request: ValidRequest,
+        incoming: IncomingRequest,
         prompt: _InspectedPrompt,
         scheduling: SchedulingParams,
         span: Span,
-        record: RecordBuilder,
     ) -> Plan:
+        request = incoming.request
         # A resumed answer continues on the model that its tokens came from.
         named = (request.resume and request.resume_model) or request.model or None
         features = replace(
             await self._features(router, prompt, named, request.labels, request.tenant),
             resumed=bool(request.resume and request.resume_model),
             answer_tokens=request.sampling.max_tokens,
-            key=request.route_key or record.request_id,
+            key=request.route_key or incoming.request_id,
         )
         now = time.monotonic()
         load = CurrentLoad(self._usage, self._overload, request.priority_class, now, request.tenant)
@@ -381,7 +387,7 @@ class Admission:
         )
         if request.resume:
             plan = replace(plan, cascade=None)
-        record.add_plan(plan)
+        incoming.record.add_plan(plan)
         return plan
 
     async def _features(
@@ -501,15 +507,3 @@ def _passed(conversation: Conversation, safety: SafetyOutcome) -> Conversation:
     if any(was.strip() and not text.strip() for was, text in zip(before, texts, strict=True)):
         raise InvalidRequest.of("input", "is empty once what must not stay is removed")
     return conversation if texts == before else conversation.with_texts(texts)
-
-
-@contextmanager
-def _timed(spans: CallSpans, name: str, timings: RequestTimings, hop: _Hop) -> Iterator[Span]:
-    """The span of a hop; its duration goes into ``timings``."""
-    start = time.monotonic()
-    if spans.recorded:
-        with spans.hop(name) as span:
-            yield span
-    else:
-        yield spans.unseen
-    setattr(timings, hop, (time.monotonic() - start) * 1000)

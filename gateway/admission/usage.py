@@ -85,21 +85,19 @@ class UsageAccounting:
         cost = plan.candidates[0].cost + self.models[plan.model].cost(0, answer_tokens)
         return self.spending.reserve(tenant, cost)
 
-    def hold_tokens(
+    def hold_longest(
         self, reservation: Reservation, payer: Payer, *prepared: PreparedPrompt | None
     ) -> None:
-        """A request of ``payer`` may take the longest answers to ``prepared`` prompts; raises LimitReached."""
+        """A request of ``payer`` may take, and cost, the longest answers to ``prepared`` prompts; raises LimitReached."""
         rows = [one for one in prepared if one is not None]
-        tokens = sum(len(one.prompt_token_ids) + one.sampling.max_tokens for one in rows)
-        reservation.tokens = self.limits.reserve(payer, rows[0].model.name, tokens)
-
-    def cost_max(self, *prepared: PreparedPrompt | None) -> float:
-        """The cost of the longest answers to ``prepared`` prompts."""
-        return sum(
-            self.models[one.model.name].cost(len(one.prompt_token_ids), one.sampling.max_tokens)
-            for one in prepared
-            if one is not None
+        lengths = [(len(one.prompt_token_ids), one.sampling.max_tokens) for one in rows]
+        costs = (
+            self.models[one.model.name].cost(*length)
+            for one, length in zip(rows, lengths, strict=True)
         )
+        reservation.change(sum(costs))
+        tokens = sum(map(sum, lengths))
+        reservation.tokens = self.limits.reserve(payer, rows[0].model.name, tokens)
 
     def cost(self, attempt: ModelAttempt) -> float:
         """The cost of the tokens of an attempt so far."""

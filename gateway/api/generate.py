@@ -14,6 +14,7 @@ import grpc
 from opentelemetry.trace import Tracer
 
 from gateway.admission.class_limiter import ClassLimiter
+from gateway.admission.pipeline import IncomingRequest
 from gateway.api.call_attributes import (
     attempt_end,
     call_attributes,
@@ -251,14 +252,10 @@ class _Call:
             found = self._find(request)
             if found is not None:
                 return found
-            admission = self._upstream.admission
-            admitted = await admission.admit(request, self._spans, self._timings, record)
-        context = RequestContext(request, admitted, record, self._spans, self._timings)
-        try:
-            return await self._begin_admitted(context)
-        except BaseException:
-            admitted.reservation.release()
-            raise
+            known = request, record, self._spans, self._timings
+            admitted = await self._upstream.admission.admit(IncomingRequest(*known))
+        with admitted.reservation.released_on_error():
+            return await self._begin_admitted(RequestContext(*known, admitted))
 
     async def _begin_admitted(self, context: RequestContext) -> Stream | Replay:
         """A kept answer, the stream that another call with the same key opened meanwhile, or a new one."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from gateway.admission.pipeline import AdmittedTexts, PrepareTexts
+from gateway.admission.pipeline import AdmittedTexts, IncomingRequest, PrepareTexts
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.texts import embed_rows, rerank_rows, score_rows
 from gateway.api.generate import Generator, departure, error_of, new_request_id
@@ -187,10 +187,9 @@ class _Call:
         return _Done(self.request_id, self._spans.trace_id, admitted, attempts, values)
 
     async def _admit(self, record: RecordBuilder, prepare: PrepareTexts) -> AdmittedTexts:
+        incoming = IncomingRequest(self._request, record, self._spans, self._timings)
         async with self._shared.limiter.slot(self._request.priority_class):
-            return await self._upstream.admission.admit_texts(
-                self._request, self._spans, self._timings, record, prepare
-            )
+            return await self._upstream.admission.admit_texts(incoming, prepare)
 
     async def _work(self, admitted: AdmittedTexts) -> list[bytes]:
         """What each row gives: those that are kept do not need to be computed, and equal ones only once."""

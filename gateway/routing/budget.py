@@ -5,6 +5,7 @@ together. Minutes are those of the Unix epoch.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final, Protocol
 
 WINDOW_MINUTES: Final = 60
@@ -43,6 +44,15 @@ class Reservation:
         assert self._held, "it was released"
         self._reserved.add(self._tenant, cost - self._cost)
         self._cost = cost
+
+    @contextmanager
+    def released_on_error(self) -> Iterator[None]:
+        """An error that passes through ends the request."""
+        try:
+            yield
+        except BaseException:
+            self.release()
+            raise
 
     def release(self, tokens: int = 0) -> None:
         """The request has ended, and used so many tokens; a second call has no effect."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from gateway.admission.entities import Asker
 from gateway.admission.overload import OverloadControl
-from gateway.admission.pipeline import Admission, AdmittedRequest
+from gateway.admission.pipeline import Admission, AdmittedRequest, IncomingRequest
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.usage import UsageAccounting
 from gateway.records.record_builder import RecordBuilder
@@ -47,19 +47,10 @@ WHOLE_MS: Final = 3_600_000
 
 
 @dataclass(frozen=True)
-class RequestContext:
+class RequestContext(IncomingRequest):
     """An admitted request, and what its parts share while it runs."""
 
-    request: ValidRequest
     admitted: AdmittedRequest
-    record: RecordBuilder
-    spans: CallSpans
-    timings: RequestTimings
-
-    @property
-    def request_id(self) -> str:
-        """The name of the request."""
-        return self.record.request_id
 
     @property
     def deadline(self) -> float:
