@@ -7,7 +7,6 @@ the job over fills a new one from the results.
 import hashlib
 import sqlite3
 import tempfile
-from types import TracebackType
 from typing import Final, Self
 
 from sluice.v1.inference_pb2 import EmbedRequest, GenerateRequest
@@ -44,12 +43,7 @@ class AnswerCache:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._database.close()
         self._folder.cleanup()
 

@@ -145,28 +145,13 @@ class StageSource:
         self._number = stage
         self._index = 0
 
-    async def first(self, documents: AsyncIterator[Block]) -> AsyncIterator[Block]:
+    def first(self, documents: AsyncIterator[Block]) -> AsyncIterator[Block]:
         """Those of the first stage: parts of ``documents``."""
-        made: Block = []
-        async for block in documents:
-            for one in block:
-                made += await self._of_line(one)
-                while len(made) >= BLOCK:
-                    yield made[:BLOCK]
-                    made = made[BLOCK:]
-        if made:
-            yield made
+        return _blocks(await self._of_line(one) async for block in documents for one in block)
 
-    async def later(self) -> AsyncIterator[Block]:
+    def later(self) -> AsyncIterator[Block]:
         """Those of a later stage, out of the outcomes of the stage before."""
-        made: Block = []
-        async for document in self._documents():
-            made += await self._of_document(document)
-            while len(made) >= BLOCK:
-                yield made[:BLOCK]
-                made = made[BLOCK:]
-        if made:
-            yield made
+        return _blocks(await self._of_document(one) async for one in self._documents())
 
     async def _of_line(self, one: Entry | ItemOutcome) -> Block:
         if isinstance(one, ItemOutcome):
@@ -258,3 +243,15 @@ class StageSource:
     def _next_index(self) -> int:
         self._index += 1
         return self._index - 1
+
+
+async def _blocks(parts: AsyncIterator[Block]) -> AsyncIterator[Block]:
+    """The same entries, `BLOCK` at a time."""
+    made: Block = []
+    async for some in parts:
+        made += some
+        while len(made) >= BLOCK:
+            yield made[:BLOCK]
+            made = made[BLOCK:]
+    if made:
+        yield made

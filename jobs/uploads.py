@@ -5,7 +5,6 @@ import hashlib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -68,12 +67,7 @@ class NewUpload:
         await self._store.write_upload(self.id, self.record)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         if error is not None:
             await asyncio.shield(self._store.delete_upload(self.id))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from asyncio import sleep
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from time import monotonic
-from types import TracebackType
 from typing import Self, Unpack
 
 import grpc
@@ -79,12 +78,7 @@ class AsyncAnswerStream(AsyncIterator[Event]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 
@@ -546,10 +540,5 @@ class AsyncClient(AsyncCaller):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
