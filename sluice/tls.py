@@ -6,11 +6,12 @@ that are accepted), all PEM. gRPC speaks TLS 1.2 or later and asks for HTTP/2 by
 
 import logging
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import grpc
 
@@ -23,6 +24,7 @@ CERTIFICATE: Final = "tls.crt"
 KEY: Final = "tls.key"
 AUTHORITIES: Final = "ca.crt"
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -98,53 +100,27 @@ def server_credentials(folder: Path, client_cas: Sequence[Path] = ()) -> grpc.Se
     Raises:
         SettingsError: as `read_pair` and `read_authorities`.
     """
-    files = _ServerFiles(folder, client_cas)
-    first = files.read()
-    # Its types do not know that None is an answer.
-    return grpc.dynamic_ssl_server_credentials(first, files, bool(client_cas))  # type: ignore[arg-type]
 
-
-class _ServerFiles:
-    """gRPC calls it at each handshake, on threads of its own."""
-
-    def __init__(self, folder: Path, client_cas: Sequence[Path]) -> None:
-        self._folder = folder
-        self._client_cas = client_cas
-        self._watched = ChangedFiles(folder / CERTIFICATE, folder / KEY, *client_cas)
-
-    def read(self) -> grpc.ServerCertificateConfiguration:
-        pair = read_pair(self._folder)
-        roots = read_authorities(*self._client_cas) if self._client_cas else None
+    def read() -> grpc.ServerCertificateConfiguration:
+        pair = read_pair(folder)
+        roots = read_authorities(*client_cas) if client_cas else None
         return grpc.ssl_server_certificate_configuration([(pair.key, pair.chain)], roots)
 
-    def __call__(self) -> grpc.ServerCertificateConfiguration | None:
-        """None: as they were."""
-        if not self._watched.changed():
-            return None
-        try:
-            found = self.read()
-        except SettingsError as error:
-            _log.error("the certificates stay as they were: %s", error)
-            return None
-        _log.info("certificates are read again: %s", self._folder)
-        return found
+    # gRPC asks at each handshake, on threads of its own. Its types do not know that None is an answer: as they were.
+    files = _Files(read, folder / CERTIFICATE, folder / KEY, *client_cas)
+    ask: Any = files.changed
+    return grpc.dynamic_ssl_server_credentials(files.current, ask, bool(client_cas))
 
 
 def server_context(folder: Path, client_cas: Sequence[Path], protocol: str) -> ssl.SSLContext:
     """As `server_credentials`, for a server that is none of gRPC's and speaks ``protocol`` (of ALPN)."""
-    files = [folder / CERTIFICATE, folder / KEY, *client_cas]
-    watched, current = ChangedFiles(*files), _context(folder, client_cas, protocol)
-    first = current
+    read = partial(_context, folder, client_cas, protocol)
+    files = _Files(read, folder / CERTIFICATE, folder / KEY, *client_cas)
+    first = files.current
 
     def at_handshake(connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
-        nonlocal current
-        if watched.changed():
-            try:
-                current = _context(folder, client_cas, protocol)
-                _log.info("certificates are read again: %s", folder)
-            except SettingsError as error:
-                _log.error("the certificates stay as they were: %s", error)
-        connection.context = current
+        files.changed()
+        connection.context = files.current
 
     # OpenSSL calls it at every handshake, also of clients that name no server.
     first.sni_callback = at_handshake
@@ -168,44 +144,54 @@ class ClientContext:
 
     def __init__(self, folder: Path) -> None:
         """Raises SettingsError as `read_pair` and `read_authorities`."""
-        read_pair(folder)
-        authorities = read_authorities(folder / AUTHORITIES).decode()
-        self.context = ssl.create_default_context(cadata=authorities)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self._folder = folder
-        self._watched = ChangedFiles(folder / CERTIFICATE, folder / KEY, folder / AUTHORITIES)
+        self._files = _Files(
+            self._read, folder / CERTIFICATE, folder / KEY, folder / AUTHORITIES
+        )
+        self.context = ssl.create_default_context(cadata=self._files.current)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self._load()
 
     def refresh(self) -> None:
         """Takes changed files; broken ones leave the last good ones in use."""
-        if not self._watched.changed():
-            return
-        try:
-            read_pair(self._folder)
-            authorities = read_authorities(self._folder / AUTHORITIES).decode()
-        except SettingsError as error:
-            _log.error("the certificates stay as they were: %s", error)
-            return
-        self.context.load_verify_locations(cadata=authorities)
-        self._load()
-        _log.info("certificates are read again: %s", self._folder)
+        authorities = self._files.changed()
+        if authorities is not None:
+            self.context.load_verify_locations(cadata=authorities)
+            self._load()
+
+    def _read(self) -> str:
+        """The authorities; the pair is checked."""
+        read_pair(self._folder)
+        return read_authorities(self._folder / AUTHORITIES).decode()
 
     def _load(self) -> None:
         self.context.load_cert_chain(self._folder / CERTIFICATE, self._folder / KEY)
 
 
-class ChangedFiles:
-    """Whether files have been replaced; a Secret's are links that Kubernetes turns to another folder."""
+class _Files(Generic[_T]):
+    """What is read from files, and again when they are replaced; broken ones leave the last good ones.
 
-    def __init__(self, *files: Path) -> None:
+    A Secret's files are links that Kubernetes turns to another folder.
+    """
+
+    def __init__(self, read: Callable[[], _T], *files: Path) -> None:
+        self._read = read
         self._files = files
         self._seen = self._stamps()
+        self.current = read()
 
-    def changed(self) -> bool:
-        """Since the last call."""
-        now = self._stamps()
-        seen, self._seen = self._seen, now
-        return now != seen
+    def changed(self) -> _T | None:
+        """What they hold, if that has changed since the last call; else None."""
+        seen, self._seen = self._seen, self._stamps()
+        if seen == self._seen:
+            return None
+        try:
+            self.current = self._read()
+        except SettingsError as error:
+            _log.error("the certificates stay as they were: %s", error)
+            return None
+        _log.info("certificates are read again: %s", self._files[0].parent)
+        return self.current
 
     def _stamps(self) -> list[tuple[int, int, int]]:
         return [_stamp(file) for file in self._files]
