@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +21,8 @@ from gateway.routing.learned import artefact
 from learning import outcomes
 from learning.train import train
 from sluice.cli import tables
-from sluice.cli.evaluate import OutcomesFile
+from sluice.cli.evaluate import write_outcomes
+from sluice.cli.new_file import NewFile
 from sluice.cli.questions import Question, ask_all, support_questions
 from sluice.cli.scores import Result
 from sluice.client.aio import AsyncClient
@@ -124,8 +125,8 @@ async def _learn(client: AsyncClient, router: Path) -> None:
         for model in (WEAK, STRONG)
     ]
     path = router.with_suffix(".csv")
-    with closing(OutcomesFile(path)) as file:
-        file.write(questions, *answers)
+    with NewFile(path) as file:
+        write_outcomes(file, questions, *answers)
     with tables.open_table(path) as (columns, rows):
         read = outcomes.gather([outcomes.Source(path.name, columns, rows)])
     artefact.save_to(train(read), router)

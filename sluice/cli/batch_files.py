@@ -3,11 +3,12 @@
 import errno
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from sluice.cli.failure import CommandFailed
+from sluice.cli.new_file import NewFile
 
 PIECE_BYTES: Final = 256 * 1024
 
@@ -60,55 +61,30 @@ def unreadable(path: Path, error: OSError) -> CommandFailed:
     return CommandFailed(reason, f"{path} cannot be read: {error.strerror}")
 
 
-class OutFile:
-    """Lines of JSON in a file that appears, or replaces an older one, when it is complete.
+class OutFile(NewFile):
+    """Lines of JSON in a file.
 
-    Args:
+    Attributes:
         hint: what to do when it cannot be written to the end.
-
-    Raises:
-        CommandFailed: it cannot be written; the constructor raises it before anything was computed.
     """
 
-    def __init__(self, path: Path, hint: str = "") -> None:
-        self._path = path
-        self._scratch = path.with_name(f".{path.name}.writing")
-        self.hint = hint
+    def __init__(self, path: Path) -> None:
+        self.hint = ""
         self.lines = 0
-        try:
-            if path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, "is a directory")
-            self._file = self._scratch.open("w", encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise self._failed(error) from error
+        super().__init__(path)
 
     def write(self, line: dict[str, Any]) -> None:
         """Adds a line."""
-        try:
-            self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        except OSError as error:
-            raise self._failed(error) from error
+        with self.writing() as file:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
         self.lines += 1
 
-    def complete(self) -> None:
-        """Puts the file in its place."""
-        try:
-            self._file.close()
-            self._scratch.replace(self._path)
-        except OSError as error:
-            raise self._failed(error) from error
-
-    def close(self) -> None:
-        """Removes what was not completed."""
-        with suppress(OSError):  # what is left in its buffer does not fit on the disk either
-            self._file.close()
-        self._scratch.unlink(missing_ok=True)
-
-    def _failed(self, error: OSError) -> CommandFailed:
+    def failed(self, error: OSError) -> CommandFailed:
+        """See `NewFile.failed`."""
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         reason = "DISK_FULL" if full else "OUTPUT_NOT_WRITABLE"
         hint = f"; {self.hint}" if self.hint else ""
-        return CommandFailed(reason, f"{self._path} cannot be written: {error.strerror}{hint}")
+        return CommandFailed(reason, f"{super().failed(error)}{hint}")
 
 
 @contextmanager
@@ -117,8 +93,5 @@ def opened(path: Path | None) -> Iterator[OutFile | None]:
     if path is None:
         yield None
         return
-    file = OutFile(path)
-    try:
+    with OutFile(path) as file:
         yield file
-    finally:
-        file.close()

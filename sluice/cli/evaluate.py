@@ -3,7 +3,6 @@
 import asyncio
 import csv
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 
 from sluice.cli import failure, options, output, scores
 from sluice.cli.golden import evaluate_golden
+from sluice.cli.new_file import NewFile
 from sluice.cli.option_groups import Group
 from sluice.cli.questions import Question, Split, ask_all, of_file, support_questions
 from sluice.cli.scores import Result, Score, Trade
@@ -161,58 +161,30 @@ def evaluate(
     if outcomes is None:
         results = asyncio.run(ask(model or []))
     else:
-        with closing(OutcomesFile(outcomes)) as file:
+        with NewFile(outcomes) as file:
             results = asyncio.run(ask([pair.weak, pair.strong]))
-            rows = file.write(found, results[: len(found)], results[len(found) :])
+            rows = write_outcomes(file, found, results[: len(found)], results[len(found) :])
         about |= {"outcomes": str(outcomes), "rows": rows}
     _write(results, about, pair.strong, as_json)
 
 
-class OutcomesFile:
-    """Training data for `sluice router train`: outcomes of a weak and a strong model on the same prompts.
+def write_outcomes(
+    new: NewFile, questions: Sequence[Question], weak: Sequence[Result], strong: Sequence[Result]
+) -> int:
+    """Writes training data for `sluice router train`: a row for each question that both models answered.
 
-    The file appears when it is complete.
-
-    Raises:
-        CommandFailed: it cannot be written; raised at once, before anything is asked.
+    Returns how many; without any there is no file.
     """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._scratch = path.with_name(f".{path.name}.writing")
-        try:
-            self._file = self._scratch.open("w", newline="", encoding="utf-8")
-        except OSError as error:
-            raise self._failed(error) from error
-
-    def write(
-        self, questions: Sequence[Question], weak: Sequence[Result], strong: Sequence[Result]
-    ) -> int:
-        """Writes a row for each question that both models answered, unless there is none; returns how many."""
-        rows = [
-            (q.prompt_id, q.prompt, int(w.right), int(s.right), w.text)
-            for q, w, s in zip(questions, weak, strong, strict=True)
-            if not w.error and not s.error
-        ]
-        if not rows:
-            return 0
-        try:
-            with self._file:
-                writer = csv.writer(self._file)
-                writer.writerow(_OUTCOME_COLUMNS)
-                writer.writerows(rows)
-            self._scratch.replace(self._path)
-        except OSError as error:
-            raise self._failed(error) from error
-        return len(rows)
-
-    def close(self) -> None:
-        """Removes what was not completed."""
-        self._file.close()
-        self._scratch.unlink(missing_ok=True)
-
-    def _failed(self, error: OSError) -> failure.CommandFailed:
-        return failure.CommandFailed("FILE", f"{self._path} cannot be written: {error.strerror}")
+    rows = [
+        (q.prompt_id, q.prompt, int(w.right), int(s.right), w.text)
+        for q, w, s in zip(questions, weak, strong, strict=True)
+        if not w.error and not s.error
+    ]
+    if rows:
+        with new.writing() as file:
+            csv.writer(file).writerows([_OUTCOME_COLUMNS, *rows])
+        new.complete()
+    return len(rows)
 
 
 async def _ask(

@@ -11,6 +11,7 @@ import typer
 from sluice.cli import options, output, tables
 from sluice.cli.failure import CommandFailed
 from sluice.cli.learning import MeshOutcomes, TrainingOptions, learn
+from sluice.cli.new_file import NewFile
 from sluice.cli.option_groups import Group
 
 if TYPE_CHECKING:
@@ -120,20 +121,13 @@ def _score(files: Sequence[Path], out: Path, cascade: bool) -> dict[str, Any]:
     learned = _load(files[0])
     if cascade and learned.cascade is None:
         raise CommandFailed("NO_CASCADE_HEAD", f"{files[0]} was trained without weak_response")
-    count = 0
-    scratch = out.with_name(f".{out.name}.writing")
-    try:
-        with scratch.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
+    with NewFile(out) as new:
+        with new.writing() as file:
+            writer, count = csv.writer(file), 0
             writer.writerow(("prompt_id", "score"))
-            for row in _scored(learned, files[1], cascade):
+            for count, row in enumerate(_scored(learned, files[1], cascade), 1):
                 writer.writerow(row)
-                count += 1
-        scratch.replace(out)
-    except OSError as error:
-        raise CommandFailed("FILE", f"{out} cannot be written: {error.strerror}") from error
-    finally:
-        scratch.unlink(missing_ok=True)
+        new.complete()
     return {"scores": str(out), "rows": count, "version": learned.version}
 
 
