@@ -145,13 +145,17 @@ class StageSource:
         self._number = stage
         self._index = 0
 
-    def first(self, documents: AsyncIterator[Block]) -> AsyncIterator[Block]:
+    async def first(self, documents: AsyncIterator[Block]) -> AsyncIterator[Block]:
         """Those of the first stage: parts of ``documents``."""
-        return _blocks(await self._of_line(one) async for block in documents for one in block)
+        parts = (await self._of_line(one) async for block in documents for one in block)
+        async for block in _blocks(parts):
+            yield block
 
-    def later(self) -> AsyncIterator[Block]:
+    async def later(self) -> AsyncIterator[Block]:
         """Those of a later stage, out of the outcomes of the stage before."""
-        return _blocks(await self._of_document(one) async for one in self._documents())
+        parts = (await self._of_document(one) async for one in self._documents())
+        async for block in _blocks(parts):
+            yield block
 
     async def _of_line(self, one: Entry | ItemOutcome) -> Block:
         if isinstance(one, ItemOutcome):

@@ -123,12 +123,13 @@ def _score(files: Sequence[Path], out: Path, cascade: bool) -> dict[str, Any]:
         raise CommandFailed("NO_CASCADE_HEAD", f"{files[0]} was trained without weak_response")
     with NewFile(out) as new:
         with new.writing() as file:
-            writer, count = csv.writer(file), 0
+            writer, rows = csv.writer(file), 0
             writer.writerow(("prompt_id", "score"))
-            for count, row in enumerate(_scored(learned, files[1], cascade), 1):
+            for row in _scored(learned, files[1], cascade):
                 writer.writerow(row)
+                rows += 1
         new.complete()
-    return {"scores": str(out), "rows": count, "version": learned.version}
+    return {"scores": str(out), "rows": rows, "version": learned.version}
 
 
 def _scored(learned: "LearnedRouter", path: Path, cascade: bool) -> Iterator[tuple[str, str]]:
