@@ -62,8 +62,7 @@ class Audio:
         form = FileForm(call.headers.get("content-type", ""))
         data = await self._file(call, form)
         request, streams, shape = self._request(form.fields, data)
-        header_fields.apply(call.headers, request)
-        timeout_s = header_fields.timeout_s(call.headers, streams=streams)
+        timeout_s = header_fields.apply(call.headers, request, streams=streams)
         transcript = Transcript()
 
         # The head is sent with the first text: an error before it has a status of its own.

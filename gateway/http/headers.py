@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from sluice.errors import InvalidRequest
-from sluice.v1.inference_pb2 import GenerateRequest, Priority
+from sluice.v1.inference_pb2 import EmbedRequest, GenerateRequest, Priority, RerankRequest
 from sluice.wire.enums import value_of
 from sluice.wire.subjects import CLASSES
 
@@ -71,15 +71,22 @@ def timeout_s(headers: Mapping[str, str], *, streams: bool) -> float | None:
     raise InvalidRequest.of(TIMEOUT, "must be a number of seconds above 0")
 
 
-def apply(headers: Mapping[str, str], request: GenerateRequest) -> None:
-    """Adds what ``headers`` say to ``request``.
+def apply(
+    headers: Mapping[str, str],
+    request: GenerateRequest | EmbedRequest | RerankRequest,
+    *,
+    streams: bool = False,
+) -> float | None:
+    """Adds what ``headers`` say to ``request``; returns `timeout_s`.
 
     Raises:
         InvalidRequest: a header of ours is unknown or has a wrong value.
     """
     request.priority = value_of(Priority, class_of(headers))
-    request.idempotency_key = headers.get(IDEMPOTENCY_KEY, "")
+    if isinstance(request, GenerateRequest):
+        request.idempotency_key = headers.get(IDEMPOTENCY_KEY, "")
     request.labels.update(labels_of(headers))
+    return timeout_s(headers, streams=streams)
 
 
 def labels_of(headers: Mapping[str, str]) -> dict[str, str]:

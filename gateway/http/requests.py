@@ -77,8 +77,7 @@ def generate_call(url: str, body: dict[str, Any], headers: Mapping[str, str]) ->
     with bad_fields_refused():
         streams, options = _streaming(asked)
         request = request_of_body(url, asked, GenerateRequest())
-    header_fields.apply(headers, request)
-    timeout_s = header_fields.timeout_s(headers, streams=streams)
+    timeout_s = header_fields.apply(headers, request, streams=streams)
     usage = bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))
     return GenerateCall(request, streams, *usage, timeout_s)
 

@@ -12,8 +12,6 @@ from sluice.openai.embeddings import (
     rerank_object,
     rerank_request,
 )
-from sluice.v1.inference_pb2 import EmbedRequest, Priority, RerankRequest
-from sluice.wire.enums import value_of
 
 
 class Texts:
@@ -31,7 +29,7 @@ class Texts:
         body = await call.json()
         with bad_fields_refused():
             request = embed_request(body)
-        timeout_s = _apply(call, request)
+        timeout_s = header_fields.apply(call.headers, request)
         with call.while_connected():
             response = await self._texts.embed(request, timeout_s, call.headers)
             answer = encode(embeddings_object(response, format_of(body)))
@@ -42,15 +40,8 @@ class Texts:
         body = await call.json()
         with bad_fields_refused():
             request, returned = rerank_request(body)
-        timeout_s = _apply(call, request)
+        timeout_s = header_fields.apply(call.headers, request)
         with call.while_connected():
             response = await self._texts.rerank(request, timeout_s, call.headers)
             answer = encode(rerank_object(response, request.documents, returned=returned))
             await call.answer(200, answer, {"x-request-id": response.request_id})
-
-
-def _apply(call: HttpCall, request: EmbedRequest | RerankRequest) -> float | None:
-    """Adds what the headers say to ``request``; returns the seconds that it may take."""
-    request.priority = value_of(Priority, header_fields.class_of(call.headers))
-    request.labels.update(header_fields.labels_of(call.headers))
-    return header_fields.timeout_s(call.headers, streams=False)
