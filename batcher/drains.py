@@ -37,7 +37,7 @@ class Drains:
         self, nats_client: Client, replicas: int, changed: Callable[[Drained], None]
     ) -> None:
         self._nats = nats_client
-        self._bucket = Bucket(jetstream.drains_bucket(), replicas, owner=False)
+        self._bucket = Bucket(jetstream.DRAINS, replicas, owner=False)
         self._changed = changed
         self._drained: Drained = {}
         self._told = asyncio.Event()

@@ -105,7 +105,7 @@ class _ModelNames:
 
 
 async def _mesh_key(settings: Settings, client: Client) -> str | None:
-    secrets_bucket = Bucket(jetstream.secrets_bucket(), settings.nats.replicas)
+    secrets_bucket = Bucket(jetstream.SECRETS, settings.nats.replicas)
     try:
         if settings.identity.enabled and settings.identity.mesh_key is None:
             await secrets_bucket.start(client)

@@ -55,7 +55,7 @@ class JobStore:
     def __init__(self, settings: JobsSettings, replicas: int, *, owner: bool = True) -> None:
         """``owner``: see `jetstream.ensure_stream`."""
         self._replicas, self._owner = replicas, owner
-        self._records = Bucket(jetstream.jobs_bucket(), replicas, owner=owner)
+        self._records = Bucket(jetstream.JOBS, replicas, owner=owner)
         self._streams = jetstream.job_streams(settings)
         self._jetstream: JetStreamContext | None = None
 

@@ -168,7 +168,7 @@ async def prepare_streams(settings: Settings) -> None:
     """
     client = await connect(settings.nats, OPERATOR, OPERATOR, lambda: None, settings.tls.mesh)
     try:
-        for config in (jetstream.jobs_bucket(), *jetstream.job_streams(settings.jobs)):
+        for config in (jetstream.JOBS, *jetstream.job_streams(settings.jobs)):
             await jetstream.ensure_stream(client.jetstream(), config, settings.nats.replicas)
     except nats.errors.Error as error:
         raise SetupError(

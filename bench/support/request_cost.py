@@ -197,7 +197,7 @@ def _trusted(mesh: Mesh) -> grpc.ChannelCredentials | None:
 async def made_key(mesh: Mesh) -> str:
     """An API key that the gateway of ``mesh`` knows."""
     client, made = await nats.connect(mesh.settings.nats.url), new_key()
-    bucket = Bucket(jetstream.api_keys_bucket())
+    bucket = Bucket(jetstream.API_KEYS)
     await bucket.start(client)
     record = ApiKeyRecord(digest=digest_of(made.text), tenant="acme", roles=["caller"])
     await bucket.write(made.id, record)

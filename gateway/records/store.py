@@ -81,7 +81,7 @@ class RecordStore:
             nats.errors.Error: JetStream does not answer, or refuses the limits.
         """
         self._client = client
-        kept, streams = self._settings, [jetstream.events_stream()]
+        kept, streams = self._settings, [jetstream.EVENTS]
         if kept.enabled:
             streams.append(jetstream.records_stream(kept.max_mib * _MIB, kept.max_age_h * 3600))
         if kept.audit_enabled:

@@ -64,28 +64,28 @@ class SharedState:
         self._reread = asyncio.Event()
         limits, cache = settings.gateway, settings.cache
         self.peers = peers = Peers(gateway_id)
-        self.policies = self._bucket(jetstream.policies_bucket())
-        self.api_keys = self._bucket(jetstream.api_keys_bucket())
-        self._secrets = self._bucket(jetstream.secrets_bucket())
+        self.policies = self._bucket(jetstream.POLICIES)
+        self.api_keys = self._bucket(jetstream.API_KEYS)
+        self._secrets = self._bucket(jetstream.SECRETS)
         self.resume_key = ResumeKey(limits.resume_key or "")
         keep_s = limits.replay_s if limits.replay_entries else 0.0
-        self.idempotency_keys = self._bucket(jetstream.keys_bucket())
+        self.idempotency_keys = self._bucket(jetstream.KEYS)
         self.keys = SharedKeys(registry, self.idempotency_keys, peers, keep_s)
         kept = jetstream.answers_bucket(cache.max_mib * 1024 * 1024, cache.max_age_s)
         self.answers = AnswerCache(cache, self._bucket(kept, opened=cache.enabled), peers)
-        self.drains = Drains(gateway_id, self._bucket(jetstream.drains_bucket()))
+        self.drains = Drains(gateway_id, self._bucket(jetstream.DRAINS))
         self.running = RunningRequests(registry, peers)
         self.limits = SharedLimits(usage, limiter, peers, connected, time.monotonic)
         self._spending = (
             SharedSpending(
                 usage.spending,
-                self._bucket(jetstream.spending_bucket()),
+                self._bucket(jetstream.SPENDING),
                 peers,
                 lambda: has_budgets() or usage.limits.has_costs,
             ),
             SharedSpending(
                 usage.days,
-                self._bucket(jetstream.days_bucket()),
+                self._bucket(jetstream.DAYS),
                 peers,
                 lambda: usage.limits.has_costs,
                 "days",

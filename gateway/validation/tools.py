@@ -15,7 +15,6 @@ TOOLS_BYTES_MAX: Final = 256 << 10
 DEPTH_MAX: Final = 64
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _CALL_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
-_FREE: Final = (pb.TOOL_CHOICE_MODE_UNSPECIFIED, pb.TOOL_CHOICE_MODE_AUTO)
 
 
 def tools_of(tools: Sequence[pb.Tool], found: FieldViolations) -> tuple[Tool, ...]:

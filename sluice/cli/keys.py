@@ -41,7 +41,7 @@ def _runner(
         if not settings.identity.api_keys:
             output.note("identity.api_keys is not set: this mesh does not ask for keys yet")
         async with connected(settings) as client:
-            bucket = Bucket(jetstream.api_keys_bucket(), settings.nats.replicas)
+            bucket = Bucket(jetstream.API_KEYS, settings.nats.replicas)
             await bucket.start(client)
             return await act(bucket)
 

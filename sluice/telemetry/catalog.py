@@ -78,7 +78,6 @@ STEP_SECONDS: Final = (
 """Bucket bounds of a step of an engine."""
 
 _MODEL: Final = names.GEN_AI_RESPONSE_MODEL
-_REQUEST_MODEL: Final = names.GEN_AI_REQUEST_MODEL
 _CLASS: Final = names.PRIORITY_CLASS
 _GEN_AI: Final = (names.GEN_AI_OPERATION, names.GEN_AI_SYSTEM, _MODEL, _CLASS)
 _OF_CLASS: Final = (_MODEL, _CLASS)

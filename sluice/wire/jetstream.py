@@ -36,24 +36,55 @@ MAX_DELIVER: Final = 5
 ACKS_PENDING_MAX: Final = 16_384
 """Tasks of one model on their way to batchers."""
 
-DEAD_LETTERS_MAX_BYTES: Final = 256 * 1024 * 1024
-EVENTS_MAX_BYTES: Final = 16 * 1024 * 1024
-KEYS_MAX_BYTES: Final = 256 * 1024 * 1024
-SPENDING_MAX_BYTES: Final = 64 * 1024 * 1024
-SPENDING_MAX_AGE_S: Final = 3660.0
-DAYS_MAX_AGE_S: Final = 32 * 86_400.0
-POLICIES_MAX_BYTES: Final = 16 * 1024 * 1024
-SECRETS_MAX_BYTES: Final = 1024 * 1024
-DRAINS_MAX_BYTES: Final = 1024 * 1024
-API_KEYS_MAX_BYTES: Final = 64 * 1024 * 1024
-JOBS_MAX_BYTES: Final = 256 * 1024 * 1024
-
 RETRY_AFTER_S: Final = 1.0
 FETCH_MAX: Final = 256
 _INACTIVE_S: Final = 30.0
 """The server deletes the consumer of an aborted read after this time."""
 _OTHER_CONFIGURATION: Final = 10058
 """JetStream's error code for a stream that exists with another configuration."""
+
+
+def _bucket(name: str, max_bytes: int, max_age_s: float | None = None) -> StreamConfig:
+    """A key-value bucket: the last message of each subject."""
+    config = _kept(name, subjects.bucket_prefix(name).removesuffix("."), max_bytes, max_age_s)
+    return config.evolve(max_msgs_per_subject=1)
+
+
+def _kept(name: str, prefix: str, max_bytes: int, max_age_s: float | None = None) -> StreamConfig:
+    """A stream of all below ``prefix`` that keeps what fits, the newest."""
+    return StreamConfig(
+        name=name,
+        subjects=[f"{prefix}.>"],
+        retention=RetentionPolicy.LIMITS,
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.OLD,
+        max_bytes=max_bytes,
+        max_age=max_age_s,
+    )
+
+
+_MIB: Final = 1024 * 1024
+
+DEAD_LETTERS: Final = _kept(subjects.DEAD_LETTERS_STREAM, subjects.DEAD_LETTERS, 256 * _MIB)
+"""Tasks that were given up, kept for operators; the oldest are deleted first."""
+EVENTS: Final = _kept(subjects.EVENTS_STREAM, subjects.EVENTS, 16 * _MIB).evolve(allow_direct=True)
+"""Events for operators; the oldest are deleted first."""
+KEYS: Final = _bucket(subjects.KEYS_BUCKET, 256 * _MIB).evolve(allow_msg_ttl=True)
+"""Idempotency keys that callers named, with the complete answers; each expires, the oldest are deleted first."""
+SPENDING: Final = _bucket(subjects.SPENDING_BUCKET, 64 * _MIB, max_age_s=3660.0)
+"""What each gateway's requests have cost in each minute of the last hour; the oldest are deleted first."""
+DAYS: Final = _bucket(subjects.DAYS_BUCKET, 64 * _MIB, max_age_s=32 * 86_400.0)
+"""What each gateway's requests have cost on each day of a month; the oldest are deleted first."""
+POLICIES: Final = _bucket(subjects.POLICIES_BUCKET, 16 * _MIB)
+"""The policies that gateways took with the last reload."""
+SECRETS: Final = _bucket(subjects.SECRETS_BUCKET, _MIB)
+"""Secrets that gateways share, and that no setting names."""
+DRAINS: Final = _bucket(subjects.DRAINS_BUCKET, _MIB)
+"""The workers that operators have drained."""
+API_KEYS: Final = _bucket(subjects.API_KEYS_BUCKET, 64 * _MIB).evolve(discard=DiscardPolicy.NEW)
+"""API keys by id; when it is full none is made."""
+JOBS: Final = _bucket(subjects.JOBS_BUCKET, 256 * _MIB).evolve(discard=DiscardPolicy.NEW)
+"""Records of jobs and uploads; when it is full no job is taken."""
 
 
 def tasks_stream(settings: NatsSettings) -> StreamConfig:
@@ -69,11 +100,6 @@ def tasks_stream(settings: NatsSettings) -> StreamConfig:
         max_bytes=settings.tasks_max_bytes,
         max_age=settings.tasks_max_age_s,
     )
-
-
-def dead_letters_stream() -> StreamConfig:
-    """Tasks that were given up, kept for operators; the oldest are deleted first."""
-    return _kept(subjects.DEAD_LETTERS_STREAM, subjects.DEAD_LETTERS, DEAD_LETTERS_MAX_BYTES)
 
 
 def records_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
@@ -94,55 +120,9 @@ def outcomes_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
     return config.evolve(max_msgs_per_subject=1, allow_direct=True, allow_msg_ttl=True)
 
 
-def events_stream() -> StreamConfig:
-    """Events for operators; the oldest are deleted first."""
-    config = _kept(subjects.EVENTS_STREAM, subjects.EVENTS, EVENTS_MAX_BYTES)
-    return config.evolve(allow_direct=True)
-
-
-def keys_bucket() -> StreamConfig:
-    """Idempotency keys that callers named, with the complete answers; each expires, the oldest are deleted first."""
-    return _bucket(subjects.KEYS_BUCKET, KEYS_MAX_BYTES).evolve(allow_msg_ttl=True)
-
-
 def answers_bucket(max_bytes: int, max_age_s: float) -> StreamConfig:
     """Answers for requests that are equal; the oldest are deleted first."""
     return _bucket(subjects.ANSWERS_BUCKET, max_bytes, max_age_s)
-
-
-def spending_bucket() -> StreamConfig:
-    """What each gateway's requests have cost in each minute of the last hour; the oldest are deleted first."""
-    return _bucket(subjects.SPENDING_BUCKET, SPENDING_MAX_BYTES, SPENDING_MAX_AGE_S)
-
-
-def days_bucket() -> StreamConfig:
-    """What each gateway's requests have cost on each day of a month; the oldest are deleted first."""
-    return _bucket(subjects.DAYS_BUCKET, SPENDING_MAX_BYTES, DAYS_MAX_AGE_S)
-
-
-def policies_bucket() -> StreamConfig:
-    """The policies that gateways took with the last reload."""
-    return _bucket(subjects.POLICIES_BUCKET, POLICIES_MAX_BYTES)
-
-
-def secrets_bucket() -> StreamConfig:
-    """Secrets that gateways share, and that no setting names."""
-    return _bucket(subjects.SECRETS_BUCKET, SECRETS_MAX_BYTES)
-
-
-def drains_bucket() -> StreamConfig:
-    """The workers that operators have drained."""
-    return _bucket(subjects.DRAINS_BUCKET, DRAINS_MAX_BYTES)
-
-
-def api_keys_bucket() -> StreamConfig:
-    """API keys by id; when it is full none is made."""
-    return _bucket(subjects.API_KEYS_BUCKET, API_KEYS_MAX_BYTES).evolve(discard=DiscardPolicy.NEW)
-
-
-def jobs_bucket() -> StreamConfig:
-    """Records of jobs and uploads; when it is full no job is taken."""
-    return _bucket(subjects.JOBS_BUCKET, JOBS_MAX_BYTES).evolve(discard=DiscardPolicy.NEW)
 
 
 def job_inputs_stream(max_bytes: int) -> StreamConfig:
@@ -162,25 +142,6 @@ def job_streams(settings: JobsSettings) -> tuple[StreamConfig, ...]:
     return (
         job_inputs_stream(settings.inputs_max_bytes),
         job_results_stream(settings.results_max_bytes),
-    )
-
-
-def _bucket(name: str, max_bytes: int, max_age_s: float | None = None) -> StreamConfig:
-    """A key-value bucket: the last message of each subject."""
-    config = _kept(name, subjects.bucket_prefix(name).removesuffix("."), max_bytes, max_age_s)
-    return config.evolve(max_msgs_per_subject=1)
-
-
-def _kept(name: str, prefix: str, max_bytes: int, max_age_s: float | None = None) -> StreamConfig:
-    """A stream of all below ``prefix`` that keeps what fits, the newest."""
-    return StreamConfig(
-        name=name,
-        subjects=[f"{prefix}.>"],
-        retention=RetentionPolicy.LIMITS,
-        storage=StorageType.FILE,
-        discard=DiscardPolicy.OLD,
-        max_bytes=max_bytes,
-        max_age=max_age_s,
     )
 
 
@@ -206,7 +167,7 @@ async def ensure_streams(
     js: JetStreamContext, settings: NatsSettings, *, owner: bool = True
 ) -> None:
     """Creates the streams of tasks, or gives those that exist their limits if this process is their ``owner``."""
-    for config in (tasks_stream(settings), dead_letters_stream()):
+    for config in (tasks_stream(settings), DEAD_LETTERS):
         await ensure_stream(js, config, settings.replicas, owner=owner)
 
 

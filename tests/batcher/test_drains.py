@@ -13,7 +13,7 @@ from tests.batcher.worker_double import WorkerDouble
 
 
 async def write(client: Client, *workers: str) -> None:
-    bucket = Bucket(jetstream.drains_bucket())
+    bucket = Bucket(jetstream.DRAINS)
     await bucket.start(client)
     drained = [DrainedWorker(model=ECHO.name, worker=name) for name in workers]
     await bucket.write(subjects.DRAINED_WORKERS, DrainRecord(workers=drained))

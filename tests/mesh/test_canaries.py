@@ -63,7 +63,7 @@ def settings_of(receiver: OtlpReceiver, folder: Path) -> Settings:
 async def made_key(mesh: Mesh) -> str:
     """An API key that the gateway accepts."""
     client, made = await nats.connect(mesh.nats_url), new_key()
-    bucket = Bucket(jetstream.api_keys_bucket())
+    bucket = Bucket(jetstream.API_KEYS)
     await bucket.start(client)
     record = ApiKeyRecord(digest=digest_of(made.text), tenant="acme", roles=["caller"])
     await bucket.write(made.id, record)

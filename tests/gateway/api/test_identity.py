@@ -69,7 +69,7 @@ async def secured(
 ) -> AsyncIterator[Secured]:
     issuer = Issuer()
     client = await nats.connect(url)
-    bucket = Bucket(jetstream.api_keys_bucket())
+    bucket = Bucket(jetstream.API_KEYS)
     await bucket.start(client)
     keys = {
         "acme": (await make_key(bucket, "acme"))[1],

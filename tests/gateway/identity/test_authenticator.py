@@ -144,7 +144,7 @@ async def test_a_file_of_keys_that_cannot_be_used_stops_the_start(
 async def test_a_revoked_key_is_refused_and_nats_away_changes_nothing(
     client: Client, tmp_path: Path
 ) -> None:
-    bucket = Bucket(jetstream.api_keys_bucket())
+    bucket = Bucket(jetstream.API_KEYS)
     await bucket.start(client)
     authenticator = Authenticator(IdentitySettings(api_keys=True))
     await authenticator.start(client)

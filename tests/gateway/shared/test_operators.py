@@ -109,7 +109,7 @@ async def test_a_worker_is_drained_and_put_back(wire: Wire) -> None:
     drain = pb.DrainWorkerRequest(model="small", worker="a:1/small")
     changed = await admin(wire).DrainWorker(drain)
     assert (changed.others, list(changed.drained)) == (1, ["small a:1/small"])
-    bucket = Bucket(jetstream.drains_bucket())
+    bucket = Bucket(jetstream.DRAINS)
     await bucket.start(wire.batcher.client)
     stored = await bucket.read(subjects.DRAINED_WORKERS, DrainRecord)
     assert stored is not None
