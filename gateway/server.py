@@ -363,7 +363,6 @@ class Gateway:
 
         app = make_app(
             self._generator,
-            TextCalls(self._generator),
             self._loads,
             self._jobs,
             self.authenticator,

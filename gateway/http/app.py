@@ -31,7 +31,6 @@ from sluice.openai.requests import URLS
 
 def make_app(
     generator: Generator,
-    text_calls: TextCalls,
     loads: ModelLoadTable,
     jobs: JobForwarder,
     authenticator: Authenticator,
@@ -67,7 +66,7 @@ def make_app(
         ready = serving()
         return JSONResponse({"status": "ok" if ready else "not ready"}, 200 if ready else 503)
 
-    texts = Texts(text_calls)
+    texts = Texts(TextCalls(generator))
     asking: dict[str, Behaviour] = {
         **{url: Completions(generator, catalog, url) for url in URLS},
         **{url: Audio(generator, catalog, url) for url in (TRANSCRIPTIONS, TRANSLATIONS)},

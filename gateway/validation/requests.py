@@ -123,27 +123,14 @@ def validate(
     if tools is not None:
         conversation = replace(conversation, tools=tools.tools)
     sampling = sampling_of(request.sampling, catalog.max_answer_tokens(request.model), found)
-    found.check(request.priority in _CLASSES, "priority", "is none of the known priorities")
-    _check_labels(request.labels, found)
-    found.check(
-        len(request.idempotency_key) <= MAX_KEY_CHARS,
-        "idempotency_key",
-        f"must have at most {MAX_KEY_CHARS} characters",
-    )
+    _check_priority_and_labels(request, found)
+    _check_key(request, found)
     gather_ms = _gather_ms(request, found)
     resume = _check_resume(request, sampling, catalog, found)
-    found.check(
-        sampling.n <= 1 or not request.HasField("resume"),
-        "resume",
-        "continues one answer, not n: ask again without it",
-    )
     choose = _model if audio is None else hearing_model
     model = choose(request.model, catalog, found)
     fingerprint = fingerprint_of(request)
-    version = ""
-    if resume:
-        versions = catalog.task_names(request.resume.model or request.model)
-        version = _issued_by(request, resume, sampling, fingerprint, resume_key, versions)
+    versions = catalog.task_names(request.resume.model or request.model) if resume else ()
     return ValidRequest(
         conversation=conversation,
         model=model,
@@ -161,7 +148,7 @@ def validate(
         accept_replace=request.accept_replace,
         gather_ms=gather_ms,
         resume_model=request.resume.model,
-        resume_version=version,
+        resume_version=_issued_by(request, resume, sampling, fingerprint, resume_key, versions),
         tools=tools,
         audio=audio,
     )
@@ -183,8 +170,7 @@ def valid_request(
     """
     if timeout_s <= 0:
         raise DeadlinePassed("the deadline passed before the request arrived")
-    found.check(request.priority in _CLASSES, "priority", "is none of the known priorities")
-    _check_labels(request.labels, found)
+    _check_priority_and_labels(request, found)
     found.raise_if_any()
     priority_class = _CLASSES[request.priority]
     return request_about(texts, tenant, request.labels, timeout_s, model, priority_class)
@@ -260,6 +246,21 @@ def _model(name: str, catalog: Catalog, found: FieldViolations) -> str | None:
     return None if name in ("", AUTO) else name
 
 
+def _check_priority_and_labels(
+    request: GenerateRequest | EmbedRequest | RerankRequest | ScoreRequest, found: FieldViolations
+) -> None:
+    found.check(request.priority in _CLASSES, "priority", "is none of the known priorities")
+    _check_labels(request.labels, found)
+
+
+def _check_key(request: GenerateRequest, found: FieldViolations) -> None:
+    found.check(
+        len(request.idempotency_key) <= MAX_KEY_CHARS,
+        "idempotency_key",
+        f"must have at most {MAX_KEY_CHARS} characters",
+    )
+
+
 def _check_labels(labels: Mapping[str, str], found: FieldViolations) -> None:
     found.check(len(labels) <= MAX_LABELS, "labels", f"has more than {MAX_LABELS} entries")
     found.check(
@@ -285,6 +286,11 @@ def _check_resume(
 ) -> tuple[VisibleToken, ...]:
     """The tokens that the caller holds. Also takes the seed from ``resume`` where ``sampling`` has none."""
     resume = request.resume
+    found.check(
+        sampling.n <= 1 or not request.HasField("resume"),
+        "resume",
+        "continues one answer, not n: ask again without it",
+    )
     limit = sampling.max_tokens or catalog.max_answer_tokens(request.model)
     if max(len(resume.token_ids), len(resume.hidden_indexes)) > limit:
         found.add("resume.token_ids", f"has more tokens than the limit of {limit}")
@@ -316,11 +322,13 @@ def _issued_by(
     resume_key: ResumeKey,
     versions: Sequence[str],
 ) -> str:
-    """Which of ``versions`` the tokens are of.
+    """Which of ``versions`` the tokens are of; empty without tokens.
 
     Raises:
         InvalidRequest: this mesh did not send them in answer to this request.
     """
+    if not held:
+        return ""
     seed = sampling.seed if sampling.temperature > 0 else 0
     for version in versions:
         if resume_key.issued(request.resume.resume_token, fingerprint, version, seed, held):
