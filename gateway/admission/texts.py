@@ -10,7 +10,7 @@ from sluice.errors import InvalidRequest
 from sluice.internal.v1.task_pb2 import Sampling, Values
 from sluice.v1.inference_pb2 import EmbedRequest, RerankRequest, ScoreRequest
 
-_SAMPLING: Final = Sampling(max_tokens=1, top_p=1.0, repetition_penalty=1.0)
+UNDRAWN: Final = Sampling(max_tokens=1, top_p=1.0, repetition_penalty=1.0)
 """Nothing is drawn, but every task has one."""
 
 
@@ -35,7 +35,7 @@ def embed_rows(
         token_ids = _tokens(model, prompt + turn.content)
         cut = _cut(model, f"texts[{place}]", len(token_ids), room, request.truncate)
         framed, _ = tokenizer.framed(token_ids[:room])
-        rows.append(PreparedPrompt(model, framed, _SAMPLING, None, values, cut))
+        rows.append(PreparedPrompt(model, framed, UNDRAWN, None, values, cut))
     return rows
 
 
@@ -54,7 +54,7 @@ def rerank_rows(
         token_ids = _tokens(model, document)
         cut = _cut(model, f"documents[{place}]", len(token_ids), room, request.truncate)
         framed, second = tokenizer.framed(asked, token_ids[:room])
-        rows.append(PreparedPrompt(model, framed, _SAMPLING, None, Values(second_text=second), cut))
+        rows.append(PreparedPrompt(model, framed, UNDRAWN, None, Values(second_text=second), cut))
     return rows
 
 
@@ -79,7 +79,7 @@ def _score_row(model: ServedModel, prompt: list[int], place: int, answer: str) -
     if not scored:
         raise InvalidRequest.of(f"answers[{place}]", "is one token, and there is none before it")
     _cut(model, f"answers[{place}]", len(token_ids), model.context_tokens, False)
-    return PreparedPrompt(model, token_ids[:-1], _SAMPLING, None, Values(scored_token_ids=scored))
+    return PreparedPrompt(model, token_ids[:-1], UNDRAWN, None, Values(scored_token_ids=scored))
 
 
 def _tokens(model: ServedModel, text: str) -> list[int]:

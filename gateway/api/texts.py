@@ -31,7 +31,6 @@ from sluice.internal.v1.frame_pb2 import RowTimings
 from sluice.telemetry import names
 from sluice.telemetry.tracing import TRACEPARENT, UNSAMPLED, headers_of
 from sluice.v1 import inference_pb2 as pb
-from sluice.wire import subjects
 
 TRACED_ROWS: Final = 16
 """Rows of a call whose way is traced; of thousands the spans would cost more than the work."""
@@ -220,9 +219,10 @@ class _Call:
             for number, row in enumerate(rows):
                 row_id = f"{self.request_id}-{number}"
                 self._rows.append(InternalRow(self._upstream, request, row, row_id, deadline))
-            with self._spans.hop(
-                names.SPAN_ATTEMPT, SpanKind.PRODUCER, self._row_attributes(admitted)
-            ) as span:
+            sent = row_attributes(
+                admitted.plan.model, self.request_id, request.priority_class
+            )
+            with self._spans.hop(names.SPAN_ATTEMPT, SpanKind.PRODUCER, sent) as span:
                 headers = headers_of(span)
                 for number, one in enumerate(self._rows):
                     one.send(headers if number < TRACED_ROWS else _untraced(headers))
@@ -261,16 +261,6 @@ class _Call:
             names.TENANT: request.tenant,
             names.REQUEST_ID: self.request_id,
             names.TEXTS: len(request.conversation.turns),
-        }
-
-    def _row_attributes(self, admitted: AdmittedTexts) -> Mapping[str, AttributeValue]:
-        model = admitted.plan.model
-        return {
-            names.GEN_AI_REQUEST_MODEL: model,
-            names.REQUEST_ID: self.request_id,
-            names.MESSAGING_SYSTEM: "nats",
-            names.MESSAGING_OPERATION: "send",
-            names.MESSAGING_DESTINATION: subjects.tasks(model, self._request.priority_class),
         }
 
 

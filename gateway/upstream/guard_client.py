@@ -14,6 +14,7 @@ from opentelemetry.util.types import AttributeValue
 
 from gateway.admission.entities import Asker, Reading
 from gateway.admission.prompts import PreparedPrompt
+from gateway.admission.texts import UNDRAWN
 from gateway.models.catalog import ServedModel
 from gateway.models.tokenizer import Segment, TemplateRefused
 from gateway.safety.actions import Action
@@ -56,8 +57,6 @@ _THREAD_CHARS: Final = 8192
 _ALTERNATIVES: Final = 16
 
 _T = TypeVar("_T")
-_UNDRAWN: Final = Sampling(max_tokens=1, top_p=1.0, repetition_penalty=1.0)
-"""A token classifier draws nothing, but every task has sampling parameters."""
 
 _FAILURES: Final[tuple[tuple[type[SluiceError], Failure], ...]] = (
     (DeadlinePassed, Failure.TIMEOUT),
@@ -168,7 +167,7 @@ class GuardClient:
         if len(segments) > READ_SEGMENTS_MAX:
             raise _NoVerdict(Failure.TOO_LONG)
         prepared = [
-            PreparedPrompt(model, segment.token_ids, _UNDRAWN, None, Values())
+            PreparedPrompt(model, segment.token_ids, UNDRAWN, None, Values())
             for _, segment in segments
         ]
         answered = await self._compute(rows, prepared, SamplingParams())

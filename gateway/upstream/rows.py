@@ -267,14 +267,19 @@ class InternalRow:
 
 def attempt_headers(context: RequestContext, attempt: ModelAttempt) -> Mapping[str, str]:
     """Begins the span of ``attempt``; what its tasks carry of it."""
-    attributes = {
-        names.GEN_AI_REQUEST_MODEL: attempt.model,
-        names.REQUEST_ID: attempt.row_id,
+    attributes = row_attributes(attempt.model, attempt.row_id, context.request.priority_class)
+    return headers_of(context.spans.start_attempt(attempt.row_id, attributes))
+
+
+def row_attributes(model: str, row_id: str, priority_class: str) -> Mapping[str, str]:
+    """Of the span of a row, or of several that are sent together."""
+    return {
+        names.GEN_AI_REQUEST_MODEL: model,
+        names.REQUEST_ID: row_id,
         names.MESSAGING_SYSTEM: "nats",
         names.MESSAGING_OPERATION: "send",
-        names.MESSAGING_DESTINATION: subjects.tasks(attempt.model, context.request.priority_class),
+        names.MESSAGING_DESTINATION: subjects.tasks(model, priority_class),
     }
-    return headers_of(context.spans.start_attempt(attempt.row_id, attributes))
 
 
 def already_complete(sampling: Sampling, transcript: Transcript) -> "FinishReason.ValueType | None":

@@ -1,6 +1,5 @@
 """The questions of `sluice eval`: loads them from the support tasks or a CSV file, and asks them."""
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from sluice.cli import tables
 from sluice.cli.failure import CommandFailed
 from sluice.cli.scores import Result
 from sluice.client import AnswerBuilder, AsyncClient, Delta, GenerateOptions, ModelUsage
+from sluice.client.batch import all_aio
 from sluice.errors import SluiceError
 
 Split = Literal["train", "heldout"]
@@ -86,14 +86,11 @@ async def ask_all(
     """
     order = list(range(len(questions)))
     Random(0).shuffle(order)
-    room = asyncio.Semaphore(concurrency)
-    found: dict[int, Result] = {}
 
-    async def ask(at: int) -> None:
-        async with room:
-            found[at] = await _ask(client, asked, questions[at], options)
+    async def ask(place: int) -> Result:
+        return await _ask(client, asked, questions[order[place]], options)
 
-    await asyncio.gather(*(ask(at) for at in order))
+    found = dict(zip(order, await all_aio(ask, len(order), concurrency), strict=True))
     return [found[at] for at in range(len(questions))]
 
 
