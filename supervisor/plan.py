@@ -72,35 +72,25 @@ EXTERNAL_BOUND_S: Final = 3.0
 
 
 @dataclass(frozen=True)
-class GatewayConfig:
-    """One gateway.
+class ServerConfig:
+    """One gateway, or one process that runs jobs.
 
     Attributes:
         name: of its process: "gateway", then "gateway.1".
         address: host and port of gRPC.
-        http: host and port of OpenAI's API, if it has one.
         page: host and port of its page of metrics, if it has one.
-    """
-
-    name: str
-    address: str
-    http: str | None
-    page: str | None
-
-
-@dataclass(frozen=True)
-class JobsConfig:
-    """One process that runs jobs.
-
-    Attributes:
-        name: of its process: "jobs", then "jobs.1".
-        address: host and port of gRPC.
-        page: its metrics; None: none.
+        http: host and port of OpenAI's API, if it has one.
     """
 
     name: str
     address: str
     page: str | None = None
+    http: str | None = None
+
+    @property
+    def port(self) -> int:
+        """Of gRPC."""
+        return int(self.address.rpartition(":")[2])
 
 
 @dataclass(frozen=True)
@@ -143,8 +133,8 @@ class MeshPlan:
     nats: NatsConfig | None
     tritons: tuple[TritonConfig, ...]
     remotes: tuple[RemoteConfig, ...]
-    gateways: tuple[GatewayConfig, ...]
-    jobs: tuple[JobsConfig, ...]
+    gateways: tuple[ServerConfig, ...]
+    jobs: tuple[ServerConfig, ...]
     authority: Authority | None = None
 
     @property
@@ -411,13 +401,12 @@ def batcher_spec(plan: MeshPlan) -> ChildSpec:
     return _named(plan, replace(spec, page=plan.settings.telemetry.prometheus.batcher))
 
 
-def gateway_spec(plan: MeshPlan, config: GatewayConfig) -> ChildSpec:
+def gateway_spec(plan: MeshPlan, config: ServerConfig) -> ChildSpec:
     """One of the gateways; makes the key of resume tokens, unless the settings have one.
 
     They share a file; where their addresses differ the environment says so.
     """
-    port = int(config.address.rpartition(":")[2])
-    spec = _python_spec(GATEWAY, plan.state, port, plan.settings.gateway.drain_s)
+    spec = _python_spec(GATEWAY, plan.state, config.port, plan.settings.gateway.drain_s)
     own = {
         RESUME_KEY: plan.settings.gateway.resume_key or plan.state.resume_key(),
         MESH_KEY: plan.settings.identity.mesh_key or plan.state.mesh_key(),
@@ -433,10 +422,9 @@ def gateway_spec(plan: MeshPlan, config: GatewayConfig) -> ChildSpec:
     return _named(plan, replace(spec, name=config.name, env=env, log=log, page=config.page))
 
 
-def jobs_spec(plan: MeshPlan, config: JobsConfig) -> ChildSpec:
+def jobs_spec(plan: MeshPlan, config: ServerConfig) -> ChildSpec:
     """One of the processes that run jobs. It keeps its name, so that it goes on with its jobs at once."""
-    port = int(config.address.rpartition(":")[2])
-    spec = _python_spec(JOBS, plan.state, port, plan.settings.jobs.drain_s)
+    spec = _python_spec(JOBS, plan.state, config.port, plan.settings.jobs.drain_s)
     argv = (*spec.argv, "--id", id_of(config.name))
     key = plan.settings.identity.mesh_key or plan.state.mesh_key()
     own = {"SLUICE_JOBS__ADDRESS": config.address, MESH_KEY: key}
@@ -462,17 +450,17 @@ def _certificate(plan: MeshPlan, process: str) -> dict[str, str]:
     return {CERTIFICATE_FOLDER: str(plan.authority.of(id_of(process)))}
 
 
-def _plan_jobs(settings: Settings, taken: set[int]) -> tuple[JobsConfig, ...]:
+def _plan_jobs(settings: Settings, taken: set[int]) -> tuple[ServerConfig, ...]:
     count = settings.jobs.replicas
     if not count:
         return ()
     addresses = _own_addresses("jobs.address", settings.jobs.address, count, taken)
     pages = _pages("jobs", settings.telemetry.prometheus.jobs, count, taken)
     names = [JOBS, *(f"{JOBS}.{number}" for number in range(1, count))]
-    return tuple(map(JobsConfig, names, addresses, pages))
+    return tuple(map(ServerConfig, names, addresses, pages))
 
 
-def _plan_gateways(settings: Settings, taken: set[int]) -> tuple[GatewayConfig, ...]:
+def _plan_gateways(settings: Settings, taken: set[int]) -> tuple[ServerConfig, ...]:
     count = settings.gateway.replicas
     for key, address in (
         ("gateway.address", settings.gateway.address),
@@ -488,7 +476,7 @@ def _plan_gateways(settings: Settings, taken: set[int]) -> tuple[GatewayConfig, 
         https = [*_addresses("http.address", http, count, taken)]
     pages = _pages("gateway", page, count, taken)
     names = [GATEWAY, *(f"{GATEWAY}.{number}" for number in range(1, count))]
-    return tuple(map(GatewayConfig, names, addresses, https, pages))
+    return tuple(map(ServerConfig, names, addresses, pages, https))
 
 
 def _own_page(process: str, address: str | None, taken: set[int]) -> str | None:
@@ -498,13 +486,9 @@ def _own_page(process: str, address: str | None, taken: set[int]) -> str | None:
 
 def _pages(process: str, address: str | None, count: int, taken: set[int]) -> list[str | None]:
     """The same of several processes."""
-    return _optional_addresses(f"telemetry.prometheus.{process}", address, count, taken)
-
-
-def _optional_addresses(
-    key: str, address: str | None, count: int, taken: set[int]
-) -> list[str | None]:
-    return [None] * count if address is None else [*_own_addresses(key, address, count, taken)]
+    if address is None:
+        return [None] * count
+    return [*_own_addresses(f"telemetry.prometheus.{process}", address, count, taken)]
 
 
 def _own_addresses(key: str, address: str, count: int, taken: set[int]) -> list[str]:
@@ -614,8 +598,8 @@ def _check_external(key: str, *urls: str) -> None:
 
 def _resolve(
     settings: Settings,
-    gateways: tuple[GatewayConfig, ...],
-    jobs: tuple[JobsConfig, ...],
+    gateways: tuple[ServerConfig, ...],
+    jobs: tuple[ServerConfig, ...],
     batcher_page: str | None,
     nats_config: NatsConfig | None,
     workers: Sequence[tuple[str, str]],
