@@ -26,6 +26,7 @@ from sluice.settings import Settings, SettingsError
 from sluice.settings.reload import reloading
 from sluice.startup import check_reach, freeze_heap
 
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """As of `Program`. A reload is not needed before the configuration has been read."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

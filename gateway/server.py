@@ -22,7 +22,7 @@ from gateway.api.admin_service import ADMIN_SERVICE, AdminService
 from gateway.api.generate import Generator, RequestObservers
 from gateway.api.health import SERVICE, GatewayHealth
 from gateway.api.inference_service import InferenceService
-from gateway.api.interceptor import Callers, ErrorInterceptor
+from gateway.api.interceptor import ErrorInterceptor
 from gateway.api.items_service import ItemsService
 from gateway.api.job_forwarder import JOB_SERVICE, JobForwarder
 from gateway.api.reflection import add_reflection
@@ -335,10 +335,11 @@ class Gateway:
         settings, limits = self._settings, self._settings.gateway
         hears = bool(self._admission.catalog.hearing)
         audio_max_bytes = int(limits.audio_max_s * BYTES_A_SECOND) + HEAD_BYTES if hears else 0
-        callers = Callers(self.authenticator)
         grpc_server = GrpcServer(
             settings,
-            ErrorInterceptor(limits.max_message_bytes, self._limiter, callers, audio_max_bytes),
+            ErrorInterceptor(
+                limits.max_message_bytes, self._limiter, self.authenticator, audio_max_bytes
+            ),
         )
         server, texts = grpc_server.server, TextCalls(self._generator)
         inference = InferenceService(self._generator, texts, self._loads)

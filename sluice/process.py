@@ -78,7 +78,11 @@ class Program:
         return 0
 
     async def _run(self, settings: Settings, name: str, config: Path) -> None:
-        stop, service, key = stop_event(), f"sluice-{self.name}", f"telemetry.prometheus.{self.name}"
+        stop, service, key = (
+            stop_event(),
+            f"sluice-{self.name}",
+            f"telemetry.prometheus.{self.name}",
+        )
         page = getattr(settings.telemetry.prometheus, self.name)
         with prompt_grpc_events(), measuring(service, name, page, key) as metrics:
             registry = metrics.registry

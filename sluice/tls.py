@@ -145,9 +145,7 @@ class ClientContext:
     def __init__(self, folder: Path) -> None:
         """Raises SettingsError as `read_pair` and `read_authorities`."""
         self._folder = folder
-        self._files = _Files(
-            self._read, folder / CERTIFICATE, folder / KEY, folder / AUTHORITIES
-        )
+        self._files = _Files(self._read, folder / CERTIFICATE, folder / KEY, folder / AUTHORITIES)
         self.context = ssl.create_default_context(cadata=self._files.current)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self._load()

@@ -239,9 +239,7 @@ class Admission:
             partial(self._prepare_governed, request, prompt, decided.scheduling),
         )
 
-    async def admit_texts(
-        self, incoming: IncomingRequest, prepare: PrepareTexts
-    ) -> AdmittedTexts:
+    async def admit_texts(self, incoming: IncomingRequest, prepare: PrepareTexts) -> AdmittedTexts:
         """As `admit`, of a request whose texts ``prepare`` makes a row each; raises as that."""
         decided = await self._decide(incoming, one_prompt=False)
         plan, conversation = decided.plan, decided.prompt.conversation

@@ -88,7 +88,7 @@ class UsageAccounting:
     def hold_longest(
         self, reservation: Reservation, payer: Payer, *prepared: PreparedPrompt | None
     ) -> None:
-        """A request of ``payer`` may take, and cost, the longest answers to ``prepared`` prompts; raises LimitReached."""
+        """A request of ``payer`` may take and cost the longest answers to ``prepared``; raises LimitReached."""
         rows = [one for one in prepared if one is not None]
         lengths = [(len(one.prompt_token_ids), one.sampling.max_tokens) for one in rows]
         costs = (

@@ -39,21 +39,6 @@ ABORT_S: Final = 5.0
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
 
 
-class Callers:
-    """Finds out who makes a gRPC call, and whether it may."""
-
-    def __init__(self, authenticator: Authenticator) -> None:
-        self._authenticator = authenticator
-
-    async def admit(self, context: Any, method: str, roles: frozenset[str]) -> Caller:
-        """The caller, `current_caller` from now on in this task; raises as `Authenticator.caller_of`."""
-        names = _certificate_names(context) if self._authenticator.takes_certificates else ()
-        caller = await self._authenticator.caller_of(metadata_of(context), names)
-        caller.require(roles, method.removeprefix("/"))
-        set_caller(caller)
-        return caller
-
-
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Authenticates all calls; parses and counts requests of ``sluice.*``, and turns errors into statuses.
 
@@ -65,14 +50,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         self,
         max_message_bytes: int,
         limiter: ClassLimiter,
-        callers: Callers,
+        authenticator: Authenticator,
         audio_max_bytes: int = 0,
     ) -> None:
         """``audio_max_bytes``: what a message may have in addition, if that is audio."""
         self._max_message_bytes = max_message_bytes
         self.max_bytes = max_message_bytes + audio_max_bytes
         self._limiter = limiter
-        self._callers = callers
+        self._authenticator = authenticator
         self._handlers: dict[str, Any] = {}
         """By method."""
 
@@ -96,15 +81,23 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         made = self._handlers[method] = self._parsed(method, handler)
         return made
 
+    async def _admit(self, context: Any, method: str, roles: frozenset[str]) -> Caller:
+        """The caller, `current_caller` from now on in this task; raises as `Authenticator.caller_of`."""
+        names = _certificate_names(context) if self._authenticator.takes_certificates else ()
+        caller = await self._authenticator.caller_of(metadata_of(context), names)
+        caller.require(roles, method.removeprefix("/"))
+        set_caller(caller)
+        return caller
+
     def _authenticated(self, method: str, handler: Any) -> Any:
         """Of a method with many requests, which parses and counts them itself: items, jobs, reflection."""
         assert handler.stream_stream is not None, "others are ours"
-        behaviour, callers, roles = handler.stream_stream, self._callers, roles_for(method)
+        behaviour, roles = handler.stream_stream, roles_for(method)
         generates = inspect.isasyncgenfunction(behaviour)
 
         async def guarded(requests: Any, context: Any) -> None:
             try:
-                await callers.admit(context, method, roles)
+                await self._admit(context, method, roles)
             except SluiceError as error:
                 await abort(context, error)
             if not generates:
@@ -123,7 +116,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             grpc.unary_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
         )
         behaviour = handler.unary_stream if streams else handler.unary_unary
-        admit = partial(self._callers.admit, method=method, roles=roles_for(method))
+        admit = partial(self._admit, method=method, roles=roles_for(method))
         return make(
             _guarded(behaviour, None if method in _OPERATORS else self._limiter, admit),
             request_deserializer=self._deserializer(handler.request_deserializer),

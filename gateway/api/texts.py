@@ -23,7 +23,7 @@ from gateway.records.record_builder import RecordBuilder
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.lifecycle import RequestTimings
 from gateway.telemetry.spans import CallSpans
-from gateway.upstream.rows import InternalRow
+from gateway.upstream.rows import InternalRow, row_attributes
 from gateway.validation.requests import WORKLOAD_LABEL, ValidRequest
 from gateway.validation.texts import validate_embed, validate_rerank, validate_score
 from sluice.errors import DeadlinePassed, SluiceError
@@ -219,9 +219,7 @@ class _Call:
             for number, row in enumerate(rows):
                 row_id = f"{self.request_id}-{number}"
                 self._rows.append(InternalRow(self._upstream, request, row, row_id, deadline))
-            sent = row_attributes(
-                admitted.plan.model, self.request_id, request.priority_class
-            )
+            sent = row_attributes(admitted.plan.model, self.request_id, request.priority_class)
             with self._spans.hop(names.SPAN_ATTEMPT, SpanKind.PRODUCER, sent) as span:
                 headers = headers_of(span)
                 for number, one in enumerate(self._rows):

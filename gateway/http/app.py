@@ -15,7 +15,7 @@ from gateway.api.job_forwarder import JobForwarder
 from gateway.api.texts import TextCalls
 from gateway.http.audio import TRANSCRIPTIONS, TRANSLATIONS, Audio
 from gateway.http.batches import Batches, Files
-from gateway.http.call import CallChecks, Behaviour, Endpoint
+from gateway.http.call import Behaviour, CallChecks, Endpoint
 from gateway.http.completions import Completions
 from gateway.http.headers import class_of
 from gateway.http.models import Models

@@ -195,9 +195,7 @@ class RecordStore:
         """The audit entry of a request of ``tenant`` (None: of any); raises `RecordUnknown` when there is none."""
         if not self._settings.audit_enabled:
             raise RecordUnknown("the audit is switched off: see records.audit_enabled")
-        subject = (
-            subjects.audit(tenant or subjects.ANY, request_id)
-        )
+        subject = subjects.audit(tenant or subjects.ANY, request_id)
         return unpack(AuditEntry, _known(await self._last(subjects.AUDIT_STREAM, subject)))
 
     async def list_outcomes(
@@ -254,7 +252,9 @@ class RecordStore:
         """None: nothing is kept, or the tenant does not opt in any more."""
         if not self._outcomes.tenants:
             return None
-        data = await self._last(subjects.OUTCOMES_STREAM, subjects.outcome(subjects.ANY, request_id))
+        data = await self._last(
+            subjects.OUTCOMES_STREAM, subjects.outcome(subjects.ANY, request_id)
+        )
         outcome = None if data is None else unpack(Outcome, data)
         return outcome if outcome and outcome.tenant in self._outcomes.tenants else None
 

@@ -11,7 +11,6 @@ from gateway.admission.overload import OverloadControl
 from gateway.admission.pipeline import Admission, AdmittedRequest, IncomingRequest
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.usage import UsageAccounting
-from gateway.records.record_builder import RecordBuilder
 from gateway.streaming.assembler import Assembler
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.dispatch import SentRow
@@ -20,7 +19,6 @@ from gateway.streaming.registry import Registry
 from gateway.streaming.resume_token import ResumeKey
 from gateway.streaming.stream import Stream
 from gateway.streaming.transcript import Transcript
-from gateway.telemetry.spans import CallSpans
 from gateway.upstream.nats_transport import NatsTransport
 from gateway.validation.requests import ValidRequest
 from sluice.errors import Cancelled

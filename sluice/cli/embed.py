@@ -16,7 +16,7 @@ import typer
 
 from sluice.cli import options, output
 from sluice.cli.option_groups import Group
-from sluice.client import Client, Embeddings
+from sluice.client import Embeddings
 from sluice.errors import InputInvalid
 
 WINDOW: Final = 2048

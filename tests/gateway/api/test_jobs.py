@@ -9,7 +9,7 @@ import pytest
 from google.rpc import status_pb2
 
 from gateway.admission.class_limiter import ClassLimiter
-from gateway.api.interceptor import Callers, ErrorInterceptor
+from gateway.api.interceptor import ErrorInterceptor
 from gateway.api.job_forwarder import JobForwarder
 from gateway.identity.authenticator import Authenticator
 from sluice import errors
@@ -108,9 +108,9 @@ class Jobs(JobServiceServicer):
 
 async def forwarding(address: str) -> tuple[grpc.aio.Server, Any, JobForwarder]:
     forwarder = JobForwarder(JobsSettings(address=address), lambda: "the key of the mesh")
-    callers = Callers(Authenticator(IdentitySettings()))
+    authenticator = Authenticator(IdentitySettings())
     limiter = ClassLimiter(8, CallShares())
-    server = grpc.aio.server(interceptors=[ErrorInterceptor(1 << 20, limiter, callers)])
+    server = grpc.aio.server(interceptors=[ErrorInterceptor(1 << 20, limiter, authenticator)])
     server.add_generic_rpc_handlers((forwarder,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from gateway.admission.class_limiter import ClassLimiter
-from gateway.api.interceptor import Callers, ErrorInterceptor
+from gateway.api.interceptor import ErrorInterceptor
 from gateway.identity.authenticator import Authenticator
 from gateway.routing.learned.artefact import load
 from learning import train as training
@@ -48,9 +48,9 @@ class Admin(AdminServiceServicer):
 
 @asynccontextmanager
 async def serving(rows: Sequence[StreamOutcomesResponse]) -> AsyncIterator[tuple[Admin, str]]:
-    callers = Callers(Authenticator(IdentitySettings()))
+    authenticator = Authenticator(IdentitySettings())
     limiter = ClassLimiter(8, CallShares())
-    server = grpc.aio.server(interceptors=[ErrorInterceptor(1 << 20, limiter, callers)])
+    server = grpc.aio.server(interceptors=[ErrorInterceptor(1 << 20, limiter, authenticator)])
     service = Admin(rows)
     add_AdminServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
