@@ -136,10 +136,8 @@ def list_jobs(
     """List the jobs, newest first."""
     states = [_state_of(word) for word in state or ()]
     jobs = list(client.jobs.list(states))
-    if as_json:
-        output.write_json({"jobs": [batch_view.job_object(job) for job in jobs]})
-    else:
-        batch_view.write_table(jobs)
+    described = {"jobs": [batch_view.job_object(job) for job in jobs]}
+    output.show(as_json, described, lambda: batch_view.write_table(jobs))
 
 
 @batch.command()
@@ -170,10 +168,8 @@ def results(
                 output.write_json(output_line(job, result))
             return
         _fill(file, job, found)
-    if as_json:
-        output.write_json({"id": job, "out": str(out), "lines": file.lines})
-    else:
-        print(f"{out}: {file.lines} lines")
+    described = {"id": job, "out": str(out), "lines": file.lines}
+    output.show(as_json, described, f"{out}: {file.lines} lines")
 
 
 @batch.command("dead-letters")
@@ -210,10 +206,7 @@ def retry(
 ) -> None:
     """Run the dead letters of a job that is over again."""
     count = client.jobs.retry(job, reason or ())
-    if as_json:
-        output.write_json({"id": job, "items": count})
-    else:
-        print(f"{count} items of {job} run again")
+    output.show(as_json, {"id": job, "items": count}, f"{count} items of {job} run again")
 
 
 @batch.command()
@@ -314,7 +307,4 @@ def _fill(file: OutFile, job_id: str, found: Iterable[pb.JobResult]) -> None:
 
 
 def _print(job: pb.Job, as_json: bool) -> None:
-    if as_json:
-        output.write_json(batch_view.job_object(job))
-    else:
-        batch_view.show(job)
+    output.show(as_json, batch_view.job_object(job), lambda: batch_view.show(job))

@@ -57,10 +57,9 @@ def create(
 def list_(*, authority: OfMesh, as_json: options.Json = False) -> None:
     """List certificates, and how long they are valid."""
     issued = authority.issued()
-    if as_json:
-        output.write_json({"certificates": [_json(one) for one in issued]})
-        return
-    output.write_table(("process", "expires", "names", "file"), [_row(one) for one in issued])
+    headers, rows = ("process", "expires", "names", "file"), [_row(one) for one in issued]
+    described = {"certificates": [_json(one) for one in issued]}
+    output.show(as_json, described, lambda: output.write_table(headers, rows))
 
 
 @certs.command()
@@ -109,10 +108,8 @@ def _default_processes() -> list[str]:
 
 
 def _write_made(made: list[Path], nothing: str, as_json: bool) -> None:
-    if as_json:
-        output.write_json({"made": [str(file) for file in made]})
-    else:
-        print("\n".join(map(str, made)) or nothing)
+    files = [str(file) for file in made]
+    output.show(as_json, {"made": files}, "\n".join(files) or nothing)
 
 
 def _json(one: "Issued") -> dict[str, object]:

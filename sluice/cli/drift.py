@@ -9,13 +9,8 @@ from sluice.client.lookups import AccuracyDrift, InputDrift, RouterHealth
 def drift(client: options.OperatorClient, as_json: options.Json = False) -> None:
     """Show whether inputs and accuracy of the learned routers have drifted, as one gateway has seen it."""
     routers = client.router_health()
-    if as_json:
-        output.write_json({"routers": [asdict(router) for router in routers]})
-        return
-    for router in routers:
-        print(line_of(router))
-    if not routers:
-        print("no learned router is in use")
+    text = "\n".join(map(line_of, routers)) or "no learned router is in use"
+    output.show(as_json, {"routers": [asdict(router) for router in routers]}, text)
 
 
 def line_of(router: RouterHealth) -> str:

@@ -96,11 +96,9 @@ def embed(
             count, tokens = count + len(window), tokens + found.prompt_tokens
             served_by = found.model
     took_s = monotonic() - began
-    if as_json:
-        done = {"texts": count, "tokens": tokens, "model": served_by}
-        output.write_json({**done, "seconds": round(took_s, 3)})
-    else:
-        output.note(f"{count} texts, {tokens} tokens, {count / took_s:.1f} texts/s")
+    done = {"texts": count, "tokens": tokens, "model": served_by, "seconds": round(took_s, 3)}
+    text = f"{count} texts, {tokens} tokens, {count / took_s:.1f} texts/s"
+    output.show(as_json, done, lambda: output.note(text))
 
 
 @contextmanager

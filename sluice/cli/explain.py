@@ -34,11 +34,8 @@ def explain(
     """Show the decisions about a request: findings, route, batch, worker, tokens, cost. No text is kept."""
     found: pb.GetRequestRecordResponse | pb.GetAuditEntryResponse
     found = client.audit(request_id) if audit else client.explain(request_id)
-    if as_json:
-        output.write_json(_object(found))
-        return
-    for line in _lines(found) if isinstance(found, pb.GetRequestRecordResponse) else _audit(found):
-        print(line)
+    lines = _lines(found) if isinstance(found, pb.GetRequestRecordResponse) else _audit(found)
+    output.show(as_json, _object(found), "\n".join(lines))
 
 
 def feedback(

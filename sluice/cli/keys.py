@@ -120,11 +120,9 @@ def list_(
         return [described for _, described in sorted(found, key=lambda one: one[0])]
 
     found = in_bucket(read)
-    if as_json:
-        output.write_json({"keys": found})
-        return
     columns = ("id", "tenant", "roles", "name", "created", "state")
-    output.write_table(columns, [[one[column] for column in columns] for one in found])
+    rows = [[one[column] for column in columns] for one in found]
+    output.show(as_json, {"keys": found}, lambda: output.write_table(columns, rows))
 
 
 @keys.command()
@@ -175,10 +173,8 @@ def revoke(
         return _described(key_id, record)
 
     revoked = in_bucket(end)
-    if as_json:
-        output.write_json(revoked)
-    else:
-        print(f"{key_id} of {revoked['tenant']} is revoked; gateways refuse it within 5 s")
+    text = f"{key_id} of {revoked['tenant']} is revoked; gateways refuse it within 5 s"
+    output.show(as_json, revoked, text)
 
 
 async def _read(bucket: "Bucket", key_id: str) -> tuple["ApiKeyRecord", int]:

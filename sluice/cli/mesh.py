@@ -119,10 +119,8 @@ def status(state_dir: options.StateDir = None, as_json: options.Json = False) ->
 def models(client: options.OperatorClient, as_json: options.Json = False) -> None:
     """List the models of the mesh, and whether each can answer now."""
     listed = client.list_models()
-    if as_json:
-        output.write_json({"models": [asdict(model) for model in listed]})
-    else:
-        _write_models(listed)
+    described = {"models": [asdict(model) for model in listed]}
+    output.show(as_json, described, lambda: _write_models(listed))
 
 
 def _state_dir(named: Path | None) -> "StateDir":

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final, TextIO
 
@@ -17,6 +17,16 @@ _CONTROL: Final = dict.fromkeys(
 def write_json(value: Any) -> None:
     """One JSON value on one line of stdout."""
     print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+def show(as_json: bool, described: Any, text: str | Callable[[], object]) -> None:
+    """What a command has to say: ``described`` for programs, or for people ``text``, which may print itself."""
+    if as_json:
+        write_json(described)
+    elif callable(text):
+        text()
+    else:
+        print(text)
 
 
 def write_text(text: str, stream: TextIO | None = None) -> None:

@@ -102,7 +102,7 @@ def plan(
                 found, setup, slos, share=share, workers_max=workers_max, worker_hour_price=price
             )
         )
-        _write_trace(planned, as_json)
+        output.show(as_json, asdict(planned), lambda: _show_trace(planned))
         return
     if traffic.trace is not None or traffic.arrivals:
         raise typer.BadParameter("give either --documents or traffic")
@@ -117,13 +117,10 @@ def plan(
         cost_error=workers.cost_error(),
         worker_hour_price=price,
     )
-    _write_job(computed, as_json)
+    output.show(as_json, asdict(computed), lambda: _show_job(computed))
 
 
-def _write_trace(planned: "TracePlan", as_json: bool) -> None:
-    if as_json:
-        output.write_json(asdict(planned))
-        return
+def _show_trace(planned: "TracePlan") -> None:
     shown = {f"{planned.workers} workers": planned.summary}
     if planned.one_less is not None:
         shown[f"{planned.workers - 1} workers"] = planned.one_less
@@ -131,10 +128,7 @@ def _write_trace(planned: "TracePlan", as_json: bool) -> None:
     print(f"\n{planned.workers} workers meet the SLOs")
 
 
-def _write_job(job: "JobPlan", as_json: bool) -> None:
-    if as_json:
-        output.write_json(asdict(job))
-        return
+def _show_job(job: "JobPlan") -> None:
     rows = [
         ("documents a second needed", f"{job.documents_per_s:.4g}"),
         ("documents a second of one worker, computed", f"{job.worker_documents_per_s:.4g}"),

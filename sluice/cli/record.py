@@ -50,10 +50,8 @@ def record(
     if not recorder.written:
         raise failure.CommandFailed("NOTHING_RECORDED", "no request ended while it was recorded")
     done = {"out": str(out), "requests": recorder.written, "unfinished": recorder.unfinished}
-    if as_json:
-        output.write_json(done)
-    else:
-        print(f"wrote {recorder.written} requests to {out}; {recorder.unfinished} had no end yet")
+    text = f"wrote {recorder.written} requests to {out}; {recorder.unfinished} had no end yet"
+    output.show(as_json, done, text)
 
 
 class Recorder:

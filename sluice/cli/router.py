@@ -97,10 +97,7 @@ def router(
         told = _score(files or [], out, cascade)
     else:
         told = _report(files or [], out, cascade, seed)
-    if as_json:
-        output.write_json(told)
-    else:
-        _show(told)
+    output.show(as_json, told, lambda: _show(told))
 
 
 def _train(files: Sequence[Path], out: Path, training: TrainingOptions) -> dict[str, Any]:

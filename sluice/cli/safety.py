@@ -42,10 +42,7 @@ def safety(
         return
     text = _read(what)
     checked = client.check_safety(text, options.labels_of(label))
-    if as_json:
-        output.write_json(asdict(checked))
-        return
-    _show(text, checked)
+    output.show(as_json, asdict(checked), lambda: _show(text, checked))
 
 
 def _dry_run(client: Client, as_json: bool) -> None:

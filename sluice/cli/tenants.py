@@ -66,10 +66,9 @@ def forget(
         jobs = _delete_jobs(client, tenant)
     counts = {"jobs": jobs, **{name: getattr(done, name) for name in _COUNTED}}
     silent = list(done.unreached_gateways)
-    if as_json:
-        output.write_json({**counts, "unreached_gateways": silent, "kept": list(done.kept)})
-    else:
-        output.write_table(("kind", "deleted"), [(name, str(n)) for name, n in counts.items()])
+    described = {**counts, "unreached_gateways": silent, "kept": list(done.kept)}
+    rows = [(name, str(count)) for name, count in counts.items()]
+    output.show(as_json, described, lambda: output.write_table(("kind", "deleted"), rows))
     if silent:
         raise CommandFailed(
             "GATEWAYS_UNREACHED", f"{', '.join(silent)} did not answer: call it again", counts

@@ -32,18 +32,13 @@ def trace(
     """Show where the time of a request went: a bar for each step, its batch, and what it waited for."""
     record = client.explain(request_id).record
     hops = waterfall(record)
-    if as_json:
-        output.write_json(
-            {
-                "request_id": record.request_id,
-                "trace_id": record.trace_id,
-                "total_ms": ms_of(record.timings.total),
-                "hops": [vars(hop) for hop in hops],
-            }
-        )
-        return
-    for line in _lines(record, hops):
-        print(line)
+    described = {
+        "request_id": record.request_id,
+        "trace_id": record.trace_id,
+        "total_ms": ms_of(record.timings.total),
+        "hops": [vars(hop) for hop in hops],
+    }
+    output.show(as_json, described, "\n".join(_lines(record, hops)))
 
 
 def waterfall(record: RequestRecord) -> list[Hop]:
