@@ -152,8 +152,7 @@ class _Reading(grpc.aio.ServerInterceptor):
 
 async def _refuse(_: Any, context: Any) -> None:
     error = PermissionDenied("the service of jobs answers gateways alone: call a gateway")
-    details = (("grpc-status-details-bin", error.to_status().SerializeToString()),)
-    await context.abort(error.code, error.message, details)
+    await context.abort(*error.as_abort())
 
 
 async def _started_store(settings: Settings, client: Client) -> JobStore:

@@ -41,7 +41,6 @@ FOLLOW_S: Final = 0.3
 PAGE_BYTES: Final = 256 * 1024
 PAGE_SIZE: Final = 100
 PAGE_SIZE_MAX: Final = 1000
-STATUS_DETAILS: Final = "grpc-status-details-bin"
 _CHUNK_OF_CALL_MAX: Final = 512 * 1024
 
 Method = Callable[[Any, Any, Any], Coroutine[Any, Any, Any]]
@@ -64,9 +63,7 @@ def _method(behaviour: Method) -> Method:
         except Exception:
             _log.exception("a call failed")
             failed = InternalError("the service of jobs failed; its log has the reason")
-        status = failed.to_status()
-        details = ((STATUS_DETAILS, status.SerializeToString()),)
-        return await context.abort(failed.code, status.message, details)
+        return await context.abort(*failed.as_abort())
 
     return guarded
 

@@ -49,6 +49,8 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 DOMAIN: Final = "sluice"
+STATUS_DETAILS: Final = "grpc-status-details-bin"
+"""Trailing metadata of gRPC with the ``google.rpc.Status`` of a call that failed."""
 TEXT_MAX: Final = 1000
 """Characters of a message or of a value in its metadata: gRPC refuses trailers of more than 8 KiB."""
 
@@ -92,6 +94,11 @@ class SluiceError(Exception):
         error = copy.copy(self)
         error.metadata = {**self.metadata, "request_id": request_id}
         return error
+
+    def as_abort(self) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
+        """What ``context.abort`` of gRPC takes: code, message, trailing metadata."""
+        status = self.to_status()
+        return self.code, status.message, ((STATUS_DETAILS, status.SerializeToString()),)
 
     def to_status(self) -> status_pb2.Status:
         """The error as ``google.rpc.Status``, its texts cut to `TEXT_MAX`."""

@@ -33,7 +33,6 @@ _OPERATORS: Final = frozenset(
 )
 """Needed most when the limits are reached."""
 _OPEN: Final = "/grpc.health.v1.Health/"
-STATUS_DETAILS: Final = "grpc-status-details-bin"
 ABORT_S: Final = 5.0
 
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
@@ -172,11 +171,9 @@ async def abort(context: Any, error: SluiceError) -> None:
 
     For a client that does not read, gRPC keeps the status: after `ABORT_S` the rest of the call is released.
     """
-    status = error.to_status()
-    details = ((STATUS_DETAILS, status.SerializeToString()),)
     try:
         async with asyncio.timeout(ABORT_S):
-            await context.abort(error.code, status.message, details)
+            await context.abort(*error.as_abort())
     except TimeoutError:
         raise asyncio.CancelledError from None
 

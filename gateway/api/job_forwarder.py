@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from gateway.api.interceptor import STATUS_DETAILS, abort
+from gateway.api.interceptor import abort
 from gateway.api.metadata import metadata_of
 from gateway.identity.caller import JOB_READS, MESH, Caller, current_caller
 from sluice.client.channel import (
@@ -19,7 +19,7 @@ from sluice.client.channel import (
     open_aio,
 )
 from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
-from sluice.errors import JobsDisabled, SluiceError, TransportUnavailable
+from sluice.errors import STATUS_DETAILS, JobsDisabled, SluiceError, TransportUnavailable
 from sluice.settings import JobsSettings
 from sluice.telemetry.tracing import TRACEPARENT
 from sluice.tls import channel_credentials

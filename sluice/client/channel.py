@@ -37,7 +37,6 @@ LOOKUP_S: Final = 10.0
 LISTING_S: Final = 120.0
 """How long listing outcomes may take, which may be many, seconds."""
 
-STATUS_KEY: Final = "grpc-status-details-bin"
 _TOO_LARGE: Final = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")
 _HANDSHAKE: Final = re.compile(r"Socket closed|handshake|CERTIFICATE|SSL", re.IGNORECASE)
 """How gRPC describes that one side speaks TLS and the other does not, or does not trust it."""
@@ -244,10 +243,10 @@ def may_resume(error: SluiceError) -> bool:
 def _typed(call: grpc.RpcError) -> SluiceError | None:
     # The type stubs do not show it, but both kinds of call return pairs or None.
     trailer = dict(cast("Iterable[tuple[str, bytes]]", call.trailing_metadata() or ()))
-    if STATUS_KEY not in trailer:
+    if errors.STATUS_DETAILS not in trailer:
         return None
     try:
-        return errors.from_status(status_pb2.Status.FromString(trailer[STATUS_KEY]))
+        return errors.from_status(status_pb2.Status.FromString(trailer[errors.STATUS_DETAILS]))
     except DecodeError:
         return None
 
