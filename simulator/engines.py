@@ -27,12 +27,14 @@ class EngineRow:
 
     Attributes:
         rank: of its class; 0 is the most urgent.
+        step_prefill_tokens: see `RowSpec`.
     """
 
     request_id: str
     rank: int
     prompt: int
     answer: int
+    step_prefill_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,7 @@ class ContinuousEngine:
             produced=(),
             sampling=Sampling(max_tokens=row.answer),
             rank=row.rank if self._limits.preempts else 0,
+            step_prefill_tokens=row.step_prefill_tokens,
         )
 
     def _equal_steps(self, decoding: Sequence[Row]) -> int:

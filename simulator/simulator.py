@@ -196,7 +196,7 @@ class Simulation:
         for member in batch.rows:
             self._leave_queue(member.request_id)
             self._at_worker[member.request_id] = worker
-            rows.append(self._engine_row(member.request_id))
+            rows.append(self._engine_row(member))
         lengths = [member.prefill_tokens for member in batch.rows]
         history = self._history
         history.batches += 1
@@ -205,10 +205,15 @@ class Simulation:
         history.filled += sum(lengths)
         worker.send(rows, [member.cache_tokens for member in batch.rows])
 
-    def _engine_row(self, request_id: str) -> EngineRow:
-        arrival = self._outcomes[int(request_id)].arrival
-        rank = RANKS[arrival.priority_class]
-        return EngineRow(request_id, rank, arrival.prompt_tokens, arrival.answer_tokens)
+    def _engine_row(self, member: QueuedTask) -> EngineRow:
+        arrival = self._outcomes[int(member.request_id)].arrival
+        return EngineRow(
+            member.request_id,
+            RANKS[arrival.priority_class],
+            arrival.prompt_tokens,
+            arrival.answer_tokens,
+            member.step_prefill_tokens,
+        )
 
     def _leave_queue(self, request_id: str) -> None:
         waited = self._events.now - self._queued_at.pop(request_id)

@@ -2,19 +2,20 @@
 
 gRPC hands calls over in order of arrival, one in each turn of the loop, whatever their class. Work for a bulk call
 makes every turn longer, and so the wait of an interactive call behind thousands of them. So bulk calls are only taken
-over at first, and begin, one at a time, when no call has come for a moment and the loop is not late; a few begin in any
-case.
+over at first, and begin, one at a time, when no call has come for a moment and the loop has had little to do; a few
+begin in any case.
 """
 
 import asyncio
+import time
 from collections import deque
 from typing import Final
 
 from sluice.errors import Overloaded
 
 MOMENT_S: Final = 0.001
-LATE_S: Final = 0.005
-"""A loop that is late by more than this has more to do than it can."""
+BUSY_S: Final = 0.005
+"""A loop that computes for longer than this in a moment has more to do than it can."""
 PATIENCE_S: Final = 0.02
 """How often a call begins although the loop is busy, seconds."""
 WAITING_MAX: Final = 16_384
@@ -52,10 +53,11 @@ class Turns:
         loop = asyncio.get_running_loop()
         given_at = loop.time()
         while self._waiting:
-            arrived, due = self._arrived, loop.time() + MOMENT_S
+            arrived, used_s = self._arrived, time.thread_time()
             await asyncio.sleep(MOMENT_S)
-            now = loop.time()
-            calm = self._arrived == arrived and now - due < LATE_S
+            # Not the time that has passed: a process that waits for a core gains nothing by waiting longer.
+            busy_s, now = time.thread_time() - used_s, loop.time()
+            calm = self._arrived == arrived and busy_s < BUSY_S
             if calm or now - given_at > PATIENCE_S:
                 given_at = now
                 self._give_next()

@@ -16,6 +16,9 @@ and hold no blocks; RUNNING rows hold blocks for all their tokens. A step is pla
    blocks for all its tokens are there, and one more in reserve for every running row. Of rows that want
    log-probabilities, `SCORED_TOKENS` positions are computed in a step. For a row of a more urgent rank,
    running rows of less urgent ranks are preempted. No row joins before the head of the queue.
+   Where a row has a limit of its own (`RowSpec.step_prefill_tokens`), a step with a part of its prompt has no more
+   prompt tokens than that. A step with prompts of a more urgent rank then has none of it, so that they are answered
+   after a short one; but not more than `WITHHELD_STEPS` times in a row.
 
 A step may be planned while the one before is computed: then the last token of a row may be one that is being drawn
 (`Row.expect`). Such a row decodes as if it were known, unless it is the last one it has room for.
@@ -36,6 +39,8 @@ from sluice.wire.subjects import CLASSES
 
 SCORED_TOKENS: Final = 256
 """Positions of a step whose logits are kept for log-probabilities: each has as many numbers as the vocabulary."""
+WITHHELD_STEPS: Final = 4
+"""Steps in a row in which prompts with a limit of their own wait for those of more urgent ranks."""
 LOAD_RANKS: Final = len(CLASSES)
 """Ranks that a load distinguishes; rows of higher ranks count with the last."""
 
@@ -57,6 +62,7 @@ class Scheduler:
         self._plan: dict[Row, int] = {}
         self._computing: set[bytes] = set()
         self._scored_left = SCORED_TOKENS
+        self._withheld = 0
 
     def add(self, spec: RowSpec) -> Row:
         """Takes a row; see `Engine.add`."""
@@ -162,23 +168,45 @@ class Scheduler:
 
     def _plan_prompts(self) -> None:
         """Spends the budget on prompts, most urgent first."""
-        budget = self.limits.prefill_tokens
+        spent = 0
         self._scored_left = SCORED_TOKENS
         begun = [row for row in self._running if row not in self._plan and not row.full]
+        urgent_rank: int | None = None
+        limit = self.limits.prefill_tokens
+        withheld = False
         queue_moves = True
-        while budget > 0:
+        while True:
             row = next((row for row in begun if row.state is RowState.RUNNING), None)
             head = self._queue[0] if self._queue and queue_moves else None
-            if head is not None and (row is None or head.urgency < row.urgency):
-                queue_moves = self._join(head)
+            is_head = head is not None and (row is None or head.urgency < row.urgency)
+            following = head if is_head else row
+            if following is None:
+                break
+            most = min(limit, self._prefill_tokens(following, urgent_rank))
+            withheld = not most
+            if spent >= most:
+                break
+            if is_head:
+                queue_moves = self._join(following)
                 if not queue_moves:
                     continue
-                row = head
-            elif row is not None:
-                begun.remove(row)
             else:
-                break
-            budget -= self._plan_chunk(row, budget)
+                begun.remove(following)
+            limit = most
+            spent += self._plan_chunk(following, most - spent)
+            if urgent_rank is None:
+                urgent_rank = following.spec.rank
+        self._withheld = self._withheld + 1 if withheld else 0
+
+    def _prefill_tokens(self, row: Row, urgent_rank: int | None) -> int:
+        """Most prompt tokens of a step with a part of the row's prompt; ``urgent_rank``: of the first prompt in it."""
+        own = row.spec.step_prefill_tokens
+        if not own:
+            return self.limits.prefill_tokens
+        is_urgent = urgent_rank is not None and urgent_rank < row.spec.rank
+        if is_urgent and self._withheld < WITHHELD_STEPS:
+            return 0
+        return min(own, self.limits.prefill_tokens)
 
     def _plan_chunk(self, row: Row, budget: int) -> int:
         count = min(row.pending, budget)

@@ -58,8 +58,8 @@ class ClassPolicy(Section):
     """Rows that the class leaves free for more urgent ones, while such are seen, in workers where it would not give
     its slots to them."""
     prefill_s_max: float = Field(math.inf, ge=0)
-    """What computing the prompts that wait in a worker may take with a task of the class added, while more urgent
-    classes are seen; a prompt that takes longer goes when none waits there."""
+    """What computing prompts may take in a step of a worker with prompts of the class, while more urgent classes are
+    seen."""
     gather_s: float = Field(0.0, ge=0, le=3600)
     """How long tokens are gathered in the worker before they are sent, where the request does not say."""
 

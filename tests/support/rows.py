@@ -17,11 +17,19 @@ def row_spec(
     attempt: int = 0,
     deadline: float | None = None,
     rank: int = 0,
+    step_prefill_tokens: int = 0,
 ) -> RowSpec:
     """A row with defaults."""
-    sampling = sampling or Sampling(max_tokens=8)
     return RowSpec(
-        request_id, owner, attempt, tuple(prompt), tuple(produced), sampling, deadline, rank
+        request_id,
+        owner,
+        attempt,
+        tuple(prompt),
+        tuple(produced),
+        sampling or Sampling(max_tokens=8),
+        deadline,
+        rank,
+        step_prefill_tokens=step_prefill_tokens,
     )
 
 

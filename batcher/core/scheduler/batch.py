@@ -129,6 +129,7 @@ class BatchFormer:
     ) -> None:
         """With ``first`` and what follows it, class by class."""
         quotas[0].members.start_turn(first, now)
+        self._narrow(filling, quotas[0])
         self._take(filling, first, now)
         taken = 1
         for quota in quotas:
@@ -151,6 +152,7 @@ class BatchFormer:
         """With ``first`` and what is in buckets around its own, class by class."""
         members = quotas[0].members
         members.start_turn(_head(members, now), now)  # ``first`` may be of a full bucket instead.
+        self._narrow(filling, quotas[0])
         self._take(filling, first, now)
         for quota in quotas:
             self._narrow(filling, quota)
@@ -169,8 +171,8 @@ class BatchFormer:
     def _narrow(self, filling: "Filling", quota: ClassQuota) -> None:
         capacity = filling.capacity
         free_rows = self._placement.free_rows(capacity, quota)
-        prefill_max = self._placement.prefill_max(capacity, quota)
-        filling.narrow(self._open_batches.max_rows, free_rows, prefill_max)
+        step_prefill_tokens = self._placement.step_prefill_tokens(capacity, quota)
+        filling.narrow(self._open_batches.max_rows, free_rows, step_prefill_tokens)
 
     def _take(self, filling: "Filling", task: QueuedTask, now: float) -> None:
         self._waiting.take(task, now)
@@ -203,12 +205,13 @@ class Filling:
         self._pads = policy.pads
         self._padding_max = policy.padding_max
         self._tokens_max = policy.batch_tokens_max
-        self._prefill_max = 0.0
+        self._prefill_max = policy.waiting_tokens_max - capacity.waiting_tokens
+        self._step_prefill_tokens = 0
         self._tokens = self._longest = self._cache = 0
 
-    def narrow(self, batch_rows: int, free_rows: int, prefill_max: float) -> None:
-        """Rows that follow may join up to so many rows, and so many prompt tokens in the worker."""
-        self._prefill_max = prefill_max - self.capacity.waiting_tokens
+    def narrow(self, batch_rows: int, free_rows: int, step_prefill_tokens: int) -> None:
+        """Rows that follow may join up to so many rows; see `QueuedTask` for the last."""
+        self._step_prefill_tokens = step_prefill_tokens
         self._rows_max = min(batch_rows, free_rows)
         self._rows_limit = BatchLimit.ROWS if batch_rows < free_rows else BatchLimit.WORKER_ROWS
 
@@ -241,6 +244,7 @@ class Filling:
         """``task`` joins."""
         prefill_tokens = task.prefill_tokens
         task.open_batch = self._batch
+        task.step_prefill_tokens = self._step_prefill_tokens
         task.waited_s = now - task.waiting_since
         self._tokens += prefill_tokens
         self._cache += task.cache_tokens

@@ -225,9 +225,9 @@ class ClassQuota(NamedTuple):
     spare_rows: int
     """Rows of a worker that it leaves free."""
     prefill_s_max: float
-    """Limit on the time to compute the prompts that wait in a worker, those of the new batch included."""
+    """Limit on the time that a step of an engine with prompts of the class takes for prompts."""
     is_modest: bool
-    """These are less than they may be, for the sake of more urgent classes."""
+    """It leaves rows free for the sake of more urgent classes."""
 
 
 class _Count:
@@ -356,5 +356,5 @@ def _quota(members: WaitingClass, *, is_modest: bool) -> ClassQuota:
     own = members.policy
     if not is_modest:
         return ClassQuota(members, math.inf, False, 0, math.inf, False)
-    is_less = own.spare_rows > 0 or own.prefill_s_max < math.inf
+    is_less = own.spare_rows > 0
     return ClassQuota(members, math.inf, False, own.spare_rows, own.prefill_s_max, is_less)

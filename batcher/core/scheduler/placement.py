@@ -5,6 +5,7 @@ A worker that computed a prompt with the same beginning is preferred to
 the soonest one while the difference is at most the time to compute the prompt, which its prefix cache may save.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -96,12 +97,11 @@ class Placement:
             return free
         return free - min(quota.spare_rows, (free + capacity.running_rows) // 4)
 
-    def prefill_max(self, capacity: Capacity, quota: ClassQuota) -> float:
-        """Prompt tokens that may wait in a worker."""
-        most = self.policy.waiting_tokens_max
-        if capacity.prefill_token_s:
-            most = min(most, quota.prefill_s_max / capacity.prefill_token_s)
-        return most
+    def step_prefill_tokens(self, capacity: Capacity, quota: ClassQuota) -> int:
+        """Prompt tokens of a step of the worker that computes prompts of the class; 0: no limit."""
+        if quota.prefill_s_max == math.inf or not capacity.prefill_token_s:
+            return 0
+        return max(1, int(quota.prefill_s_max / capacity.prefill_token_s))
 
     def sent(self, task: QueuedTask, worker: str) -> None:
         """``task``, whose prompt's prefix is known, was sent to ``worker``."""
@@ -122,8 +122,7 @@ class Placement:
         if capacity.idle:
             return True  # The worker itself refuses a row that can never fit.
         waiting_tokens = capacity.waiting_tokens
-        prefill_max = self.prefill_max(capacity, quota)
-        if waiting_tokens and waiting_tokens + task.prefill_tokens > prefill_max:
+        if waiting_tokens and waiting_tokens + task.prefill_tokens > policy.waiting_tokens_max:
             return False
         return task.cache_tokens <= capacity.free_tokens
 

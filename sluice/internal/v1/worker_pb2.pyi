@@ -138,6 +138,7 @@ class Row(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     ORIGIN_FIELD_NUMBER: _builtins.int
+    STEP_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     """Goes into every frame of the row."""
     traceparent: _builtins.str
@@ -146,6 +147,8 @@ class Row(_message.Message):
     """Milliseconds until the deadline, counted from the arrival at the worker (clocks need not agree); 0 means none."""
     origin: _builtins.str
     """W3C traceparent that they hang under when the batcher is lost: that of who sent the task; may be empty."""
+    step_prefill_tokens: _builtins.int
+    """A step that computes a part of this row's prompt computes at most so many tokens of prompts; 0: no limit of its own."""
     @_builtins.property
     def task(self) -> _task_pb2.Task:
         """The task."""
@@ -158,10 +161,11 @@ class Row(_message.Message):
         traceparent: _builtins.str = ...,
         timeout_ms: _builtins.int = ...,
         origin: _builtins.str = ...,
+        step_prefill_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "origin", b"origin", "task", b"task", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "origin", b"origin", "step_prefill_tokens", b"step_prefill_tokens", "task", b"task", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,7 +15,7 @@ from model_workers.engine.protocol import (
     ValuesSpec,
 )
 from model_workers.engine.rows import Row, RowLimits, RowState
-from model_workers.engine.scheduler import Scheduler
+from model_workers.engine.scheduler import WITHHELD_STEPS, Scheduler
 from sluice.internal.v1 import worker_pb2
 from tests.support.rows import row_spec
 
@@ -52,6 +52,42 @@ def step(core: Scheduler, token: int = 1) -> dict[str, int]:
 def long(name: str, prompt: int = 1, tokens: int = 20, rank: int = 0) -> RowSpec:
     start = ord(name[0])
     return row_spec(name, range(start, start + prompt), Sampling(tokens), rank=rank)
+
+
+def limited(name: str, prompt: int, rank: int = 2) -> RowSpec:
+    start = ord(name[0])
+    tokens = range(start, start + prompt)
+    return row_spec(name, tokens, Sampling(20), rank=rank, step_prefill_tokens=6)
+
+
+def test_a_step_with_limited_prompts_has_no_more_tokens_of_prompts_than_their_limit() -> None:
+    core = scheduler(slots=6)
+    core.add(limited("a", 4))
+    core.add(limited("b", 9))
+    assert step(core) == {"a": 4, "b": 2}
+    core.add(long("unlimited", 9, rank=2))
+    assert step(core) == {"a": 1, "b": 6}
+    assert step(core) == {"a": 1, "b": 1, "unlimited": 9}
+
+
+def test_a_more_urgent_prompt_is_computed_without_limited_ones() -> None:
+    core = scheduler(slots=6)
+    core.add(limited("b", 12))
+    assert step(core) == {"b": 6}
+    core.add(long("a", 3))
+    assert step(core) == {"a": 3}
+    assert step(core) == {"a": 1, "b": 6}
+
+
+def test_limited_prompts_do_not_wait_for_urgent_ones_for_ever() -> None:
+    core = scheduler(slots=40, max_waiting=0)
+    core.add(limited("bulk", 20))
+    assert step(core) == {"bulk": 6}
+    planned = []
+    for name in "abcdefghij":
+        core.add(long(name, 2))
+        planned.append(step(core).get("bulk", 0))
+    assert planned == [0] * WITHHELD_STEPS + [4] + [0] * WITHHELD_STEPS + [4]
 
 
 def test_rows_over_slots_and_waiting_places_are_refused() -> None:
@@ -214,11 +250,18 @@ class AnyOrder(RuleBasedStateMachine):
         prompt=st.integers(1, 30),
         rank=st.integers(0, 2),
         wait=st.integers(1, 30),
+        limit=st.sampled_from([0, 0, 1, 4, 9]),
     )
-    def add(self, name: str, attempt: int, prompt: int, rank: int, wait: int) -> None:
+    def add(self, name: str, attempt: int, prompt: int, rank: int, wait: int, limit: int) -> None:
         before = self.core.load(0)
-        deadline = self.now + wait
-        spec = row_spec(name, range(prompt), attempt=attempt, deadline=deadline, rank=rank)
+        spec = row_spec(
+            name,
+            range(prompt),
+            attempt=attempt,
+            deadline=self.now + wait,
+            rank=rank,
+            step_prefill_tokens=limit,
+        )
         try:
             self.core.add(spec)
         except (EngineFull, RowStale):
@@ -248,7 +291,9 @@ class AnyOrder(RuleBasedStateMachine):
         before = len(rows)
         planned = dict(self.core.schedule())
         assert bool(planned) == bool(rows)
-        assert sum(n for n in planned.values() if n > 1) <= 6
+        prompts = {row: n for row, n in planned.items() if row.pending > 1}
+        limits = (row.spec.step_prefill_tokens for row in prompts)
+        assert sum(prompts.values()) <= min([6, *filter(None, limits)])
         assert all(row.state is RowState.RUNNING for row in planned)
         if runs:
             assert urgent in planned, "the most urgent row stands still"

@@ -155,20 +155,20 @@ def test_bulk_leaves_rows_free_while_more_urgent_tasks_come() -> None:
     assert len(batch_of(queue, 6.0, busy(free_rows=2, running_rows=30)).rows) == 2
 
 
-def test_bulk_adds_little_to_the_prompts_that_wait_while_more_urgent_tasks_come() -> None:
-    classes = {"bulk": {"prefill_s_max": 0.1, "spare_rows": 0}}
-    queue = Queue(policy(classes=classes, spare_s=5.0))
-    worker = busy(running_rows=2, prefill_token_s=0.001, waiting_tokens=50)
-    fill(queue, 5)
-    batch_of(queue, 1.0, worker)
-    fill(queue, *[20] * 6, priority_class="bulk", now=1.0)
-    first = batch_of(queue, 1.0, worker)
-    assert (len(first.rows), first.limit) == (2, BatchLimit.WORKER_PREFILL)
-    decision = queue.next_batch(1.0, [busy(prefill_token_s=0.001, waiting_tokens=90)])
-    assert (decision.batch, decision.wake_at) == (None, 5.0)
-    fill(queue, 90, now=1.0)
-    assert len(batch_of(queue, 1.0, worker).rows) == 1, "an interactive prompt may"
-    assert len(batch_of(queue, 6.0, worker).rows) == 4
+def test_steps_with_bulk_prompts_are_short_while_more_urgent_tasks_come() -> None:
+    queue = Queue(policy(classes={"bulk": {"prefill_s_max": 0.1, "spare_rows": 0}}, spare_s=5.0))
+    worker = busy(running_rows=2, prefill_token_s=0.001)
+
+    def limits(now: float, worker: Capacity) -> list[int]:
+        return [row.step_prefill_tokens for row in batch_of(queue, now, worker).rows]
+
+    fill(queue, 5, now=1.0)
+    fill(queue, 20, 20, priority_class="bulk", now=1.0)
+    assert limits(1.0, worker) == [0, 100, 100]
+    fill(queue, 20, priority_class="bulk", now=5.0)
+    assert limits(5.0, replace(worker, prefill_token_s=0.0)) == [0], "the cost is not known"
+    fill(queue, 20, priority_class="bulk", now=6.0)
+    assert limits(6.0, worker) == [0], "no urgent task for 5 s"
 
 
 # Simple batchers.
