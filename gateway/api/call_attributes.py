@@ -21,10 +21,11 @@ from sluice.wire.subjects import is_token
 Attributes = dict[str, AttributeValue]
 
 
-def request_attributes(request: ValidRequest) -> Attributes:
-    """What was asked, for the server span."""
+def request_attributes(request: ValidRequest, operation: str = "") -> Attributes:
+    """What was asked, for the server span; unless it names an ``operation`` it is a prompt or a chat."""
+    prompted = "text_completion" if request.conversation.raw else "chat"
     attributes: Attributes = {
-        names.GEN_AI_OPERATION: "text_completion" if request.conversation.raw else "chat",
+        names.GEN_AI_OPERATION: operation or prompted,
         names.GEN_AI_SYSTEM: "sluice",
         names.GEN_AI_REQUEST_MODEL: request.model or AUTO,
         names.PRIORITY_CLASS: request.priority_class,

@@ -17,6 +17,7 @@ from opentelemetry.util.types import AttributeValue
 from gateway.admission.pipeline import AdmittedTexts, IncomingRequest, PrepareTexts
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.texts import embed_rows, rerank_rows, score_rows
+from gateway.api.call_attributes import request_attributes
 from gateway.api.generate import Generator, departure, error_of, new_request_id
 from gateway.identity.caller import current_caller
 from gateway.records.record_builder import RecordBuilder
@@ -250,15 +251,10 @@ class _Call:
         return error_of(error, departure(self._request, self._timings, _deadline_passed()))
 
     def _attributes(self) -> Mapping[str, AttributeValue]:
-        request = self._request
         return {
-            names.GEN_AI_OPERATION: self._kind.operation,
-            names.GEN_AI_SYSTEM: "sluice",
-            names.GEN_AI_REQUEST_MODEL: request.model or "auto",
-            names.PRIORITY_CLASS: request.priority_class,
-            names.TENANT: request.tenant,
+            **request_attributes(self._request, self._kind.operation),
             names.REQUEST_ID: self.request_id,
-            names.TEXTS: len(request.conversation.turns),
+            names.TEXTS: len(self._request.conversation.turns),
         }
 
 
