@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sluice.cli import options, output
-from sluice.client import Answer, AnswerBuilder, AnswerStream
+from sluice.client import Answer
 
 
 def generate(
@@ -54,18 +54,7 @@ def generate(
         _print_several(client.generate_several(prompt, n, **chosen), as_json)
     else:
         with client.generate(prompt, **chosen) as stream:
-            _print_one(stream, as_json)
-
-
-def _print_one(stream: AnswerStream, as_json: bool) -> None:
-    if as_json:
-        output.write_json(output.answer_object(stream.answer()))
-        return
-    builder = AnswerBuilder()
-    output.write_events(stream, builder)
-    answer = builder.build()
-    output.write_calls(answer)
-    output.note(output.summary(answer))
+            output.write_answer(stream, as_json)
 
 
 def _print_several(answers: Sequence[Answer], as_json: bool) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final, TextIO
 
+from sluice.client import AnswerStream
 from sluice.client.answer import Answer, AnswerBuilder, Delta, Event
 from sluice.wire.clock import ms_of
 
@@ -34,6 +35,18 @@ def write_text(text: str, stream: TextIO | None = None) -> None:
     stream = stream or sys.stdout
     stream.write(text.translate(_CONTROL) if stream.isatty() else text)
     stream.flush()
+
+
+def write_answer(stream: AnswerStream, as_json: bool) -> None:
+    """An answer as it comes, with its calls of tools and a note behind it; as JSON when it is complete."""
+    if as_json:
+        write_json(answer_object(stream.answer()))
+        return
+    builder = AnswerBuilder()
+    write_events(stream, builder)
+    answer = builder.build()
+    write_calls(answer)
+    note(summary(answer))
 
 
 def write_events(events: Iterable[Event], builder: AnswerBuilder) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sluice.cli import options, output
-from sluice.client import AnswerBuilder, Audio, GenerateOptions
+from sluice.client import Audio, GenerateOptions
 from sluice.client.request import AudioTaskName
 from sluice.errors import InputInvalid
 
@@ -52,12 +52,7 @@ def transcribe(
     if temperature is not None:
         chosen["temperature"] = temperature
     with client.generate(audio, **chosen) as stream:
-        if as_json:
-            output.write_json(output.answer_object(stream.answer()))
-            return
-        builder = AnswerBuilder()
-        output.write_events(stream, builder)
-        output.note(output.summary(builder.build()))
+        output.write_answer(stream, as_json)
 
 
 def _read(file: str) -> bytes:
