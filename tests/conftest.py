@@ -44,15 +44,25 @@ ROOT: Final = Path(__file__).parents[1]
 STARTS_A_MESH: Final = re.compile(r"\bmark\.mesh\b|\bRunningMesh\b")
 SERVERS: Final = frozenset({"nats_server", "echo_triton", "served"})
 """Fixtures that run processes for many tests."""
+STARTS_PROCESSES: Final = "tests/supervisor/"
+LONG: Final = tuple(
+    f"tests/{name}/" for name in ("batcher", "jobs", "learning", "model_workers", "supervisor")
+)
+"""Folders with files that take more than ten seconds: they come early, so that all processes end together."""
 MESH: Final = "whole meshes"
 """The group of all files whose tests start one."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole meshes take longest and come first, files that need no server come last."""
+    """Whole meshes come first, then files whose tests wait for servers, evenly among those that compute."""
     groups = {item: group_of(item.nodeid) for item in items}
-    first = {MESH} | {groups[one] for one in items if SERVERS.intersection(fixtures_of(one))}
-    items.sort(key=lambda item: (groups[item] != MESH, groups[item] not in first))
+    waits = {groups[one] for one in items if SERVERS.intersection(fixtures_of(one))}
+    waits |= {group for group in groups.values() if group.startswith(STARTS_PROCESSES)}
+    files = sorted({*groups.values()} - {MESH}, key=lambda file: (not file.startswith(LONG), file))
+    places = {MESH: -1.0}
+    for kind in ([f for f in files if f in waits], [f for f in files if f not in waits]):
+        places |= {file: at / len(kind) for at, file in enumerate(kind)}
+    items.sort(key=lambda item: (places[groups[item]], groups[item]))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,8 +4,10 @@ import json
 import re
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -33,6 +35,7 @@ from tests.support.promql import problems, recorded
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of pkg_resources-style imports inside
     import kubernetes_validate
+    from kubernetes_validate import utils
 
 FOREIGN = ("ScaledObject", "Issuer", "Certificate")
 """Kinds of KEDA and cert-manager."""
@@ -59,18 +62,27 @@ def settings_of(overlay: str, folder: Path) -> Settings:
     return load(file)
 
 
+_contents = cache(utils.schema_contents)
+"""Files of a megabyte, parsed once."""
+
+
+def validate(manifest: dict[str, Any]) -> None:
+    with patch.object(utils, "schema_contents", _contents):
+        kubernetes_validate.validate(manifest, "1.33", strict=True)
+
+
 @overlays
 def test_manifests_are_valid_by_the_schemas_of_kubernetes(overlay: str) -> None:
     for manifest in manifests(overlay):
         if manifest["kind"] not in FOREIGN:  # see below
-            kubernetes_validate.validate(manifest, "1.33", strict=True)
+            validate(manifest)
 
 
 def test_the_schema_would_see_a_wrong_key() -> None:
     wrong = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": {"port": 1}}
 
     with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(wrong, "1.33", strict=True)
+        validate(wrong)
 
 
 def test_every_file_is_part_of_an_overlay() -> None:
@@ -209,7 +221,7 @@ def test_each_process_of_the_secure_overlay_is_probed_with_its_certificate() -> 
 
 def test_the_pod_of_the_operator_is_valid_and_names_what_exists() -> None:
     pod = yaml.safe_load((FOLDER / "kubernetes/secure/operator.yaml").read_text())
-    kubernetes_validate.validate(pod, "1.33", strict=True)
+    validate(pod)
     (container,) = pod["spec"]["containers"]
     addresses = named("secure", "ConfigMap")["sluice-addresses"]["data"]
     assert {one["name"]: one["value"] for one in container["env"]}.items() <= addresses.items()

@@ -54,7 +54,7 @@ def test_chance_teaches_nothing() -> None:
 
 
 def test_the_seed_decides() -> None:
-    rows = outcomes(60)
+    rows = outcomes(30)
     first, again, other = (training.train(rows, seed) for seed in (1, 1, 2))
     texts = [row.prompt for row in rows]
     assert [first.score(text) for text in texts] == [again.score(text) for text in texts]

@@ -368,7 +368,7 @@ async def test_a_request_that_the_server_refuses_is_not_repeated(server: OpenAIS
 
 
 async def test_a_rate_limit_makes_the_worker_full_until_it_is_over(server: OpenAIServer) -> None:
-    server.headers = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "400ms"}
+    server.headers = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "2s"}
     async with running(server) as channel:
         await channel.ask("r")
         await channel.until(lambda: channel.load.running == SLOTS)

@@ -103,9 +103,13 @@ def test_growth_and_findings_are_bounded(text: str) -> None:
 
 
 def test_no_character_grows_past_three() -> None:
-    for code in (*range(0x20000), *range(0x2F7F0, 0x2FA30), *range(0xDFFF0, 0xE1010)):
-        normalized = normalize(chr(code)).text
-        assert len(normalized) <= 3, hex(code)
+    codes = (*range(0x20000), *range(0x2F7F0, 0x2FA30), *range(0xDFFF0, 0xE1010))
+    for at in range(0, len(codes), 64):
+        characters = list(map(chr, codes[at : at + 64]))
+        grown = normalize("\n".join(characters)).text.split("\n")
+        if len(grown) != len(characters):  # some are line ends themselves, or vanish together
+            grown = [normalize(character).text for character in characters]
+        assert max(map(len, grown)) <= 3, hex(codes[at])
 
 
 def test_the_unicode_tables_are_the_pinned_ones() -> None:
