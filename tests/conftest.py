@@ -16,6 +16,8 @@ from hypothesis import settings as hypothesis_settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.support.rewriting import compile_share
+
 if TYPE_CHECKING:  # The process that hands out the tests runs none: imports are those of fixtures.
     from tests.support.mesh import RunningMesh
 
@@ -66,9 +68,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Thousands of tests and all their modules stay to the end: the garbage collector need not look at them."""
     gc.disable()
+    compile_share(session.config, ROOT / "tests")
     try:
         return (yield)
     finally:

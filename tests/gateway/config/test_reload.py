@@ -92,6 +92,7 @@ async def test_a_gateway_that_missed_a_reload_takes_it_with_the_next_hello(
     await one.reload(with_safety(one, safety("2")))
     await one.gateway.shared.peers.hello()
     await two.until(lambda: two.reload._revision == one.reload._revision)
+    await two.until(lambda: not two.reload._reloading.locked())  # loaded, and in force
     assert await version_at(two) == "2"
 
 
