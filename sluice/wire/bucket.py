@@ -118,11 +118,9 @@ class Bucket:
             except MalformedMessage as error:
                 _log.error("%s: %s is damaged and left out: %s", self._stream, key, error)
 
-    async def read_payloads(self, pattern: str = ">") -> AsyncIterator[tuple[str, bytes]]:
-        """All messages whose keys match ``pattern``, packed, with their keys."""
-        found = jetstream.stored_messages(
-            self._js, self._stream, f"{self._prefix}{pattern}", ANSWER_S
-        )
+    async def read_payloads(self) -> AsyncIterator[tuple[str, bytes]]:
+        """All messages, packed, with their keys."""
+        found = jetstream.stored_messages(self._js, self._stream, f"{self._prefix}>", ANSWER_S)
         with answering(_WHAT):
             async with aclosing(found):
                 async for message in found:
