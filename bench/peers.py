@@ -8,7 +8,7 @@ server, greedy. Sides: the HTTP API of a mesh with one worker of 32 slots, every
 - `transformers_serve`: `transformers serve --continuous-batching`; `SLUICE_TRANSFORMERS` names a Python that has
   `transformers[serving]`, when ours has not.
 - `triton_batcher`: Triton's dynamic batcher (5 ms) before `generate`, over gRPC (`support/triton_generate.py`).
-- `litellm`: LiteLLM's proxy before `transformers serve`; `SLUICE_LITELLM` names its program.
+- `litellm`: LiteLLM's proxy before the same `transformers serve`; `SLUICE_LITELLM` names its program.
 
 All run at once, and one is asked at a time, in alternating order, after one warm-up of each. Figures, ours and peer:
 
@@ -137,9 +137,10 @@ async def compared(runs: int, names: list[str]) -> list[Figure]:
         folder = write_served_model(Path(stack.enter_context(tempfile.TemporaryDirectory())))
         ours = await stack.enter_async_context(mesh(folder))
         peers, missing = list[Side](), list[str]()
+        behind = Behind(stack, folder)
         for name in names:
             try:
-                peers.append(await stack.enter_async_context(PEERS[name](folder)))
+                peers.append(await stack.enter_async_context(PEERS[name](behind)))
             except FileNotFoundError as error:
                 missing.append(f"{name}: {error}")
         sides = [ours, *peers]
@@ -191,24 +192,41 @@ async def mesh(folder: Path) -> AsyncIterator[Side]:
 
 
 @asynccontextmanager
-async def transformers_serve(folder: Path) -> AsyncIterator[Side]:
+async def transformers_serve(behind: "Behind") -> AsyncIterator[Side]:
     """`transformers serve`."""
-    async with serving(folder) as (address, pid), openai_client(address, str(folder)) as ask:
+    address, pid = await behind.serving()
+    async with openai_client(address, str(behind.folder)) as ask:
         yield Side("transformers_serve", ask, lambda: family(pid))
 
 
 @asynccontextmanager
-async def litellm(folder: Path) -> AsyncIterator[Side]:
+async def litellm(behind: "Behind") -> AsyncIterator[Side]:
     """LiteLLM's proxy before `transformers serve`."""
     program = shutil.which(os.environ.get("SLUICE_LITELLM", "litellm"))
     if program is None:
         raise FileNotFoundError("SLUICE_LITELLM names no program")
-    async with serving(folder) as (behind, pid):
-        before = set(family(os.getpid()))
-        async with litellm_before(program, behind, str(folder)) as address:
-            own = [one for one in family(os.getpid()) if one not in before]
-            async with openai_client(address, str(folder)) as ask:
-                yield Side("litellm", ask, lambda: [*own, *family(pid)])
+    address, pid = await behind.serving()
+    model = str(behind.folder)
+    before = set(family(os.getpid()))
+    async with litellm_before(program, address, model) as proxy:
+        own = [one for one in family(os.getpid()) if one not in before]
+        async with openai_client(proxy, model) as ask:
+            yield Side("litellm", ask, lambda: [*own, *family(pid)])
+
+
+class Behind:
+    """The model's folder, and one `transformers serve` for all: each takes half of the memory for its cache."""
+
+    def __init__(self, stack: AsyncExitStack, folder: Path) -> None:
+        self.folder = folder
+        self._stack = stack
+        self._server: tuple[str, int] | None = None
+
+    async def serving(self) -> tuple[str, int]:
+        """Address and process of the server, which runs until the stack is closed."""
+        if self._server is None:
+            self._server = await self._stack.enter_async_context(serving(self.folder))
+        return self._server
 
 
 @asynccontextmanager
@@ -227,14 +245,14 @@ async def serving(folder: Path) -> AsyncIterator[tuple[str, int]]:
 
 
 @asynccontextmanager
-async def triton_batcher(folder: Path) -> AsyncIterator[Side]:
+async def triton_batcher(behind: Behind) -> AsyncIterator[Side]:
     """Triton with its own dynamic batcher."""
     with tempfile.TemporaryDirectory(prefix="sluice-triton-") as state:
         repository, runtime = Path(state) / "repository", Path(state) / "runtime"
         version = repository / MODEL / "1"
         version.mkdir(parents=True)
         shutil.copy(Path(__file__).parent / "support/triton_generate.py", version / "model.py")
-        text = TRITON_MODEL.format(name=MODEL, slots=SLOTS, folder=folder)
+        text = TRITON_MODEL.format(name=MODEL, slots=SLOTS, folder=behind.folder)
         (repository / MODEL / "config.pbtxt").write_text(text)
         prepare_runtime(runtime)
         server = TritonConfig(
