@@ -125,12 +125,15 @@ class Generator:
         write: Callable[[GenerateResponse], Awaitable[None]],
         remaining_s: float | None,
         metadata: Mapping[str, str],
+        *,
+        is_item: bool = False,
     ) -> None:
         """Passes all events of the answer to `current_caller` to ``write``.
 
         Args:
             remaining_s: until the deadline of the call.
             metadata: for the trace context.
+            is_item: as in `ValidRequest`.
 
         Raises:
             SluiceError: the call ends with it.
@@ -139,6 +142,8 @@ class Generator:
         with spans.call():
             call = _Call(self, spans, write)
             valid = call.validated(request, remaining_s, current_caller().tenant)
+            if is_item:
+                valid = replace(valid, is_item=True)
             if valid.sampling.n <= 1:
                 await call.run(valid)
             else:

@@ -97,8 +97,10 @@ async def whole_answer(
     request: pb.GenerateRequest,
     remaining_s: float | None,
     metadata: Mapping[str, str],
+    *,
+    is_item: bool = False,
 ) -> pb.GenerateTextResponse:
-    """The only answer to ``request``, in one message.
+    """The only answer to ``request``, in one message; ``is_item``: of a job.
 
     Raises:
         SluiceError: see `Generator.answer`; InvalidRequest when the request wants several answers.
@@ -110,7 +112,7 @@ async def whole_answer(
     async def collect(event: pb.GenerateResponse) -> None:
         add_event(answer, event)
 
-    await generator.answer(request, collect, remaining_s, metadata)
+    await generator.answer(request, collect, remaining_s, metadata, is_item=is_item)
     return answer
 
 

@@ -95,7 +95,9 @@ class ItemsService(ItemsServiceServicer):
             with self._generator.limiter.call(class_of(asked), current_caller().tenant):
                 if isinstance(asked, EmbedRequest):
                     return await self._embedded(request.id, asked, remaining_s, metadata)
-                answer = await whole_answer(self._generator, request.request, remaining_s, metadata)
+                answer = await whole_answer(
+                    self._generator, request.request, remaining_s, metadata, is_item=True
+                )
         except SluiceError as error:
             return RunResponse(id=request.id, error=error.to_status().SerializeToString())
         except Exception:  # one bad item must not end the call of all others
@@ -108,7 +110,7 @@ class ItemsService(ItemsServiceServicer):
     async def _embedded(
         self, id: int, asked: EmbedRequest, remaining_s: float | None, metadata: Mapping[str, str]
     ) -> RunResponse:
-        found = await self._texts.embed(asked, remaining_s, metadata)
+        found = await self._texts.embed(asked, remaining_s, metadata, is_item=True)
         cost = self._facts[found.model].cost(found.usage.prompt_tokens, 0)
         return RunResponse(id=id, embedded=found, cost=cost)
 

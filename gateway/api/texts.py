@@ -86,14 +86,23 @@ class TextCalls:
     shared: Generator
 
     async def embed(
-        self, wire: pb.EmbedRequest, remaining_s: float | None, metadata: Mapping[str, str]
+        self,
+        wire: pb.EmbedRequest,
+        remaining_s: float | None,
+        metadata: Mapping[str, str],
+        *,
+        is_item: bool = False,
     ) -> pb.EmbedResponse:
-        """The embeddings; ``remaining_s``: until the deadline of the call.
+        """The embeddings; ``remaining_s``: until the deadline of the call. ``is_item``: of a job.
 
         Raises:
             SluiceError: the call ends with it.
         """
-        validate = partial(validate_embed, wire, self.shared.upstream.admission.catalog)
+        catalog = self.shared.upstream.admission.catalog
+
+        def validate(timeout_s: float, tenant: str) -> ValidRequest:
+            return replace(validate_embed(wire, catalog, timeout_s, tenant), is_item=is_item)
+
         done = await self._run(EMBED, validate, partial(embed_rows, wire), remaining_s, metadata)
         embeddings = [
             pb.Embedding(

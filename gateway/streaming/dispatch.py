@@ -2,7 +2,8 @@
 
 The gateway leads: it knows every row that somebody waits for, and the tokens that it has of it.
 
-- A row goes to the batcher with the fewest tasks; of class bulk into JetStream first, until a batcher takes it.
+- A row goes to the batcher with the fewest tasks; of class bulk into JetStream first, until a batcher takes it, unless
+  it is an item of a job, which has its own record there.
 - A row that was silent for ``stall_s`` is asked about, and again after the same time. It is lost when its batcher does
   not know it, or has said nothing at all since the first of two questions.
 - NATS says at once when nobody has subscribed for a batcher: all its rows are lost.
@@ -82,6 +83,7 @@ class SentRow:
         headers: of its message.
         attempt: its tokens.
         deadline: seconds.
+        is_item: of a job.
         batcher: that has it, or had it last; empty: none.
         sequence: of its task in JetStream.
         ask_at: when to ask about it, or to try again.
@@ -96,6 +98,7 @@ class SentRow:
     headers: Mapping[str, str]
     attempt: ModelAttempt
     deadline: float
+    is_item: bool = False
     place: Place = Place.NOWHERE
     batcher: str = ""
     sequence: int = 0
@@ -111,6 +114,11 @@ class SentRow:
     def row_id(self) -> str:
         """Its name."""
         return self.task.request_id
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether its task goes into JetStream first."""
+        return self.task.priority_class == QUEUED_CLASS and not self.is_item
 
     @property
     def queue(self) -> tuple[str, str]:
@@ -195,7 +203,7 @@ class Dispatch:
         """Sends a new row."""
         self._rows[row.row_id] = row
         row.tokens = len(row.attempt.transcript.token_ids)
-        if row.task.priority_class == QUEUED_CLASS:
+        if row.is_queued:
             row.place = Place.STORING
             row.ask_at = row.deadline
             self._prepare(row, now)

@@ -118,11 +118,11 @@ class NatsTransport:
         await self._working.settle(CLOSE_S)
         await disconnect(self._client)
 
-    def problem(self, priority_class: str, now: float) -> SluiceError | None:
-        """Why a task of this class cannot be sent now."""
+    def problem(self, row: SentRow, now: float) -> SluiceError | None:
+        """Why the row's task cannot be sent now."""
         if not self.connected:
             return TransportUnavailable("NATS is not connected", retry_after_s=RETRY_AFTER_S)
-        if priority_class == subjects.QUEUED_CLASS and not self.stores(now):
+        if row.is_queued and not self.stores(now):
             message = "JetStream does not store tasks now; other classes do not need it"
             return TransportUnavailable(message, retry_after_s=UNSTORED_S)
         return None
@@ -222,9 +222,7 @@ class NatsTransport:
 
     def _failed(self, row: SentRow, error: Exception) -> None:
         public, now = _public_error(error), time.monotonic()
-        if row.task.priority_class == subjects.QUEUED_CLASS and isinstance(
-            public, TransportUnavailable
-        ):
+        if row.is_queued and isinstance(public, TransportUnavailable):
             self._unstored_at = now
         self._registry.publish_failed(row.row_id, public, now)
 

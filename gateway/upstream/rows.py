@@ -182,12 +182,13 @@ class Upstream:
             context.timings.publish_ms += (time.monotonic() - begun) * 1000
 
         self.admission.sent(prepared, context.request.priority_class)
-        self.send_row(SentRow(task, headers, attempt, context.deadline, on_taken=on_taken))
+        sent = task, headers, attempt, context.deadline, context.request.is_item
+        self.send_row(SentRow(*sent, on_taken=on_taken))
 
     def send_row(self, row: SentRow) -> None:
         """Sends a row, or fails it at once when that is impossible."""
         now = time.monotonic()
-        problem = self.transport.problem(row.task.priority_class, now)
+        problem = self.transport.problem(row, now)
         if problem is None:
             self.registry.dispatch.send(row, now)
         else:
@@ -224,6 +225,7 @@ class InternalRow:
         self.stream = upstream.registry.open(spec, self.attempt, on_end=lambda _: self._ended.set())
         self._task = upstream.task_of(self.attempt, request, prepared)
         self._task.gather_ms = WHOLE_MS
+        self._is_item = request.is_item
         self.attempt.sent = True
         upstream.admission.sent(prepared, request.priority_class)
 
@@ -244,7 +246,7 @@ class InternalRow:
     def send(self, headers: Mapping[str, str]) -> None:
         """Sends the row with the trace context ``headers``; it must be closed."""
         deadline = self.stream.spec.deadline
-        self._upstream.send_row(SentRow(self._task, headers, self.attempt, deadline))
+        self._upstream.send_row(SentRow(self._task, headers, self.attempt, deadline, self._is_item))
 
     async def ended(self) -> Stream:
         """The stream, when it has ended.

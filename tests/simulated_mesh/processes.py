@@ -225,9 +225,10 @@ class GatewayProcess:
             prompt_token_ids=request.prompt,
             sampling=Sampling(max_tokens=request.max_tokens, top_p=1, repetition_penalty=1),
         )
-        problem = self._transport.problem(request.priority_class, now)
+        row = SentRow(task, {}, attempt, spec.deadline)
+        problem = self._transport.problem(row, now)
         if problem is None:
-            self.dispatch.send(SentRow(task, {}, attempt, spec.deadline), now)
+            self.dispatch.send(row, now)
         else:
             self.registry.publish_failed(name, problem, now)
         return stream

@@ -250,7 +250,7 @@ async def test_an_item_of_a_job_may_ask_for_embeddings(wire: Wire) -> None:
     call = stub.Run()
     asked = pb.EmbedRequest(texts=["w1"], priority=pb.PRIORITY_BULK)
     await call.write(RunRequest(id=7, embed=asked))
-    (task,) = await tasks_of(wire, 1, "embed", "bulk")
+    task = await wire.batcher.item("embed")
     await answer(wire, task, [1, 2])
     response = await call.read()
     await call.write(RunRequest(id=8, embed=pb.EmbedRequest()))

@@ -65,6 +65,14 @@ class WireBatcher:
         """The next task; its gateway is told that it is here."""
         return unpack(Task, (await self.message(model, priority_class)).data)
 
+    async def item(self, model: str = "small") -> Task:
+        """As `task`, of an item of a job."""
+        async with asyncio.timeout(BOUND_S):
+            message = await self._tasks[model, subjects.QUEUED_CLASS].get()
+        task = unpack(Task, message.data)
+        await self.hold(task)
+        return task
+
     async def message(self, model: str = "small", priority_class: str = "interactive") -> Msg:
         if priority_class == subjects.QUEUED_CLASS:
             message = await self._pulled(model)

@@ -33,7 +33,9 @@ class Letters:
 class Desk:
     """One row, two batchers, and a clock that ticks."""
 
-    def __init__(self, *batchers: str, priority_class: str = "interactive") -> None:
+    def __init__(
+        self, *batchers: str, priority_class: str = "interactive", is_item: bool = False
+    ) -> None:
         self.now = 100.0
         self.batchers = Batchers(*(batchers or ("b1", "b2")))
         self.dispatch = dispatch_to(stall_s=STALL_S)
@@ -43,6 +45,7 @@ class Desk:
         transcript = Transcript(Letters(), (), frozenset(), chr)
         self.attempt = ModelAttempt("r", "m", 3, transcript, Assembler(0, STALL_S, 0.0))
         self.row: SentRow = sent_row(self.attempt, self.now + 1000, priority_class)
+        self.row.is_item = is_item
         self.dispatch.send(self.row, self.now)
 
     def tick(self, seconds: float = STALL_S) -> Outgoing:
@@ -288,6 +291,12 @@ def test_a_bulk_row_waits_in_jetstream_until_a_batcher_takes_it() -> None:
     desk.hold("b2")
     assert desk.row.batcher == "b2"
     assert not desk.hold("b1")  # delivered twice
+
+
+def test_an_item_of_a_job_goes_to_a_batcher_at_once() -> None:
+    desk = Desk(priority_class="bulk", is_item=True)
+    outgoing = desk.dispatch.drain()
+    assert (outgoing.tasks, outgoing.stored) == ([("b1", desk.row)], [])
 
 
 def test_a_bulk_row_that_was_taken_and_that_no_batcher_knows_is_sent_again() -> None:
