@@ -18,6 +18,8 @@ from typing import Any, Final
 from bench.support.harness import ROOT, run_count
 from bench.support.pages import load_results, read_lines, render
 
+KILLED: Final = "batcher", "worker", "gateway", "nats", "jobs"
+"""Processes that a job survives, each a part of some minutes."""
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "mesh": ("mesh",),
     "request-cost": ("mesh", "request_cost"),
@@ -54,7 +56,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "jobs-first-item": ("jobs", "first-item"),
     "jobs-dedupe": ("jobs", "dedupe"),
     "jobs-interactive": ("jobs", "interactive"),
-    "jobs-kills": ("jobs", "kills"),
+    **{f"jobs-kills-{kind}": ("jobs", "--only", kind, "kills") for kind in KILLED},
 }
 """By name: a benchmark, and the options that make the part."""
 OUTCOMES: Final = "router-outcomes"
