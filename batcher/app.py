@@ -152,6 +152,8 @@ class Batcher:
     def on_control(self, message: control_pb2.ControlMessage, *, broadcast: bool) -> None:
         """Cancels rows, answers which of them this batcher has, or reports to a new gateway."""
         if message.HasField("announce"):
+            # It has just begun: rows under its name are of the process before it, and would only delay its own.
+            self.on_gateway_gone(message.gateway)
             self._spans.gateway_begins(message.gateway)
             self._reporter.changed()
         if message.HasField("drains_changed"):

@@ -4,7 +4,8 @@ Sending blocks for a round trip through shared memory, which must not delay the 
 
 `Channels` decides, without threads and clock; `Sender` is the thread. The rules:
 
-- There is one channel per batcher. A report carries all frames that are due: when sending is slower than stepping,
+- There is one channel per batcher; its request may be replaced by another one (`OpenChannel.renews`).
+- A report carries all frames that are due: when sending is slower than stepping,
   steps share a report, in order.
 - Frames of urgent rows are due at once. A row that may wait gathers its tokens in one frame until its time is over; its
   end waits `SOON_S` at most, and `GATHER_TOKENS_MAX` tokens go as they are. So full batches of such rows cost few
@@ -190,9 +191,18 @@ class Channels:
     def open(
         self, opening: worker_pb2.OpenChannel, responses: ResponseSender, now: float
     ) -> ResponseSender | None:
-        """Opens a channel, first heartbeat due at once; returns the sender of the older one, to be closed."""
+        """Opens a channel, first heartbeat due at once; returns the sender of the older one, to be closed.
+
+        One that renews a channel takes over its place in the reports, with all that waits for them.
+        """
         batcher, heartbeat_s = opening.batcher, opening.heartbeat_ms / 1000
         other = self._channels.get(batcher)
+        if opening.renews:
+            known = self.get(batcher, opening.opening)
+            if known is None:
+                return responses  # It was lost, or replaced.
+            older, known.responses = known.responses, responses
+            return older
         if other is not None and other.opening > opening.opening:
             return responses  # It was overtaken.
         self._channels[batcher] = Channel(
@@ -312,7 +322,7 @@ class Sender:
         self._stopping = False
 
     def open(self, opening: worker_pb2.OpenChannel, responses: ResponseSender) -> None:
-        """Opens the channel of a batcher; ends the older one."""
+        """Opens or renews the channel of a batcher; ends the older request."""
         with self._changed:
             older = self._channels.open(opening, responses, self._clock())
             if older is not None:

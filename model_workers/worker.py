@@ -292,9 +292,11 @@ class Worker:
     def _open(self, channel: worker_pb2.OpenChannel, responses: ResponseSender) -> None:
         if not channel.batcher or not channel.heartbeat_ms:
             raise MalformedMessage("OpenChannel needs batcher and heartbeat_ms")
-        log.info("batcher %s opens a channel", channel.batcher)
+        if not channel.renews:
+            log.info("batcher %s opens a channel", channel.batcher)
         self._sender.open(channel, responses)
-        self._loop.submit(OpenCommand(channel.batcher, channel.opening))
+        if not channel.renews:
+            self._loop.submit(OpenCommand(channel.batcher, channel.opening))
 
     def _lost(self, batcher: str, at: float) -> None:
         try:

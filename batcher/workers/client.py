@@ -13,6 +13,8 @@ from sluice.telemetry.tracing import TRACEPARENT
 from sluice.tls import open_channel
 from sluice.wire.codec import MalformedMessage, pack, unpack
 
+RENEWAL_REPORTS: Final = 4096
+"""Responses of a channel's request: Triton keeps 4.5 MB of them."""
 STREAM_END_S: Final = 1.0
 """How long a queued batch's stream may take to end by itself, so that Triton's spans are complete."""
 REQUEST_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -79,12 +81,42 @@ class WorkerClient:
         await self._grpc.close()
 
 
-async def next_report(call: Call) -> worker_pb2.StepReport:
-    """The next report on a channel; raises one of `FAULTS`."""
-    report = await _next(call)
-    if report is None:
-        raise ChannelBroken("the worker closed the channel")
-    return report
+class Reports:
+    """The reports of a channel in their order, while its request is now and then replaced by a new one.
+
+    Triton 2.51 keeps 1.1 KB of each response of a request until the request is complete (docs/notes-triton.md). The
+    first responses of the new request may overtake the last ones of the old.
+
+    Attributes:
+        renewing: the old request is not complete yet.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self.renewing = False
+        self._call = call
+        self._next = 0
+        self._early: dict[int, worker_pb2.StepReport] = {}
+
+    @property
+    def wants_renewal(self) -> bool:
+        """Whether the request has had so many responses that it is to be replaced."""
+        return self._next > 0 and self._next % RENEWAL_REPORTS == 0 and not self.renewing
+
+    async def next(self) -> worker_pb2.StepReport:
+        """The next report; raises one of `FAULTS`."""
+        while self._next not in self._early:
+            report = await _next(self._call)
+            if report is not None and self.renewing:
+                self._early[report.sequence] = report
+            elif report is not None:
+                self._next = report.sequence + 1
+                return report
+            elif self.renewing and not self._early:
+                self.renewing = False
+            else:
+                raise ChannelBroken("the worker closed the channel")
+        self._next += 1
+        return self._early.pop(self._next - 1)
 
 
 async def read_receipt(call: Call) -> None:

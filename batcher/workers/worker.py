@@ -25,8 +25,8 @@ from batcher.core.effects import Cancelled
 from batcher.workers.client import (
     FAULTS,
     Call,
+    Reports,
     WorkerClient,
-    next_report,
     read_receipt,
     read_to_end,
     reason_of,
@@ -168,16 +168,28 @@ class Worker:
             opening=self._opening,
         )
         await self._write(call, worker_pb2.WorkerRequest(open_channel=opening), ends=True)
+        reports = Reports(call)
         while True:
-            report = await next_report(call)
+            report = await reports.next()
             if self._is_lost:
                 return
+            if self._call is call and reports.wants_renewal:
+                reports.renewing = True
+                self._sending.spawn(self._renew(call, opening))
             self._heard_at = asyncio.get_running_loop().time()
             self._events.on_step(self.name, report)
             if report.ready and self._call is None:
                 self._call, self._stood, self._missed = call, True, False
                 log.info("worker %s at %s is live", report.worker, self.name)
                 self._events.on_live(self.name)
+
+    async def _renew(self, call: Call, opening: worker_pb2.OpenChannel) -> None:
+        """Replaces the channel's request; nothing else changes."""
+        opening.renews = True
+        try:
+            await self._write(call, worker_pb2.WorkerRequest(open_channel=opening), ends=True)
+        except FAULTS as error:
+            self._lose(f"channel: {reason_of(error)}")
 
     def _watch(self) -> None:
         """Looks whether the worker is silent, and again when it may be."""

@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
-from sluice.internal.v1 import frame_pb2
+from sluice.internal.v1 import control_pb2, frame_pb2
+from sluice.wire import subjects
 from tests.batcher.batchers import ECHO, running_batcher, settings_of
 from tests.batcher.gateway_double import GatewayDouble
 from tests.batcher.worker_double import SLOTS, WorkerDouble, frame
@@ -63,6 +64,16 @@ async def test_a_gap_in_a_row_makes_it_go_on_behind_its_tokens(
     await worker.step(frame(row, 2, [3]))
     (again,) = (await worker.batch(1)).rows
     assert list(again.task.produced_token_ids) == [1]
+
+
+async def test_rows_of_a_gateway_that_begins_again_are_dropped(
+    worker: WorkerDouble, gateway: GatewayDouble
+) -> None:
+    task = await gateway.ask()
+    await worker.batch(0)
+    begins = control_pb2.ControlMessage(gateway=task.gateway, announce=control_pb2.Announce())
+    await gateway.client.publish(subjects.CONTROL, begins.SerializeToString())
+    await worker.until(lambda: [task.request_id] in worker.cancels)
 
 
 async def test_a_worker_that_stalls_and_comes_back_confuses_nobody(
@@ -221,8 +232,8 @@ async def test_a_full_worker_gets_no_more_than_its_slots(
     worker: WorkerDouble, gateway: GatewayDouble
 ) -> None:
     tasks = [await gateway.ask(priority_class="bulk") for _ in range(12)]
-    urgent = await gateway.ask()
     await worker.until(lambda: sum(len(batch.rows) for batch in worker.batches) == 4)
+    urgent = await gateway.ask()
     rows = [row for batch in worker.batches for row in batch.rows]
     assert all(row.task.priority_class == "bulk" for row in rows)
     await gateway.until(lambda: gateway.reports[-1].models[0].queued == 9)

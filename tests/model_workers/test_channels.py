@@ -51,6 +51,28 @@ def test_a_new_channel_says_hello() -> None:
     assert opened.due(0.9) == []
 
 
+def test_a_renewed_channel_goes_on_where_it_was() -> None:
+    opened, first, second = Channels("worker-1"), FakePort(), FakePort()
+    opened.open(worker_pb2.OpenChannel(batcher="b", heartbeat_ms=1000, opening=3), first, 0.0)
+    channel = opened.get("b", 3)
+    assert channel is not None
+    channel.ready = True
+    opened.due(0.0)
+    opened.post("b", frames(1), 0.0)
+    renewal = worker_pb2.OpenChannel(batcher="b", heartbeat_ms=1000, opening=3, renews=True)
+    assert opened.open(renewal, second, 0.5) is first
+    (due,) = opened.due(0.5)
+    assert (due.channel.responses, due.report.sequence) == (second, 1)
+    assert len(due.report.frames) == 1
+
+
+def test_a_channel_that_is_gone_is_not_renewed() -> None:
+    opened, port = channels(), FakePort()
+    renewal = worker_pb2.OpenChannel(batcher="b", heartbeat_ms=1000, opening=7, renews=True)
+    assert opened.open(renewal, port, 0.0) is port
+    assert opened.get("b", 0) is not None
+
+
 def test_heartbeats_go_out_with_and_without_frames() -> None:
     opened = channels()
     opened.due(0.0)

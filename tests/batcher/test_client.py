@@ -1,0 +1,63 @@
+"""The order of a channel's reports while its request is replaced."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import grpc.aio
+import pytest
+from tritonclient.grpc import service_pb2
+
+from batcher.core.workers import ChannelBroken
+from batcher.workers.client import Reports
+from sluice.internal.v1 import worker_pb2
+
+COMPLETE = -1
+"""A request is complete."""
+
+
+class Stream:
+    """What comes on a stream: reports by number."""
+
+    def __init__(self, *numbers: int) -> None:
+        self._numbers = list(numbers)
+
+    async def read(self) -> Any:
+        if not self._numbers:
+            return grpc.aio.EOF
+        number = self._numbers.pop(0)
+        contents = []
+        if number != COMPLETE:
+            contents.append(worker_pb2.StepReport(sequence=number).SerializeToString())
+        infer = service_pb2.ModelInferResponse(raw_output_contents=contents)
+        return service_pb2.ModelStreamInferResponse(infer_response=infer)
+
+
+async def renewed(*numbers: int, count: int) -> list[int]:
+    """The first ``count`` reports, where 0 and 1 came before the renewal."""
+    stream: Any = Stream(0, 1, *numbers)
+    reports = Reports(stream)
+    found = [(await reports.next()).sequence for _ in range(2)]
+    reports.renewing = True
+    return found + [(await reports.next()).sequence for _ in range(count - 2)]
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        (2, 3, COMPLETE, 4, 5),
+        (2, COMPLETE, 3, 4, 5),
+        (4, 5, 2, 3, COMPLETE),
+        (3, 2, COMPLETE, 4, 5),
+        (COMPLETE, 2, 3, 4, 5),
+    ],
+)
+async def test_reports_of_the_new_request_may_overtake_those_of_the_old(
+    numbers: Iterable[int],
+) -> None:
+    assert await renewed(*numbers, count=6) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("numbers", [(3, 4, COMPLETE, 5), (2, COMPLETE, COMPLETE, 3), (3, 4)])
+async def test_what_is_missing_breaks_the_channel(numbers: Iterable[int]) -> None:
+    with pytest.raises(ChannelBroken):
+        await renewed(*numbers, count=6)
