@@ -33,6 +33,8 @@ from sluice.wire.codec import pack, unpack
 
 ANSWER_S: Final = 5.0
 """Longest wait for JetStream, seconds."""
+APPEND_S: Final = 1.5
+"""The same for a segment, which may be written again: a nats-server that ends takes its answer along."""
 RETRY_AFTER_S: Final = 1.0
 CHUNK_BYTES: Final = 512 * 1024
 SEGMENT_BYTES_MAX: Final = 768 * 1024
@@ -238,7 +240,8 @@ class JobStore:
             Fenced: another one is the last.
         """
         headers = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(last)}
-        return await self._publish(subjects.job_results(job, stage, round_), pack(segment), headers)
+        subject = subjects.job_results(job, stage, round_)
+        return await self._publish(subject, pack(segment), headers, APPEND_S)
 
     async def segment_at(
         self, job: str, stage: int, round_: int, sequence: int
@@ -256,9 +259,11 @@ class JobStore:
         assert found.seq is not None, "stored messages have one"
         return unpack(JobSegment, found.data or b""), found.seq
 
-    async def _publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> int:
+    async def _publish(
+        self, subject: str, payload: bytes, headers: dict[str, str], timeout_s: float = ANSWER_S
+    ) -> int:
         try:
-            stored = await self._js.publish(subject, payload, timeout=ANSWER_S, headers=headers)
+            stored = await self._js.publish(subject, payload, timeout=timeout_s, headers=headers)
         except APIError as error:
             if error.err_code in _WRONG_SEQUENCE:
                 raise Fenced(subject) from error
