@@ -145,12 +145,14 @@ class Batcher:
         except MalformedMessage as error:
             log.error("a task is dropped: %s", error)
             return
+        self._gateways.heard(task.gateway)
         loop = self._loops.get(task.model)
         if loop is not None:
             loop.on_task(task, headers or {}, len(payload))
 
     def on_control(self, message: control_pb2.ControlMessage, *, broadcast: bool) -> None:
         """Cancels rows, answers which of them this batcher has, or reports to a new gateway."""
+        self._gateways.heard(message.gateway)
         if message.HasField("announce"):
             # It has just begun: rows under its name are of the process before it, and would only delay its own.
             self.on_gateway_gone(message.gateway)
@@ -179,13 +181,14 @@ class Batcher:
         for loop in self._loops.values():
             loop.wake()
 
-    def on_gateway_gone(self, gateway: str) -> None:
-        """Drops the rows of a gateway."""
+    def on_gateway_gone(self, gateway: str, *, waiting_only: bool = False) -> None:
+        """Drops the rows of a gateway; ``waiting_only``: not those that a worker has."""
         for loop in self._loops.values():
-            loop.on_gateway_gone(gateway)
+            loop.on_gateway_gone(gateway, waiting_only=waiting_only)
 
     def on_loss(self) -> None:
         """NATS was reconnected, or messages were dropped: open pulls may be lost."""
+        self._gateways.restart(time.monotonic())
         self._reporter.changed()  # gateways may have given it up
         self._drains.read_now()
         for loop in self._loops.values():

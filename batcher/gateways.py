@@ -5,6 +5,7 @@ A batcher reports every second, more often while tasks wait, and at once when re
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
@@ -29,6 +30,10 @@ BUSY_INTERVAL_S: Final = 0.25
 
 ABSENT_S: Final = 30.0
 """Rows of a gateway that was away for this long are dropped, seconds."""
+UNHEARD_S: Final = 0.25
+"""Rows that wait here for a gateway that was away for this long are dropped: it sends them again when it is back."""
+RECONNECT_S: Final = 1.0
+"""After this batcher has lost NATS, gateways may be as late as this to be there again, seconds."""
 ABSENT_PAUSE_S: Final = 5.0
 """Two messages that found no gateway and were further apart than this do not prove that it was away in between."""
 
@@ -52,8 +57,8 @@ class GatewayEvents(Protocol):
     def on_report(self, report: control_pb2.BatcherReport) -> None:
         """A report of a batcher; this batcher's own come too."""
 
-    def on_gateway_gone(self, gateway: str) -> None:
-        """A gateway has been away for `ABSENT_S`."""
+    def on_gateway_gone(self, gateway: str, *, waiting_only: bool = False) -> None:
+        """A gateway has been away for `ABSENT_S`; ``waiting_only``: for `UNHEARD_S`."""
 
 
 class Gateways:
@@ -65,6 +70,8 @@ class Gateways:
         self._dropped = 0
         self._absent: dict[str, tuple[float, float]] = {}
         """Gateways that were not there: since when, and when that was seen last."""
+        self._back_at = -math.inf
+        """When this batcher had NATS again."""
 
     async def send(
         self,
@@ -117,8 +124,9 @@ class Gateways:
 
         async def absent(message: Msg) -> None:
             gateway = message.subject.rpartition(".")[2]
-            if self._is_gone(gateway, time.monotonic()):
-                events.on_gateway_gone(gateway)
+            away_s = self._away_s(gateway, time.monotonic())
+            if away_s >= UNHEARD_S:
+                events.on_gateway_gone(gateway, waiting_only=away_s < ABSENT_S)
 
         own_task = subjects.task_to(self._batcher)
         await self._nats.subscribe(
@@ -133,16 +141,24 @@ class Gateways:
         # The first report brings tasks.
         await settle(self._nats, SETTLE_S)
 
-    def _is_gone(self, gateway: str, now: float) -> bool:
-        since, last = self._absent.get(gateway, (now, now))
-        if now - last > ABSENT_PAUSE_S:
-            since = now
-        if now - since < ABSENT_S:
-            self._absent[gateway] = since, now
-            return False
+    def restart(self, now: float) -> None:
+        """This batcher was without NATS, and so were gateways, perhaps."""
+        self._back_at = now
+
+    def heard(self, gateway: str) -> None:
+        """A message came from a gateway."""
         self._absent.pop(gateway, None)
-        log.info("gateway %s is gone: its rows are dropped", gateway)
-        return True
+
+    def _away_s(self, gateway: str, now: float) -> float:
+        """How long a gateway has been away that is away now."""
+        since, last = self._absent.get(gateway, (now, now))
+        if now - last > ABSENT_PAUSE_S or now - self._back_at < RECONNECT_S:
+            since = now
+        self._absent[gateway] = since, now
+        if now - since >= ABSENT_S:
+            del self._absent[gateway]
+            log.info("gateway %s is gone: its rows are dropped", gateway)
+        return now - since
 
     async def _publish(self, gateway: str, bundle: frame_pb2.FrameBundle) -> None:
         reply = subjects.absent(self._batcher, gateway)

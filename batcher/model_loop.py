@@ -215,10 +215,10 @@ class ModelLoop:
         with self._event():
             return self._requests.answer(asked)
 
-    def on_gateway_gone(self, gateway: str) -> None:
+    def on_gateway_gone(self, gateway: str, *, waiting_only: bool) -> None:
         """Nobody waits for the rows of a gateway any more."""
         with self._event():
-            self._requests.drop_gateway(gateway, time.monotonic())
+            self._requests.drop_gateway(gateway, time.monotonic(), waiting_only=waiting_only)
 
     @contextmanager
     def _event(self, *, wakes: bool = True) -> Iterator[None]:

@@ -144,10 +144,11 @@ class Requests:
             self._close(row, now)
         return bool(held)
 
-    def drop_gateway(self, gateway: str, now: float) -> None:
-        """A gateway is gone: nobody waits for its rows."""
+    def drop_gateway(self, gateway: str, now: float, *, waiting_only: bool = False) -> None:
+        """A gateway is gone: nobody waits for its rows. ``waiting_only``: those that no worker has."""
         for row in [row for row in self._rows.values() if row.task.gateway == gateway]:
-            self._close(row, now)
+            if row.state is RowState.WAITING or not waiting_only:
+                self._close(row, now)
 
     def answer(self, asked: control_pb2.AskedRow) -> bool:
         """Tells the gateway what it lacks of a row; False when the row is not held."""

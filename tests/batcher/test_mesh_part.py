@@ -140,6 +140,22 @@ async def test_rows_of_a_gateway_that_has_gone_are_dropped(
         )
 
 
+async def test_rows_that_wait_for_a_gateway_that_is_away_are_dropped_soon(
+    nats_url: str, gateway: GatewayDouble, echo_triton: MortalTriton
+) -> None:
+    async with running_batcher(settings_of(nats_url, echo_triton.address, ECHO)):
+        await gateway.batcher_live()
+        async with GatewayDouble.connected(nats_url, "mortal") as mortal:
+            await mortal.batcher_live()
+            tasks = [await mortal.ask(max_tokens=ENDLESS) for _ in range(ECHO.slots)]
+            for task in tasks:
+                await mortal.has_tokens(task, 1)
+            await mortal.ask(max_tokens=ENDLESS)
+            await gateway.until(lambda: gateway.reports[-1].models[0].queued == 1)
+        await gateway.until(lambda: not gateway.reports[-1].models[0].queued)
+        assert gateway.reports[-1].models[0].running == ECHO.slots
+
+
 async def test_cancel_ends_a_running_row_and_frees_its_slot(
     batcher: str, gateway: GatewayDouble
 ) -> None:
