@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from opentelemetry.trace import NoOpTracer
 
-from batcher.workers.client import WorkerClient, next_report
+from batcher.workers.client import Reports, WorkerClient
 from model_workers.remote import client as client_module
 from model_workers.remote.api import ServerApi
 from model_workers.remote.client import ServerClient
@@ -59,8 +59,9 @@ class Channel:
 
     async def _read(self) -> None:
         await self.send(open_channel(opening=0), ends=True)
+        reports = Reports(self._call)
         while True:
-            report = await next_report(self._call)
+            report = await reports.next()
             async with self._changed:
                 self.frames += report.frames
                 self.load, self.ready = report.load, report.ready
