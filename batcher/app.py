@@ -145,14 +145,14 @@ class Batcher:
         except MalformedMessage as error:
             log.error("a task is dropped: %s", error)
             return
-        self._gateways.heard(task.gateway)
+        self._gateways.heard(task.gateway, time.monotonic())
         loop = self._loops.get(task.model)
         if loop is not None:
             loop.on_task(task, headers or {}, len(payload))
 
     def on_control(self, message: control_pb2.ControlMessage, *, broadcast: bool) -> None:
         """Cancels rows, answers which of them this batcher has, or reports to a new gateway."""
-        self._gateways.heard(message.gateway)
+        self._gateways.heard(message.gateway, time.monotonic())
         if message.HasField("announce"):
             # It has just begun: rows under its name are of the process before it, and would only delay its own.
             self.on_gateway_gone(message.gateway)

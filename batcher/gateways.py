@@ -30,8 +30,11 @@ BUSY_INTERVAL_S: Final = 0.25
 
 ABSENT_S: Final = 30.0
 """Rows of a gateway that was away for this long are dropped, seconds."""
-UNHEARD_S: Final = 0.25
-"""Rows that wait here for a gateway that was away for this long are dropped: it sends them again when it is back."""
+UNHEARD_S: Final = 0.05
+"""Rows that wait here for a gateway that is away are dropped: it sends them again when it is back. One that was heard
+of so lately is there, and its subscription on the way through a cluster; seconds."""
+GATEWAYS_MAX: Final = 1024
+"""Gateways of which it is known when they were heard of."""
 RECONNECT_S: Final = 1.0
 """After this batcher has lost NATS, gateways may be as late as this to be there again, seconds."""
 ABSENT_PAUSE_S: Final = 5.0
@@ -58,7 +61,7 @@ class GatewayEvents(Protocol):
         """A report of a batcher; this batcher's own come too."""
 
     def on_gateway_gone(self, gateway: str, *, waiting_only: bool = False) -> None:
-        """A gateway has been away for `ABSENT_S`; ``waiting_only``: for `UNHEARD_S`."""
+        """A gateway has been away for `ABSENT_S`; ``waiting_only``: it is away."""
 
 
 class Gateways:
@@ -70,6 +73,8 @@ class Gateways:
         self._dropped = 0
         self._absent: dict[str, tuple[float, float]] = {}
         """Gateways that were not there: since when, and when that was seen last."""
+        self._heard_at: dict[str, float] = {}
+        """By gateway, the one that was silent for longest first."""
         self._back_at = -math.inf
         """When this batcher had NATS again."""
 
@@ -125,7 +130,7 @@ class Gateways:
         async def absent(message: Msg) -> None:
             gateway = message.subject.rpartition(".")[2]
             away_s = self._away_s(gateway, time.monotonic())
-            if away_s >= UNHEARD_S:
+            if away_s is not None:
                 events.on_gateway_gone(gateway, waiting_only=away_s < ABSENT_S)
 
         own_task = subjects.task_to(self._batcher)
@@ -145,14 +150,22 @@ class Gateways:
         """This batcher was without NATS, and so were gateways, perhaps."""
         self._back_at = now
 
-    def heard(self, gateway: str) -> None:
+    def heard(self, gateway: str, now: float) -> None:
         """A message came from a gateway."""
         self._absent.pop(gateway, None)
+        self._heard_at.pop(gateway, None)
+        self._heard_at[gateway] = now
+        if len(self._heard_at) > GATEWAYS_MAX:
+            del self._heard_at[next(iter(self._heard_at))]
 
-    def _away_s(self, gateway: str, now: float) -> float:
-        """How long a gateway has been away that is away now."""
+    def _away_s(self, gateway: str, now: float) -> float | None:
+        """How long a gateway has been away that a message has not found; None: it is there, or may be."""
         since, last = self._absent.get(gateway, (now, now))
-        if now - last > ABSENT_PAUSE_S or now - self._back_at < RECONNECT_S:
+        heard_at = self._heard_at.setdefault(gateway, now)  # of its bulk tasks JetStream told
+        if now - self._back_at < RECONNECT_S or now - heard_at < UNHEARD_S:
+            self._absent[gateway] = now, now
+            return None
+        if now - last > ABSENT_PAUSE_S:
             since = now
         self._absent[gateway] = since, now
         if now - since >= ABSENT_S:

@@ -1,49 +1,57 @@
-"""For how long a gateway has been away, by what NATS says of messages to it."""
+"""Whether a gateway is away, and for how long, by what NATS says of messages to it."""
 
 from typing import Any
 
 import pytest
 
-from batcher.gateways import ABSENT_PAUSE_S, ABSENT_S, RECONNECT_S, Gateways
+from batcher.gateways import ABSENT_PAUSE_S, ABSENT_S, RECONNECT_S, UNHEARD_S, Gateways
 
 
-def of_nobody() -> Gateways:
+def known(at: float = 0.0) -> Gateways:
+    """Of a batcher that has heard of a gateway "g"."""
     client: Any = None
-    return Gateways(client, "b")
+    gateways = Gateways(client, "b")
+    gateways.heard("g", at)
+    return gateways
 
 
 def test_a_gateway_is_away_since_the_first_message_that_did_not_find_it() -> None:
-    gateways = of_nobody()
+    gateways = known()
     assert gateways._away_s("g", 10.0) == 0.0
     assert gateways._away_s("g", 10.3) == pytest.approx(0.3)
-    assert gateways._away_s("other", 10.3) == 0.0
 
 
-def test_messages_far_apart_prove_nothing() -> None:
-    gateways = of_nobody()
+def test_one_that_never_spoke_may_be_on_its_way() -> None:
+    gateways = known()
+    assert gateways._away_s("other", 10.0) is None
+    assert gateways._away_s("other", 10.0 + 2 * UNHEARD_S) == pytest.approx(2 * UNHEARD_S)
+
+
+def test_messages_far_apart_prove_no_time_between_them() -> None:
+    gateways = known()
     gateways._away_s("g", 10.0)
     assert gateways._away_s("g", 10.1 + ABSENT_PAUSE_S) == 0.0
 
 
 def test_a_gateway_that_speaks_is_there() -> None:
-    gateways = of_nobody()
+    gateways = known()
     gateways._away_s("g", 10.0)
-    gateways.heard("g")
-    assert gateways._away_s("g", 11.0) == 0.0
+    gateways.heard("g", 10.5)
+    assert gateways._away_s("g", 10.5 + UNHEARD_S / 2) is None
+    assert gateways._away_s("g", 10.6 + UNHEARD_S) == pytest.approx(0.1 + UNHEARD_S / 2)
 
 
 def test_gateways_may_find_nats_again_later_than_this_batcher() -> None:
-    gateways = of_nobody()
+    gateways = known()
     gateways.restart(10.0)
     for now in (10.1, 10.9):
-        assert gateways._away_s("g", now) == 0.0
+        assert gateways._away_s("g", now) is None
     assert gateways._away_s("g", 10.9 + RECONNECT_S) == pytest.approx(RECONNECT_S)
 
 
 def test_what_was_known_of_a_gateway_that_is_gone_is_forgotten() -> None:
-    gateways = of_nobody()
-    now, away_s = 0.0, 0.0
+    gateways, now, away_s = known(), 1.0, 0.0
     while away_s < ABSENT_S:
+        away_s = gateways._away_s("g", now) or 0.0
         now += 1.0
-        away_s = gateways._away_s("g", now)
-    assert gateways._away_s("g", now + 1.0) == 0.0
+    assert gateways._away_s("g", now) == 0.0
