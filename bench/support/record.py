@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.support.harness import ROOT, run_count
+from bench.support.job_kills import KINDS
 from bench.support.pages import load_results, read_lines, render
 
-KILLED: Final = "batcher", "worker", "gateway", "nats", "jobs"
-"""Processes that a job survives, each a part of some minutes."""
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "mesh": ("mesh",),
     "request-cost": ("mesh", "request_cost"),
@@ -56,7 +55,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "jobs-first-item": ("jobs", "first-item"),
     "jobs-dedupe": ("jobs", "dedupe"),
     "jobs-interactive": ("jobs", "interactive"),
-    **{f"jobs-kills-{kind}": ("jobs", "--only", kind, "kills") for kind in KILLED},
+    **{f"jobs-kills-{kind}": ("jobs", "--only", kind, "kills") for kind in KINDS},
 }
 """By name: a benchmark, and the options that make the part."""
 OUTCOMES: Final = "router-outcomes"

@@ -182,8 +182,8 @@ class Upstream:
             context.timings.publish_ms += (time.monotonic() - begun) * 1000
 
         self.admission.sent(prepared, context.request.priority_class)
-        sent = task, headers, attempt, context.deadline, context.request.is_item
-        self.send_row(SentRow(*sent, on_taken=on_taken))
+        is_item = context.request.is_item
+        self.send_row(SentRow(task, headers, attempt, context.deadline, is_item, on_taken=on_taken))
 
     def send_row(self, row: SentRow) -> None:
         """Sends a row, or fails it at once when that is impossible."""

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from nats.aio.msg import Msg
 
+from batcher.workers import client
+from batcher.workers.worker import Worker
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2
+from sluice.internal.v1.worker_pb2 import OpenChannel
 from sluice.settings import NatsSettings, TritonSettings
 from sluice.startup import free_port
 from sluice.wire import jetstream, subjects
@@ -154,6 +157,26 @@ async def test_rows_that_wait_for_a_gateway_that_is_away_are_dropped_soon(
             await gateway.until(lambda: gateway.reports[-1].models[0].queued == 1)
         await gateway.until(lambda: not gateway.reports[-1].models[0].queued)
         assert gateway.reports[-1].models[0].running == ECHO.slots
+
+
+async def test_a_channel_is_renewed_under_running_rows(
+    batcher: str, gateway: GatewayDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewals, renew = 0, Worker._renew
+
+    async def counted(worker: Worker, call: client.Call, opening: OpenChannel) -> None:
+        nonlocal renewals
+        renewals += 1
+        await renew(worker, call, opening)
+
+    monkeypatch.setattr(Worker, "_renew", counted)
+    monkeypatch.setattr(client, "RENEWAL_REPORTS", 8)
+    tasks = [await gateway.ask(prompt=range(n, 99), max_tokens=5_000) for n in range(1, 4)]
+    for task in tasks:
+        answer = await gateway.finished(task, 30.0)
+        assert answer.token_ids == echo_of(task)
+        assert answer.attempt == 0
+    assert renewals > 1
 
 
 async def test_cancel_ends_a_running_row_and_frees_its_slot(

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from batcher.workers import client
 from tests.batcher.batchers import ECHO, running_batcher, settings_of
 from tests.batcher.gateway_double import GatewayDouble, echo_of
 from tests.batcher.tritons import MortalTriton
@@ -36,22 +35,6 @@ async def test_rows_survive_the_death_of_the_stub_and_of_the_server(
             assert answer.token_ids == echo_of(task)
         # Sent to three workers by one batcher.
         assert all(gateway.answers[t.request_id].attempt >= 2 for t in tasks)
-
-
-async def test_a_channel_is_renewed_under_running_rows(
-    nats_url: str, gateway: GatewayDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "RENEWAL_REPORTS", 8)
-    async with (
-        MortalTriton.running(tmp_path / "triton", ECHO) as server,
-        running_batcher(settings_of(nats_url, server.address, ECHO)),
-    ):
-        await gateway.batcher_live()
-        tasks = [await gateway.ask(prompt=range(n, 99), max_tokens=LONG) for n in range(1, 4)]
-        for task in tasks:
-            answer = await gateway.finished(task, 30.0)
-            assert answer.token_ids == echo_of(task)
-            assert answer.attempt == 0
 
 
 @pytest.mark.long

@@ -67,14 +67,13 @@ class WireBatcher:
 
     async def item(self, model: str = "small") -> Task:
         """As `task`, of an item of a job."""
-        async with asyncio.timeout(BOUND_S):
-            message = await self._tasks[model, subjects.QUEUED_CLASS].get()
-        task = unpack(Task, message.data)
-        await self.hold(task)
-        return task
+        message = await self.message(model, subjects.QUEUED_CLASS, is_item=True)
+        return unpack(Task, message.data)
 
-    async def message(self, model: str = "small", priority_class: str = "interactive") -> Msg:
-        if priority_class == subjects.QUEUED_CLASS:
+    async def message(
+        self, model: str = "small", priority_class: str = "interactive", *, is_item: bool = False
+    ) -> Msg:
+        if priority_class == subjects.QUEUED_CLASS and not is_item:
             message = await self._pulled(model)
         else:
             async with asyncio.timeout(BOUND_S):
