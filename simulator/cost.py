@@ -79,8 +79,8 @@ class CostFit:
 
 
 SHIPPED: Final[Mapping[str, StepCost]] = {
-    "small-cpu": StepCost(5.6e-4, 3.0e-6, 2.6e-5, 1.5e-7, 5.0e-4),
-    "large-cpu": StepCost(1.5e-3, 3.4e-5, 6.2e-5, 7.2e-7, 9.0e-4),
+    "small-cpu": StepCost(1.6e-3, 1.5e-5, 2.5e-5, 3.0e-7, 4.5e-4),
+    "large-cpu": StepCost(2.1e-3, 4.0e-5, 8.5e-5, 4.8e-7, 3.8e-4),
 }
 """The shipped tiers on the CPU, see docs/simulation.md for the machine and the command."""
 
