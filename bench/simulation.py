@@ -7,14 +7,20 @@ several shares of its capacity, and what was really sent is simulated.
     python bench/simulation.py [--json] [--runs N] [--model echo|small|large]
 
 `ours` is simulated, `peer` measured, and their ratio best at 1. The engine `echo` takes a fixed time a step and leaves
-the cores to the mesh: it shows how true the queueing is. The tiers show how true the cost is, too, on a machine whose
-cores have nothing else to do.
+the cores to the mesh: it shows how true the queueing is. The tiers show how true the cost is, too.
+
+An engine is simulated as if it had its cores to itself, as it has in a cluster. So the model's process gets the last
+core of this machine, and everything else, callers too, shares the others. A tier has 4 slots, so that the engine and
+not that core is what limits: with 16 the small tier answers more than gateway and callers can carry on one.
 """
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -27,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.support.engine_cost import Measured, StepProbe
 from bench.support.harness import MIN_RUNS, Figure, emit, machine, run_count
 from bench.support.open_load import OpenLoad
+from bench.support.request_cost import processes_of
 from bench.support.triton_direct import DirectWorker
 from gateway.config.models import load_catalog
 from simulator.arrivals import generate, parse_stream
@@ -37,9 +44,11 @@ from simulator.trace import Arrival
 from sluice import settings as config
 from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2_grpc
-from supervisor.mesh import running_mesh
+from supervisor.mesh import Mesh, running_mesh
+from supervisor.model_processes import stub_pids
+from supervisor.plan import is_worker
 
-SLOTS: Final = 16
+SLOTS: Final = {"echo": 16, "small": 4, "large": 4}
 SHARES: Final = (0.3, 0.6, 0.9)
 """Of the capacity."""
 SECONDS: Final = 15.0
@@ -56,7 +65,12 @@ def bench_settings(model: str) -> config.Settings:
     """One shipped tier, or an engine without a model whose steps take a fixed time."""
     echo = {"path": "builtin:small", "engine": "echo", "echo_step_ms": ECHO_STEP_MS}
     tier = {"path": f"builtin:{model}"}
-    values = {"name": model, "tier": model, "slots": SLOTS, **(echo if model == ECHO else tier)}
+    values = {
+        "name": model,
+        "tier": model,
+        "slots": SLOTS[model],
+        **(echo if model == ECHO else tier),
+    }
     return config.Settings(
         models=(config.ModelSettings.model_validate(values),),
         routing=RoutingSettings(default=model),
@@ -76,9 +90,9 @@ async def idle_ways_s(load: OpenLoad, measured: Measured) -> float:
     return max(0.0, statistics.median(found))
 
 
-async def capacity_per_s(load: OpenLoad) -> float:
+async def capacity_per_s(load: OpenLoad, slots: int) -> float:
     """Answers a second with all slots taken."""
-    answered = await load.flood(Arrival(0.0, 160, 32, 32, "bulk"), 3 * SLOTS, 6.0)
+    answered = await load.flood(Arrival(0.0, 160, 32, 32, "bulk"), 3 * slots, 6.0)
     return len(answered) / 6.0
 
 
@@ -128,37 +142,65 @@ def _figure(
     )
     ratios = [a[name] / b[name] for a, b in pairs]
     spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    note = f"{share:.0%} of capacity; simulated beside measured; error {ours / peer - 1:+.0%}; ratios {spread}"
+    note = (
+        f"{SLOTS[model]} slots, engine on a core of its own, {share:.0%} of capacity; "
+        f"simulated beside measured; error {ours / peer - 1:+.0%}; ratios {spread}"
+    )
     unit = "tokens/s" if name == "tokens_per_s" else "s"
     figure = f"simulated_{model}_{name}_at_{share:.0%}".rstrip("%")
     return Figure(figure, ours, peer, ours / peer, unit, len(pairs), machine(), note)
 
 
+@contextmanager
+def engine_alone(mesh: Mesh) -> Iterator[None]:
+    """The last core for the model's process, the others for this process and the rest of the mesh."""
+    cores = os.sched_getaffinity(0)
+    *others, last = sorted(cores)
+    engines = set()
+    for state in mesh.state.processes:
+        engines |= set(stub_pids(state.pid).values()) if is_worker(state.name) else set()
+    for process in processes_of(mesh).values():
+        _move(process.pid, {last} if process.pid in engines else set(others))
+    _move(os.getpid(), set(others))
+    try:
+        yield
+    finally:
+        _move(os.getpid(), cores)
+
+
+def _move(pid: int, cores: set[int]) -> None:
+    """All threads of a process; those that it starts later follow."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores)
+
+
 async def bench(model: str, runs: int) -> list[Figure]:
     """Measures, plays and simulates one model, on a mesh of its own."""
     settings = bench_settings(model)
+    slots = SLOTS[model]
     vocabulary = load_catalog(settings)[model].tokenizer.vocab_size
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         async with (
             running_mesh(settings, state_dir=Path(folder)) as mesh,
             grpc.aio.insecure_channel(mesh.address) as channel,
         ):
-            async with DirectWorker(mesh.worker_address(model), model) as worker:
-                measured = await StepProbe(worker, vocabulary, SLOTS).measure()
-            load = OpenLoad(inference_pb2_grpc.InferenceServiceStub(channel), model)
-            await load.flood(Arrival(0.0, 64, 16, 16, "bulk"), SLOTS, 2.0)  # warms up
-            ways_s = await idle_ways_s(load, measured)
-            print(
-                f"{measured.fit} send {measured.send_s:.5f} s, in and out {ways_s:.5f} s",
-                file=sys.stderr,
-            )
-            setup = Setup(
-                policy=settings.batcher.policy,
-                cost=measured.fit.cost,
-                limits=EngineLimits(slots=SLOTS),
-                links=Links(ways_s / 2, measured.send_s, ways_s / 2),
-            )
-            return await compare(load, model, setup, runs, await capacity_per_s(load))
+            with engine_alone(mesh):
+                async with DirectWorker(mesh.worker_address(model), model) as worker:
+                    measured = await StepProbe(worker, vocabulary, slots).measure()
+                load = OpenLoad(inference_pb2_grpc.InferenceServiceStub(channel), model)
+                await load.flood(Arrival(0.0, 64, 16, 16, "bulk"), slots, 2.0)  # warms up
+                ways_s = await idle_ways_s(load, measured)
+                print(
+                    f"{measured.fit} send {measured.send_s:.5f} s, in and out {ways_s:.5f} s",
+                    file=sys.stderr,
+                )
+                setup = Setup(
+                    policy=settings.batcher.policy,
+                    cost=measured.fit.cost,
+                    limits=EngineLimits(slots=slots),
+                    links=Links(ways_s / 2, measured.send_s, ways_s / 2),
+                )
+                return await compare(load, model, setup, runs, await capacity_per_s(load, slots))
 
 
 async def main(args: argparse.Namespace) -> None:

@@ -31,6 +31,7 @@ from threading import Condition
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from model_workers.gather import GATHER_TOKENS_MAX, SOON_S, end_wait_s, gathered_until
 from model_workers.watchdog import TICK_S, Watchdog
 from sluice.internal.v1 import frame_pb2, worker_pb2
 
@@ -42,15 +43,6 @@ BACKLOG_FRAMES_MAX: Final = 4096
 
 LOAD_UPDATE_S: Final = 0.05
 """A batcher without frames gets a changed load after this time, seconds."""
-
-SOON_S: Final = 0.01
-"""Ends of rows that gather, and news of free slots, wait for others at most this long, seconds."""
-
-GATHER_TOKENS_MAX: Final = 256
-"""A row that has gathered so many tokens sends them: more are not lost with a worker, nor larger a message."""
-
-GATHER_GRID_S: Final = 0.25
-"""Gathered tokens go at multiples of this, or of the time that they are gathered, seconds."""
 
 PostedFrame = tuple[frame_pb2.Frame, float]
 """A frame, and how long its tokens may wait for more of its row, seconds."""
@@ -111,12 +103,12 @@ class Channel:
         if gathered is not None and gathered.frame.attempt == frame.attempt:
             frame = _joined(gathered.frame, frame)
         if not frame.HasField("final") and len(frame.token_ids) < GATHER_TOKENS_MAX and gather_s:
-            due_at = gathered.due_at if gathered else _due_at(now, gather_s)
+            due_at = gathered.due_at if gathered else gathered_until(now, gather_s)
             self.gathered[frame.request_id] = Gathered(frame, due_at)
             self.gathered_at = min(self.gathered_at, due_at)
         else:
             self.waiting.append(frame)
-            self.waiting_at = min(self.waiting_at, now + min(gather_s, SOON_S))
+            self.waiting_at = min(self.waiting_at, now + end_wait_s(gather_s))
 
     def take(self, now: float) -> list[frame_pb2.Frame]:
         """The frames of a report now; more may wait for the next one."""
@@ -140,12 +132,6 @@ def _update_s(before: worker_pb2.WorkerLoad, load: worker_pb2.WorkerLoad) -> flo
         return SOON_S
     changed = (load.running, load.waiting) != (before.running, before.waiting)
     return LOAD_UPDATE_S if changed else math.inf
-
-
-def _due_at(now: float, gather_s: float) -> float:
-    """When tokens that are gathered from now on go: rounded down, so that rows go together."""
-    grid_s = min(gather_s, GATHER_GRID_S)
-    return (now + gather_s) // grid_s * grid_s
 
 
 def _joined(head: frame_pb2.Frame, tail: frame_pb2.Frame) -> frame_pb2.Frame:

@@ -13,6 +13,7 @@ from typing import Final
 
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import Batch, QueuedTask
+from model_workers.gather import end_wait_s, gathered_until
 from simulator.admission import REPORT_S, Admission
 from simulator.cost import StepCost
 from simulator.engines import ENGINES, EngineKind, EngineLimits, EngineRow, Progress
@@ -252,13 +253,23 @@ class Simulation:
         """See `WorkerEvents`."""
         now, links = self._events.now, self._setup.links
         for request_id in progress.first:
-            self._outcomes[int(request_id)].first_at = now + links.out_s
+            outcome = self._outcomes[int(request_id)]
+            gather_s = self._gather_s(outcome)
+            outcome.first_at = (gathered_until(now, gather_s) if gather_s else now) + links.out_s
+        # The batcher hears at once of prompts that are computed: there may be room for the next.
+        ended: dict[float, list[str]] = {now: []} if progress.first else {}
         for request_id in progress.ended:
             outcome = self._outcomes[int(request_id)]
+            sent_at = now + end_wait_s(self._gather_s(outcome))
+            ended.setdefault(sent_at, []).append(request_id)
             if outcome.ending is Ending.OPEN:
-                self._end(outcome, Ending.FINISHED, now + links.out_s)
-        if progress.first or progress.ended:
-            self._events.at(now + links.send_s, partial(self._report, worker, progress.ended))
+                self._end(outcome, Ending.FINISHED, sent_at + links.out_s)
+                outcome.first_at = min(outcome.first_at or math.inf, sent_at + links.out_s)
+        for sent_at, names in ended.items():
+            self._events.at(sent_at + links.send_s, partial(self._report, worker, names))
+
+    def _gather_s(self, outcome: Outcome) -> float:
+        return self._setup.policy.of_class(outcome.arrival.priority_class).gather_s
 
     def _report(self, worker: SimulatedWorker, ended: Sequence[str]) -> None:
         """The batcher gets the final frames."""

@@ -4,6 +4,7 @@ from typing import get_args
 
 import pytest
 
+from model_workers.gather import SOON_S, gathered_until
 from simulator.engines import EngineLimits
 from simulator.results import Ending
 from simulator.simulator import simulate
@@ -20,7 +21,7 @@ MIXED = (
 
 
 def test_the_time_of_one_request_is_the_sum_of_its_ways() -> None:
-    history = simulate([arrival(1.0, prompt=100, answer=3)], setup())
+    history = simulate([arrival(1.0, prompt=100, answer=3, priority_class="interactive")], setup())
     (outcome,) = history.outcomes
     ways = LINKS.in_s + LINKS.send_s + LINKS.out_s
     assert outcome.ttft_s == pytest.approx(ways + COST(100, 0, 0))
@@ -28,6 +29,22 @@ def test_the_time_of_one_request_is_the_sum_of_its_ways() -> None:
     assert outcome.latency_s == pytest.approx(ways + COST(100, 0, 0) + decode)
     assert history.busy_s == pytest.approx(COST(100, 0, 0) + decode)
     assert outcome.wait_s == 0
+
+
+@pytest.mark.parametrize(("answer", "gathered"), [(200, True), (3, False)])
+def test_tokens_of_bulk_requests_are_gathered_in_the_worker(answer: int, gathered: bool) -> None:
+    history = simulate([arrival(1.0, answer=answer, priority_class="bulk")], setup())
+    (outcome,) = history.outcomes
+    assert outcome.ttft_s is not None
+    assert outcome.latency_s is not None
+    if gathered:
+        goes_at = gathered_until(1.0 + LINKS.in_s + LINKS.send_s + COST(10, 0, 0), 0.25)
+        assert outcome.ttft_s == pytest.approx(goes_at + LINKS.out_s - 1.0)
+    else:
+        assert outcome.ttft_s == outcome.latency_s, "a short answer goes as a whole"
+    steps = [COST(10, 0, 0), *(COST(0, 1, 10 + one) for one in range(1, answer))]
+    ways = LINKS.in_s + LINKS.send_s + LINKS.out_s
+    assert outcome.latency_s == pytest.approx(ways + sum(steps) + SOON_S)
 
 
 @pytest.mark.parametrize("engine", ["continuous", "padded"])
