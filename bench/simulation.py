@@ -1,8 +1,8 @@
 """Accuracy of the simulation: the same trace, measured on the mesh and simulated.
 
-Steps of the mesh's own worker are measured first, straight through Triton, and a cost is fitted to them; the ways in
-and out are those of single requests on the idle mesh. Then a generated trace is played on the mesh, open loop, at
-several shares of its capacity, and what was really sent is simulated.
+In each run, steps of the mesh's own worker are measured first, straight through Triton, and a cost is fitted to them;
+the ways in and out are those of single requests on the idle mesh. Then a generated trace is played on the mesh, open
+loop, at several shares of its capacity, and what was really sent is simulated.
 
     python bench/simulation.py [--json] [--runs N] [--model echo|small|large]
 
@@ -15,6 +15,7 @@ not that core is what limits: with 16 the small tier answers more than gateway a
 """
 
 import argparse
+import asyncio
 import os
 import statistics
 import sys
@@ -56,8 +57,12 @@ ECHO: Final = "echo"
 ECHO_STEP_MS: Final = 20.0
 MODELS: Final = (ECHO, "small", "large")
 IDLE_REQUESTS: Final = 30
+IDLE_S: Final = 0.1
+"""Between two of them: processes that have just answered one answer the next faster than they do under light load."""
 PROMPT: Final = "uniform/20/300"
 ANSWER: Final = "uniform/4/60"
+Pair = tuple[dict[str, float], dict[str, float]]
+"""Quantities of a trace, simulated and measured."""
 QUANTITIES: Final = ("ttft_p50", "ttft_p95", "latency_p50", "latency_p95", "tokens_per_s")
 
 
@@ -78,10 +83,28 @@ def bench_settings(model: str) -> config.Settings:
     )
 
 
+async def measured_setup(
+    load: OpenLoad, worker: DirectWorker, settings: config.Settings, vocabulary: int
+) -> Setup:
+    """What the simulation is given: the cost of a step and the ways, measured now on the idle mesh."""
+    slots = settings.models[0].slots
+    measured = await StepProbe(worker, vocabulary, slots).measure()
+    ways_s = await idle_ways_s(load, measured)
+    said = f"{measured.fit} send {measured.send_s:.5f} s, in and out {ways_s:.5f} s"
+    print(said, file=sys.stderr)
+    return Setup(
+        policy=settings.batcher.policy,
+        cost=measured.fit.cost,
+        limits=EngineLimits(slots=slots),
+        links=Links(ways_s / 2, measured.send_s, ways_s / 2),
+    )
+
+
 async def idle_ways_s(load: OpenLoad, measured: Measured) -> float:
-    """What gateway, NATS and batcher take of a first token on an idle mesh."""
+    """What gateway, NATS and batcher take of a first token on an idle mesh, for requests that come one by one."""
     found = []
     for _ in range(IDLE_REQUESTS):
+        await asyncio.sleep(IDLE_S)
         answered = await load.ask(Arrival(0.0, 64, 2, 2, "interactive"), 0.0)
         assert answered is not None
         assert answered.ttft_s is not None
@@ -114,29 +137,17 @@ def simulated(trace: list[Arrival], setup: Setup) -> list[Arrival]:
     return [replace(o.arrival, ttft_s=o.ttft_s, latency_s=o.latency_s) for o in outcomes]
 
 
-async def compare(
-    load: OpenLoad, model: str, setup: Setup, runs: int, capacity: float
-) -> list[Figure]:
-    """All shares of the capacity, ``runs`` traces each."""
-    figures = []
-    for share in SHARES:
-        pairs = []
-        for seed in range(1, runs + 1):
-            streams = [
-                parse_stream(
-                    f"poisson:rate={part * share * capacity},{keys},prompt={PROMPT},answer={ANSWER}"
-                )
-                for part, keys in ((0.7, "class=interactive"), (0.3, "class=bulk"))
-            ]
-            answered = await load.play(generate(streams, SECONDS, seed))
-            pairs.append((numbers(simulated(answered, setup)), numbers(answered)))
-        figures += [_figure(model, name, share, pairs) for name in QUANTITIES]
-    return figures
+async def play(load: OpenLoad, setup: Setup, rate: float, seed: int) -> Pair:
+    """One trace of ``rate`` requests a second, on the mesh and simulated."""
+    streams = [
+        parse_stream(f"poisson:rate={part * rate},{keys},prompt={PROMPT},answer={ANSWER}")
+        for part, keys in ((0.7, "class=interactive"), (0.3, "class=bulk"))
+    ]
+    answered = await load.play(generate(streams, SECONDS, seed))
+    return numbers(simulated(answered, setup)), numbers(answered)
 
 
-def _figure(
-    model: str, name: str, share: float, pairs: list[tuple[dict[str, float], dict[str, float]]]
-) -> Figure:
+def _figure(model: str, name: str, share: float, pairs: list[Pair]) -> Figure:
     ours, peer = (
         statistics.median(side[name] for side in sides) for sides in zip(*pairs, strict=True)
     )
@@ -177,30 +188,22 @@ def _move(pid: int, cores: set[int]) -> None:
 async def bench(model: str, runs: int) -> list[Figure]:
     """Measures, plays and simulates one model, on a mesh of its own."""
     settings = bench_settings(model)
-    slots = SLOTS[model]
     vocabulary = load_catalog(settings)[model].tokenizer.vocab_size
+    pairs: dict[float, list[Pair]] = {share: [] for share in SHARES}
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         async with (
             running_mesh(settings, state_dir=Path(folder)) as mesh,
             grpc.aio.insecure_channel(mesh.address) as channel,
+            DirectWorker(mesh.worker_address(model), model) as worker,
         ):
+            load = OpenLoad(inference_pb2_grpc.InferenceServiceStub(channel), model)
             with engine_alone(mesh):
-                async with DirectWorker(mesh.worker_address(model), model) as worker:
-                    measured = await StepProbe(worker, vocabulary, slots).measure()
-                load = OpenLoad(inference_pb2_grpc.InferenceServiceStub(channel), model)
-                await load.flood(Arrival(0.0, 64, 16, 16, "bulk"), slots, 2.0)  # warms up
-                ways_s = await idle_ways_s(load, measured)
-                print(
-                    f"{measured.fit} send {measured.send_s:.5f} s, in and out {ways_s:.5f} s",
-                    file=sys.stderr,
-                )
-                setup = Setup(
-                    policy=settings.batcher.policy,
-                    cost=measured.fit.cost,
-                    limits=EngineLimits(slots=slots),
-                    links=Links(ways_s / 2, measured.send_s, ways_s / 2),
-                )
-                return await compare(load, model, setup, runs, await capacity_per_s(load, slots))
+                capacity = await capacity_per_s(load, SLOTS[model])
+                for seed in range(1, runs + 1):
+                    setup = await measured_setup(load, worker, settings, vocabulary)
+                    for share in SHARES:
+                        pairs[share].append(await play(load, setup, share * capacity, seed))
+    return [_figure(model, name, share, pairs[share]) for share in SHARES for name in QUANTITIES]
 
 
 async def main(args: argparse.Namespace) -> None:
