@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -24,8 +25,8 @@ PRIORITIES: Final = {
     "standard": inference_pb2.PRIORITY_STANDARD,
     "bulk": inference_pb2.PRIORITY_BULK,
 }
-TEXT: Final = "7"
-"""One token of the shipped tokenizer: digits stand alone."""
+DIGITS: Final = "0123456789"
+"""One token each of the shipped tokenizer: digits stand alone. Random ones, so that prompts share no prefix."""
 
 
 class OpenLoad:
@@ -34,6 +35,7 @@ class OpenLoad:
     def __init__(self, stub: "Stub", model: str) -> None:
         self._stub = stub
         self._model = model
+        self._chance = Random(1)
 
     async def play(self, trace: Iterable[Arrival]) -> list[Arrival]:
         """Sends all of ``trace``; what was answered, with its real lengths and the times as the caller saw them."""
@@ -68,7 +70,7 @@ class OpenLoad:
         sent = time.perf_counter()
         first_s: float | None = None
         request = inference_pb2.GenerateRequest(
-            prompt=TEXT * arrival.prompt_tokens,
+            prompt="".join(self._chance.choices(DIGITS, k=arrival.prompt_tokens)),
             raw_prompt=True,
             model=self._model,
             priority=PRIORITIES[arrival.priority_class],
