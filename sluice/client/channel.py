@@ -37,6 +37,8 @@ LOOKUP_S: Final = 10.0
 LISTING_S: Final = 120.0
 """How long listing outcomes may take, which may be many, seconds."""
 
+_LOCALLY_CANCELLED: Final = "Locally cancelled by application!"
+"""How gRPC describes that this side has cancelled a call."""
 _TOO_LARGE: Final = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")
 _HANDSHAKE: Final = re.compile(r"Socket closed|handshake|CERTIFICATE|SSL", re.IGNORECASE)
 """How gRPC describes that one side speaks TLS and the other does not, or does not trust it."""
@@ -260,7 +262,10 @@ def _foreign(code: grpc.StatusCode, details: str) -> SluiceError:
             details += f"; if the gateway is encrypted, name its authorities in {CA_VARIABLE}"
         return ConnectionLost(details, metadata=metadata)
     if code is grpc.StatusCode.CANCELLED:
-        return errors.Cancelled(details, metadata=metadata)
+        if details == _LOCALLY_CANCELLED:
+            return errors.Cancelled(details, metadata=metadata)
+        # A server that closes its port ends so the calls that arrive in that moment; proxies do the same.
+        return ConnectionLost("the server ended the call", metadata=metadata)
     if sizes := _TOO_LARGE.search(details):
         metadata |= {"bytes": sizes[1], "limit_bytes": sizes[2]}
         return errors.MessageTooLarge(

@@ -292,6 +292,19 @@ async def test_stream_without_an_end_is_resumed(kind: Kind) -> None:
     assert answer.text == "ab"
 
 
+async def test_a_call_that_a_closing_server_cancels_is_made_again(kind: Kind) -> None:
+    closing = Fail(code=grpc.StatusCode.CANCELLED, details="CANCELLED")
+    scripts = [
+        [closing],
+        [started(), delta(0, "a"), closing],
+        [started(), delta(1, "b"), finished()],
+    ]
+    async with ScriptedService.serve(scripts) as service:
+        answer = await ask(kind, service.address)
+    assert answer.text == "ab"
+    assert list(service.requests[2].resume.token_ids) == [100]
+
+
 async def test_status_of_somebody_else_is_named(kind: Kind) -> None:
     other = Fail(code=grpc.StatusCode.UNIMPLEMENTED, details="no such method")
     async with ScriptedService.serve([[other]]) as service:
