@@ -88,7 +88,7 @@ async def measured_setup(
 ) -> Setup:
     """What the simulation is given: the cost of a step and the ways, measured now on the idle mesh."""
     slots = settings.models[0].slots
-    measured = await StepProbe(worker, vocabulary, slots).measure()
+    measured = await StepProbe(worker, vocabulary, slots, min_tokens=True).measure()
     ways_s = await idle_ways_s(load, measured)
     said = f"{measured.fit} send {measured.send_s:.5f} s, in and out {ways_s:.5f} s"
     print(said, file=sys.stderr)

@@ -53,12 +53,16 @@ class StepProbe:
     Args:
         vocabulary: tokens of prompts are drawn below it.
         slots: of the worker.
+        min_tokens: whether rows name the least length of their answers, as those of `OpenLoad` do: it takes time.
     """
 
-    def __init__(self, worker: DirectWorker, vocabulary: int, slots: int) -> None:
+    def __init__(
+        self, worker: DirectWorker, vocabulary: int, slots: int, *, min_tokens: bool = False
+    ) -> None:
         self._worker = worker
         self._vocabulary = vocabulary
         self._slots = slots
+        self._min_tokens = min_tokens
         self._chance = Random(1)
 
     async def measure(self) -> Measured:
@@ -143,7 +147,10 @@ class StepProbe:
             [self._chance.randrange(6, self._vocabulary) for _ in range(prompt)]
             for _ in range(count)
         ]
-        return rows(prompts, answer, [])
+        batch = rows(prompts, answer, [])
+        for row in batch if self._min_tokens else ():
+            row.task.sampling.min_tokens = answer
+        return batch
 
 
 def _middle(samples: list[StepSample]) -> StepSample:

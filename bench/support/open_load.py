@@ -66,15 +66,16 @@ class OpenLoad:
         return answered
 
     async def ask(self, arrival: Arrival, begun: float) -> Arrival | None:
-        """Sends one request now; None when it was refused or late."""
+        """Sends one request now, whose answer is as long as it may be; None when it was refused or late."""
         sent = time.perf_counter()
         first_s: float | None = None
+        longest = arrival.max_tokens
         request = inference_pb2.GenerateRequest(
             prompt="".join(self._chance.choices(DIGITS, k=arrival.prompt_tokens)),
             raw_prompt=True,
             model=self._model,
             priority=PRIORITIES[arrival.priority_class],
-            sampling=inference_pb2.SamplingParams(max_tokens=arrival.max_tokens),
+            sampling=inference_pb2.SamplingParams(max_tokens=longest, min_tokens=longest),
         )
         call = self._stub.Generate(
             request, timeout=CALL_S, metadata=((TENANT_KEY, arrival.tenant),)
