@@ -275,7 +275,8 @@ async def test_a_job_that_has_cost_enough_is_paused(
     processes: Processes, gateway: GatewayDouble
 ) -> None:
     await processes.start(window_items=4)
-    job = await processes.create(lines(2000), limits=pb.JobLimits(max_cost=100.0))
+    # Costs are looked at once a second, in which a fast machine may answer a few thousand items.
+    job = await processes.create(lines(20_000), limits=pb.JobLimits(max_cost=100.0))
 
     job = await processes.ended(job.id)
 
