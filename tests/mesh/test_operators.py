@@ -6,7 +6,7 @@ import pytest
 
 from sluice.cli.requests import ROWS_OF_WORKER, rows_in
 from sluice.cli.top_view import WANTED, Choice, Sample, View, lines
-from sluice.client import AsyncClient
+from sluice.client import AsyncClient, Finished
 from sluice.errors import Cancelled
 from sluice.telemetry import catalog
 from tests.support.mesh import RunningMesh
@@ -16,14 +16,21 @@ pytestmark = pytest.mark.mesh
 WAIT_S = 60.0
 
 
-async def test_a_running_request_is_seen_and_cancelled_and_a_worker_is_drained(
-    mesh: RunningMesh,
-) -> None:
+async def test_a_running_request_is_seen_and_cancelled(mesh: RunningMesh) -> None:
     async with AsyncClient(mesh.address, tenant="acme") as client, asyncio.timeout(WAIT_S):
         stream = client.generate("hello", model="small", min_tokens=900, max_tokens=1000)
         started = await anext(stream)
         (running,) = (await client.requests(tenant="acme")).requests
         assert running.request_id == started.request_id
+        await client.cancel_requests(running.request_id)
+        with pytest.raises(Cancelled, match="operator"):
+            await stream.answer()
+
+
+async def test_what_is_in_a_worker_that_is_drained_goes_on(mesh: RunningMesh) -> None:
+    async with AsyncClient(mesh.address, tenant="acme") as client, asyncio.timeout(WAIT_S):
+        stream = client.generate("hello", model="small", min_tokens=900, max_tokens=1000)
+        await anext(stream)
         (worker,) = workers_of(await sample(client), "small")
         found = await client.metrics(*ROWS_OF_WORKER)
         assert rows_in(found, "small", worker) >= 0
@@ -32,13 +39,11 @@ async def test_a_running_request_is_seen_and_cancelled_and_a_worker_is_drained(
             assert f"small {worker}" in drained.drained
             while not (await sample(client)).now(catalog.WORKER_DRAINED)["small", worker]:
                 pass
-            # What is in the worker goes on.
-            assert (await client.requests(tenant="acme")).requests
+            *_, finished = [event async for event in stream]
+            assert isinstance(finished, Finished)
+            assert finished.usage.completion_tokens >= 900
         finally:
             assert not (await client.drain_worker("small", worker, undo=True)).drained
-        await client.cancel_requests(running.request_id)
-        with pytest.raises(Cancelled, match="operator"):
-            await stream.answer()
         while not (await ready(client)):
             pass
         shown = lines("top", View(await sample(client), None, None), Choice(), 80, 24)
