@@ -47,15 +47,14 @@ from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2_grpc
 from supervisor.mesh import Mesh, running_mesh
 from supervisor.model_processes import stub_pids
-from supervisor.plan import is_worker
 
-SLOTS: Final = {"echo": 16, "small": 4, "large": 4}
 SHARES: Final = (0.3, 0.6, 0.9)
 """Of the capacity."""
 SECONDS: Final = 15.0
 ECHO: Final = "echo"
+SLOTS: Final = {ECHO: 16, "small": 4, "large": 4}
 ECHO_STEP_MS: Final = 20.0
-MODELS: Final = (ECHO, "small", "large")
+MODELS: Final = tuple(SLOTS)
 IDLE_REQUESTS: Final = 30
 IDLE_S: Final = 0.1
 """Between two of them: processes that have just answered one answer the next faster than they do under light load."""
@@ -167,9 +166,7 @@ def engine_alone(mesh: Mesh) -> Iterator[None]:
     """The last core for the model's process, the others for this process and the rest of the mesh."""
     cores = os.sched_getaffinity(0)
     *others, last = sorted(cores)
-    engines = set()
-    for state in mesh.state.processes:
-        engines |= set(stub_pids(state.pid).values()) if is_worker(state.name) else set()
+    engines = {pid for state in mesh.state.processes for pid in stub_pids(state.pid).values()}
     for process in processes_of(mesh).values():
         _move(process.pid, {last} if process.pid in engines else set(others))
     _move(os.getpid(), set(others))

@@ -13,9 +13,9 @@ GATHER_GRID_S: Final = 0.25
 
 
 def gathered_until(now: float, gather_s: float) -> float:
-    """When tokens that are gathered from ``now`` on go: rounded down, so that rows go together."""
+    """When tokens that are gathered from ``now`` on go: rounded down, so that rows go together; 0 s: now."""
     grid_s = min(gather_s, GATHER_GRID_S)
-    return (now + gather_s) // grid_s * grid_s
+    return (now + gather_s) // grid_s * grid_s if grid_s else now
 
 
 def end_wait_s(gather_s: float) -> float:

@@ -254,8 +254,7 @@ class Simulation:
         now, links = self._events.now, self._setup.links
         for request_id in progress.first:
             outcome = self._outcomes[int(request_id)]
-            gather_s = self._gather_s(outcome)
-            outcome.first_at = (gathered_until(now, gather_s) if gather_s else now) + links.out_s
+            outcome.first_at = gathered_until(now, self._gather_s(outcome)) + links.out_s
         # The batcher hears at once of prompts that are computed: there may be room for the next.
         ended: dict[float, list[str]] = {now: []} if progress.first else {}
         for request_id in progress.ended:
