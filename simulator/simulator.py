@@ -255,11 +255,11 @@ class Simulation:
         for request_id in progress.first:
             outcome = self._outcomes[int(request_id)]
             outcome.first_at = gathered_until(now, self._gather_s(outcome)) + links.out_s
-        # The batcher hears at once of prompts that are computed: there may be room for the next.
+        # The batcher hears at once of prompts that are computed, and with them of ends: there may be room for more.
         ended: dict[float, list[str]] = {now: []} if progress.first else {}
         for request_id in progress.ended:
             outcome = self._outcomes[int(request_id)]
-            sent_at = now + end_wait_s(self._gather_s(outcome))
+            sent_at = now if progress.first else now + end_wait_s(self._gather_s(outcome))
             ended.setdefault(sent_at, []).append(request_id)
             if outcome.ending is Ending.OPEN:
                 self._end(outcome, Ending.FINISHED, sent_at + links.out_s)

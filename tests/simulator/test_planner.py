@@ -1,7 +1,7 @@
 """Plans: the fewest workers that are enough, and a shortcut that agrees with the simulation."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simulator.arrivals import LengthMix, parse_lengths
@@ -52,6 +52,8 @@ def test_objectives_that_no_number_of_workers_meets_are_an_error() -> None:
     prefill=st.sampled_from([0, 512]),
     cache=st.sampled_from([0, 8192]),
 )
+@example(prompt="50", answer="1", prefill=0, cache=0)
+@example(prompt="50", answer="20", prefill=512, cache=0)
 @pytest.mark.long
 def test_the_shortcut_agrees_with_the_simulation(
     prompt: str, answer: str, prefill: int, cache: int
