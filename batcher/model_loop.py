@@ -164,7 +164,7 @@ class ModelLoop:
             workers=len(workers),
             slots=sum(worker.slots for worker in workers),
             running=sum(worker.running for worker in workers),
-            queued=len(queue),
+            queued=self._requests.waiting,
             classes=queue.class_reports(backlog, time.monotonic()),
             tokens_per_s=queue.tokens_per_s,
         )
@@ -271,7 +271,7 @@ class ModelLoop:
 
     def _capacities(self, now: float) -> list[Capacity]:
         """Of the workers; most passes of the loop are for frames, while no row waits."""
-        if not len(self._requests.queue):
+        if not self._requests.waiting:
             return []
         return self._requests.capacities(self._process.peers.share(self._model, now), now)
 

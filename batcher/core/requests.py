@@ -11,7 +11,8 @@ docs/wire.md:
 - A worker that returns rows, or is lost with rows in it, several times in succession gets one row at a time, after
   growing pauses, until a row brings a token: see `Breaker`.
 - A row that returned `NO_PROGRESS_MAX` times in succession without a new token ends as failed: it may be the cause of
-  the workers' failures.
+  the workers' failures. Its last try is made alone, or rows that always went with it would fail with it: one such row
+  is out at a time, in a batch of its own, and its worker gets no other before it has brought a token.
 - A row that has ended is kept for `ENDED_S`, in case its gateway lacks frames.
 - A batcher that drains returns its rows to their gateways.
 """
@@ -79,6 +80,10 @@ class Requests:
         self._deadlines: list[tuple[float, str]] = []
         self._workers: dict[str, WorkerState] = {}
         self._breakers: dict[str, Breaker] = {}
+        self._last_tries: deque[Row] = deque()
+        """Rows that wait, outside of the queue, for their last try."""
+        self._last_try: Row | None = None
+        """The row that was in the queue for it last."""
         self._outbox = Outbox()
         self._ended: deque[tuple[float, Row]] = deque()
         """With the time at which each is forgotten, the oldest first."""
@@ -96,6 +101,11 @@ class Requests:
     def __contains__(self, request_id: str) -> bool:
         """Whether the row is held."""
         return request_id in self._rows
+
+    @property
+    def waiting(self) -> int:
+        """Rows that wait."""
+        return len(self.queue) + len(self._last_tries)
 
     def change_policy(self, policy: Policy, weights: Mapping[str, float]) -> None:
         """Activates another policy: waiting rows keep their waiting time, rows in workers continue."""
@@ -196,7 +206,7 @@ class Requests:
     def capacities(self, share: WorkerShare, now: float) -> list[Capacity]:
         """What fits in each worker that gets rows."""
         return [
-            state.capacity(name, share, self._breaker(name).rows_max(now))
+            state.capacity(name, share, self._rows_max(name, now))
             for name, state in self.active_workers().items()
         ]
 
@@ -248,8 +258,9 @@ class Requests:
         ``capacities`` of them may be left out while no row waits.
         """
         for row in self._late(now):
-            if row.state in IN_FLIGHT:  # Those that wait come out of the queue.
+            if row.state in IN_FLIGHT or row in self._last_tries:  # Others come out of the queue.
                 self._end(row, _deadline(), now)
+        self._start_last_try(now)
         while self._ended and (self._ended[0][0] <= now or len(self._ended) > ENDED_MAX):
             row = self._ended.popleft()[1]
             if row.state is RowState.ENDED:
@@ -262,8 +273,12 @@ class Requests:
                 self._wake_at = decision.wake_at
                 break
             self._send(decision.batch, now)
-            capacities = [capacity.after(decision.batch) for capacity in capacities]
-        pauses = (breaker.open_until for breaker in self._breakers.values() if len(self.queue))
+            capacities = [
+                capacity.after(decision.batch)
+                for capacity in capacities
+                if not (decision.batch.rows[0].alone and capacity.worker == decision.batch.worker)
+            ]
+        pauses = (breaker.open_until for breaker in self._breakers.values() if self.waiting)
         self._probe_at = min((until for until in pauses if until > now), default=None)
 
     def wake_at(self) -> float | None:
@@ -342,6 +357,23 @@ class Requests:
     def _breaker(self, worker: str) -> Breaker:
         return self._breakers.setdefault(worker, Breaker())
 
+    def _rows_max(self, worker: str, now: float) -> float:
+        """Rows that the worker may have."""
+        row = self._last_try
+        if row is not None and row.alone and row.state in IN_FLIGHT and row.worker == worker:
+            return 0
+        return self._breaker(worker).rows_max(now)
+
+    def _start_last_try(self, now: float) -> None:
+        """The next row that has one left goes into the queue, once what became of the last one is known."""
+        before = self._last_try
+        if not self._last_tries or (
+            before is not None and before.alone and before.state not in _OVER
+        ):
+            return
+        self._last_try = row = self._last_tries.popleft()
+        self.queue.requeue(row.request_id, len(row.produced), now)
+
     def _has(self, row: Row, batch_id: str) -> bool:
         """Whether the worker of a batch still has a row of it."""
         held = self._rows.get(row.request_id) is row and row.state in IN_FLIGHT
@@ -381,7 +413,11 @@ class Requests:
         else:
             self._landed(row)
             self._move(row, RowState.WAITING, now)
-            self.queue.requeue(row.request_id, len(row.produced), now)
+            row.alone = row.no_progress == NO_PROGRESS_MAX - 1
+            if row.alone and row is not self._last_try:
+                self._last_tries.append(row)
+            else:
+                self.queue.requeue(row.request_id, len(row.produced), now)
 
     def _take_frame(self, row: Row, frame: frame_pb2.Frame, now: float) -> None:
         self._run(row, now)
@@ -441,6 +477,8 @@ class Requests:
             self.queue.finish(row.request_id, len(row.produced), now, whole=whole)
         else:
             self.queue.cancel(row.request_id)
+            if row in self._last_tries:
+                self._last_tries.remove(row)
         self._landed(row)
 
     def _landed(self, row: Row) -> None:

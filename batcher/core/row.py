@@ -142,6 +142,7 @@ class Row(QueuedTask):
         self.logprobs.extend(logprobs)
         if token_ids:
             self.no_progress = 0
+            self.alone = False
 
     def timings(self, of_worker: frame_pb2.RowTimings) -> frame_pb2.RowTimings:
         """The timings of worker and batcher."""

@@ -228,7 +228,9 @@ class Filling:
         cells = tokens
         if self._pads:
             cells = (len(self._rows) + 1) * max(self._longest, task.prefill_tokens)
-        if tokens > self._prefill_max:
+        if task.alone or self._rows[0].alone:
+            self.limit = BatchLimit.ALONE
+        elif tokens > self._prefill_max:
             self.limit = BatchLimit.WORKER_PREFILL
         elif self._cache + task.cache_tokens > self.capacity.free_tokens:
             self.limit = BatchLimit.WORKER_CACHE

@@ -57,9 +57,11 @@ class QueuedTask:
         open_batch: the batch it was handed out with.
         step_prefill_tokens: most prompt tokens of a step of the engine that computes a part of its prompt; 0: no limit.
         avoid: the worker that could not go on with it; others are preferred.
+        alone: whether no other task may be in its batch.
     """
 
     __slots__ = (
+        "alone",
         "avoid",
         "bucket",
         "cache_tokens",
@@ -121,6 +123,7 @@ class QueuedTask:
         self.prefill_tokens = prompt_tokens + produced_tokens
         self.returned = False
         self.avoid = ""
+        self.alone = False
         self.charged = 0
         self.number = 0
         self.step_prefill_tokens = 0
@@ -151,6 +154,8 @@ class BatchLimit(Enum):
 
     ALL_WAITING = "all_waiting"
     """Everything that waited is in it."""
+    ALONE = "alone"
+    """Its row, or the next, is to be alone in a batch."""
     ROWS = "rows"
     """It has as many rows as a batch may have."""
     TOKENS = "tokens"

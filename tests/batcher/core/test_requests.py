@@ -276,6 +276,55 @@ def test_a_row_that_never_brings_a_token_ends_as_a_dead_letter(desk: Desk) -> No
     assert [row.request_id for row in effects.dead] == ["r"]
 
 
+def lose(desk: Desk) -> Effects:
+    desk.requests.lost(WORKER, desk.now)
+    return desk.advance(room=8)
+
+
+def sent(effects: Effects) -> list[list[str]]:
+    return [[row.request_id for row in batch.rows] for batch in effects.batches]
+
+
+def on_their_last_try(desk: Desk) -> Effects:
+    """Of three rows that went together and lost every worker."""
+    desk.run("one", "poison", "two")
+    for _ in range(NO_PROGRESS_MAX - 2):
+        assert sent(lose(desk)) == [["one", "poison", "two"]]
+    return lose(desk)
+
+
+def test_the_last_try_of_a_row_is_made_alone(desk: Desk) -> None:
+    assert sent(on_their_last_try(desk)) == [["one"]]
+    desk.add("new")
+    assert sent(desk.advance(room=8)) == [["new"]]  # The capacity is the test's own.
+    desk.step("one", 0, 1, attempt=NO_PROGRESS_MAX - 1)
+    assert sent(desk.advance(room=8)) == [["poison"]]
+    effects = lose(desk)
+    assert [row.request_id for row in effects.dead] == ["poison"]
+    assert sent(effects) == [["one", "new"], ["two"]]
+
+
+def test_a_worker_with_a_last_try_gets_no_other_row(desk: Desk) -> None:
+    on_their_last_try(desk)
+    desk.step("one", 0, 0, attempt=NO_PROGRESS_MAX - 1)
+    share = WorkerShare()
+    assert [each.free_rows for each in desk.requests.capacities(share, desk.now)] == [0]
+    desk.step("one", 0, 1, attempt=NO_PROGRESS_MAX - 1)
+    assert [each.free_rows for each in desk.requests.capacities(share, desk.now)] == [7]
+
+
+def test_a_row_that_waits_for_its_last_try_can_end(desk: Desk) -> None:
+    desk.add("out", timeout_s=59.0)
+    desk.add("late", timeout_s=60.0)
+    desk.run("cancelled")
+    for _ in range(NO_PROGRESS_MAX - 1):
+        lose(desk)
+    assert desk.requests.waiting == 2
+    desk.cancel("cancelled")
+    assert ends(desk.advance(after_s=60.0)) == [frame_pb2.ROW_END_DEADLINE] * 2
+    assert desk.requests.waiting == 0
+
+
 def test_a_row_refused_for_now_waits_at_the_head_under_the_same_attempt(desk: Desk) -> None:
     desk.add("first")
     batch = desk.send()
