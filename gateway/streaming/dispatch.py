@@ -270,11 +270,21 @@ class Dispatch:
         row.ask_at = now + patience * self._stall_s
         return True
 
-    def unknown(self, batcher: str, ref: frame_pb2.RowRef, now: float) -> None:
-        """A batcher does not have a row that it was asked about."""
-        row = self._rows.get(ref.request_id)
-        if row is not None and row.batcher == batcher and row.task.attempt == ref.attempt:
-            self._recover(row, now)
+    def unknown(self, batcher: str, refs: Iterable[frame_pb2.RowRef], now: float) -> None:
+        """A batcher does not have rows that it was asked about.
+
+        If it had them it may be a new process, without all others: those that wait are asked about before their time.
+        """
+        forgot = False
+        for ref in refs:
+            row = self._rows.get(ref.request_id)
+            if row is not None and row.batcher == batcher and row.task.attempt == ref.attempt:
+                forgot |= row.place is Place.HELD
+                self._recover(row, now)
+        if forgot:
+            for row in self._rows.values():
+                if row.batcher == batcher and row.place is Place.HELD:
+                    row.ask_at = min(row.ask_at, now)
 
     def returned(self, batcher: str, frame: frame_pb2.Frame, now: float) -> None:
         """A batcher gives a row back: it goes elsewhere."""

@@ -223,8 +223,7 @@ class Registry:
         for ref in bundle.held:
             if dispatch.accepts(batcher, ref.request_id, ref.attempt, now, waits=True):
                 self.published(ref.request_id)
-        for ref in bundle.unknown:
-            dispatch.unknown(batcher, ref, now)
+        dispatch.unknown(batcher, bundle.unknown, now)
         for frame in bundle.frames:
             if self._is_urgent(frame.request_id):
                 self._take_frame(batcher, frame, now)

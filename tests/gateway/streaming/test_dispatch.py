@@ -1,5 +1,7 @@
 """Which batcher has which row, and what becomes of rows that nobody seems to have."""
 
+from dataclasses import replace
+
 import pytest
 
 from gateway.streaming.assembler import Assembler
@@ -135,10 +137,21 @@ def test_a_batcher_that_does_not_know_the_row_has_lost_it() -> None:
     desk.hold()
     desk.tokens(1)
     desk.dispatch.drain()
-    desk.dispatch.unknown("b1", RowRef(request_id="r", attempt=0), desk.now)
+    desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=0)], desk.now)
     assert desk.sent_to() == [("b1", 1000, 1)]
-    desk.dispatch.unknown("b1", RowRef(request_id="r", attempt=0), desk.now)  # an older word
+    desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=0)], desk.now)  # an older word
     assert desk.sent_to() == []
+
+
+def test_a_batcher_that_has_forgotten_one_row_is_asked_about_those_that_wait() -> None:
+    desk = Desk("b1")
+    desk.hold()
+    waits = sent_row(replace(desk.attempt, row_id="waits"), desk.now + 1000)
+    desk.dispatch.send(waits, desk.now)
+    desk.dispatch.accepts("b1", "waits", 0, desk.now, waits=True)
+    desk.dispatch.drain()
+    desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=0)], desk.now)
+    assert said(desk.tick(0.05)) == {"task": ["r"], "ask": ["waits"]}
 
 
 def test_a_batcher_that_nobody_has_subscribed_for_is_gone_at_once() -> None:
@@ -197,9 +210,9 @@ def test_a_row_that_is_lost_again_and_again_without_a_token_becomes_a_dead_lette
     for number in range(RESENDS_MAX):
         assert len(desk.sent_to()) == 1, number
         desk.hold()
-        desk.dispatch.unknown("b1", RowRef(request_id="r", attempt=1000 * number), desk.now)
+        desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=1000 * number)], desk.now)
     desk.hold()
-    desk.dispatch.unknown("b1", RowRef(request_id="r", attempt=1000 * RESENDS_MAX), desk.now)
+    desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=1000 * RESENDS_MAX)], desk.now)
     outgoing = desk.dispatch.drain()
     ((row, reason),) = outgoing.dead
     assert row is desk.row
@@ -212,14 +225,14 @@ def test_a_token_between_two_losses_makes_the_row_innocent() -> None:
     desk = Desk("b1")
     for number in range(3 * RESENDS_MAX):
         desk.tokens(1)
-        desk.dispatch.unknown("b1", RowRef(request_id="r", attempt=1000 * number), desk.now)
+        desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=1000 * number)], desk.now)
     assert not desk.failed
 
 
 def test_a_row_that_never_reached_a_batcher_is_innocent() -> None:
     desk = Desk("b1")
     for number in range(3 * RESENDS_MAX):
-        desk.dispatch.unknown("b1", RowRef(request_id="r", attempt=1000 * number), desk.now)
+        desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=1000 * number)], desk.now)
     assert not desk.failed
 
 
