@@ -22,6 +22,9 @@ from sluice.wire.subjects import CLASSES
 
 MODEL: Final = "echo"
 CALL_S: Final = 60.0
+READER_S: Final = 600.0
+OPENING_MAX: Final = 256
+"""Readers that wait for their first event at the same time: a mesh computes so many answers only one after the other."""
 TURNS: Final = 60_000
 CHARS: Final = 190_000
 """Of a text that is inspected: a little below the limit of the default policy."""
@@ -43,6 +46,7 @@ class Attacker:
         self.size = size
         self.hold_s = hold_s
         self.outcomes: Outcomes = Counter()
+        self.opening = asyncio.Semaphore(OPENING_MAX)
         options = [("grpc.use_local_subchannel_pool", 1)]
         self.channels = [
             grpc.aio.insecure_channel(address, options) for _ in range(min(size, CONNECTIONS))
@@ -202,14 +206,15 @@ async def _opened(attacker: Attacker, at: int) -> Any:
         priority=value_of_class(at),
         sampling=pb.SamplingParams(),  # as long as the context allows
     )
-    call = attacker.stub(at).Generate(request, timeout=CALL_S)
-    try:
-        await call.read()
-        attacker.outcomes["opened OK"] += 1
-        return call
-    except grpc.aio.AioRpcError as error:
-        attacker.outcomes[f"opened {error.code().name}"] += 1
-        return None
+    async with attacker.opening:
+        call = attacker.stub(at).Generate(request, timeout=READER_S)
+        try:
+            await call.read()
+            attacker.outcomes["opened OK"] += 1
+            return call
+        except grpc.aio.AioRpcError as error:
+            attacker.outcomes[f"opened {error.code().name}"] += 1
+            return None
 
 
 def value_of_class(at: int) -> "pb.Priority.ValueType":
