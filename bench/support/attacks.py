@@ -24,7 +24,7 @@ MODEL: Final = "echo"
 CALL_S: Final = 60.0
 READER_S: Final = 600.0
 OPENING_MAX: Final = 256
-"""Readers that wait for their first event at the same time: a mesh computes so many answers only one after the other."""
+"""Readers that wait for their first event at the same time: a mesh cannot begin thousands of answers at once."""
 TURNS: Final = 60_000
 CHARS: Final = 190_000
 """Of a text that is inspected: a little below the limit of the default policy."""
