@@ -25,7 +25,7 @@ from supervisor.triton import STUB, TritonConfig, remove_shared_memory, wait_for
 
 logger = logging.getLogger(__name__)
 
-LOOK_S: Final = 0.25
+LOOK_S: Final = 0.5
 """How often the states of the processes are read; one that is stopped twice in succession counts as lost, seconds."""
 
 

@@ -5,8 +5,8 @@ The gateway leads: it knows every row that somebody waits for, and the tokens th
 - A row goes to the batcher with the fewest tasks; of class bulk into JetStream first, until a batcher takes it, unless
   it is an item of a job, which has its own record there.
 - A row that was silent for ``stall_s`` is asked about, and again after the same time. It is lost when its batcher does
-  not know it, or has said nothing at all since the first of two questions.
-- NATS says at once when nobody has subscribed for a batcher: all its rows are lost.
+  not know it. When the batcher has said nothing at all since the first of two questions, all its rows are lost.
+- NATS says at once when nobody has subscribed for a batcher: then they are too.
 - A lost row is sent again, wherever a batcher is, with the tokens that have arrived and a higher attempt, which fences
   the earlier owner out. While no other batcher is there it stays where it was: the batcher may come back.
 - A row that was lost `RESENDS_MAX` times in succession without a new token fails, and becomes a dead letter: it may be
@@ -302,7 +302,7 @@ class Dispatch:
             self._wait(row, now)
 
     def gone(self, batcher: str, now: float) -> None:
-        """NATS says that nobody has subscribed for a batcher."""
+        """A batcher is gone with all its rows: NATS says that nobody has subscribed for it, or it is silent."""
         self._lost.add(batcher)
         for row in [row for row in self._rows.values() if row.batcher == batcher]:
             if row.row_id in self._rows:
@@ -374,7 +374,11 @@ class Dispatch:
         elif not row.batcher:
             if not self._place(row, now):
                 self._wait(row, now)
-        elif row.batcher in self._lost or self._is_lost(row):
+        elif row.batcher in self._lost:
+            self._recover(row, now)
+        elif row.questions >= 2 and self._heard_at.get(row.batcher, 0.0) < row.asked_at:
+            self.gone(row.batcher, now)
+        elif row.questions >= QUESTIONS_MAX:
             self._lost.add(row.batcher)
             self._recover(row, now)
         else:
@@ -388,11 +392,6 @@ class Dispatch:
         row.ask_at = now + WAITING_FACTOR * self._stall_s
         self._schedule()
         self._outgoing.lookups.add(row.queue)
-
-    def _is_lost(self, row: SentRow) -> bool:
-        heard_at = self._heard_at.get(row.batcher, 0.0)
-        silent = row.questions >= 2 and heard_at < row.asked_at
-        return silent or row.questions >= QUESTIONS_MAX
 
     def _question(self, row: SentRow, now: float) -> None:
         if not row.questions:

@@ -1,7 +1,5 @@
 """Which batcher has which row, and what becomes of rows that nobody seems to have."""
 
-from dataclasses import replace
-
 import pytest
 
 from gateway.streaming.assembler import Assembler
@@ -32,6 +30,11 @@ class Letters:
         return ""
 
 
+def new_attempt(row_id: str) -> ModelAttempt:
+    transcript = Transcript(Letters(), (), frozenset(), chr)
+    return ModelAttempt(row_id, "m", 3, transcript, Assembler(0, STALL_S, 0.0))
+
+
 class Desk:
     """One row, two batchers, and a clock that ticks."""
 
@@ -44,8 +47,7 @@ class Desk:
         self.dispatch._batchers = self.batchers
         self.failed: list[SluiceError] = []
         self.dispatch.on_failed = lambda _, error, now: self.failed.append(error)
-        transcript = Transcript(Letters(), (), frozenset(), chr)
-        self.attempt = ModelAttempt("r", "m", 3, transcript, Assembler(0, STALL_S, 0.0))
+        self.attempt = new_attempt("r")
         self.row: SentRow = sent_row(self.attempt, self.now + 1000, priority_class)
         self.row.is_item = is_item
         self.dispatch.send(self.row, self.now)
@@ -56,6 +58,12 @@ class Desk:
             self.now += 0.05
             self.dispatch.tick(self.now)
         return self.dispatch.drain()
+
+    def hold_one_more(self, row_id: str) -> None:
+        """Another row, which waits at the first batcher."""
+        self.dispatch.send(sent_row(new_attempt(row_id), self.now + 1000), self.now)
+        self.dispatch.heard("b1", self.now)
+        self.dispatch.accepts("b1", row_id, 0, self.now, waits=True)
 
     def hold(self, batcher: str = "b1") -> bool:
         self.dispatch.heard(batcher, self.now)
@@ -146,12 +154,20 @@ def test_a_batcher_that_does_not_know_the_row_has_lost_it() -> None:
 def test_a_batcher_that_has_forgotten_one_row_is_asked_about_those_that_wait() -> None:
     desk = Desk("b1")
     desk.hold()
-    waits = sent_row(replace(desk.attempt, row_id="waits"), desk.now + 1000)
-    desk.dispatch.send(waits, desk.now)
-    desk.dispatch.accepts("b1", "waits", 0, desk.now, waits=True)
+    desk.hold_one_more("waits")
     desk.dispatch.drain()
     desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=0)], desk.now)
     assert said(desk.tick(0.05)) == {"task": ["r"], "ask": ["waits"]}
+
+
+def test_all_rows_of_a_silent_batcher_are_lost_with_the_first() -> None:
+    desk = Desk("b1")
+    desk.tokens(1)
+    desk.hold_one_more("waits")
+    desk.batchers.names = ("b1", "b2")
+    desk.dispatch.drain()
+    assert said(desk.tick(2.9 * STALL_S)) == {"ask": ["r"]}
+    assert said(desk.tick(0.5 * STALL_S)) == {"task": ["r", "waits"]}
 
 
 def test_a_batcher_that_nobody_has_subscribed_for_is_gone_at_once() -> None:
