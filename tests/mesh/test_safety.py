@@ -40,7 +40,8 @@ async def test_an_answer_goes_on_behind_hidden_tokens(mesh: RunningMesh) -> None
         prompt=PROMPT,
         model="echo",
         raw_prompt=True,
-        # So many that they do not arrive in one delta, however busy the machine is.
+        # So many, and sent at every step, that they do not arrive in one delta, however busy the machine is.
+        priority=pb.PRIORITY_INTERACTIVE,
         sampling=pb.SamplingParams(max_tokens=20 * len(asked)),
     )
     async with grpc.aio.insecure_channel(mesh.address) as channel:

@@ -322,8 +322,7 @@ class World:
         dispatch.heard(bundle.batcher, self.now)
         for ref in bundle.held:
             dispatch.accepts(bundle.batcher, ref.request_id, ref.attempt, self.now, waits=True)
-        for ref in bundle.unknown:
-            dispatch.unknown(bundle.batcher, ref, self.now)
+        dispatch.unknown(bundle.batcher, bundle.unknown, self.now)
         for frame in bundle.frames:
             if frame.final.end == frame_pb2.ROW_END_RETURNED:
                 dispatch.returned(bundle.batcher, frame, self.now)
