@@ -9,6 +9,7 @@ import asyncio
 import os
 import resource
 import signal
+import subprocess
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -50,7 +51,7 @@ class Topology:
         standby: how many of the workers only take the place of lost ones.
         nats: servers; three form a cluster.
         proxied: links that go through a proxy.
-        disk_mib: size of the file system that JetStream stores on; None: an ordinary folder.
+        disk_mib: size of a file system of its own that JetStream stores on; None: an ordinary folder.
         clocks: whether the clocks of batchers and gateways can be set.
         poison: whether the model is an echo whose worker dies of a request with the seed `POISON_SEED`.
         jobs: processes that run jobs.
@@ -184,6 +185,18 @@ class FaultMesh:
             while True:
                 file.write(bytes(512))
         return ballast
+
+    async def freeze_disk(self) -> None:
+        """Writes to the file system of JetStream wait until `thaw_disk`, as on a disk that does not answer."""
+        await self._fsfreeze("--freeze")
+
+    async def thaw_disk(self) -> None:
+        """They go on."""
+        await self._fsfreeze("--unfreeze")
+
+    async def _fsfreeze(self, how: str) -> None:
+        # Not in this thread: it waits for writes that have begun.
+        await asyncio.to_thread(subprocess.run, ("fsfreeze", how, self.root / "disk"), check=True)
 
     def proxies(self, kind: str) -> list[Proxy]:
         """Of all links of a kind."""

@@ -4,6 +4,7 @@ Another one is a function here and an entry in `FAULTS`.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +33,8 @@ RESTART_S: Final = 60.0
 SETTLE_S: Final = 3.0
 """What others may take to notice that a process is back, before the next one is restarted."""
 DISK_MIB: Final = 96
+BULK_EVERY_S: Final = 0.2
+BULK_BOUND_S: Final = 15.0
 READERS: Final = 64
 POISON_BOUND_S: Final = 60.0
 
@@ -132,9 +135,41 @@ async def fill_disk(mesh: FaultMesh) -> None:
     """The disk of JetStream is full, and then it is not."""
     ballast = mesh.fill_disk()
     try:
-        await asyncio.sleep(HOLD_S)
+        await ask_bulk(mesh)
     finally:
         ballast.unlink()
+
+
+async def stall_disk(mesh: FaultMesh) -> None:
+    """Whoever writes to the disk of JetStream waits, and then goes on."""
+    await mesh.freeze_disk()
+    try:
+        await ask_bulk(mesh)
+    finally:
+        await mesh.thaw_disk()
+
+
+async def lose_quorum(mesh: FaultMesh) -> None:
+    """Two of three NATS servers stand still: the third stores nothing alone."""
+    stops = (mesh.stop("nats", HOLD_S, name) for name in mesh.names["nats"][1:])
+    await asyncio.gather(ask_bulk(mesh), *stops)
+
+
+async def ask_bulk(mesh: FaultMesh) -> None:
+    """Bulk calls for `HOLD_S`, the only ones that need JetStream: a note says how they ended."""
+    now = asyncio.get_running_loop().time
+    asked = mesh.questions[0]
+    question = Question(asked.prompt, {**asked.options, "priority": "bulk"})
+    caller = PlainCaller(mesh.addresses, limit_s=BULK_BOUND_S)
+    ends: Counter[str] = Counter()
+    longest_s, until = 0.0, now() + HOLD_S
+    while (begun := now()) < until:
+        call = await caller.ask(0, question, Tally(0.0))
+        longest_s = max(longest_s, now() - begun)
+        ends[call.failure or "answered"] += 1
+        await asyncio.sleep(BULK_EVERY_S)
+    mesh.notes.append(f"bulk calls: {dict(ends)}, the longest {longest_s:.1f} s")
+    await caller.close()
 
 
 async def jump(kind: str, mesh: FaultMesh) -> None:
@@ -216,6 +251,10 @@ def _cluster(*kinds: str) -> Needs:
     return lambda topology: replace(topology, nats=3, proxied=topology.proxied | set(kinds))
 
 
+def _disk(topology: Topology) -> Topology:
+    return replace(topology, disk_mib=DISK_MIB)
+
+
 def _jobs(topology: Topology) -> Topology:
     return replace(topology, jobs=max(1, topology.jobs))
 
@@ -267,10 +306,12 @@ FAULTS: Final[dict[str, Fault]] = {
         )
         for link in LINKS
     },
-    "disk-full": Fault(
-        f"the disk of JetStream is full for {HOLD_S:g} s",
-        fill_disk,
-        lambda topology: replace(topology, disk_mib=DISK_MIB),
+    "disk-full": Fault(f"the disk of JetStream is full for {HOLD_S:g} s", fill_disk, _disk),
+    "disk-stall": Fault(
+        f"the disk of JetStream writes nothing for {HOLD_S:g} s", stall_disk, _disk
+    ),
+    "no-quorum": Fault(
+        f"two of three NATS servers are stopped for {HOLD_S:g} s", lose_quorum, _cluster()
     ),
     **{
         f"{kind}-clock": Fault(

@@ -161,7 +161,7 @@ async def _through(
 async def _start_nats(mesh: FaultMesh, stack: AsyncExitStack) -> Ports:
     names, disk = _names(mesh, "nats", mesh.topology.nats), mesh.root / "disk"
     if mesh.topology.disk_mib is not None:
-        stack.callback(mount_tmpfs(disk, mesh.topology.disk_mib))
+        stack.callback(mount_disk(disk, mesh.topology.disk_mib))
     ports = {name: free_port() for name in names}
     routes = await _routes(mesh, stack, names) if len(names) > 1 else {}
     for name, port in ports.items():
@@ -272,17 +272,25 @@ def find_faketime() -> str:
     raise Missing("libfaketime is not installed: apt-get install libfaketime")
 
 
-def mount_tmpfs(folder: Path, mib: int) -> "Unmount":
-    """A file system of ``mib`` in memory at ``folder``.
+def mount_disk(folder: Path, mib: int) -> "Unmount":
+    """A file system of ``mib`` at ``folder``, in a file beside it.
 
     Raises:
         Missing: this user may not mount.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    command = ("mount", "-t", "tmpfs", "-o", f"size={mib}m", "sluice-faults", str(folder))
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise Missing(f"a small file system needs the right to mount: {done.stderr.strip()}")
+    image = folder.with_suffix(".img")
+    with image.open("wb") as file:
+        file.truncate(mib * 1024 * 1024)
+    # Without reserved blocks: the superuser could write when it is full.
+    make = ("mkfs.ext4", "-q", "-m", "0", str(image))
+    for command in (make, ("mount", "-o", "loop", str(image), str(folder))):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except FileNotFoundError as error:
+            raise Missing(f"{command[0]} is not installed") from error
+        if done.returncode:
+            raise Missing(f"a small file system needs the right to mount: {done.stderr.strip()}")
     return Unmount(folder)
 
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.faults.mesh import Topology
+from bench.faults.mesh import Missing, Topology
 from bench.faults.registry import FAULTS
+from bench.faults.results import HUNG
 from bench.faults.run import CalmAnswers, Plan, run_fault
 
 pytestmark = pytest.mark.mesh
@@ -40,6 +41,23 @@ async def test_no_answer_changes_under_other_faults(fault: str, tmp_path: Path) 
     assert not line.hung
     # Only the poison itself fails so, which is no caller's.
     assert "INTERNAL/ENGINE_FAILED" not in line.failed
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["disk-full", "disk-stall", "no-quorum"])
+async def test_bulk_calls_alone_are_refused_while_nothing_is_stored(
+    fault: str, tmp_path: Path
+) -> None:
+    try:
+        line = await run_fault(fault, plan(5.0, 1.0), CalmAnswers(), tmp_path)
+    except Missing as missing:
+        pytest.skip(str(missing))
+    assert line.exact, line
+    assert not line.failed
+    (note,) = line.notes
+    assert "UNAVAILABLE/TRANSPORT_UNAVAILABLE" in note
+    assert "DEADLINE" not in note
+    assert HUNG not in note
 
 
 @pytest.mark.long
