@@ -148,15 +148,15 @@ def job_streams(settings: JobsSettings) -> tuple[StreamConfig, ...]:
 def tasks_consumer(model: str, tenant: str, settings: NatsSettings) -> ConsumerConfig:
     """The durable pull consumer of the tasks of one model and tenant that wait in JetStream.
 
-    ``max_deliver`` is one above `MAX_DELIVER`, so that the batcher sees the delivery in which it must give up. A
-    consumer that no batcher pulls from goes away by itself: its model was removed, or the tenant sends nothing.
+    The server delivers a task until it is acknowledged, and the batcher gives up behind `MAX_DELIVER`: with a limit of
+    the server's own a task would stay if its last delivery was lost. A consumer that no batcher pulls from goes away by
+    itself: its model was removed, or the tenant sends nothing.
     """
     return ConsumerConfig(
         durable_name=subjects.tasks_consumer(model, tenant),
         filter_subject=subjects.queued_tasks(model, tenant),
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=ACK_WAIT_S,
-        max_deliver=MAX_DELIVER + 1,
         max_ack_pending=ACKS_PENDING_MAX,
         inactive_threshold=settings.tasks_max_age_s,
         num_replicas=settings.replicas,

@@ -1,8 +1,8 @@
 """JetStream's work queue in virtual time, as far as batchers and gateways use it.
 
 As in the server: a message is delivered again when it was not acknowledged for the ack wait; any acknowledgement
-deletes it, also a stale one of an earlier owner; after the last delivery it stays, and only an advisory tells. What a
-publisher had no answer for may be stored all the same. A restart loses the open pulls, and nothing that was stored.
+deletes it, also a stale one of an earlier owner. What a publisher had no answer for may be stored all the same. A
+restart loses the open pulls, and nothing that was stored.
 """
 
 import asyncio
@@ -82,13 +82,9 @@ class Consumer:
         if sum(due_at > now for due_at in out) >= self.config.max_ack_pending:
             return None
         for sequence, stored in self.mine().items():
-            if (stored.due_at is None or stored.due_at <= now) and not self.is_spent(stored):
+            if stored.due_at is None or stored.due_at <= now:
                 return sequence, stored
         return None
-
-    def is_spent(self, stored: Stored) -> bool:
-        """Whether it was delivered as often as it may be."""
-        return stored.deliveries >= self.config.max_deliver
 
     def mine(self) -> dict[int, Stored]:
         """The messages of its subject."""
@@ -229,7 +225,7 @@ class JetStreamServer:
             self._serve(consumer)
 
     def _watch(self, consumer: Consumer) -> None:
-        """Ends pulls, sends heartbeats, and tells of messages that nobody gets again."""
+        """Ends pulls and sends heartbeats."""
         now = self.now
         for pull in list(consumer.pulls):
             if pull.expires_at <= now:
@@ -238,16 +234,6 @@ class JetStreamServer:
             elif pull.heartbeat_s and now - pull.silent_since >= pull.heartbeat_s:
                 pull.silent_since = now
                 self._status(pull.reply, "100", "Idle Heartbeat")
-        for sequence, stored in consumer.mine().items():
-            if stored.due_at is not None and stored.due_at <= now and consumer.is_spent(stored):
-                stored.due_at = float("inf")
-                self._advise(consumer, sequence, stored)
-
-    def _advise(self, consumer: Consumer, sequence: int, stored: Stored) -> None:
-        stream = next(name for name, one in self.streams.items() if one is consumer.stream)
-        subject = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{stream}.{consumer.name}"
-        told = {"stream_seq": sequence, "deliveries": stored.deliveries}
-        self.server.route(Msg(None, subject, "", json.dumps(told).encode()))  # type: ignore[arg-type]
 
 
 class JetStreamClient:
