@@ -14,9 +14,8 @@ from sluice.internal.v1 import worker_pb2
 from sluice.settings import Settings
 from sluice.startup import free_port
 from supervisor.mesh import running_worker
-from supervisor.model_processes import stub_pids, triton_watcher
+from supervisor.model_processes import first_lost, stub_pids, triton_watcher
 from supervisor.plan import plan_triton, triton_spec
-from supervisor.state import is_same_process
 from supervisor.supervisor import Supervisor
 from supervisor.triton import remove_shared_memory, wait_for_triton
 
@@ -72,7 +71,9 @@ async def test_a_dead_stub_takes_its_server_along(tmp_path: Path) -> None:
         os.kill(before["one_0_0"], signal.SIGKILL)
         await supervisor.wait_for(lambda: process.life.restarts == 1, BOUND_S)
         await wait_for_triton(config.address, BOUND_S)
-        assert not any(is_same_process(pid, None) for pid in before.values())
+        for pid in before.values():
+            async with asyncio.timeout(BOUND_S):
+                await first_lost([pid])
         assert len(set(await heartbeats(config.address, "one", 3))) == 1
         assert await heartbeats(config.address, "two", 1) != [other]
     finally:
