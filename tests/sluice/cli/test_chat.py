@@ -71,6 +71,7 @@ class Terminal:
         self._main = main
         self._seen = b""
         self._more = asyncio.Event()
+        self._closed = False
         asyncio.get_running_loop().add_reader(main, self._read)
 
     @classmethod
@@ -94,10 +95,14 @@ class Terminal:
 
     async def expect(self, text: str) -> None:
         """Waits for `text`, and forgets what came up to its end."""
-        async with asyncio.timeout(BOUND_S):
-            while text.encode() not in self._seen:
-                self._more.clear()
-                await self._more.wait()
+        try:
+            async with asyncio.timeout(BOUND_S):
+                while text.encode() not in self._seen:
+                    assert not self._closed, (text, self._seen, self.process.returncode)
+                    self._more.clear()
+                    await self._more.wait()
+        except TimeoutError:
+            raise AssertionError((text, self._seen)) from None
         self._seen = self._seen.partition(text.encode())[2]
 
     async def end(self) -> int:
@@ -113,6 +118,7 @@ class Terminal:
         try:
             self._seen += os.read(self._main, 65536)
         except OSError:  # the other end is closed
+            self._closed = True
             asyncio.get_running_loop().remove_reader(self._main)
         self._more.set()
 
