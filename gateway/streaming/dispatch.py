@@ -333,7 +333,8 @@ class Dispatch:
             self.restart(now)  # this process was stopped
             return
         for row in [row for row in self._rows.values() if row.ask_at <= now]:
-            if row.row_id in self._rows:  # The end of one may end others of its request.
+            # The end of one may end others of its request, and the loss of its batcher sends all of them again.
+            if row.row_id in self._rows and row.ask_at <= now:
                 self._check(row, now)
 
     def restart(self, now: float) -> None:

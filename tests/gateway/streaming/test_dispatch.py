@@ -170,6 +170,17 @@ def test_all_rows_of_a_silent_batcher_are_lost_with_the_first() -> None:
     assert said(desk.tick(0.5 * STALL_S)) == {"task": ["r", "waits"]}
 
 
+def test_rows_of_a_silent_batcher_that_are_due_together_are_sent_again_and_not_asked_about() -> (
+    None
+):
+    desk = Desk("b1")
+    desk.dispatch.send(sent_row(new_attempt("other"), desk.now + 1000), desk.now)
+    desk.batchers.names = ("b1", "b2")
+    desk.dispatch.drain()
+    assert said(desk.tick(2.9 * STALL_S)) == {"ask": ["r", "other"]}
+    assert said(desk.tick(0.5 * STALL_S)) == {"task": ["r", "other"]}
+
+
 def test_a_batcher_that_nobody_has_subscribed_for_is_gone_at_once() -> None:
     desk = Desk()
     desk.tokens(1)
