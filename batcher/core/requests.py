@@ -273,11 +273,7 @@ class Requests:
                 self._wake_at = decision.wake_at
                 break
             self._send(decision.batch, now)
-            capacities = [
-                capacity.after(decision.batch)
-                for capacity in capacities
-                if not (decision.batch.rows[0].alone and capacity.worker == decision.batch.worker)
-            ]
+            capacities = [capacity.after(decision.batch) for capacity in capacities]
         pauses = (breaker.open_until for breaker in self._breakers.values() if self.waiting)
         self._probe_at = min((until for until in pauses if until > now), default=None)
 
