@@ -18,7 +18,7 @@ WAIT_S = 150.0
 
 async def test_a_running_request_is_seen_and_cancelled(mesh: RunningMesh) -> None:
     async with AsyncClient(mesh.address, tenant="acme") as client, asyncio.timeout(WAIT_S):
-        stream = client.generate("hello", model="small", min_tokens=400, max_tokens=500)
+        stream = client.generate("hello", model="small", min_tokens=900, max_tokens=1000)
         started = await anext(stream)
         (running,) = (await client.requests(tenant="acme")).requests
         assert running.request_id == started.request_id
@@ -29,7 +29,7 @@ async def test_a_running_request_is_seen_and_cancelled(mesh: RunningMesh) -> Non
 
 async def test_what_is_in_a_worker_that_is_drained_goes_on(mesh: RunningMesh) -> None:
     async with AsyncClient(mesh.address, tenant="acme") as client, asyncio.timeout(WAIT_S):
-        stream = client.generate("hello", model="small", min_tokens=400, max_tokens=500)
+        stream = client.generate("hello", model="small", min_tokens=900, max_tokens=1000)
         await anext(stream)
         (worker,) = workers_of(await sample(client), "small")
         found = await client.metrics(*ROWS_OF_WORKER)
@@ -41,7 +41,7 @@ async def test_what_is_in_a_worker_that_is_drained_goes_on(mesh: RunningMesh) ->
                 pass
             *_, finished = [event async for event in stream]
             assert isinstance(finished, Finished)
-            assert finished.usage.completion_tokens >= 400
+            assert finished.usage.completion_tokens >= 900
         finally:
             assert not (await client.drain_worker("small", worker, undo=True)).drained
         while not (await ready(client)):
