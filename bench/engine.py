@@ -94,7 +94,7 @@ async def vs_llamacpp(setup: Setup) -> Figure:
     try:
         peer = setup.llamacpp(work)
     except ImportError as error:
-        note = f"the peer is missing: {error}; pip install 'sluice[peers]' brings it"
+        note = f"the peer is missing: {error}; pip install '.[peers]' brings it"
         return Figure(name, None, None, None, "tokens/s", 0, machine(), note)
     with setup.engine() as ours, peer:
         return await against(setup, name, ours, peer, work)

@@ -90,7 +90,7 @@ async def memory(name: str, mesh: Mesh, count: int) -> Figure:
 
 
 def draw(figures: Sequence[Figure], path: Path) -> None:
-    """CPU a request over the number of streams, by process, as a PNG. Needs matplotlib (`sluice[plots]`)."""
+    """CPU a request over the number of streams, by process, as a PNG. Needs matplotlib (extra `plots`)."""
     from matplotlib.figure import Figure as Page
 
     found = [one for one in figures if one.figure.startswith("request_cpu_")]

@@ -1,4 +1,4 @@
-"""Two pictures: throughput against latency per policy, and the queue over time. Needs matplotlib (`sluice[plots]`)."""
+"""Two pictures: throughput against latency per policy, and the queue over time. Needs matplotlib (extra `plots`)."""
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
@@ -25,7 +25,7 @@ def check() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise SimulationError(
-            "plots need matplotlib, which is not installed: pip install 'sluice[plots]'"
+            "plots need matplotlib, which is not installed: pip install 'matplotlib>=3.9,<4'"
         ) from error
 
 

@@ -15,7 +15,7 @@ CLOSE_PERCENT: Final = 93.0
 
 
 def draw(found: Sequence[Tradeoff], accuracy_min: float, tokens_max: float, path: Path) -> None:
-    """Two panels as a PNG at ``path``. Needs matplotlib (`sluice[plots]`)."""
+    """Two panels as a PNG at ``path``. Needs matplotlib (extra `plots`)."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 5.6), layout="constrained")

@@ -54,7 +54,7 @@ def parquet_rows(stream: BinaryIO, template: Template, ids: Sequence[str]) -> It
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ModuleNotFoundError as error:
-        hint = "pip install 'sluice[tables]' where jobs run"
+        hint = "pip install 'pyarrow>=18,<24' where jobs run"
         raise InputInvalid(f"Parquet needs `{hint}`") from error
 
     with tempfile.TemporaryFile() as file:

@@ -73,7 +73,7 @@ def _unreadable(url: str, error: Exception) -> InvalidRequest:
             "may not be read: the jobs process needs credentials (AWS_ACCESS_KEY_ID, or a role)"
         )
     elif isinstance(error, ImportError | ValueError):
-        problem = f"needs a driver where jobs run (`pip install 'sluice[s3]'` for S3): {error}"
+        problem = f"needs a driver where jobs run (`pip install 's3fs>=2025.3'` for S3): {error}"
     else:
         problem = f"cannot be read: {name}: {error}"
     return InvalidRequest.of(FIELD, f"{url} {problem}")

@@ -109,7 +109,7 @@ def read_golden(path: Path) -> Iterator[Golden]:
 def _require_scores() -> None:
     """Before anything is asked."""
     if not (find_spec("sacrebleu") and find_spec("rouge_score")):
-        message = "needs `pip install 'sluice[eval]'` (sacrebleu and rouge-score)"
+        message = "needs `pip install 'sacrebleu>=2.4,<3' 'rouge-score>=0.1.2'`"
         raise CommandFailed("NOT_INSTALLED", message)
 
 

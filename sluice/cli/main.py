@@ -156,7 +156,10 @@ def _not_installed(error: ModuleNotFoundError, words: Sequence[str]) -> Exceptio
     extra = COMMANDS[name][2] if name else ""
     if not extra:
         return error
-    message = f"needs `pip install 'sluice[{extra}]'` (no module {error.name})"
+    message = (
+        f"needs `pip install '.[{extra}]' ./distributions/mesh` in the tree of this release, or the same of its two "
+        f"wheels (no module {error.name})"
+    )
     return failure.CommandFailed("NOT_INSTALLED", message)
 
 

@@ -181,7 +181,7 @@ def _measure(head: "Calibration", picture: Path, title: str, seed: int) -> dict[
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        output.note("no pictures: matplotlib is not installed (pip install 'sluice[plots]')")
+        output.note("no pictures: matplotlib is not installed (pip install 'matplotlib>=3.9,<4')")
         return {**told, "picture": None}
     return {**told, "picture": str(picture)}
 

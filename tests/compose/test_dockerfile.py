@@ -94,4 +94,4 @@ def test_images_do_not_run_as_root() -> None:
 def test_an_image_installs_the_extras_of_its_processes(stage: str, extras: str) -> None:
     (install,) = (line for line in stage_lines(stage) if "pip install" in line)
 
-    assert f'"$(echo /dist/sluice-*.whl)[{extras}]" /dist/sluice_mesh-*.whl' in install
+    assert f'"$(echo /dist/sluice_llm-*.whl)[{extras}]" /dist/sluice_llm_mesh-*.whl' in install

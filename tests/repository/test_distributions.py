@@ -1,16 +1,20 @@
 """What one installs: `sluice` alone is a client of a mesh elsewhere, and each extra holds what its processes import."""
 
 import asyncio
+import json
 import subprocess
 import sys
 import tomllib
 import venv
 import zipfile
 from functools import cache
+from importlib import metadata
+from itertools import chain
 from pathlib import Path
 
 import grimp
 import pytest
+from packaging.requirements import Requirement
 
 from tests.support.installed import (
     ROOT,
@@ -44,12 +48,18 @@ def mesh_project() -> dict[str, object]:
 
 
 def test_both_distributions_have_one_version() -> None:
-    version = settings()["project"]["version"]
-    extras = settings()["project"]["optional-dependencies"]
+    assert mesh_project()["version"] == settings()["project"]["version"]
 
-    assert mesh_project()["version"] == version
-    assert mesh_project()["dependencies"] == [f"sluice=={version}"]
-    assert f"sluice-mesh=={version}" in extras["process"]
+
+def test_nothing_of_ours_is_required_by_name() -> None:
+    """Such a name would be looked up in an index, where it is not ours. An extra may name other extras."""
+    project = settings()["project"]
+    lines = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    ours = [one for one in map(Requirement, lines) if one.name.startswith("sluice")]
+
+    assert mesh_project()["dependencies"] == []
+    assert {(one.name, str(one.specifier)) for one in ours} == {(project["name"], "")}
+    assert all(one.extras for one in ours)
 
 
 @pytest.mark.parametrize("extra", ["gateway", "batcher", "worker", "mesh", "dev"])
@@ -147,8 +157,53 @@ def test_each_package_is_in_one_wheel(wheels: dict[str, Path]) -> None:
         for name, wheel in wheels.items()
     }
 
-    assert {top for top in tops["sluice"] if "." not in top} == {"sluice"}
-    assert {top for top in tops["sluice_mesh"] if "." not in top} == {*root_packages()} - {"sluice"}
+    assert {top for top in tops["sluice_llm"] if "." not in top} == {"sluice"}
+    assert {top for top in tops["sluice_llm_mesh"] if "." not in top} == {*root_packages()} - {
+        "sluice"
+    }
+
+
+@pytest.mark.long
+def test_an_index_with_our_names_gives_nothing(tmp_path: Path, wheels: dict[str, Path]) -> None:
+    for requirement in named("batcher"):
+        write_empty_wheel(tmp_path, requirement.name, metadata.version(requirement.name))
+    for name in ("sluice", "sluice-mesh", "sluice-llm", "sluice-llm-mesh"):
+        write_empty_wheel(tmp_path, name, "99.0")
+    ours = [f"{wheels['sluice_llm']}[batcher]", str(wheels["sluice_llm_mesh"])]
+    options = ["--isolated", "--no-index", "--find-links", str(tmp_path), "--ignore-installed"]
+    result = subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-"]
+        + [*options, *ours],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 0, result.stderr
+    taken = {
+        one["metadata"]["name"]: one["metadata"]["version"]
+        for one in json.loads(result.stdout)["install"]
+    }
+
+    version = settings()["project"]["version"]
+    assert {name: taken[name] for name in taken if name.startswith("sluice")} == {
+        "sluice-llm": version,
+        "sluice-llm-mesh": version,
+    }
+    assert "tritonclient" in taken
+
+
+def write_empty_wheel(folder: Path, name: str, version: str) -> None:
+    """A wheel that installs nothing and requires nothing."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    lines = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+        # Any extra may be asked of it.
+        wheel.writestr(
+            f"{stem}.dist-info/METADATA",
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nProvides-Extra: grpc\n",
+        )
+        wheel.writestr(f"{stem}.dist-info/WHEEL", lines)
+        wheel.writestr(f"{stem}.dist-info/RECORD", "")
 
 
 @pytest.mark.long
@@ -157,7 +212,7 @@ async def test_an_environment_with_the_bare_wheel(tmp_path: Path, wheels: dict[s
     python = tmp_path / "bin/python"
     packages = tmp_path / f"lib/python3.{sys.version_info.minor}/site-packages"
     before = {path for path in packages.rglob("*") if path.is_file()}
-    await asyncio.to_thread(pip, python, "install", "--no-compile", wheels["sluice"])
+    await asyncio.to_thread(pip, python, "install", "--no-compile", wheels["sluice_llm"])
 
     assert not [name for name in root_packages() if (packages / name).exists() and name != "sluice"]
     added = {path for path in packages.rglob("*") if path.is_file()} - before

