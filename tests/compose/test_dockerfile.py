@@ -94,4 +94,5 @@ def test_images_do_not_run_as_root() -> None:
 def test_an_image_installs_the_extras_of_its_processes(stage: str, extras: str) -> None:
     (install,) = (line for line in stage_lines(stage) if "pip install" in line)
 
+    assert f"--no-deps --require-hashes -r /dist/{stage}.txt" in install
     assert f'"$(echo /dist/sluice_llm-*.whl)[{extras}]" /dist/sluice_llm_mesh-*.whl' in install

@@ -171,9 +171,9 @@ def test_an_index_with_our_names_gives_nothing(tmp_path: Path, wheels: dict[str,
         write_empty_wheel(tmp_path, name, "99.0")
     ours = [f"{wheels['sluice_llm']}[batcher]", str(wheels["sluice_llm_mesh"])]
     options = ["--isolated", "--no-index", "--find-links", str(tmp_path), "--ignore-installed"]
+    options += ["--dry-run", "--quiet", "--report", "-"]
     result = subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-"]
-        + [*options, *ours],
+        [sys.executable, "-m", "pip", "install", *options, *ours],
         capture_output=True,
         text=True,
         timeout=60,
