@@ -21,7 +21,7 @@ from batcher.spans import RowSpans, by_gateway
 from sluice.background import BackgroundTasks
 from sluice.internal.v1 import control_pb2, frame_pb2
 from sluice.settings import ModelSettings, Settings, SettingsError
-from sluice.settings.reload import refuse_changes, reloading
+from sluice.settings.reload import refuse_changes
 from sluice.telemetry.exchange import MetricsExchange
 from sluice.telemetry.names import SERVICE_BATCHER
 from sluice.telemetry.registry import MetricRegistry
@@ -30,6 +30,7 @@ from sluice.tls import channel_credentials
 from sluice.wire import permissions
 from sluice.wire.codec import MalformedMessage
 from sluice.wire.connection import connect, disconnect
+from sluice.wire.reload import reloading
 
 log = logging.getLogger(__name__)
 
@@ -266,7 +267,7 @@ async def serve(
     config: Path | None = None,
     registry: MetricRegistry | None = None,
 ) -> None:
-    """Runs a batcher until ``stop``; SIGHUP makes it read ``config`` again.
+    """Runs a batcher until ``stop``; SIGHUP or `sluice reload` makes it read ``config`` again.
 
     Raises:
         SettingsError: an address is missing.
@@ -274,17 +275,19 @@ async def serve(
     """
     for model in settings.served:
         addresses(settings, model)
-    async with _connected(settings, batcher, tracer, registry or MetricRegistry()) as process:
+    connection = _connected(settings, batcher, tracer, registry or MetricRegistry())
+    async with connection as (nats_client, process), contextlib.AsyncExitStack() as stack:
         log.info("batcher %s serves %s", batcher, ", ".join(m.task_name for m in settings.served))
-        with reloading(config, process.apply) if config else contextlib.nullcontext():
-            await process.run(stop)
+        if config is not None:
+            await stack.enter_async_context(reloading(config, process.apply, nats_client))
+        await process.run(stop)
     log.info("batcher %s has ended", batcher)
 
 
 @contextlib.asynccontextmanager
 async def _connected(
     settings: Settings, batcher: str, tracer: Tracer, registry: MetricRegistry
-) -> AsyncIterator[Batcher]:
+) -> AsyncIterator[tuple[Client, Batcher]]:
     if settings.nats.url is None:
         raise SettingsError("nats.url: is not set")
     processes: list[Batcher] = []
@@ -303,7 +306,7 @@ async def _connected(
     try:
         await MetricsExchange(SERVICE_BATCHER, batcher, registry).start(nats_client)
         processes.append(Batcher(nats_client, settings, batcher, tracer, registry))
-        yield processes[0]
+        yield nats_client, processes[0]
     finally:
         await disconnect(nats_client)
 

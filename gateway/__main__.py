@@ -1,6 +1,7 @@
 """``python -m gateway --config FILE [--id ID]``: runs one gateway until SIGTERM or SIGINT, then drains.
 
-SIGHUP reloads its safety and routing policies. The parts start in the order of `_serve` and stop in reverse.
+SIGHUP and `sluice reload` reload its policies, models, limits and identities. The parts start in the order of `_serve`
+and stop in reverse.
 """
 
 import sluice.quick_start  # noqa: F401
@@ -23,8 +24,8 @@ from gateway.server import Gateway
 from sluice.errors import SetupError
 from sluice.process import Process, Program
 from sluice.settings import Settings, SettingsError
-from sluice.settings.reload import reloading
 from sluice.startup import check_reach, freeze_heap
+from sluice.wire.reload import reloading
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,10 +44,10 @@ async def _serve(process: Process) -> None:
     gateway = Gateway(settings, process.id, catalog, inspector, router, *telemetry)
     reload = GatewayReload(settings, path, inspector, catalog, gateway)
     id_taken = gateway.shared.peers.id_taken
-    async with gateway.running():
+    async with gateway.running() as nats_client:
         freeze_heap()
         tables = asyncio.create_task(asyncio.to_thread(skeleton.tables))
-        with reloading(path, reload):
+        async with reloading(path, reload, nats_client):
             await _first(process.stop, id_taken)
         await tables
     if id_taken.is_set():

@@ -153,25 +153,27 @@ class Gateway:
         return self._grpc.address
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Serves until the block ends; then drains and closes.
+    async def running(self) -> AsyncIterator[Client]:
+        """Serves until the block ends, in which its connection to NATS is there; then drains and closes.
 
         Raises:
             SetupError, NatsUnreachable: it cannot start.
         """
         try:
-            await self.start()
+            client = await self.start()
             background = asyncio.ensure_future(self.run())
             try:
-                yield
+                yield client
             finally:
                 await self.drain()
                 background.cancel()
         finally:
             await self.close()
 
-    async def start(self) -> None:
+    async def start(self) -> Client:
         """Opens the ports, connects to NATS, then accepts calls: a gateway that answers can publish.
+
+        Returns the connection.
 
         Raises:
             SetupError: a port or the id is taken.
@@ -203,6 +205,7 @@ class Gateway:
         _log.info("gateway %s serves on %s", self._transport.gateway_id, self.address)
         if self.http is not None:
             _log.info("HTTP is served on %s", self.http.address)
+        return client
 
     async def use_routing(self, router: Router, routing: RoutingSettings) -> None:
         """Later requests are routed by ``router``.

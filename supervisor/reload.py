@@ -9,8 +9,6 @@ fails on the way leaves everything as it was.
 import asyncio
 import hashlib
 import logging
-import os
-import signal
 import time
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
@@ -21,8 +19,11 @@ from typing import Any, Final, TypeVar
 from model_workers.deploy import render_workers
 from sluice.errors import SetupError
 from sluice.settings import ModelSettings, Settings, SettingsError, parse, resolve_model_path
-from sluice.settings.reload import TAKEN_WHILE_RUNNING, outcome_in
+from sluice.settings.reload import TAKEN_WHILE_RUNNING
 from sluice.startup import reachable
+from sluice.wire.connection import NatsUnreachable, connect, disconnect
+from sluice.wire.permissions import OPERATOR
+from sluice.wire.reload import ask_to_reload
 from supervisor.control_socket import listen
 from supervisor.health import denies, wait_until_reachable
 from supervisor.lifecycle import Phase
@@ -50,7 +51,6 @@ RELOAD_S: Final = 45.0
 """How long a process may take to accept or reject the configuration, seconds."""
 LOOK_S: Final = 1.0
 """How often gateways are asked whether a version is still in use, seconds."""
-_POLL_S: Final = 0.05
 
 
 @dataclass(frozen=True)
@@ -249,17 +249,38 @@ class Reload:
         write_atomically(file, after.to_yaml())
         try:
             for process in processes:
-                await _tell(process)
+                await self._tell(process)
         except BaseException:
             write_atomically(file, before)
             for process in processes:
                 with suppress(SetupError, SettingsError):
-                    await _tell(process)
+                    await self._tell(process)
             raise
         self.settings = after
 
+    async def _tell(self, process: ProcessState) -> None:
+        """Returns when ``process`` has taken the configuration; raises SettingsError when it refused."""
+        assert process.pid is not None
+        settings, state = self.settings, self._plan.state
+        try:
+            client = await connect(
+                settings.nats, OPERATOR, OPERATOR, lambda: None, settings.tls.mesh
+            )
+        except NatsUnreachable as error:
+            raise SetupError(f"{process.name} cannot be asked to reload: {error}") from error
+        try:
+            answer = await ask_to_reload(
+                client, process.pid, state.config, lambda: process.alive, RELOAD_S
+            )
+        finally:
+            await disconnect(client)
+        if answer is None:
+            raise SetupError(f"{process.name} did not answer; see its log {process.log}")
+        if not answer.taken:
+            raise SettingsError(f"{process.name}: {answer.problem}")
+
     def _running(self) -> list[ProcessState]:
-        """The processes that reload on SIGHUP, batchers first; of several gateways the first, which reloads the others.
+        """The processes that reload, batchers first; of several gateways the first, which reloads the others.
 
         One that waits for its restart reads the new file when it starts.
         """
@@ -274,34 +295,6 @@ class Reload:
                 "no process that reloads its configuration runs now; see: sluice status"
             )
         return found
-
-
-async def _tell(process: ProcessState) -> None:
-    """Returns when ``process`` has taken the configuration; raises SettingsError when it refused."""
-    assert process.log is not None
-    assert process.pid is not None
-    log = Path(process.log)
-    start = _size_of(log)
-    with suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGHUP)
-    until = time.monotonic() + RELOAD_S
-    while (said := outcome_in(_text_from(log, start))) is None:
-        if not process.alive or time.monotonic() > until:
-            raise SetupError(f"{process.name} did not answer; see its log {log}")
-        await asyncio.sleep(_POLL_S)
-    taken, why = said
-    if not taken:
-        raise SettingsError(f"{process.name}: {why}")
-
-
-def _size_of(log: Path) -> int:
-    return log.stat().st_size
-
-
-def _text_from(log: Path, start: int) -> str:
-    with log.open("rb") as file:
-        file.seek(start)
-        return file.read().decode(errors="replace")
 
 
 def _first_versions(plan: MeshPlan) -> tuple[Version, ...]:

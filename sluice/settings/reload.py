@@ -1,18 +1,10 @@
-"""Reloads the configuration of a running process on SIGHUP; an invalid file leaves the old configuration active."""
+"""What a running process may change of its configuration: the sections that it takes, and the refusal of all others."""
 
-import asyncio
-import logging
-import signal
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Final
 
 from sluice.errors import SettingsError
-from sluice.settings.mesh import Settings, load
-
-log = logging.getLogger(__name__)
-log.setLevel(logging.INFO)  # `sluice reload` reads the outcome in the log, whatever its level
+from sluice.settings.mesh import Settings
 
 Apply = Callable[[Settings], Awaitable[None] | None]
 """Takes new settings into force, all or nothing; what takes long is awaited.
@@ -25,24 +17,7 @@ TAKEN_WHILE_RUNNING: Final[Mapping[str, frozenset[str]]] = {
     "gateway": frozenset({"models", "safety", "routing", "tenants", "limits", "identity"}),
     "batcher": frozenset({"models", "retiring", "batcher", "tenants"}),
 }
-"""Processes that reload on SIGHUP, each with the sections that it reloads. The signal would end any other process."""
-
-_READ: Final = "configuration read again"
-_KEPT: Final = "the configuration stays as it was"
-
-
-@contextmanager
-def reloading(path: Path, apply: Apply) -> Iterator[None]:
-    """While inside, SIGHUP loads ``path`` and hands it to ``apply``, on the running loop. The outcome is logged."""
-    loop = asyncio.get_running_loop()
-    reloads = _Reloads(path, apply)
-    loop.add_signal_handler(signal.SIGHUP, reloads.ask)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGHUP)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it must not end a process that drains
-        reloads.close()
+"""Processes that reload (`sluice.wire.reload`), each with the sections that it takes."""
 
 
 def refuse_changes(
@@ -54,53 +29,6 @@ def refuse_changes(
         key = _difference(section, before[section], after[section], live)
         if key is not None:
             raise SettingsError(f"{key}: cannot be changed while running; start again to change it")
-
-
-def outcome_in(text: str) -> tuple[bool, str] | None:
-    """The outcome of the first reload in ``text``, part of a log: whether it was accepted, and why not."""
-    for line in text.splitlines():
-        _, ours, said = line.partition(f" {log.name} ")
-        if ours and said.startswith(_READ):
-            return True, ""
-        if ours and said.startswith(_KEPT):
-            return False, said.removeprefix(f"{_KEPT}: ")
-    return None
-
-
-class _Reloads:
-    """One reload at a time; requests that come meanwhile make one more."""
-
-    def __init__(self, path: Path, apply: Apply) -> None:
-        self._path = path
-        self._apply = apply
-        self._asked = 0
-        self._running: asyncio.Task[None] | None = None
-
-    def ask(self) -> None:
-        self._asked += 1
-        if self._running is None or self._running.done():
-            self._running = asyncio.ensure_future(self._run())
-
-    def close(self) -> None:
-        if self._running is not None:
-            self._running.cancel()
-
-    async def _run(self) -> None:
-        while self._asked:
-            self._asked = 0
-            await self._reload()
-
-    async def _reload(self) -> None:
-        try:
-            applying = self._apply(load(self._path))
-            if applying is not None:
-                await applying
-        except SettingsError as error:
-            log.error("%s: %s", _KEPT, error)
-        except Exception:  # the task would end silently, and `sluice reload` would wait
-            log.exception("%s: internal error", _KEPT)
-        else:
-            log.info("%s: %s", _READ, self._path)
 
 
 def _difference(key: str, before: Any, after: Any, live: Collection[str]) -> str | None:

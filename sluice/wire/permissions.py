@@ -68,6 +68,7 @@ def _gateway(process: str) -> Permissions:
         f"{inbox(GATEWAY, '*')}.>",
         subjects.METRICS,
         *_answers_metrics(),
+        f"{subjects.RELOADED}.*",
         *(f"{prefix}.>" for prefix in _STORED_BY_GATEWAYS),
         *(f"{subjects.bucket_prefix(bucket)}>" for bucket in subjects.GATEWAY_BUCKETS),
         *_each(owned, _create, _change, _read, _remove),
@@ -87,6 +88,7 @@ def _gateway(process: str) -> Permissions:
         f"{subjects.GATEWAYS}.{process}",
         subjects.METRICS,
         f"{subjects.METRICS}.{process}.*",
+        subjects.RELOAD,
     )
     return Permissions(publish, subscribe)
 
@@ -98,6 +100,7 @@ def _batcher(process: str) -> Permissions:
         f"{subjects.REPORTS}.{process}",
         f"{subjects.DEAD_LETTERS}.>",
         *_answers_metrics(),
+        f"{subjects.RELOADED}.*",
         *_each((tasks, subjects.DEAD_LETTERS_STREAM, subjects.DRAINS_BUCKET), _create),
         f"{_API}.STREAM.MSG.GET.{subjects.DRAINS_BUCKET}",
         f"{_API}.STREAM.INFO.{tasks}",
@@ -112,6 +115,7 @@ def _batcher(process: str) -> Permissions:
         subjects.CONTROL,
         f"{subjects.WAITING}.*.*",
         subjects.METRICS,
+        subjects.RELOAD,
         subjects.ALL_REPORTS,
         f"{subjects.ABSENT}.{process}.*",
     )

@@ -12,6 +12,8 @@
 | ``sluice.reports.<batcher>`` | batcher, all gateways and batchers | ``BatcherReport`` |
 | ``sluice.metrics`` | gateway, all processes | ``ReadMetricsRequest`` |
 | ``sluice.metrics.<gateway>.<question>`` | any process, gateway | ``ProcessMetrics`` |
+| ``sluice.reload`` | `sluice reload`, all gateways and batchers | ``ReloadQuestion`` |
+| ``sluice.reloaded.<question>`` | gateway or batcher, `sluice reload` | ``ReloadAnswer`` |
 | ``sluice.gateways`` | gateway, all gateways | ``GatewayHello`` |
 | ``sluice.gateways.<gateway>`` | gateway, gateway (request) | ``GatewayQuestion`` |
 | ``sluice.dead_letters.<model>.<class>`` | gateway and batcher, operators (JetStream) | the task, reason in headers |
@@ -62,6 +64,8 @@ CONTROL: Final = "sluice.control"
 REPORTS: Final = "sluice.reports"
 GATEWAYS: Final = "sluice.gateways"
 METRICS: Final = "sluice.metrics"
+RELOAD: Final = "sluice.reload"
+RELOADED: Final = "sluice.reloaded"
 
 KEYS_BUCKET: Final = "KV_SLUICE_KEYS"
 SPENDING_BUCKET: Final = "KV_SLUICE_SPENDING"
@@ -161,6 +165,11 @@ def report(batcher: str) -> str:
 def metrics_to(process: str, question: str) -> str:
     """Subject of the answers to one question for metrics. Not an inbox: there only JetStream and gateways answer."""
     return f"{METRICS}.{_token(process)}.{_token(question)}"
+
+
+def reloaded(question: str) -> str:
+    """Subject of the answer to one question to reload."""
+    return f"{RELOADED}.{_token(question)}"
 
 
 def task_to(batcher: str) -> str:

@@ -43,7 +43,7 @@ def settings_of(*models: dict[str, Any]) -> dict[str, Any]:
         "gateway": {"address": "127.0.0.1:0", "drain_s": 2, "replicas": 2},
         "batcher": {"drain_s": 2},
         "jobs": {"replicas": 0},
-        "telemetry": {"prometheus": {"triton": "127.0.0.1:0"}},
+        "telemetry": {"prometheus": {"triton": "127.0.0.1:0"}, "log_format": "json"},
     }
 
 

@@ -162,6 +162,64 @@ class SpansSent(_message.Message):
 Global___SpansSent: _TypeAlias = SpansSent  # noqa: Y015
 
 @_typing.final
+class ReloadQuestion(_message.Message):
+    """Read the configuration again. From `sluice reload` to all gateways and batchers, on sluice.reload; the process that it names
+    answers on sluice.reloaded.<id>.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Of the question, which may come again."""
+    pid: _builtins.int
+    """The process, by its number on its machine."""
+    path: _builtins.str
+    """The file of its configuration, absolute."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        pid: _builtins.int = ...,
+        path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "path", b"path", "pid", b"pid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReloadQuestion: _TypeAlias = ReloadQuestion  # noqa: Y015
+
+@_typing.final
+class ReloadAnswer(_message.Message):
+    """What became of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TAKEN_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    taken: _builtins.bool
+    """Whether the configuration is in force."""
+    problem: _builtins.str
+    """Why it is not."""
+    def __init__(
+        self,
+        *,
+        taken: _builtins.bool = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem", "taken", b"taken"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReloadAnswer: _TypeAlias = ReloadAnswer  # noqa: Y015
+
+@_typing.final
 class RowsQuery(_message.Message):
     """The gateway saw a gap in the frames of these rows, or nothing for too long. Answered in a FrameBundle: frames from
     next_index on, and whether the batcher has the row; on sluice.control only by batchers that have a row.

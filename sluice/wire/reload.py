@@ -1,0 +1,151 @@
+"""A running process reads its configuration again: on SIGHUP, and when it is asked over NATS, which tells the outcome.
+
+`sluice reload` asks with `ask_to_reload`. Every gateway and batcher hears the question; the one whose process and file
+it names answers when the configuration is in force or refused. Core NATS drops messages, so a question is asked again
+until it is answered, and has one reload. The log says the same, for people; no program reads it.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from sluice.errors import SettingsError
+from sluice.internal.v1.control_pb2 import ReloadAnswer, ReloadQuestion
+from sluice.settings import load
+from sluice.settings.reload import Apply
+from sluice.wire import subjects
+from sluice.wire.codec import MalformedMessage, pack, unpack
+
+log = logging.getLogger(__name__)
+
+ASK_AGAIN_S: Final = 1.0
+"""After this time without an answer the question is sent again, seconds."""
+_PROBLEM_MAX: Final = 16_384
+_ANSWERS_MAX: Final = 16
+"""Answers that are kept for questions that come again."""
+
+
+@asynccontextmanager
+async def reloading(path: Path, apply: Apply, client: Client) -> AsyncIterator[None]:
+    """While inside, SIGHUP or a question loads ``path`` and hands it to ``apply``, on the running loop."""
+    loop = asyncio.get_running_loop()
+    reloads = _Reloads(path, apply, client)
+    loop.add_signal_handler(signal.SIGHUP, reloads.ask, "")
+    subscription = await client.subscribe(subjects.RELOAD, cb=reloads.on_question)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it must not end a process that drains
+        with suppress(NatsError):
+            await subscription.unsubscribe()
+        reloads.close()
+
+
+async def ask_to_reload(
+    client: Client, pid: int, path: Path, alive: Callable[[], bool], bound_s: float
+) -> ReloadAnswer | None:
+    """Has the process ``pid`` read its file ``path``, absolute, again; None: it ended, or did not answer in time."""
+    question = ReloadQuestion(id=secrets.token_hex(8), pid=pid, path=str(path))
+    answered: asyncio.Future[ReloadAnswer] = asyncio.get_running_loop().create_future()
+
+    async def take(message: Msg) -> None:
+        if not answered.done():
+            answered.set_result(unpack(ReloadAnswer, message.data))
+
+    subscription = await client.subscribe(subjects.reloaded(question.id), cb=take)
+    try:
+        async with asyncio.timeout(bound_s):
+            while alive():
+                await client.publish(subjects.RELOAD, pack(question))
+                done, _ = await asyncio.wait([answered], timeout=ASK_AGAIN_S)
+                if done:
+                    return answered.result()
+    except (TimeoutError, NatsError):
+        return None
+    finally:
+        answered.cancel()
+        with suppress(NatsError):
+            await subscription.unsubscribe()
+    return None
+
+
+class _Reloads:
+    """One reload at a time; what asks meanwhile has one more, which begins after it asked."""
+
+    def __init__(self, path: Path, apply: Apply, client: Client) -> None:
+        self._path = path.resolve()
+        self._apply = apply
+        self._client = client
+        self._asked: set[str] = set()
+        self._serving: set[str] = set()
+        self._answers: dict[str, ReloadAnswer] = {}
+        self._running: asyncio.Task[None] | None = None
+
+    async def on_question(self, message: Msg) -> None:
+        try:
+            question = unpack(ReloadQuestion, message.data)
+        except MalformedMessage as error:
+            log.warning("a question to reload is dropped: %s", error)
+            return
+        if question.pid != os.getpid() or question.path != str(self._path):
+            return
+        if not subjects.is_token(question.id):
+            log.warning("a question to reload is dropped: its id cannot be part of a subject")
+        elif question.id in self._answers:
+            await self._answer(question.id)
+        elif question.id not in self._serving:
+            self.ask(question.id)
+
+    def ask(self, question: str) -> None:
+        """Reloads; ``question`` is answered then, "" by nobody but the log."""
+        self._asked.add(question)
+        if self._running is None or self._running.done():
+            self._running = asyncio.ensure_future(self._run())
+
+    def close(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+
+    async def _run(self) -> None:
+        while self._asked:
+            self._serving, self._asked = self._asked, set()
+            problem = await self._reload()
+            answer = ReloadAnswer(taken=problem is None, problem=(problem or "")[:_PROBLEM_MAX])
+            for question in filter(None, self._serving):
+                self._answers[question] = answer
+                await self._answer(question)
+            while len(self._answers) > _ANSWERS_MAX:
+                del self._answers[next(iter(self._answers))]
+            self._serving = set()
+
+    async def _answer(self, question: str) -> None:
+        try:
+            await self._client.publish(subjects.reloaded(question), pack(self._answers[question]))
+        except NatsError as error:
+            log.warning("the answer to a question to reload is not sent: %s", error)
+
+    async def _reload(self) -> str | None:
+        """Returns why the configuration stays as it was; None: it is in force."""
+        try:
+            applying = self._apply(load(self._path))
+            if applying is not None:
+                await applying
+        except SettingsError as error:
+            log.error("the configuration stays as it was: %s", error)
+            return str(error)
+        except Exception as error:  # the task would end silently, and who asked would wait
+            log.exception("the configuration stays as it was: internal error")
+            return f"internal error: {type(error).__name__}; see its log"
+        log.info("configuration read again: %s", self._path)
+        return None

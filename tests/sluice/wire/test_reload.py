@@ -1,0 +1,184 @@
+"""A process reads its configuration again on SIGHUP, and answers who asks for it over NATS."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import nats
+import pytest
+from nats.aio.client import Client
+
+from sluice.internal.v1.control_pb2 import ReloadAnswer, ReloadQuestion
+from sluice.settings import Settings, SettingsError
+from sluice.wire import subjects
+from sluice.wire.codec import pack
+from sluice.wire.reload import ask_to_reload, reloading
+
+LIMIT_S = 60
+
+
+@pytest.fixture(autouse=True)
+def _default_hangup() -> Iterator[None]:
+    yield
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture
+async def nats_client(nats_url: str) -> AsyncIterator[Client]:
+    client = await nats.connect(nats_url)
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "sluice.yaml"
+    path.write_text("batcher: {stall_s: 8}\n")
+    return path
+
+
+class Applied:
+    """Takes settings; refuses a ``stall_s`` of 13."""
+
+    def __init__(self) -> None:
+        self.begun: asyncio.Queue[float] = asyncio.Queue()
+        self.go_on = asyncio.Semaphore(1000)
+        self.running = 0
+
+    async def __call__(self, settings: Settings) -> None:
+        self.running += 1
+        assert self.running == 1, "one at a time"
+        self.begun.put_nowait(settings.batcher.stall_s)
+        await self.go_on.acquire()
+        self.running -= 1
+        if settings.batcher.stall_s == 13:
+            raise SettingsError("batcher.stall_s: cannot be changed while running")
+        assert settings.batcher.stall_s != 14, "a fault of ours"
+
+
+async def ask(client: Client, config: Path) -> ReloadAnswer | None:
+    return await ask_to_reload(client, os.getpid(), config, lambda: True, LIMIT_S)
+
+
+async def test_a_hangup_applies_the_file_as_it_is_now(config: Path, nats_client: Client) -> None:
+    applied = Applied()
+    async with reloading(config, applied, nats_client):
+        hang_up_with(config, "batcher: {stall_s: 9}\n")
+        async with asyncio.timeout(LIMIT_S):
+            assert await applied.begun.get() == 9
+
+
+async def test_who_asks_hears_that_it_is_in_force(config: Path, nats_client: Client) -> None:
+    applied = Applied()
+    async with reloading(config, applied, nats_client):
+        write(config, "batcher: {stall_s: 9}\n")
+        answer = await ask(nats_client, config)
+
+    assert answer == ReloadAnswer(taken=True)
+    assert applied.begun.get_nowait() == 9
+    assert applied.begun.empty()
+
+
+@pytest.mark.parametrize(
+    ("stall_s", "problem"),
+    [
+        ("none", "batcher.stall_s"),
+        ("13", "batcher.stall_s: cannot be changed while running"),
+        ("14", "internal error: AssertionError"),
+    ],
+)
+async def test_who_asks_hears_why_not(
+    config: Path, nats_client: Client, stall_s: str, problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with reloading(config, Applied(), nats_client):
+        write(config, f"batcher: {{stall_s: {stall_s}}}\n")
+        answer = await ask(nats_client, config)
+
+    assert answer is not None
+    assert not answer.taken
+    assert problem in answer.problem
+    assert "the configuration stays as it was" in caplog.text
+
+
+async def test_the_answer_does_not_depend_on_the_log(
+    config: Path, nats_client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL + 1, "sluice.wire.reload")
+    async with reloading(config, Applied(), nats_client):
+        assert await ask(nats_client, config) == ReloadAnswer(taken=True)
+    assert not caplog.records
+
+
+async def test_reloads_are_made_one_at_a_time(config: Path, nats_client: Client) -> None:
+    applied = Applied()
+    applied.go_on = asyncio.Semaphore(0)
+    async with reloading(config, applied, nats_client), asyncio.timeout(LIMIT_S):
+        hang_up_with(config, "batcher: {stall_s: 9}\n")
+        assert await applied.begun.get() == 9
+        for stall_s in (10, 11):
+            hang_up_with(config, f"batcher: {{stall_s: {stall_s}}}\n")
+        applied.go_on.release()
+        assert await applied.begun.get() == 11
+        applied.go_on.release()
+
+
+async def test_a_question_that_comes_again_has_one_reload(
+    config: Path, nats_client: Client
+) -> None:
+    applied = Applied()
+    question = ReloadQuestion(id="one", pid=os.getpid(), path=str(config))
+    answers = await nats_client.subscribe(subjects.reloaded("one"))
+    async with reloading(config, applied, nats_client), asyncio.timeout(LIMIT_S):
+        for _ in range(3):
+            await nats_client.publish(subjects.RELOAD, pack(question))
+            await answers.next_msg(LIMIT_S)
+
+    assert applied.begun.qsize() == 1
+
+
+@pytest.mark.parametrize("wrong", ["pid", "path", "id", "bytes"])
+async def test_a_question_for_somebody_else_is_not_answered(
+    config: Path, nats_client: Client, wrong: str
+) -> None:
+    applied = Applied()
+    question = ReloadQuestion(id="one", pid=os.getpid(), path=str(config))
+    if wrong == "pid":
+        question.pid += 1
+    elif wrong == "path":
+        question.path += "x"
+    elif wrong == "id":
+        question.id = "a.>"
+    async with reloading(config, applied, nats_client):
+        await nats_client.publish(subjects.RELOAD, b"\xff" if wrong == "bytes" else pack(question))
+        # What comes after it is answered, so it was seen.
+        assert await ask(nats_client, config) == ReloadAnswer(taken=True)
+
+    assert applied.begun.qsize() == 1
+
+
+async def test_who_asks_a_process_that_ends_is_told(config: Path, nats_client: Client) -> None:
+    looks = iter([True, False])
+    gone = await ask_to_reload(
+        nats_client, os.getpid(), config, lambda: next(looks), bound_s=LIMIT_S
+    )
+    assert gone is None
+
+
+async def test_after_the_block_a_hangup_does_nothing(config: Path, nats_client: Client) -> None:
+    applied = Applied()
+    async with reloading(config, applied, nats_client):
+        pass
+    hang_up_with(config, "")
+    assert applied.begun.empty()
+
+
+def write(config: Path, text: str) -> None:
+    config.write_text(text)
+
+
+def hang_up_with(config: Path, text: str) -> None:
+    write(config, text)
+    os.kill(os.getpid(), signal.SIGHUP)
