@@ -31,7 +31,11 @@ def render(
     """The page; ``process`` are the labels of ``target_info``."""
     labels = ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in process.items())
     target = "target" if open_metrics else "target_info"
-    lines = [f"# TYPE {target} {'info' if open_metrics else 'gauge'}", f"target_info{{{labels}}} 1"]
+    lines = [
+        f"# HELP {target} The process that this page is of.",
+        f"# TYPE {target} {'info' if open_metrics else 'gauge'}",
+        f"target_info{{{labels}}} 1",
+    ]
     for metric, points in registry.collect():
         name, ending = metric.page_name, ""
         if metric.kind is Kind.COUNTER:

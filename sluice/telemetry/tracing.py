@@ -35,6 +35,8 @@ UNSAMPLED: Final = "-00"
 """Flags at the end of a traceparent."""
 EXPORT_DELAY_MS: Final = 500
 """How long a span that is complete may wait for others, unless OTEL_BSP_SCHEDULE_DELAY says so."""
+SHUTDOWN_S: Final = 2.0
+"""How long a process that ends waits until its last spans are sent, seconds."""
 _PROPAGATOR = TraceContextTextMapPropagator()
 _log = logging.getLogger(__name__)
 
@@ -204,12 +206,12 @@ class _CountingProcessor(BatchSpanProcessor):
         return span.status.status_code is StatusCode.ERROR or took_ns >= self._slow_ns
 
     def shutdown(self) -> None:
-        for below in list(
-            self._open.values()
-        ):  # Of spans that never ended: better without a parent than lost.
+        """Sends what is left; a collector that is down holds the end of a process up for `SHUTDOWN_S` and no longer."""
+        # Of spans that never ended: better without a parent than lost.
+        for below in list(self._open.values()):
             for each in below:
                 self._send(each)
-        super().shutdown()  # type: ignore[no-untyped-call]
+        self._batch_processor.shutdown(timeout_millis=int(SHUTDOWN_S * 1e3))
 
     def counts(self) -> Iterator[Point]:
         """Spans sent and lost, for `catalog.SPANS`."""

@@ -1,7 +1,10 @@
 """Metrics leave over OTLP, and stand on a page for Prometheus; without either nothing is opened."""
 
 import asyncio
+import re
+import shutil
 import socket
+import subprocess
 import urllib.request
 
 import pytest
@@ -64,6 +67,30 @@ def test_a_bucket_leads_to_a_trace_where_exemplars_are_asked_for() -> None:
     assert f'trace_id="{0xABC:032x}"' in with_exemplar
     (last,) = [line for line in text.splitlines() if f"{name}_bucket" in line and "+Inf" in line]
     assert last.split()[-1] == "2"
+
+
+def test_promtool_finds_nothing_wrong_with_a_page_of_all_metrics() -> None:
+    with measuring("sluice-test", "one", "127.0.0.1:0", KEY) as metrics:
+        for one in catalog.METRICS:
+            labels = tuple("x" for _ in one.labels)
+            if one.kind is catalog.Kind.COUNTER:
+                metrics.registry.counter(one)[labels] += 1
+            elif one.kind is catalog.Kind.HISTOGRAM:
+                metrics.registry.histogram(one).record(labels, 0.1)
+            else:
+                metrics.registry.observe(one, lambda labels=labels: [(labels, 1.0)])
+        assert metrics.page is not None
+        page, open_metrics = read(metrics.page), read(metrics.page, "application/openmetrics-text")
+    named = set(re.findall(r"^# HELP (\S+) .", page, re.MULTILINE))
+    typed = set(re.findall(r"^# TYPE (\S+) ", page, re.MULTILINE))
+    assert typed - named == set()
+    assert {one.name for one in text_string_to_metric_families(open_metrics)} >= {"target"}
+    if shutil.which("promtool") is None:
+        pytest.skip("no promtool here: apt-get install prometheus")
+    ran = subprocess.run(
+        ["promtool", "check", "metrics"], input=page, capture_output=True, text=True, timeout=60
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_a_port_in_use_is_named_with_its_setting() -> None:

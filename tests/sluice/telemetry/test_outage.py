@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Event, Semaphore
+from threading import Event, Semaphore, Thread
 
 import grpc
 import pytest
@@ -18,7 +18,7 @@ from sluice.startup import free_port
 from sluice.telemetry import catalog
 from sluice.telemetry.metrics import measuring
 from sluice.telemetry.registry import MetricRegistry
-from sluice.telemetry.tracing import start_tracing
+from sluice.telemetry.tracing import SHUTDOWN_S, start_tracing
 
 WAIT_S = 20.0
 Export = Callable[[grpc.ServicerContext], None]
@@ -157,3 +157,18 @@ def test_that_metrics_are_not_taken_is_said_once(
             assert all(came.acquire(timeout=WAIT_S) for _ in range(3))
     (said,) = [one.message for one in caplog.records if one.name.startswith("sluice.")]
     assert said == f"{endpoint} does not take metrics: they are dropped"
+
+
+@pytest.mark.parametrize("endpoint", ["down", "slow"], indirect=True)
+def test_the_end_of_a_process_does_not_wait_for_it(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+    # With the SDK's own bounds an export takes 10 s, and the end of a process 30 s.
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_TIMEOUT", raising=False)
+    provider = start_tracing("sluice-test", MetricRegistry())
+    provider.get_tracer("test").start_span("one").end()
+    ending = Thread(target=provider.shutdown, daemon=True)
+    ending.start()
+    ending.join(4 * SHUTDOWN_S)
+    assert not ending.is_alive()
