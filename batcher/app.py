@@ -25,7 +25,6 @@ from sluice.settings.reload import refuse_changes
 from sluice.telemetry.exchange import MetricsExchange
 from sluice.telemetry.names import SERVICE_BATCHER
 from sluice.telemetry.registry import MetricRegistry
-from sluice.telemetry.tracing import EXPORT_DELAY_MS
 from sluice.tls import channel_credentials
 from sluice.wire import permissions
 from sluice.wire.codec import MalformedMessage
@@ -39,7 +38,7 @@ CLOSE_S: Final = 5.0
 RESTART_S: Final = 0.5
 """Pause before a model starts again after a fault of its loop, seconds."""
 
-STAND_IN_S: Final = 2 * EXPORT_DELAY_MS / 1e3
+STAND_IN_S: Final = 1.0
 """How long a gateway may take to export spans that it has sent, unless it is killed; seconds."""
 
 LIVE_KEYS: Final = frozenset(

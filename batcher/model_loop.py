@@ -250,7 +250,9 @@ class ModelLoop:
 
     def on_lost(self, worker: str) -> None:
         """See `batcher.workers.worker.WorkerEvents`."""
-        self._requests.lost(worker, time.monotonic())
+        now = time.monotonic()
+        self._requests.lost(worker, now)
+        self._process.spans.worker_lost(worker, now)
         self._process.on_readiness()
         self.wake()
 

@@ -18,6 +18,7 @@ from batcher.core.effects import FormedBatch, Move
 from batcher.core.row import Row, RowState
 from sluice.internal.v1 import frame_pb2, task_pb2
 from sluice.telemetry import names
+from sluice.telemetry.lost_spans import RecentRows
 from sluice.telemetry.tracing import (
     TRACEPARENT,
     context_of,
@@ -86,6 +87,7 @@ class RowSpans:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._open: dict[Row, _Spans] = {}
+        self._recent = RecentRows(tracer, "worker")
         self._ended: dict[int, EndedAttempt] = {}
         """By the id of their span, the one that ended first before the others."""
         self._ending: deque[str] = deque(maxlen=ENDING_MAX)
@@ -104,12 +106,18 @@ class RowSpans:
         if spans.batch is not None and move.after is not RowState.RUNNING:
             _end_batch(spans.batch, move)
             spans.batch = None
+            if move.after is not RowState.WAITING:
+                self._recent.ended(move.row.worker, move.row.headers, time.monotonic())
         if move.after is RowState.WAITING:
             spans.queue = self._start_queue(move.row, spans.context)
         elif move.after in (RowState.ENDED, RowState.CLOSED):
             _end_task(spans.task, move.row)
             self._keep(spans.task, move.row)
             del self._open[move.row]
+
+    def worker_lost(self, worker: str, now: float) -> None:
+        """A worker was lost, maybe with spans of rows that had just ended there."""
+        self._recent.lost(worker, now)
 
     def formed(self, formed: FormedBatch) -> list[str]:
         """Opens the batch spans; returns the traceparent for Triton, then one for the engine spans of each row.

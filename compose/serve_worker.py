@@ -67,7 +67,7 @@ def _trace_arguments(url: str | None) -> tuple[str, ...]:
         "--trace-config=rate=0",
         f"--trace-config=opentelemetry,url={url}",
         f"--trace-config=opentelemetry,resource=service.name={TRACE_SERVICE}",
-        "--trace-config=opentelemetry,bsp_schedule_delay=500",
+        "--trace-config=opentelemetry,bsp_schedule_delay=100",
     )
 
 

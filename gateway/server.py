@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from grpc_health.v1 import health, health_pb2_grpc
@@ -56,7 +55,6 @@ from sluice.settings.routing import RoutingSettings
 from sluice.telemetry.exchange import MetricsExchange
 from sluice.telemetry.names import SERVICE_GATEWAY
 from sluice.telemetry.registry import MetricRegistry
-from sluice.telemetry.tracing import unsent
 from sluice.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from sluice.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from sluice.v1.safety_pb2_grpc import add_SafetyServiceServicer_to_server
@@ -106,7 +104,7 @@ class Gateway:
         self._loads = loads = ModelLoadTable()
         dispatch = Dispatch(gateway_id, loads, limits.stall_s)
         self.registry = Registry(dispatch, ReplayCache(limits.replay_entries, limits.replay_s))
-        self._transport = NatsTransport(gateway_id, self.registry, loads, partial(unsent, tracer))
+        self._transport = NatsTransport(gateway_id, self.registry, loads, tracer)
         self.models = ServedModels(catalog, loads, self.registry, dispatch)
         self._health = GatewayHealth(loads, catalog, self._transport, self.models.in_use)
         self.authenticator = Authenticator(settings.identity, settings.nats.replicas)

@@ -38,7 +38,7 @@ STUB: Final = "triton_python_backend_stub"
 
 _BACKEND_FILES: Final = ("libtriton_python.so", "triton_python_backend_utils.py")
 _SECRET_KEY: Final = "sluice-secret"
-_EXPORT_DELAY_MS: Final = 500
+_EXPORT_DELAY_MS: Final = 100
 """How long a finished span may wait for others before it is sent."""
 _SHARED_MEMORY: Final = Path("/dev/shm")
 

@@ -10,6 +10,9 @@
 5. An answer has an attempt of the model that gave it, and below it task, queue, batch, prefill and decode.
 6. An answer that was recovered says so on its root: a worker was lost that had given tokens of it.
 7. The critical path of an answer leads through its decode, where that took time (of one token it takes none).
+
+A trace that says that it is incomplete, because a process was killed before it had sent its spans, may lack spans of
+rules 2, 5 and 7; no other may.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -74,11 +77,14 @@ def faults(
     tops = [one for one in _roots(spans) if not (one.name in _TOPS or _may_be_top(one))]
     if tops or not spans:
         return [f"spans without a parent: {', '.join(sorted(top.label for top in tops)) or 'all'}"]
-    found = [] if known is None else list(_lost_links(spans, known))
+    incomplete = any(span.name == names.SPAN_INCOMPLETE for span in spans)
+    found = [] if known is None or incomplete else list(_lost_links(spans, known))
     found += _clock_faults(spans)
     for call in (span for span in spans if span.name == names.SPAN_GENERATE):
         below = [call, *_below(call, spans)]
-        found += [*_root_faults(call, below), *_answer_faults(call, below)]
+        found += _root_faults(call, below)
+        if not incomplete:
+            found += _answer_faults(call, below)
     return found
 
 
@@ -118,7 +124,10 @@ def _clock_faults(spans: Sequence[TraceSpan]) -> Iterator[str]:
 
 def _goes_on(span: TraceSpan) -> bool:
     """Whether it may go on after its parent."""
-    return span.name == names.SPAN_SHADOW or span.service == names.SERVICE_TRITON
+    return (
+        span.name in (names.SPAN_SHADOW, names.SPAN_INCOMPLETE)
+        or span.service == names.SERVICE_TRITON
+    )
 
 
 def _is_cancelled(span: TraceSpan) -> bool:

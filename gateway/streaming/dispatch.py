@@ -218,6 +218,11 @@ class Dispatch:
         if row is not None and row.batcher:
             self._cancel(row.batcher, row_id, row.task.attempt)
 
+    def headers(self, row_id: str) -> Mapping[str, str]:
+        """What the messages about a row carry; nothing when nobody waits for it."""
+        row = self._rows.get(row_id)
+        return {} if row is None else row.headers
+
     def forget(self, row_id: str) -> SentRow | None:
         """The row has ended."""
         self._gaps.pop(row_id, None)

@@ -3,14 +3,15 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError, NotFoundError
+from opentelemetry.trace import Tracer
 
 from gateway.admission.load_table import ModelLoadTable
 from gateway.streaming.dispatch import SentRow
@@ -24,6 +25,8 @@ from sluice.errors import (
 )
 from sluice.internal.v1.control_pb2 import Announce, ControlMessage, SpansSent
 from sluice.internal.v1.frame_pb2 import FrameBundle
+from sluice.telemetry.lost_spans import RecentRows
+from sluice.telemetry.tracing import unsent
 from sluice.wire import subjects
 from sluice.wire.codec import (
     MalformedMessage,
@@ -66,11 +69,12 @@ class NatsTransport:
         gateway_id: str,
         registry: Registry,
         loads: ModelLoadTable,
-        unsent: Callable[[int], bool] = lambda _: False,
+        tracer: Tracer,
     ) -> None:
-        """``unsent``: whether a span of this process has not been sent yet."""
+        """``tracer``: of this process."""
         self.gateway_id = gateway_id
-        self._unsent = unsent
+        self._unsent = partial(unsent, tracer)
+        self._recent = RecentRows(tracer, "batcher")
         self._registry = registry
         self._loads = loads
         self._client: Client | None = None
@@ -241,7 +245,13 @@ class NatsTransport:
             return
         if bundle.ended_spans:
             self._working.spawn(self._say_sent(bundle))
-        if self._registry.take(bundle, time.monotonic()) and not self._taking:
+        now = time.monotonic()
+        for frame in bundle.frames:
+            if frame.HasField("final"):
+                self._recent.ended(
+                    bundle.batcher, self._registry.dispatch.headers(frame.request_id), now
+                )
+        if self._registry.take(bundle, now) and not self._taking:
             self._taking = True
             self._working.spawn(self._take_more())
 
@@ -272,7 +282,9 @@ class NatsTransport:
 
     async def _on_absent(self, message: Msg) -> None:
         """Nobody has subscribed for a batcher."""
-        self._registry.dispatch.gone(message.subject.rpartition(".")[2], time.monotonic())
+        batcher, now = message.subject.rpartition(".")[2], time.monotonic()
+        self._recent.lost(batcher, now)
+        self._registry.dispatch.gone(batcher, now)
 
 
 def _public_error(error: Exception) -> SluiceError:

@@ -23,6 +23,8 @@ Embed, Rerank and Score have one attempt span for all their rows, and only the f
 Triton's spans of a batch hang under the attempt of its first row; of many batches a second not all have them. A process
 sends the spans of one request together, so one that is killed leaves none without a parent; those of a worker whose
 batcher is lost hang under the attempt.
+An answer that a batcher or worker gave a moment before it was killed may lack that process's spans; who had the row
+from it, a gateway or a batcher, adds ``incomplete`` under the attempt.
 The spans of a gateway that is killed are lost with it; its batchers make an attempt span with the same id in place of
 each lost one, which is the root of what is left.
 bench/support/trace_rules.py has the rules of a trace.
@@ -60,6 +62,8 @@ SPAN_BATCH: Final = "batch"
 SPAN_PREFILL: Final = "prefill"
 SPAN_DECODE: Final = "decode"
 SPAN_JOB: Final = "job"
+SPAN_INCOMPLETE: Final = "incomplete"
+"""Spans of the answer may be missing: a process was killed before it had sent them."""
 
 JOB_ID: Final = "sluice.job.id"
 REQUEST_ID: Final = "sluice.request.id"
@@ -86,6 +90,8 @@ RECOVERED: Final = "sluice.recovered"
 """How often another process continued the answer."""
 RECOVERED_FROM: Final = "sluice.recovered.from"
 """What was lost last: "worker" or "batcher"."""
+INCOMPLETE_FROM: Final = "sluice.incomplete.from"
+"""Whose spans may be missing: "worker" or "batcher"."""
 RECOVERED_GAP_S: Final = "sluice.recovered.gap"
 """The longest time without a token because of it, seconds."""
 TEXTS: Final = "sluice.texts"

@@ -33,7 +33,7 @@ from sluice.telemetry.registry import MetricRegistry, Point
 TRACEPARENT: Final = "traceparent"
 UNSAMPLED: Final = "-00"
 """Flags at the end of a traceparent."""
-EXPORT_DELAY_MS: Final = 500
+EXPORT_DELAY_MS: Final = 100
 """How long a span that is complete may wait for others, unless OTEL_BSP_SCHEDULE_DELAY says so."""
 SHUTDOWN_S: Final = 2.0
 """How long a process that ends waits until its last spans are sent, seconds."""

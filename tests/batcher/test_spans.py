@@ -1,6 +1,7 @@
 """The batcher's spans: parents, links and attributes, as sluice/telemetry/names.py promises them."""
 
 import math
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,7 @@ from batcher.spans import RowSpans, by_gateway
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
 from sluice.settings.batching import Policy
 from sluice.telemetry import names
+from sluice.telemetry.lost_spans import UNSENT_S
 from sluice.telemetry.registry import MetricRegistry
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -69,6 +71,9 @@ class Scene:
 
     def named(self, name: str) -> list[ReadableSpan]:
         return [span for span in self.exporter.get_finished_spans() if span.name == name]
+
+
+INCOMPLETE = names.SPAN_INCOMPLETE
 
 
 @pytest.fixture
@@ -241,3 +246,32 @@ def test_a_gateway_that_ends_sends_its_spans_itself(scene: Scene) -> None:
     scene.spans.gateway_begins("g")
     scene.end("c")
     assert scene.spans.ended(math.inf).keys() == {3}
+
+
+def test_a_row_that_ended_at_a_worker_just_before_it_was_lost_is_marked(scene: Scene) -> None:
+    scene.add("a")
+    scene.add("b", {"traceparent": f"00-{TRACE}-{PARENT}-00"})
+    scene.add("c")
+    scene.run("a", "b", "c")
+    scene.end("a")
+    scene.end("b")
+    scene.spans.worker_lost("other", time.monotonic())
+    assert scene.named(INCOMPLETE) == []
+
+    scene.spans.worker_lost("w", time.monotonic())
+    scene.spans.worker_lost("w", time.monotonic())
+
+    (mark,) = scene.named(INCOMPLETE)
+    assert mark.parent is not None
+    assert f"{mark.parent.span_id:016x}" == PARENT
+    assert mark.attributes == {names.INCOMPLETE_FROM: "worker"}
+
+
+def test_a_row_that_ended_long_before_its_worker_was_lost_is_whole(scene: Scene) -> None:
+    scene.add("a")
+    scene.run("a")
+    scene.end("a")
+
+    scene.spans.worker_lost("w", time.monotonic() + UNSENT_S + 1)
+
+    assert scene.named(INCOMPLETE) == []

@@ -112,6 +112,20 @@ def test_nobody_waits_for_the_end_of_a_request_to_triton() -> None:
     assert faults([*TRACE.values(), replace(late, service=names.SERVICE_TRITON)]) == []
 
 
+NOT_SEARCHED = (names.REQUEST_ID, names.TENANT, names.PRIORITY_CLASS, names.GEN_AI_REQUEST_MODEL)
+
+
+def test_an_answer_may_lack_spans_where_its_trace_says_so() -> None:
+    lacking = without(names.SPAN_PREFILL, names.SPAN_DECODE)
+    assert faults(lacking)
+    # Its process was found dead after the answer had ended.
+    mark = span(names.SPAN_INCOMPLETE, names.SPAN_ATTEMPT, 150, 151)
+    assert faults([*lacking, mark]) == []
+    root = next(one for one in lacking if one.name == names.SPAN_GENERATE)
+    unsearchable = [replace(one, attributes=ENDED) if one is root else one for one in lacking]
+    assert faults([*unsearchable, mark]) == [f"the root has no {name}" for name in NOT_SEARCHED]
+
+
 def test_a_link_that_leads_nowhere_is_a_fault() -> None:
     spans = changed(names.SPAN_BATCH, links=(("t", "gone"),))
     assert faults(spans, known={("t", "other")}) == ["s batch: a link leads nowhere"]

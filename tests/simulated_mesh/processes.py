@@ -142,7 +142,7 @@ class GatewayProcess:
         self.loads = ModelLoadTable()
         self.dispatch = Dispatch(name, self.loads, self._stall_s)
         self.registry = Registry(self.dispatch, ReplayCache(16, 60.0))
-        self._transport = NatsTransport(name, self.registry, self.loads)
+        self._transport = NatsTransport(name, self.registry, self.loads, NoOpTracer())
         self._settings = settings
         self.serving = self.unreachable = False
         self.main = self.process.spawn(self._run())
