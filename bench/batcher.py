@@ -16,7 +16,7 @@ Without --only all but mesh. Seeds are 1 to N; policies are as shipped, with the
   the same requests beside the flood, the peer without it; `interactive_ttft_vs_priority`. `bulk_share_of_leftover`:
   tokens/s of bulk beside interactive traffic, the peer is half of what bulk gets alone. `tenant_share_error`: two
   tenants of equal weight with 450 documents each waiting, one behind the other's; `flooded_tenant_share_error`:
-  20,000 and 2,000, of which the batcher prefetches 1,024 in order of arrival. The peer takes all in order of arrival.
+  100,000 and 10,000, of which the batcher prefetches 1,024 in order of arrival. The peer takes all in order of arrival.
 - mesh: the loads on the embedded mesh, as bench/support/mesh_load.py describes.
 """
 
