@@ -12,6 +12,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from opentelemetry.trace import Tracer
 
+from gateway.admission.arriving import Arriving
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.load_table import ModelLoadTable
 from gateway.admission.overload import OverloadControl
@@ -141,6 +142,11 @@ class Gateway:
         self._jobs = JobForwarder(
             settings.jobs, lambda: self.authenticator.mesh_key, settings.tls.mesh
         )
+        hears = bool(catalog.hearing)
+        self._audio_max_bytes = (
+            int(limits.audio_max_s * BYTES_A_SECOND) + HEAD_BYTES if hears else 0
+        )
+        self._arriving = Arriving(limits.max_message_bytes + self._audio_max_bytes)
         self._grpc = self._make_grpc()
         http = settings.http.address
         self.http = None if http is None else self._make_http(http)
@@ -334,14 +340,14 @@ class Gateway:
 
     def _make_grpc(self) -> GrpcServer:
         settings, limits = self._settings, self._settings.gateway
-        hears = bool(self._admission.catalog.hearing)
-        audio_max_bytes = int(limits.audio_max_s * BYTES_A_SECOND) + HEAD_BYTES if hears else 0
-        grpc_server = GrpcServer(
-            settings,
-            ErrorInterceptor(
-                limits.max_message_bytes, self._limiter, self.authenticator, audio_max_bytes
-            ),
+        interceptor = ErrorInterceptor(
+            limits.max_message_bytes,
+            self._limiter,
+            self.authenticator,
+            self._arriving,
+            self._audio_max_bytes,
         )
+        grpc_server = GrpcServer(settings, interceptor)
         server, texts = grpc_server.server, TextCalls(self._generator)
         inference = InferenceService(self._generator, texts, self._loads)
         add_InferenceServiceServicer_to_server(inference, server)
@@ -368,6 +374,7 @@ class Gateway:
             self._loads,
             self._jobs,
             self.authenticator,
+            self._arriving,
             lambda: self._health.serving,
             local_only=not (self._settings.gateway.allow_remote or self.authenticator.on),
         )

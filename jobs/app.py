@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from jobs.scheduler import Scheduler
 from jobs.service import JobService
 from jobs.store import JobStore
 from jobs.uploads import Outside
-from sluice.client.channel import LOOKUP_S, bearer_metadata, error_of
+from sluice.client.channel import LOOKUP_S, error_of
 from sluice.defaults import AUTO
 from sluice.errors import PermissionDenied, SettingsError, SetupError, TransportUnavailable
 from sluice.settings import Settings
@@ -36,6 +35,7 @@ from sluice.wire import jetstream, permissions
 from sluice.wire.bucket import Bucket, mesh_key
 from sluice.wire.codec import request_reader
 from sluice.wire.connection import connect, disconnect
+from sluice.wire.job_calls import is_signed
 
 _log = logging.getLogger(__name__)
 
@@ -120,17 +120,18 @@ class _MeshOnly(grpc.aio.ServerInterceptor):
     """Answers gateways alone: whose jobs a call may see is what they say. Health is for everybody."""
 
     def __init__(self, mesh_key: str) -> None:
-        self._expected = dict(bearer_metadata(mesh_key))["authorization"].encode()
+        self._mesh_key = mesh_key
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Refuses a call without the key of the mesh."""
-        given = dict(handler_call_details.invocation_metadata or ()).get("authorization", "")
-        shown = hmac.compare_digest(str(given).encode(), self._expected)
-        if shown or handler_call_details.method.startswith("/grpc.health.v1.Health/"):
+        """Refuses a call that no gateway of the mesh has signed."""
+        given = dict(handler_call_details.invocation_metadata or ())
+        if is_signed(given, self._mesh_key) or handler_call_details.method.startswith(
+            "/grpc.health.v1.Health/"
+        ):
             return await continuation(handler_call_details)
         return grpc.stream_stream_rpc_method_handler(_refuse)
 

@@ -46,6 +46,7 @@ def row_spec(row: worker_pb2.Row, owner: str, now: float) -> RowSpec:
         step_prefill_tokens=row.step_prefill_tokens,
         values=_values(task.values) if task.HasField("values") else None,
         audio=_audio(task.audio) if task.HasField("audio") else None,
+        tenant=task.tenant,
     )
 
 

@@ -4,7 +4,7 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from gateway.api.metadata import is_local
-from gateway.identity.caller import MESH, current_caller
+from gateway.identity.caller import current_caller
 from gateway.records.record_builder import audit_response
 from gateway.records.store import RecordStore
 from gateway.shared.forget import Forgetting
@@ -168,7 +168,7 @@ class AdminService(AdminServiceServicer):
         """The tenants whose outcomes are asked for, empty for all; raises PermissionDenied."""
         caller = current_caller()
         allowed = self._settings.gateway.allow_remote_outcomes or is_local(context.peer())
-        if MESH in caller.roles and not allowed:
+        if not allowed:
             raise PermissionDenied(
                 "outcomes have prompts, and callers of other machines get none: call from the gateway's machine, or "
                 "set gateway.allow_remote_outcomes"

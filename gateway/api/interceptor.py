@@ -1,26 +1,28 @@
 """Parses and counts the requests of our services, and turns errors into ``google.rpc.Status``.
 
-grpc answers INTERNAL to a request that it cannot parse. So requests are parsed here, into the message or an error, and
-the error is raised where errors are turned into a status. Every method is authenticated and passes the limits of its
-class and tenant here, before any other work is done for it. Health alone is for everybody.
+Every method is a stream to gRPC, so that nothing of a message is received before this module reads it: first the caller
+is authenticated, then its tenant has a place to send in, then the message is read and parsed, then the call passes the
+limits of its class and tenant. Health alone is for everybody. grpc answers INTERNAL to a request that it cannot parse;
+here it becomes an error of ours.
 """
 
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import grpc
+from google.protobuf.descriptor_pool import Default as default_pool
 from google.protobuf.message import Message
 
+from gateway.admission.arriving import Arriving
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.api.metadata import metadata_of
 from gateway.identity.authenticator import Authenticator
-from gateway.identity.caller import Caller, roles_for, set_caller
+from gateway.identity.caller import MESH, Caller, roles_for, set_caller
 from gateway.validation.requests import class_of
-from sluice.errors import InternalError, MessageTooLarge, SluiceError
+from sluice.errors import InternalError, InvalidRequest, MessageTooLarge, SluiceError
 from sluice.v1.inference_pb2 import GenerateRequest
 from sluice.wire.codec import request_reader
 
@@ -33,13 +35,17 @@ _OPERATORS: Final = frozenset(
 )
 """Needed most when the limits are reached."""
 _OPEN: Final = "/grpc.health.v1.Health/"
+_MESH_ONLY: Final = frozenset({MESH})
 ABORT_S: Final = 5.0
+METHODS_MAX: Final = 256
+"""Methods whose handlers are kept."""
 
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
+Read = Callable[[bytes], Message | SluiceError]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Authenticates all calls; parses and counts requests of ``sluice.*``, and turns errors into statuses.
+    """Authenticates all calls; reads, parses and counts requests of ``sluice.*``, and turns errors into statuses.
 
     Attributes:
         max_bytes: the largest message that can be taken.
@@ -50,6 +56,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         max_message_bytes: int,
         limiter: ClassLimiter,
         authenticator: Authenticator,
+        arriving: Arriving,
         audio_max_bytes: int = 0,
     ) -> None:
         """``audio_max_bytes``: what a message may have in addition, if that is audio."""
@@ -57,6 +64,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         self.max_bytes = max_message_bytes + audio_max_bytes
         self._limiter = limiter
         self._authenticator = authenticator
+        self._arriving = arriving
         self._handlers: dict[str, Any] = {}
         """By method."""
 
@@ -75,9 +83,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None or method.startswith(_OPEN):
             return handler
         if handler.request_streaming or not method.startswith(_OURS):
-            made = self._handlers[method] = self._authenticated(method, handler)
-            return made
-        made = self._handlers[method] = self._parsed(method, handler)
+            made = self._streamed(method, handler)
+        else:
+            made = self._parsed(method, handler)
+        if (
+            len(self._handlers) < METHODS_MAX
+        ):  # a service that takes any name does not fill the memory
+            self._handlers[method] = made
         return made
 
     async def _admit(self, context: Any, method: str, roles: frozenset[str]) -> Caller:
@@ -88,82 +100,114 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         set_caller(caller)
         return caller
 
-    def _authenticated(self, method: str, handler: Any) -> Any:
+    def _streamed(self, method: str, handler: Any) -> Any:
         """Of a method with many requests, which parses and counts them itself: items, jobs, reflection."""
         assert handler.stream_stream is not None, "others are ours"
         behaviour, roles = handler.stream_stream, roles_for(method)
-        generates = inspect.isasyncgenfunction(behaviour)
+        generates, sends = inspect.isasyncgenfunction(behaviour), _sends_many(method)
+
+        async def answer(requests: Any, context: Any, caller: Caller) -> None:
+            taken = requests if sends else self._one(requests, caller.tenant)
+            if not generates:
+                await behaviour(taken, context)
+                return
+            async for response in behaviour(taken, context):
+                await context.write(response)
 
         async def guarded(requests: Any, context: Any) -> None:
             try:
-                await self._admit(context, method, roles)
+                caller = await self._admit(context, method, roles)
+                if roles == _MESH_ONLY:
+                    await answer(requests, context, caller)
+                    return
+                with self._arriving.stream(caller.tenant, sends=sends):
+                    await answer(requests, context, caller)
             except SluiceError as error:
                 await abort(context, error)
-            if not generates:
-                await behaviour(requests, context)
-                return
-            async for response in behaviour(requests, context):
-                await context.write(response)
 
         return grpc.stream_stream_rpc_method_handler(
             guarded, handler.request_deserializer, handler.response_serializer
         )
 
+    async def _one(self, requests: Any, tenant: str) -> AsyncIterator[Any]:
+        """The only message of a call; what comes behind it is not read."""
+        async with self._arriving.message(tenant):
+            message = await anext(aiter(requests), None)
+        if message is not None:
+            yield message
+
     def _parsed(self, method: str, handler: Any) -> Any:
-        streams = handler.response_streaming
-        make = (
-            grpc.unary_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
-        )
+        """Of a method with one request."""
+        streams, roles = handler.response_streaming, roles_for(method)
         behaviour = handler.unary_stream if streams else handler.unary_unary
-        admit = partial(self._admit, method=method, roles=roles_for(method))
-        return make(
-            _guarded(behaviour, None if method in _OPERATORS else self._limiter, admit),
-            request_deserializer=self._deserializer(handler.request_deserializer),
-            response_serializer=handler.response_serializer,
-        )
+        read = self._reader(handler.request_deserializer)
+        limiter = None if method in _OPERATORS else self._limiter
 
-    def _deserializer(self, parse: Callable[[bytes], Message]) -> Callable[[bytes], Any]:
-        read = request_reader(parse)
+        async def answer(request: Any, context: Any) -> None:
+            response = await behaviour(request, context)
+            if not streams:
+                await context.write(response)
 
-        def deserialize(payload: bytes) -> Message | SluiceError:
+        async def call(context: Any) -> None:
+            tenant = (await self._admit(context, method, roles)).tenant
+            async with self._arriving.message(tenant):
+                payload = await context.read()
+            if payload is grpc.aio.EOF:
+                raise InvalidRequest("the call ended without a message")
+            with self._arriving.kept_by(tenant) as kept:
+                kept.add(len(payload))
+                request = read(payload)
+                del payload
+                if isinstance(request, SluiceError):
+                    raise request
+                if limiter is None:
+                    await answer(request, context)
+                    return
+                priority_class = class_of(request)
+                await limiter.turn(priority_class)
+                with limiter.call(priority_class, tenant):
+                    await answer(request, context)
+
+        async def guarded(_: Any, context: Any) -> None:
+            try:
+                await call(context)
+            except SluiceError as error:
+                # Without its frames, which have the request: a client that does not read would keep it in memory.
+                await abort(context, error.with_traceback(None))
+            except (grpc.aio.AbortError, grpc.aio.UsageError):
+                raise
+            except Exception:  # grpc would show the text of the exception to the caller
+                _log.exception("a call failed")
+                await abort(context, InternalError("the gateway failed; its log has the reason"))
+
+        return grpc.stream_stream_rpc_method_handler(guarded, None, handler.response_serializer)
+
+    def _reader(self, parse: Callable[[bytes], Message]) -> Read:
+        parsed = request_reader(parse)
+
+        def read(payload: bytes) -> Message | SluiceError:
             limit = self._max_message_bytes
             if len(payload) > self.max_bytes:
                 return _too_large(len(payload), self.max_bytes)
-            message = read(payload)
+            message = parsed(payload)
             if isinstance(message, SluiceError):
                 return message
             if len(payload) > limit and len(payload) - _audio_bytes(message) > limit:
                 return _too_large(len(payload), limit)
             return message
 
-        return deserialize
+        return read
 
 
-def _guarded(
-    behaviour: Behaviour, limiter: ClassLimiter | None, admit: Callable[[Any], Awaitable[Caller]]
-) -> Behaviour:
-    """``behaviour`` with its errors as statuses; without ``limiter`` it has no limits."""
-
-    async def guarded(request: Message | SluiceError, context: Any) -> Any:
-        try:
-            caller = await admit(context)
-            if isinstance(request, SluiceError):
-                raise request
-            if limiter is None:
-                return await behaviour(request, context)
-            priority_class = class_of(request)
-            await limiter.turn(priority_class)
-            with limiter.call(priority_class, caller.tenant):
-                return await behaviour(request, context)
-        except SluiceError as error:
-            await abort(context, error)
-        except (grpc.aio.AbortError, grpc.aio.UsageError):
-            raise
-        except Exception:  # grpc would show the text of the exception to the caller
-            _log.exception("a call failed")
-            await abort(context, InternalError("the gateway failed; its log has the reason"))
-
-    return guarded
+def _sends_many(method: str) -> bool:
+    """Whether the client of ``method``, "/package.Service/Method", may send more than one message."""
+    if not method.startswith(_OURS):
+        return True
+    try:
+        found = default_pool().FindMethodByName(method.removeprefix("/").replace("/", "."))
+    except KeyError:
+        return False
+    return bool(found.client_streaming)
 
 
 async def abort(context: Any, error: SluiceError) -> None:

@@ -1,6 +1,7 @@
 """``sluice.v1.JobService`` of a gateway: each call goes on to a process of `jobs`, its messages unread."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -14,7 +15,6 @@ from gateway.api.metadata import metadata_of
 from gateway.identity.caller import JOB_READS, MESH, Caller, current_caller
 from sluice.client.channel import (
     RECONNECT_IN_MESH_MS_MAX,
-    bearer_metadata,
     error_of,
     open_aio,
 )
@@ -25,12 +25,14 @@ from sluice.telemetry.tracing import TRACEPARENT
 from sluice.tls import channel_credentials
 from sluice.v1 import jobs_pb2
 from sluice.v1.jobs_pb2_grpc import JobServiceStub
+from sluice.wire.job_calls import signed
 
 if TYPE_CHECKING:
     from sluice.v1.jobs_pb2_grpc import JobServiceAsyncStub
 
 JOB_SERVICE: Final = jobs_pb2.DESCRIPTOR.services_by_name["JobService"].full_name
 RETRY_AFTER_S: Final = 1.0
+_TRACE: Final = re.compile(r"[0-9a-f-]{55,128}")
 
 
 class JobForwarder(grpc.GenericRpcHandler):
@@ -39,7 +41,7 @@ class JobForwarder(grpc.GenericRpcHandler):
     def __init__(
         self, settings: JobsSettings, mesh_key: Callable[[], str | None], tls: Path | None = None
     ) -> None:
-        """What processes of the mesh show each other: ``mesh_key`` (None: nothing), and the certificate in ``tls``."""
+        """``mesh_key``: signs what is sent (None: nothing does); ``tls``: folder of the certificate that is shown."""
         self._address = settings.address
         self._mesh_key = mesh_key
         self._credentials = channel_credentials(tls)
@@ -67,11 +69,11 @@ class JobForwarder(grpc.GenericRpcHandler):
 
         ``method``: it may see the jobs of other tenants where its role lets it call this one for them; unset: not.
         """
-        trace = of_caller.get(TRACEPARENT)
+        trace = of_caller.get(TRACEPARENT, "")
         return (
-            *_identity(current_caller(), method),
-            *bearer_metadata(self._mesh_key()),
-            *(((TRACEPARENT, trace),) if trace else ()),
+            *signed(dict(_identity(current_caller(), method)), self._mesh_key()),
+            # A header of HTTP may have characters that metadata cannot; a trace context has none of them.
+            *(((TRACEPARENT, trace),) if _TRACE.fullmatch(trace) else ()),
         )
 
     async def close(self) -> None:
@@ -96,6 +98,10 @@ class JobForwarder(grpc.GenericRpcHandler):
                 await context.write(response)
         except grpc.aio.AioRpcError as error:
             await _pass_on(error, context)
+        except asyncio.CancelledError:
+            if sending.done() and not sending.cancelled() and (error := sending.exception()):
+                raise error from None  # the request did not arrive
+            raise
         finally:
             call.cancel()
             sending.cancel()
@@ -127,12 +133,17 @@ def _identity(caller: Caller, method: str) -> tuple[tuple[str, str], ...]:
 
 
 async def _send(requests: AsyncIterator[bytes], call: Any) -> None:
-    with suppress(
-        asyncio.InvalidStateError, grpc.aio.AioRpcError
-    ):  # the answer came before the end
-        async for request in requests:
-            await call.write(request)
-        await call.done_writing()
+    """Passes requests on; raises SluiceError, and has cancelled ``call``, when they do not arrive."""
+    try:
+        with suppress(
+            asyncio.InvalidStateError, grpc.aio.AioRpcError
+        ):  # the answer came before the end
+            async for request in requests:
+                await call.write(request)
+            await call.done_writing()
+    except SluiceError:
+        call.cancel()
+        raise
 
 
 async def _pass_on(error: grpc.aio.AioRpcError, context: Any) -> None:

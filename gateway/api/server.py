@@ -82,6 +82,8 @@ def _options(settings: Settings, max_bytes: int) -> list[tuple[str, Any]]:
         ("grpc.max_concurrent_streams", 2 * limits.max_concurrent_requests),
         # More than the limit: a message a little above it gets a typed error with both numbers.
         ("grpc.max_receive_message_length", limits.max_message_bytes + max_bytes),
+        # A stream that is not read yet is kept in memory up to its window: 64 KiB, not what the connection could carry.
+        ("grpc.http2.bdp_probe", 0),
         # A client connects again, and finds the gateways that were added since; streams go on to their end.
         ("grpc.max_connection_age_ms", int(limits.connection_age_s * 1000)),
         ("grpc.max_connection_age_grace_ms", _CONNECTION_GRACE_MS),

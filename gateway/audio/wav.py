@@ -12,6 +12,8 @@ SAMPLE_BYTES: Final = 2
 BYTES_A_SECOND: Final = SAMPLES_A_SECOND * SAMPLE_BYTES
 HEAD_BYTES: Final = 64 * 1024
 """What a file may have beside its samples."""
+CHUNKS_MAX: Final = 256
+"""Before the samples. A file of empty chunks would take seconds to read."""
 CONVERT: Final = "convert it: ffmpeg -i FILE -ar 16000 -ac 1 -c:a pcm_s16le out.wav"
 _PCM: Final = 1
 _EXTENSIBLE: Final = 0xFFFE
@@ -30,7 +32,9 @@ def pcm_of_wav(data: bytes) -> bytes:
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
         raise BadAudio(f"is no WAV file; {CONVERT}")
     form, place = b"", 12
-    while place + 8 <= len(data):
+    for _ in range(CHUNKS_MAX):
+        if place + 8 > len(data):
+            break
         name, size = struct.unpack_from("<4sI", data, place)
         body = place + 8
         if name == b"fmt ":
@@ -41,6 +45,10 @@ def pcm_of_wav(data: bytes) -> bytes:
             end = body + size if size else len(data)
             return data[body : min(end, len(data))]
         place = body + size + size % 2
+    else:
+        raise BadAudio(
+            f"is a WAV file with more than {CHUNKS_MAX} chunks before its samples; {CONVERT}"
+        )
     raise BadAudio(f"is a WAV file without samples; {CONVERT}")
 
 

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from gateway.admission.arriving import Arriving
 from gateway.admission.load_table import ModelLoadTable
 from gateway.api.generate import Generator
 from gateway.api.job_forwarder import JobForwarder
@@ -34,6 +35,7 @@ def make_app(
     loads: ModelLoadTable,
     jobs: JobForwarder,
     authenticator: Authenticator,
+    arriving: Arriving,
     serving: Callable[[], bool],
     *,
     local_only: bool,
@@ -41,6 +43,7 @@ def make_app(
     """The application.
 
     Args:
+        arriving: what all ways in share.
         serving: whether the gateway can answer.
         local_only: see `CallChecks`.
     """
@@ -48,6 +51,7 @@ def make_app(
     checks = CallChecks(
         authenticator,
         generator.limiter,
+        arriving,
         generator.upstream.usage.limits,
         generator.settings.max_message_bytes,
         local_only,

@@ -11,7 +11,7 @@ from gateway.http.answers import encode, sse
 from gateway.http.call import SSE, HttpCall
 from gateway.http.multipart import FileForm
 from gateway.models.catalog import Catalog
-from sluice.errors import InvalidRequest, MessageTooLarge
+from sluice.errors import InvalidRequest, MessageTooLarge, UnknownModel
 from sluice.v1 import inference_pb2 as pb
 
 TRANSCRIPTIONS: Final = "/v1/audio/transcriptions"
@@ -59,6 +59,8 @@ class Audio:
         Raises:
             SluiceError, ClientGone: it ends with that.
         """
+        if not self._catalog.hearing:
+            raise UnknownModel("no model of this mesh takes audio", metadata={"models": ""})
         form = FileForm(call.headers.get("content-type", ""))
         data = await self._file(call, form)
         request, streams, shape = self._request(form.fields, data)
@@ -115,6 +117,7 @@ class Audio:
         limit = int(self._generator.settings.audio_max_s * BYTES_A_SECOND) + HEAD_BYTES
         data = bytearray()
         async for piece in call.pieces():
+            call.keep(len(piece))
             data += form.feed(piece)
             if len(data) > limit:
                 raise MessageTooLarge(

@@ -14,12 +14,13 @@ from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope, Send
 
+from gateway.admission.arriving import Arriving, Held
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.tenant_limits import TenantLimits
 from gateway.http.answers import encode, error_answer, sse
-from gateway.http.headers import headers_of, host_of
+from gateway.http.headers import headers_of, host_of, is_foreign_page
 from gateway.http.requests import parse_json
-from gateway.identity.authenticator import Authenticator
+from gateway.identity.authenticator import AUTHORIZATION, Authenticator
 from gateway.identity.caller import set_caller
 from sluice.errors import (
     InternalError,
@@ -66,6 +67,7 @@ class HttpCall:
         query: those behind the "?"; of one that comes twice the last.
         sent: the headers that have been sent; None: none yet.
         limit_headers: what its answer says of the limits of its tenant.
+        keep: called with the bytes of each piece of the body that is kept; raises Overloaded where they are too many.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
@@ -74,6 +76,7 @@ class HttpCall:
         self.query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
         self.sent: Mapping[str, str] | None = None
         self.limit_headers: Callable[[], Mapping[str, str]] = dict
+        self.keep: Callable[[int], None] = lambda _: None
         self._abort: Callable[[], None] = scope.get(ABORT, lambda: None)
         self._receive = receive
         self._send = send
@@ -110,9 +113,9 @@ class HttpCall:
             yield message["body"]
 
     async def answer(self, status: int, body: bytes, headers: Mapping[str, str] = {}) -> None:
-        """Sends a whole answer of JSON."""
-        length = {"content-type": _JSON, "content-length": str(len(body))}
-        await self._start(status, {**headers, **length})
+        """Sends a whole answer; of JSON where ``headers`` name no other type."""
+        length = {"content-length": str(len(body))}
+        await self._start(status, {"content-type": _JSON, **headers, **length})
         await self._send({"type": "http.response.body", "body": body})
 
     async def write(self, data: bytes, headers: Mapping[str, str]) -> None:
@@ -184,6 +187,7 @@ class HttpCall:
         try:
             async with asyncio.timeout(BODY_S):
                 async for piece in self.pieces():
+                    self.keep(len(piece))
                     body += piece
                     if len(body) > self._max_body_bytes:
                         raise self._too_large(f"more than {self._max_body_bytes}")
@@ -212,6 +216,7 @@ class CallChecks:
 
     authenticator: Authenticator
     limiter: ClassLimiter
+    arriving: Arriving
     limits: TenantLimits
     max_body_bytes: int
     local_only: bool
@@ -237,6 +242,7 @@ class Endpoint:
         limiter = checks.limiter
         call = HttpCall(scope, receive, send, checks.max_body_bytes)
         limiter.turns.arrived()
+        held: Held | None = None
         with suppress(ClientGone):
             try:
                 if checks.local_only and not is_loopback(host_of(call.headers)):
@@ -244,17 +250,25 @@ class Endpoint:
                         "host: must be an address of this machine while the gateway asks for no credentials; behind a "
                         "proxy set gateway.allow_remote"
                     )
+                if AUTHORIZATION not in call.headers and is_foreign_page(call.headers):
+                    raise PermissionDenied(
+                        "origin: a web page of another origin may not call the gateway; behind a proxy keep the header "
+                        "'host' as the browser sent it"
+                    )
                 names = scope.get(CERTIFICATE_NAMES, ())
                 caller = await checks.authenticator.caller_of(call.headers, names)
                 caller.require(self.roles, scope["path"])
                 set_caller(caller)
                 call.limit_headers = partial(checks.limits.headers, caller)
+                held = checks.arriving.kept_by(caller.tenant)
+                call.keep = held.add
                 priority_class = self.class_of(call.headers)
                 await limiter.turn(priority_class)
                 with limiter.call(priority_class, caller.tenant):
                     await self.behaviour(call)
             except SluiceError as error:
-                await call.fail(error)
+                # Without its frames, which have the body: a client that does not read would keep it in memory.
+                await call.fail(error.with_traceback(None))
             except BodyTooSlow:
                 message = f"the body did not arrive within {BODY_S:g} s"
                 await call.answer(408, encode(error_body(408, "BODY_TOO_SLOW", message)))
@@ -263,3 +277,6 @@ class Endpoint:
             except Exception:  # the text of an exception is not for the caller
                 _log.exception("a call failed")
                 await call.fail(InternalError("the gateway failed; its log has the reason"))
+            finally:
+                if held is not None:
+                    held.release()

@@ -10,6 +10,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from sluice.errors import InvalidRequest
+from sluice.startup import is_loopback
 from sluice.v1.inference_pb2 import EmbedRequest, GenerateRequest, Priority, RerankRequest
 from sluice.wire.enums import value_of
 from sluice.wire.subjects import CLASSES
@@ -34,6 +35,25 @@ def host_of(headers: Mapping[str, str]) -> str:
         return urlsplit(f"//{headers.get('host', '')}").hostname or ""
     except ValueError:
         return ""
+
+
+def is_foreign_page(headers: Mapping[str, str]) -> bool:
+    """Whether a web page of another site sent this through its reader's browser (Fetch Metadata, RFC 6454).
+
+    Forms and uploads need no leave of ours, so the browser sends them, and what shows who its reader is. Pages of this
+    machine may ask it; programs send none of these headers.
+    """
+    if headers.get("sec-fetch-site") == "cross-site":
+        return True
+    origin = headers.get("origin")
+    if origin is None:
+        return False
+    try:
+        page = urlsplit(origin).hostname or ""
+    except ValueError:
+        return True
+    host = host_of(headers)
+    return page != host and not (is_loopback(page) and is_loopback(host))
 
 
 def class_of(headers: Mapping[str, str]) -> str:

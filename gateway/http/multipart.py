@@ -9,6 +9,7 @@ from sluice.errors import InvalidRequest
 
 FIELD_BYTES: Final = 4096
 """Of all fields together that are no file."""
+PARTS_MAX: Final = 64
 
 
 class FileForm:
@@ -51,7 +52,7 @@ class FileForm:
         self._field = ""
         self._value = bytearray()
         self._in_file = False
-        self._field_bytes = 0
+        self._field_bytes = self._parts = 0
         self._ended = False
 
     def feed(self, data: bytes) -> bytes:
@@ -83,6 +84,9 @@ class FileForm:
         self._ended = True
 
     def _begin_part(self) -> None:
+        self._parts += 1
+        if self._parts > PARTS_MAX:
+            raise InvalidRequest(f"the form has over {PARTS_MAX} parts")
         self._disposition.clear()
         self._value.clear()
         self._in_file = False

@@ -119,7 +119,8 @@ def _verified(token: str, settings: JwtSettings, keys: KeySet) -> Mapping[str, A
         raise _invalid(f"is not for the audience {settings.audience!r}") from None
     except jwt.MissingRequiredClaimError as error:
         raise _invalid(f"has no claim {error.claim!r}") from None
-    except (jwt.PyJWTError, RecursionError) as error:
+    # A key of another kind than the algorithm of the token's head: TypeError.
+    except (jwt.PyJWTError, RecursionError, TypeError, ValueError) as error:
         raise _invalid(f"does not hold: {type(error).__name__}") from None
 
 

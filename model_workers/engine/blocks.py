@@ -1,10 +1,11 @@
 """Allocation of the blocks of a KV cache: reference counts, and prefix caching by shared blocks.
 
 The cache is cut into blocks of ``block_tokens`` positions; a row's table says which block holds which positions. A row
-that begins like an earlier one shares its blocks (prefix cache). Tokens are compared in units of ``share_tokens``: the
-hash of a full unit is chained to that of the unit before it, so that equal hashes mean equal tokens from the row's
-first on. A unit is a block, or a part of one where blocks are large because a kernel asks for it: then whole blocks are
-shared, and of a block of which only the first units are equal the row gets a copy.
+that begins like an earlier one of its tenant shares its blocks (prefix cache). Tokens are compared in units of
+``share_tokens``: the hash of a full unit is chained to that of the unit before it, the first one to the tenant, so that
+equal hashes mean equal tokens of one tenant from the row's first on. A unit is a block, or a part of one where blocks are
+large because a kernel asks for it: then whole blocks are shared, and of a block of which only the first units are equal
+the row gets a copy.
 
 Rules:
 1. A block is free (no content), held (by as many rows as it has references), or idle: no row holds it, but units in it
@@ -40,9 +41,11 @@ class BlockTable:
         block_units: units of a block.
     """
 
-    __slots__ = ("block_units", "blocks", "hashes", "known")
+    __slots__ = ("block_units", "blocks", "hashes", "known", "tenant")
 
-    def __init__(self) -> None:
+    def __init__(self, tenant: str = "") -> None:
+        """``tenant``: rows of other tenants share nothing with it, so that nobody learns what another one asked."""
+        self.tenant = tenant.encode()
         self.blocks: list[int] = []
         self.hashes: list[bytes] = []
         self.known = 0
@@ -165,7 +168,7 @@ class BlockManager:
         size, hashes = self.share_tokens, table.hashes
         table.block_units = self._units
         for place in range(len(hashes), count // size):
-            before = hashes[-1] if hashes else b""
+            before = hashes[-1] if hashes else table.tenant
             content = array("I", tokens[place * size : (place + 1) * size]).tobytes()
             hashes.append(hashlib.blake2b(before + content, digest_size=_DIGEST_BYTES).digest())
 

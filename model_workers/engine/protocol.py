@@ -102,6 +102,8 @@ class RowSpec:
     """None: tokens are wanted."""
     audio: AudioSpec | None = None
     """What it hears; the prompt is what its decoder begins with. None: nothing."""
+    tenant: str = ""
+    """Whose it is: the prefix cache is shared by the rows of a tenant."""
 
 
 @dataclass(frozen=True, slots=True)

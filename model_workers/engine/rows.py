@@ -64,7 +64,7 @@ class Row:
         self.tokens = [*spec.prompt, *spec.produced]
         self.computed = 0
         self.drafted = 0
-        self.table = BlockTable()
+        self.table = BlockTable(spec.tenant)
         self.sampling: SamplingState | None = None
         self.cached_tokens: int | None = None
         self.cancelled = False

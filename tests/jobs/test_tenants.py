@@ -10,12 +10,20 @@ from sluice.client.channel import bearer_metadata, error_of
 from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
 from sluice.settings import IdentitySettings
 from sluice.v1 import jobs_pb2 as pb
+from sluice.wire.job_calls import SIGNATURE, signed
 from tests.jobs.processes import Processes, lines
 
 MESH_KEY = "0123456789abcdef"
-MESH = bearer_metadata(MESH_KEY)
-OTHER = (*MESH, (TENANT_METADATA, "other"))
-EVERY = (*OTHER, (ALL_TENANTS_METADATA, "1"))
+OTHER = signed({TENANT_METADATA: "other"}, MESH_KEY)
+EVERY = signed({TENANT_METADATA: "other", ALL_TENANTS_METADATA: "1"}, MESH_KEY)
+STOLEN = (
+    bearer_metadata(MESH_KEY),
+    (*bearer_metadata("x" * 20),),
+    ((TENANT_METADATA, "acme"), (SIGNATURE, dict(OTHER)[SIGNATURE])),
+    (*OTHER, (ALL_TENANTS_METADATA, "1")),
+    signed({TENANT_METADATA: "other"}, MESH_KEY + "x"),
+)
+"""A signature is good for what it was made for."""
 
 
 async def error(call: Any) -> errors.SluiceError:
@@ -67,7 +75,7 @@ async def test_with_identities_gateways_alone_are_answered_and_say_whose_jobs(
     processes.identity = IdentitySettings(api_keys=True, mesh_key=MESH_KEY)
     await processes.start()
     stub = processes.stub
-    for metadata in ((), ((TENANT_METADATA, "acme"),), bearer_metadata("x" * 20)):
+    for metadata in ((), ((TENANT_METADATA, "acme"),), *STOLEN):
         for call in every_call(stub, "job-1", metadata):
             assert isinstance(await error(call), errors.PermissionDenied)
 

@@ -8,10 +8,13 @@ import grpc
 import pytest
 from google.rpc import status_pb2
 
+from gateway.admission import arriving
+from gateway.admission.arriving import Arriving
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.api.interceptor import ErrorInterceptor
 from gateway.api.job_forwarder import JobForwarder
 from gateway.identity.authenticator import Authenticator
+from gateway.identity.caller import Caller, set_caller
 from sluice import errors
 from sluice.client.channel import error_of as typed_error_of
 from sluice.errors import from_status
@@ -26,6 +29,7 @@ from sluice.v1.jobs_pb2_grpc import (
     JobServiceStub,
     add_JobServiceServicer_to_server,
 )
+from sluice.wire.job_calls import is_signed
 from tests.gateway.kit.batcher import BOUND_S, last
 from tests.gateway.kit.wire import Wire, open_wire
 
@@ -96,7 +100,8 @@ class Jobs(JobServiceServicer):
         async for request in requests:
             size += len(request.data)
         metadata = dict(context.invocation_metadata())
-        assert metadata["authorization"] == "Bearer the key of the mesh"
+        assert "authorization" not in metadata
+        assert is_signed(metadata, "the key of the mesh")
         tenant = metadata["sluice-tenant"]
         return jobs_pb2.UploadInputResponse(upload_id=tenant, size_bytes=size)
 
@@ -110,7 +115,9 @@ async def forwarding(address: str) -> tuple[grpc.aio.Server, Any, JobForwarder]:
     forwarder = JobForwarder(JobsSettings(address=address), lambda: "the key of the mesh")
     authenticator = Authenticator(IdentitySettings())
     limiter = ClassLimiter(8, CallShares())
-    server = grpc.aio.server(interceptors=[ErrorInterceptor(1 << 20, limiter, authenticator)])
+    server = grpc.aio.server(
+        interceptors=[ErrorInterceptor(1 << 20, limiter, authenticator, Arriving(1 << 20))]
+    )
     server.add_generic_rpc_handlers((forwarder,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -153,3 +160,32 @@ async def test_without_a_process_of_jobs_the_error_says_so(
     await forwarder.close()
     await channel.close()
     await server.stop(0)
+
+
+async def test_a_request_that_does_not_arrive_ends_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(arriving, "RECEIVE_S", 0.05)
+    jobs = grpc.aio.server()
+    add_JobServiceServicer_to_server(Jobs(), jobs)
+    port = jobs.add_insecure_port("127.0.0.1:0")
+    await jobs.start()
+    server, channel, forwarder = await forwarding(f"127.0.0.1:{port}")
+    call = channel.stream_stream("/sluice.v1.JobService/GetJob")(timeout=BOUND_S)
+
+    with pytest.raises(grpc.RpcError) as late:
+        await call.read()
+
+    assert isinstance(typed_error_of(late.value), errors.DeadlinePassed)
+    await forwarder.close()
+    for one in (channel.close(), server.stop(0), jobs.stop(0)):
+        await one
+
+
+@pytest.mark.parametrize("trace", ["é", "00-\t-", "x" * 55, "0" * 5000])
+async def test_a_trace_context_that_is_none_is_not_passed_on(trace: str) -> None:
+    forwarder = JobForwarder(JobsSettings(address="127.0.0.1:1"), lambda: None)
+    set_caller(Caller("acme"))
+    assert forwarder.metadata({"traceparent": trace}) == (("sluice-tenant", "acme"),)
+    valid = f"00-{'1' * 32}-{'2' * 16}-01"
+    assert forwarder.metadata({"traceparent": valid})[-1] == ("traceparent", valid)

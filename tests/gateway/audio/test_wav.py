@@ -58,6 +58,7 @@ def test_samples_are_those_of_the_file(data: bytes) -> None:
         (wav(PCM, bits=24), "24 bits"),
         (wav(PCM).replace(b"fmt \x10\x00\x00\x00\x01", b"fmt \x10\x00\x00\x00\x03"), "encoding 3"),
         (wav(PCM)[:30], "without samples"),
+        (wav(PCM)[:12] + b"junk\x00\x00\x00\x00" * 257 + wav(PCM)[12:], "more than 256 chunks"),
         (b"RIFF\x00\x00\x00\x00WAVEdata\x02\x00\x00\x00ab", "does not say what its samples are"),
     ],
 )

@@ -67,6 +67,53 @@ async def test_plain_text(http: Wire, openai: AsyncOpenAI) -> None:
     assert await answered(http, asking, 5, 6) == "w5 w6\n"
 
 
+async def test_plain_text_says_that_it_is(http: Wire) -> None:
+    # Node's client parses an answer that says it is JSON.
+    async with httpx.AsyncClient(base_url=f"http://{http.http}", timeout=30) as client:
+        form = {"model": MODEL, "response_format": "text"}
+        asking = client.post("/v1/audio/transcriptions", data=form, files={"file": FILE})
+        found = await answered(http, asking, 5, 6)
+        assert found.headers["content-type"] == "text/plain; charset=utf-8"
+        assert found.text == "w5 w6\n"
+
+
+async def test_a_mesh_without_such_a_model_reads_no_file(nats_url: str, model_folder: Path) -> None:
+    async with open_wire(nats_url, model_folder, http="127.0.0.1:0") as wire:
+        host, _, port = str(wire.http).rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = (
+            "POST /v1/audio/transcriptions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 99999\r\n"
+        )
+        writer.write(f"{head}content-type: multipart/form-data; boundary=x\r\n\r\n".encode())
+        answer = await asyncio.wait_for(reader.readuntil(b"}}"), 20)
+        assert b"404" in answer.splitlines()[0]
+        assert b"no model of this mesh takes audio" in answer
+        writer.close()
+
+
+async def test_the_files_of_a_tenant_are_bounded_together(
+    http: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http.gateway._arriving, "held_max", len(FILE[1]))
+    async with httpx.AsyncClient(base_url=f"http://{http.http}", timeout=30) as client:
+
+        def post(tenant: str) -> Any:
+            headers = {"sluice-tenant": tenant}
+            return client.post(
+                "/v1/audio/transcriptions",
+                data={"model": MODEL},
+                files={"file": FILE},
+                headers=headers,
+            )
+
+        found = await post("acme")
+        assert (found.status_code, found.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert "requests of your tenant" in found.json()["error"]["message"]
+        monkeypatch.setattr(http.gateway._arriving, "held_max", 2 * len(FILE[1]))
+        assert (await answered(http, post("acme"), 5)).status_code == 200
+    assert not http.gateway._arriving._held
+
+
 async def test_a_translation(http: Wire) -> None:
     # OpenAI's client calls its own method for this deprecated.
     async with httpx.AsyncClient(base_url=f"http://{http.http}", timeout=30) as client:

@@ -48,6 +48,14 @@ def test_the_file_is_taken_out_of_a_form(size: int) -> None:
         (FORM.replace(b'"file"', b'"text"'), "file: must be there"),
         (FORM.replace(b"--x--\r\n", FORM), "file: comes twice"),
         (FORM.replace(b"batch", b"b" * (FIELD_BYTES + 1)), "purpose: the fields have over"),
+        (
+            b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n' * 64 + FORM,
+            "over 64 parts",
+        ),
+        (
+            FORM.replace(b"Type: a", b"Type: " + b"a" * 9000),
+            "no multipart form: Maximum header size",
+        ),
     ],
 )
 def test_what_is_no_form_with_a_file_says_why(body: bytes, says: str) -> None:

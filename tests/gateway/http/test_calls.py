@@ -102,6 +102,29 @@ async def test_a_page_of_a_browser_cannot_pass_for_this_machine(http: Wire) -> N
         assert (await ask(http.http, "/v1/models", method="GET", host=host)).status == 200
 
 
+SITES = [
+    ({"sec_fetch_site": "cross-site"}, 403),
+    ({"origin": "https://evil.example"}, 403),
+    ({"origin": "https://evil.example", "sec_fetch_site": "same-site"}, 403),
+    ({"origin": "null"}, 403),
+    ({"origin": "http://[::1"}, 403),
+    ({"origin": "http://localhost:3000", "sec_fetch_site": "same-site"}, 200),
+    ({"sec_fetch_site": "same-origin"}, 200),
+    ({"sec_fetch_site": "none"}, 200),
+]
+
+
+@pytest.mark.parametrize(("headers", "status"), SITES)
+async def test_a_page_of_another_site_sends_nothing(
+    http: Wire, headers: dict[str, str], status: int
+) -> None:
+    assert (await ask(http.http, "/v1/models", method="GET", **headers)).status == status
+    # Browsers send a form unasked; one that comes through has no file.
+    form = {"content_type": "multipart/form-data; boundary=x", **headers}
+    reply = await ask(http.http, "/v1/files", b"--x--\r\n", **form)
+    assert (reply.status == 403) == (status == 403), reply.error
+
+
 async def test_an_unknown_model_is_not_found(openai: AsyncOpenAI) -> None:
     with pytest.raises(sdk.NotFoundError) as caught:
         await openai.chat.completions.create(model="x", messages=[{"role": "user", "content": "a"}])

@@ -102,6 +102,15 @@ def test_another_key_and_changed_claims_are_refused() -> None:
     assert "Signature" in refused(f"{header}.{part(claims)}.{signature}").message
 
 
+def test_an_algorithm_that_does_not_fit_the_key_is_refused() -> None:
+    head, claims, signature = ISSUER.token(exp=NOW + 60).split(".")
+    for algorithm in ("RS256", "ES256", "EdDSA"):
+        other = part({"alg": algorithm, "kid": "key-1"})
+        if other != head:
+            message = refused(f"{other}.{claims}.{signature}").message
+            assert "does not hold" in message or "algorithm" in message
+
+
 def test_a_key_that_is_not_known_may_be_new() -> None:
     with pytest.raises(KeyMissing):
         caller(Issuer("key-2").token(exp=NOW + 60))

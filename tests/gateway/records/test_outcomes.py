@@ -11,6 +11,7 @@ import nats
 import pytest
 
 from gateway.config.routers import load_router
+from gateway.identity.caller import ANY, Caller
 from gateway.records import outcome as outcomes
 from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_STOP, Logprobs, RowError
 from sluice.internal.v1.task_pb2 import Task
@@ -233,10 +234,13 @@ async def test_who_does_not_let_them_be_kept_any_more_gets_nothing(
         )
 
 
+@pytest.mark.parametrize("roles", [ANY, {"caller"}, {"operator"}, {"auditor"}])
 async def test_a_caller_of_another_machine_gets_no_prompts(
-    opened: Any, monkeypatch: pytest.MonkeyPatch
+    opened: Any, monkeypatch: pytest.MonkeyPatch, roles: frozenset[str]
 ) -> None:
     monkeypatch.setattr("gateway.api.admin_service.is_local", lambda peer: False)
+    caller = Caller("acme", frozenset(roles))
+    monkeypatch.setattr("gateway.api.admin_service.current_caller", lambda: caller)
     async with opened({}) as wire:
         stub: Any = AdminServiceStub(wire.channel)
         code, error = await error_of(stub.StreamOutcomes(StreamOutcomesRequest()))

@@ -110,6 +110,17 @@ def test_giving_back_twice_is_our_mistake() -> None:
         blocks.close(twin)
 
 
+def test_tenants_share_nothing() -> None:
+    blocks = BlockManager(TOTAL, SIZE)
+    found = {}
+    for row in ("acme", "other", "acme "):
+        table = BlockTable(row.strip())
+        assert blocks.open(table, [1, 2, 3]) is not None
+        found[row] = blocks.cached_tokens(table, 3), table.blocks[0]
+        blocks.computed(table, [1, 2, 3], 3)
+    assert found == {"acme": (0, 0), "other": (0, 2), "acme ": (2, 0)}
+
+
 def test_without_a_prefix_cache_nothing_is_shared() -> None:
     blocks = BlockManager(TOTAL, SIZE, prefix_cache=False)
     first = filled(blocks, [1, 2, 3])

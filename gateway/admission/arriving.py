@@ -1,0 +1,140 @@
+"""Requests while their bytes arrive, and the bytes that calls keep: bounds for each tenant.
+
+A call is known by its metadata; its message is read later, and may be large, slow, or never end. What a tenant can make
+a gateway keep is bounded before it is read, whatever its calls are for. Tenants do not wait for each other.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final
+
+from sluice.errors import DeadlinePassed, Overloaded
+
+RECEIVE_S: Final = 30.0
+"""How long the message of a call may take to arrive, seconds."""
+RECEIVING_BYTES: Final = 64 * 1024 * 1024
+"""Of messages of a tenant that may be arriving at the same time."""
+RECEIVING_MIN: Final = 4
+RECEIVING_MAX: Final = 64
+HELD_MESSAGES: Final = 4
+"""A tenant's calls may keep as many messages of the largest size, or `HELD_BYTES`."""
+HELD_BYTES: Final = 128 * 1024 * 1024
+STREAMS_MAX: Final = 256
+"""Calls of a tenant beside those that have a class: of JobService, and reflection."""
+SENDING_MAX: Final = 4
+"""Those of them whose client may send many messages: uploads."""
+RETRY_AFTER_S: Final = 1.0
+
+
+class Arriving:
+    """What arrives at one gateway.
+
+    Attributes:
+        receiving_max: messages of a tenant that may be arriving at the same time; more wait unread.
+        held_max: bytes of requests that a tenant's calls may keep.
+    """
+
+    def __init__(self, max_message_bytes: int) -> None:
+        """``max_message_bytes``: the largest that is read, bytes."""
+        fitting = RECEIVING_BYTES // max_message_bytes
+        self.receiving_max = min(max(fitting, RECEIVING_MIN), RECEIVING_MAX)
+        self.held_max = max(HELD_MESSAGES * max_message_bytes, HELD_BYTES)
+        self._receiving: dict[str, tuple[asyncio.Semaphore, list[int]]] = {}
+        self._held: Counter[str] = Counter()
+        self._streams: Counter[str] = Counter()
+        self._sending: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def message(self, tenant: str) -> AsyncIterator[None]:
+        """The block reads one message of ``tenant``, after those that arrive already.
+
+        Raises:
+            DeadlinePassed: it did not arrive in time.
+        """
+        places, users = self._receiving.setdefault(
+            tenant, (asyncio.Semaphore(self.receiving_max), [0])
+        )
+        users[0] += 1
+        try:
+            async with places:
+                try:
+                    async with asyncio.timeout(RECEIVE_S):
+                        yield
+                except TimeoutError:
+                    raise DeadlinePassed(
+                        f"the message of the call did not arrive within {RECEIVE_S:g} s"
+                    ) from None
+        finally:
+            users[0] -= 1
+            if not users[0]:
+                del self._receiving[tenant]
+
+    def kept_by(self, tenant: str) -> "Held":
+        """The bytes of one request of ``tenant``; none yet."""
+        return Held(self._held, tenant, self.held_max)
+
+    @contextmanager
+    def stream(self, tenant: str, *, sends: bool) -> Iterator[None]:
+        """Counts a call that has no class while it runs; one that ``sends`` may send many messages.
+
+        Raises:
+            Overloaded: the tenant has too many.
+        """
+        counts = (self._streams, self._sending) if sends else (self._streams,)
+        for count, limit in zip(counts, (STREAMS_MAX, SENDING_MAX), strict=False):
+            if count[tenant] >= limit:
+                what = "calls about jobs" if count is self._streams else "uploads"
+                raise Overloaded(
+                    f"{limit} {what} of your tenant are being answered",
+                    retry_after_s=RETRY_AFTER_S,
+                )
+        for count in counts:
+            count[tenant] += 1
+        try:
+            yield
+        finally:
+            for count in counts:
+                count[tenant] -= 1
+                if not count[tenant]:
+                    del count[tenant]
+
+
+class Held:
+    """The bytes of one request, while its call keeps them. As a context manager it releases them at the end."""
+
+    def __init__(self, held: Counter[str], tenant: str, limit: int) -> None:
+        self._held, self._tenant, self._limit = held, tenant, limit
+        self._size = 0
+
+    def add(self, size: int) -> None:
+        """The call keeps ``size`` more.
+
+        Raises:
+            Overloaded: the calls of its tenant keep too many; these are not counted.
+        """
+        if self._held[self._tenant] + size > self._limit:
+            self._forget_none()
+            raise Overloaded(
+                f"requests of your tenant that are being answered have {self._limit} bytes",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._held[self._tenant] += size
+        self._size += size
+
+    def release(self) -> None:
+        """It keeps none any more."""
+        self._held[self._tenant] -= self._size
+        self._size = 0
+        self._forget_none()
+
+    def _forget_none(self) -> None:
+        if not self._held[self._tenant]:
+            del self._held[self._tenant]
+
+    def __enter__(self) -> "Held":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

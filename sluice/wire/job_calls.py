@@ -1,0 +1,33 @@
+"""What a gateway shows a process of ``jobs``: whose jobs a call may see, signed with the key of the mesh.
+
+The key itself is not sent: who listens in place of ``jobs`` while it is down would learn it, and could then call
+gateways for every tenant. A signature is good for one tenant's jobs alone.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from typing import Final
+
+from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
+
+SIGNATURE: Final = "sluice-jobs-signature"
+
+
+def signed(metadata: Mapping[str, str], mesh_key: str | None) -> tuple[tuple[str, str], ...]:
+    """``metadata``, which names a tenant, with its signature; without a key as it is."""
+    entries = tuple(metadata.items())
+    return entries if mesh_key is None else (*entries, (SIGNATURE, _signature(metadata, mesh_key)))
+
+
+def is_signed(metadata: Mapping[str, str], mesh_key: str) -> bool:
+    """Whether ``metadata`` has the signature that belongs to it."""
+    given = str(metadata.get(SIGNATURE, "")).encode()
+    return hmac.compare_digest(given, _signature(metadata, mesh_key).encode())
+
+
+def _signature(metadata: Mapping[str, str], mesh_key: str) -> str:
+    says = "\n".join(
+        ("sluice jobs", *(metadata.get(n, "") for n in (TENANT_METADATA, ALL_TENANTS_METADATA)))
+    )
+    return hmac.new(mesh_key.encode(), says.encode(), hashlib.sha256).hexdigest()

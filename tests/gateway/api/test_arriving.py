@@ -1,0 +1,205 @@
+"""What a caller can make a gateway keep before its call is looked at: nothing without credentials, little with them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway.admission import arriving as arriving_module
+from gateway.admission.arriving import STREAMS_MAX, Arriving
+from gateway.admission.class_limiter import ClassLimiter
+from gateway.api.interceptor import ErrorInterceptor
+from gateway.identity.authenticator import Authenticator
+from sluice import errors
+from sluice.client.channel import error_of as typed_error_of
+from sluice.settings import CallShares, IdentitySettings
+from sluice.v1 import inference_pb2 as pb
+
+KEY = "0123456789abcdef"
+BOUND_S = 20.0
+COUNT, GENERATE = (
+    "/sluice.v1.InferenceService/CountTokens",
+    "/sluice.v1.InferenceService/Generate",
+)
+GET_JOB, UPLOAD = "/sluice.v1.JobService/GetJob", "/sluice.v1.JobService/UploadInput"
+
+
+class Service(grpc.GenericRpcHandler):
+    """Methods of all kinds; notes what reaches them."""
+
+    def __init__(self) -> None:
+        self.parsed: list[int] = []
+        self.begun = asyncio.Semaphore(0)
+        self.may_end = asyncio.Event()
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        if details.method == COUNT:
+            return grpc.unary_unary_rpc_method_handler(
+                self._answer, self._parse, pb.CountTokensResponse.SerializeToString
+            )
+        if details.method == GENERATE:
+            return grpc.unary_stream_rpc_method_handler(
+                self._wait, self._parse, pb.GenerateResponse.SerializeToString
+            )
+        return grpc.stream_stream_rpc_method_handler(self._echo)
+
+    def _parse(self, payload: bytes) -> Any:
+        self.parsed.append(len(payload))
+        return pb.GenerateRequest.FromString(payload)
+
+    async def _answer(self, request: Any, context: Any) -> Any:
+        return pb.CountTokensResponse(token_count=len(request.prompt))
+
+    async def _wait(self, request: Any, context: Any) -> None:
+        self.begun.release()
+        await self.may_end.wait()
+
+    async def _echo(self, requests: Any, context: Any) -> None:
+        self.begun.release()
+        async for request in requests:
+            await context.write(request)
+        await self.may_end.wait()
+
+
+class Door:
+    """A server that asks for credentials, and calls of it by raw method."""
+
+    def __init__(self, channel: grpc.aio.Channel, service: Service) -> None:
+        self.channel, self.service = channel, service
+
+    def call(self, method: str, tenant: str | None) -> Any:
+        metadata = (("authorization", f"Bearer {KEY}"), ("sluice-tenant", str(tenant)))
+        return self.channel.stream_stream(method)(
+            metadata=metadata if tenant is not None else None, timeout=BOUND_S
+        )
+
+    async def refusal(self, call: Any) -> errors.SluiceError:
+        with pytest.raises(grpc.RpcError) as refused:
+            await call.read()
+        return typed_error_of(refused.value)
+
+    async def count(self, tenant: str, text: str) -> int:
+        call = self.call(COUNT, tenant)
+        await call.write(pb.GenerateRequest(prompt=text).SerializeToString())
+        await call.done_writing()
+        return int(pb.CountTokensResponse.FromString(await call.read()).token_count)
+
+
+@asynccontextmanager
+async def opened(arriving: Arriving) -> AsyncIterator[Door]:
+    identity = IdentitySettings(api_keys=True, mesh_key=KEY)
+    limiter = ClassLimiter(64, CallShares())
+    interceptor = ErrorInterceptor(1 << 20, limiter, Authenticator(identity), arriving)
+    server, service = grpc.aio.server(interceptors=[interceptor]), Service()
+    server.add_generic_rpc_handlers((service,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield Door(channel, service)
+    await server.stop(0)
+
+
+@pytest.mark.parametrize("method", [COUNT, GENERATE, GET_JOB, UPLOAD])
+async def test_an_anonymous_call_is_refused_before_its_message_is_there(method: str) -> None:
+    async with opened(Arriving(1 << 20)) as door:
+        call = door.call(method, None)  # sends its head alone
+        assert isinstance(await door.refusal(call), errors.Unauthenticated)
+        assert not door.service.parsed
+        assert door.service.begun.locked()
+
+
+async def test_messages_that_do_not_arrive_hold_up_their_own_tenant_alone() -> None:
+    arriving = Arriving(32 << 20)
+    assert arriving.receiving_max == 4
+    async with opened(arriving) as door:
+        unfinished = [door.call(COUNT, "slow") for _ in range(arriving.receiving_max)]
+        # Calls of one connection come in order.
+        assert await door.count("other", "x") == 1
+        waits = asyncio.ensure_future(door.count("slow", "hello"))
+        assert await door.count("other", "hello") == 5
+        assert not waits.done()
+        unfinished[0].cancel()
+        assert await asyncio.wait_for(waits, BOUND_S) == 5
+        for call in unfinished:
+            call.cancel()
+    assert not arriving._receiving
+
+
+async def test_a_message_that_does_not_arrive_ends_its_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(arriving_module, "RECEIVE_S", 0.05)
+    async with opened(Arriving(1 << 20)) as door:
+        error = await door.refusal(door.call(COUNT, "slow"))
+        assert isinstance(error, errors.DeadlinePassed)
+        assert "did not arrive within 0.05 s" in str(error)
+        assert isinstance(await door.refusal(door.call(GET_JOB, "slow")), errors.DeadlinePassed)
+
+
+async def test_a_call_without_a_message_is_told_so() -> None:
+    async with opened(Arriving(1 << 20)) as door:
+        call = door.call(COUNT, "acme")
+        await call.done_writing()
+        error = await door.refusal(call)
+        assert isinstance(error, errors.InvalidRequest)
+        assert "without a message" in str(error)
+
+
+async def test_the_calls_of_a_tenant_keep_no_more_than_its_bytes() -> None:
+    arriving = Arriving(1 << 20)
+    arriving.held_max = 1 << 20
+    payload = pb.GenerateRequest(prompt="x" * 700_000).SerializeToString()
+    async with opened(arriving) as door:
+        first = door.call(GENERATE, "acme")
+        await first.write(payload)
+        await asyncio.wait_for(door.service.begun.acquire(), BOUND_S)
+        second = door.call(GENERATE, "acme")
+        await second.write(payload)
+        error = await door.refusal(second)
+        assert isinstance(error, errors.Overloaded)
+        assert "1048576 bytes" in str(error)
+        assert await door.count("other", "x" * 700_000) == 700_000
+        door.service.may_end.set()
+        assert await first.read() is grpc.aio.EOF
+        assert await door.count("acme", "x" * 700_000) == 700_000
+    assert not arriving._held
+
+
+async def test_the_calls_about_jobs_of_a_tenant_are_counted() -> None:
+    arriving = Arriving(1 << 20)
+    async with opened(arriving) as door:
+        watching = []
+        for _ in range(STREAMS_MAX):
+            call = door.call(GET_JOB, "acme")
+            await call.write(b"x")
+            watching.append(call)
+            await asyncio.wait_for(door.service.begun.acquire(), BOUND_S)
+        error = await door.refusal(door.call(GET_JOB, "acme"))
+        assert isinstance(error, errors.Overloaded)
+        assert f"{STREAMS_MAX} calls about jobs of your tenant" in str(error)
+        other = door.call(GET_JOB, "other")
+        await other.write(b"x")
+        assert await other.read() == b"x"
+        door.service.may_end.set()
+        for call in watching:
+            assert await call.read() == b"x"
+            assert await call.read() is grpc.aio.EOF
+    assert not arriving._streams
+
+
+async def test_the_uploads_of_a_tenant_are_counted() -> None:
+    async with opened(Arriving(1 << 20)) as door:
+        uploads = [door.call(UPLOAD, "acme") for _ in range(arriving_module.SENDING_MAX)]
+        for _ in uploads:
+            await asyncio.wait_for(door.service.begun.acquire(), BOUND_S)
+        error = await door.refusal(door.call(UPLOAD, "acme"))
+        assert isinstance(error, errors.Overloaded)
+        assert "uploads of your tenant" in str(error)
+        await uploads[0].write(b"x")
+        assert await uploads[0].read() == b"x"
+        door.service.may_end.set()
+        for call in uploads:
+            await call.done_writing()
