@@ -99,8 +99,9 @@ class JobForwarder(grpc.GenericRpcHandler):
         except grpc.aio.AioRpcError as error:
             await _pass_on(error, context)
         except asyncio.CancelledError:
-            if sending.done() and not sending.cancelled() and (error := sending.exception()):
-                raise error from None  # the request did not arrive
+            late = sending.exception() if sending.done() and not sending.cancelled() else None
+            if late is not None:  # the request did not arrive
+                raise late from None
             raise
         finally:
             call.cancel()

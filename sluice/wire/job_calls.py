@@ -20,14 +20,13 @@ def signed(metadata: Mapping[str, str], mesh_key: str | None) -> tuple[tuple[str
     return entries if mesh_key is None else (*entries, (SIGNATURE, _signature(metadata, mesh_key)))
 
 
-def is_signed(metadata: Mapping[str, str], mesh_key: str) -> bool:
+def is_signed(metadata: Mapping[str, str | bytes], mesh_key: str) -> bool:
     """Whether ``metadata`` has the signature that belongs to it."""
     given = str(metadata.get(SIGNATURE, "")).encode()
     return hmac.compare_digest(given, _signature(metadata, mesh_key).encode())
 
 
-def _signature(metadata: Mapping[str, str], mesh_key: str) -> str:
-    says = "\n".join(
-        ("sluice jobs", *(metadata.get(n, "") for n in (TENANT_METADATA, ALL_TENANTS_METADATA)))
-    )
+def _signature(metadata: Mapping[str, str] | Mapping[str, str | bytes], mesh_key: str) -> str:
+    named = (str(metadata.get(name, "")) for name in (TENANT_METADATA, ALL_TENANTS_METADATA))
+    says = "\n".join(("sluice jobs", *named))
     return hmac.new(mesh_key.encode(), says.encode(), hashlib.sha256).hexdigest()
