@@ -14,6 +14,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from model_workers.deploy import PARAMETER, REQUEST, RESPONSE
+from model_workers.engine.prepared import PreparedEngine
 from model_workers.parent import exit_with_parent
 from model_workers.process import build_engine
 from model_workers.worker import InboxFull, Worker
@@ -74,6 +75,8 @@ class TritonPythonModel:
         self._worker = Worker(
             settings.name, engine, tracer(SERVICE_WORKER), on_fault=lambda: os._exit(1)
         )
+        if isinstance(engine, PreparedEngine):
+            engine.wake = self._worker.wake
         self._worker.start()
         log.info("worker %s serves %s", self._worker.worker_id, settings.name)
 

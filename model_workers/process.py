@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from model_workers.engine.cacheless import EchoEngine
+from model_workers.engine.prepared import PreparedEngine
 from model_workers.engine.protocol import Engine
 from model_workers.model_folder import CONFIG, check_model
 from sluice.settings import ModelSettings, resolve_model_path
@@ -44,12 +45,15 @@ def build_engine(settings: ModelSettings) -> Engine:
         from model_workers.engine.encoder_decoder import is_encoder_decoder, load_encoder_decoder
 
         if is_encoder_decoder(settings):
-            return load_encoder_decoder(settings)
-    if settings.tensor_parallel == 1:
-        return load_engine(settings, time.monotonic)
-    from model_workers.ranks import RankProcesses
+            reading = load_encoder_decoder(settings)
+            return PreparedEngine(reading, reading.sampler)
+    ranks = None
+    if settings.tensor_parallel > 1:
+        from model_workers.ranks import RankProcesses
 
-    return load_engine(settings, time.monotonic, RankProcesses(settings, lambda: os._exit(1)))
+        ranks = RankProcesses(settings, lambda: os._exit(1))
+    engine = load_engine(settings, time.monotonic, ranks)
+    return PreparedEngine(engine, engine.sampler)
 
 
 def _may_have_encoder(settings: ModelSettings) -> bool:

@@ -4,7 +4,10 @@ The gateway refuses what a worker could not enforce, so both read constraints he
 """
 
 import json
-from collections.abc import Callable, Mapping
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Final
 
@@ -27,11 +30,11 @@ LIMITS: Final = LLParserLimits(
 )
 
 _JSON_OPTIONS: Final[Any] = {
-    "item_separator": ",",
-    "key_separator": ":",
-    # Between any two parts; bounded, since unsure models tend to repeat blanks.
-    "whitespace_flexible": True,
-    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,32}",
+    # Regular expressions. As most programs write JSON, with a blank or without; none elsewhere, since unsure models
+    # would repeat blanks, and callers would pay for them.
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+    "whitespace_flexible": False,
     "coerce_one_of": False,
     # A keyword that cannot be enforced is an error, not ignored.
     "lenient": False,
@@ -113,10 +116,93 @@ def reason_of(matcher: LLMatcher) -> str:
     return "no text matches it" if message.startswith("NoExtension") else _line(message)
 
 
-def problem_of(kind: str, text: str) -> str | None:
-    """Why answers cannot be constrained to ``text``, a "json_schema", "regex" or "grammar"; None when they can."""
+MULTIPLE_MAX: Final = 10_000
+"""Of ``multipleOf``, also of the product of those that hold together: the automaton has a state for each remainder."""
+
+
+def problem_before(kind: str, text: str) -> str | None:
+    """Why ``text`` cannot be compiled, as far as that shows without compiling it; None when it does not."""
     try:
         _check_size(text, _MAX_BYTES[kind])
+        if kind == "json_schema":
+            _check_multiples(_parsed(text), "$")
+    except ConstraintInvalid as error:
+        return str(error)
+    except RecursionError:
+        return None  # the compiler says so
+    return None
+
+
+def costly_part(kind: str, text: str) -> str:
+    """The part of ``text``, which is too much to compile, that is most likely the reason, and what to do."""
+    if kind != "json_schema":
+        return f"make the {kind} shorter, with fewer and smaller counted repetitions"
+    try:
+        where = max(_costs(_parsed(text), "$"), default=(0, "$"))[1]
+    except RecursionError:
+        where = "$"
+    return f"simplify {where}, or take it out"
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None  # the compiler says why
+
+
+def _check_multiples(part: Any, path: str) -> int:
+    """Raises ConstraintInvalid; returns the product of what holds for ``part`` itself."""
+    if isinstance(part, list):
+        for place, one in enumerate(part):
+            _check_multiples(one, f"{path}[{place}]")
+    if not isinstance(part, dict):
+        return 1
+    product = 1
+    for name, value in part.items():
+        below = f"{path}.{name}"
+        if name == "multipleOf" and isinstance(value, int | float) and 0 < value < math.inf:
+            product *= Fraction(str(value)).numerator
+        elif name == "allOf" and isinstance(value, list):
+            for place, one in enumerate(value):
+                product *= _check_multiples(one, f"{below}[{place}]")
+        else:
+            _check_multiples(value, below)
+        if product > MULTIPLE_MAX:
+            raise ConstraintInvalid(
+                f"{below}: what must be a multiple of over {MULTIPLE_MAX} cannot be enforced; check it yourself"
+            )
+    return product
+
+
+def _costs(part: Any, path: str) -> Iterator[tuple[int, str]]:
+    """How much each keyword of a schema may cost, roughly, and where it is."""
+    if isinstance(part, list):
+        for place, one in enumerate(part):
+            yield from _costs(one, f"{path}[{place}]")
+    if not isinstance(part, dict):
+        return
+    for name, value in part.items():
+        below = f"{path}.{name}"
+        if name == "pattern" and isinstance(value, str):
+            counts = (int(count[:9]) for count in re.findall(r"\d+", value))
+            yield len(value) + sum(counts), below
+        elif name == "multipleOf" and isinstance(value, int | float):
+            yield int(min(abs(value), 1e9)), below
+        elif name == "allOf" and isinstance(value, list):
+            inner = sum(cost for cost, _ in _costs(value, below))
+            yield inner * len(value), below
+        elif name in ("minLength", "maxLength", "minItems", "maxItems") and isinstance(value, int):
+            yield value, below
+        else:
+            yield from _costs(value, below)
+
+
+def problem_of(kind: str, text: str) -> str | None:
+    """Why answers cannot be constrained to ``text``, a "json_schema", "regex" or "grammar"; None when they can."""
+    if (early := problem_before(kind, text)) is not None:
+        return early
+    try:
         return _problem_of(kind, text)
     except ConstraintInvalid as error:
         return str(error)

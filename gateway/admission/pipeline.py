@@ -12,6 +12,7 @@ from typing import Final, Literal, TypeVar
 
 from opentelemetry.trace import Span
 
+from gateway.admission.constraint_checks import ConstraintChecks
 from gateway.admission.entities import Asker, EntityReader, find_entities
 from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.admission.prompts import PreparedPrompt, check_length, encode, is_long, prepare
@@ -41,7 +42,6 @@ from gateway.tools.formats import HERMES
 from gateway.tools.grammar import arguments_of, grammar_of
 from gateway.validation.conversation import Conversation
 from gateway.validation.requests import ValidRequest
-from sluice.constraints import problem_of
 from sluice.errors import BudgetSpent, InvalidRequest, SafetyBlocked
 from sluice.telemetry import names
 
@@ -196,14 +196,14 @@ class Admission:
         self.router = router
         self._overload = overload
         self._usage = usage
-        # One thread each: the first shares the interpreter with the event loop, and takes half of it at most.
+        # One thread: it shares the interpreter with the event loop, and takes half of it at most.
         self._inspections = ThreadPoolExecutor(1, "inspection")
-        self._constraints = ThreadPoolExecutor(1, "constraints")
+        self._constraints = ConstraintChecks()
 
     def close(self) -> None:
         """Nothing is inspected any more."""
-        for threads in (self._inspections, self._constraints):
-            threads.shutdown(wait=False, cancel_futures=True)
+        self._inspections.shutdown(wait=False, cancel_futures=True)
+        self._constraints.close()
 
     async def admit(self, incoming: IncomingRequest) -> AdmittedRequest:
         """Decides everything; times and decisions go into ``incoming``.
@@ -318,8 +318,7 @@ class Admission:
     async def _check_constraint(self, request: ValidRequest) -> None:
         """Raises InvalidRequest for a constraint that no worker could enforce."""
         for field, kind, text in _constraints_of(request):
-            check = partial(problem_of, kind, text)
-            problem = await asyncio.get_running_loop().run_in_executor(self._constraints, check)
+            problem = await self._constraints.problem(kind, text, request.tenant)
             if problem is not None:
                 raise InvalidRequest.of(field, problem)
 

@@ -3,9 +3,9 @@
 The cache is cut into blocks of ``block_tokens`` positions; a row's table says which block holds which positions. A row
 that begins like an earlier one of its tenant shares its blocks (prefix cache). Tokens are compared in units of
 ``share_tokens``: the hash of a full unit is chained to that of the unit before it, the first one to the tenant, so that
-equal hashes mean equal tokens of one tenant from the row's first on. A unit is a block, or a part of one where blocks are
-large because a kernel asks for it: then whole blocks are shared, and of a block of which only the first units are equal
-the row gets a copy.
+equal hashes mean equal tokens of one tenant from the row's first on. A unit is a block, or a part of one where blocks
+are large because a kernel asks for it: then whole blocks are shared, and of a block of which only the first units are
+equal the row gets a copy.
 
 Rules:
 1. A block is free (no content), held (by as many rows as it has references), or idle: no row holds it, but units in it

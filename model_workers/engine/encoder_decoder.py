@@ -351,7 +351,7 @@ class EncoderDecoderEngine(CachelessEngine):
     ) -> None:
         super().__init__(limits)
         self._model = model
-        self._sampler = sampler
+        self.sampler = sampler
         self._sides = sides
         self._batch = Batch(limits.slots, model.places_max or sides.prompt)
 
@@ -369,7 +369,7 @@ class EncoderDecoderEngine(CachelessEngine):
         most = min(row.sampling.max_tokens, room)
         row = replace(row, sampling=replace(row.sampling, max_tokens=most))
         # Penalties are about what the decoder has said, as in transformers.
-        sampling = self._sampler.open(replace(row, prompt=()))
+        sampling = self.sampler.open(replace(row, prompt=()))
         self._scheduler.add(row).sampling = sampling
 
     @torch.inference_mode()
@@ -408,7 +408,7 @@ class EncoderDecoderEngine(CachelessEngine):
             requests.append(DrawRequest(row.sampling))
         self._model.restrict(rows, logits)
         steps = []
-        for row, drawn in zip(rows, self._sampler.draw(logits, requests), strict=True):
+        for row, drawn in zip(rows, self.sampler.draw(logits, requests), strict=True):
             pending = row.pending
             step = row.take(drawn.token_ids, drawn.logprobs)
             self._scheduler.advance(row, pending)

@@ -125,7 +125,7 @@ class PagedEngine:
         limits = RowLimits(slots, max_waiting, model.context_tokens, prefill_tokens)
         self._scheduler = Scheduler(blocks, limits)
         self._runner = FaultIsolator(model)
-        self._sampler = sampler
+        self.sampler = sampler
         self._speculator = speculator
         self._vocabulary = model.vocab_size
         # A thread's current device is the first one, and pinned memory, streams and libraries follow it.
@@ -141,7 +141,7 @@ class PagedEngine:
             raise RowInvalid(f"token {highest} is not one of the model's {self._vocabulary}")
         if row.values is not None:
             _check_scored(row.values.scored_token_ids, self._vocabulary)
-        sampling = self._sampler.open(row)
+        sampling = self.sampler.open(row)
         self._scheduler.add(row).sampling = sampling
 
     def cancel(self, request_ids: Collection[str]) -> None:
@@ -231,7 +231,7 @@ class PagedEngine:
         drawing = [item for item in whole if item.count == item.row.pending]
         drawn = None
         if drawing:
-            drawn = self._sampler.begin(logits, [item.draw_request() for item in drawing])
+            drawn = self.sampler.begin(logits, [item.draw_request() for item in drawing])
         begun = BegunStep(broken, whole, drawing, drawn, scored)
         if drawn is not None and self._overlap and not begun.waits:
             model.feed(drawn.tokens)

@@ -4,8 +4,11 @@ llguidance compiles the constraints; it works on a model's tokens, not on text.
 """
 
 import json
+import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final, NoReturn, Protocol
 
 import numpy as np
@@ -52,6 +55,9 @@ class Matcher(Protocol):
 CACHE_SIZE: Final = 64
 """Compiled grammars that are kept, those used last."""
 
+SLOW_S: Final = 0.02
+"""A grammar that takes longer to compile is compiled twice: its cached states can be dropped once, at no cost."""
+
 RESTART_TOKENS: Final = 32
 """Least tokens between two restarts of a row's matcher; more would delay all rows too much."""
 
@@ -60,12 +66,13 @@ _END: Final = "<|end of a constrained answer|>"
 
 
 class ConstraintCompiler:
-    """Makes the matchers of one model's tokenizer, and keeps compiled grammars. Not thread-safe."""
+    """Makes the matchers of one model's tokenizer, and keeps compiled grammars. From any thread."""
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         """``tokenizer`` has one token beside the model's, its end of text: see `load_constraints`."""
         self._tokenizer = tokenizer
-        self._compiled: dict[tuple[str | None, ...], CompiledGrammar] = {}
+        self._compiled: dict[tuple[str | None, ...], Future[CompiledGrammar]] = {}
+        self._lock = Lock()
 
     def open(self, sampling: Sampling) -> "TokenMatcher":
         """A matcher at the start of an answer.
@@ -74,11 +81,19 @@ class ConstraintCompiler:
             RowInvalid: the constraint cannot be held by this worker.
         """
         key = (sampling.json_schema, sampling.regex, sampling.grammar)
-        grammar = self._compiled.pop(key, None) or self._compile(sampling)
-        self._compiled[key] = grammar
-        if len(self._compiled) > CACHE_SIZE:
-            del self._compiled[next(iter(self._compiled))]
-        return TokenMatcher(grammar, sampling.stop_token_ids)
+        with self._lock:
+            known = self._compiled.pop(key, None)
+            compiled = self._compiled[key] = known or Future()
+            if len(self._compiled) > CACHE_SIZE:
+                del self._compiled[next(iter(self._compiled))]
+        if known is None:
+            try:
+                compiled.set_result(self._compile(sampling))
+            except BaseException as error:
+                compiled.set_exception(error)
+                with self._lock:
+                    self._compiled.pop(key, None)
+        return TokenMatcher(compiled.result(), sampling.stop_token_ids)
 
     def _compile(self, sampling: Sampling) -> "CompiledGrammar":
         try:
@@ -99,15 +114,24 @@ class CompiledGrammar:
         """Raises ConstraintInvalid."""
         self.tokenizer = tokenizer
         self._text = text
+        begun = time.perf_counter()
         self._start = compile_grammar(text, tokenizer)
+        # `reset` comes from the engine's thread, which does not wait for a compiler.
+        self._is_slow = time.perf_counter() - begun > SLOW_S
+        self._spare = compile_grammar(text, tokenizer) if self._is_slow else None
 
     def matcher(self) -> LLMatcher:
         """A new matcher, at the start of an answer."""
         return self._start.deep_copy()
 
-    def reset(self) -> None:
-        """Drops the cached parser states."""
-        self._start = compile_grammar(self._text, self.tokenizer)
+    def reset(self) -> bool:
+        """Drops the cached parser states; False where that would take long, and nothing has changed."""
+        if not self._is_slow:
+            self._start = compile_grammar(self._text, self.tokenizer)
+            return True
+        spare, self._spare = self._spare, None
+        self._start = spare or self._start
+        return spare is not None
 
 
 class TokenMatcher:
@@ -186,7 +210,8 @@ class TokenMatcher:
         if len(self._taken) < self._restarted_at + RESTART_TOKENS:
             self._fail()
         self._restarted_at = len(self._taken)
-        self._grammar.reset()
+        if not self._grammar.reset():
+            self._fail()
         self._matcher = self._grammar.matcher()
         self._matcher.try_consume_tokens(self._taken)
         return True

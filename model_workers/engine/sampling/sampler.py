@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from model_workers.engine.protocol import RowInvalid, RowSpec, TokenLogprobs
-from model_workers.engine.sampling.constraints import ConstraintCompiler, MatcherError
+from model_workers.engine.sampling.constraints import ConstraintCompiler, Matcher, MatcherError
 from model_workers.engine.sampling.distribution import NO_TOKEN, Token, draw_shaped, unpack
 from model_workers.engine.sampling.state import SamplingPosition, SamplingState
 
@@ -85,10 +85,15 @@ class PendingDraw:
 
 
 class Sampler:
-    """Draws for the rows of one engine. Not thread-safe. Holds no rows: each has its `SamplingState`."""
+    """Draws for the rows of one engine. Not thread-safe but for `matcher`. Holds no rows: each has its `SamplingState`.
+
+    Attributes:
+        prepared: matchers of rows that are opened next, by request.
+    """
 
     def __init__(self, constraints: ConstraintCompiler | None = None) -> None:
         self._constraints = constraints
+        self.prepared: dict[str, Matcher] = {}
 
     def open(self, row: RowSpec) -> SamplingState:
         """The state of a row after ``row.produced``; it continues as if those had been drawn here.
@@ -98,6 +103,10 @@ class Sampler:
         """
         if not row.sampling.constrained:
             return SamplingState(row, None)
+        return SamplingState(row, self.prepared.pop(row.request_id, None) or self.matcher(row))
+
+    def matcher(self, row: RowSpec) -> Matcher:
+        """The matcher of a row with a constraint after ``row.produced``; raises as `open`. From any thread."""
         if self._constraints is None:
             raise RowInvalid("this worker has no tokenizer, which a constraint needs")
         matcher = self._constraints.open(row.sampling)
@@ -107,7 +116,7 @@ class Sampler:
             raise RowInvalid(str(error)) from error
         if taken < len(row.produced):
             raise RowInvalid("the tokens produced so far do not match the constraint")
-        return SamplingState(row, matcher)
+        return matcher
 
     def draw(self, logits: Tensor, requests: Sequence[DrawRequest]) -> list[DrawResult]:
         """Draws for each request, and appends what was drawn to its row's state.

@@ -125,6 +125,26 @@ def test_answers_are_what_the_schema_accepts(
     assert answer(grammars, seed, resumed, json_schema=text) == tokens
 
 
+PADDED = (
+    ('{"topic":"refund","n":2}', True),
+    ('{"topic": "refund", "n": 2}', True),
+    ('{ "topic":"refund","n":2}', False),
+    ('{"topic" :"refund","n":2}', False),
+    ('{"topic":  "refund","n":2}', False),
+    ('{"topic":"refund",\n"n":2}', False),
+    ('{"topic":"refund","n":2 }', False),
+)
+
+
+@pytest.mark.parametrize(("text", "is_taken"), PADDED)
+def test_json_is_not_padded(grammars: ConstraintCompiler, text: str, is_taken: bool) -> None:
+    properties = {"topic": {"type": "string"}, "n": {"type": "integer"}}
+    schema = json.dumps({"type": "object", "properties": properties, "required": [*properties]})
+    sampling = spec([7], (), json_schema=schema, stop_token_ids=STOPS).sampling
+    tokens = [*TOKENIZER.encode(text, add_special_tokens=False).ids, END]
+    assert (grammars.open(sampling).take(tokens) == len(tokens)) == is_taken
+
+
 PIECES = st.sampled_from(
     [
         "a",

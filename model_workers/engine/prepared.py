@@ -1,0 +1,131 @@
+"""Rows with constraints wait until theirs is compiled, beside the engine's thread; all other rows go on meanwhile.
+
+Compiling takes up to seconds (gateways have refused what takes longer), and reading the tokens of a row that continues
+takes long too. llguidance releases the interpreter's lock for both.
+"""
+
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from model_workers.engine.protocol import (
+    ENGINE_FAILED,
+    Engine,
+    EngineFull,
+    Refused,
+    RowEnd,
+    RowSpec,
+    RowStale,
+    RowStep,
+)
+from sluice.internal.v1 import worker_pb2
+
+if TYPE_CHECKING:  # a worker of the echo engine needs no torch
+    from model_workers.engine.sampling.constraints import Matcher
+    from model_workers.engine.sampling.sampler import Sampler
+
+THREADS: Final = 2
+OPENING_MAX: Final = 64
+"""Rows whose constraints may be compiled or wait for it; more are refused, and go to another worker."""
+
+
+@dataclass
+class _Opening:
+    """A row that is not in the engine yet."""
+
+    row: RowSpec
+    arrived_at: float
+    matcher: "Future[Matcher]"
+    cancelled: bool = False
+
+
+class PreparedEngine:
+    """See `Engine`. Rows without constraints go to ``engine`` at once.
+
+    Attributes:
+        wake: called from any thread when there is something to do that no command told.
+    """
+
+    def __init__(self, engine: Engine, sampler: "Sampler") -> None:
+        self._engine = engine
+        self._sampler = sampler
+        self._threads = ThreadPoolExecutor(THREADS, "constraints")
+        self._opening: dict[str, _Opening] = {}
+        self.wake: Callable[[], None] = lambda: None
+
+    def add(self, row: RowSpec, now: float) -> None:
+        """See `Engine.add`. What is wrong with a constraint ends its row later."""
+        if not row.sampling.constrained:
+            self._engine.add(row, now)
+            return
+        older = self._opening.get(row.request_id)
+        if older is not None and older.row.attempt >= row.attempt:
+            raise RowStale(f"attempt {older.row.attempt} of {row.request_id} is here")
+        if older is None and len(self._opening) >= OPENING_MAX:
+            raise EngineFull(f"the constraints of {OPENING_MAX} rows are being compiled")
+        matcher = self._threads.submit(self._sampler.matcher, row)
+        self._opening[row.request_id] = _Opening(row, now, matcher)
+        matcher.add_done_callback(lambda _: self.wake())
+
+    def cancel(self, request_ids: Collection[str]) -> None:
+        """See `Engine.cancel`."""
+        for request_id in request_ids:
+            if request_id in self._opening:
+                self._opening[request_id].cancelled = True
+        self._engine.cancel(request_ids)
+
+    def step(self, now: float) -> list[RowStep]:
+        """See `Engine.step`."""
+        ends = [end for one in self._ready() if (end := self._entered(one, now)) is not None]
+        return [*ends, *(self._engine.step(now) if self._engine.has_rows() else ())]
+
+    def abort(self, message: str) -> list[RowStep]:
+        """See `Engine.abort`."""
+        opening, self._opening = list(self._opening.values()), {}
+        ends = [_ended(one.row, RowEnd.RETURNED, message) for one in opening]
+        return [*ends, *self._engine.abort(message)]
+
+    def has_rows(self) -> bool:
+        """See `Engine.has_rows`; rows that are not ready are none."""
+        return self._engine.has_rows() or bool(self._ready())
+
+    def load(self) -> worker_pb2.WorkerLoad:
+        """See `Engine.load`."""
+        load = self._engine.load()
+        load.waiting += len(self._opening)
+        return load
+
+    def _ready(self) -> list[_Opening]:
+        return [one for one in self._opening.values() if one.cancelled or one.matcher.done()]
+
+    def _entered(self, one: _Opening, now: float) -> RowStep | None:
+        """The row is in the engine; or how it ended."""
+        row = one.row
+        del self._opening[row.request_id]
+        try:
+            if one.cancelled:
+                return _ended(row, RowEnd.CANCELLED)
+            if row.deadline is not None and now >= row.deadline:
+                return _ended(row, RowEnd.DEADLINE)
+            self._sampler.prepared[row.request_id] = one.matcher.result()
+            self._engine.add(row, one.arrived_at)
+        except Refused as refused:
+            end = RowEnd.RETURNED if refused.retryable else RowEnd.FAILED
+            return _ended(row, end, refused.message, refused.reason)
+        finally:
+            self._sampler.prepared.clear()
+        return None
+
+
+def _ended(row: RowSpec, end: RowEnd, error: str = "", reason: str = ENGINE_FAILED) -> RowStep:
+    return RowStep(
+        request_id=row.request_id,
+        owner=row.owner,
+        attempt=row.attempt,
+        start_index=len(row.produced),
+        end=end,
+        error=error,
+        reason=reason,
+        gather_s=row.gather_s,
+    )

@@ -1,0 +1,118 @@
+"""Constraints are compiled by processes with limits; a tenant's slow ones delay those of another by a turn at most."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import psutil
+import pytest
+
+from gateway.admission import constraint_checks as module
+from gateway.admission.constraint_checks import CHILDREN, WAITING_MAX, ConstraintChecks
+from sluice.errors import Overloaded
+from tests.sluice.slow_constraints import SLOW
+
+BOUND_S = 30.0
+GOOD = '{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}'
+ENDLESS = SLOW["many patterns at once"][1]
+
+
+def endless(number: int) -> str:
+    return json.dumps({**json.loads(ENDLESS), "title": str(number)})
+
+
+@pytest.fixture
+async def checks() -> AsyncIterator[ConstraintChecks]:
+    made = ConstraintChecks()
+    yield made
+    made.close()
+    await asyncio.gather(*made._runners, return_exceptions=True)
+    made._threads.shutdown()
+    assert all(child.process.poll() is not None for child in made._children)
+
+
+async def test_a_good_constraint_is_compiled_once(checks: ConstraintChecks) -> None:
+    found = await asyncio.gather(*(checks.problem("json_schema", GOOD, "acme") for _ in range(5)))
+    assert found == [None] * 5
+    (child,) = checks._idle
+    child.kill()
+    child.process.wait()
+    assert await checks.problem("json_schema", GOOD, "other") is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "says"),
+    [
+        ("regex", "(", "unclosed group"),
+        ("json_schema", "[]", "must be a JSON object"),
+        ("json_schema", '{"type": 5}', "type must be"),
+        ("regex", "x" * 9000, "at most 8192 bytes"),
+    ],
+)
+async def test_what_is_wrong_is_said(
+    checks: ConstraintChecks, kind: str, text: str, says: str
+) -> None:
+    assert says in str(await checks.problem(kind, text, "acme"))
+
+
+@pytest.mark.parametrize("name", SLOW)
+async def test_no_constraint_takes_more_than_its_share(checks: ConstraintChecks, name: str) -> None:
+    kind, text = SLOW[name]
+    async with asyncio.timeout(BOUND_S):
+        problem = await checks.problem(kind, text, "acme")
+    if problem is not None:
+        assert "compile: " in problem or "multiple" in problem or "too" in problem, problem
+    for child in checks._idle:
+        used = psutil.Process(child.process.pid).memory_info().rss
+        assert used < module.MEMORY_BYTES + (128 << 20)
+
+
+async def test_the_part_is_named(checks: ConstraintChecks) -> None:
+    schema = json.dumps({"type": "object", "properties": {"a": {}, "b": json.loads(ENDLESS)}})
+    problem = await checks.problem("json_schema", schema, "acme")
+    assert problem is not None
+    assert "to compile: simplify $.properties.b.allOf" in problem
+
+
+async def test_a_child_that_is_killed_ends_one_constraint(checks: ConstraintChecks) -> None:
+    assert await checks.problem("json_schema", GOOD, "acme") is None
+    (child,) = checks._idle
+    asking = asyncio.ensure_future(checks.problem("json_schema", endless(0), "acme"))
+    for _ in range(3):  # until it has the constraint
+        await asyncio.sleep(0)
+    assert not checks._idle
+    child.process.kill()
+    assert "256 MiB to compile" in str(await asyncio.wait_for(asking, BOUND_S))
+    assert await checks.problem("regex", "a+", "acme") is None
+
+
+async def test_tenants_take_turns(
+    checks: ConstraintChecks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = list[str]()
+    gate = asyncio.Event()
+
+    async def compiled(one: module._Waiting) -> str | None:
+        await gate.wait()
+        order.append(one.text[0])
+        return None
+
+    monkeypatch.setattr(checks, "_compiled", compiled)
+    asked = list[asyncio.Future[str | None]]()
+
+    async def ask(count: int) -> None:
+        for _ in range(count):
+            text = f"a{len(asked)}"
+            asked.append(asyncio.ensure_future(checks.problem("regex", text, "hostile")))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    await ask(CHILDREN)  # these are being compiled
+    await ask(WAITING_MAX)
+    with pytest.raises(Overloaded, match="16 constraints of your tenant"):
+        await checks.problem("regex", "a-more", "hostile")
+    asked.append(asyncio.ensure_future(checks.problem("regex", "b", "quiet")))
+    await asyncio.sleep(0)
+    gate.set()
+    assert await asyncio.wait_for(asyncio.gather(*asked), BOUND_S) == [None] * len(asked)
+    assert order.index("b") <= 2 * CHILDREN
