@@ -81,6 +81,7 @@ async def serve(
             await stop.wait()
             running.cancel()
             await scheduler.close()
+            outside.close()
     finally:
         if gateways is not None:
             await gateways.close()

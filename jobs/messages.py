@@ -16,6 +16,7 @@ from jobs.input.read import ItemParser
 from jobs.sources import Block, defaults_of, one_of, template_of
 from jobs.stage_pass import input_unreadable
 from jobs.store import CHUNK_BYTES, Fenced, JobStore
+from jobs.threads import Threads
 from sluice.errors import InvalidRequest, TransportUnavailable
 from sluice.internal.v1.job_pb2 import JobRecord, MessageChunk
 from sluice.v1 import jobs_pb2
@@ -72,9 +73,15 @@ class MessageSource:
     """
 
     def __init__(
-        self, store: JobStore, record: JobRecord, streams: Streams, skipped: int = 0
+        self,
+        store: JobStore,
+        record: JobRecord,
+        streams: Streams,
+        threads: Threads,
+        skipped: int = 0,
     ) -> None:
         """``skipped``: messages at the begin that are left out."""
+        self._threads, self._tenant = threads, record.job.tenant
         self.share_read = 0.0
         self.sequence = 0
         self._store = store
@@ -98,7 +105,7 @@ class MessageSource:
         """
         async for chunk in self._chunks():
             self.sequence, self.share_read = chunk.sequence, float(chunk.ended)
-            if block := await asyncio.to_thread(self._block, chunk):
+            if block := await self._threads.run(self._tenant, self._block, chunk):
                 yield block
 
     def _block(self, chunk: MessageChunk) -> Block:

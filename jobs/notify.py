@@ -7,9 +7,9 @@ all records that change, and at the others every now and then.
 import asyncio
 import logging
 
-from jobs.outbound import Outbound
 from jobs.store import JobStore
-from jobs.webhooks import EVENTS, Event, event_of, send
+from jobs.uploads import Outside
+from jobs.webhooks import EVENTS, Event, event_of
 from sluice.errors import SluiceError
 from sluice.internal.v1.job_pb2 import JobRecord
 from sluice.wire.clock import unix_ms
@@ -36,9 +36,9 @@ def pending(record: JobRecord, now_ms: int) -> Event | None:
 class Notifier:
     """Tells the events of one process's turn."""
 
-    def __init__(self, store: JobStore, outbound: Outbound) -> None:
+    def __init__(self, store: JobStore, outside: Outside) -> None:
         self._store = store
-        self._outbound = outbound
+        self._outside = outside
         self._telling: dict[str, asyncio.Task[None]] = {}
 
     def look(self, record: JobRecord) -> None:
@@ -60,7 +60,7 @@ class Notifier:
             record = await self._store.change(job, _claim)
             event = event_of(record.job, record.epoch)
             assert event is not None
-            await send(record.job.spec.webhook, event, self._outbound)
+            await self._outside.send(record.job.tenant, record.job.spec.webhook, event)
             await self._store.change(job, lambda fresh: _told(fresh, event))
         except Claimed:
             return

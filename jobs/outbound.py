@@ -9,8 +9,9 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from threading import Timer
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -18,7 +19,16 @@ from sluice.errors import InvalidRequest, TransportUnavailable
 
 TIMEOUT_S: Final = 10.0
 """Of connecting, and of each read or write."""
+POST_S: Final = 20.0
+"""Of a whole call with an answer, seconds."""
 PIECE_BYTES: Final = 256 * 1024
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
+_LEADING_AWAY: Final = tuple(
+    map(ipaddress.IPv6Network, ("2001::/23", "2002::/16", "2001:db8::/32", "3fff::/20"))
+)
+_FOR_PROTOCOLS: Final = tuple(map(ipaddress.IPv4Network, ("192.0.0.0/24", "192.88.99.0/24")))
 
 Resolve = Callable[[str, int], Sequence[str]]
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -41,6 +51,22 @@ class Target:
     parts: SplitResult
     port: int
     address: str
+
+
+def is_public(address: _Address) -> bool:
+    """Whether everybody on the Internet reaches ``address`` as itself (IANA's registries of special addresses).
+
+    Of IPv6 only 2000::/3 is in use for that; of it 6to4, Teredo and ORCHID lead elsewhere or nowhere. Addresses that
+    stand for others (IPv4-mapped, NAT64, site-local) lead to what a gateway of this network makes of them.
+    """
+    if isinstance(address, ipaddress.IPv6Address):
+        in_use = address in _GLOBAL_UNICAST and not any(address in one for one in _LEADING_AWAY)
+        return in_use and address.is_global
+    return (
+        address.is_global
+        and not address.is_multicast
+        and not any(address in one for one in _FOR_PROTOCOLS)
+    )
 
 
 class Outbound:
@@ -104,7 +130,7 @@ class Outbound:
             TransportUnavailable: there was no answer.
         """
         target = self.check(url, field)
-        with _connected(target) as connection:
+        with _connected(target, POST_S) as connection:
             connection.request("POST", _path(target), body, dict(headers))
             return connection.getresponse().status
 
@@ -126,8 +152,7 @@ class Outbound:
 
     def _may(self, address: str) -> bool:
         found = ipaddress.ip_address(address.partition("%")[0])
-        mapped = getattr(found, "ipv4_mapped", None)
-        return ((mapped or found).is_global and not found.is_multicast) or self._is_listed(address)
+        return is_public(found) or self._is_listed(address)
 
     def _is_listed(self, address: str) -> bool:
         found = ipaddress.ip_address(address.partition("%")[0])
@@ -135,8 +160,10 @@ class Outbound:
 
 
 @contextmanager
-def _connected(target: Target) -> Iterator[http.client.HTTPConnection]:
-    """A connection to the checked address; TLS and the header Host have the name."""
+def _connected(
+    target: Target, within_s: float | None = None
+) -> Iterator[http.client.HTTPConnection]:
+    """A connection to the checked address; TLS and the header Host have the name. ``within_s``: it is cut then."""
     host = target.parts.hostname or ""
     connection: http.client.HTTPConnection
     if target.parts.scheme == "https":
@@ -149,12 +176,23 @@ def _connected(target: Target) -> Iterator[http.client.HTTPConnection]:
     to = (target.address, target.port)
     # The hook by which http.client opens its socket; TLS is wrapped around it afterwards, for the name.
     connection._create_connection = lambda _, *rest: socket.create_connection(to, *rest)  # type: ignore[attr-defined]
+    timer = Timer(within_s or 0, lambda: _cut(connection))
+    if within_s is not None:
+        timer.start()
     try:
         yield connection
     except (OSError, http.client.HTTPException) as error:
         raise TransportUnavailable(f"{host}: {error}", retry_after_s=1.0) from error
     finally:
+        timer.cancel()
         connection.close()
+
+
+def _cut(connection: http.client.HTTPConnection) -> None:
+    """Ends what another thread reads or writes there: a server that sends a byte now and then never ends by itself."""
+    if connection.sock is not None:
+        with suppress(OSError):
+            connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _path(target: Target) -> str:

@@ -253,9 +253,10 @@ class JobRunner:
     async def _input(self, record: JobRecord, skipped: int) -> InputSource | MessageSource:
         given = record.job.spec.input
         if given.nats_subject:
-            return MessageSource(self._store, record, self._outside.streams, skipped)
+            streams = self._outside.streams_of(self.tenant)
+            return MessageSource(self._store, record, streams, self._outside.reading, skipped)
         upload = await self._store.upload(record.upload_id)
-        return InputSource(self._store, record, upload, skipped)
+        return InputSource(self._store, record, upload, self._outside.reading, skipped)
 
     async def _read_use(self) -> None:
         while True:

@@ -50,7 +50,7 @@ class Scheduler:
         self._store = store
         self._gateways = gateways
         self._outside = outside
-        self._notifier = Notifier(store, outside.outbound)
+        self._notifier = Notifier(store, outside)
         self._process = process
         self._tracer = tracer
         self._metrics = metrics

@@ -332,7 +332,7 @@ class JobService(JobServiceServicer):
             raise InvalidRequest.of("spec.input", "name an upload, a URL or a subject")
         if spec.stages:
             check_stages(spec)
-        await self._outside.check(self._store, spec)
+        await self._outside.check(self._store, tenant, spec)
         if spec.input.template:
             Template(spec.input.template)
         if source == "upload_id":

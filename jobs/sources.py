@@ -14,6 +14,7 @@ from jobs.input.read import Format
 from jobs.items import BadLine, Item
 from jobs.results import dead_letters
 from jobs.store import RETRY_AFTER_S, JobStore
+from jobs.threads import Stop, Threads
 from sluice.errors import TransportUnavailable
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord, UploadRecord
 from sluice.v1 import jobs_pb2
@@ -38,7 +39,7 @@ _FORMATS: Final = {
 
 @dataclass
 class InputSource:
-    """The lines of an upload. They are parsed in a thread, a block at a time.
+    """The lines of an upload. They are parsed in a thread of the tenant, a block at a time.
 
     Attributes:
         skipped: lines at the begin that are left out.
@@ -48,6 +49,7 @@ class InputSource:
     store: JobStore
     record: JobRecord
     upload: UploadRecord
+    threads: Threads
     skipped: int = 0
     chunks_read: int = 0
 
@@ -63,16 +65,21 @@ class InputSource:
             InputInvalid: it cannot be read on.
             TransportUnavailable: JetStream does not answer.
         """
-        entries = self._entries(asyncio.get_running_loop())
-        reading = asyncio.ensure_future(asyncio.to_thread(_block_of, entries))
+        stop = Stop()
+        entries = self._entries(asyncio.get_running_loop(), stop)
+        tenant = self.record.job.tenant
+        reading = asyncio.ensure_future(self.threads.run(tenant, _block_of, entries))
         try:
             while block := await asyncio.shield(reading):
-                reading = asyncio.ensure_future(asyncio.to_thread(_block_of, entries))
+                reading = asyncio.ensure_future(self.threads.run(tenant, _block_of, entries))
                 yield block
         finally:
+            stop.set()
             reading.cancel()
 
-    def _entries(self, loop: asyncio.AbstractEventLoop) -> Iterator[Entry | ItemOutcome]:
+    def _entries(
+        self, loop: asyncio.AbstractEventLoop, stop: Stop
+    ) -> Iterator[Entry | ItemOutcome]:
         job, given = self.record.job, self.record.job.spec.input
         items = read_items(
             self._chunks(loop),
@@ -81,6 +88,7 @@ class InputSource:
             defaults_of(job.spec),
             id_field=given.id_field,
             skipped=self.skipped,
+            stop=stop,
         )
         for index, one in enumerate(items, self.skipped):
             yield one_of(job, index, one)

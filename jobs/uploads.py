@@ -2,10 +2,11 @@
 
 import asyncio
 import hashlib
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Self
+from typing import Final, ParamSpec, Self, TypeVar
 from urllib.parse import urlsplit
 
 from jobs import webhooks
@@ -13,10 +14,20 @@ from jobs.input.urls import check_url, read_url
 from jobs.messages import Streams, stream_of
 from jobs.outbound import Outbound
 from jobs.store import CHUNK_BYTES, JobStore, new_upload_id
+from jobs.threads import Threads
+from sluice.errors import TransportUnavailable
 from sluice.internal.v1.job_pb2 import UploadRecord
 from sluice.settings import JobsSettings
-from sluice.v1.jobs_pb2 import JobSpec
+from sluice.v1.jobs_pb2 import JobSpec, JobWebhook
 from sluice.wire.clock import unix_ms
+
+TENANT: Final = "{tenant}"
+"""Stands for the tenant of the job in what the operator lists."""
+CALL_S: Final = 30.0
+"""A webhook or the resolution of its name, all of it, seconds."""
+RETRY_AFTER_S: Final = 5.0
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 async def begin_messages(store: JobStore, tenant: str) -> str:
@@ -80,32 +91,74 @@ class Outside:
         prefixes: of URLs that are inputs.
         outbound: opens HTTP.
         streams: of JetStream, and of each the subjects that are inputs.
+        reading: threads for inputs.
+        calling: threads for names, URLs and webhooks.
     """
 
     prefixes: tuple[str, ...]
     outbound: Outbound
     streams: Streams
+    reading: Threads
+    calling: Threads
 
     @classmethod
     def of(cls, settings: JobsSettings) -> "Outside":
         """As the operator lists it."""
         private = Outbound(settings.private_hosts)
-        return cls(tuple(settings.input_prefixes), private, settings.input_streams)
+        threads = Threads("inputs"), Threads("outbound")
+        return cls(tuple(settings.input_prefixes), private, settings.input_streams, *threads)
 
-    async def check(self, store: JobStore, spec: JobSpec) -> None:
-        """Checks the URLs and the subject of a new job.
+    def prefixes_of(self, tenant: str) -> list[str]:
+        """Of URLs that are inputs of ``tenant``."""
+        return [one.replace(TENANT, tenant) for one in self.prefixes]
+
+    def streams_of(self, tenant: str) -> Streams:
+        """Of JetStream, with the subjects that are inputs of ``tenant``."""
+        return {
+            stream: [one.replace(TENANT, tenant) for one in subjects]
+            for stream, subjects in self.streams.items()
+        }
+
+    def close(self) -> None:
+        """Begins nothing more."""
+        self.reading.close()
+        self.calling.close()
+
+    async def send(self, tenant: str, webhook: JobWebhook, event: webhooks.Event) -> bool:
+        """Tells ``event``; see `webhooks.send`."""
+
+        async def post(headers: Mapping[str, str]) -> int:
+            return await self._within(
+                tenant, self.outbound.post, webhook.url, headers, event.body, webhooks.FIELD
+            )
+
+        return await webhooks.send(webhook, event, post)
+
+    async def _within(
+        self, tenant: str, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        try:
+            async with asyncio.timeout(CALL_S):
+                return await self.calling.run(tenant, work, *args, **kwargs)
+        except TimeoutError:
+            message = f"a call to the outside took over {CALL_S:g} s"
+            raise TransportUnavailable(message, retry_after_s=RETRY_AFTER_S) from None
+
+    async def check(self, store: JobStore, tenant: str, spec: JobSpec) -> None:
+        """Checks the URLs and the subject of a new job of ``tenant``.
 
         Raises:
             InvalidRequest: one may not be opened; the message says what to do.
             TransportUnavailable: the name of a webhook cannot be resolved now, or JetStream does not answer.
+            Overloaded: too many calls of the tenant wait for names.
         """
         if spec.input.WhichOneof("source") == "nats_subject":
-            stream = stream_of(spec.input, self.streams)
+            stream = stream_of(spec.input, self.streams_of(tenant))
             await store.read_message(stream, spec.input.nats_subject, 1)
         if spec.input.WhichOneof("source") == "url":
-            check_url(spec.input.url, self.prefixes)
+            check_url(spec.input.url, self.prefixes_of(tenant))
         if spec.webhook.url:
-            await asyncio.to_thread(webhooks.check, spec.webhook, self.outbound)
+            await self._within(tenant, webhooks.check, spec.webhook, self.outbound)
 
     async def fetch(self, store: JobStore, tenant: str, url: str) -> str:
         """Copies what is behind ``url`` into the store; the id of the upload.
@@ -114,11 +167,11 @@ class Outside:
             InvalidRequest: it cannot be read.
             TransportUnavailable: a connection broke, or JetStream does not answer.
         """
-        pieces = read_url(url, self.prefixes, self.outbound)
+        pieces = read_url(url, self.prefixes_of(tenant), self.outbound)
         try:
             async with NewUpload(store, tenant) as upload:
                 upload.record.name = PurePosixPath(urlsplit(url).path).name[-256:]
-                while piece := await asyncio.to_thread(next, pieces, b""):
+                while piece := await self.calling.run(tenant, next, pieces, b""):
                     await upload.add(piece)
                 await upload.complete()
         finally:

@@ -125,14 +125,17 @@ def check(webhook: pb.JobWebhook, outbound: Outbound) -> None:
 async def send(
     webhook: pb.JobWebhook,
     event: Event,
-    outbound: Outbound,
+    post: Callable[[Mapping[str, str]], Awaitable[int]],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> bool:
-    """Sends ``event`` until it is received, for about 10 minutes; whether it was. Logs what fails; raises nothing."""
+    """Sends ``event`` until it is received, for about 10 minutes; whether it was. Logs what fails; raises nothing.
+
+    ``post``: sends it once with these headers; returns the status, raises SluiceError.
+    """
     for wait_s in (*WAITS_S, None):
         try:
             headers = event.headers(webhook.secret, unix_ms() // 1000)
-            status = await asyncio.to_thread(outbound.post, webhook.url, headers, event.body, FIELD)
+            status = await post(headers)
             if 200 <= status < 300:
                 return True
             failed = f"status {status}"

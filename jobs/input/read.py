@@ -13,6 +13,7 @@ from jobs.input import stream, tables
 from jobs.input.seen import SeenIds
 from jobs.input.template import Template
 from jobs.items import BadLine, Item, Request
+from jobs.threads import Stop
 from sluice.errors import InputInvalid
 from sluice.openai import embeddings, requests
 from sluice.openai.fields import BadField, load_json
@@ -62,6 +63,7 @@ def read_items(
     id_field: str = "",
     line_bytes_max: int = LINE_BYTES_MAX,
     skipped: int = 0,
+    stop: Stop | None = None,
 ) -> Iterator[Item | BadLine]:
     """The items of an input and the lines that are none, in order, read as they are taken.
 
@@ -74,20 +76,22 @@ def read_items(
         id_field: names an item; empty: "custom_id" or "id", without either the number of the line does.
         line_bytes_max: a longer line is a bad one.
         skipped: of so many at the begin only the ids are read, for duplicates that come later.
+        stop: ends the reading, with `Stopped`.
 
     Raises:
         InputInvalid: it cannot be read on: an unknown format, a missing column, damaged bytes, nothing in it. What
             `chunks` raises passes through.
     """
-    opened = stream.opened(chunks)
+    stop = stop or Stop()
+    opened = stream.opened(chunks, stop)
     parser = ItemParser(template, defaults, id_field, line_bytes_max, skipped)
-    reader, line = _Reader(opened, parser), 0
+    reader, line = _Reader(opened, parser, stop), 0
     try:
         for one in reader.entries(format):
             line = one.line
             if (once := parser.once(one)) is not None:
                 yield once
-    except stream.damaged_errors(opened) as error:
+    except stream.damaged_errors() as error:
         raise InputInvalid(f"the compressed input is damaged after line {line}: {error}") from error
     if not line:
         raise InputInvalid("the input is empty: it has no items")
@@ -188,6 +192,7 @@ class ItemParser:
 class _Reader:
     opened: BinaryIO
     parser: ItemParser
+    stop: Stop
 
     def entries(self, format: Format) -> Iterator[Item | BadLine]:
         parser = self.parser
@@ -197,7 +202,7 @@ class _Reader:
                 return self._of_rows(rows)
             case Format.PARQUET:
                 return self._of_rows(
-                    tables.parquet_rows(self.opened, parser.of_table, parser.id_fields)
+                    tables.parquet_rows(self.opened, parser.of_table, parser.id_fields, self.stop)
                 )
             case Format.TEXT:
                 return self._of_lines(parser.of_text)

@@ -1,76 +1,150 @@
 """Rows of CSV and Parquet, as they come; where a row cannot be used there is a reason in its place."""
 
 import csv
-import io
-import shutil
+import importlib.util
+import json
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, Final
+from typing import IO, Any, BinaryIO, Final
 
+from jobs.input.parquet_child import MEMORY_BYTES
+from jobs.input.stream import lines
 from jobs.input.template import Template
+from jobs.threads import Stop, Stopped
 from sluice.errors import InputInvalid
 
 PROMPT: Final = Template("{prompt}")
 """What makes the prompts of a table when no template is given."""
 
-_ROWS: Final = 256
+ROW_LINES_MAX: Final = 4
+"""A row of CSV may be as long as so many of the longest lines."""
+PARQUET_BYTES_MAX: Final = 4 << 30
+PIECE_BYTES: Final = 1 << 20
 
 Row = tuple[int, Mapping[str, Any] | str]
 
 
-def csv_rows(stream: BinaryIO, template: Template, cell_chars_max: int) -> Iterator[Row]:
+def csv_rows(stream: BinaryIO, template: Template, line_bytes_max: int) -> Iterator[Row]:
     """The rows below the header, each with the number of its first line.
 
     Raises:
-        InputInvalid: a column of the template is missing, or a quote is never closed.
+        InputInvalid: a column of the template is missing, a quote is never closed, or a row is too long.
     """
-    csv.field_size_limit(cell_chars_max)  # of the whole process
-    # utf-8-sig: spreadsheets put a byte order mark first. Bytes that are no UTF-8 make their row a bad one.
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    csv.field_size_limit(line_bytes_max)  # of the whole process
+    text = _Text(stream, line_bytes_max)
     reader = csv.reader(text)
     line = 1
     try:
         header = next(reader, [])
         _check(template, header)
         line = reader.line_num + 1
+        text.row_bytes = 0
         for cells in reader:
             if len(cells) == len(header):
                 yield line, dict(zip(header, cells, strict=True))
             elif cells:
                 yield line, f"has {len(cells)} cells, the header {len(header)}"
             line = reader.line_num + 1
+            text.row_bytes = 0
     except csv.Error as error:
         hint = "is a quote not closed?"
         raise InputInvalid(f"line {line}: is no CSV: {error}; {hint}") from error
 
 
-def parquet_rows(stream: BinaryIO, template: Template, ids: Sequence[str]) -> Iterator[Row]:
-    """The rows with their numbers from 1, of the columns that the template needs.
+class _Text:
+    """The lines of a CSV.
+
+    Attributes:
+        row_bytes: of the row at work, which may have several lines.
+    """
+
+    def __init__(self, stream: BinaryIO, line_bytes_max: int) -> None:
+        self.row_bytes = 0
+        self._lines = lines(stream, line_bytes_max)
+        self._most = line_bytes_max
+
+    def __iter__(self) -> "_Text":
+        return self
+
+    def __next__(self) -> str:
+        number, line = next(self._lines)
+        self.row_bytes += 0 if line is None else len(line)
+        if line is None or self.row_bytes > ROW_LINES_MAX * self._most:
+            raise InputInvalid(
+                f"line {number}: is longer than {self._most} bytes, or its row has over "
+                f"{ROW_LINES_MAX * self._most}; is a quote not closed?"
+            )
+        # Spreadsheets put a byte order mark first. Bytes that are no UTF-8 make their row a bad one.
+        return line.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape")
+
+
+def parquet_rows(
+    stream: BinaryIO, template: Template, ids: Sequence[str], stop: Stop
+) -> Iterator[Row]:
+    """The rows with their numbers from 1, of the columns that the template needs; a child process reads them.
 
     Raises:
-        InputInvalid: it is no Parquet, or a column of the template is missing.
+        InputInvalid: it is no Parquet, is too large, or a column of the template is missing.
     """
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ModuleNotFoundError as error:
+    if importlib.util.find_spec("pyarrow") is None:
         hint = "pip install 'pyarrow>=18,<24' where jobs run"
-        raise InputInvalid(f"Parquet needs `{hint}`") from error
-
+        raise InputInvalid(f"Parquet needs `{hint}`")
     with tempfile.TemporaryFile() as file:
-        shutil.copyfileobj(stream, file)  # the directory of a Parquet file stands at its end
+        size = 0
+        while piece := stream.read(
+            PIECE_BYTES
+        ):  # the directory of a Parquet file stands at its end
+            size += len(piece)
+            if size > PARQUET_BYTES_MAX:
+                raise InputInvalid(
+                    f"the Parquet has over {PARQUET_BYTES_MAX >> 30} GiB: write several files"
+                )
+            file.write(piece)
+        file.flush()
+        file.seek(0)
+        columns = json.dumps([*template.columns, *ids])
+        child = subprocess.Popen(
+            [sys.executable, "-m", "jobs.input.parquet_child", columns],
+            stdin=file,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert child.stdout is not None
+        stop.then(child.kill)
         try:
-            source = pq.ParquetFile(file)
-            names = source.schema_arrow.names
-            _check(template, names)
-            columns = [name for name in names if name in template.columns or name in ids]
-            number = 0
-            for batch in source.iter_batches(batch_size=_ROWS, columns=columns):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise InputInvalid(f"the input is no Parquet: {error}") from error
+            yield from _rows_of(child.stdout, template)
+        except InputInvalid:
+            if stop.is_set:
+                raise Stopped from None
+            raise
+        finally:
+            child.kill()
+            child.wait()
+            child.stdout.close()
+
+
+def _rows_of(output: IO[bytes], template: Template) -> Iterator[Row]:
+    number = 0
+    for line in output:
+        said = json.loads(line)
+        number += 1
+        if isinstance(said, str):
+            yield number, said
+        elif "row" in said:
+            yield number, said["row"]
+        elif "columns" in said:
+            number -= 1
+            _check(template, said["columns"])
+        elif "error" in said:
+            raise InputInvalid(said["error"])
+        else:
+            return
+    raise InputInvalid(
+        f"the Parquet takes more than {MEMORY_BYTES >> 20} MiB to read, or too long: write smaller row groups "
+        "and values"
+    )
 
 
 def _check(template: Template, columns: Sequence[str]) -> None:

@@ -202,10 +202,11 @@ class JobsSettings(Section):
     results_max_bytes: int = Field(1024**3, ge=1024**2)
     """Bytes of all results in JetStream, kept until their jobs are deleted; reserved too."""
     input_prefixes: list[str] = Field(default_factory=list)
-    """URLs below these may be inputs ("s3://bucket/prompts"); unless listed none is opened. docs/job-inputs.md."""
+    """URLs below these may be inputs ("s3://bucket/prompts", "s3://bucket/{tenant}" for a folder of each tenant's own);
+    unless listed none is opened. docs/job-inputs.md."""
     input_streams: dict[Name, list[str]] = Field(default_factory=dict)
-    """Streams of JetStream, and of each the subjects that may be inputs ({PROMPTS: ["prompts.>"]}); unless listed none
-    is read. docs/job-inputs.md."""
+    """Streams of JetStream, and of each the subjects that may be inputs ({PROMPTS: ["prompts.{tenant}.>"]}; without
+    {tenant} they are those of all tenants); unless listed none is read. docs/job-inputs.md."""
     private_hosts: list[str] = Field(default_factory=list)
     """Names and networks at private or loopback addresses that webhooks and inputs may reach, over http too."""
     drain_s: float = Field(5.0, ge=0)

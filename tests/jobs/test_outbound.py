@@ -1,5 +1,9 @@
 """What a URL of a caller may reach."""
 
+import socket
+from contextlib import suppress
+from threading import Event, Thread
+
 import pytest
 
 from jobs.outbound import Outbound
@@ -22,6 +26,26 @@ from tests.jobs.conftest import Receiver
         "https://[fd00::1]/x",
         "https://2130706433/x",
         "https://224.0.0.1/x",
+        "https://[64:ff9b::a01:203]/x",  # NAT64 (RFC 6052)
+        "https://[64:ff9b:1::a01:203]/x",  # NAT64 of one network (RFC 8215)
+        "https://[2002:a01:203::1]/x",  # 6to4
+        "https://[2001::1]/x",  # Teredo
+        "https://[2001:20::1]/x",  # ORCHIDv2
+        "https://[::10.1.2.3]/x",  # IPv4-compatible
+        "https://[::ffff:0:10.1.2.3]/x",  # IPv4-translated
+        "https://[fec0::1]/x",  # site-local
+        "https://[fe80::1]/x",
+        "https://[100::1]/x",  # discard-only
+        "https://[2001:db8::1]/x",
+        "https://[3fff::1]/x",
+        "https://[5f00::1]/x",  # segment routing
+        "https://[ff02::1]/x",
+        "https://192.0.0.9/x",
+        "https://192.88.99.1/x",
+        "https://100.64.0.1/x",
+        "https://198.18.0.1/x",
+        "https://240.0.0.1/x",
+        "https://255.255.255.255/x",
     ],
 )
 def test_private_addresses_are_refused(url: str) -> None:
@@ -44,6 +68,34 @@ def test_private_addresses_are_refused(url: str) -> None:
 def test_what_is_no_plain_url_is_refused(url: str, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         Outbound(resolve=lambda *_: ["93.184.216.34"]).check(url, "url")
+
+
+def test_public_addresses_may_be_reached() -> None:
+    for host in ("93.184.215.14", "[2606:2800:21f:cb07:6820:80da:af6b:8b2c]", "[2a00::1]"):
+        Outbound().check(f"https://{host}/x", "url")
+
+
+def test_a_server_that_never_ends_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.outbound.POST_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        got = list[socket.socket]()
+
+        def drip() -> None:
+            got.append(server.accept()[0])
+            with suppress(OSError):
+                while True:
+                    got[0].sendall(b"H")
+                    event.wait(0.01)
+
+        event = Event()
+        dripping = Thread(target=drip)
+        dripping.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/x"
+        with pytest.raises(TransportUnavailable):
+            Outbound(("127.0.0.1",)).post(url, {}, b"{}", "url")
+        dripping.join(20)
+        assert not dripping.is_alive()
+        got[0].close()
 
 
 def test_a_name_with_one_private_address_is_refused() -> None:

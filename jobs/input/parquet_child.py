@@ -1,0 +1,75 @@
+"""A process that reads Parquet for `jobs`: its file is the standard input, the rows go to the standard output.
+
+What is in the file decides how much memory and time reading takes: a value of a dictionary may stand in any number of
+rows. So the process has a limit of memory, and may be killed. Its argument is a JSON list of columns. Each row is a
+line: a JSON object, or a string in place of a row that cannot be used; the last one is {"end": null} or {"error": why}.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+from typing import Any, Final
+
+MEMORY_BYTES: Final = 512 * 1024 * 1024
+"""That a file may take, beside the process itself."""
+ROW_BYTES_MAX: Final = 1 << 20
+CPU_S: Final = 600
+"""Of a whole file."""
+_ROWS: Final = 64
+_OUT_BYTES: Final = 1 << 16
+
+
+def main() -> None:
+    """Reads the file to its end."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    pages = int(open("/proc/self/statm", encoding="ascii").read().split()[0])  # noqa: SIM115
+    most = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    wanted = set(json.loads(sys.argv[1]))
+    try:
+        source = pq.ParquetFile(sys.stdin.buffer)
+        names = source.schema_arrow.names
+        _say({"columns": names})
+        columns = [name for name in names if name in wanted]
+        # Values that repeat stay in their dictionary until their row is taken.
+        source = pq.ParquetFile(sys.stdin.buffer, read_dictionary=columns)
+        for batch in source.iter_batches(batch_size=_ROWS, columns=columns, use_threads=False):
+            for place in range(batch.num_rows):
+                _say(_row(batch, place))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        _say({"error": f"the input is no Parquet: {str(error).splitlines()[0]}"})
+    else:
+        _say({"end": None})
+    sys.stdout.flush()
+
+
+def _row(batch: Any, place: int) -> dict[str, Any] | str:
+    row, size = {}, 0
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        value = column[place]
+        value = getattr(value, "value", value) if hasattr(value, "dictionary") else value
+        size += value.as_buffer().size if hasattr(value, "as_buffer") and value.is_valid else 0
+        if size > ROW_BYTES_MAX:
+            return f"is longer than {ROW_BYTES_MAX} bytes"
+        row[name] = value.as_py()
+    return {"row": row}
+
+
+def _say(line: object) -> None:
+    text = json.dumps(line, default=str)
+    if len(text) > 8 * ROW_BYTES_MAX:
+        text = json.dumps(f"is longer than {ROW_BYTES_MAX} bytes")
+    sys.stdout.write(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

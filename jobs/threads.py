@@ -1,0 +1,91 @@
+"""Threads for what blocks: reading inputs, opening URLs, calling webhooks. A tenant has a few of each kind.
+
+asyncio's own pool is one for all: calls of one tenant that do not end would keep those of all others waiting.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, ParamSpec, TypeVar
+
+from sluice.errors import Overloaded
+
+OF_TENANT: Final = 2
+THREADS_MAX: Final = 64
+WAITING_MAX: Final = 1000
+"""Calls of a tenant that may wait for its threads."""
+RETRY_AFTER_S: Final = 5.0
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class Threads:
+    """Of one kind of work."""
+
+    def __init__(self, name: str, of_tenant: int = OF_TENANT) -> None:
+        self._of_tenant = of_tenant
+        self._executor = ThreadPoolExecutor(THREADS_MAX, name)
+        self._places: dict[str, tuple[asyncio.Semaphore, list[int]]] = {}
+
+    async def run(
+        self, tenant: str, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        """What ``work`` returns, in a thread of ``tenant``; the place is free when the thread is, also after a cancel.
+
+        Raises:
+            Overloaded: too many wait.
+        """
+        places, users = self._places.setdefault(tenant, (asyncio.Semaphore(self._of_tenant), [0]))
+        if users[0] >= WAITING_MAX:
+            message = f"{WAITING_MAX} calls of your tenant wait for a thread"
+            raise Overloaded(message, retry_after_s=RETRY_AFTER_S)
+        users[0] += 1
+
+        def leave(_: object = None) -> None:
+            users[0] -= 1
+            if not users[0]:
+                self._places.pop(tenant, None)
+
+        try:
+            await places.acquire()
+        except BaseException:
+            leave()
+            raise
+        loop = asyncio.get_running_loop()
+        running = loop.run_in_executor(self._executor, lambda: work(*args, **kwargs))
+
+        def ended(_: object) -> None:
+            places.release()
+            leave()
+
+        running.add_done_callback(ended)
+        return await asyncio.shield(running)
+
+    def close(self) -> None:
+        """Takes no more; does not wait for what runs."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+class Stop:
+    """Ends work in a thread, from outside. The work asks `is_set` now and then, and says what to call to end a wait."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._calls: list[Callable[[], None]] = []
+
+    def set(self) -> None:
+        """From any thread."""
+        self.is_set = True
+        for call in self._calls:
+            call()
+
+    def then(self, call: Callable[[], None]) -> None:
+        """``call`` is called by `set`, now if that has been."""
+        self._calls.append(call)
+        if self.is_set:
+            call()
+
+
+class Stopped(Exception):
+    """The work was to end."""

@@ -1,0 +1,112 @@
+"""Small inputs that would take much memory, disk or time: each ends with an error that says what to do."""
+
+import gzip
+import threading
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from jobs.input import Format, read_items
+from jobs.input import tables as tables_module
+from jobs.items import BadLine, Item
+from jobs.threads import Stop, Stopped
+from sluice.errors import InputInvalid
+from tests.jobs import bombs
+
+pytest.importorskip("backports.zstd")
+MIB = 1 << 20
+
+
+def read(data: bytes, format: Format = Format.AUTO) -> tuple[list[Item | BadLine], int]:
+    """The items, and how much memory this process took in addition, MiB."""
+    process, most = psutil.Process(), 0
+    before = process.memory_info().rss
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not done.wait(0.01):
+            most = max(most, process.memory_info().rss - before)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        return list(read_items(iter([data]), format)), most >> 20
+    finally:
+        done.set()
+        watching.join()
+        assert most < 100 * MIB
+
+
+def refused(data: bytes, format: Format = Format.AUTO) -> str:
+    with pytest.raises(InputInvalid) as found:
+        read(data, format)
+    return str(found.value)
+
+
+def test_a_line_of_a_csv_has_a_limit() -> None:
+    line = b"prompt\n" + b"x" * (90 * MIB)
+    assert "is longer than 1048576 bytes" in refused(line, Format.CSV)
+    assert "grows to over 256 times its size" in refused(bombs.long_line(), Format.CSV)
+
+
+def test_a_row_of_a_csv_has_a_limit() -> None:
+    assert "or its row has over 4194304" in refused(bombs.open_quote(), Format.CSV)
+
+
+def test_empty_lines_end() -> None:
+    assert "over 100000 empty lines in succession" in refused(bombs.blank_lines())
+    table = b"prompt\n" + b"\n" * 200_000
+    assert "over 100000 empty lines in succession" in refused(table, Format.CSV)
+
+
+@pytest.mark.parametrize("format", [Format.JSONL, Format.TEXT, Format.PARQUET])
+def test_what_is_compressed_grows_to_a_limit(format: Format) -> None:
+    bomb = gzip.compress(b"x" * (300 * MIB))
+    assert "grows to over 256 times its size" in refused(bomb, format)
+
+
+def test_a_value_of_parquet_in_many_rows_takes_the_memory_of_one() -> None:
+    pytest.importorskip("pyarrow")
+    bomb = bombs.parquet(25 * MIB, 256)
+    assert len(bomb) < 8192
+    items, _ = read(bomb)
+    assert {type(one) for one in items} == {BadLine}
+    assert len(items) == 256
+    assert "is longer than 1048576 bytes" in str(items[0])
+
+
+def test_what_takes_too_much_memory_ends_its_reader_alone() -> None:
+    pytest.importorskip("pyarrow")
+    assert "takes more than 512 MiB to read" in refused(bombs.parquet_list(8 * MIB, 60))
+
+
+def test_a_parquet_file_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr(tables_module, "PARQUET_BYTES_MAX", 100)
+    assert "write several files" in refused(bombs.parquet(1000, 2))
+
+
+@pytest.mark.parametrize("format", [Format.JSONL, Format.CSV])
+def test_reading_ends_when_it_is_stopped(format: Format) -> None:
+    stop = Stop()
+
+    def chunks() -> Iterator[bytes]:
+        yield b"prompt\n" + b'{"prompt": "x"}\n' * 10
+        while True:
+            yield b"x" * 1000 + b"\n"
+            stop.set()
+
+    with pytest.raises(Stopped):
+        list(read_items(chunks(), format, stop=stop))
+
+
+def test_a_reader_of_parquet_ends_when_it_is_stopped() -> None:
+    pytest.importorskip("pyarrow")
+    stop = Stop()
+    items = read_items(iter([bombs.parquet(10, 200_000)]), stop=stop)
+    next(items)
+    stop.set()
+    with pytest.raises(Stopped):
+        list(items)

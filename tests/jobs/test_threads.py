@@ -1,0 +1,46 @@
+"""A tenant's calls that do not end keep its own threads."""
+
+import asyncio
+from threading import Event
+
+import pytest
+
+from jobs import threads as module
+from jobs.threads import OF_TENANT, Stop, Threads
+from sluice.errors import Overloaded
+
+BOUND_S = 20.0
+
+
+async def test_a_tenant_has_a_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WAITING_MAX", OF_TENANT + 1)
+    threads, gate = Threads("test"), Event()
+    stuck = [
+        asyncio.ensure_future(threads.run("stuck", gate.wait, BOUND_S)) for _ in range(OF_TENANT)
+    ]
+    await asyncio.sleep(0)
+    waiting = asyncio.ensure_future(threads.run("stuck", str, 1))
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="wait for a thread"):
+        await threads.run("stuck", str, 2)
+    assert await asyncio.wait_for(threads.run("other", str, 3), BOUND_S) == "3"
+    stuck[0].cancel()
+    await asyncio.sleep(0)
+    assert not waiting.done()  # the thread of the cancelled call is still at work
+    gate.set()
+    assert await asyncio.wait_for(waiting, BOUND_S) == "1"
+    assert await stuck[1]
+    await asyncio.sleep(0)
+    threads.close()
+    threads._executor.shutdown()
+    await asyncio.sleep(0)
+    assert not threads._places
+
+
+def test_a_stop_calls_what_waits_for_it() -> None:
+    stop, called = Stop(), list[int]()
+    stop.then(lambda: called.append(1))
+    assert not called
+    stop.set()
+    stop.then(lambda: called.append(2))
+    assert (stop.is_set, called) == (True, [1, 2])
