@@ -201,6 +201,10 @@ class JobsSettings(Section):
     """Bytes of all inputs in JetStream, kept until their jobs are deleted. JetStream reserves them on its disk."""
     results_max_bytes: int = Field(1024**3, ge=1024**2)
     """Bytes of all results in JetStream, kept until their jobs are deleted; reserved too."""
+    tenant_share: float = Field(0.5, gt=0, le=1)
+    """Of ``running_max``, ``inputs_max_bytes`` and ``results_max_bytes``: what one tenant may have."""
+    tenant_jobs_max: int = Field(1000, ge=1)
+    """Jobs of one tenant that are kept, those that are over included; of its uploads twice as many are kept."""
     input_prefixes: list[str] = Field(default_factory=list)
     """URLs below these may be inputs ("s3://bucket/prompts", "s3://bucket/{tenant}" for a folder of each tenant's own);
     unless listed none is opened. docs/job-inputs.md."""
