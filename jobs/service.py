@@ -6,7 +6,7 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -38,6 +38,8 @@ from sluice.wire.subjects import is_token
 _log = logging.getLogger(__name__)
 
 SPEC_BYTES_MAX: Final = 64 * 1024
+REUSED_MAX: Final = 100
+"""Jobs whose answers a job may take."""
 WATCH_S: Final = 0.5
 FOLLOW_S: Final = 0.3
 PAGE_BYTES: Final = 256 * 1024
@@ -368,6 +370,7 @@ class JobService(JobServiceServicer):
             raise InvalidRequest.of("spec.input", "name an upload, a URL or a subject")
         if spec.stages:
             check_stages(spec)
+        await self._check_reused(tenant, spec.dedupe.reuse_job_ids)
         await self._outside.check(self._store, tenant, spec)
         if spec.input.template:
             Template(spec.input.template)
@@ -379,6 +382,13 @@ class JobService(JobServiceServicer):
             raise UnknownModel(
                 f"spec.model: no model {unknown[0]!r}; known: {names}", metadata={"models": names}
             )
+
+    async def _check_reused(self, tenant: str, jobs: Sequence[str]) -> None:
+        if len(jobs) > REUSED_MAX:
+            raise InvalidRequest.of("spec.dedupe.reuse_job_ids", f"has over {REUSED_MAX} jobs")
+        for job in jobs:
+            record, _ = await self._store.read(job)
+            _check_owner(record, tenant)
 
     async def _fingerprint(self, spec: pb.JobSpec) -> bytes:
         """The same for a file that is sent again, and for a deadline that counts from now."""
