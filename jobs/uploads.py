@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -109,6 +109,7 @@ class Outside:
         prefixes: of URLs that are inputs.
         outbound: opens HTTP.
         streams: of JetStream, and of each the subjects that are inputs.
+        tenants: of those prefixes and streams that are not all tenants'.
         reading: threads for inputs.
         calling: threads for names, URLs and webhooks.
     """
@@ -116,6 +117,7 @@ class Outside:
     prefixes: tuple[str, ...]
     outbound: Outbound
     streams: Streams
+    tenants: Mapping[str, Sequence[str]]
     reading: Threads
     calling: Threads
 
@@ -124,18 +126,24 @@ class Outside:
         """As the operator lists it."""
         private = Outbound(settings.private_hosts)
         threads = Threads("inputs"), Threads("outbound")
-        return cls(tuple(settings.input_prefixes), private, settings.input_streams, *threads)
+        prefixes, streams = tuple(settings.input_prefixes), settings.input_streams
+        return cls(prefixes, private, streams, settings.input_tenants, *threads)
 
     def prefixes_of(self, tenant: str) -> list[str]:
         """Of URLs that are inputs of ``tenant``."""
-        return [one.replace(TENANT, tenant) for one in self.prefixes]
+        return [one.replace(TENANT, tenant) for one in self.prefixes if self._may(tenant, one)]
 
     def streams_of(self, tenant: str) -> Streams:
         """Of JetStream, with the subjects that are inputs of ``tenant``."""
         return {
             stream: [one.replace(TENANT, tenant) for one in subjects]
             for stream, subjects in self.streams.items()
+            if self._may(tenant, stream)
         }
+
+    def _may(self, tenant: str, name: str) -> bool:
+        """Whether ``tenant`` may use a prefix or a stream."""
+        return name not in self.tenants or tenant in self.tenants[name]
 
     def close(self) -> None:
         """Begins nothing more."""
