@@ -16,6 +16,7 @@ from opentelemetry.trace import Tracer
 
 from jobs.gateways import Gateways
 from jobs.metrics import JobMetrics
+from jobs.quotas import Quotas
 from jobs.scheduler import Scheduler
 from jobs.service import JobService
 from jobs.store import JobStore
@@ -72,10 +73,13 @@ async def serve(
         outside = Outside.of(settings.jobs)
         registry = registry or MetricRegistry()
         metrics = JobMetrics(registry)
-        scheduler = Scheduler(settings.jobs, store, gateways, outside, process, tracer, metrics)
+        quotas = Quotas(settings.jobs)
+        scheduler = Scheduler(
+            settings.jobs, store, gateways, outside, process, tracer, metrics, quotas
+        )
         await MetricsExchange(SERVICE_JOBS, process, registry).start(client)
         await scheduler.start(client)
-        service = JobService(store, outside, _ModelNames(gateways))
+        service = JobService(store, outside, quotas, _ModelNames(gateways))
         async with _serving(settings.jobs.address, service, key, tls):
             running = asyncio.create_task(scheduler.run())
             await stop.wait()

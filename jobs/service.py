@@ -6,16 +6,17 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import grpc
 
 from jobs.input import Template
+from jobs.quotas import Quotas
 from jobs.results import OrderedLog, dead_letters, merged
 from jobs.runner import OVER, stages_of
 from jobs.stages import check_stages
-from jobs.store import JobStore
+from jobs.store import JobStore, job_unknown
 from jobs.uploads import NewUpload, Outside
 from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
 from sluice.errors import (
@@ -31,11 +32,14 @@ from sluice.errors import (
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord, UploadRecord
 from sluice.v1 import jobs_pb2 as pb
 from sluice.v1.jobs_pb2_grpc import JobServiceServicer
-from sluice.wire.clock import timestamp, unix_ms
+from sluice.wire.clock import ms_of, timestamp, unix_ms
 from sluice.wire.subjects import is_token
 
 _log = logging.getLogger(__name__)
 
+SPEC_BYTES_MAX: Final = 64 * 1024
+REUSED_MAX: Final = 100
+"""Jobs whose answers a job may take."""
 WATCH_S: Final = 0.5
 FOLLOW_S: Final = 0.3
 PAGE_BYTES: Final = 256 * 1024
@@ -75,35 +79,64 @@ class JobService(JobServiceServicer):
         self,
         store: JobStore,
         outside: Outside,
+        quotas: Quotas,
         known_models: Callable[[], Coroutine[Any, Any, set[str]]],
     ) -> None:
         """``known_models``: names that a job may ask for."""
         self._store = store
         self._outside = outside
+        self._quotas = quotas
         self._known_models = known_models
 
     @_method
     async def CreateJob(self, request: pb.CreateJobRequest, context: Any) -> pb.CreateJobResponse:
         """See the proto."""
         tenant, spec = tenant_of(context), request.spec
+        if spec.ByteSize() > SPEC_BYTES_MAX:
+            raise InvalidRequest.of("spec", f"has over {SPEC_BYTES_MAX} bytes")
         await self._check(tenant, spec)
-        record = JobRecord(upload_id=spec.input.upload_id)
         key = request.idempotency_key
-        if key:
-            _check_length("idempotency_key", key, 128)
-            record.fingerprint = await self._fingerprint(spec)
+        _check_length("idempotency_key", key, 128)
+        record = JobRecord(upload_id=spec.input.upload_id)
         job = record.job
         job.id, job.tenant, job.state = new_job_id(tenant, key), tenant, pb.JOB_STATE_QUEUED
         job.spec.CopyFrom(spec)
         job.create_time.CopyFrom(timestamp(unix_ms()))
-        if not await self._store.create(record):
-            fingerprint = record.fingerprint
-            record, _ = await self._store.read(job.id)
-            if record.fingerprint != fingerprint:
-                raise IdempotencyConflict(
-                    "idempotency_key: a job with another specification has it; use another key"
-                )
-        return pb.CreateJobResponse(job=_shown(record))
+        if key:
+            record.fingerprint = await self._fingerprint(spec)
+            if (known := await self._known(record)) is not None:
+                return pb.CreateJobResponse(job=_shown(known))
+        if _is_late(spec.limits):
+            raise _late()
+        return pb.CreateJobResponse(job=_shown(await self._create(record)))
+
+    async def _create(self, record: JobRecord) -> JobRecord:
+        """The job; that of another call with its key, if there is one."""
+        job = record.job
+        self._quotas.check_job(job.tenant)
+        self._quotas.job(job.id, record)  # calls beside this one count it
+        try:
+            if await self._store.create(record):
+                return record
+        except BaseException:
+            self._quotas.job(job.id, None)
+            raise
+        known = await self._known(record)
+        if known is None:
+            raise JobUnknown(f"job {job.id} was deleted at the same time: create it again")
+        return known
+
+    async def _known(self, record: JobRecord) -> JobRecord | None:
+        """The job that was created with the key of ``record``; None: there is none."""
+        try:
+            known, _ = await self._store.read(record.job.id)
+        except JobUnknown:
+            return None
+        if known.fingerprint != record.fingerprint:
+            raise IdempotencyConflict(
+                "idempotency_key: a job with another specification has it; use another key"
+            )
+        return known
 
     @_method
     async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
@@ -165,6 +198,8 @@ class JobService(JobServiceServicer):
 
         if request.HasField("limits"):
             _check_limits(request.limits)
+            if _is_late(request.limits):
+                raise _late()
         return pb.ResumeJobResponse(job=await self._change(request.id, context, resume))
 
     @_method
@@ -195,6 +230,8 @@ class JobService(JobServiceServicer):
             if other.upload_id == upload and other.job.id != record.job.id:
                 upload = ""
         await self._store.delete(record.job.id, upload)
+        self._quotas.job(record.job.id, None)
+        self._quotas.upload(upload, None)
         return pb.DeleteJobResponse()
 
     @_method
@@ -258,7 +295,7 @@ class JobService(JobServiceServicer):
     @_method
     async def UploadInput(self, requests: Any, context: Any) -> pb.UploadInputResponse:
         """See the proto."""
-        async with NewUpload(self._store, tenant_of(context)) as upload:
+        async with NewUpload(self._store, tenant_of(context), self._quotas) as upload:
             async for request in requests:
                 if isinstance(request, SluiceError):
                     raise request
@@ -315,6 +352,7 @@ class JobService(JobServiceServicer):
                     f"job {record.job.id} reads this upload: cancel it, or wait for its end"
                 )
         await self._store.delete_upload(request.upload_id)
+        self._quotas.upload(request.upload_id, None)
         return pb.DeleteUploadResponse()
 
     async def _upload(self, tenant: str | None, upload_id: str) -> UploadRecord:
@@ -332,6 +370,7 @@ class JobService(JobServiceServicer):
             raise InvalidRequest.of("spec.input", "name an upload, a URL or a subject")
         if spec.stages:
             check_stages(spec)
+        await self._check_reused(tenant, spec.dedupe.reuse_job_ids)
         await self._outside.check(self._store, tenant, spec)
         if spec.input.template:
             Template(spec.input.template)
@@ -343,6 +382,13 @@ class JobService(JobServiceServicer):
             raise UnknownModel(
                 f"spec.model: no model {unknown[0]!r}; known: {names}", metadata={"models": names}
             )
+
+    async def _check_reused(self, tenant: str, jobs: Sequence[str]) -> None:
+        if len(jobs) > REUSED_MAX:
+            raise InvalidRequest.of("spec.dedupe.reuse_job_ids", f"has over {REUSED_MAX} jobs")
+        for job in jobs:
+            record, _ = await self._store.read(job)
+            _check_owner(record, tenant)
 
     async def _fingerprint(self, spec: pb.JobSpec) -> bytes:
         """The same for a file that is sent again, and for a deadline that counts from now."""
@@ -435,7 +481,7 @@ def new_job_id(tenant: str, key: str) -> str:
 
 def _check_owner(record: JobRecord, tenant: str | None) -> None:
     if tenant not in (None, record.job.tenant):
-        raise JobUnknown(f"there is no job {record.job.id!r}")
+        raise job_unknown(record.job.id)
 
 
 def _check_length(field: str, text: str, most: int) -> None:
@@ -448,6 +494,16 @@ def _check_limits(limits: pb.JobLimits) -> None:
         raise InvalidRequest.of("limits.max_bad_line_share", "must be in [0, 1]")
     if not limits.max_cost >= 0:  # NaN too
         raise InvalidRequest.of("limits.max_cost", "must not be negative")
+
+
+def _is_late(limits: pb.JobLimits) -> bool:
+    return limits.HasField("deadline_time") and ms_of(limits.deadline_time) <= unix_ms()
+
+
+def _late() -> InvalidRequest:
+    return InvalidRequest.of(
+        "limits.deadline_time", "has passed; leave it out, or name a time to come"
+    )
 
 
 def _queue(job: pb.Job) -> None:

@@ -81,18 +81,26 @@ class Bucket:
 
     async def read(self, key: str, kind: type[M]) -> tuple[M, int] | None:
         """The message of ``key`` with its revision, or None when there is none."""
+        found = await self.read_payload(key)
+        if found is None:
+            return None
+        payload, revision = found
+        try:
+            return unpack(kind, payload), revision
+        except MalformedMessage as error:
+            raise TransportUnavailable(
+                f"{self._stream}: {key} is damaged: {error}", retry_after_s=RETRY_AFTER_S
+            ) from error
+
+    async def read_payload(self, key: str) -> tuple[bytes, int] | None:
+        """The message of ``key``, packed, with its revision, or None when there is none."""
         with answering(_WHAT):
             try:
                 found = await self._js.get_last_msg(self._stream, self._prefix + key)
             except NotFoundError:
                 return None
         assert found.seq is not None, "stored messages have one"
-        try:
-            return unpack(kind, found.data or b""), found.seq
-        except MalformedMessage as error:
-            raise TransportUnavailable(
-                f"{self._stream}: {key} is damaged: {error}", retry_after_s=RETRY_AFTER_S
-            ) from error
+        return found.data or b"", found.seq
 
     async def state(self) -> tuple[int, int]:
         """Differs from an earlier one when something was written or removed since."""

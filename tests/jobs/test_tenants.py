@@ -11,6 +11,7 @@ from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
 from sluice.settings import IdentitySettings
 from sluice.v1 import jobs_pb2 as pb
 from sluice.wire.job_calls import SIGNATURE, signed
+from tests.jobs.gateway_double import GatewayDouble
 from tests.jobs.processes import Processes, lines
 
 MESH_KEY = "0123456789abcdef"
@@ -92,3 +93,40 @@ async def test_an_operator_sees_and_ends_the_jobs_of_all(processes: Processes) -
     (seen,) = (await stub.ListJobs(pb.ListJobsRequest(), metadata=EVERY)).jobs
     assert (seen.id, seen.tenant) == (job.id, "default")
     await stub.DeleteJob(pb.DeleteJobRequest(id=job.id), metadata=EVERY)
+
+
+async def test_another_tenants_job_is_reused_no_more_than_one_that_is_not_there(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start()
+    job = await processes.create(lines(2))
+    await processes.ended(job.id)
+    other = ((TENANT_METADATA, "other"),)
+
+    async def refused(reused: str) -> str:
+        given = pb.JobInput(url="file:///none")
+        spec = pb.JobSpec(model="echo", input=given, dedupe=pb.JobDedupe(reuse_job_ids=[reused]))
+        found = await error(
+            processes.stub.CreateJob(pb.CreateJobRequest(spec=spec), metadata=other)
+        )
+        assert isinstance(found, errors.JobUnknown)
+        return found.message.replace(reused, "JOB")
+
+    assert await refused(job.id) == await refused("job-0")
+
+
+async def test_a_job_that_was_deleted_since_has_no_answers_to_reuse(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    gateway.hold.clear()
+    gateway.held = lambda prompt: prompt.startswith("long")
+    await processes.start(running_max=1)
+    earlier = await processes.create(lines(2))
+    await processes.ended(earlier.id)
+    await processes.create(lines(1, lambda _: "long"))
+    job = await processes.create(lines(2), dedupe=pb.JobDedupe(reuse_job_ids=[earlier.id]))
+    await processes.stub.DeleteJob(pb.DeleteJobRequest(id=earlier.id))
+    gateway.hold.set()
+
+    job = await processes.ended(job.id)
+    assert (job.state, job.report.progress.deduplicated) == (pb.JOB_STATE_COMPLETED, 0)
