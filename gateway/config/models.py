@@ -14,7 +14,13 @@ from gateway.models.speech import SpeechTokens, speech_tokens
 from gateway.models.tokenizer import ChatTemplate, ModelTokenizer
 from gateway.tools.formats import FORMATS, HERMES, ToolFormat, guess
 from sluice.settings import ModelSettings, Settings, SettingsError, resolve_model_path
-from sluice.settings.models import context_tokens_of, hears, labels_of, language_config
+from sluice.settings.models import (
+    computed_context_of,
+    context_tokens_of,
+    hears,
+    labels_of,
+    language_config,
+)
 from sluice.settings.sentence_folder import (
     FILES,
     SentenceFolder,
@@ -78,7 +84,7 @@ def load_tokenizer(model: ModelSettings) -> ModelTokenizer:
     context_tokens = (
         model.context_tokens
         or (sentence and sentence.context_tokens)
-        or _context_tokens(folder, config)
+        or _context_tokens(model, folder, config)
     )
     if model.server is not None and model.server.api == "chat":
         return _conversation_tokenizer(folder, context_tokens)
@@ -220,8 +226,8 @@ def _template_source(folder: Path, config: Mapping[str, Any]) -> str:
     return source or ""
 
 
-def _context_tokens(folder: Path, config: Mapping[str, Any]) -> int:
-    found = context_tokens_of(config)
+def _context_tokens(model: ModelSettings, folder: Path, config: Mapping[str, Any]) -> int:
+    found = context_tokens_of(config) if model.server else computed_context_of(config)
     if found is None:
         raise SettingsError(
             f"{folder / 'config.json'}: does not say how long the context is; set context_tokens of the model"

@@ -89,7 +89,7 @@ def load_classifier(settings: ModelSettings) -> ClassifierEngine:
     except (ValueError, OSError) as error:
         raise SettingsError(f"models: {settings.name}: {Path(path).name}: {error}") from error
     try:
-        context = find_context(path, config, settings.context_tokens)
+        context = find_context(path, config.to_dict(), settings.context_tokens)
         device = find_device(settings.device)
     except SettingsError as error:
         raise SettingsError(f"models: {settings.name}: {error}") from error

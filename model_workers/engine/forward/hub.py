@@ -35,7 +35,7 @@ def read_config(path: str) -> Any:
     """
     try:
         config = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise SettingsError(f"{path}: {str(error).splitlines()[0]}") from error
     if config.is_encoder_decoder:
         raise SettingsError(f"{path}: is an encoder-decoder model; name a decoder-only one")
