@@ -15,6 +15,7 @@ from gateway.models.tokenizer import ChatTemplate, ModelTokenizer
 from gateway.tools.formats import FORMATS, HERMES, ToolFormat, guess
 from sluice.settings import ModelSettings, Settings, SettingsError, resolve_model_path
 from sluice.settings.models import (
+    check_modality,
     computed_context_of,
     context_tokens_of,
     hears,
@@ -81,6 +82,8 @@ def load_tokenizer(model: ModelSettings) -> ModelTokenizer:
     if sentence is not None:
         folder = sentence.transformer
     config = read_json(folder / "config.json")
+    if model.server is None:
+        check_modality(folder / "config.json", config)
     context_tokens = (
         model.context_tokens
         or (sentence and sentence.context_tokens)

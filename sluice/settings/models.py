@@ -1,5 +1,6 @@
 """Settings of a served model, its folder, and the labels of classifiers; shared by gateway and worker."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,13 @@ _CONTEXT_KEYS: Final = (
     "max_seq_len",
     "seq_length",
 )
+_NESTED: Final = re.compile(
+    r"(text|vision|audio|audio_encoder|speech|vq|codec|thinker|vlm|protein_encoder)_config"
+    r"|(mm_)?vision_tower"
+)
+"""Keys of a config.json that models of several modalities have and text models have not."""
+ELSEWHERE: Final = "serve it with vLLM behind `engine: openai` (docs/remote-models.md)"
+"""What to do with a model that our own engine does not compute."""
 _ORIGINAL: Final = "original_max_position_embeddings"
 
 
@@ -235,6 +243,26 @@ def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of the language model; models of several modalities nest it."""
     nested = config.get("text_config")
     return nested if isinstance(nested, dict) else config
+
+
+def check_modality(where: object, config: Mapping[str, Any]) -> None:
+    """Refuses a model of several modalities: our own engine computes text alone, or Whisper's speech.
+
+    Args:
+        where: what to call it in the error.
+
+    Raises:
+        SettingsError: what it is, and what to do.
+    """
+    found = next((key for key in config if config[key] and _NESTED.fullmatch(key)), None)
+    if found is None:
+        return
+    named = config.get("architectures")
+    kind = named[0] if isinstance(named, list) and named else config.get("model_type", "model")
+    raise SettingsError(
+        f"{where}: is a {kind}, a model of several modalities ({found}), which this engine does not compute, its "
+        f"text neither; {ELSEWHERE}, or take a text model of the same family"
+    )
 
 
 def context_tokens_of(config: Mapping[str, Any]) -> int | None:
