@@ -1,5 +1,6 @@
 """Whose jobs a call may see: what the gateway says, and nobody else."""
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -12,7 +13,7 @@ from sluice.settings import IdentitySettings
 from sluice.v1 import jobs_pb2 as pb
 from sluice.wire.job_calls import SIGNATURE, signed
 from tests.jobs.gateway_double import GatewayDouble
-from tests.jobs.processes import Processes, lines
+from tests.jobs.processes import BOUND_S, Processes, lines
 
 MESH_KEY = "0123456789abcdef"
 OTHER = signed({TENANT_METADATA: "other"}, MESH_KEY)
@@ -25,6 +26,10 @@ STOLEN = (
     signed({TENANT_METADATA: "other"}, MESH_KEY + "x"),
 )
 """A signature is good for what it was made for."""
+
+
+def upload_of(data: bytes) -> pb.UploadInputRequest:
+    return pb.UploadInputRequest(name="in.jsonl", data=data)
 
 
 async def error(call: Any) -> errors.SluiceError:
@@ -68,6 +73,26 @@ async def test_jobs_and_dead_letters_of_another_tenant_are_unknown(processes: Pr
     (kept,) = (await stub.ListUploads(pb.ListUploadsRequest())).uploads
     assert kept.upload_id == upload.upload_id
     assert (await stub.GetJob(pb.GetJobRequest(id=job.id))).job.id == job.id
+
+
+async def test_answers_of_another_tenants_jobs_are_not_taken(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start()
+    theirs = await processes.create(lines(3))
+    await processes.ended(theirs.id)
+    stub, other = processes.stub, ((TENANT_METADATA, "other"),)
+    upload = (await stub.UploadInput(iter([upload_of(lines(3))]), metadata=other)).upload_id
+    dedupe = pb.JobDedupe(reuse_job_ids=[theirs.id])
+    spec = pb.JobSpec(model="echo", input=pb.JobInput(upload_id=upload), dedupe=dedupe)
+    job = (await stub.CreateJob(pb.CreateJobRequest(spec=spec), metadata=other)).job
+
+    async with asyncio.timeout(BOUND_S):
+        async for seen in stub.WatchJob(pb.WatchJobRequest(id=job.id), metadata=other):
+            job = seen.job
+    assert job.state == pb.JOB_STATE_COMPLETED
+    assert (job.report.progress.succeeded, job.report.progress.deduplicated) == (3, 0)
+    assert set(gateway.asked.values()) == {2}
 
 
 async def test_with_identities_gateways_alone_are_answered_and_say_whose_jobs(
