@@ -248,7 +248,7 @@ class FuzzedGateway:
         if draw.chance(0.2):
             bundle.MergeFrom(draw.filled(frame_pb2.FrameBundle, 0.3))
         payload = bundle.SerializeToString() if draw.chance(0.8) else draw.packed(bundle)
-        await self.nats.feed(subjects.frames(NAME), payload)
+        await self.nats.feed(subjects.frames(NAME), payload, **draw.envelope())
         return await self._ended()
 
     def _frame(self, draw: Mutator) -> frame_pb2.Frame:
@@ -276,7 +276,7 @@ class FuzzedGateway:
         if isinstance(message, BatcherReport) and draw.chance(0.8):
             message.batcher = subject.rpartition(".")[2]
         payload = draw.random.randbytes(20) if message is None else draw.packed(message)
-        await self.nats.feed(pattern, payload, subject)
+        await self.nats.feed(pattern, payload, subject, **draw.envelope())
         await asyncio.sleep(0)
         return await self._ended()
 
