@@ -14,7 +14,6 @@ from bench.support.fuzz_nats import MemoryNats
 from bench.support.fuzz_targets import TARGETS, Fuzzed
 from bench.support.mutator import Mutator
 
-
 OPEN = {
     "urls": "hosts with labels that are no names, and secrets that are not ASCII, end without a typed error"
 }
