@@ -205,6 +205,7 @@ async def _started(script: str, *words: str) -> asyncio.subprocess.Process:
         stdout=pipe,
         limit=1 << 30,
         env={**os.environ, "GRPC_VERBOSITY": "NONE"},
+        start_new_session=True,  # the kernel may share cores by session
     )
 
 
