@@ -67,6 +67,8 @@ _MARGIN_S: Final = 3.0
 MODELS_NICE: Final = 10
 """Engines compute without a pause; on cores that they share with gateways, batchers and NATS, frames would wait at each
 of those. With two workers on two cores a gateway stood still for 0.4 to 1.2 s again and again (docs/deploy.md)."""
+JOBS_NICE: Final = 5
+"""Archives and tables of one tenant take a core for seconds; calls of others go first."""
 EXTERNAL_BOUND_S: Final = 3.0
 """How long an external server may take to accept a connection, seconds."""
 
@@ -432,7 +434,9 @@ def jobs_spec(plan: MeshPlan, config: ServerConfig) -> ChildSpec:
     if config.page is not None:
         env["SLUICE_TELEMETRY__PROMETHEUS__JOBS"] = config.page
     log = plan.state.log(config.name)
-    return replace(spec, name=config.name, argv=argv, env=env, log=log, page=config.page)
+    return replace(
+        spec, name=config.name, argv=argv, env=env, log=log, page=config.page, nice=JOBS_NICE
+    )
 
 
 def _named(plan: MeshPlan, spec: ChildSpec) -> ChildSpec:
