@@ -26,8 +26,10 @@ def tools_of(tools: Sequence[pb.Tool], found: FieldViolations) -> tuple[Tool, ..
     if len(tools) > TOOLS_MAX or size > TOOLS_BYTES_MAX:
         found.add("tools", f"must be at most {TOOLS_MAX} tools with {TOOLS_BYTES_MAX} characters")
         return ()
-    if sum(values_in(tool.parameters) for tool in tools) > VALUES_MAX:
-        found.add("tools", f"their parameters must have at most {VALUES_MAX} values")
+    values = [values_in(tool.parameters) for tool in tools]
+    if sum(values) > VALUES_MAX:
+        field = f"tools[{values.index(max(values))}].parameters"
+        found.add(field, f"all parameters together must have at most {VALUES_MAX} values")
         return ()
     names = [tool.name for tool in tools]
     found.check(len(set(names)) == len(names), "tools", "have the same name twice")

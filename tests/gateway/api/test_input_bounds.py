@@ -93,7 +93,7 @@ TEXTS: list[tuple[str, Message, str]] = [
                 for i in range(2)
             ]
         ),
-        "tools",
+        "tools[0].parameters",
     ),
     ("ListModels", pb.ListModelsRequest(page_token="9" * 10), "page_token"),
 ]
