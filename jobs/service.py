@@ -14,6 +14,15 @@ import grpc
 from jobs.input import Template
 from jobs.results import OrderedLog, dead_letters, merged
 from jobs.runner import OVER, stages_of
+from jobs.spec import (
+    NAME_CHARS_MAX,
+    PAGE_TOKEN_CHARS_MAX,
+    REASONS_MAX,
+    check_count,
+    check_length,
+    check_limits,
+    check_spec,
+)
 from jobs.stages import check_stages
 from jobs.store import JobStore
 from jobs.uploads import NewUpload, Outside
@@ -39,12 +48,14 @@ _log = logging.getLogger(__name__)
 WATCH_S: Final = 0.5
 FOLLOW_S: Final = 0.3
 PAGE_BYTES: Final = 256 * 1024
+LIST_BYTES: Final = 4 * 1024 * 1024
+"""A page of a list ends behind the entry that reaches it, however few it has."""
 PAGE_SIZE: Final = 100
 PAGE_SIZE_MAX: Final = 1000
 _CHUNK_OF_CALL_MAX: Final = 512 * 1024
 
 Method = Callable[[Any, Any, Any], Coroutine[Any, Any, Any]]
-_Entry = TypeVar("_Entry")
+_Entry = TypeVar("_Entry", pb.Job, pb.Upload)
 
 
 def _method(behaviour: Method) -> Method:
@@ -90,7 +101,7 @@ class JobService(JobServiceServicer):
         record = JobRecord(upload_id=spec.input.upload_id)
         key = request.idempotency_key
         if key:
-            _check_length("idempotency_key", key, 128)
+            check_length("idempotency_key", key, NAME_CHARS_MAX)
             record.fingerprint = await self._fingerprint(spec)
         job = record.job
         job.id, job.tenant, job.state = new_job_id(tenant, key), tenant, pb.JOB_STATE_QUEUED
@@ -114,6 +125,7 @@ class JobService(JobServiceServicer):
     async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
         """See the proto."""
         tenant = scope_of(context)
+        check_count("states", request.states, len(pb.JobState.values()))
         jobs = {
             _page_key(record.job.create_time.ToMilliseconds(), record.job.id): _shown(record)
             async for record in self._store.records()
@@ -164,7 +176,7 @@ class JobService(JobServiceServicer):
                 raise _over(job)
 
         if request.HasField("limits"):
-            _check_limits(request.limits)
+            check_limits(request.limits)
         return pb.ResumeJobResponse(job=await self._change(request.id, context, resume))
 
     @_method
@@ -228,6 +240,9 @@ class JobService(JobServiceServicer):
         self, request: pb.RetryDeadLettersRequest, context: Any
     ) -> pb.RetryDeadLettersResponse:
         """See the proto."""
+        check_count("reasons", request.reasons, REASONS_MAX)
+        for reason in request.reasons:
+            check_length("reasons", reason, NAME_CHARS_MAX)
         record = await self._own(request.id, context)
         if record.job.spec.stages:
             raise WrongJobState(
@@ -237,7 +252,9 @@ class JobService(JobServiceServicer):
         letters = dead_letters(
             self._store, record.job.id, stages_of(record) - 1, record.round, 0, request.reasons
         )
-        items = len([one async for one in letters if one.result.error.reason not in _NO_ITEMS])
+        items = 0
+        async for one in letters:
+            items += one.result.error.reason not in _NO_ITEMS
         if items and not record.job.spec.input.nats_subject:
             await self._store.upload(record.upload_id)  # it may have been deleted since
 
@@ -325,8 +342,8 @@ class JobService(JobServiceServicer):
         return upload
 
     async def _check(self, tenant: str, spec: pb.JobSpec) -> None:
-        _check_length("spec.name", spec.name, 128)
-        _check_limits(spec.limits)
+        check_spec(spec)
+        check_limits(spec.limits)
         source = spec.input.WhichOneof("source")
         if source is None:
             raise InvalidRequest.of("spec.input", "name an upload, a URL or a subject")
@@ -438,18 +455,6 @@ def _check_owner(record: JobRecord, tenant: str | None) -> None:
         raise JobUnknown(f"there is no job {record.job.id!r}")
 
 
-def _check_length(field: str, text: str, most: int) -> None:
-    if len(text) > most:
-        raise InvalidRequest.of(field, f"is over {most} characters")
-
-
-def _check_limits(limits: pb.JobLimits) -> None:
-    if limits.HasField("max_bad_line_share") and not 0 <= limits.max_bad_line_share <= 1:
-        raise InvalidRequest.of("limits.max_bad_line_share", "must be in [0, 1]")
-    if not limits.max_cost >= 0:  # NaN too
-        raise InvalidRequest.of("limits.max_cost", "must not be negative")
-
-
 def _queue(job: pb.Job) -> None:
     job.state, job.reason, job.reason_code, job.runner = pb.JOB_STATE_QUEUED, "", "", ""
 
@@ -477,7 +482,12 @@ def _page(
     entries: Mapping[str, _Entry], request: pb.ListJobsRequest | pb.ListUploadsRequest
 ) -> tuple[list[_Entry], str]:
     """The page that ``request`` names of the ``entries`` by their keys, and what names the next one."""
-    size = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
+    check_length("page_token", request.page_token, PAGE_TOKEN_CHARS_MAX)
+    most = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
     keys = sorted(key for key in entries if key > request.page_token)
+    size, bytes_ = 0, 0
+    while size < min(most, len(keys)) and bytes_ < LIST_BYTES:
+        bytes_ += entries[keys[size]].ByteSize()
+        size += 1
     token = keys[size - 1] if len(keys) > size else ""
     return [entries[key] for key in keys[:size]], token
