@@ -6,11 +6,13 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
 import pytest
 
 from gateway.api import server
 from gateway.api.server import CONNECTIONS_MAX, connections_max
 from gateway.http import server as http_server
+from sluice.v1.inference_pb2 import ListModelsRequest
 from tests.gateway.kit.batcher import BOUND_S
 from tests.gateway.kit.http import Connection
 from tests.gateway.kit.wire import Wire, open_wire
@@ -65,6 +67,14 @@ async def test_a_connection_too_many_is_closed(nats_url: str, model_folder: Path
         async with asyncio.timeout(BOUND_S):
             while await served(wire) != 200:
                 pass  # it hears that the others are closed
+
+
+async def test_metadata_that_are_too_long_end_their_call_alone(wire: Wire) -> None:
+    long = (("x", "y" * 20_000),)
+    with pytest.raises(grpc.RpcError) as refused:
+        await wire.stub.ListModels(ListModelsRequest(), metadata=long)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+    assert (await wire.stub.ListModels(ListModelsRequest())).models
 
 
 async def served(wire: Wire) -> int:
