@@ -15,17 +15,35 @@ _KINDS: Final[Mapping[type, str]] = {
 }  # fmt: skip
 
 
+VALUES_MAX: Final = 65_536
+"""Values in one JSON text. Each is an object in memory, and what reads a body reads all of them in the event loop."""
+_STRING: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+"""One that does not end is a match too: every quote is read once."""
+_SURELY_FEW: Final = 1024
+"""So many commas and brackets need no closer look, also where some are inside of strings."""
 _HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")
 """Begins one half of a surrogate pair; most often the other half follows."""
+
+
+def values_in(text: str) -> int:
+    """About how many values the JSON ``text`` has, keys included, and never fewer; found without reading it."""
+    most = sum(map(text.count, "[{,:"))
+    if most > _SURELY_FEW:
+        text = _STRING.sub("", text)
+        most = sum(map(text.count, "[{,:"))
+    return 1 + most
 
 
 def load_json(text: str) -> Any:
     """The value of ``text``.
 
     Raises:
-        ValueError: it is no JSON, has a number that JSON has not, or half a surrogate pair, which no message can carry.
+        ValueError: it is no JSON, has more than `VALUES_MAX` values, a number that JSON has not, or half a surrogate
+            pair, which no message can carry.
         RecursionError: it is nested too deeply.
     """
+    if values_in(text) > VALUES_MAX:
+        raise ValueError(f"it has over {VALUES_MAX} values")
     value = _DECODER.decode(text)
     if _HALF.search(text):
         try:

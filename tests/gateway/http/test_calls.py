@@ -20,6 +20,8 @@ WRONG_BODIES: list[tuple[Any, str | None, str]] = [
     (b"[1]", None, "no JSON object"),
     (b'{"model": "\xff"}', None, "UTF-8"),
     (b'{"a":' * 100_000, None, "is not JSON"),
+    (b'{"a":[' + b"[]," * 70_000 + b"1]}", None, "values"),
+    (b'{"a":' * 60_000, None, "is not JSON"),
     (chat(temperature=float("nan")), None, "NaN"),
     ({"model": "small"}, "messages", "must be there"),
     (chat(prompt="x"), "prompt", "no field"),
