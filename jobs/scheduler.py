@@ -101,6 +101,7 @@ class Scheduler:
                 await self._look()
             except SluiceError as error:
                 _log.warning("jobs cannot be looked for: %s", error)
+                self._scanned_at = float("-inf")  # changes may not have been heard
             except Exception:  # without this loop no job is taken any more
                 _log.exception("the scheduler failed")
             self._heard.clear()
@@ -221,6 +222,7 @@ class Scheduler:
                 await self._store.delete_upload(upload)
         gone = uploads_before.difference(upload for upload, _ in uploads)
         self._quotas.forget(jobs_before - jobs, gone)
+        self._quotas.counted.set()
         self._had &= jobs | self._runners.keys()
 
     async def _candidate(self, job: str, now: float) -> tuple[JobRecord, int] | None:

@@ -44,6 +44,8 @@ WATCH_S: Final = 0.5
 FOLLOW_S: Final = 0.3
 PAGE_BYTES: Final = 256 * 1024
 PAGE_SIZE: Final = 100
+READS: Final = 16
+"""Of records, at the same time."""
 PAGE_SIZE_MAX: Final = 1000
 _CHUNK_OF_CALL_MAX: Final = 512 * 1024
 
@@ -113,6 +115,7 @@ class JobService(JobServiceServicer):
     async def _create(self, record: JobRecord) -> JobRecord:
         """The job; that of another call with its key, if there is one."""
         job = record.job
+        await self._quotas.ready()
         self._quotas.check_job(job.tenant)
         self._quotas.job(job.id, record)  # calls beside this one count it
         try:
@@ -147,14 +150,22 @@ class JobService(JobServiceServicer):
     async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
         """See the proto."""
         tenant = scope_of(context)
+        await self._quotas.ready()
         jobs = {
-            _page_key(record.job.create_time.ToMilliseconds(), record.job.id): _shown(record)
-            async for record in self._store.records()
-            if tenant in (None, record.job.tenant)
-            and (not request.states or record.job.state in request.states)
+            _page_key(known.create_unix_ms, job): job
+            for job, known in self._quotas.jobs.items()
+            if tenant in (None, known.tenant)
+            and (not request.states or known.state in request.states)
         }
         page, token = _page(jobs, request)
-        return pb.ListJobsResponse(jobs=page, next_page_token=token)
+        read = [record async for record in _each(self._store.read, page, JobUnknown)]
+        shown = [
+            _shown(record)
+            for record, _ in read
+            if tenant in (None, record.job.tenant)
+            and (not request.states or record.job.state in request.states)
+        ]
+        return pb.ListJobsResponse(jobs=shown, next_page_token=token)
 
     @_method
     async def WatchJob(self, request: pb.WatchJobRequest, context: Any) -> None:  # type: ignore[override]
@@ -225,10 +236,9 @@ class JobService(JobServiceServicer):
         record = await self._own(request.id, context)
         if record.job.state not in OVER:
             raise WrongJobState("the job is not over: cancel it first")
-        upload = record.upload_id
-        async for other in self._store.records():
-            if other.upload_id == upload and other.job.id != record.job.id:
-                upload = ""
+        await self._quotas.ready()
+        shared = set(self._quotas.users_of(record.upload_id)) - {record.job.id}
+        upload = "" if shared else record.upload_id
         await self._store.delete(record.job.id, upload)
         self._quotas.job(record.job.id, None)
         self._quotas.upload(upload, None)
@@ -295,6 +305,7 @@ class JobService(JobServiceServicer):
     @_method
     async def UploadInput(self, requests: Any, context: Any) -> pb.UploadInputResponse:
         """See the proto."""
+        await self._quotas.ready()
         async with NewUpload(self._store, tenant_of(context), self._quotas) as upload:
             async for request in requests:
                 if isinstance(request, SluiceError):
@@ -327,18 +338,25 @@ class JobService(JobServiceServicer):
     ) -> pb.ListUploadsResponse:
         """See the proto."""
         tenant = scope_of(context)
+        await self._quotas.ready()
         uploads = {
-            _page_key(upload.complete_unix_ms, upload_id): pb.Upload(
+            _page_key(known.complete_unix_ms, upload): upload
+            for upload, known in self._quotas.uploads.items()
+            if known.complete_unix_ms and tenant in (None, known.tenant)
+        }
+        page, token = _page(uploads, request)
+
+        async def read(upload_id: str) -> pb.Upload:
+            upload = await self._upload(tenant, upload_id)
+            return pb.Upload(
                 upload_id=upload_id,
                 name=upload.name,
                 size_bytes=upload.size_bytes,
                 create_time=timestamp(upload.complete_unix_ms),
             )
-            async for upload_id, upload in self._store.uploads()
-            if upload.complete_unix_ms and tenant in (None, upload.tenant)
-        }
-        page, token = _page(uploads, request)
-        return pb.ListUploadsResponse(uploads=page, next_page_token=token)
+
+        shown = [one async for one in _each(read, page, UploadUnknown)]
+        return pb.ListUploadsResponse(uploads=shown, next_page_token=token)
 
     @_method
     async def DeleteUpload(
@@ -346,7 +364,9 @@ class JobService(JobServiceServicer):
     ) -> pb.DeleteUploadResponse:
         """See the proto."""
         await self._upload(scope_of(context), request.upload_id)
-        async for record in self._store.records():
+        await self._quotas.ready()
+        users = self._quotas.users_of(request.upload_id)
+        async for record, _ in _each(self._store.read, users, JobUnknown):
             if record.upload_id == request.upload_id and record.job.state not in OVER:
                 raise WrongJobState(
                     f"job {record.job.id} reads this upload: cancel it, or wait for its end"
@@ -412,7 +432,9 @@ class JobService(JobServiceServicer):
             _check_owner(record, tenant)
             edit(record)
 
-        return _shown(await self._store.change(job, checked))
+        record = await self._store.change(job, checked)
+        self._quotas.job(job, record)
+        return _shown(record)
 
     async def _until_over(self, job: str, context: Any) -> JobRecord:
         """How many stages it has is known at its end."""
@@ -451,6 +473,22 @@ async def _pages(outcomes: AsyncIterator[ItemOutcome]) -> AsyncIterator[list[pb.
             page, size, since = [], 0, time.monotonic()
     if page:
         yield page
+
+
+async def _each(
+    read: Callable[[str], Coroutine[Any, Any, _Entry]],
+    names: Sequence[str],
+    gone: type[SluiceError],
+) -> AsyncIterator[_Entry]:
+    """What ``read`` gives of each name, in order, a few at the same time; those that are ``gone`` are left out."""
+    for begin in range(0, len(names), READS):
+        some = names[begin : begin + READS]
+        for found in await asyncio.gather(*map(read, some), return_exceptions=True):
+            if isinstance(found, gone):
+                continue
+            if isinstance(found, BaseException):
+                raise found
+            yield found
 
 
 def tenant_of(context: Any) -> str:

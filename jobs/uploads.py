@@ -76,6 +76,7 @@ class NewUpload:
         self.record.sha256 = self._digest.digest()
         self.record.complete_unix_ms = unix_ms()
         await self._store.write_upload(self.id, self.record)
+        self._quotas.upload(self.id, self.record)
 
     async def _write(self) -> None:
         chunk = bytes(self._held[:CHUNK_BYTES])
