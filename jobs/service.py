@@ -17,6 +17,7 @@ from jobs.results import OrderedLog, dead_letters, merged
 from jobs.runner import OVER, stages_of
 from jobs.stages import check_stages
 from jobs.store import JobStore, job_unknown
+from jobs.threads import Places
 from jobs.uploads import NewUpload, Outside
 from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
 from sluice.errors import (
@@ -45,7 +46,9 @@ FOLLOW_S: Final = 0.3
 PAGE_BYTES: Final = 256 * 1024
 PAGE_SIZE: Final = 100
 READS: Final = 16
-"""Of records, at the same time."""
+"""Of records for one call, at the same time."""
+READS_OF_TENANT: Final = 4
+"""Calls of a tenant that read or write the store at the same time; calls and streams of it beyond that wait in turn."""
 PAGE_SIZE_MAX: Final = 1000
 _CHUNK_OF_CALL_MAX: Final = 512 * 1024
 
@@ -89,6 +92,7 @@ class JobService(JobServiceServicer):
         self._outside = outside
         self._quotas = quotas
         self._known_models = known_models
+        self._turns = Places(READS_OF_TENANT, "the store of jobs")
 
     @_method
     async def CreateJob(self, request: pb.CreateJobRequest, context: Any) -> pb.CreateJobResponse:
@@ -104,13 +108,14 @@ class JobService(JobServiceServicer):
         job.id, job.tenant, job.state = new_job_id(tenant, key), tenant, pb.JOB_STATE_QUEUED
         job.spec.CopyFrom(spec)
         job.create_time.CopyFrom(timestamp(unix_ms()))
-        if key:
-            record.fingerprint = await self._fingerprint(spec)
-            if (known := await self._known(record)) is not None:
-                return pb.CreateJobResponse(job=_shown(known))
-        if _is_late(spec.limits):
-            raise _late()
-        return pb.CreateJobResponse(job=_shown(await self._create(record)))
+        async with self._turns.one(tenant):
+            if key:
+                record.fingerprint = await self._fingerprint(spec)
+                if (known := await self._known(record)) is not None:
+                    return pb.CreateJobResponse(job=_shown(known))
+            if _is_late(spec.limits):
+                raise _late()
+            return pb.CreateJobResponse(job=_shown(await self._create(record)))
 
     async def _create(self, record: JobRecord) -> JobRecord:
         """The job; that of another call with its key, if there is one."""
@@ -158,7 +163,8 @@ class JobService(JobServiceServicer):
             and (not request.states or known.state in request.states)
         }
         page, token = _page(jobs, request)
-        read = [record async for record in _each(self._store.read, page, JobUnknown)]
+        async with self._turns.one(tenant_of(context)):
+            read = [record async for record in _each(self._store.read, page, JobUnknown)]
         shown = [
             _shown(record)
             for record, _ in read
@@ -239,7 +245,8 @@ class JobService(JobServiceServicer):
         await self._quotas.ready()
         shared = set(self._quotas.users_of(record.upload_id)) - {record.job.id}
         upload = "" if shared else record.upload_id
-        await self._store.delete(record.job.id, upload)
+        async with self._turns.one(tenant_of(context)):
+            await self._store.delete(record.job.id, upload)
         self._quotas.job(record.job.id, None)
         self._quotas.upload(upload, None)
         return pb.DeleteJobResponse()
@@ -256,7 +263,10 @@ class JobService(JobServiceServicer):
         if request.follow and record.job.state not in OVER and not record.round:
             outcomes = self._followed(record, stage, request.from_index, context)
         else:
-            outcomes = merged(self._store, record.job.id, stage, record.round, request.from_index)
+            outcomes = self._in_turn(
+                context,
+                merged(self._store, record.job.id, stage, record.round, request.from_index),
+            )
         async for page in _pages(outcomes):
             await context.write(pb.GetResultsResponse(results=page))
 
@@ -267,7 +277,7 @@ class JobService(JobServiceServicer):
         letters = dead_letters(
             self._store, record.job.id, stages_of(record) - 1, record.round, request.from_index
         )
-        async for page in _pages(letters):
+        async for page in _pages(self._in_turn(context, letters)):
             await context.write(pb.ListDeadLettersResponse(results=page))
 
     @_method
@@ -355,7 +365,8 @@ class JobService(JobServiceServicer):
                 create_time=timestamp(upload.complete_unix_ms),
             )
 
-        shown = [one async for one in _each(read, page, UploadUnknown)]
+        async with self._turns.one(tenant_of(context)):
+            shown = [one async for one in _each(read, page, UploadUnknown)]
         return pb.ListUploadsResponse(uploads=shown, next_page_token=token)
 
     @_method
@@ -421,9 +432,22 @@ class JobService(JobServiceServicer):
         return hashlib.sha256(named.SerializeToString(deterministic=True)).digest()
 
     async def _own(self, job: str, context: Any) -> JobRecord:
-        record, _ = await self._store.read(job)
+        async with self._turns.one(tenant_of(context)):
+            record, _ = await self._store.read(job)
         _check_owner(record, scope_of(context))
         return record
+
+    async def _in_turn(
+        self, context: Any, outcomes: AsyncIterator[_Entry]
+    ) -> AsyncIterator[_Entry]:
+        """``outcomes``, each read in a turn of the caller's tenant."""
+        tenant = tenant_of(context)
+        while True:
+            async with self._turns.one(tenant):
+                found = await anext(outcomes, None)
+            if found is None:
+                return
+            yield found
 
     async def _change(self, job: str, context: Any, edit: Callable[[JobRecord], None]) -> pb.Job:
         tenant = scope_of(context)
@@ -432,7 +456,8 @@ class JobService(JobServiceServicer):
             _check_owner(record, tenant)
             edit(record)
 
-        record = await self._store.change(job, checked)
+        async with self._turns.one(tenant_of(context)):
+            record = await self._store.change(job, checked)
         self._quotas.job(job, record)
         return _shown(record)
 
@@ -451,7 +476,7 @@ class JobService(JobServiceServicer):
         log, job = OrderedLog(self._store, record.job.id, stage, 0, first), record.job.id
         while True:
             over = (await self._own(job, context)).job.state in OVER
-            async for outcome in log.read():
+            async for outcome in self._in_turn(context, log.read()):
                 yield outcome
             if over:
                 return
