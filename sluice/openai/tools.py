@@ -44,7 +44,7 @@ def function_of(value: Any, path: str) -> Mapping[str, Any]:
     """
     match _said(value):
         case {"type": "function", "function": dict(function)} as said if len(said) == 2:
-            return _said(function)
+            return dict(_said(function))
     raise BadField(
         f'{path}: must be {{"type": "function", "function": {{...}}}}; no other is served'
     )

@@ -30,6 +30,10 @@ def reply_to(body: Mapping[str, Any]) -> dict[str, Any]:
         arguments = {name: _value(one) for name, one in properties.items()}
         function = {"name": tool["name"], "arguments": json.dumps(arguments)}
         return {"tool_calls": [{"index": 0, "function": function}]}
+    if body.get("response_format"):
+        schema = body["response_format"]["json_schema"]["schema"]
+        said = {name: _value(one) for name, one in schema["properties"].items()}
+        return {"content": json.dumps(said)}
     return {"content": f"You said: {turns[-1]['content']}"}
 
 

@@ -80,6 +80,9 @@ async def main() -> None:
         )
         result = await Runner.run(typed, "I never got my lamp.")
         assert isinstance(result.final_output, Ticket)
+        both = Agent(name="e", model=model, tools=[weather], output_type=Ticket)
+        result = await Runner.run(both, "I never got my lamp.")
+        assert isinstance(result.final_output, Ticket)
         first = Agent(name="d", model=model, handoffs=[agent])
         result = await Runner.run(first, "Weather?")
         assert result.final_output

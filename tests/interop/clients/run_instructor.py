@@ -38,6 +38,7 @@ for mode, model in (
     (instructor.Mode.TOOLS, "tools"),
     (instructor.Mode.TOOLS_STRICT, "tools"),
     (instructor.Mode.JSON_SCHEMA, "small"),
+    (instructor.Mode.RESPONSES_TOOLS, "tools"),
 ):
     client = instructor.from_openai(plain, mode=mode)
     one = client.create(model=model, messages=ASKED, response_model=Ticket)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import openai
 from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
@@ -78,6 +79,10 @@ said = agent.invoke({"messages": [("user", "Weather?")]})["messages"]
 assert said[-1].content == "You said: calm in Oslo", said
 again = agent.invoke({"messages": [*said, ("user", "And now?")]})["messages"]
 assert again[-1].content == "You said: calm in Oslo", again
+
+typed = create_agent(chat("agent"), [weather], response_format=ProviderStrategy(Label))
+got = typed.invoke({"messages": [("user", "I never got my lamp.")]})["structured_response"]
+assert isinstance(got, Label), got
 
 
 async def events() -> None:

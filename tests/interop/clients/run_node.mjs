@@ -104,6 +104,12 @@ async function vercel() {
     maxRetries: 0,
   });
   assert.ok(Ticket.parse(shaped.output));
+  const both = await generateText({
+    ...asked,
+    prompt: "I never got my lamp.",
+    output: Output.object({ schema: Ticket }),
+  });
+  assert.ok(Ticket.parse(both.output));
   const vectors = await embedMany({ model: provider.textEmbeddingModel("embed"), values: ["w1", "w2"] });
   assert.equal(vectors.embeddings.length, 2);
   await assert.rejects(generateText({ model: provider("none"), prompt: "a", maxRetries: 0 }), (error) => {

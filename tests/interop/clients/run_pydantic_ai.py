@@ -58,6 +58,10 @@ async def main() -> None:
                 "Again.", message_history=result.all_messages(), model_settings={"max_tokens": 200}
             )
             assert isinstance(again.output, Ticket)
+        both: Any = Agent(
+            kind("agent", provider=provider), output_type=NativeOutput(Ticket), tools=[weather, wind]
+        )
+        assert isinstance((await both.run("I never got my lamp.")).output, Ticket)
         status = None
         try:
             await Agent(kind("none", provider=provider)).run("a")
