@@ -104,6 +104,9 @@ def load_tokenizer(model: ModelSettings) -> ModelTokenizer:
         stop_token_ids=_stop_token_ids(tokenizer, tokens, (config, generation)),
         labels=labels_for(model),
         tool_format=_tool_format(model, template),
+        hidden_tokens=speech_tokens(config, generation, tokenizer).control
+        if hears(config)
+        else frozenset(),
     )
 
 

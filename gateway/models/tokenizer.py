@@ -170,6 +170,8 @@ class ModelTokenizer:
     """How the model writes calls of tools; None: it does not, or its template takes no tools."""
     marks_reasoning: bool = False
     """Whether what the model thought is marked in the text of its answer, see `sluice.wire.text_tokens`."""
+    hidden_tokens: frozenset[int] = frozenset()
+    """Tokens of answers that are no text although they are no special tokens, such as Whisper's timestamps."""
     token_chars_max: int = field(init=False)
     """The characters of the longest token; a longer text is more than one token."""
     _plain: "PlainTextEncoder" = field(init=False)
@@ -271,7 +273,7 @@ class ModelTokenizer:
     def detokenizer(self, *, tools: bool = False) -> Detokenizer:
         """For one answer; ``tools``: with the text of the special tokens that begin and end calls of tools."""
         if not tools or self.tool_format is None:
-            return StreamDetokenizer(self.tokenizer)
+            return StreamDetokenizer(self.tokenizer, hidden=self.hidden_tokens)
         marks = (self.tool_format.opening, self.tool_format.closing)
         shown = {
             token_id: mark for mark in marks if (token_id := self.special_id(mark)) is not None
