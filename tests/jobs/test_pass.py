@@ -169,8 +169,11 @@ async def test_who_takes_over_sends_what_has_no_outcome_alone(
     assert second.read == 5
     texts = {one.place: one.result.answer.text for one in await world.log()}
     assert texts == {
-        0: "first 0", 1: "first 1", 3: "first 3",
-        2: "PROMPT 2", 4: "PROMPT 4",
+        0: "first 0",
+        1: "first 1",
+        3: "first 3",
+        2: "PROMPT 2",
+        4: "PROMPT 4",
     }
     assert (second.counts.total, second.counts.succeeded, second.counts.cost) == (5, 5, 2.5)
 

@@ -60,6 +60,8 @@ async def delete_streams(url: str) -> None:
             name, state = stream.config.name, stream.state
             assert name is not None
             if state.last_seq or state.consumer_count or not name.startswith(OF_THE_MESH):
+                # One that is made again at once under its name would sometimes have its messages again.
+                await jetstream.purge_stream(name)
                 await jetstream.delete_stream(name)
     finally:
         await client.close()
