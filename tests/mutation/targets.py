@@ -124,4 +124,6 @@ RESUME: Final = Group(
 PERMISSIONS: Final = Group(
     {"sluice/wire/permissions.py": ()}, ("tests/sluice/wire/test_permissions.py",)
 )
-SUITE: Final = Suite((IDENTITY, LIMITS, SAFETY, ITEMS, JOBS, RESUME, PERMISSIONS))
+SUITE: Final = Suite(
+    (IDENTITY, LIMITS, SAFETY, ITEMS, JOBS, RESUME, PERMISSIONS), options=("-m", "not long")
+)
