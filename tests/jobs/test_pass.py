@@ -23,6 +23,7 @@ from jobs.stage_pass import (
     PassContext,
     StagePass,
     answer_of,
+    input_unreadable,
 )
 from jobs.store import SEGMENT_BYTES_MAX, Fenced, JobStore
 from sluice.errors import InternalError, InvalidRequest, SluiceError, TransportUnavailable
@@ -81,6 +82,15 @@ async def world(nats_url: str, gateway: GatewayDouble) -> AsyncIterator[World]:
         yield World(store, gateways, cache)
     await gateways.close()
     await client.close()
+
+
+@pytest.fixture
+async def idle() -> AsyncIterator[World]:
+    """A world without NATS and gateways, for what needs neither."""
+    gateways = Gateways("127.0.0.1:1")
+    with AnswerCache() as cache:
+        yield World(JobStore(JobsSettings(), 1), gateways, cache)
+    await gateways.close()
 
 
 def entry(place: int, prompt: str = "", **fields: Any) -> Entry:
@@ -355,8 +365,8 @@ async def test_items_are_sent_again_when_their_gateway_is_away(
 # What becomes of an answer.
 
 
-async def test_an_answer_is_that_of_all_items_like_it(world: World) -> None:
-    running = world.new_pass()
+async def test_an_answer_is_that_of_all_items_like_it(idle: World) -> None:
+    running = idle.new_pass()
     first, *others = (entry(place, input_hash=b"h") for place in range(3))
     taken_out(running, first, *others)
     running._on_response(first, answered("x", 5, 6))
@@ -367,7 +377,7 @@ async def test_an_answer_is_that_of_all_items_like_it(world: World) -> None:
         ("x", 0.0, True),
         ("x", 0.0, True),
     ]
-    kept = world.cache.get(b"h")
+    kept = idle.cache.get(b"h")
     assert kept == answers[0]
     assert len(running.window) == 0
     assert running._settle_known(entry(9, input_hash=b"h"))
@@ -377,8 +387,8 @@ async def test_an_answer_is_that_of_all_items_like_it(world: World) -> None:
     assert not running._settle_known(entry(11))
 
 
-async def test_tokens_that_were_computed_count_for_the_rate(world: World) -> None:
-    running = world.new_pass(world.record(limits=pb.JobLimits(tokens_per_minute=60)))
+async def test_tokens_that_were_computed_count_for_the_rate(idle: World) -> None:
+    running = idle.new_pass(idle.record(limits=pb.JobLimits(tokens_per_minute=60)))
     taken_out(running, entry(0))
     took = list[int]()
     running._tokens.took = took.append  # type: ignore[assignment,method-assign]
@@ -387,8 +397,8 @@ async def test_tokens_that_were_computed_count_for_the_rate(world: World) -> Non
 
 
 @pytest.mark.parametrize("over", [0, 1])
-async def test_an_answer_that_is_too_large_is_a_dead_letter(world: World, over: int) -> None:
-    running = world.new_pass()
+async def test_an_answer_that_is_too_large_is_a_dead_letter(idle: World, over: int) -> None:
+    running = idle.new_pass()
     item, answer = entry(0), answer_of(answered(""))
     item.tries = 1
     answer.text = "x" * 196_000
@@ -404,9 +414,9 @@ async def test_an_answer_that_is_too_large_is_a_dead_letter(world: World, over: 
 
 
 async def test_an_item_that_can_never_be_answered_is_a_dead_letter_with_those_like_it(
-    world: World,
+    idle: World,
 ) -> None:
-    running = world.new_pass()
+    running = idle.new_pass()
     item, like = entry(0, input_hash=b"h"), entry(1, input_hash=b"h")
     taken_out(running, item, like)
     error = InvalidRequest.of("prompt", "y" * 2000)
@@ -421,8 +431,8 @@ async def test_an_item_that_can_never_be_answered_is_a_dead_letter_with_those_li
     assert running.trouble == ""
 
 
-async def test_an_error_that_passes_is_tried_as_often_as_the_job_says(world: World) -> None:
-    running = world.new_pass(world.record(retries=pb.JobRetries(max_retries=1)))
+async def test_an_error_that_passes_is_tried_as_often_as_the_job_says(idle: World) -> None:
+    running = idle.new_pass(idle.record(retries=pb.JobRetries(max_retries=1)))
     item = entry(0)
     taken_out(running, item)
     running._on_response(item, failed(InternalError("oops")))
@@ -433,8 +443,8 @@ async def test_an_error_that_passes_is_tried_as_often_as_the_job_says(world: Wor
     assert (outcome.result.attempts, outcome.result.error.reason) == (2, "INTERNAL")
 
 
-async def test_no_room_in_the_mesh_is_no_try_and_is_told(world: World) -> None:
-    running = world.new_pass(world.record(retries=pb.JobRetries(max_retries=0)))
+async def test_no_room_in_the_mesh_is_no_try_and_is_told(idle: World) -> None:
+    running = idle.new_pass(idle.record(retries=pb.JobRetries(max_retries=0)))
     item = entry(0)
     taken_out(running, item)
     running._on_response(item, failed(TransportUnavailable("full", retry_after_s=20.0)))
@@ -452,8 +462,8 @@ def outcome(place: int, **result: Any) -> ItemOutcome:
     return ItemOutcome(place=place, carried=carried, result=pb.JobResult(index=place, **result))
 
 
-async def test_what_counts(world: World) -> None:
-    running = world.new_pass()
+async def test_what_counts(idle: World) -> None:
+    running = idle.new_pass()
     usage = inference_pb2.Usage(prompt_tokens=5, completion_tokens=6, cached_prompt_tokens=2)
     computed = pb.JobAnswer(usage=usage, cost=0.5)
     shared = pb.JobAnswer(usage=usage, deduplicated=True)
@@ -489,8 +499,8 @@ async def test_what_counts(world: World) -> None:
     assert running._earlier_reasons == {9: "INTERNAL"}
 
 
-async def test_what_was_read_and_what_has_an_outcome(world: World) -> None:
-    running = world.new_pass()
+async def test_what_was_read_and_what_has_an_outcome(idle: World) -> None:
+    running = idle.new_pass()
     running._done.add([0])
     assert running._count(entry(0)) is None
     fresh = entry(1, earlier_reason="INTERNAL")
@@ -518,15 +528,16 @@ async def test_what_was_read_and_what_has_an_outcome(world: World) -> None:
     ],
 )
 async def test_too_many_bad_lines_stop_a_job(
-    world: World, read: int, bad: int, most: float | None, stops: bool
+    idle: World, read: int, bad: int, most: float | None, stops: bool
 ) -> None:
     limits = pb.JobLimits() if most is None else pb.JobLimits(max_bad_line_share=most)
     for stage in (0, 1):
-        running = world.new_pass(world.record(limits=limits), stage)
+        running = idle.new_pass(idle.record(limits=limits), stage)
         running.read, running._bad = read, bad
         if stops and not stage:
-            with pytest.raises(JobStops, match=f"{bad} of the first {read} lines") as stopped:
+            with pytest.raises(JobStops) as stopped:
                 running._check_bad_lines(100)
+            assert str(stopped.value).startswith(f"{bad} of the first {read} lines")
             assert stopped.value.code == "TOO_MANY_BAD_LINES"
             assert stopped.value.state == pb.JOB_STATE_PAUSED
         else:
@@ -554,8 +565,8 @@ async def test_bad_lines_are_judged_while_it_reads_and_at_the_end(world: World) 
 # Writing.
 
 
-async def test_a_segment_has_so_many_outcomes_in_order(world: World) -> None:
-    running = world.new_pass()
+async def test_a_segment_has_so_many_outcomes_in_order(idle: World) -> None:
+    running = idle.new_pass()
     for place in reversed(range(300)):
         assert running._has_segment == (place < 300 - 256)
         running._settle(bad_line(place))
@@ -570,8 +581,8 @@ async def test_a_segment_has_so_many_outcomes_in_order(world: World) -> None:
     assert SEGMENT_ITEMS == 256
 
 
-async def test_a_segment_is_full_by_bytes_too(world: World) -> None:
-    running = world.new_pass()
+async def test_a_segment_is_full_by_bytes_too(idle: World) -> None:
+    running = idle.new_pass()
     for place in range(9):
         running._settle(outcome(place, answer=pb.JobAnswer(text="x" * 150_000)))
     one = running._unwritten[0].ByteSize()
@@ -604,7 +615,7 @@ class StoreThatFails:
 
 
 async def test_a_write_without_an_answer_is_looked_for_and_made_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    idle: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses, pause = list[float](), asyncio.sleep
 
@@ -612,7 +623,7 @@ async def test_a_write_without_an_answer_is_looked_for_and_made_again(
         pauses.append(delay_s)
         await pause(0)
 
-    running = world.new_pass()
+    running = idle.new_pass()
     away = TransportUnavailable("away")
     ours = JobSegment(checkpoint=JobCheckpoint(writer="me"))
     theirs = JobSegment(checkpoint=JobCheckpoint(writer="other"))
@@ -728,11 +739,29 @@ async def test_while_too_much_is_unwritten_nothing_is_sent(
     assert UNWRITTEN_MAX == 2048
 
 
-async def test_the_timeout_of_an_item_is_an_hour_or_what_the_job_says(world: World) -> None:
-    assert world.new_pass()._timeout_s == 3600.0
+async def test_so_many_items_are_in_flight_as_it_is_told(idle: World) -> None:
+    running = idle.new_pass()
+    waiting = asyncio.ensure_future(running._changed.wait())
+    await asyncio.sleep(0)
+    running.set_concurrency(1)
+    await asyncio.wait_for(waiting, BOUND_S)
+    taken_out(running, entry(0), entry(1))
+    assert running.window.next(time.monotonic()) is None
+    running.set_concurrency(2)
+    assert running.window.next(time.monotonic()) is not None
+
+
+def test_an_input_that_cannot_be_read_says_what_to_do() -> None:
+    stops = input_unreadable(InvalidRequest.of("url", "is gone"))
+    assert (stops.code, stops.state) == ("INPUT_UNREADABLE", pb.JOB_STATE_PAUSED)
+    assert str(stops).endswith("is gone; then resume the job")
+
+
+async def test_the_timeout_of_an_item_is_an_hour_or_what_the_job_says(idle: World) -> None:
+    assert idle.new_pass()._timeout_s == 3600.0
     limits = pb.JobLimits()
     limits.item_timeout.FromMilliseconds(1500)
-    assert world.new_pass(world.record(limits=limits))._timeout_s == 1.5
+    assert idle.new_pass(idle.record(limits=limits))._timeout_s == 1.5
 
 
 def test_what_is_kept_of_an_answer() -> None:
