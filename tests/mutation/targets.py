@@ -117,8 +117,7 @@ RESUME: Final = Group(
     },
     (
         "tests/gateway/streaming",
-        "tests/gateway/shared/test_key_states.py",
-        "tests/gateway/api/test_idempotency.py",
+        "tests/gateway/validation/test_requests.py",
     ),
 )
 PERMISSIONS: Final = Group(
