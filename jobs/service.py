@@ -6,12 +6,13 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import grpc
 
 from jobs.input import Template
+from jobs.quotas import Quotas
 from jobs.results import OrderedLog, dead_letters, merged
 from jobs.runner import OVER, stages_of
 from jobs.spec import (
@@ -21,10 +22,11 @@ from jobs.spec import (
     check_count,
     check_length,
     check_limits,
+    check_not_late,
     check_spec,
 )
 from jobs.stages import check_stages
-from jobs.store import JobStore
+from jobs.store import JobStore, job_unknown
 from jobs.uploads import NewUpload, Outside
 from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
 from sluice.errors import (
@@ -45,6 +47,9 @@ from sluice.wire.subjects import is_token
 
 _log = logging.getLogger(__name__)
 
+SPEC_BYTES_MAX: Final = 64 * 1024
+REUSED_MAX: Final = 100
+"""Jobs whose answers a job may take."""
 WATCH_S: Final = 0.5
 FOLLOW_S: Final = 0.3
 PAGE_BYTES: Final = 256 * 1024
@@ -86,35 +91,63 @@ class JobService(JobServiceServicer):
         self,
         store: JobStore,
         outside: Outside,
+        quotas: Quotas,
         known_models: Callable[[], Coroutine[Any, Any, set[str]]],
     ) -> None:
         """``known_models``: names that a job may ask for."""
         self._store = store
         self._outside = outside
+        self._quotas = quotas
         self._known_models = known_models
 
     @_method
     async def CreateJob(self, request: pb.CreateJobRequest, context: Any) -> pb.CreateJobResponse:
         """See the proto."""
         tenant, spec = tenant_of(context), request.spec
+        if spec.ByteSize() > SPEC_BYTES_MAX:
+            raise InvalidRequest.of("spec", f"has over {SPEC_BYTES_MAX} bytes")
         await self._check(tenant, spec)
-        record = JobRecord(upload_id=spec.input.upload_id)
         key = request.idempotency_key
-        if key:
-            check_length("idempotency_key", key, NAME_CHARS_MAX)
-            record.fingerprint = await self._fingerprint(spec)
+        check_length("idempotency_key", key, NAME_CHARS_MAX)
+        record = JobRecord(upload_id=spec.input.upload_id)
         job = record.job
         job.id, job.tenant, job.state = new_job_id(tenant, key), tenant, pb.JOB_STATE_QUEUED
         job.spec.CopyFrom(spec)
         job.create_time.CopyFrom(timestamp(unix_ms()))
-        if not await self._store.create(record):
-            fingerprint = record.fingerprint
-            record, _ = await self._store.read(job.id)
-            if record.fingerprint != fingerprint:
-                raise IdempotencyConflict(
-                    "idempotency_key: a job with another specification has it; use another key"
-                )
-        return pb.CreateJobResponse(job=_shown(record))
+        if key:
+            record.fingerprint = await self._fingerprint(spec)
+            if (known := await self._known(record)) is not None:
+                return pb.CreateJobResponse(job=_shown(known))
+        check_not_late(spec.limits)
+        return pb.CreateJobResponse(job=_shown(await self._create(record)))
+
+    async def _create(self, record: JobRecord) -> JobRecord:
+        """The job; that of another call with its key, if there is one."""
+        job = record.job
+        self._quotas.check_job(job.tenant)
+        self._quotas.job(job.id, record)  # calls beside this one count it
+        try:
+            if await self._store.create(record):
+                return record
+        except BaseException:
+            self._quotas.job(job.id, None)
+            raise
+        known = await self._known(record)
+        if known is None:
+            raise JobUnknown(f"job {job.id} was deleted at the same time: create it again")
+        return known
+
+    async def _known(self, record: JobRecord) -> JobRecord | None:
+        """The job that was created with the key of ``record``; None: there is none."""
+        try:
+            known, _ = await self._store.read(record.job.id)
+        except JobUnknown:
+            return None
+        if known.fingerprint != record.fingerprint:
+            raise IdempotencyConflict(
+                "idempotency_key: a job with another specification has it; use another key"
+            )
+        return known
 
     @_method
     async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
@@ -177,6 +210,7 @@ class JobService(JobServiceServicer):
 
         if request.HasField("limits"):
             check_limits(request.limits)
+            check_not_late(request.limits)
         return pb.ResumeJobResponse(job=await self._change(request.id, context, resume))
 
     @_method
@@ -207,6 +241,8 @@ class JobService(JobServiceServicer):
             if other.upload_id == upload and other.job.id != record.job.id:
                 upload = ""
         await self._store.delete(record.job.id, upload)
+        self._quotas.job(record.job.id, None)
+        self._quotas.upload(upload, None)
         return pb.DeleteJobResponse()
 
     @_method
@@ -275,7 +311,7 @@ class JobService(JobServiceServicer):
     @_method
     async def UploadInput(self, requests: Any, context: Any) -> pb.UploadInputResponse:
         """See the proto."""
-        async with NewUpload(self._store, tenant_of(context)) as upload:
+        async with NewUpload(self._store, tenant_of(context), self._quotas) as upload:
             async for request in requests:
                 if isinstance(request, SluiceError):
                     raise request
@@ -332,6 +368,7 @@ class JobService(JobServiceServicer):
                     f"job {record.job.id} reads this upload: cancel it, or wait for its end"
                 )
         await self._store.delete_upload(request.upload_id)
+        self._quotas.upload(request.upload_id, None)
         return pb.DeleteUploadResponse()
 
     async def _upload(self, tenant: str | None, upload_id: str) -> UploadRecord:
@@ -349,6 +386,7 @@ class JobService(JobServiceServicer):
             raise InvalidRequest.of("spec.input", "name an upload, a URL or a subject")
         if spec.stages:
             check_stages(spec)
+        await self._check_reused(tenant, spec.dedupe.reuse_job_ids)
         await self._outside.check(self._store, tenant, spec)
         if spec.input.template:
             Template(spec.input.template)
@@ -360,6 +398,13 @@ class JobService(JobServiceServicer):
             raise UnknownModel(
                 f"spec.model: no model {unknown[0]!r}; known: {names}", metadata={"models": names}
             )
+
+    async def _check_reused(self, tenant: str, jobs: Sequence[str]) -> None:
+        if len(jobs) > REUSED_MAX:
+            raise InvalidRequest.of("spec.dedupe.reuse_job_ids", f"has over {REUSED_MAX} jobs")
+        for job in jobs:
+            record, _ = await self._store.read(job)
+            _check_owner(record, tenant)
 
     async def _fingerprint(self, spec: pb.JobSpec) -> bytes:
         """The same for a file that is sent again, and for a deadline that counts from now."""
@@ -452,7 +497,7 @@ def new_job_id(tenant: str, key: str) -> str:
 
 def _check_owner(record: JobRecord, tenant: str | None) -> None:
     if tenant not in (None, record.job.tenant):
-        raise JobUnknown(f"there is no job {record.job.id!r}")
+        raise job_unknown(record.job.id)
 
 
 def _queue(job: pb.Job) -> None:

@@ -126,12 +126,12 @@ def template_of(given: JobInput) -> Template | None:
 
 def one_of(job: Job, index: int, one: Item | BadLine) -> Entry | ItemOutcome:
     """What is at ``index`` of the input."""
-    return entry_of(job.id, index, one, job.spec) if isinstance(one, Item) else bad_line(index, one)
+    return entry_of(job, index, one) if isinstance(one, Item) else bad_line(index, one)
 
 
-def entry_of(job: str, index: int, item: Item, spec: JobSpec) -> Entry:
+def entry_of(job: Job, index: int, item: Item) -> Entry:
     """The item at ``index`` of the input."""
-    request = item.request
+    request, spec = item.request, job.spec
     if isinstance(request, EmbedRequest):
         request.priority = spec.priority or PRIORITY_BULK
     else:
@@ -148,9 +148,13 @@ def ask_whole(request: GenerateRequest, spec: JobSpec) -> None:
     request.gather.seconds = WHOLE_S
 
 
-def name_request(request: GenerateRequest, job: str, item: str) -> None:
-    """The key of an item is the same whoever sends it: a gateway that has its answer gives it again."""
-    request.idempotency_key = hashlib.blake2b(f"{job}\0{item}".encode(), digest_size=16).hexdigest()
+def name_request(request: GenerateRequest, job: Job, item: str) -> None:
+    """The key of an item is the same whoever sends it: a gateway that has its answer gives it again.
+
+    A job that is created again with the key of a deleted one has its id; its items are others.
+    """
+    named = f"{job.id}\0{job.create_time.ToNanoseconds()}\0{item}".encode()
+    request.idempotency_key = hashlib.blake2b(named, digest_size=16).hexdigest()
     request.idempotency_key_generated = True
 
 

@@ -74,6 +74,13 @@ def check_limits(limits: pb.JobLimits) -> None:
         raise InvalidRequest.of("limits.deadline_time", "is more than a year ahead")
 
 
+def check_not_late(limits: pb.JobLimits) -> None:
+    """Raises InvalidRequest when the deadline has passed."""
+    if limits.HasField("deadline_time") and ms_of(limits.deadline_time) <= unix_ms():
+        message = "has passed; leave it out, or name a time to come"
+        raise InvalidRequest.of("limits.deadline_time", message)
+
+
 def check_length(field: str, text: str, most: int) -> None:
     """Raises InvalidRequest for a longer text."""
     if len(text) > most:

@@ -142,7 +142,7 @@ class StageSource:
     def __init__(self, store: JobStore, splitter: Splitter, record: JobRecord, stage: int) -> None:
         self._store = store
         self._splitter = splitter
-        self._job, self._spec, self._round = record.job.id, record.job.spec, record.round
+        self._job, self._spec, self._round = record.job, record.job.spec, record.round
         self._number = stage
         self._index = 0
 
@@ -170,7 +170,7 @@ class StageSource:
     async def _documents(self) -> AsyncIterator[list[ItemOutcome]]:
         """The outcomes of each document in the stage before."""
         held: list[ItemOutcome] = []
-        async for outcome in merged(self._store, self._job, self._number - 1, self._round):
+        async for outcome in merged(self._store, self._job.id, self._number - 1, self._round):
             if held and held[0].document != outcome.document:
                 yield held
                 held = []

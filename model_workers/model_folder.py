@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
-from sluice.settings.models import labels_of
+from sluice.settings.models import ELSEWHERE, check_modality, labels_of
 from sluice.settings.sentence_folder import read_json, read_sentence_folder
 from sluice.wire.text_tokens import load_text_tokens
 
@@ -32,8 +32,6 @@ EMBEDDINGS: Final = (
 """How the names of embedding tables end in the families of transformers."""
 QUANTIZED: Final = frozenset({"fp8", "torchao"})
 """Kinds of quantized weights (``quant_method``) that are computed: transformers loads them without others' kernels."""
-ELSEWHERE: Final = "serve it with vLLM behind `engine: openai` (docs/remote-models.md)"
-"""What to do with a model that the engine does not compute."""
 
 
 def check_model(settings: ModelSettings) -> None:
@@ -84,6 +82,7 @@ def check_supported(where: str, config: Mapping[str, Any]) -> None:
     Raises:
         SettingsError: what it is, and what to do.
     """
+    check_modality(where, config)
     method = _quant_method(config)
     if method and method not in QUANTIZED:
         raise SettingsError(

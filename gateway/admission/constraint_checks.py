@@ -143,6 +143,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
+            start_new_session=True,  # the kernel may share cores by session
         )
         if self._ask("regex", "x", _START_S) is None:
             raise ChildProcessError("a process that compiles constraints did not come up")

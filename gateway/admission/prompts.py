@@ -83,7 +83,7 @@ async def prepare(
     if request.audio is not None:
         return hear(request, request.audio, conversation.turns[0].content, model, inspect)
     if model.speech is not None:
-        raise InvalidRequest.of("input", f"{model.name} takes audio, and no prompts; set audio")
+        raise InvalidRequest.of("model", f"{model.name} takes audio, and no prompts; set audio")
     token_ids = await encode(conversation, model, threads, request.tenant)
     return PreparedPrompt(model, token_ids, fit(request, model, len(token_ids)), inspect)
 
@@ -148,7 +148,7 @@ def encode_now(conversation: Conversation, model: ServedModel) -> list[int]:
     if conversation.raw or (tokenizer.template is None and alone):
         return tokenizer.encode_text(conversation.turns[0].content)
     if tokenizer.template is None:
-        raise InvalidRequest.of("chat", f"{model.name} has no chat template; use prompt")
+        raise InvalidRequest.of("chat", f"{model.name} has no chat template; send one prompt")
     form = tokenizer.tool_format
     if conversation.tools and form is None:
         raise InvalidRequest.of(

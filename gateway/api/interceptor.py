@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -89,9 +90,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             made = self._streamed(method, handler)
         else:
             made = self._parsed(method, handler)
-        if (
-            len(self._handlers) < METHODS_MAX
-        ):  # a service that takes any name does not fill the memory
+        if len(self._handlers) < METHODS_MAX:  # callers choose names, reflection takes any
             self._handlers[method] = made
         return made
 
@@ -163,8 +162,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     async def _one(self, requests: Any, tenant: str) -> AsyncIterator[Any]:
         """The only message of a call; what comes behind it is not read."""
-        async with self._arriving.message(tenant):
-            message = await anext(aiter(requests), None)
+        message = await self._arriving.receive(tenant, partial(anext, aiter(requests), None))
         if message is not None:
             yield message
 
@@ -182,8 +180,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
         async def call(context: Any) -> None:
             tenant = (await self._admit(context, method, roles)).tenant
-            async with self._arriving.message(tenant):
-                payload = await context.read()
+            payload = await self._arriving.receive(tenant, context.read)
             if payload is grpc.aio.EOF:
                 raise InvalidRequest("the call ended without a message")
             with self._arriving.kept_by(tenant) as kept:

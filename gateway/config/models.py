@@ -1,18 +1,27 @@
 """The models of a configuration: their tokenizers, templates and limits, read from folders in Hugging Face layout."""
 
 import hashlib
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from tokenizers import Tokenizer
 
+from gateway.config.file_hashes import content_hash
 from gateway.models.catalog import Catalog, ServedModel
 from gateway.models.speech import SpeechTokens, speech_tokens
 from gateway.models.tokenizer import ChatTemplate, ModelTokenizer
 from gateway.tools.formats import FORMATS, HERMES, ToolFormat, guess
 from sluice.settings import ModelSettings, Settings, SettingsError, resolve_model_path
-from sluice.settings.models import context_tokens_of, hears, labels_of, language_config
+from sluice.settings.models import (
+    check_modality,
+    computed_context_of,
+    context_tokens_of,
+    hears,
+    labels_of,
+    language_config,
+)
 from sluice.settings.sentence_folder import (
     FILES,
     SentenceFolder,
@@ -29,9 +38,8 @@ _FILES: Final = [
     "chat_template.jinja",
 ]
 _TEXT_ENGINES: Final = frozenset({"embedding", "reranker", "token_classifier"})
-SAMPLES: Final = 64
-SAMPLE_BYTES: Final = 16 * 1024
-_VERSIONED: Final = frozenset({".json", ".jinja", ".safetensors", ".bin", ".model"})
+_VERSIONED: Final = frozenset({".json", ".jinja", ".model", ".spm", ".txt"})
+_WEIGHTS: Final = frozenset({".safetensors", ".bin"})
 _NO_VERSION: Final = {
     *("triton_url", "replicas", "standby", "prompt_price", "answer_price", "slots", "generation"),
 }
@@ -74,10 +82,12 @@ def load_tokenizer(model: ModelSettings) -> ModelTokenizer:
     if sentence is not None:
         folder = sentence.transformer
     config = read_json(folder / "config.json")
+    if model.server is None:
+        check_modality(folder / "config.json", config)
     context_tokens = (
         model.context_tokens
         or (sentence and sentence.context_tokens)
-        or _context_tokens(folder, config)
+        or _context_tokens(model, folder, config)
     )
     if model.server is not None and model.server.api == "chat":
         return _conversation_tokenizer(folder, context_tokens)
@@ -112,23 +122,28 @@ def _conversation_tokenizer(folder: Path, context_tokens: int) -> ModelTokenizer
 
 
 def version_of(model: ModelSettings) -> str:
-    """A hash over settings and files of ``model``: of large files their size and a sample of `SAMPLES` places.
+    """A hash over settings and files of ``model``, large ones included (`content_hash`).
 
-    Of a hub id the gateway has no weights; the folder's name is the commit.
+    Of a hub id the folder's name is the commit, which names the weights; a gateway may have none of them.
     """
     folder = model_folder(model.path, model.engine)
     digest = hashlib.sha256(model.model_dump_json(exclude=_NO_VERSION).encode())
     digest.update(folder.name.encode())
-    for file in sorted(folder.iterdir()):
-        if file.suffix in _VERSIONED and file.is_file():
-            size = file.stat().st_size
-            digest.update(f"\n{file.name} {size}\n".encode())
-            with file.open("rb") as opened:
-                step = max(SAMPLE_BYTES, size // SAMPLES)
-                for place in range(0, size, step):
-                    opened.seek(place)
-                    digest.update(opened.read(SAMPLE_BYTES))
+    weights = _WEIGHTS if Path(resolve_model_path(model.path)).is_dir() else frozenset()
+    now = time.time()
+    for file in _files_of(model, folder):
+        if file.suffix in _VERSIONED | weights:
+            digest.update(f"\n{file.relative_to(folder)} {content_hash(file, now)}\n".encode())
     return digest.hexdigest()
+
+
+def _files_of(model: ModelSettings, folder: Path) -> Iterable[Path]:
+    """In order; those of the modules behind a transformer lie in folders of their own."""
+    folders, sentence = {folder}, sentence_of(model)
+    if sentence is not None:
+        folders |= {sentence.transformer, *(module.folder for module in sentence.modules)}
+    found = (file for one in folders if one.is_dir() for file in one.iterdir())
+    return sorted(file for file in found if file.is_file())
 
 
 def sentence_of(model: ModelSettings) -> SentenceFolder | None:
@@ -214,8 +229,8 @@ def _template_source(folder: Path, config: Mapping[str, Any]) -> str:
     return source or ""
 
 
-def _context_tokens(folder: Path, config: Mapping[str, Any]) -> int:
-    found = context_tokens_of(config)
+def _context_tokens(model: ModelSettings, folder: Path, config: Mapping[str, Any]) -> int:
+    found = context_tokens_of(config) if model.server else computed_context_of(config)
     if found is None:
         raise SettingsError(
             f"{folder / 'config.json'}: does not say how long the context is; set context_tokens of the model"

@@ -36,6 +36,8 @@ WORKLOAD_LABEL: Final = "task"
 
 UNSTATED_CLASS: Final = "standard"
 """The class of calls whose message has no priority, such as CountTokens."""
+_DOES: Final = {"embedding": "computes embeddings", "reranker": "scores documents"}
+"""What models do that callers may name and that answer no prompts, by engine."""
 _LEAST_URGENT: Final = "bulk"
 _CLASSES: Final[Mapping[int, str]] = {
     inference_pb2.PRIORITY_UNSPECIFIED: "interactive",
@@ -231,12 +233,16 @@ def in_vocabulary(token_ids: Iterable[VisibleToken], size: int) -> bool:
 def _model(name: str, catalog: Catalog, found: FieldViolations) -> str | None:
     """The named model, None for "auto". The last check: raises what was found."""
     if name in catalog.hearing:
-        found.add("model", f"{name} takes audio, and no prompts; set audio")
+        found.add("model", f"{name} takes audio, and no prompts")
         found.raise_if_any()
     if not catalog.reading:
         raise UnknownModel("no model of this mesh takes prompts", metadata={"models": ""})
     if name not in ("", AUTO, *catalog.reading):
         known = ", ".join(catalog.reading)
+        if name in catalog.callable:
+            does = _DOES[catalog[name].settings.engine]
+            found.add("model", f'{name} {does}; prompts are answered by {known}, or "{AUTO}"')
+            found.raise_if_any()
         message = f'there is no model of that name; known: {known}, or "{AUTO}"'
         if not found:
             raise UnknownModel(message, metadata={"models": known})

@@ -81,7 +81,7 @@ def calls_of(message: pb.ChatMessage, at: str, found: FieldViolations) -> tuple[
 
 def _check_together(request: pb.GenerateRequest, use: ToolUse, found: FieldViolations) -> None:
     sampling = request.sampling
-    found.check(not request.raw_prompt, "tools", "need the chat template: leave out raw_prompt")
+    found.check(not request.raw_prompt, "tools", "need the chat template, and no raw prompt")
     constraint = sampling.WhichOneof("constraint")
     found.check(constraint is None, f"sampling.{constraint}", "cannot be combined with tools")
     for field in ("min_tokens", "stop_token_ids"):

@@ -11,7 +11,7 @@ class BadField(ValueError):
 
 
 _KINDS: Final[Mapping[type, str]] = {
-    str: "text", bool: "true or false", int: "a whole number", float: "a number"
+    str: "text", bool: "true or false", int: "a whole number", float: "a number", dict: "an object"
 }  # fmt: skip
 
 
@@ -61,15 +61,20 @@ _DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)
 """`json.loads` would make one for every text."""
 
 
+def check_kind(name: str, value: Any, kind: type) -> None:
+    """Raises BadField when ``value`` is not of ``kind``."""
+    fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
+    if not fits or (isinstance(value, bool) and kind is not bool):
+        raise BadField(f"{name}: is not {_KINDS[kind]}")
+
+
 def set_field(message: Any, name: str, value: Any, kind: type, path: str = "") -> None:
     """Sets ``message.name``; ``path`` stands before the name in an error.
 
     Raises:
         BadField: it is not of ``kind``, or does not fit.
     """
-    fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
-    if not fits or (isinstance(value, bool) and kind is not bool):
-        raise BadField(f"{path}{name}: is not {_KINDS[kind]}")
+    check_kind(f"{path}{name}", value, kind)
     if kind is str and not value and name == "prompt":
         raise BadField(f"{path}{name}: is empty")
     try:
@@ -77,4 +82,4 @@ def set_field(message: Any, name: str, value: Any, kind: type, path: str = "") -
     except UnicodeError as error:
         raise BadField(f"{path}{name}: is not valid UTF-8") from error
     except ValueError as error:
-        raise BadField(f"{path}{name}: {error}") from error
+        raise BadField(f"{path}{name}: {value} is out of range") from error

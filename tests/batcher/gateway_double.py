@@ -4,13 +4,14 @@ import asyncio
 import itertools
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig
+from nats.js.errors import BadRequestError
 
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2
 from sluice.settings import NatsSettings
@@ -130,6 +131,9 @@ class GatewayDouble:
         if task.priority_class == subjects.QUEUED_CLASS:
             subject = subjects.queued_tasks(task.model, task.tenant)
             payload, marked = task.SerializeToString(), dict(headers or {})
+            config = jetstream.tasks_consumer(task.model, task.tenant, NatsSettings())
+            with suppress(BadRequestError):  # one with another time to wait: `ack_wait`
+                await self.js.add_consumer(subjects.TASKS_STREAM, config)
             stored = await self.js.publish(subject, payload, headers=marked)
             self._sequences[task.request_id] = stored.seq
             await self.client.publish(subjects.waiting(task.model, task.tenant))

@@ -4,12 +4,12 @@ from jobs.items import Item
 from jobs.sources import WHOLE_S, defaults_of, entry_of
 from sluice.openai.requests import with_prompt
 from sluice.v1.inference_pb2 import PRIORITY_BULK
-from sluice.v1.jobs_pb2 import JobSpec
+from sluice.v1.jobs_pb2 import Job, JobSpec
 
 
 def test_an_item_is_bulk_and_its_answer_comes_as_a_whole() -> None:
     spec = JobSpec(model="small")
     item = Item("item-1", 1, with_prompt("hello", defaults_of(spec)))
-    request = entry_of("job", 0, item, spec).request
+    request = entry_of(Job(id="job", spec=spec), 0, item).request
     assert request.priority == PRIORITY_BULK
     assert request.gather.seconds == WHOLE_S

@@ -175,6 +175,16 @@ def test_names_that_no_setting_knows_are_not_kept() -> None:
     assert [name for name, _, _ in world.core.tell()] == list(names[:2])
 
 
+def test_headers_of_what_is_overdrawn_say_that_nothing_remains() -> None:
+    world = World({"tokens_per_minute": 600})
+    world.core.reserve(ACME, "small", 100).settle(350)
+    assert world.core.headers(ACME) == {
+        "x-ratelimit-limit-tokens": "600",
+        "x-ratelimit-remaining-tokens": "0",
+        "x-ratelimit-reset-tokens": "35s",
+    }
+
+
 def test_headers_for_http() -> None:
     world = World({"requests_per_minute": 60, "tokens_per_minute": 600})
     world.core.enter(ACME)

@@ -115,6 +115,21 @@ def test_a_gateway_that_is_cut_off_goes_on_with_its_share() -> None:
     assert taken[1] == pytest.approx(10 * 95, rel=0.05)
 
 
+def test_until_the_others_tell_what_they_take_their_share_of_the_rate_is_left_to_them() -> None:
+    bucket = TokenBucket(8.0, 16.0, 0.0)
+    bucket.told("other", 0.0, 30.0, 0.0, is_new=True)
+    bucket.asked(10.0, 0.0)
+    bucket.take(16.0, 0.0)
+    assert bucket.level(0.0) == 0.0
+    # Of 8 a second that come back this gateway was asked for a quarter.
+    assert bucket.level(1.0) == pytest.approx(2.0)
+    assert bucket.wait_s(4.0, 1.0) == pytest.approx(2.0 / 8.0)
+    assert bucket.level(2.0) == pytest.approx(4.0)
+    # The other one says that it took nothing: all that came back is there.
+    bucket.told("other", 0.0, 30.0, 2.0)
+    assert bucket.level(2.0) == pytest.approx(16.0)
+
+
 def test_the_share_of_a_gateway_that_is_gone_is_that_of_the_others() -> None:
     mesh = Gateways(2, 10.0, 10.0)
     for step in range(1000):

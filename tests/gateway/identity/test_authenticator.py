@@ -35,11 +35,13 @@ KEYS = key_set(Issuer().jwks())
 
 
 class JwksServer(ThreadingHTTPServer):
-    """Answers with `body`; counts."""
+    """Answers with `body`; counts. A status of 3xx leads to /elsewhere, which answers with `elsewhere`."""
 
     body = b"{}"
+    elsewhere = b"{}"
     status = 200
     asked = 0
+    asked_elsewhere = 0
 
     @property
     def url(self) -> str:
@@ -50,9 +52,15 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         server = self.server
         assert isinstance(server, JwksServer)
+        if self.path == "/elsewhere":
+            server.asked_elsewhere += 1
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(server.elsewhere)
+            return
         server.asked += 1
         self.send_response(server.status)
-        self.send_header("Location", "http://127.0.0.1:1/elsewhere")
+        self.send_header("Location", "/elsewhere")
         self.end_headers()
         self.wfile.write(server.body)
 
@@ -123,11 +131,70 @@ async def test_an_issuer_that_does_not_answer_leaves_its_last_keys(
     jwks_server.body = json.dumps(issuer.jwks()).encode()
     first = next(iter(authenticator._identities.issuers.values()))
     await first.refresh()
-    for status, body in ((500, b""), (302, b""), (200, b"x" * (jwks.BYTES_MAX + 1))):
+    for status, body in ((500, b""), (404, b""), (200, b"{}"), (200, b"")):
         jwks_server.status, jwks_server.body = status, body
         await first.refresh()
         assert await problem(authenticator, Issuer("other").token()) == "TOKEN_INVALID"
         assert (await called(authenticator, issuer.token())).tenant == "acme"
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_keys_behind_a_redirect_are_not_taken(
+    client: Client, jwks_server: JwksServer, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr(jwks, "AGAIN_S", 0.0)
+    issuer, thief = Issuer("key-1"), Issuer("thief")
+    jwks_server.body = json.dumps(issuer.jwks()).encode()
+    jwks_server.elsewhere = json.dumps(thief.jwks()).encode()
+    authenticator = Authenticator(at(jwks_server.url))
+    await authenticator.start(client)
+    jwks_server.status = status
+    assert await problem(authenticator, thief.token()) == "TOKEN_INVALID"
+    assert jwks_server.asked == 2
+    assert jwks_server.asked_elsewhere == 0
+    assert (await called(authenticator, issuer.token())).tenant == "acme"
+
+
+async def test_keys_have_a_size(
+    client: Client, jwks_server: JwksServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jwks, "AGAIN_S", 0.0)
+    old, new = Issuer("old"), Issuer("new")
+    jwks_server.body = json.dumps(old.jwks()).encode().ljust(256 * 1024)
+    authenticator = Authenticator(at(jwks_server.url))
+    await authenticator.start(client)
+    assert (await called(authenticator, old.token())).tenant == "acme"
+    jwks_server.body = json.dumps(new.jwks()).encode().ljust(256 * 1024 + 1)
+    assert await problem(authenticator, new.token()) == "TOKEN_INVALID"
+    assert jwks_server.asked == 2
+    assert (await called(authenticator, old.token())).tenant == "acme"
+
+    file = tmp_path / "jwks.json"
+    file.write_bytes(jwks_server.body)
+    with pytest.raises(SettingsError, match="larger than 262144 bytes"):
+        await Authenticator(at(str(file))).start(client)
+
+
+async def test_other_settings_hold_for_credentials_that_were_accepted_before(
+    client: Client, tmp_path: Path
+) -> None:
+    issuer, other = Issuer(), Issuer("other")
+    trusted = issuer.written(tmp_path / "jwks.json")
+    authenticator = Authenticator(IdentitySettings(jwt=(trusted,)))
+    await authenticator.start(client)
+    token = issuer.token()
+    assert (await called(authenticator, token)).tenant == "acme"
+
+    # The issuer asks for another audience, then it has other keys, then it is gone.
+    for changed in (
+        (trusted.model_copy(update={"audience": "another"}),),
+        (other.written(tmp_path / "other.json"),),
+        (),
+    ):
+        authenticator.use(await authenticator.prepare(IdentitySettings(jwt=(trusted,))))
+        assert (await called(authenticator, token)).tenant == "acme"
+        authenticator.use(await authenticator.prepare(IdentitySettings(jwt=changed)))
+        assert await problem(authenticator, token) == "TOKEN_INVALID"
 
 
 async def test_a_file_of_keys_that_cannot_be_used_stops_the_start(

@@ -1,9 +1,10 @@
 """Decisions about findings do not depend on their order, and nothing of an overlap shows."""
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
-from gateway.safety.actions import Action, ActionTable, Choice, apply, clusters, edited
+from gateway.safety.actions import Action, ActionTable, Choice, Edit, apply, clusters, edited
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.redaction import Placeholders
 
@@ -60,6 +61,41 @@ def test_overlapping_findings_become_one_placeholder() -> None:
     decision = apply(TABLE, text, [found("pii.email", 5, 18), found("pii.name", 10, 26)])
     assert decision.text == "mail <NAME_1> now"
     assert [(edit.start, edit.end) for edit in decision.edits] == [(5, 26)]
+
+
+EACH = ActionTable({f"{action.name.lower()}.*": Choice(action) for action in Action})
+"""Rules "flag.x", "block.x" and so on."""
+
+
+@pytest.mark.parametrize("strongest", [Action.REMOVE, Action.REDACT, Action.BLOCK])
+@pytest.mark.parametrize("first", [True, False])
+def test_of_overlapping_findings_the_strongest_action_edits(strongest: Action, first: bool) -> None:
+    """Whatever is longer, more severe, earlier or first by name."""
+    weaker = [action for action in (Action.REMOVE, Action.REDACT) if action < strongest]
+    name = strongest.name.lower()
+    findings = [found(f"{name}.z", 3, 5) if first else found(f"{name}.z", 7, 9)]
+    findings += [found(f"{one.name.lower()}.a", 4, 8, Severity.CRITICAL) for one in weaker]
+    (edit,) = apply(EACH, "0123456789", findings).edits
+    start = min(one.start for one in findings)
+    end = max(one.end for one in findings)
+    shown = "<Z_1>" if strongest is Action.REDACT else ""
+    assert edit == Edit(start, end, f"{name}.z", strongest, shown)
+
+
+@pytest.mark.parametrize(
+    ("findings", "winner"),
+    [
+        ([found("redact.a", 0, 9), found("redact.b", 1, 3, Severity.HIGH)], "redact.b"),
+        ([found("redact.a", 0, 3), found("redact.b", 2, 6)], "redact.b"),
+        ([found("redact.b", 0, 3), found("redact.a", 2, 5)], "redact.b"),
+        ([found("redact.b", 0, 3), found("redact.a", 0, 3)], "redact.a"),
+    ],
+)
+def test_of_equal_actions_the_most_severe_the_longest_the_first_names_it(
+    findings: list[Finding], winner: str
+) -> None:
+    (edit,) = apply(EACH, "0123456789", findings).edits
+    assert edit.rule == winner
 
 
 def test_findings_that_touch_stay_apart() -> None:
