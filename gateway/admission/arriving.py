@@ -25,6 +25,8 @@ STREAMS_MAX: Final = 256
 """Calls of a tenant beside those that have a class: of JobService, and reflection."""
 SENDING_MAX: Final = 4
 """Those of them whose client may send many messages: uploads."""
+HEALTH_MAX: Final = 1024
+"""Calls of an address about health, which anybody may ask."""
 RETRY_AFTER_S: Final = 1.0
 
 _Message = TypeVar("_Message")
@@ -47,6 +49,7 @@ class Arriving:
         self._held: Counter[str] = Counter()
         self._streams: Counter[str] = Counter()
         self._sending: Counter[str] = Counter()
+        self._health: Counter[str] = Counter()
 
     async def receive(self, tenant: str, read: Callable[[], Awaitable[_Message]]) -> _Message:
         """One message of ``tenant`` by ``read``, after those that arrive already.
@@ -83,23 +86,34 @@ class Arriving:
         Raises:
             Overloaded: the tenant has too many.
         """
-        counts = (self._streams, self._sending) if sends else (self._streams,)
-        for count, limit in zip(counts, (STREAMS_MAX, SENDING_MAX), strict=False):
-            if count[tenant] >= limit:
-                what = "calls about jobs" if count is self._streams else "uploads"
-                raise Overloaded(
-                    f"{limit} {what} of your tenant are being answered",
-                    retry_after_s=RETRY_AFTER_S,
-                )
-        for count in counts:
-            count[tenant] += 1
+        with self._counted(self._streams, tenant, STREAMS_MAX, "calls about jobs of your tenant"):
+            if not sends:
+                yield
+                return
+            with self._counted(self._sending, tenant, SENDING_MAX, "uploads of your tenant"):
+                yield
+
+    @contextmanager
+    def health(self, address: str) -> Iterator[None]:
+        """Counts a call about health, whose caller nobody knows, while it runs.
+
+        Raises:
+            Overloaded: the address has too many.
+        """
+        with self._counted(self._health, address, HEALTH_MAX, "calls about health of your address"):
+            yield
+
+    @contextmanager
+    def _counted(self, count: Counter[str], name: str, limit: int, what: str) -> Iterator[None]:
+        if count[name] >= limit:
+            raise Overloaded(f"{limit} {what} are being answered", retry_after_s=RETRY_AFTER_S)
+        count[name] += 1
         try:
             yield
         finally:
-            for count in counts:
-                count[tenant] -= 1
-                if not count[tenant]:
-                    del count[tenant]
+            count[name] -= 1
+            if not count[name]:
+                del count[name]
 
 
 class _Places:

@@ -25,8 +25,8 @@ IDLE_S: Final = 60
 """How long a connection may stay open between two requests, seconds."""
 HEAD_S: Final = 20.0
 """How long the head of a request may take, seconds."""
-HEAD_BYTES: Final = 512 * 1024
-"""A head that is longer is refused; a read that ends a head may have a body behind it, up to 256 KiB."""
+HEAD_BYTES: Final = 64 * 1024
+"""A head that has not ended by then is refused: anybody may send one on each connection."""
 UNREAD_MS: Final = 60_000
 """A client that takes nothing for this long is disconnected by the kernel, milliseconds."""
 _BACKLOG: Final = 2048
