@@ -264,7 +264,9 @@ def _check_key(request: GenerateRequest, found: FieldViolations) -> None:
 
 
 def _check_labels(labels: Mapping[str, str], found: FieldViolations) -> None:
-    found.check(len(labels) <= MAX_LABELS, "labels", f"has more than {MAX_LABELS} entries")
+    if len(labels) > MAX_LABELS:
+        found.add("labels", f"has more than {MAX_LABELS} entries")
+        return
     found.check(
         all(
             1 <= len(key) <= MAX_LABEL_KEY_CHARS and len(value) <= MAX_LABEL_VALUE_CHARS

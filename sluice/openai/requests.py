@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from sluice.openai.fields import BadField, set_field
+from sluice.openai.fields import BadField, check_entries, set_field
 from sluice.openai.tools import FIELDS, set_calls, set_tools
 from sluice.v1 import inference_pb2 as pb
 
@@ -226,6 +226,7 @@ def _set_input(request: pb.GenerateRequest, line: Mapping[str, Any]) -> None:
 
 
 def _set_turns(chat: pb.ChatInput, turns: Any, system: list[pb.ChatMessage]) -> None:
+    check_entries("messages", turns)
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise BadField("messages: is no list of objects")
     if not (turns and _ROLES.get(str(turns[0].get("role"))) == pb.ROLE_SYSTEM):
@@ -257,6 +258,7 @@ def _text_of(content: Any, path: str) -> Any:
     """A content as text: OpenAI has lists of parts too."""
     if not isinstance(content, list):
         return content
+    check_entries(f"{path}.content", content)
     for part in content:
         if not (isinstance(part, dict) and part.get("type") == "text" and "text" in part):
             raise BadField(f"{path}.content: has a part that is no text")
@@ -264,6 +266,7 @@ def _text_of(content: Any, path: str) -> Any:
 
 
 def _set_labels(request: pb.GenerateRequest, labels: Any) -> None:
+    check_entries("labels", labels)
     if not isinstance(labels, dict):
         raise BadField("labels: is no object")
     for key, value in labels.items():
@@ -302,6 +305,7 @@ def _set_sampling(sampling: pb.SamplingParams, name: str, value: Any) -> None:
 
 
 def _set_biases(sampling: pb.SamplingParams, biases: Any) -> None:
+    check_entries("logit_bias", biases)
     if not isinstance(biases, dict):
         raise BadField("logit_bias: is no object")
     sampling.ClearField("logit_bias")
