@@ -65,7 +65,7 @@ PAGE_SIZE_MAX: Final = 1000
 _CHUNK_OF_CALL_MAX: Final = 512 * 1024
 
 Method = Callable[[Any, Any, Any], Coroutine[Any, Any, Any]]
-_Entry = TypeVar("_Entry", pb.Job, pb.Upload)
+_Entry = TypeVar("_Entry")
 
 
 def _method(behaviour: Method) -> Method:
@@ -175,15 +175,22 @@ class JobService(JobServiceServicer):
             and (not request.states or known.state in request.states)
         }
         page, token = _page(jobs, request)
+        response = pb.ListJobsResponse(next_page_token=token)
+        bytes_ = 0
         async with self._turns.one(tenant_of(context)):
-            read = [record async for record in _each(self._store.read, page, JobUnknown)]
-        shown = [
-            _shown(record)
-            for record, _ in read
-            if tenant in (None, record.job.tenant)
-            and (not request.states or record.job.state in request.states)
-        ]
-        return pb.ListJobsResponse(jobs=shown, next_page_token=token)
+            async for record, _ in _each(self._store.read, page, JobUnknown):
+                job = record.job
+                if tenant not in (None, job.tenant):
+                    continue
+                if request.states and job.state not in request.states:
+                    continue
+                response.jobs.append(_shown(record))
+                bytes_ += response.jobs[-1].ByteSize()
+                if bytes_ >= LIST_BYTES and job.id != page[-1]:
+                    at_ms = job.create_time.ToMilliseconds()
+                    response.next_page_token = _page_key(at_ms, job.id)
+                    break
+        return response
 
     @_method
     async def WatchJob(self, request: pb.WatchJobRequest, context: Any) -> None:  # type: ignore[override]
@@ -587,15 +594,11 @@ def _page_key(create_unix_ms: int, name: str) -> str:
 
 
 def _page(
-    entries: Mapping[str, _Entry], request: pb.ListJobsRequest | pb.ListUploadsRequest
-) -> tuple[list[_Entry], str]:
+    entries: Mapping[str, str], request: pb.ListJobsRequest | pb.ListUploadsRequest
+) -> tuple[list[str], str]:
     """The page that ``request`` names of the ``entries`` by their keys, and what names the next one."""
     check_length("page_token", request.page_token, PAGE_TOKEN_CHARS_MAX)
-    most = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
+    size = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
     keys = sorted(key for key in entries if key > request.page_token)
-    size, bytes_ = 0, 0
-    while size < min(most, len(keys)) and bytes_ < LIST_BYTES:
-        bytes_ += entries[keys[size]].ByteSize()
-        size += 1
     token = keys[size - 1] if len(keys) > size else ""
     return [entries[key] for key in keys[:size]], token
