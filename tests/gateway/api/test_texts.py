@@ -204,7 +204,7 @@ WRONG = [
     ("Score", pb.ScoreRequest(answers=["a"] * 2049), InvalidRequest, "answers: must have 1 to"),
     ("Score", pb.ScoreRequest(answers=["a"], model="embed"), InvalidRequest, "known: small"),
     ("Score", pb.ScoreRequest(answers=["h"]), InvalidRequest, r"answers\[0\]: is one token"),
-    ("Generate", pb.GenerateRequest(prompt="a", model="embed"), UnknownModel, "known: small"),
+    ("Generate", pb.GenerateRequest(prompt="a", model="embed"), InvalidRequest, "by small, large"),
 ]  # fmt: skip
 
 
