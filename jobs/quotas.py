@@ -1,28 +1,61 @@
 """What each tenant has in the store, and how much it may have: jobs, uploads, bytes of inputs, bytes of results.
 
+It is an index of the records too: a call about jobs of one tenant reads those of no other.
+
 Every process counts for itself, by the records that it hears of as they change; all of them are read now and then. So a
 tenant may be a moment over its share, by what several processes take at the same time.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Final
 
-from sluice.errors import LimitReached, StorageFull
+from sluice.errors import LimitReached, StorageFull, TransportUnavailable
 from sluice.internal.v1.job_pb2 import JobRecord, UploadRecord
 from sluice.settings import JobsSettings
+from sluice.v1.jobs_pb2 import JobState
+from sluice.wire.clock import ms_of
 
+COUNTED_S: Final = 10.0
 RETRY_AFTER_S: Final = 30.0
 
 
+@dataclass(frozen=True, slots=True)
+class KnownJob:
+    """What is known of a job."""
+
+    tenant: str
+    results_bytes: int
+    state: "JobState.ValueType"
+    create_unix_ms: int
+    upload: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnownUpload:
+    """What is known of an upload; ``complete_unix_ms`` is 0 while it is not complete."""
+
+    tenant: str
+    size_bytes: int
+    complete_unix_ms: int
+
+
 class Quotas:
-    """Of all tenants, as one process knows it."""
+    """Of all tenants, as one process knows it.
+
+    Attributes:
+        jobs: by id.
+        uploads: by id.
+        counted: set when all records were read once.
+    """
 
     def __init__(self, settings: JobsSettings) -> None:
         self._settings = settings
-        self._jobs: dict[str, tuple[str, int]] = {}
-        """Tenant and bytes of results, by job."""
-        self._uploads: dict[str, tuple[str, int]] = {}
+        self.jobs: dict[str, KnownJob] = {}
+        self.uploads: dict[str, KnownUpload] = {}
+        self.counted = asyncio.Event()
         self._jobs_of: Counter[str] = Counter()
         self._uploads_of: Counter[str] = Counter()
         self._inputs: Counter[str] = Counter()
@@ -34,39 +67,61 @@ class Quotas:
         settings = self._settings
         return max(1, int(settings.running_max * settings.tenant_share))
 
+    async def ready(self) -> None:
+        """Returns when all is counted.
+
+        Raises:
+            TransportUnavailable: it takes too long.
+        """
+        try:
+            async with asyncio.timeout(COUNTED_S):
+                await self.counted.wait()
+        except TimeoutError:
+            message = "this process of jobs has not read the records yet"
+            raise TransportUnavailable(message, retry_after_s=1.0) from None
+
     def job(self, job: str, record: JobRecord | None) -> None:
         """The job as it is now; None: it is gone."""
-        tenant, size = self._jobs.pop(job, ("", 0))
-        if tenant:
-            _add(self._jobs_of, tenant, -1)
-            _add(self._results, tenant, -size)
+        known = self.jobs.pop(job, None)
+        if known is not None:
+            _add(self._jobs_of, known.tenant, -1)
+            _add(self._results, known.tenant, -known.results_bytes)
         if record is not None:
-            tenant, size = record.job.tenant, record.results_bytes
-            self._jobs[job] = tenant, size
-            _add(self._jobs_of, tenant, 1)
-            _add(self._results, tenant, size)
+            shown = record.job
+            created_ms = int(ms_of(shown.create_time))
+            self.jobs[job] = KnownJob(
+                shown.tenant, record.results_bytes, shown.state, created_ms, record.upload_id
+            )
+            _add(self._jobs_of, shown.tenant, 1)
+            _add(self._results, shown.tenant, record.results_bytes)
 
     def stored(self, job: str, size: int) -> None:
         """So many bytes of results more; the record tells it later."""
-        tenant, before = self._jobs.get(job, ("", 0))
-        if tenant:
-            self._jobs[job] = tenant, before + size
-            _add(self._results, tenant, size)
+        known = self.jobs.get(job)
+        if known is not None:
+            self.jobs[job] = replace(known, results_bytes=known.results_bytes + size)
+            _add(self._results, known.tenant, size)
 
     def upload(self, upload: str, record: UploadRecord | None) -> None:
         """The upload as it is now, complete or not; None: it is gone."""
-        tenant, size = self._uploads.pop(upload, ("", 0))
-        if tenant:
-            _add(self._uploads_of, tenant, -1)
-            _add(self._inputs, tenant, -size)
+        known = self.uploads.pop(upload, None)
+        if known is not None:
+            _add(self._uploads_of, known.tenant, -1)
+            _add(self._inputs, known.tenant, -known.size_bytes)
         if record is not None:
-            self._uploads[upload] = record.tenant, record.size_bytes
+            self.uploads[upload] = KnownUpload(
+                record.tenant, record.size_bytes, record.complete_unix_ms
+            )
             _add(self._uploads_of, record.tenant, 1)
             _add(self._inputs, record.tenant, record.size_bytes)
 
+    def users_of(self, upload: str) -> list[str]:
+        """Jobs whose input is ``upload``."""
+        return [job for job, known in self.jobs.items() if known.upload == upload] if upload else []
+
     def known(self) -> tuple[set[str], set[str]]:
         """Jobs and uploads that were heard of."""
-        return set(self._jobs), set(self._uploads)
+        return set(self.jobs), set(self.uploads)
 
     def forget(self, jobs: Iterable[str], uploads: Iterable[str]) -> None:
         """These are gone."""

@@ -5,6 +5,7 @@ import logging
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 from nats.aio.client import Client
@@ -42,6 +43,9 @@ from sluice.wire.clock import ms_of, timestamp, unix_ms
 
 _log = logging.getLogger(__name__)
 
+GATHER_S: Final = 0.02
+"""Changes of records are gathered for so long."""
+EXPIRED_AT_ONCE: Final = 16
 SCAN_S: Final = 30.0
 """How often all records are read, whatever was heard of them."""
 UNUSED_UPLOAD_MS: Final = 24 * 3600 * 1000
@@ -49,6 +53,22 @@ UNUSED_UPLOAD_MS: Final = 24 * 3600 * 1000
 _LIVE: Final = frozenset({JOB_STATE_QUEUED, JOB_STATE_RUNNING})
 _WAITING: Final = frozenset({JOB_STATE_QUEUED, JOB_STATE_PAUSED})
 _RECORDS: Final = subjects.bucket_prefix(subjects.JOBS_BUCKET)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """What the order of jobs needs of one that is queued, or running."""
+
+    tenant: str
+    queued: bool
+    urgency: tuple[int, int]
+    suspect: bool
+
+    @classmethod
+    def of(cls, record: JobRecord) -> "_Waiting":
+        job = record.job
+        queued = job.state == JOB_STATE_QUEUED
+        return cls(job.tenant, queued, urgency(record), is_suspect(record, waits=True))
 
 
 class Scheduler:
@@ -75,8 +95,8 @@ class Scheduler:
         self._metrics = metrics
         self._leases = Leases(process)
         self._quotas = quotas
-        self._live: dict[str, JobRecord | None] = {}
-        """Jobs that this process may take, and what it has heard of them."""
+        self._live: dict[str, _Waiting | None] = {}
+        """Jobs that this process may take, and what it has heard of them; None: their records have to be read."""
         self._ends: dict[str, int] = {}
         """When those that wait or are paused are too late, Unix milliseconds."""
         self._had: set[str] = set()
@@ -88,7 +108,7 @@ class Scheduler:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         metrics.show(self._runners.values())
         self._heard = asyncio.Event()
-        self._scanned_at = float("-inf")
+        self._scanned_at = self._left_at = float("-inf")
 
     async def start(self, client: Client) -> None:
         """Listens to changes of records."""
@@ -97,16 +117,18 @@ class Scheduler:
     async def run(self) -> None:
         """Takes jobs until it is cancelled."""
         while True:
+            self._heard.clear()
             try:
                 await self._look()
             except SluiceError as error:
                 _log.warning("jobs cannot be looked for: %s", error)
+                self._scanned_at = float("-inf")  # changes may not have been heard
             except Exception:  # without this loop no job is taken any more
                 _log.exception("the scheduler failed")
-            self._heard.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(BEAT_S):
                     await self._heard.wait()
+                await asyncio.sleep(GATHER_S)
 
     async def close(self) -> None:
         """Leaves all jobs to other processes."""
@@ -131,8 +153,14 @@ class Scheduler:
 
     def _note(self, job: str, record: JobRecord | None) -> None:
         """What is heard of a job that this process does not run; None: nothing, so its record is read."""
-        self._live[job] = record
         self._note_end(job, record)
+        if record is None:
+            self._live[job] = None
+        elif record.job.state in _LIVE:
+            self._live[job] = _Waiting.of(record)
+        else:
+            self._live.pop(job, None)
+            self._notifier.look(record)
 
     def _note_end(self, job: str, record: JobRecord | None) -> None:
         self._ends.pop(job, None)
@@ -147,17 +175,25 @@ class Scheduler:
             await self._scan()
             self._scanned_at = now
         await self._expire()
-        self._left.clear()
-        for job in [job for job, hint in self._live.items() if not _is_queued(hint)]:
-            if job not in self._runners and (found := await self._candidate(job, now)) is not None:
-                self._live[job] = found[0]
-                self._left.add(job)
+        await self._find_left(now)
         while (chosen := self._next()) is not None:
             candidate = await self._candidate(chosen, now)
             self._live.pop(chosen, None)
             self._left.discard(chosen)
             if candidate is not None:
                 await self._take(*candidate)
+
+    async def _find_left(self, now: float) -> None:
+        """Jobs that are running and that nobody has; those of other processes are read once a second."""
+        every = now - self._left_at >= BEAT_S
+        if every:
+            self._left.clear()
+            self._left_at = now
+        for job, hint in list(self._live.items()):
+            if job in self._runners or (hint is not None and (hint.queued or not every)):
+                continue
+            if await self._candidate(job, now) is not None:
+                self._left.add(job)
 
     def _next(self) -> str | None:
         """The job to take: of the tenant with the fewest, the most urgent one; None: none, or there is no place.
@@ -166,25 +202,24 @@ class Scheduler:
         """
         running = Counter(runner.tenant for runner in self._runners.values())
         suspected = any(runner.suspected for runner in self._runners.values())
-        waiting = [
-            record
-            for job, record in self._live.items()
-            if record is not None
-            and (_is_queued(record) or job in self._left)
-            and job not in self._runners
-            and not (suspected and is_suspect(record, waits=True))
-        ]
-        first = min(
-            (one for one in waiting if running[one.job.tenant] < self._quotas.places_max),
-            key=lambda one: (running[one.job.tenant], *urgency(one)),
-            default=None,
-        )
+        most = self._quotas.places_max
+        first, best = None, ((most, 0, 0), "")
+        for job, hint in self._live.items():
+            if (
+                hint is None
+                or running[hint.tenant] > best[0][0]
+                or not (hint.queued or job in self._left)
+            ):
+                continue
+            key = (running[hint.tenant], *hint.urgency), job
+            if key < best and job not in self._runners and not (suspected and hint.suspect):
+                first, best = hint, key
         if first is None:
             return None
         if len(self._runners) < self._settings.running_max:
-            return first.job.id
+            return best[1]
         tenant, most = running.most_common(1)[0]
-        if not running[first.job.tenant] and most > 1 and not self._leaving:
+        if not running[first.tenant] and most > 1 and not self._leaving:
             newest = [job for job, runner in self._runners.items() if runner.tenant == tenant][-1]
             _log.info("job %s waits: tenant %s has %d others", newest, tenant, most - 1)
             self._leaving.add(newest)
@@ -194,7 +229,10 @@ class Scheduler:
     async def _expire(self) -> None:
         """Jobs that wait or are paused, and whose deadline has passed, are over."""
         now_ms = unix_ms()
-        for job in [job for job, end_ms in self._ends.items() if end_ms <= now_ms]:
+        late = [job for job, end_ms in self._ends.items() if end_ms <= now_ms]
+        if late[EXPIRED_AT_ONCE:]:
+            self._heard.set()  # the others follow; meanwhile jobs are taken
+        for job in late[:EXPIRED_AT_ONCE]:
             del self._ends[job]
             with suppress(JobUnknown):
                 await self._store.change(job, _expire)
@@ -221,6 +259,7 @@ class Scheduler:
                 await self._store.delete_upload(upload)
         gone = uploads_before.difference(upload for upload, _ in uploads)
         self._quotas.forget(jobs_before - jobs, gone)
+        self._quotas.counted.set()
         self._had &= jobs | self._runners.keys()
 
     async def _candidate(self, job: str, now: float) -> tuple[JobRecord, int] | None:
@@ -229,10 +268,7 @@ class Scheduler:
         except JobUnknown:
             self._live.pop(job, None)
             return None
-        self._notifier.look(record)
-        self._note_end(job, record)
-        if record.job.state not in _LIVE:
-            self._live.pop(job, None)
+        self._note(job, record)
         return (record, revision) if self._leases.may_take(record, revision, now) else None
 
     async def _take(self, record: JobRecord, revision: int) -> None:
@@ -302,10 +338,6 @@ class Scheduler:
         tenants = {job: runner.tenant for job, runner in self._runners.items()}
         for job, share in shares(self._settings.window_items, tenants).items():
             self._runners[job].share(share)
-
-
-def _is_queued(record: JobRecord | None) -> bool:
-    return record is not None and record.job.state == JOB_STATE_QUEUED
 
 
 def _expire(record: JobRecord) -> None:

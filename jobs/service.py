@@ -27,6 +27,7 @@ from jobs.spec import (
 )
 from jobs.stages import check_stages
 from jobs.store import JobStore, job_unknown
+from jobs.threads import Places
 from jobs.uploads import NewUpload, Outside
 from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
 from sluice.errors import (
@@ -56,6 +57,10 @@ PAGE_BYTES: Final = 256 * 1024
 LIST_BYTES: Final = 4 * 1024 * 1024
 """A page of a list ends behind the entry that reaches it, however few it has."""
 PAGE_SIZE: Final = 100
+READS: Final = 16
+"""Of records for one call, at the same time."""
+READS_OF_TENANT: Final = 4
+"""Calls of a tenant that read or write the store at the same time; calls and streams of it beyond that wait in turn."""
 PAGE_SIZE_MAX: Final = 1000
 _CHUNK_OF_CALL_MAX: Final = 512 * 1024
 
@@ -99,6 +104,7 @@ class JobService(JobServiceServicer):
         self._outside = outside
         self._quotas = quotas
         self._known_models = known_models
+        self._turns = Places(READS_OF_TENANT, "the store of jobs")
 
     @_method
     async def CreateJob(self, request: pb.CreateJobRequest, context: Any) -> pb.CreateJobResponse:
@@ -114,16 +120,18 @@ class JobService(JobServiceServicer):
         job.id, job.tenant, job.state = new_job_id(tenant, key), tenant, pb.JOB_STATE_QUEUED
         job.spec.CopyFrom(spec)
         job.create_time.CopyFrom(timestamp(unix_ms()))
-        if key:
-            record.fingerprint = await self._fingerprint(spec)
-            if (known := await self._known(record)) is not None:
-                return pb.CreateJobResponse(job=_shown(known))
-        check_not_late(spec.limits)
-        return pb.CreateJobResponse(job=_shown(await self._create(record)))
+        async with self._turns.one(tenant):
+            if key:
+                record.fingerprint = await self._fingerprint(spec)
+                if (known := await self._known(record)) is not None:
+                    return pb.CreateJobResponse(job=_shown(known))
+            check_not_late(spec.limits)
+            return pb.CreateJobResponse(job=_shown(await self._create(record)))
 
     async def _create(self, record: JobRecord) -> JobRecord:
         """The job; that of another call with its key, if there is one."""
         job = record.job
+        await self._quotas.ready()
         self._quotas.check_job(job.tenant)
         self._quotas.job(job.id, record)  # calls beside this one count it
         try:
@@ -159,14 +167,23 @@ class JobService(JobServiceServicer):
         """See the proto."""
         tenant = scope_of(context)
         check_count("states", request.states, len(pb.JobState.values()))
+        await self._quotas.ready()
         jobs = {
-            _page_key(record.job.create_time.ToMilliseconds(), record.job.id): _shown(record)
-            async for record in self._store.records()
-            if tenant in (None, record.job.tenant)
-            and (not request.states or record.job.state in request.states)
+            _page_key(known.create_unix_ms, job): job
+            for job, known in self._quotas.jobs.items()
+            if tenant in (None, known.tenant)
+            and (not request.states or known.state in request.states)
         }
         page, token = _page(jobs, request)
-        return pb.ListJobsResponse(jobs=page, next_page_token=token)
+        async with self._turns.one(tenant_of(context)):
+            read = [record async for record in _each(self._store.read, page, JobUnknown)]
+        shown = [
+            _shown(record)
+            for record, _ in read
+            if tenant in (None, record.job.tenant)
+            and (not request.states or record.job.state in request.states)
+        ]
+        return pb.ListJobsResponse(jobs=shown, next_page_token=token)
 
     @_method
     async def WatchJob(self, request: pb.WatchJobRequest, context: Any) -> None:  # type: ignore[override]
@@ -236,11 +253,11 @@ class JobService(JobServiceServicer):
         record = await self._own(request.id, context)
         if record.job.state not in OVER:
             raise WrongJobState("the job is not over: cancel it first")
-        upload = record.upload_id
-        async for other in self._store.records():
-            if other.upload_id == upload and other.job.id != record.job.id:
-                upload = ""
-        await self._store.delete(record.job.id, upload)
+        await self._quotas.ready()
+        shared = set(self._quotas.users_of(record.upload_id)) - {record.job.id}
+        upload = "" if shared else record.upload_id
+        async with self._turns.one(tenant_of(context)):
+            await self._store.delete(record.job.id, upload)
         self._quotas.job(record.job.id, None)
         self._quotas.upload(upload, None)
         return pb.DeleteJobResponse()
@@ -257,7 +274,10 @@ class JobService(JobServiceServicer):
         if request.follow and record.job.state not in OVER and not record.round:
             outcomes = self._followed(record, stage, request.from_index, context)
         else:
-            outcomes = merged(self._store, record.job.id, stage, record.round, request.from_index)
+            outcomes = self._in_turn(
+                context,
+                merged(self._store, record.job.id, stage, record.round, request.from_index),
+            )
         async for page in _pages(outcomes):
             await context.write(pb.GetResultsResponse(results=page))
 
@@ -268,7 +288,7 @@ class JobService(JobServiceServicer):
         letters = dead_letters(
             self._store, record.job.id, stages_of(record) - 1, record.round, request.from_index
         )
-        async for page in _pages(letters):
+        async for page in _pages(self._in_turn(context, letters)):
             await context.write(pb.ListDeadLettersResponse(results=page))
 
     @_method
@@ -311,6 +331,7 @@ class JobService(JobServiceServicer):
     @_method
     async def UploadInput(self, requests: Any, context: Any) -> pb.UploadInputResponse:
         """See the proto."""
+        await self._quotas.ready()
         async with NewUpload(self._store, tenant_of(context), self._quotas) as upload:
             async for request in requests:
                 if isinstance(request, SluiceError):
@@ -343,18 +364,26 @@ class JobService(JobServiceServicer):
     ) -> pb.ListUploadsResponse:
         """See the proto."""
         tenant = scope_of(context)
+        await self._quotas.ready()
         uploads = {
-            _page_key(upload.complete_unix_ms, upload_id): pb.Upload(
+            _page_key(known.complete_unix_ms, upload): upload
+            for upload, known in self._quotas.uploads.items()
+            if known.complete_unix_ms and tenant in (None, known.tenant)
+        }
+        page, token = _page(uploads, request)
+
+        async def read(upload_id: str) -> pb.Upload:
+            upload = await self._upload(tenant, upload_id)
+            return pb.Upload(
                 upload_id=upload_id,
                 name=upload.name,
                 size_bytes=upload.size_bytes,
                 create_time=timestamp(upload.complete_unix_ms),
             )
-            async for upload_id, upload in self._store.uploads()
-            if upload.complete_unix_ms and tenant in (None, upload.tenant)
-        }
-        page, token = _page(uploads, request)
-        return pb.ListUploadsResponse(uploads=page, next_page_token=token)
+
+        async with self._turns.one(tenant_of(context)):
+            shown = [one async for one in _each(read, page, UploadUnknown)]
+        return pb.ListUploadsResponse(uploads=shown, next_page_token=token)
 
     @_method
     async def DeleteUpload(
@@ -362,7 +391,9 @@ class JobService(JobServiceServicer):
     ) -> pb.DeleteUploadResponse:
         """See the proto."""
         await self._upload(scope_of(context), request.upload_id)
-        async for record in self._store.records():
+        await self._quotas.ready()
+        users = self._quotas.users_of(request.upload_id)
+        async for record, _ in _each(self._store.read, users, JobUnknown):
             if record.upload_id == request.upload_id and record.job.state not in OVER:
                 raise WrongJobState(
                     f"job {record.job.id} reads this upload: cancel it, or wait for its end"
@@ -417,9 +448,22 @@ class JobService(JobServiceServicer):
         return hashlib.sha256(named.SerializeToString(deterministic=True)).digest()
 
     async def _own(self, job: str, context: Any) -> JobRecord:
-        record, _ = await self._store.read(job)
+        async with self._turns.one(tenant_of(context)):
+            record, _ = await self._store.read(job)
         _check_owner(record, scope_of(context))
         return record
+
+    async def _in_turn(
+        self, context: Any, outcomes: AsyncIterator[_Entry]
+    ) -> AsyncIterator[_Entry]:
+        """``outcomes``, each read in a turn of the caller's tenant."""
+        tenant = tenant_of(context)
+        while True:
+            async with self._turns.one(tenant):
+                found = await anext(outcomes, None)
+            if found is None:
+                return
+            yield found
 
     async def _change(self, job: str, context: Any, edit: Callable[[JobRecord], None]) -> pb.Job:
         tenant = scope_of(context)
@@ -428,7 +472,10 @@ class JobService(JobServiceServicer):
             _check_owner(record, tenant)
             edit(record)
 
-        return _shown(await self._store.change(job, checked))
+        async with self._turns.one(tenant_of(context)):
+            record = await self._store.change(job, checked)
+        self._quotas.job(job, record)
+        return _shown(record)
 
     async def _until_over(self, job: str, context: Any) -> JobRecord:
         """How many stages it has is known at its end."""
@@ -445,7 +492,7 @@ class JobService(JobServiceServicer):
         log, job = OrderedLog(self._store, record.job.id, stage, 0, first), record.job.id
         while True:
             over = (await self._own(job, context)).job.state in OVER
-            async for outcome in log.read():
+            async for outcome in self._in_turn(context, log.read()):
                 yield outcome
             if over:
                 return
@@ -467,6 +514,22 @@ async def _pages(outcomes: AsyncIterator[ItemOutcome]) -> AsyncIterator[list[pb.
             page, size, since = [], 0, time.monotonic()
     if page:
         yield page
+
+
+async def _each(
+    read: Callable[[str], Coroutine[Any, Any, _Entry]],
+    names: Sequence[str],
+    gone: type[SluiceError],
+) -> AsyncIterator[_Entry]:
+    """What ``read`` gives of each name, in order, a few at the same time; those that are ``gone`` are left out."""
+    for begin in range(0, len(names), READS):
+        some = names[begin : begin + READS]
+        for found in await asyncio.gather(*map(read, some), return_exceptions=True):
+            if isinstance(found, gone):
+                continue
+            if isinstance(found, BaseException):
+                raise found
+            yield found
 
 
 def tenant_of(context: Any) -> str:

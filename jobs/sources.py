@@ -2,13 +2,12 @@
 
 import asyncio
 import hashlib
-import itertools
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from jobs.answers import input_hash
-from jobs.core.window import BLOCK, Entry
+from jobs.core.window import BLOCK, BLOCK_BYTES, Entry
 from jobs.input import Template, read_items
 from jobs.input.read import Format
 from jobs.items import BadLine, Item
@@ -109,7 +108,13 @@ class InputSource:
 
 
 def _block_of(entries: Iterator[Entry | ItemOutcome]) -> Block:
-    return list(itertools.islice(entries, BLOCK))
+    """The next ones: `BLOCK` of them, or fewer that have `BLOCK_BYTES`."""
+    block: Block = []
+    size = 0
+    while len(block) < BLOCK and size < BLOCK_BYTES and (one := next(entries, None)) is not None:
+        block.append(one)
+        size += one.request.ByteSize() if isinstance(one, Entry) else 0
+    return block
 
 
 def defaults_of(spec: JobSpec) -> GenerateRequest:

@@ -13,7 +13,7 @@ import grpc
 from jobs.answers import input_hash
 from jobs.core.retry import Failure, failure_of
 from jobs.core.split import split
-from jobs.core.window import BLOCK, Entry
+from jobs.core.window import BLOCK, BLOCK_BYTES, Entry
 from jobs.gateways import Gateways
 from jobs.input import Template
 from jobs.results import merged
@@ -257,12 +257,15 @@ class StageSource:
 
 
 async def _blocks(parts: AsyncIterator[Block]) -> AsyncIterator[Block]:
-    """The same entries, `BLOCK` at a time."""
+    """The same entries, `BLOCK` at a time, or fewer that have `BLOCK_BYTES`."""
     made: Block = []
+    size = 0
     async for some in parts:
-        made += some
-        while len(made) >= BLOCK:
-            yield made[:BLOCK]
-            made = made[BLOCK:]
+        for one in some:
+            made.append(one)
+            size += one.request.ByteSize() if isinstance(one, Entry) else 0
+            if len(made) == BLOCK or size >= BLOCK_BYTES:
+                yield made
+                made, size = [], 0
     if made:
         yield made

@@ -76,6 +76,7 @@ class NewUpload:
         self.record.sha256 = self._digest.digest()
         self.record.complete_unix_ms = unix_ms()
         await self._store.write_upload(self.id, self.record)
+        self._quotas.upload(self.id, self.record)
 
     async def _write(self) -> None:
         chunk = bytes(self._held[:CHUNK_BYTES])
@@ -110,8 +111,9 @@ class Outside:
         outbound: opens HTTP.
         streams: of JetStream, and of each the subjects that are inputs.
         tenants: of those prefixes and streams that are not all tenants'.
-        reading: threads for inputs.
-        calling: threads for names, URLs and webhooks.
+        reading: threads for inputs, those at URLs too.
+        naming: threads for names of webhooks, when a job is created.
+        calling: threads for webhooks; one that does not answer keeps no job from being created.
     """
 
     prefixes: tuple[str, ...]
@@ -119,13 +121,14 @@ class Outside:
     streams: Streams
     tenants: Mapping[str, Sequence[str]]
     reading: Threads
+    naming: Threads
     calling: Threads
 
     @classmethod
     def of(cls, settings: JobsSettings) -> "Outside":
         """As the operator lists it."""
         private = Outbound(settings.private_hosts)
-        threads = Threads("inputs"), Threads("outbound")
+        threads = Threads("inputs"), Threads("names"), Threads("webhooks")
         prefixes, streams = tuple(settings.input_prefixes), settings.input_streams
         return cls(prefixes, private, streams, settings.input_tenants, *threads)
 
@@ -147,28 +150,19 @@ class Outside:
 
     def close(self) -> None:
         """Begins nothing more."""
-        self.reading.close()
-        self.calling.close()
+        for threads in (self.reading, self.naming, self.calling):
+            threads.close()
 
     async def send(self, tenant: str, webhook: JobWebhook, event: webhooks.Event) -> bool:
         """Tells ``event``; see `webhooks.send`."""
 
         async def post(headers: Mapping[str, str]) -> int:
-            return await self._within(
-                tenant, self.outbound.post, webhook.url, headers, event.body, webhooks.FIELD
+            post, url = self.outbound.post, webhook.url
+            return await _within(
+                self.calling, tenant, post, url, headers, event.body, webhooks.FIELD
             )
 
         return await webhooks.send(webhook, event, post)
-
-    async def _within(
-        self, tenant: str, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
-    ) -> _T:
-        try:
-            async with asyncio.timeout(CALL_S):
-                return await self.calling.run(tenant, work, *args, **kwargs)
-        except TimeoutError:
-            message = f"a call to the outside took over {CALL_S:g} s"
-            raise TransportUnavailable(message, retry_after_s=RETRY_AFTER_S) from None
 
     async def check(self, store: JobStore, tenant: str, spec: JobSpec) -> None:
         """Checks the URLs and the subject of a new job of ``tenant``.
@@ -184,7 +178,7 @@ class Outside:
         if spec.input.WhichOneof("source") == "url":
             check_url(spec.input.url, self.prefixes_of(tenant))
         if spec.webhook.url:
-            await self._within(tenant, webhooks.check, spec.webhook, self.outbound)
+            await _within(self.naming, tenant, webhooks.check, spec.webhook, self.outbound)
 
     async def fetch(self, store: JobStore, tenant: str, url: str, quotas: Quotas) -> str:
         """Copies what is behind ``url`` into the store; the id of the upload.
@@ -198,10 +192,21 @@ class Outside:
         try:
             async with NewUpload(store, tenant, quotas) as upload:
                 upload.record.name = PurePosixPath(urlsplit(url).path).name[-256:]
-                while piece := await self.calling.run(tenant, next, pieces, b""):
+                while piece := await self.reading.run(tenant, next, pieces, b""):
                     await upload.add(piece)
                 await upload.complete()
         finally:
             with suppress(ValueError):  # a thread still reads
                 pieces.close()
         return upload.id
+
+
+async def _within(
+    threads: Threads, tenant: str, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+) -> _T:
+    try:
+        async with asyncio.timeout(CALL_S):
+            return await threads.run(tenant, work, *args, **kwargs)
+    except TimeoutError:
+        message = f"a call to the outside took over {CALL_S:g} s"
+        raise TransportUnavailable(message, retry_after_s=RETRY_AFTER_S) from None

@@ -102,7 +102,7 @@ def nats_command(config: NatsConfig, path: Path) -> tuple[str, ...]:
         write_atomically(path, text)
     except OSError as error:
         raise SetupError(
-            f"{error.filename}: {error.strerror}; choose a folder to write to"
+            f"{error.filename2 or error.filename}: {error.strerror}; choose a folder to write to"
         ) from error
     return (str(program), "--config", str(path))
 

@@ -201,7 +201,8 @@ def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampli
     if constraint is not None:
         setattr(fitted, constraint, getattr(sampling, constraint))
     form, tools = model.tokenizer.tool_format, request.tools
-    if form is not None and tools is not None and tools.constrained:
+    constrained = tools is not None and tools.constrained and model.settings.server is None
+    if form is not None and tools is not None and constrained:
         fitted.grammar = grammar_of(form, tools, model.tokenizer.special_id(form.opening))
     return fitted
 
@@ -261,6 +262,11 @@ def _check_model(request: ValidRequest, model: ServedModel) -> None:
     if model.settings.server is not None and request.tools is not None and request.tools.forced:
         raise InvalidRequest.of(
             "tool_choice", f"the server of {model.name} cannot be held to a call; let it choose"
+        )
+    server = model.settings.server
+    if server is not None and server.api != "chat" and request.tools and request.tools.schema:
+        raise InvalidRequest.of(
+            "sampling.json_schema", f"the server of {model.name} takes none beside tools"
         )
     constraint = sampling.WhichOneof("constraint")
     field = f"sampling.{constraint}" if constraint else ""

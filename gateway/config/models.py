@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from gateway.config.file_hashes import content_hash
 from gateway.models.catalog import Catalog, ServedModel
+from gateway.models.sentence_pieces import PieceTokenizer, marian_tokenizers
 from gateway.models.speech import SpeechTokens, speech_tokens
 from gateway.models.tokenizer import ChatTemplate, ModelTokenizer
 from gateway.tools.formats import FORMATS, HERMES, ToolFormat, guess
@@ -18,6 +19,7 @@ from sluice.settings.models import (
     check_modality,
     computed_context_of,
     context_tokens_of,
+    has_marian_pieces,
     hears,
     labels_of,
     language_config,
@@ -36,6 +38,9 @@ _FILES: Final = [
     "config.json",
     "generation_config.json",
     "chat_template.jinja",
+    # Of Marian models, which have no tokenizer.json.
+    "source.spm",
+    "vocab.json",
 ]
 _TEXT_ENGINES: Final = frozenset({"embedding", "reranker", "token_classifier"})
 _VERSIONED: Final = frozenset({".json", ".jinja", ".model", ".spm", ".txt"})
@@ -93,7 +98,7 @@ def load_tokenizer(model: ModelSettings) -> ModelTokenizer:
         return _conversation_tokenizer(folder, context_tokens)
     tokenizer_config = read_json(folder / "tokenizer_config.json")
     generation = read_json(folder / "generation_config.json")
-    tokenizer = _tokenizer(folder)
+    tokenizer, pieces = _tokenizers(folder, tokenizer_config)
     tokens = _special_tokens(tokenizer_config)
     template = _template_source(folder, tokenizer_config)
     return ModelTokenizer(
@@ -104,6 +109,8 @@ def load_tokenizer(model: ModelSettings) -> ModelTokenizer:
         stop_token_ids=_stop_token_ids(tokenizer, tokens, (config, generation)),
         labels=labels_for(model),
         tool_format=_tool_format(model, template),
+        pieces=pieces,
+        hidden_tokens=_hidden_tokens(config, generation, tokenizer),
     )
 
 
@@ -188,6 +195,23 @@ def labels_for(model: ModelSettings) -> tuple[str, ...]:
         raise SettingsError(f"models: {model.name}: {path} {error}") from error
 
 
+def _hidden_tokens(
+    config: Mapping[str, Any], generation: Mapping[str, Any], tokenizer: Tokenizer
+) -> frozenset[int]:
+    return speech_tokens(config, generation, tokenizer).control if hears(config) else frozenset()
+
+
+def _tokenizers(folder: Path, config: Mapping[str, Any]) -> tuple[Tokenizer, PieceTokenizer | None]:
+    """The tokenizer, and what encodes prompts where that is another one."""
+    if not has_marian_pieces(folder):
+        return _tokenizer(folder), None
+    try:
+        source = (folder / "source.spm").read_bytes()
+        return marian_tokenizers(source, read_json(folder / "vocab.json"), config)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{folder}: its tokenizer cannot be read: {error}") from error
+
+
 def _tokenizer(folder: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -264,9 +288,9 @@ def model_folder(path: str, engine: str = "") -> Path:
         tokenizer = read_sentence_folder(folder).transformer / "tokenizer.json"
     else:
         tokenizer = folder / "tokenizer.json"
-    if not tokenizer.is_file():
+    if not tokenizer.is_file() and not has_marian_pieces(folder):
         raise SettingsError(
-            f"{tokenizer.parent}: no tokenizer.json; save the tokenizer there in the fast (Rust) format"
+            f"{tokenizer.parent}: no tokenizer.json; have transformers write one (docs/engine.md, Other formats)"
         )
     return folder
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from gateway.http.requests import field_name
-from sluice.errors import InvalidRequest, SluiceError, UnknownModel
+from sluice.errors import InvalidRequest, PromptTooLong, SluiceError, UnknownModel
 from sluice.openai.answers import Shape, choice, finish_reason, usage_of, whole_answer
 from sluice.openai.errors import error_body, http_status
 from sluice.openai.tools import calls_of
@@ -183,6 +183,10 @@ def _described(error: SluiceError, named: Callable[[str], str]) -> tuple[str, st
     """Message and field, with OpenAI's names."""
     if isinstance(error, UnknownModel):
         return error.message, "model"
+    if isinstance(error, PromptTooLong):
+        # OpenAI's words, by which clients know the error whatever its code says.
+        limit = error.metadata["context_tokens"]
+        return f"this model's maximum context length is {limit} tokens: {error.message}", None
     if not isinstance(error, InvalidRequest) or not error.violations:
         return error.message, None
     said = [(named(one.field), one.description) for one in error.violations]

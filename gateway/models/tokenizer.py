@@ -27,6 +27,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Encoding, Tokenizer
 
+from gateway.models.sentence_pieces import PieceTokenizer
 from gateway.streaming.detokenizer import Detokenizer, StreamDetokenizer
 from gateway.tools.formats import ToolFormat
 from gateway.tools.tool import map_texts
@@ -170,6 +171,10 @@ class ModelTokenizer:
     """How the model writes calls of tools; None: it does not, or its template takes no tools."""
     marks_reasoning: bool = False
     """Whether what the model thought is marked in the text of its answer, see `sluice.wire.text_tokens`."""
+    pieces: PieceTokenizer | None = None
+    """What encodes prompts where that is not ``tokenizer``."""
+    hidden_tokens: frozenset[int] = frozenset()
+    """Tokens of answers that are no text although they are no special tokens, such as Whisper's timestamps."""
     token_chars_max: int = field(init=False)
     """The characters of the longest token; a longer text is more than one token."""
     _plain: "PlainTextEncoder" = field(init=False)
@@ -204,11 +209,12 @@ class ModelTokenizer:
 
     def encode_text(self, text: str) -> list[int]:
         """The tokens of ``text`` without a template, with those that the tokenizer adds to every text."""
-        return self.framed(self._plain.encode(text))[0]
+        return self.framed(self.bare(text))[0]
 
     def token_ends(self, text: str) -> list[int]:
         """Where each token of ``text`` ends, in characters, without those that the tokenizer adds to every text."""
-        offsets = self.tokenizer.encode(text, add_special_tokens=False).offsets
+        tokenizer = self.tokenizer if self.pieces is None else self.pieces.pieces
+        offsets = tokenizer.encode(text, add_special_tokens=False).offsets
         # Of a token of blanks alone some tokenizers give no place.
         return list(accumulate((end for _, end in offsets), max))
 
@@ -231,7 +237,7 @@ class ModelTokenizer:
 
     def bare(self, text: str) -> list[int]:
         """The tokens of ``text`` without those that the tokenizer adds."""
-        return self._plain.encode(text)
+        return self._plain.encode(text) if self.pieces is None else self.pieces.encode(text)
 
     def framed(self, *texts: Sequence[int]) -> tuple[list[int], int]:
         """One text or two with the tokens that the tokenizer adds, and where the last one begins."""
@@ -271,7 +277,7 @@ class ModelTokenizer:
     def detokenizer(self, *, tools: bool = False) -> Detokenizer:
         """For one answer; ``tools``: with the text of the special tokens that begin and end calls of tools."""
         if not tools or self.tool_format is None:
-            return StreamDetokenizer(self.tokenizer)
+            return StreamDetokenizer(self.tokenizer, hidden=self.hidden_tokens)
         marks = (self.tool_format.opening, self.tool_format.closing)
         shown = {
             token_id: mark for mark in marks if (token_id := self.special_id(mark)) is not None

@@ -61,6 +61,7 @@ def tool_use_of(request: pb.GenerateRequest, found: FieldViolations) -> ToolUse 
         only=choice.function,
         required=choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED,
         parallel=request.parallel_tool_calls or not request.HasField("parallel_tool_calls"),
+        schema=request.sampling.json_schema,
     )
     _check_together(request, use, found)
     return use
@@ -83,7 +84,7 @@ def _check_together(request: pb.GenerateRequest, use: ToolUse, found: FieldViola
     sampling = request.sampling
     found.check(not request.raw_prompt, "tools", "need the chat template, and no raw prompt")
     constraint = sampling.WhichOneof("constraint")
-    found.check(constraint is None, f"sampling.{constraint}", "cannot be combined with tools")
+    found.check(constraint != "regex", "sampling.regex", "cannot be combined with tools")
     for field in ("min_tokens", "stop_token_ids"):
         found.check(
             not (use.constrained and getattr(sampling, field)),

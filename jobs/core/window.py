@@ -21,10 +21,14 @@ from sluice.v1.inference_pb2 import EmbedRequest, GenerateRequest
 
 BLOCK: Final = 512
 """Items that are sorted together."""
+BLOCK_BYTES: Final = 4 * 1024 * 1024
+"""A block whose requests have so many bytes is whole with fewer items."""
 SPAN_MAX: Final = 8192
 """Items between the oldest without an outcome and the newest in memory."""
 BYTES_MAX: Final = 32 * 1024 * 1024
 """Of the requests in memory."""
+IN_FLIGHT_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Of the requests in flight; another one goes below it."""
 NO_ROOM_WAIT_S_MAX: Final = 15.0
 _BEGINNING: Final = 64
 """Characters of a prompt that tell which beginning it shares."""
@@ -88,6 +92,7 @@ class Window:
         self._waiting: deque[Entry] = deque()
         self._later: list[tuple[float, int, Entry]] = []
         self._in_flight: dict[int, Entry] = {}
+        self._in_flight_bytes = 0
         self._leaders: dict[bytes, Entry] = {}
         self._bytes = 0
         self._count = 0
@@ -136,6 +141,7 @@ class Window:
         again = self._later and self._later[0][0] <= now
         entry = heapq.heappop(self._later)[2] if again else self._waiting.popleft()
         self._in_flight[entry.place] = entry
+        self._in_flight_bytes += entry.size
         self._requests.took(1)
         entry.reserved_tokens = self._expected_tokens(entry)
         self._tokens.took(entry.reserved_tokens)
@@ -144,7 +150,9 @@ class Window:
     def wait_s(self, now: float) -> float | None:
         """How long until an item may be sent; None: not before something else happens."""
         in_flight = len(self._in_flight)
-        if in_flight >= self.concurrency or not self._budget.allows(in_flight):
+        if in_flight >= self.concurrency or self._in_flight_bytes >= IN_FLIGHT_BYTES_MAX:
+            return None
+        if not self._budget.allows(in_flight):
             return None
         due = 0.0 if self._waiting else self._later[0][0] - now if self._later else None
         if due is None:
@@ -197,11 +205,15 @@ class Window:
         entry.reserved_tokens = 0.0
 
     def _send_later(self, entry: Entry, at: float) -> None:
-        self._in_flight.pop(entry.place, None)
+        self._land(entry)
         heapq.heappush(self._later, (at, entry.place, entry))
 
+    def _land(self, entry: Entry) -> None:
+        if self._in_flight.pop(entry.place, None) is not None:
+            self._in_flight_bytes -= entry.size
+
     def _remove(self, entry: Entry) -> list[Entry]:
-        self._in_flight.pop(entry.place, None)
+        self._land(entry)
         if entry.input_hash:
             del self._leaders[entry.input_hash]
         for one in (entry, *entry.followers):

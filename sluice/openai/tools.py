@@ -44,8 +44,7 @@ def function_of(value: Any, path: str) -> Mapping[str, Any]:
     """
     match _said(value):
         case {"type": "function", "function": dict(function)} as said if len(said) == 2:
-            found: Json = _said(function)
-            return found
+            return dict(_said(function))
     raise BadField(
         f'{path}: must be {{"type": "function", "function": {{...}}}}; no other is served'
     )

@@ -320,6 +320,12 @@ def side_limits(config: Mapping[str, Any], context_tokens: int | None) -> SideLi
     return SideLimits(most, most, context)
 
 
+def has_marian_pieces(folder: Path) -> bool:
+    """Whether the tokenizer of a folder is that of a Marian model as the hub has it, without a tokenizer.json."""
+    names = ("source.spm", "vocab.json")
+    return not (folder / "tokenizer.json").exists() and all((folder / n).is_file() for n in names)
+
+
 def hears(config: Mapping[str, Any]) -> bool:
     """Whether a model takes audio, by its configuration."""
     return config.get("model_type") == "whisper"

@@ -52,6 +52,8 @@ class MeshClient(Client):
     task would run on as if nobody had cancelled it (https://github.com/python/cpython/issues/86296; 3.12 does not).
     """
 
+    _told = False
+
     async def request(
         self,
         subject: str,
@@ -76,7 +78,9 @@ class MeshClient(Client):
         if reply.startswith(_ACK) or (headers and _STREAM in headers):
             subscription = self._subs.get(sid)
             if subscription and not subscription.subject.startswith(self._inbox_prefix.decode()):
-                _log.warning("NATS: a message of JetStream on %s is dropped", subscription.subject)
+                if not self._told:  # one line, however many come
+                    _log.warning("NATS: what JetStream sends to %s is dropped", subject.decode())
+                self._told = True
                 return
         await super()._process_msg(sid, subject, reply, data, headers)
 

@@ -1,11 +1,14 @@
 """Whose jobs a call may see: what the gateway says, and nobody else."""
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import grpc
 import pytest
 
+from jobs.service import READS_OF_TENANT
+from jobs.store import JobStore
 from sluice import errors
 from sluice.client.channel import bearer_metadata, error_of
 from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
@@ -155,3 +158,35 @@ async def test_a_job_that_was_deleted_since_has_no_answers_to_reuse(
 
     job = await processes.ended(job.id)
     assert (job.state, job.report.progress.deduplicated) == (pb.JOB_STATE_COMPLETED, 0)
+
+
+async def test_calls_of_a_tenant_that_wait_for_the_store_keep_those_of_others_from_nothing(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await processes.start()
+    job = await processes.create(lines(1))
+    await processes.ended(job.id)
+    read, gate, reading = JobStore.read, asyncio.Event(), Counter[str]()
+
+    async def slow(self: JobStore, name: str) -> Any:
+        reading[name] += 1
+        if name == "job-slow":
+            await gate.wait()
+        return await read(self, name)
+
+    monkeypatch.setattr(JobStore, "read", slow)
+    other = ((TENANT_METADATA, "other"),)
+    request = pb.GetJobRequest(id="job-slow")
+    calls = [processes.stub.GetJob(request, metadata=other) for _ in range(50)]
+    try:
+        async with asyncio.timeout(BOUND_S):
+            while True:
+                if reading["job-slow"] == READS_OF_TENANT:
+                    break
+                await asyncio.sleep(0.01)
+            for _ in range(20):
+                await processes.stub.GetJob(pb.GetJobRequest(id=job.id))
+        assert reading["job-slow"] == READS_OF_TENANT
+    finally:
+        gate.set()
+        await asyncio.gather(*calls, return_exceptions=True)

@@ -1,7 +1,8 @@
 """Changes guards one at a time, and says which changes no test notices: scripts/mutate.
 
 `tests.mutation.operators` has what is changed, `tests.mutation.targets` where. Each mutant meets the tests that run its
-line, the fastest first, until one fails. Which lines tests run is found once, and kept by content in .sluice/mutation.
+line, the fastest first, until one fails. Which lines tests run, and which test killed a mutant, is kept by content in
+.sluice/mutation.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from tests.mutation.operators import Mutant, mutants_of
@@ -154,6 +156,47 @@ def covered(suite: Suite, process: Process) -> Coverage:
     return coverage
 
 
+class Killed:
+    """Mutants that a test has noticed: they are not tried again while their file and that of the test are the same."""
+
+    def __init__(self, suite: Suite, *, again: bool) -> None:
+        """``again``: what is known is forgotten."""
+        self._root = suite.root
+        self._file = suite.root / ".sluice" / "mutation" / "killed"
+        self._known = dict[str, str]()
+        if again:
+            self._file.unlink(missing_ok=True)
+        if self._file.exists():
+            lines = self._file.read_text(encoding="utf-8").splitlines()
+            self._known = dict(line.split(" ", 1) for line in lines)
+
+    def by(self, mutant: Mutant) -> str:
+        """The test; empty: it is not known."""
+        found = self._known.get(self._name(mutant), "")
+        test, _, content = found.rpartition(" ")
+        return test if test and content == self._content(test) else ""
+
+    def add(self, mutant: Mutant, test: str) -> None:
+        """``test`` has noticed it."""
+        name, found = self._name(mutant), f"{test} {self._content(test)}"
+        if self._known.get(name) != found:
+            self._known[name] = found
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._file.open("a", encoding="utf-8") as file:
+                print(name, found, file=file)
+
+    def _name(self, mutant: Mutant) -> str:
+        return _digest(self._root / mutant.file, str(mutant.key))
+
+    def _content(self, test: str) -> str:
+        return _digest(self._root / test.partition("::")[0], "")
+
+
+def _digest(file: Path, more: str) -> str:
+    content = file.read_bytes() if file.exists() else b""
+    return hashlib.sha256(content + more.encode()).hexdigest()[:32]
+
+
 @contextmanager
 def processes(suite: Suite, tests: Sequence[str], count: int) -> Iterator[list[Process]]:
     with ExitStack() as stack:
@@ -165,9 +208,15 @@ def processes(suite: Suite, tests: Sequence[str], count: int) -> Iterator[list[P
 
 
 def tried(
-    suite: Suite, mutants: Sequence[Mutant], jobs: int
+    suite: Suite, mutants: Sequence[Mutant], jobs: int, killed: Killed
 ) -> Iterator[tuple[Mutant, dict[str, Any]]]:
     """Each mutant with what came of it, in the order in which they end."""
+    for mutant in mutants:
+        if by := killed.by(mutant):
+            yield mutant, {"outcome": "killed", "by": by, "s": 0.0}
+    mutants = [mutant for mutant in mutants if not killed.by(mutant)]
+    if not mutants:
+        return
     tests = dict.fromkeys(test for one in mutants for test in suite.tests_of(one.file))
     with processes(suite, list(tests), jobs) as running:
         coverage = covered(suite, running[0])
@@ -198,6 +247,8 @@ def tried(
             found = done.get()
             if isinstance(found, Failed):
                 raise found
+            if found[1]["outcome"] == "killed" and found[1]["by"]:
+                killed.add(found[0], found[1]["by"])
             yield found
 
 
@@ -207,6 +258,7 @@ def main(arguments: Sequence[str] | None = None, suite: Suite = SUITE) -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw")
     parser.add_argument("--files", nargs="+", default=[""], metavar="PATH", help="of these alone")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes; 2 unless told")
+    parser.add_argument("--again", action="store_true", help="also those that are known as killed")
     parser.add_argument("--list", action="store_true", help="names the mutants and runs none")
     parser.add_argument("--json", action="store_true", help="ends with one line of JSON")
     given = parser.parse_args(arguments)
@@ -226,7 +278,8 @@ def main(arguments: Sequence[str] | None = None, suite: Suite = SUITE) -> int:
     survivors = list[Mutant]()
     counts = Counter[str]()
     try:
-        for number, (mutant, answer) in enumerate(tried(suite, mutants, given.jobs), start=1):
+        outcomes = tried(suite, mutants, given.jobs, Killed(suite, again=given.again))
+        for number, (mutant, answer) in enumerate(outcomes, start=1):
             counts[answer["outcome"]] += 1
             said = f"{answer['outcome']} {answer['s']:.1f} s {answer['by']}"
             print(f"{number}/{len(mutants)} {mutant}: {said}", file=sys.stderr, flush=True)

@@ -49,7 +49,7 @@ IDENTITY: Final = Group(
         "gateway/identity/keys.py": (),
         "gateway/identity/tokens.py": (),
     },
-    ("tests/gateway/identity", "tests/gateway/api/test_identity.py"),
+    ("tests/gateway/identity",),
 )
 LIMITS: Final = Group(
     {
@@ -85,8 +85,6 @@ _TENANTS: Final = (
 )
 JOBS: Final = Group(
     {
-        "jobs/core/done.py": (),
-        "jobs/core/leases.py": (),
         "jobs/service.py": (
             *(f"JobService.{name}" for name in _TENANTS),
             *("tenant_of", "scope_of", "new_job_id", "_check_owner"),
@@ -95,12 +93,14 @@ JOBS: Final = Group(
         "jobs/store.py": (),
     },
     (
-        "tests/jobs/core",
-        "tests/jobs/test_jobs.py",
-        "tests/jobs/test_limits.py",
-        "tests/jobs/test_stages.py",
+        "tests/jobs/test_pass.py",
+        "tests/jobs/test_store.py",
         "tests/jobs/test_tenants.py",
     ),
+)
+ITEMS: Final = Group(
+    {"jobs/core/done.py": (), "jobs/core/leases.py": ()},
+    ("tests/jobs/core/test_done.py", "tests/jobs/core/test_leases.py"),
 )
 _DELIVERED: Final = (
     *("_use", "attach", "matches", "read", "replaced", "started", "withhold", "_add_resume_token"),
@@ -117,11 +117,12 @@ RESUME: Final = Group(
     },
     (
         "tests/gateway/streaming",
-        "tests/gateway/shared/test_key_states.py",
-        "tests/gateway/api/test_idempotency.py",
+        "tests/gateway/validation/test_requests.py",
     ),
 )
 PERMISSIONS: Final = Group(
     {"sluice/wire/permissions.py": ()}, ("tests/sluice/wire/test_permissions.py",)
 )
-SUITE: Final = Suite((IDENTITY, LIMITS, SAFETY, JOBS, RESUME, PERMISSIONS))
+SUITE: Final = Suite(
+    (IDENTITY, LIMITS, SAFETY, ITEMS, JOBS, RESUME, PERMISSIONS), options=("-m", "not long")
+)

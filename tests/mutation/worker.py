@@ -9,6 +9,7 @@ import gc
 import importlib.machinery
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -41,6 +42,7 @@ class Worker:
     """Plugin of pytest: instead of running all tests it does what it is told."""
 
     def __init__(self, commands: int, answers: int) -> None:
+        self._fd = commands
         self._commands = os.fdopen(commands, encoding="utf-8")
         self._answers = os.fdopen(answers, "w", encoding="utf-8")
 
@@ -77,7 +79,7 @@ class Worker:
             Path(command["to"]).write_text(json.dumps(found), encoding="utf-8")
             return 0
 
-        return {"outcome": forked(work, command["limit_s"])[0]}
+        return {"outcome": forked(work, self._fd, command["limit_s"])[0]}
 
     def _try(self, command: dict[str, Any]) -> dict[str, Any]:
         """Runs tests on a mutant until one fails."""
@@ -111,7 +113,7 @@ class Worker:
         elif not live:
             return {"error": f"{mutant}: no function has this code"}
         else:
-            outcome, number = forked(work, sum(command["limits_s"]))
+            outcome, number = forked(work, self._fd, sum(command["limits_s"]))
             if number == BROKEN:
                 return {"error": f"{mutant}: it could not be tried"}
             by = tests[number - 1] if number else ""
@@ -123,8 +125,11 @@ def passes(test: pytest.Item, following: pytest.Item | None) -> bool:
     return not any(report.failed for report in reports)
 
 
-def forked(work: Any, limit_s: float) -> tuple[str, int]:
-    """What a fork found, and its number, after at most ``limit_s``; what it started ends with it."""
+def forked(work: Any, commands: int, limit_s: float) -> tuple[str, int]:
+    """What a fork found, and its number, after at most ``limit_s``; what it started ends with it.
+
+    So does everything when ``commands`` is closed meanwhile.
+    """
     child = os.fork()
     if not child:
         status = BROKEN
@@ -135,7 +140,7 @@ def forked(work: Any, limit_s: float) -> tuple[str, int]:
             os._exit(status)
     with suppress(OSError):  # it has done so itself
         os.setpgid(child, child)
-    status = waited(child, limit_s)
+    status = waited(child, commands, limit_s)
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     if status is None:
@@ -147,17 +152,14 @@ def forked(work: Any, limit_s: float) -> tuple[str, int]:
     return KILLED, max(number, 0)
 
 
-def waited(child: int, limit_s: float) -> int | None:
-    """The status of ``child``; None: it still runs."""
-    until = time.monotonic() + limit_s
+def waited(child: int, commands: int, limit_s: float) -> int | None:
+    """The status of ``child``; None: it still runs, or nobody wants to know, because ``commands`` is closed."""
     opened = os.pidfd_open(child)
     try:
-        import select
-
-        ready, _, _ = select.select([opened], [], [], max(0.0, until - time.monotonic()))
+        ready, _, _ = select.select([opened, commands], [], [], limit_s)
     finally:
         os.close(opened)
-    return os.waitpid(child, 0)[1] if ready else None
+    return os.waitpid(child, 0)[1] if opened in ready else None
 
 
 def fresh(root: Path, command: dict[str, Any]) -> tuple[str, str]:

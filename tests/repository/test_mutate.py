@@ -88,6 +88,13 @@ def test_a_guard_that_is_held_and_one_that_is_not(
     found = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert found == {"mutants": 7, "killed": 6, "survivors": UNHELD[2:]}
 
+    # What is known is not tried again, until its test changes.
+    assert command.main(["--jobs", "1"], suite) == 0
+    assert capfd.readouterr().err.count(" killed 0.0 s") == 6
+    tests.write_text(tests.read_text() + "\n# changed\n")
+    assert command.main(["--jobs", "1"], suite) == 0
+    assert capfd.readouterr().err.count(" killed 0.0 s") < 6
+
 
 def test_tests_that_fail_without_a_mutant_stop_the_run(
     suite: Suite, capfd: pytest.CaptureFixture[str]

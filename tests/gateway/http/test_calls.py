@@ -153,6 +153,8 @@ async def test_an_unknown_model_is_not_found(openai: AsyncOpenAI) -> None:
 async def test_a_prompt_that_is_too_long_has_openais_code(http: Wire) -> None:
     reply = await ask(http.http, body=chat("hello " * 500))
     assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+    # LiteLLM and others look for these words.
+    assert "this model's maximum context length is 256 tokens" in reply.error["message"]
     assert reply.headers["x-request-id"].startswith("req-")
 
 

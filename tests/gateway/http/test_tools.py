@@ -140,6 +140,32 @@ async def test_several_answers(http: Wire, openai: AsyncOpenAI) -> None:
     assert sorted(texts) == ["one", "two"]
 
 
+async def test_tools_and_a_schema_of_the_answer(http: Wire, openai: AsyncOpenAI) -> None:
+    """As agents with a typed output ask: an answer is calls, or of the schema."""
+    shape: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
+    asked: Any = {"model": "small", "messages": ASKED, "tools": [WEATHER], "response_format": shape}
+    future = asyncio.ensure_future(openai.chat.completions.create(**asked))
+    task = await http.batcher.task()
+    assert "answer: " in task.sampling.grammar
+    assert "weather" in task.sampling.grammar
+    await http.batcher.send(task, last(0, http.tokens(CALL)))
+    assert (await future).choices[0].finish_reason == "tool_calls"
+    said = '{"city": "Oslo"}'
+    answer = await answered(http, openai.chat.completions.create(**asked), said)
+    assert answer.choices[0].message.content == said
+    future = asyncio.ensure_future(
+        openai.chat.completions.create(**asked, tool_choice="none", extra_body={"min_p": 0.1})
+    )
+    task = await http.batcher.task()
+    assert json.loads(task.sampling.json_schema) == SCHEMA
+    await http.batcher.send(task, last(0, http.tokens(said)))
+    await future
+    text = {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}
+    body = {"model": "small", "input": ASKED, "tools": [TOOL], "text": text}
+    found = await answered(http, ask(http.http, "/v1/responses", body), said)
+    assert found.json["output"][0]["content"][0]["text"] == said
+
+
 async def test_logit_bias(http: Wire, openai: AsyncOpenAI) -> None:
     future = asyncio.ensure_future(
         openai.chat.completions.create(model="small", messages=ASKED, logit_bias={"5": -100})

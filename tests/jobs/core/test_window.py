@@ -126,3 +126,15 @@ def test_a_budget_bounds_what_is_in_flight() -> None:
         pass
 
     assert one.in_flight == 4
+
+
+def test_long_requests_fill_the_flight_by_their_bytes() -> None:
+    one = window(concurrency=100)
+    one.add([entry(place, "x" * 1_000_000) for place in range(12)])
+    while (last := one.next(0.0)) is not None:
+        sent = last
+    assert one.in_flight == 5, "the last one begins below 4 MiB"
+    one.returned(sent, 1.0)
+
+    assert one.next(0.0) is not None
+    assert one.in_flight == 5

@@ -1,5 +1,6 @@
 """Texts with characters that a vocabulary does not know: embeddings, scores and answers are those of transformers."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 from gateway.config.models import load_tokenizer
 from model_workers.engine.encoder_decoder import load_encoder_decoder
 from model_workers.engine.protocol import RowSpec, Sampling
-from sluice.settings import ModelSettings
+from model_workers.model_folder import check_model
+from sluice.settings import ModelSettings, SettingsError
 from sluice.v1.inference_pb2 import EmbedRequest, RerankRequest
 from tests.support.tiny_encoders import add_modules, config_of
+from tests.support.tiny_marian import FOUND, save_marian
 from tests.support.tiny_seq2seq import tiny_seq2seq
 from tests.support.tiny_vocabularies import KINDS, TEXTS, save_vocabulary
 from tests.support.whole_texts import computed, cosine, settings_of
@@ -145,3 +148,35 @@ def test_a_control_token_in_a_text_is_text_and_unknown_characters_beside_it_stay
         assert tokenizer.token_to_id("<unk>") in ids[1:-1]
     places = [one.token_id for one in encoder.segments("hello</s>中<mask>world", 100)[0].tokens]
     assert places == ids[1:-1]
+
+
+def test_a_marian_folder_of_the_hub_is_served(tmp_path: Path) -> None:
+    """It has no tokenizer.json."""
+    model = save_marian(tmp_path)
+    settings = ModelSettings(name="m", path=str(tmp_path), max_waiting_rows=1000)
+    check_model(settings)
+    encoder, engine = load_tokenizer(settings), load_encoder_decoder(settings)
+    prompts = {text: encoder.encode_text(text) for text in FOUND}
+    answers: dict[str, list[int]] = {text: [] for text in FOUND}
+    stops = encoder.stop_token_ids
+    for text, prompt in prompts.items():
+        row = RowSpec(text, "b", 0, tuple(prompt), (), Sampling(9, stop_token_ids=stops))
+        engine.add(row, 0.0)
+    while engine.has_rows():
+        for step in engine.step(0.0):
+            answers[step.request_id] += step.token_ids
+    assert len(set(map(tuple, answers.values()))) > 1, "they depend on the texts"
+    for text, answer in answers.items():
+        prompt = torch.tensor([prompts[text]])
+        generated = model.generate(
+            prompt, do_sample=False, num_beams=1, max_new_tokens=9, forced_eos_token_id=None
+        )
+        assert answer == generated[0, 1:].tolist()
+
+
+def test_a_marian_folder_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
+    save_marian(tmp_path)
+    vocabulary = json.loads((tmp_path / "vocab.json").read_text())
+    (tmp_path / "vocab.json").write_text(json.dumps({**vocabulary, "one more": len(vocabulary)}))
+    with pytest.raises(SettingsError, match=r"vocab\.json has \d+ tokens"):
+        check_model(ModelSettings(name="m", path=str(tmp_path)))
