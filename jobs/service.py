@@ -65,7 +65,8 @@ PAGE_SIZE_MAX: Final = 1000
 _CHUNK_OF_CALL_MAX: Final = 512 * 1024
 
 Method = Callable[[Any, Any, Any], Coroutine[Any, Any, Any]]
-_Entry = TypeVar("_Entry", pb.Job, pb.Upload)
+_Entry = TypeVar("_Entry")
+_Listed = TypeVar("_Listed", pb.Job, pb.Upload)
 
 
 def _method(behaviour: Method) -> Method:
@@ -176,13 +177,15 @@ class JobService(JobServiceServicer):
         }
         page, token = _page(jobs, request)
         async with self._turns.one(tenant_of(context)):
-            read = [record async for record in _each(self._store.read, page, JobUnknown)]
-        shown = [
-            _shown(record)
-            for record, _ in read
-            if tenant in (None, record.job.tenant)
-            and (not request.states or record.job.state in request.states)
-        ]
+            found = (
+                _shown(record)
+                async for record, _ in _each(self._store.read, page, JobUnknown)
+                if tenant in (None, record.job.tenant)
+                and (not request.states or record.job.state in request.states)
+            )
+            shown, is_cut = await _fitting(found)
+        if is_cut:
+            token = _page_key(shown[-1].create_time.ToMilliseconds(), shown[-1].id)
         return pb.ListJobsResponse(jobs=shown, next_page_token=token)
 
     @_method
@@ -382,7 +385,9 @@ class JobService(JobServiceServicer):
             )
 
         async with self._turns.one(tenant_of(context)):
-            shown = [one async for one in _each(read, page, UploadUnknown)]
+            shown, is_cut = await _fitting(_each(read, page, UploadUnknown))
+        if is_cut:
+            token = _page_key(shown[-1].create_time.ToMilliseconds(), shown[-1].upload_id)
         return pb.ListUploadsResponse(uploads=shown, next_page_token=token)
 
     @_method
@@ -532,6 +537,18 @@ async def _each(
             yield found
 
 
+async def _fitting(found: AsyncIterator[_Listed]) -> tuple[list[_Listed], bool]:
+    """As many as an answer has room for, and whether there are more."""
+    taken: list[_Listed] = []
+    size = 0
+    async for one in found:
+        if size >= LIST_BYTES:
+            return taken, True
+        taken.append(one)
+        size += one.ByteSize()
+    return taken, False
+
+
 def tenant_of(context: Any) -> str:
     """The tenant that the gateway passed on.
 
@@ -591,11 +608,7 @@ def _page(
 ) -> tuple[list[_Entry], str]:
     """The page that ``request`` names of the ``entries`` by their keys, and what names the next one."""
     check_length("page_token", request.page_token, PAGE_TOKEN_CHARS_MAX)
-    most = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
+    size = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
     keys = sorted(key for key in entries if key > request.page_token)
-    size, bytes_ = 0, 0
-    while size < min(most, len(keys)) and bytes_ < LIST_BYTES:
-        bytes_ += entries[keys[size]].ByteSize()
-        size += 1
     token = keys[size - 1] if len(keys) > size else ""
     return [entries[key] for key in keys[:size]], token
