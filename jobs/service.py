@@ -66,6 +66,7 @@ _CHUNK_OF_CALL_MAX: Final = 512 * 1024
 
 Method = Callable[[Any, Any, Any], Coroutine[Any, Any, Any]]
 _Entry = TypeVar("_Entry")
+_Listed = TypeVar("_Listed", pb.Job, pb.Upload)
 
 
 def _method(behaviour: Method) -> Method:
@@ -175,22 +176,17 @@ class JobService(JobServiceServicer):
             and (not request.states or known.state in request.states)
         }
         page, token = _page(jobs, request)
-        response = pb.ListJobsResponse(next_page_token=token)
-        bytes_ = 0
         async with self._turns.one(tenant_of(context)):
-            async for record, _ in _each(self._store.read, page, JobUnknown):
-                job = record.job
-                if tenant not in (None, job.tenant):
-                    continue
-                if request.states and job.state not in request.states:
-                    continue
-                response.jobs.append(_shown(record))
-                bytes_ += response.jobs[-1].ByteSize()
-                if bytes_ >= LIST_BYTES and job.id != page[-1]:
-                    at_ms = job.create_time.ToMilliseconds()
-                    response.next_page_token = _page_key(at_ms, job.id)
-                    break
-        return response
+            found = (
+                _shown(record)
+                async for record, _ in _each(self._store.read, page, JobUnknown)
+                if tenant in (None, record.job.tenant)
+                and (not request.states or record.job.state in request.states)
+            )
+            shown, is_cut = await _fitting(found)
+        if is_cut:
+            token = _page_key(shown[-1].create_time.ToMilliseconds(), shown[-1].id)
+        return pb.ListJobsResponse(jobs=shown, next_page_token=token)
 
     @_method
     async def WatchJob(self, request: pb.WatchJobRequest, context: Any) -> None:  # type: ignore[override]
@@ -389,7 +385,9 @@ class JobService(JobServiceServicer):
             )
 
         async with self._turns.one(tenant_of(context)):
-            shown = [one async for one in _each(read, page, UploadUnknown)]
+            shown, is_cut = await _fitting(_each(read, page, UploadUnknown))
+        if is_cut:
+            token = _page_key(shown[-1].create_time.ToMilliseconds(), shown[-1].upload_id)
         return pb.ListUploadsResponse(uploads=shown, next_page_token=token)
 
     @_method
@@ -537,6 +535,18 @@ async def _each(
             if isinstance(found, BaseException):
                 raise found
             yield found
+
+
+async def _fitting(found: AsyncIterator[_Listed]) -> tuple[list[_Listed], bool]:
+    """As many as an answer has room for, and whether there are more."""
+    taken: list[_Listed] = []
+    size = 0
+    async for one in found:
+        if size >= LIST_BYTES:
+            return taken, True
+        taken.append(one)
+        size += one.ByteSize()
+    return taken, False
 
 
 def tenant_of(context: Any) -> str:

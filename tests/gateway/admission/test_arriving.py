@@ -63,21 +63,30 @@ async def test_a_message_that_does_not_arrive_is_given_up(monkeypatch: pytest.Mo
     monkeypatch.setattr(arriving, "RECEIVE_S", 0.0)
     found = Arriving(MIB)
     with pytest.raises(DeadlinePassed):
-        await found.receive("acme", asyncio.Event().wait)
+        await found.receive("acme", lambda: asyncio.sleep(BOUND_S))
     assert not found._receiving
 
 
 async def test_the_wait_for_others_is_not_the_messages_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, leave = Arriving(16 * MIB), asyncio.Event()
-    calls = [asyncio.create_task(found.receive("acme", leave.wait)) for _ in range(4)]
-    await asyncio.sleep(0)
+    found = Arriving(16 * MIB)
+    begun, leave = asyncio.Semaphore(0), asyncio.Event()
+
+    async def read() -> None:
+        begun.release()
+        await leave.wait()
+
+    calls = [asyncio.create_task(found.receive("acme", read)) for _ in range(4)]
+    async with asyncio.timeout(BOUND_S):
+        for _ in calls:
+            await begun.acquire()
     monkeypatch.setattr(arriving, "RECEIVE_S", 0.0)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
-            await found.receive("acme", leave.wait)  # there is no place
+            await found.receive("acme", read)
     leave.set()
     async with asyncio.timeout(BOUND_S):
         await asyncio.gather(*calls)
+    assert begun.locked(), "there was no place"
 
 
 def test_bytes_of_a_tenants_calls_are_bounded_together() -> None:
