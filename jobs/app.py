@@ -38,10 +38,12 @@ from sluice.wire.bucket import Bucket, mesh_key
 from sluice.wire.codec import request_reader
 from sluice.wire.connection import connect, disconnect
 from sluice.wire.job_calls import is_signed
+from sluice.wire.patience import patiently
 
 _log = logging.getLogger(__name__)
 
 _CLOSE_S: Final = 1.0
+_RETRY_S: Final = 0.25
 _OURS: Final = "/sluice."
 _CLIENT_PINGS_MS: Final = 500
 """Gateways may ask this often whether the process lives."""
@@ -117,14 +119,20 @@ class _ModelNames:
 
 
 async def _mesh_key(settings: Settings, client: Client) -> str | None:
+    """A gateway makes the bucket; where `jobs` have an account of their own it never is there."""
     secrets_bucket = Bucket(jetstream.SECRETS, settings.nats.replicas)
+    secrets_bucket.open(client)
     try:
-        if settings.identity.enabled and settings.identity.mesh_key is None:
-            await secrets_bucket.start(client)
-        return await mesh_key(settings, secrets_bucket)
-    except (TimeoutError, NatsError, TransportUnavailable) as error:
+        return await patiently(
+            lambda: mesh_key(settings, secrets_bucket),
+            (TransportUnavailable,),
+            bound_s=settings.nats.connect_s,
+            wait_s=_RETRY_S,
+        )
+    except TransportUnavailable as error:
         raise SetupError(
-            f"identity.mesh_key: is not set, and JetStream does not say it: {error}"
+            "identity.mesh_key: is not set, and JetStream does not say it; set that of the gateways: "
+            "SLUICE_IDENTITY__MESH_KEY"
         ) from error
 
 
@@ -169,7 +177,7 @@ async def _refuse(_: Any, context: Any) -> None:
 
 
 async def _started_store(settings: Settings, client: Client) -> JobStore:
-    store = JobStore(settings.jobs, settings.nats.replicas, owner=settings.tls.mesh is None)
+    store = JobStore(settings.jobs, settings.nats.replicas)
     try:
         await store.start(client)
     except (TimeoutError, NatsError, TransportUnavailable) as error:

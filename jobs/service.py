@@ -15,6 +15,16 @@ from jobs.input import Template
 from jobs.quotas import Quotas
 from jobs.results import OrderedLog, dead_letters, merged
 from jobs.runner import OVER, stages_of
+from jobs.spec import (
+    NAME_CHARS_MAX,
+    PAGE_TOKEN_CHARS_MAX,
+    REASONS_MAX,
+    check_count,
+    check_length,
+    check_limits,
+    check_not_late,
+    check_spec,
+)
 from jobs.stages import check_stages
 from jobs.store import JobStore, job_unknown
 from jobs.threads import Places
@@ -33,7 +43,7 @@ from sluice.errors import (
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord, UploadRecord
 from sluice.v1 import jobs_pb2 as pb
 from sluice.v1.jobs_pb2_grpc import JobServiceServicer
-from sluice.wire.clock import ms_of, timestamp, unix_ms
+from sluice.wire.clock import timestamp, unix_ms
 from sluice.wire.subjects import is_token
 
 _log = logging.getLogger(__name__)
@@ -44,6 +54,8 @@ REUSED_MAX: Final = 100
 WATCH_S: Final = 0.5
 FOLLOW_S: Final = 0.3
 PAGE_BYTES: Final = 256 * 1024
+LIST_BYTES: Final = 4 * 1024 * 1024
+"""A page of a list ends behind the entry that reaches it, however few it has."""
 PAGE_SIZE: Final = 100
 READS: Final = 16
 """Of records for one call, at the same time."""
@@ -53,7 +65,7 @@ PAGE_SIZE_MAX: Final = 1000
 _CHUNK_OF_CALL_MAX: Final = 512 * 1024
 
 Method = Callable[[Any, Any, Any], Coroutine[Any, Any, Any]]
-_Entry = TypeVar("_Entry")
+_Entry = TypeVar("_Entry", pb.Job, pb.Upload)
 
 
 def _method(behaviour: Method) -> Method:
@@ -102,7 +114,7 @@ class JobService(JobServiceServicer):
             raise InvalidRequest.of("spec", f"has over {SPEC_BYTES_MAX} bytes")
         await self._check(tenant, spec)
         key = request.idempotency_key
-        _check_length("idempotency_key", key, 128)
+        check_length("idempotency_key", key, NAME_CHARS_MAX)
         record = JobRecord(upload_id=spec.input.upload_id)
         job = record.job
         job.id, job.tenant, job.state = new_job_id(tenant, key), tenant, pb.JOB_STATE_QUEUED
@@ -113,8 +125,7 @@ class JobService(JobServiceServicer):
                 record.fingerprint = await self._fingerprint(spec)
                 if (known := await self._known(record)) is not None:
                     return pb.CreateJobResponse(job=_shown(known))
-            if _is_late(spec.limits):
-                raise _late()
+            check_not_late(spec.limits)
             return pb.CreateJobResponse(job=_shown(await self._create(record)))
 
     async def _create(self, record: JobRecord) -> JobRecord:
@@ -155,6 +166,7 @@ class JobService(JobServiceServicer):
     async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
         """See the proto."""
         tenant = scope_of(context)
+        check_count("states", request.states, len(pb.JobState.values()))
         await self._quotas.ready()
         jobs = {
             _page_key(known.create_unix_ms, job): job
@@ -214,9 +226,8 @@ class JobService(JobServiceServicer):
                 raise _over(job)
 
         if request.HasField("limits"):
-            _check_limits(request.limits)
-            if _is_late(request.limits):
-                raise _late()
+            check_limits(request.limits)
+            check_not_late(request.limits)
         return pb.ResumeJobResponse(job=await self._change(request.id, context, resume))
 
     @_method
@@ -285,6 +296,9 @@ class JobService(JobServiceServicer):
         self, request: pb.RetryDeadLettersRequest, context: Any
     ) -> pb.RetryDeadLettersResponse:
         """See the proto."""
+        check_count("reasons", request.reasons, REASONS_MAX)
+        for reason in request.reasons:
+            check_length("reasons", reason, NAME_CHARS_MAX)
         record = await self._own(request.id, context)
         if record.job.spec.stages:
             raise WrongJobState(
@@ -294,7 +308,9 @@ class JobService(JobServiceServicer):
         letters = dead_letters(
             self._store, record.job.id, stages_of(record) - 1, record.round, 0, request.reasons
         )
-        items = len([one async for one in letters if one.result.error.reason not in _NO_ITEMS])
+        items = 0
+        async for one in letters:
+            items += one.result.error.reason not in _NO_ITEMS
         if items and not record.job.spec.input.nats_subject:
             await self._store.upload(record.upload_id)  # it may have been deleted since
 
@@ -394,8 +410,8 @@ class JobService(JobServiceServicer):
         return upload
 
     async def _check(self, tenant: str, spec: pb.JobSpec) -> None:
-        _check_length("spec.name", spec.name, 128)
-        _check_limits(spec.limits)
+        check_spec(spec)
+        check_limits(spec.limits)
         source = spec.input.WhichOneof("source")
         if source is None:
             raise InvalidRequest.of("spec.input", "name an upload, a URL or a subject")
@@ -547,28 +563,6 @@ def _check_owner(record: JobRecord, tenant: str | None) -> None:
         raise job_unknown(record.job.id)
 
 
-def _check_length(field: str, text: str, most: int) -> None:
-    if len(text) > most:
-        raise InvalidRequest.of(field, f"is over {most} characters")
-
-
-def _check_limits(limits: pb.JobLimits) -> None:
-    if limits.HasField("max_bad_line_share") and not 0 <= limits.max_bad_line_share <= 1:
-        raise InvalidRequest.of("limits.max_bad_line_share", "must be in [0, 1]")
-    if not limits.max_cost >= 0:  # NaN too
-        raise InvalidRequest.of("limits.max_cost", "must not be negative")
-
-
-def _is_late(limits: pb.JobLimits) -> bool:
-    return limits.HasField("deadline_time") and ms_of(limits.deadline_time) <= unix_ms()
-
-
-def _late() -> InvalidRequest:
-    return InvalidRequest.of(
-        "limits.deadline_time", "has passed; leave it out, or name a time to come"
-    )
-
-
 def _queue(job: pb.Job) -> None:
     job.state, job.reason, job.reason_code, job.runner = pb.JOB_STATE_QUEUED, "", "", ""
 
@@ -596,7 +590,12 @@ def _page(
     entries: Mapping[str, _Entry], request: pb.ListJobsRequest | pb.ListUploadsRequest
 ) -> tuple[list[_Entry], str]:
     """The page that ``request`` names of the ``entries`` by their keys, and what names the next one."""
-    size = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
+    check_length("page_token", request.page_token, PAGE_TOKEN_CHARS_MAX)
+    most = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
     keys = sorted(key for key in entries if key > request.page_token)
+    size, bytes_ = 0, 0
+    while size < min(most, len(keys)) and bytes_ < LIST_BYTES:
+        bytes_ += entries[keys[size]].ByteSize()
+        size += 1
     token = keys[size - 1] if len(keys) > size else ""
     return [entries[key] for key in keys[:size]], token

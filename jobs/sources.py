@@ -163,9 +163,13 @@ def name_request(request: GenerateRequest, job: Job, item: str) -> None:
     request.idempotency_key_generated = True
 
 
+REASON_CHARS_MAX: Final = 1000
+
+
 def bad_line(index: int, line: BadLine) -> ItemOutcome:
     """The outcome of a line that is no item."""
-    error = JobItemError(code=3, reason=line.code, message=line.reason)
+    # The reason may quote a field of the line, which may be as long as the line.
+    error = JobItemError(code=3, reason=line.code, message=line.reason[:REASON_CHARS_MAX])
     result = JobResult(index=index, line=line.line, custom_id=line.custom_id or "", error=error)
     return ItemOutcome(result=result, place=index)
 

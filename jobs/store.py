@@ -57,10 +57,9 @@ class Fenced(Exception):
 class JobStore:
     """All of it. Methods raise TransportUnavailable while JetStream does not answer, StorageFull when it is full."""
 
-    def __init__(self, settings: JobsSettings, replicas: int, *, owner: bool = True) -> None:
-        """``owner``: see `jetstream.ensure_stream`."""
-        self._replicas, self._owner = replicas, owner
-        self._records = Bucket(jetstream.JOBS, replicas, owner=owner)
+    def __init__(self, settings: JobsSettings, replicas: int) -> None:
+        self._replicas = replicas
+        self._records = Bucket(jetstream.JOBS, replicas)
         self._streams = jetstream.job_streams(settings)
         self._jetstream: JetStreamContext | None = None
 
@@ -73,9 +72,7 @@ class JobStore:
         self._jetstream = client.jetstream(timeout=ANSWER_S)
         await self._records.start(client)
         for config in self._streams:
-            await jetstream.ensure_stream(
-                self._jetstream, config, self._replicas, owner=self._owner
-            )
+            await jetstream.ensure_stream(self._jetstream, config, self._replicas)
 
     # Records.
 

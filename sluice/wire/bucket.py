@@ -33,9 +33,8 @@ _WRONG_REVISION: Final = frozenset({10071, 10164})
 class Bucket:
     """One bucket. Every method raises TransportUnavailable when JetStream does not answer within `ANSWER_S`."""
 
-    def __init__(self, config: StreamConfig, replicas: int = 1, *, owner: bool = True) -> None:
-        """``replicas``: servers of the NATS cluster that keep it; ``owner``: see `jetstream.ensure_stream`."""
-        self._owner = owner
+    def __init__(self, config: StreamConfig, replicas: int = 1) -> None:
+        """``replicas``: servers of the NATS cluster that keep it."""
         assert config.name is not None, "buckets have names"
         self._replicas = replicas
         self._config = config
@@ -49,10 +48,12 @@ class Bucket:
         Raises:
             nats.errors.Error: JetStream does not answer, or refuses the limits.
         """
+        self.open(client)
+        await jetstream.ensure_stream(self._js, self._config, self._replicas)
+
+    def open(self, client: Client) -> None:
+        """Uses a bucket that another process creates; it is empty until then, and cannot be written."""
         self._jetstream = client.jetstream(timeout=ANSWER_S)
-        await jetstream.ensure_stream(
-            self._jetstream, self._config, self._replicas, owner=self._owner
-        )
 
     async def write(
         self, key: str, message: Message, last: int | None = None, ttl_s: float | None = None

@@ -31,6 +31,10 @@ STOLEN = (
 """A signature is good for what it was made for."""
 
 
+def upload_of(data: bytes) -> pb.UploadInputRequest:
+    return pb.UploadInputRequest(name="in.jsonl", data=data)
+
+
 async def error(call: Any) -> errors.SluiceError:
     with pytest.raises(grpc.RpcError) as failed:
         await (call.read() if hasattr(call, "read") else call)
@@ -72,6 +76,26 @@ async def test_jobs_and_dead_letters_of_another_tenant_are_unknown(processes: Pr
     (kept,) = (await stub.ListUploads(pb.ListUploadsRequest())).uploads
     assert kept.upload_id == upload.upload_id
     assert (await stub.GetJob(pb.GetJobRequest(id=job.id))).job.id == job.id
+
+
+async def test_answers_of_another_tenants_jobs_are_not_taken(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start()
+    theirs = await processes.create(lines(3))
+    await processes.ended(theirs.id)
+    stub, other = processes.stub, ((TENANT_METADATA, "other"),)
+    upload = (await stub.UploadInput(iter([upload_of(lines(3))]), metadata=other)).upload_id
+    dedupe = pb.JobDedupe(reuse_job_ids=[theirs.id])
+    spec = pb.JobSpec(model="echo", input=pb.JobInput(upload_id=upload), dedupe=dedupe)
+    job = (await stub.CreateJob(pb.CreateJobRequest(spec=spec), metadata=other)).job
+
+    async with asyncio.timeout(BOUND_S):
+        async for seen in stub.WatchJob(pb.WatchJobRequest(id=job.id), metadata=other):
+            job = seen.job
+    assert job.state == pb.JOB_STATE_COMPLETED
+    assert (job.report.progress.succeeded, job.report.progress.deduplicated) == (3, 0)
+    assert set(gateway.asked.values()) == {2}
 
 
 async def test_with_identities_gateways_alone_are_answered_and_say_whose_jobs(

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -65,6 +67,19 @@ async def test_no_constraint_takes_more_than_its_share(checks: ConstraintChecks,
     for child in checks._idle:
         used = psutil.Process(child.process.pid).memory_info().rss
         assert used < module.MEMORY_BYTES + (128 << 20)
+
+
+async def test_a_child_gives_way_to_its_gateway(checks: ConstraintChecks) -> None:
+    assert await checks.problem("json_schema", GOOD, "acme") is None
+    pid = checks._idle[0].process.pid
+    assert os.getsid(pid) == pid  # else the kernel's group of the gateway's session pays for it
+    assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + 10
+    assert _group_of(pid).endswith("nice 10\n")
+
+
+def _group_of(pid: int) -> str:
+    group = Path(f"/proc/{pid}/autogroup")
+    return group.read_text(encoding="ascii") if group.exists() else "no groups, nice 10\n"
 
 
 async def test_the_part_is_named(checks: ConstraintChecks) -> None:
