@@ -6,7 +6,7 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence, Set
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -98,9 +98,9 @@ class JobService(JobServiceServicer):
         store: JobStore,
         outside: Outside,
         quotas: Quotas,
-        known_models: Callable[[], Coroutine[Any, Any, set[str]]],
+        known_models: Callable[[Set[str]], Coroutine[Any, Any, set[str]]],
     ) -> None:
-        """``known_models``: names that a job may ask for."""
+        """``known_models``: names that a job may ask for; it is given those that are asked for."""
         self._store = store
         self._outside = outside
         self._quotas = quotas
@@ -429,7 +429,7 @@ class JobService(JobServiceServicer):
         if source == "upload_id":
             await self._upload(tenant, spec.input.upload_id)
         asked = {spec.model, *(stage.model for stage in spec.stages)} - {""}
-        if asked and (unknown := sorted(asked - (known := await self._known_models()))):
+        if asked and (unknown := sorted(asked - (known := await self._known_models(asked)))):
             names = ", ".join(sorted(known))
             raise UnknownModel(
                 f"spec.model: no model {unknown[0]!r}; known: {names}", metadata={"models": names}
