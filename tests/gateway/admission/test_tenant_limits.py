@@ -112,7 +112,10 @@ def test_costs_of_a_day_and_of_a_month() -> None:
             world.core.enter(ACME)
         world.now += DAY_S
     refused = world.refusal()
-    assert (refused.metadata["limit"], refused.retry_after_s) == ("cost_per_month", 18 * DAY_S - 100)
+    assert (refused.metadata["limit"], refused.retry_after_s) == (
+        "cost_per_month",
+        18 * DAY_S - 100,
+    )
     world.now = 31 * DAY_S  # February 1
     world.core.enter(ACME)
     running = world.hours.reserve("acme", 2.0)
