@@ -155,6 +155,7 @@ async def test_every_item_and_bad_line_has_one_outcome(
     again = world.new_pass()
     await again.load()
     await again.run(blocks([entry(0)]))
+    await again.flush()
     assert set(gateway.asked.values()) == {1}
     assert (again.low_water, again.counts) == (5, running.counts)
     assert len(await world.log()) == 5
@@ -339,6 +340,8 @@ async def test_what_ends_a_loop_ends_the_pass_and_what_came_back_is_kept(
 
     with pytest.raises(InvalidRequest):
         await running.run(broken())
+    left = [str(task.get_coro()) for task in asyncio.all_tasks()]
+    assert not [one for one in left if "StagePass" in one or "ItemCalls" in one]
     await running.flush()
     assert sorted(one.place for one in await world.log()) == [0, 1]
     assert not (await world.segments())[-1].checkpoint.complete
@@ -360,6 +363,131 @@ async def test_items_are_sent_again_when_their_gateway_is_away(
         await running.run(blocks())
     assert (dict(gateway.asked), running.trouble) == ({"prompt 0": 1}, "")
     assert item.tries == 1
+
+
+async def test_items_are_read_while_there_is_room_for_them(idle: World) -> None:
+    running, rooms = idle.new_pass(), list[tuple[int, int]]()
+    free = asyncio.Event()
+
+    def has_room(low_water: int, read: int) -> bool:
+        rooms.append((low_water, read))
+        return free.is_set()
+
+    running.window.has_room = has_room  # type: ignore[method-assign]
+    feeding = asyncio.ensure_future(running._feed(blocks([entry(0)], [entry(1)])))
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert (rooms, running.read) == ([(0, 0)], 0)
+    free.set()
+    changed = running._changed
+    running._wake()
+    await asyncio.wait_for(feeding, BOUND_S)
+    assert (rooms, running.read, running.read_all) == ([(0, 0), (0, 0), (0, 1)], 2, True)
+    assert changed.is_set()
+    assert running._changed is not changed
+
+
+async def test_each_block_and_the_end_wake_those_who_wait(idle: World) -> None:
+    running, woken = idle.new_pass(), list[tuple[int, bool]]()
+    running._wake = lambda: woken.append((running.read, running.read_all))  # type: ignore[method-assign]
+    await running._feed(blocks([entry(0)], [entry(1)]))
+    assert woken == [(1, False), (2, False), (2, True)]
+
+
+async def test_whatever_comes_back_wakes_those_who_wait(idle: World) -> None:
+    running, woken = idle.new_pass(), list[int]()
+    running._wake = lambda: woken.append(len(running.window))  # type: ignore[method-assign]
+    items = [entry(place) for place in range(3)]
+    running.window.add(items)
+    for item in items:
+        assert running.window.next(time.monotonic()) is item
+    running._on_response(items[0], answered())
+    running._on_response(items[1], failed(InvalidRequest.of("prompt", "x")))
+    running._on_returned(items[2])
+    assert woken == [2, 1, 1]
+
+
+async def test_how_long_outcomes_wait_for_others(
+    idle: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.stage_pass.time.monotonic", lambda: 100.0)
+    running, pauses = idle.new_pass(), list[float | None]()
+
+    async def pause(bound_s: float | None) -> None:
+        pauses.append(bound_s)
+        if len(pauses) == 2:
+            running.read_all = True
+
+    async def append(outcomes: list[ItemOutcome]) -> None:
+        pauses.append(float(len(outcomes)))
+        running._complete = True
+
+    running._pause, running._append = pause, append  # type: ignore[method-assign]
+    running._settle(bad_line(0))
+    await running._write()
+    assert pauses == [0.25, 0.25, 1.0]
+
+
+async def test_a_full_segment_is_written_at_once(idle: World) -> None:
+    running, written = idle.new_pass(), list[int]()
+
+    async def append(outcomes: list[ItemOutcome]) -> None:
+        written.append(len(outcomes))
+        running._complete = True
+
+    async def pause(_: float | None) -> None:
+        pytest.fail("nothing is waited for")
+
+    running._pause, running._append = pause, append  # type: ignore[method-assign]
+    for place in range(SEGMENT_ITEMS):
+        running._settle(bad_line(place))
+    woken = running._changed
+    await running._write()
+    assert written == [SEGMENT_ITEMS]
+    assert woken.is_set()
+
+
+async def test_while_no_gateway_is_there_items_wait_a_moment(
+    idle: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.stage_pass.time.monotonic", lambda: 100.0)
+    running, returned = idle.new_pass(), list[tuple[int, float]]()
+    sent = list[tuple[int, float | None]]()
+
+    def send(item: Entry, timeout_s: float | None) -> bool:
+        sent.append((item.place, timeout_s))
+        return item.place > 0
+
+    running._calls.send = send  # type: ignore[method-assign]
+    back = running.window.returned
+
+    def note(item: Entry, at: float) -> None:
+        returned.append((item.place, at))
+        back(item, at)
+
+    running.window.returned = note  # type: ignore[method-assign]
+    running.window.add([entry(0), entry(1)])
+    woken = running._changed
+    sending = asyncio.ensure_future(running._send())
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert sent == [(0, 3600.0), (1, 3600.0)]
+    assert returned == [(0, 100.25)]
+    assert woken.is_set()
+    running._on_returned(entry(1))
+    assert returned[1:] == [(1, 100.25)]
+    sending.cancel()
+
+
+async def test_a_wait_ends_when_something_changes_or_its_time_is_over(idle: World) -> None:
+    running = idle.new_pass()
+    await running._pause(0.0)
+    waiting = asyncio.ensure_future(running._pause(None))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    running._wake()
+    await asyncio.wait_for(waiting, BOUND_S)
 
 
 # What becomes of an answer.
