@@ -98,6 +98,7 @@ JOBS: Final = Group(
     },
     (
         "tests/jobs/test_pass.py",
+        "tests/jobs/test_service.py",
         "tests/jobs/test_store.py",
         "tests/jobs/test_tenants.py",
     ),
