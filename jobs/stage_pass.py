@@ -24,7 +24,7 @@ from jobs.metrics import JobMetrics
 from jobs.results import OrderedLog
 from jobs.sources import Block
 from jobs.store import RETRY_AFTER_S, SEGMENT_BYTES_MAX, Fenced, JobStore
-from sluice.errors import InvalidRequest, SluiceError, TransportUnavailable
+from sluice.errors import InvalidRequest, JobUnknown, SluiceError, TransportUnavailable
 from sluice.internal.v1.items_pb2 import RunResponse
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobCheckpoint, JobRecord, JobSegment
 from sluice.v1.inference_pb2 import FINISH_REASON_STOP
@@ -251,12 +251,17 @@ class StagePass:
             )
 
     async def _logs_of_others(self) -> list[tuple[str, int]]:
-        """Jobs and rounds whose answers may be taken."""
+        """Jobs and rounds whose answers may be taken.
+
+        Raises:
+            JobUnknown: a job that is named is not there, or another tenant's.
+        """
         logs = []
         for other in self._context.record.job.spec.dedupe.reuse_job_ids:
             record, _ = await self._context.store.read(other)
-            if record.job.tenant == self._context.record.job.tenant:
-                logs += [(other, one) for one in range(record.round + 1)]
+            if record.job.tenant != self._context.record.job.tenant:
+                raise JobUnknown(f"there is no job {other!r}")
+            logs += [(other, one) for one in range(record.round + 1)]
         return logs
 
     async def _fill_cache(self, logs: Sequence[tuple[str, int]]) -> None:

@@ -26,7 +26,13 @@ from jobs.stage_pass import (
     input_unreadable,
 )
 from jobs.store import SEGMENT_BYTES_MAX, Fenced, JobStore
-from sluice.errors import InternalError, InvalidRequest, SluiceError, TransportUnavailable
+from sluice.errors import (
+    InternalError,
+    InvalidRequest,
+    JobUnknown,
+    SluiceError,
+    TransportUnavailable,
+)
 from sluice.internal.v1.items_pb2 import RunResponse
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobCheckpoint, JobRecord, JobSegment
 from sluice.settings import JobsSettings
@@ -282,9 +288,15 @@ async def test_answers_are_taken_from_rounds_of_jobs_of_the_same_tenant_alone(
             await running.flush()
     names = ("mine 0", "mine 1", "theirs 0")
     given = [entry(place, one, input_hash=one.encode()) for place, one in enumerate(names)]
-    dedupe = pb.JobDedupe(reuse_job_ids=["mine", "theirs"])
+    for named in ("theirs", "none"):
+        dedupe = pb.JobDedupe(reuse_job_ids=["mine", named])
+        running = world.new_pass(world.record("job-2", dedupe=dedupe))
+        await running.load()
+        with pytest.raises(JobUnknown, match=f"there is no job '{named}'"):
+            await running.run(blocks(given))
+    assert not gateway.asked
     with AnswerCache() as world.cache:
-        running = world.new_pass(world.record(dedupe=dedupe))
+        running = world.new_pass(world.record(dedupe=pb.JobDedupe(reuse_job_ids=["mine"])))
         await running.load()
         async with asyncio.timeout(BOUND_S):
             await running.run(blocks(given))
