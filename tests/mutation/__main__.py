@@ -55,7 +55,7 @@ class Coverage:
         }
         found = [name for name, ran in lines.items() if not wanted.isdisjoint(ran)]
         if not found and not mutant.function:
-            found = [name for name, ran in lines.items() if ran]
+            found = list(lines)
         return sorted(found, key=lambda name: self.tests[name]["s"])
 
     def limits_s(self, tests: Iterable[str]) -> list[float]:
