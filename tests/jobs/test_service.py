@@ -90,6 +90,18 @@ def test_ids_of_jobs() -> None:
     assert {len(one) for one in drawn} == {len("job-") + 20}
 
 
+async def test_labels_in_another_order_are_the_same_specification(processes: Processes) -> None:
+    await processes.start()
+    upload = await upload_of(processes.stub, lines(1))
+    names = [f"label-{number}" for number in range(32)]
+    for order in (names, names[::-1]):
+        request = request_of(upload, "key")
+        for name in order:
+            request.spec.labels[name] = "x"
+        job = (await processes.stub.CreateJob(request, metadata=ACME)).job
+        assert job.id == new_job_id("acme", "key")
+
+
 async def test_each_tenant_lists_its_own_jobs_and_uploads(processes: Processes) -> None:
     await processes.start()
     stub = processes.stub
