@@ -10,6 +10,7 @@ import nats
 import pytest
 
 from jobs.answers import AnswerCache
+from jobs.core.retry import Failure
 from jobs.core.window import Entry
 from jobs.gateways import Gateways
 from jobs.metrics import JobMetrics
@@ -440,6 +441,33 @@ async def test_how_long_outcomes_wait_for_others(
     assert pauses == [0.25, 0.25, 1.0]
 
 
+async def test_nothing_is_written_before_there_is_something_or_after_its_time(
+    idle: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, happened = 100.0, list[str]()
+    monkeypatch.setattr("jobs.stage_pass.time.monotonic", lambda: clock)
+    running = idle.new_pass()
+
+    async def pause(_: float | None) -> None:
+        nonlocal clock
+        clock += 0.25
+        happened.append("paused")
+
+    async def append(outcomes: list[ItemOutcome]) -> None:
+        happened.append(f"{len(outcomes)} written")
+        running._complete = True
+
+    running._pause, running._append = pause, append  # type: ignore[method-assign]
+    writing = asyncio.ensure_future(running._write())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert happened == []
+    running._settle(bad_line(0))
+    running._wake()
+    await asyncio.wait_for(writing, BOUND_S)
+    assert happened == ["paused", "1 written"]
+
+
 async def test_a_full_segment_is_written_at_once(idle: World) -> None:
     running, written = idle.new_pass(), list[int]()
 
@@ -581,6 +609,19 @@ async def test_an_error_that_passes_is_tried_as_often_as_the_job_says(idle: Worl
     running._on_response(item, failed(InternalError("oops")))
     (outcome,) = running._unwritten
     assert (outcome.result.attempts, outcome.result.error.reason) == (2, "INTERNAL")
+
+
+async def test_an_error_without_a_time_to_retry_waits_for_the_jobs_own(idle: World) -> None:
+    running, waits = idle.new_pass(), list[float]()
+
+    def fail(item: Entry, kind: Failure, wait_s: float, now: float, dice: float) -> bool:
+        waits.append(wait_s)
+        return False
+
+    running.window.failed = fail  # type: ignore[method-assign]
+    for error in (InternalError("oops"), TransportUnavailable("full", retry_after_s=7.0)):
+        running._on_error(entry(0), error)
+    assert waits == [0.0, 7.0]
 
 
 async def test_no_room_in_the_mesh_is_no_try_and_is_told(idle: World) -> None:
@@ -735,6 +776,18 @@ async def test_a_segment_is_full_by_bytes_too(idle: World) -> None:
     assert not running._has_segment
 
 
+async def test_a_segment_of_just_its_bytes_is_full(idle: World) -> None:
+    running = idle.new_pass()
+    for place in range(1, 4):
+        half = outcome(place, answer=pb.JobAnswer(text="x" * 300_000))
+        missing = SEGMENT_BYTES_MAX // 2 - half.ByteSize()
+        half.result.answer.text += "x" * missing
+        assert half.ByteSize() == SEGMENT_BYTES_MAX // 2
+        running._settle(half)
+    assert [one.place for one in running._take()] == [1, 2]
+    assert running._unwritten_bytes == SEGMENT_BYTES_MAX // 2
+
+
 @dataclass
 class StoreThatFails:
     """What `append` raises, in order, and what the log has as its last segment then."""
@@ -822,12 +875,13 @@ async def test_an_outcome_is_counted_and_shown_once(world: World) -> None:
     running = world.new_pass()
     await running.load()
     running._settle(outcome(0, answer=pb.JobAnswer(), carried=True))
-    running._settle(outcome(1, answer=pb.JobAnswer()))
+    for place in (1, 2):
+        running._settle(outcome(place, answer=pb.JobAnswer()))
     await running.flush()
-    assert dict(running._context.metrics._items) == {("succeeded",): 1}
+    assert dict(running._context.metrics._items) == {("succeeded",): 2}
     with pytest.raises(AssertionError, match="has an outcome already"):
         await running._append([outcome(1, answer=pb.JobAnswer())])
-    assert running.counts.total == 2
+    assert running.counts.total == 3
 
 
 async def test_a_flush_waits_for_the_write_that_was_stopped(world: World) -> None:
