@@ -105,7 +105,7 @@ class Gateway:
         self._loads = loads = ModelLoadTable()
         dispatch = Dispatch(gateway_id, loads, limits.stall_s)
         self.registry = Registry(dispatch, ReplayCache(limits.replay_entries, limits.replay_s))
-        self._transport = NatsTransport(gateway_id, self.registry, loads, tracer)
+        self._transport = NatsTransport(gateway_id, self.registry, loads, tracer, settings.nats)
         self.models = ServedModels(catalog, loads, self.registry, dispatch)
         self._health = GatewayHealth(loads, catalog, self._transport, self.models.in_use)
         self.authenticator = Authenticator(settings.identity, settings.nats.replicas)

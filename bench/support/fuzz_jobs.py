@@ -12,6 +12,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from bench.support.fuzz_gateway import Context
 from bench.support.mutator import Mutator
+from jobs.quotas import Quotas
 from jobs.service import JobService
 from jobs.store import JobStore
 from jobs.uploads import Outside
@@ -93,7 +94,9 @@ class FuzzedJobs:
         self._store._jetstream = self._store._records._jetstream = stream
         prefix = self._store._records._prefix
         self._store._records.read_payloads = lambda: stream.latest(prefix)  # type: ignore[method-assign]
-        self._service = JobService(self._store, Outside.of(settings), _models)
+        quotas = Quotas(settings)
+        quotas.counted.set()
+        self._service = JobService(self._store, Outside.of(settings), quotas, _models)
         self._jobs: list[str] = []
         self._uploads: list[str] = []
 

@@ -5,18 +5,19 @@ an interactive caller needs. A tenant may hold only a share of what its class ma
 
 Bulk calls begin in turns (`gateway.admission.turns`).
 
-Calls that are inspected and tokenized: this takes the gateway's processor, in order of arrival. The limits of less
-urgent classes keep a burst of bulk requests from delaying an interactive request that arrives after it.
+Calls that are inspected and tokenized: this takes the gateway's processor. The limits of less urgent classes keep a
+burst of bulk requests from delaying an interactive request that arrives after it; inside a class tenants take turns.
 """
 
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from typing import Final
 
 from gateway.admission.tenant_limits import TenantLimits
+from gateway.admission.tenant_threads import TenantQueue
 from gateway.admission.turns import Turns
 from sluice.errors import Overloaded, ShuttingDown
 from sluice.settings import CallShares
@@ -51,7 +52,7 @@ class ClassLimiter:
         self._tenant_limits = [_places(most, shares.tenant) for most in self._limits]
         self._running = [0] * len(CLASSES)
         self._by_tenant: Counter[tuple[str, int]] = Counter()
-        self._slots = {name: asyncio.Semaphore(count) for name, count in PREPARED_MAX.items()}
+        self._slots = {name: _Slots(count) for name, count in PREPARED_MAX.items()}
 
     @property
     def active(self) -> int:
@@ -94,9 +95,10 @@ class ClassLimiter:
         """Those of which calls run."""
         return {tenant for tenant, _ in self._by_tenant}
 
-    def slot(self, priority_class: str) -> AbstractAsyncContextManager[None]:
-        """Held while a request is prepared; slots are given in order of arrival. The caller limits the wait."""
-        return self._slots.get(priority_class, nullcontext())
+    def slot(self, priority_class: str, tenant: str) -> AbstractAsyncContextManager[None]:
+        """Held while a request is prepared; tenants take turns. The caller limits the wait."""
+        slots = self._slots.get(priority_class)
+        return nullcontext() if slots is None else slots.held(tenant)
 
     def _check(self, rank: int, tenant: str) -> None:
         if self.draining:
@@ -121,6 +123,42 @@ class ClassLimiter:
             del self._by_tenant[tenant, rank]
         if not self.active:
             self.idle.set()
+
+
+class _Slots:
+    """A semaphore whose next place is that of the tenant that waits longest for its turn."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: TenantQueue[asyncio.Future[None]] = TenantQueue()
+
+    @asynccontextmanager
+    async def held(self, tenant: str) -> AsyncIterator[None]:
+        await self._take(tenant)
+        try:
+            yield
+        finally:
+            self._give()
+
+    async def _take(self, tenant: str) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(tenant, given)
+        try:
+            await given
+        except asyncio.CancelledError:
+            if not given.cancelled():  # it came in the same moment
+                self._give()
+            raise
+
+    def _give(self) -> None:
+        while (first := self._waiting.next()) is not None:
+            if not first.done():  # its caller has not gone
+                first.set_result(None)
+                return
+        self._free += 1
 
 
 def _places(limit: int, share: float) -> int:

@@ -41,7 +41,7 @@ class SafetyService(SafetyServiceServicer):
         """See the proto."""
         check_labels(request.labels)
         tenant = current_caller().tenant
-        async with self._limiter.slot(UNSTATED_CLASS):
+        async with self._limiter.slot(UNSTATED_CLASS, tenant):
             text = Conversation((Turn(USER, request.text),), raw=True)
             asked = request_about(text, tenant, request.labels, timeout_of(context))
             asker = asker_of(asked, new_request_id(), time.monotonic())

@@ -197,7 +197,7 @@ class _Call:
 
     async def _admit(self, record: RecordBuilder, prepare: PrepareTexts) -> AdmittedTexts:
         incoming = IncomingRequest(self._request, record, self._spans, self._timings)
-        async with self._shared.limiter.slot(self._request.priority_class):
+        async with self._shared.limiter.slot(self._request.priority_class, self._request.tenant):
             return await self._upstream.admission.admit_texts(incoming, prepare)
 
     async def _work(self, admitted: AdmittedTexts) -> list[bytes]:

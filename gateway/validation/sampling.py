@@ -6,6 +6,8 @@ from typing import Final
 from gateway.validation.violations import FieldViolations
 from sluice.v1.inference_pb2 import SamplingParams
 
+CONSTRAINTS: Final = {"json_schema": "a JSON schema", "regex": "a regular expression"}
+"""What constraints are, by their fields."""
 RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "temperature": (0, 2),
     "min_p": (0, 1),
@@ -82,8 +84,12 @@ def _check_min_tokens(s: SamplingParams, max_answer_tokens: int, found: FieldVio
     found.check(
         not (s.min_tokens and constraint),
         "sampling.min_tokens",
-        f"cannot be combined with {constraint}, which determines where the answer ends",
+        f"cannot be combined with {_words(constraint)}, which determines where the answer ends",
     )
+
+
+def _words(constraint: str | None) -> str:
+    return CONSTRAINTS.get(constraint or "", "")
 
 
 def _check_stops(stops: Sequence[str], found: FieldViolations) -> None:
@@ -100,7 +106,7 @@ def _check_stop_tokens(s: SamplingParams, found: FieldViolations) -> None:
     found.check(
         not (s.stop_token_ids and constraint),
         "sampling.stop_token_ids",
-        f"cannot be combined with {constraint}, which determines where the answer ends",
+        f"cannot be combined with {_words(constraint)}, which determines where the answer ends",
     )
 
 

@@ -14,7 +14,8 @@ from sluice.v1 import inference_pb2 as pb
 from sluice.v1.jobs_pb2 import JobAnswer
 
 EMBEDDINGS: Final = "/v1/embeddings"
-RERANK: Final = ("/v1/rerank", "/v2/rerank")
+RERANK: Final = ("/v1/rerank", "/v2/rerank", "/rerank")
+"""Of Cohere's client, of Jina's, and as LiteLLM and others ask servers of a company's own."""
 FORMATS: Final = ("float", "base64")
 
 _EMBED_FIELDS: Final[Mapping[str, type]] = {

@@ -38,7 +38,8 @@ def test_every_address_is_filled_in(tmp_path: Path) -> None:
     made = plan(tmp_path)
     assert made.nats is not None
     (triton,) = made.tritons
-    assert made.settings.nats.url == f"nats://127.0.0.1:{made.nats.port}"
+    assert made.settings.nats.url == made.nats.url_of("operator")
+    assert made.nats.url == f"nats://127.0.0.1:{made.nats.port}"
     assert made.settings.models[0].triton_urls == (f"127.0.0.1:{triton.port}",)
     host, port = made.settings.gateway.address.split(":")
     assert host == "127.0.0.1"
@@ -187,7 +188,9 @@ def test_gateways_have_ports_one_behind_the_other_and_their_own_environment(tmp_
     assert made.settings.gateway.address == address
     assert made.settings.http.address == first.http != second.http
     one, two = gateway_spec(made, first), gateway_spec(made, second)
+    assert made.nats is not None
     assert two.env.items() - one.env.items() == {
+        ("SLUICE_NATS__URL", made.nats.url_of("gateway-1")),
         ("SLUICE_GATEWAY__ADDRESS", second.address),
         ("SLUICE_HTTP__ADDRESS", second.http),
         ("SLUICE_TELEMETRY__PROMETHEUS__GATEWAY", second.page),

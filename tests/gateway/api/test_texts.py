@@ -189,6 +189,9 @@ async def test_the_deadline_ends_the_call(wire: Wire) -> None:
 
 WRONG = [
     ("Embed", pb.EmbedRequest(), InvalidRequest, "texts: must have 1 to 2048 entries"),
+    ("Embed", pb.EmbedRequest(texts=["a"] * 2049), InvalidRequest, "texts: must have 1 to 2048"),
+    ("Embed", pb.EmbedRequest(texts=["a"], labels={"": "v"}), InvalidRequest, "labels: keys"),
+    ("Embed", pb.EmbedRequest(texts=["a"], priority=9), InvalidRequest, "priority: is none"),
     ("Embed", pb.EmbedRequest(texts=["a", " "]), InvalidRequest, r"texts\[1\]: must not be"),
     ("Embed", pb.EmbedRequest(texts=["a"], model="gone"), UnknownModel, "known: embed"),
     ("Embed", pb.EmbedRequest(texts=["a"], model="small"), InvalidRequest, "engine embedding"),
@@ -197,6 +200,8 @@ WRONG = [
     ("Embed", pb.EmbedRequest(texts=["a", "w1 " * 70]), PromptTooLong, r"texts\[1\]: has 71"),
     ("Rerank", pb.RerankRequest(documents=["a"]), InvalidRequest, "query: must not be empty"),
     ("Rerank", pb.RerankRequest(query="w " * 70, documents=["a"]), PromptTooLong, "query: has"),
+    ("Rerank", pb.RerankRequest(query="a", documents=["a"] * 2049), InvalidRequest, "documents: m"),
+    ("Score", pb.ScoreRequest(answers=["a"] * 2049), InvalidRequest, "answers: must have 1 to"),
     ("Score", pb.ScoreRequest(answers=["a"], model="embed"), InvalidRequest, "known: small"),
     ("Score", pb.ScoreRequest(answers=["h"]), InvalidRequest, r"answers\[0\]: is one token"),
     ("Generate", pb.GenerateRequest(prompt="a", model="embed"), UnknownModel, "known: small"),

@@ -161,7 +161,8 @@ def test_what_openai_has_and_the_mesh_has_not_is_named(
         (b'{"id": [], "prompt": "a"}', "custom_id"),
         (b'{"id": "", "prompt": "a"}', "custom_id"),
         (b'{"id": "a\\n", "prompt": "a"}', "printable"),
-        (b'{"a":' * 100_000, "is not JSON"),
+        (b'{"a":' * 30_000, "is not JSON"),
+        (b'{"a":[' + b"[]," * 70_000 + b"1]}", "values"),
         (b'{"prompt": "' + b"a" * 2_000_000 + b'"}', "longer than 1048576 bytes"),
     ],
 )
