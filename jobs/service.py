@@ -49,8 +49,6 @@ from sluice.wire.subjects import is_token
 _log = logging.getLogger(__name__)
 
 SPEC_BYTES_MAX: Final = 64 * 1024
-REUSED_MAX: Final = 100
-"""Jobs whose answers a job may take."""
 WATCH_S: Final = 0.5
 FOLLOW_S: Final = 0.3
 PAGE_BYTES: Final = 256 * 1024
@@ -65,7 +63,8 @@ PAGE_SIZE_MAX: Final = 1000
 _CHUNK_OF_CALL_MAX: Final = 512 * 1024
 
 Method = Callable[[Any, Any, Any], Coroutine[Any, Any, Any]]
-_Entry = TypeVar("_Entry", pb.Job, pb.Upload)
+_T = TypeVar("_T")
+_Shown = TypeVar("_Shown", pb.Job, pb.Upload)
 
 
 def _method(behaviour: Method) -> Method:
@@ -174,16 +173,15 @@ class JobService(JobServiceServicer):
             if tenant in (None, known.tenant)
             and (not request.states or known.state in request.states)
         }
-        page, token = _page(jobs, request)
-        async with self._turns.one(tenant_of(context)):
-            read = [record async for record in _each(self._store.read, page, JobUnknown)]
-        shown = [
-            _shown(record)
-            for record, _ in read
-            if tenant in (None, record.job.tenant)
-            and (not request.states or record.job.state in request.states)
-        ]
-        return pb.ListJobsResponse(jobs=shown, next_page_token=token)
+
+        async def read(job: str) -> pb.Job | None:
+            record = await self._record(job)
+            if record is None or (request.states and record.job.state not in request.states):
+                return None  # the index is a moment behind
+            return _shown(record)
+
+        page, token = await self._page(context, jobs, request, read)
+        return pb.ListJobsResponse(jobs=page, next_page_token=token)
 
     @_method
     async def WatchJob(self, request: pb.WatchJobRequest, context: Any) -> None:  # type: ignore[override]
@@ -370,10 +368,12 @@ class JobService(JobServiceServicer):
             for upload, known in self._quotas.uploads.items()
             if known.complete_unix_ms and tenant in (None, known.tenant)
         }
-        page, token = _page(uploads, request)
 
-        async def read(upload_id: str) -> pb.Upload:
-            upload = await self._upload(tenant, upload_id)
+        async def read(upload_id: str) -> pb.Upload | None:
+            try:
+                upload = await self._upload(tenant, upload_id)
+            except UploadUnknown:
+                return None
             return pb.Upload(
                 upload_id=upload_id,
                 name=upload.name,
@@ -381,9 +381,8 @@ class JobService(JobServiceServicer):
                 create_time=timestamp(upload.complete_unix_ms),
             )
 
-        async with self._turns.one(tenant_of(context)):
-            shown = [one async for one in _each(read, page, UploadUnknown)]
-        return pb.ListUploadsResponse(uploads=shown, next_page_token=token)
+        page, token = await self._page(context, uploads, request, read)
+        return pb.ListUploadsResponse(uploads=page, next_page_token=token)
 
     @_method
     async def DeleteUpload(
@@ -393,8 +392,12 @@ class JobService(JobServiceServicer):
         await self._upload(scope_of(context), request.upload_id)
         await self._quotas.ready()
         users = self._quotas.users_of(request.upload_id)
-        async for record, _ in _each(self._store.read, users, JobUnknown):
-            if record.upload_id == request.upload_id and record.job.state not in OVER:
+        async for _, record in _each(self._record, users):
+            if (
+                record is not None
+                and record.upload_id == request.upload_id
+                and record.job.state not in OVER
+            ):
                 raise WrongJobState(
                     f"job {record.job.id} reads this upload: cancel it, or wait for its end"
                 )
@@ -431,8 +434,6 @@ class JobService(JobServiceServicer):
             )
 
     async def _check_reused(self, tenant: str, jobs: Sequence[str]) -> None:
-        if len(jobs) > REUSED_MAX:
-            raise InvalidRequest.of("spec.dedupe.reuse_job_ids", f"has over {REUSED_MAX} jobs")
         for job in jobs:
             record, _ = await self._store.read(job)
             _check_owner(record, tenant)
@@ -453,9 +454,37 @@ class JobService(JobServiceServicer):
         _check_owner(record, scope_of(context))
         return record
 
-    async def _in_turn(
-        self, context: Any, outcomes: AsyncIterator[_Entry]
-    ) -> AsyncIterator[_Entry]:
+    async def _record(self, job: str) -> JobRecord | None:
+        """None: there is none."""
+        try:
+            return (await self._store.read(job))[0]
+        except JobUnknown:
+            return None
+
+    async def _page(
+        self,
+        context: Any,
+        entries: Mapping[str, str],
+        request: pb.ListJobsRequest | pb.ListUploadsRequest,
+        read: Callable[[str], Coroutine[Any, Any, _Shown | None]],
+    ) -> tuple[list[_Shown], str]:
+        """The page that ``request`` names of the ``entries`` by their keys, and what names the next one."""
+        check_length("page_token", request.page_token, PAGE_TOKEN_CHARS_MAX)
+        most = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
+        keys = sorted(key for key in entries if key > request.page_token)
+        page: list[_Shown] = []
+        count = size = 0
+        async with self._turns.one(tenant_of(context)):
+            async for _, found in _each(read, [entries[key] for key in keys[:most]]):
+                count += 1
+                if found is not None:
+                    page.append(found)
+                    size += found.ByteSize()
+                if size >= LIST_BYTES:
+                    break
+        return page, keys[count - 1] if len(keys) > count else ""
+
+    async def _in_turn(self, context: Any, outcomes: AsyncIterator[_T]) -> AsyncIterator[_T]:
         """``outcomes``, each read in a turn of the caller's tenant."""
         tenant = tenant_of(context)
         while True:
@@ -517,19 +546,13 @@ async def _pages(outcomes: AsyncIterator[ItemOutcome]) -> AsyncIterator[list[pb.
 
 
 async def _each(
-    read: Callable[[str], Coroutine[Any, Any, _Entry]],
-    names: Sequence[str],
-    gone: type[SluiceError],
-) -> AsyncIterator[_Entry]:
-    """What ``read`` gives of each name, in order, a few at the same time; those that are ``gone`` are left out."""
+    read: Callable[[str], Coroutine[Any, Any, _T]], names: Sequence[str]
+) -> AsyncIterator[tuple[str, _T]]:
+    """Each name and what ``read`` gives of it, in order, a few at the same time."""
     for begin in range(0, len(names), READS):
         some = names[begin : begin + READS]
-        for found in await asyncio.gather(*map(read, some), return_exceptions=True):
-            if isinstance(found, gone):
-                continue
-            if isinstance(found, BaseException):
-                raise found
-            yield found
+        for name, found in zip(some, await asyncio.gather(*map(read, some)), strict=True):
+            yield name, found
 
 
 def tenant_of(context: Any) -> str:
@@ -584,18 +607,3 @@ def _shown(record: JobRecord) -> pb.Job:
 def _page_key(create_unix_ms: int, name: str) -> str:
     """Sorts newest first."""
     return f"{(1 << 48) - create_unix_ms:015d}-{name}"
-
-
-def _page(
-    entries: Mapping[str, _Entry], request: pb.ListJobsRequest | pb.ListUploadsRequest
-) -> tuple[list[_Entry], str]:
-    """The page that ``request`` names of the ``entries`` by their keys, and what names the next one."""
-    check_length("page_token", request.page_token, PAGE_TOKEN_CHARS_MAX)
-    most = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
-    keys = sorted(key for key in entries if key > request.page_token)
-    size, bytes_ = 0, 0
-    while size < min(most, len(keys)) and bytes_ < LIST_BYTES:
-        bytes_ += entries[keys[size]].ByteSize()
-        size += 1
-    token = keys[size - 1] if len(keys) > size else ""
-    return [entries[key] for key in keys[:size]], token
