@@ -63,8 +63,8 @@ PAGE_SIZE_MAX: Final = 1000
 _CHUNK_OF_CALL_MAX: Final = 512 * 1024
 
 Method = Callable[[Any, Any, Any], Coroutine[Any, Any, Any]]
-_T = TypeVar("_T")
-_Shown = TypeVar("_Shown", pb.Job, pb.Upload)
+_Entry = TypeVar("_Entry")
+_Listed = TypeVar("_Listed", pb.Job, pb.Upload)
 
 
 def _method(behaviour: Method) -> Method:
@@ -173,15 +173,18 @@ class JobService(JobServiceServicer):
             if tenant in (None, known.tenant)
             and (not request.states or known.state in request.states)
         }
-
-        async def read(job: str) -> pb.Job | None:
-            record = await self._record(job)
-            if record is None or (request.states and record.job.state not in request.states):
-                return None  # the index is a moment behind
-            return _shown(record)
-
-        page, token = await self._page(context, jobs, request, read)
-        return pb.ListJobsResponse(jobs=page, next_page_token=token)
+        page, token = _page(jobs, request)
+        async with self._turns.one(tenant_of(context)):
+            found = (
+                _shown(record)
+                async for record, _ in _each(self._store.read, page, JobUnknown)
+                if tenant in (None, record.job.tenant)
+                and (not request.states or record.job.state in request.states)
+            )
+            shown, is_cut = await _fitting(found)
+        if is_cut:
+            token = _page_key(shown[-1].create_time.ToMilliseconds(), shown[-1].id)
+        return pb.ListJobsResponse(jobs=shown, next_page_token=token)
 
     @_method
     async def WatchJob(self, request: pb.WatchJobRequest, context: Any) -> None:  # type: ignore[override]
@@ -368,12 +371,10 @@ class JobService(JobServiceServicer):
             for upload, known in self._quotas.uploads.items()
             if known.complete_unix_ms and tenant in (None, known.tenant)
         }
+        page, token = _page(uploads, request)
 
-        async def read(upload_id: str) -> pb.Upload | None:
-            try:
-                upload = await self._upload(tenant, upload_id)
-            except UploadUnknown:
-                return None
+        async def read(upload_id: str) -> pb.Upload:
+            upload = await self._upload(tenant, upload_id)
             return pb.Upload(
                 upload_id=upload_id,
                 name=upload.name,
@@ -381,8 +382,11 @@ class JobService(JobServiceServicer):
                 create_time=timestamp(upload.complete_unix_ms),
             )
 
-        page, token = await self._page(context, uploads, request, read)
-        return pb.ListUploadsResponse(uploads=page, next_page_token=token)
+        async with self._turns.one(tenant_of(context)):
+            shown, is_cut = await _fitting(_each(read, page, UploadUnknown))
+        if is_cut:
+            token = _page_key(shown[-1].create_time.ToMilliseconds(), shown[-1].upload_id)
+        return pb.ListUploadsResponse(uploads=shown, next_page_token=token)
 
     @_method
     async def DeleteUpload(
@@ -392,12 +396,8 @@ class JobService(JobServiceServicer):
         await self._upload(scope_of(context), request.upload_id)
         await self._quotas.ready()
         users = self._quotas.users_of(request.upload_id)
-        async for _, record in _each(self._record, users):
-            if (
-                record is not None
-                and record.upload_id == request.upload_id
-                and record.job.state not in OVER
-            ):
+        async for record, _ in _each(self._store.read, users, JobUnknown):
+            if record.upload_id == request.upload_id and record.job.state not in OVER:
                 raise WrongJobState(
                     f"job {record.job.id} reads this upload: cancel it, or wait for its end"
                 )
@@ -454,37 +454,9 @@ class JobService(JobServiceServicer):
         _check_owner(record, scope_of(context))
         return record
 
-    async def _record(self, job: str) -> JobRecord | None:
-        """None: there is none."""
-        try:
-            return (await self._store.read(job))[0]
-        except JobUnknown:
-            return None
-
-    async def _page(
-        self,
-        context: Any,
-        entries: Mapping[str, str],
-        request: pb.ListJobsRequest | pb.ListUploadsRequest,
-        read: Callable[[str], Coroutine[Any, Any, _Shown | None]],
-    ) -> tuple[list[_Shown], str]:
-        """The page that ``request`` names of the ``entries`` by their keys, and what names the next one."""
-        check_length("page_token", request.page_token, PAGE_TOKEN_CHARS_MAX)
-        most = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
-        keys = sorted(key for key in entries if key > request.page_token)
-        page: list[_Shown] = []
-        count = size = 0
-        async with self._turns.one(tenant_of(context)):
-            async for _, found in _each(read, [entries[key] for key in keys[:most]]):
-                count += 1
-                if found is not None:
-                    page.append(found)
-                    size += found.ByteSize()
-                if size >= LIST_BYTES:
-                    break
-        return page, keys[count - 1] if len(keys) > count else ""
-
-    async def _in_turn(self, context: Any, outcomes: AsyncIterator[_T]) -> AsyncIterator[_T]:
+    async def _in_turn(
+        self, context: Any, outcomes: AsyncIterator[_Entry]
+    ) -> AsyncIterator[_Entry]:
         """``outcomes``, each read in a turn of the caller's tenant."""
         tenant = tenant_of(context)
         while True:
@@ -546,13 +518,31 @@ async def _pages(outcomes: AsyncIterator[ItemOutcome]) -> AsyncIterator[list[pb.
 
 
 async def _each(
-    read: Callable[[str], Coroutine[Any, Any, _T]], names: Sequence[str]
-) -> AsyncIterator[tuple[str, _T]]:
-    """Each name and what ``read`` gives of it, in order, a few at the same time."""
+    read: Callable[[str], Coroutine[Any, Any, _Entry]],
+    names: Sequence[str],
+    gone: type[SluiceError],
+) -> AsyncIterator[_Entry]:
+    """What ``read`` gives of each name, in order, a few at the same time; those that are ``gone`` are left out."""
     for begin in range(0, len(names), READS):
         some = names[begin : begin + READS]
-        for name, found in zip(some, await asyncio.gather(*map(read, some)), strict=True):
-            yield name, found
+        for found in await asyncio.gather(*map(read, some), return_exceptions=True):
+            if isinstance(found, gone):
+                continue
+            if isinstance(found, BaseException):
+                raise found
+            yield found
+
+
+async def _fitting(found: AsyncIterator[_Listed]) -> tuple[list[_Listed], bool]:
+    """As many as an answer has room for, and whether there are more."""
+    taken: list[_Listed] = []
+    size = 0
+    async for one in found:
+        if size >= LIST_BYTES:
+            return taken, True
+        taken.append(one)
+        size += one.ByteSize()
+    return taken, False
 
 
 def tenant_of(context: Any) -> str:
@@ -607,3 +597,14 @@ def _shown(record: JobRecord) -> pb.Job:
 def _page_key(create_unix_ms: int, name: str) -> str:
     """Sorts newest first."""
     return f"{(1 << 48) - create_unix_ms:015d}-{name}"
+
+
+def _page(
+    entries: Mapping[str, str], request: pb.ListJobsRequest | pb.ListUploadsRequest
+) -> tuple[list[str], str]:
+    """The page that ``request`` names of the ``entries`` by their keys, and what names the next one."""
+    check_length("page_token", request.page_token, PAGE_TOKEN_CHARS_MAX)
+    size = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
+    keys = sorted(key for key in entries if key > request.page_token)
+    token = keys[size - 1] if len(keys) > size else ""
+    return [entries[key] for key in keys[:size]], token
