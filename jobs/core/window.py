@@ -27,8 +27,8 @@ SPAN_MAX: Final = 8192
 """Items between the oldest without an outcome and the newest in memory."""
 BYTES_MAX: Final = 32 * 1024 * 1024
 """Of the requests in memory."""
-IN_FLIGHT_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Of the requests in flight; another one goes below it."""
+ITEM_BYTES: Final = 16 * 1024
+"""Of the requests in flight, on average over the items that may be; another one goes below it."""
 NO_ROOM_WAIT_S_MAX: Final = 15.0
 _BEGINNING: Final = 64
 """Characters of a prompt that tell which beginning it shares."""
@@ -150,7 +150,8 @@ class Window:
     def wait_s(self, now: float) -> float | None:
         """How long until an item may be sent; None: not before something else happens."""
         in_flight = len(self._in_flight)
-        if in_flight >= self.concurrency or self._in_flight_bytes >= IN_FLIGHT_BYTES_MAX:
+        most = self.concurrency
+        if in_flight >= most or self._in_flight_bytes >= most * ITEM_BYTES:
             return None
         if not self._budget.allows(in_flight):
             return None

@@ -63,8 +63,10 @@ class World:
         record = record or self.record()
         metadata = (("sluice-tenant", record.job.tenant),)
         metrics = JobMetrics(self.registry)
-        whose = "me", metadata, record, stage, metrics, Quotas(JobsSettings())
-        context = PassContext(self.store, self.gateways, *whose)
+        quotas = Quotas(JobsSettings())
+        context = PassContext(
+            self.store, self.gateways, "me", metadata, record, stage, metrics, quotas
+        )
         running = StagePass(context, self.cache)
         running.set_concurrency(64)
         return running
@@ -827,14 +829,7 @@ async def test_a_write_without_an_answer_is_looked_for_and_made_again(
         context = running._context
         fake: Any = store
         running._context = PassContext(
-            fake,
-            context.gateways,
-            "me",
-            (),
-            context.record,
-            0,
-            context.metrics,
-            context.quotas,
+            fake, context.gateways, "me", (), context.record, 0, context.metrics, context.quotas
         )
         running._sequence = 4
         await running._append_segment(ours)
