@@ -199,7 +199,12 @@ WRONG = [
     ("Rerank", pb.RerankRequest(query="w " * 70, documents=["a"]), PromptTooLong, "query: has"),
     ("Score", pb.ScoreRequest(answers=["a"], model="embed"), InvalidRequest, "known: small"),
     ("Score", pb.ScoreRequest(answers=["h"]), InvalidRequest, r"answers\[0\]: is one token"),
-    ("Generate", pb.GenerateRequest(prompt="a", model="embed"), UnknownModel, "known: small"),
+    (
+        "Generate",
+        pb.GenerateRequest(prompt="a", model="embed"),
+        InvalidRequest,
+        "computes embeddings; prompts are answered by small",
+    ),
 ]  # fmt: skip
 
 
