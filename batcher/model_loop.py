@@ -94,7 +94,6 @@ class ModelLoop:
         self.inbox = Inbox(
             process.nats_client,
             self._model,
-            settings.nats,
             batcher,
             self._requests,
             self.on_task,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.tools.tool import Tool, ToolCall, map_texts, texts_in
-from gateway.validation.tools import calls_of
+from gateway.validation.tools import VALUES_MAX, calls_of, has_room_for_calls
 from gateway.validation.violations import FieldViolations
 from sluice.v1 import inference_pb2
 from sluice.v1.inference_pb2 import (
@@ -114,6 +114,9 @@ def conversation_of(
 def _chat(messages: Sequence[ChatMessage], found: FieldViolations) -> Conversation:
     if not 1 <= len(messages) <= MESSAGES_MAX:
         found.add("chat.messages", f"must have 1 to {MESSAGES_MAX} messages")
+        return Conversation((), raw=False)
+    if not has_room_for_calls(messages):
+        found.add("chat.messages", f"their calls must have at most {VALUES_MAX} values in all")
         return Conversation((), raw=False)
     turns = tuple(
         _turn(message, f"chat.messages[{i}]", found) for i, message in enumerate(messages)

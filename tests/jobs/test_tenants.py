@@ -1,17 +1,22 @@
 """Whose jobs a call may see: what the gateway says, and nobody else."""
 
+import asyncio
+from collections import Counter
 from typing import Any
 
 import grpc
 import pytest
 
+from jobs.service import READS_OF_TENANT
+from jobs.store import JobStore
 from sluice import errors
 from sluice.client.channel import bearer_metadata, error_of
 from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
 from sluice.settings import IdentitySettings
 from sluice.v1 import jobs_pb2 as pb
 from sluice.wire.job_calls import SIGNATURE, signed
-from tests.jobs.processes import Processes, lines
+from tests.jobs.gateway_double import GatewayDouble
+from tests.jobs.processes import BOUND_S, Processes, lines
 
 MESH_KEY = "0123456789abcdef"
 OTHER = signed({TENANT_METADATA: "other"}, MESH_KEY)
@@ -24,6 +29,10 @@ STOLEN = (
     signed({TENANT_METADATA: "other"}, MESH_KEY + "x"),
 )
 """A signature is good for what it was made for."""
+
+
+def upload_of(data: bytes) -> pb.UploadInputRequest:
+    return pb.UploadInputRequest(name="in.jsonl", data=data)
 
 
 async def error(call: Any) -> errors.SluiceError:
@@ -69,6 +78,27 @@ async def test_jobs_and_dead_letters_of_another_tenant_are_unknown(processes: Pr
     assert (await stub.GetJob(pb.GetJobRequest(id=job.id))).job.id == job.id
 
 
+async def test_answers_of_another_tenants_jobs_are_not_taken(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start()
+    theirs = await processes.create(lines(3))
+    await processes.ended(theirs.id)
+    stub, other = processes.stub, ((TENANT_METADATA, "other"),)
+    upload = (await stub.UploadInput(iter([upload_of(lines(3))]), metadata=other)).upload_id
+    for named in (theirs.id, "job-none"):  # whether there is one is not told
+        dedupe = pb.JobDedupe(reuse_job_ids=[named])
+        spec = pb.JobSpec(model="echo", input=pb.JobInput(upload_id=upload), dedupe=dedupe)
+        job = (await stub.CreateJob(pb.CreateJobRequest(spec=spec), metadata=other)).job
+        async with asyncio.timeout(BOUND_S):
+            async for seen in stub.WatchJob(pb.WatchJobRequest(id=job.id), metadata=other):
+                job = seen.job
+        assert (job.state, job.reason_code) == (pb.JOB_STATE_FAILED, "JOB_UNKNOWN")
+        assert job.reason == f"there is no job {named!r}"
+        assert not (await processes.results_of(job.id, other))
+    assert set(gateway.asked.values()) == {1}
+
+
 async def test_with_identities_gateways_alone_are_answered_and_say_whose_jobs(
     processes: Processes,
 ) -> None:
@@ -92,3 +122,72 @@ async def test_an_operator_sees_and_ends_the_jobs_of_all(processes: Processes) -
     (seen,) = (await stub.ListJobs(pb.ListJobsRequest(), metadata=EVERY)).jobs
     assert (seen.id, seen.tenant) == (job.id, "default")
     await stub.DeleteJob(pb.DeleteJobRequest(id=job.id), metadata=EVERY)
+
+
+async def test_another_tenants_job_is_reused_no_more_than_one_that_is_not_there(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start()
+    job = await processes.create(lines(2))
+    await processes.ended(job.id)
+    other = ((TENANT_METADATA, "other"),)
+
+    async def refused(reused: str) -> str:
+        given = pb.JobInput(url="file:///none")
+        spec = pb.JobSpec(model="echo", input=given, dedupe=pb.JobDedupe(reuse_job_ids=[reused]))
+        found = await error(
+            processes.stub.CreateJob(pb.CreateJobRequest(spec=spec), metadata=other)
+        )
+        assert isinstance(found, errors.JobUnknown)
+        return found.message.replace(reused, "JOB")
+
+    assert await refused(job.id) == await refused("job-0")
+
+
+async def test_a_job_that_was_deleted_since_has_no_answers_to_reuse(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    gateway.hold.clear()
+    gateway.held = lambda prompt: prompt.startswith("long")
+    await processes.start(running_max=1)
+    earlier = await processes.create(lines(2))
+    await processes.ended(earlier.id)
+    await processes.create(lines(1, lambda _: "long"))
+    job = await processes.create(lines(2), dedupe=pb.JobDedupe(reuse_job_ids=[earlier.id]))
+    await processes.stub.DeleteJob(pb.DeleteJobRequest(id=earlier.id))
+    gateway.hold.set()
+
+    job = await processes.ended(job.id)
+    assert (job.state, job.report.progress.deduplicated) == (pb.JOB_STATE_COMPLETED, 0)
+
+
+async def test_calls_of_a_tenant_that_wait_for_the_store_keep_those_of_others_from_nothing(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await processes.start()
+    job = await processes.create(lines(1))
+    await processes.ended(job.id)
+    read, gate, reading = JobStore.read, asyncio.Event(), Counter[str]()
+
+    async def slow(self: JobStore, name: str) -> Any:
+        reading[name] += 1
+        if name == "job-slow":
+            await gate.wait()
+        return await read(self, name)
+
+    monkeypatch.setattr(JobStore, "read", slow)
+    other = ((TENANT_METADATA, "other"),)
+    request = pb.GetJobRequest(id="job-slow")
+    calls = [processes.stub.GetJob(request, metadata=other) for _ in range(50)]
+    try:
+        async with asyncio.timeout(BOUND_S):
+            while True:
+                if reading["job-slow"] == READS_OF_TENANT:
+                    break
+                await asyncio.sleep(0.01)
+            for _ in range(20):
+                await processes.stub.GetJob(pb.GetJobRequest(id=job.id))
+        assert reading["job-slow"] == READS_OF_TENANT
+    finally:
+        gate.set()
+        await asyncio.gather(*calls, return_exceptions=True)

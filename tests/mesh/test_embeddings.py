@@ -16,8 +16,9 @@ from transformers import AutoModel
 from sluice import settings as config
 from sluice.client import AsyncClient
 from sluice.settings.routing import RoutingSettings
+from sluice.telemetry import catalog
 from supervisor.mesh import Mesh, running_mesh
-from tests.support.mesh import kill, stubs_of
+from tests.support.mesh import kill, stubs_of, until_counted
 from tests.support.tiny_encoders import config_of, ids_of, save_reranker, save_transformer, texts
 
 pytestmark = [pytest.mark.mesh, pytest.mark.long]
@@ -59,10 +60,10 @@ async def test_a_list_survives_the_deaths_of_its_worker_and_its_batcher(
     async with AsyncClient(mesh.address) as client:
         calm = np.array((await client.embed(said, priority="standard")).vectors)
         asking = asyncio.ensure_future(client.embed(said, priority="standard"))
-        await asyncio.sleep(0.5)
-        assert not asking.done()
+        await until_counted(client, catalog.IN_FLIGHT, "embed")
         os.kill(stubs_of(mesh)["embed"], signal.SIGKILL)
-        await asyncio.sleep(0.5)
+        await until_counted(client, catalog.RESENDS, "embed")
+        assert not asking.done()
         kill(mesh, "batcher")
         disturbed = np.array((await asking).vectors)
     assert np.abs(calm - disturbed).max() < 1e-5

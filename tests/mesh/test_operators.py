@@ -32,8 +32,8 @@ async def test_what_is_in_a_worker_that_is_drained_goes_on(mesh: RunningMesh) ->
         stream = client.generate("hello", model="small", min_tokens=900, max_tokens=1000)
         await anext(stream)
         (worker,) = workers_of(await sample(client), "small")
-        found = await client.metrics(*ROWS_OF_WORKER)
-        assert rows_in(found, "small", worker) >= 0
+        while not rows_in(await client.metrics(*ROWS_OF_WORKER), "small", worker):
+            pass
         drained = await client.drain_worker("small", worker)
         try:
             assert f"small {worker}" in drained.drained

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from sluice.client import AsyncClient
 from sluice.settings import (
     BatcherSettings,
     GatewaySettings,
@@ -25,6 +26,7 @@ from sluice.settings import (
     TritonSettings,
 )
 from sluice.settings.routing import CascadeRoute, RoutingPolicy, Selection
+from sluice.telemetry import catalog
 from supervisor.mesh import Mesh, running_mesh
 from supervisor.model_processes import stub_pids
 from supervisor.plan import TRITON, is_worker
@@ -67,6 +69,20 @@ def stubs_of(mesh: Mesh) -> dict[str, int]:
         for name, pid in servers.items()
         for stub in stub_pids(pid).values()
     }
+
+
+async def until_counted(client: AsyncClient, metric: catalog.Metric, model: str) -> None:
+    """Returns when ``metric`` is above 0 for ``model`` in some process of the mesh."""
+    async with asyncio.timeout(START_S):
+        while not await counted(client, metric, model):
+            pass
+
+
+async def counted(client: AsyncClient, metric: catalog.Metric, model: str) -> bool:
+    found = await client.metrics(metric.name)
+    series = [each for process in found.processes for each in process.metrics]
+    points = [point for each in series for point in each.points]
+    return any(point.value and model in point.labels for point in points)
 
 
 TOGETHER: Final = {"cascade": "together"}

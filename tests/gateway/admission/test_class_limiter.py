@@ -6,8 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.class_limiter import PREPARED_MAX, ClassLimiter
-from sluice.errors import Overloaded, ShuttingDown
+from gateway.admission.tenant_limits import TenantLimits
+from gateway.routing.budget import Spending
+from sluice.errors import LimitReached, Overloaded, ShuttingDown
 from sluice.settings import CallShares
+from sluice.settings.limits import LimitSettings
 
 BOUND_S = 60.0
 ALL_TO_ONE = CallShares(tenant=1.0)
@@ -90,6 +93,90 @@ async def test_who_left_makes_room() -> None:
     assert limiter.idle.is_set()
 
 
+async def test_nothing_is_kept_of_a_tenant_whose_calls_have_ended() -> None:
+    limiter = new_limiter()
+    assert limiter.idle.is_set()
+    with limiter.call("interactive", "a"), limiter.call("bulk", "b"):
+        with limiter.call("bulk", "b"):
+            assert limiter.tenants == {"a", "b"}
+            assert limiter.running("b") == limiter.running("b", bulk=True) == 2
+            assert (limiter.running("a"), limiter.running("a", bulk=True)) == (1, 0)
+        assert (limiter.active, limiter.tenants) == (2, {"a", "b"})
+        assert limiter.running("b") == 1
+        assert not limiter.idle.is_set()
+    assert (limiter.active, limiter.tenants) == (0, set())
+    assert limiter.running("b") == 0
+    assert limiter.idle.is_set()
+
+
+@pytest.mark.parametrize(
+    ("shares", "tenant", "said"),
+    [
+        (
+            CallShares(tenant=1.0),
+            "acme",
+            ("10 calls are", "8 standard and less", "5 bulk and less"),
+        ),
+        (
+            CallShares(tenant=0.5),
+            "acme",
+            ("5 calls of your tenant", "4 standard and less", "3 bulk and less"),
+        ),
+    ],
+)
+async def test_the_error_says_which_limit_it_is(
+    shares: CallShares, tenant: str, said: tuple[str, ...]
+) -> None:
+    for name, words in zip(("interactive", "standard", "bulk"), said, strict=True):
+        limiter = new_limiter(10, shares)
+        with ExitStack() as held:
+            enter(limiter, held, name, tenant)
+            with pytest.raises(Overloaded, match=words) as refused:
+                held.enter_context(limiter.call(name, tenant))
+            assert refused.value.retry_after_s == 1.0
+
+
+@pytest.mark.parametrize(
+    ("limit", "share", "places"),
+    [(1, 0.5, 1), (2, 1.0, 2), (2, 0.9, 1), (3, 0.9, 2), (10, 0.55, 6), (1, 1.0, 1), (2, 0.1, 1)],
+)
+async def test_a_share_of_less_than_all_leaves_one_place(
+    limit: int, share: float, places: int
+) -> None:
+    limiter = new_limiter(limit, CallShares(tenant=share, standard=1.0, bulk=1.0))
+    with ExitStack() as held:
+        assert enter(limiter, held, "bulk", "one") == places
+
+
+async def test_a_bulk_call_waits_for_its_turn_and_no_other_does() -> None:
+    limiter = new_limiter()
+    async with asyncio.timeout(BOUND_S):
+        await limiter.turn("interactive")
+        await limiter.turn("standard")
+        bulk = asyncio.create_task(limiter.turn("bulk"))
+        await asyncio.sleep(0)
+        assert not bulk.done()
+        await bulk
+
+
+async def test_limits_of_the_tenant_itself_hold_with_those_of_its_bulk_calls() -> None:
+    spending = Spending()
+    limits = TenantLimits(
+        LimitSettings(concurrent=3, concurrent_bulk=1), {}, spending, spending, lambda: 0.0
+    )
+    limiter = ClassLimiter(100, ALL_TO_ONE, limits)
+    with ExitStack() as held:
+        held.enter_context(limiter.call("bulk", "acme"))
+        with pytest.raises(LimitReached, match="concurrent_bulk"):
+            held.enter_context(limiter.call("bulk", "acme"))
+        held.enter_context(limiter.call("standard", "acme"))
+        held.enter_context(limiter.call("interactive", "acme"))
+        with pytest.raises(LimitReached, match="concurrent of 3"):
+            held.enter_context(limiter.call("interactive", "acme"))
+        held.enter_context(limiter.call("interactive", "other"))
+    assert limiter.active == 0
+
+
 async def test_while_draining_no_call_comes_in() -> None:
     limiter = new_limiter()
     with limiter.call("interactive", "t"):
@@ -100,10 +187,14 @@ async def test_while_draining_no_call_comes_in() -> None:
 
 
 async def waiting(
-    limiter: ClassLimiter, priority_class: str, entered: list[str], leave: asyncio.Event
+    limiter: ClassLimiter,
+    priority_class: str,
+    entered: list[str],
+    leave: asyncio.Event,
+    tenant: str = "",
 ) -> None:
-    async with limiter.slot(priority_class):
-        entered.append(priority_class)
+    async with limiter.slot(priority_class, tenant):
+        entered.append(tenant or priority_class)
         await leave.wait()
 
 
@@ -120,8 +211,8 @@ async def test_a_burst_of_bulk_is_let_in_a_few_at_a_time_and_does_not_hold_up_ot
     await settled()
     counts = {name: entered.count(name) for name in set(names)}
     assert counts == {
-        "bulk": PREPARED_MAX["bulk"],
-        "standard": PREPARED_MAX["standard"],
+        "bulk": 2,
+        "standard": 8,
         "interactive": 3,
     }
     leave.set()
@@ -139,5 +230,44 @@ async def test_who_gives_up_while_waiting_takes_no_turn() -> None:
     async with asyncio.timeout(BOUND_S):
         await asyncio.wait(calls)
     assert len(entered) == 3
-    async with asyncio.timeout(BOUND_S), limiter.slot("bulk"), limiter.slot("bulk"):
+    async with asyncio.timeout(BOUND_S), limiter.slot("bulk", "a"), limiter.slot("bulk", "b"):
         pass  # All slots came back.
+
+
+async def test_who_has_many_that_wait_for_a_slot_delays_another_tenant_by_one() -> None:
+    limiter, entered, leave = new_limiter(), list[str](), asyncio.Event()
+    calls = [
+        asyncio.create_task(waiting(limiter, "bulk", entered, leave, tenant))
+        for tenant in ["loud"] * 50 + ["quiet"]
+    ]
+    await settled()
+    leave.set()
+    async with asyncio.timeout(BOUND_S):
+        await asyncio.gather(*calls)
+    assert entered.index("quiet") <= PREPARED_MAX["bulk"] + 1
+
+
+async def test_a_slot_that_comes_as_its_caller_leaves_goes_to_the_next() -> None:
+    limiter, entered, leave = new_limiter(), list[str](), asyncio.Event()
+    calls = [asyncio.create_task(waiting(limiter, "bulk", entered, leave)) for _ in range(4)]
+    await settled()
+    leave.set()
+    calls[0].cancel()  # gives its slot to the third
+    calls[2].cancel()
+    async with asyncio.timeout(BOUND_S):
+        await asyncio.wait(calls)
+        async with limiter.slot("bulk", "a"), limiter.slot("bulk", "b"):
+            pass
+
+
+def test_the_rows_of_a_tenants_calls_are_counted_together() -> None:
+    limiter = ClassLimiter(100, ALL_TO_ONE, rows_max=10)
+    with limiter.rows("acme", 2048):  # one alone is never too large
+        with pytest.raises(Overloaded, match="10 texts of your tenant") as refused:
+            limiter.rows("acme", 1).__enter__()
+        assert refused.value.retry_after_s
+        with limiter.rows("other", 6), limiter.rows("other", 4), pytest.raises(Overloaded):
+            limiter.rows("other", 1).__enter__()
+    with limiter.rows("acme", 5), limiter.rows("acme", 5):
+        pass
+    assert not limiter._rows

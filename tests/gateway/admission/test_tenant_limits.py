@@ -92,6 +92,135 @@ def test_keys_and_models_have_limits_beside_the_tenants() -> None:
     world.core.reserve(ACME, "small", 10)
 
 
+def test_a_models_rates_are_taken_from_when_a_request_goes_there() -> None:
+    models = {"large": {"requests_per_minute": 12, "tokens_per_minute": 600}}
+    world = World({"tokens_per_minute": 60_000, "burst_s": 10, "models": models})
+    world.core.reserve(ACME, "large", 60)
+    with pytest.raises(LimitReached) as refused:
+        world.core.reserve(ACME, "large", 60)
+    assert refused.value.metadata["limit"] == "tokens_per_minute"
+    assert refused.value.metadata["subject"] == "tenant acme model large"
+    # What one rate refuses was taken from no other.
+    (use,) = world.core.uses("acme")
+    assert use.used == 60.0
+    world.now += 5.0
+    world.core.reserve(ACME, "large", 40)
+
+
+def test_a_request_for_a_model_is_one_of_its_rate() -> None:
+    world = World({"models": {"large": {"requests_per_minute": 12}}})
+    for _ in range(2):
+        world.core.reserve(ACME, "large", 1)
+    with pytest.raises(LimitReached, match="model large: the limit requests_per_minute of 12"):
+        world.core.reserve(ACME, "large", 1)
+
+
+def test_calls_elsewhere_are_added_and_forgotten_with_their_gateway() -> None:
+    world = World()
+    assert world.core.running("acme", 2, 1) == (2, 1)
+    world.core.told_running("one", {"acme": 3}, {"acme": 1})
+    world.now += 2.0
+    world.core.told_running("two", {"acme": 4, "other": 9}, {})
+    assert world.core.running("acme", 2, 1) == (2 + 3 + 4, 1 + 1)
+    assert world.core.running("other", 0, 0) == (9, 0)
+    world.now = 3.5
+    assert world.core.running("acme", 0, 0) == (7, 1)
+    world.now = 3.6
+    assert world.core.running("acme", 0, 0) == (4, 0)
+    world.now = 5.5
+    world.core.told_running("two", {"acme": 5}, {})
+    assert world.core.running("acme", 0, 0) == (5, 0)
+
+
+def test_who_is_told_of_again_is_kept_and_who_was_silent_is_not() -> None:
+    world = World()
+    world.core.told_running("one", {"acme": 1}, {})
+    world.now = 3.5
+    world.core.told_running("two", {"acme": 2}, {})
+    assert set(world.core._running) == {"one", "two"}
+    world.now = 3.6
+    world.core.told_running("two", {"acme": 2}, {})
+    assert set(world.core._running) == {"two"}
+
+
+def test_a_gateway_that_was_silent_is_new_again() -> None:
+    world = World({"requests_per_minute": 60})
+    name = "tenant acme requests_per_minute"
+    world.core.told("one", [(name, 100.0, 1.0)])
+    world.now = 3.5
+    world.core.told("one", [(name, 103.0, 1.0)])
+    (use,) = world.core.uses("acme")
+    assert use.used == pytest.approx(3.0), "it was heard 3.5 s ago"
+    world.now = 100.0
+    world.core.told("one", [(name, 150.0, 1.0)])
+    (use,) = world.core.uses("acme")
+    assert use.used == pytest.approx(0.0)
+
+
+def test_what_was_asked_for_is_told_whether_it_was_given_or_not() -> None:
+    world = World({"requests_per_minute": 60, "burst_s": 2})
+    for _ in range(2):
+        world.core.enter(ACME)
+    world.refusal()
+    ((name, taken, asked),) = world.core.tell()
+    assert (name, taken, asked) == ("tenant acme requests_per_minute", 2.0, 3.0)
+
+
+def test_a_gateway_that_is_cut_off_gives_new_buckets_their_share_alone() -> None:
+    world = World({"requests_per_minute": 60, "burst_s": 2})
+    assert world.core._connected
+    world.core.enter(ACME)
+    world.core.told("one", [("tenant acme requests_per_minute", 0.0, 1.0)])
+    world.core.connected(is_connected=False)
+    world.core.enter(ACME)
+    world.now += 2.0
+    # Of the rate it has what it was asked for: half before it was cut off.
+    world.core.enter(ACME)
+    assert world.refusal()
+    world.core.connected(is_connected=True)
+    world.now += 1.0
+    world.core.enter(ACME)
+    assert not world.core._heard_at
+
+
+def test_a_limit_for_the_day_alone_and_for_the_month_alone() -> None:
+    for name in ("cost_per_day", "cost_per_month"):
+        world = World({name: 2.0}, now=40 * DAY_S)
+        assert world.core.has_costs
+        world.days.add("acme", 2.0, world.now)
+        error = world.refusal()
+        assert (error.metadata["limit"], error.retry_after_s) == (name, 60.0)
+        (use,) = world.core.uses("acme")
+        assert (use.name, use.limit, use.used) == (name, 2.0, 2.0)
+    assert not World().core.has_costs
+
+
+def test_the_day_of_the_month_is_that_of_the_unix_clock() -> None:
+    hours, days = Spending(), Spending(0.0, DAY_S, 31)
+    limits = LimitSettings(cost_per_month=2.0)
+    days.add("acme", 2.0, 0.5 * DAY_S)
+    # Monotonic day 1 is the second of a month, or the first one.
+    for offset_s, refused in ((0.0, True), (30 * DAY_S, False)):
+        core = TenantLimits(limits, {}, hours, days, lambda: 1.5 * DAY_S, offset_s)
+        (use,) = core.uses("acme")
+        assert use.used == (2.0 if refused else 0.0)
+    (use,) = TenantLimits(limits, {}, hours, days, lambda: DAY_S - 0.5).uses("acme")
+    assert use.used == 2.0
+
+
+def test_the_time_until_a_call_may_come_is_a_second() -> None:
+    world = World({"concurrent": 1})
+    with pytest.raises(LimitReached) as refused:
+        world.core.check_running("acme", 1, None)
+    assert refused.value.retry_after_s == 1.0
+    world.core.told_running("other", {"acme": 1}, {"acme": 1})
+    world.now += 3.5
+    with pytest.raises(LimitReached):
+        world.core.check_running("acme", 0, None)
+    world.now += 0.1
+    world.core.check_running("acme", 0, None)
+
+
 def test_calls_at_the_same_time_count_at_all_gateways() -> None:
     world = World({"concurrent": 5, "concurrent_bulk": 2})
     world.core.told_running("other", {"acme": 3}, {"acme": 1})
@@ -191,6 +320,16 @@ def test_names_that_no_setting_knows_are_not_kept() -> None:
     )
     world.core.told("one", [(name, 1.0, 1.0) for name in names])
     assert [name for name, _, _ in world.core.tell()] == list(names[:2])
+
+
+def test_headers_of_what_is_overdrawn_say_that_nothing_remains() -> None:
+    world = World({"tokens_per_minute": 600})
+    world.core.reserve(ACME, "small", 100).settle(350)
+    assert world.core.headers(ACME) == {
+        "x-ratelimit-limit-tokens": "600",
+        "x-ratelimit-remaining-tokens": "0",
+        "x-ratelimit-reset-tokens": "35s",
+    }
 
 
 def test_headers_for_http() -> None:

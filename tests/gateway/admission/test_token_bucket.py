@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from math import exp
 from random import Random
 
 import pytest
@@ -113,6 +114,151 @@ def test_a_gateway_that_is_cut_off_goes_on_with_its_share() -> None:
     # The other one thinks that it is alone: its rate is the whole.
     assert taken[0] == pytest.approx(5 * 95, rel=0.05)
     assert taken[1] == pytest.approx(10 * 95, rel=0.05)
+
+
+def test_until_the_others_tell_what_they_take_their_share_of_the_rate_is_left_to_them() -> None:
+    bucket = TokenBucket(8.0, 16.0, 0.0)
+    bucket.told("other", 0.0, 30.0, 0.0, is_new=True)
+    bucket.asked(10.0, 0.0)
+    bucket.take(16.0, 0.0)
+    assert bucket.level(0.0) == 0.0
+    # Of 8 a second that come back this gateway was asked for a quarter.
+    assert bucket.level(1.0) == pytest.approx(2.0)
+    assert bucket.wait_s(4.0, 1.0) == pytest.approx(2.0 / 8.0)
+    assert bucket.level(2.0) == pytest.approx(4.0)
+    # The other one says that it took nothing: all that came back is there.
+    bucket.told("other", 0.0, 30.0, 2.0)
+    assert bucket.level(2.0) == pytest.approx(16.0)
+
+
+def empty(now: float = 0.0) -> TokenBucket:
+    """8 a second, a burst of 16, and nothing there."""
+    bucket = TokenBucket(8.0, 16.0, now)
+    bucket.take(16.0, now)
+    return bucket
+
+
+def test_whatever_is_done_first_counts_the_time_that_has_passed() -> None:
+    for act in (
+        lambda bucket: bucket.asked(0.0, 1.0),
+        lambda bucket: bucket.take(0.0, 1.0),
+        lambda bucket: bucket.tell(1.0),
+        lambda bucket: bucket.told("other", 0.0, 0.0, 1.0),
+        lambda bucket: bucket.connected(1.0, is_connected=True),
+        lambda bucket: bucket.share(1.0),
+        lambda bucket: bucket.level(1.0),
+    ):
+        bucket = empty()
+        act(bucket)
+        assert (bucket._level, bucket._at) == (8.0, 1.0)
+    bucket = empty()
+    bucket.change(4.0, 16.0, 1.0)
+    assert bucket.level(2.0) == 8.0 + 4.0, "the old rate until then"
+
+
+def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
+    bucket = empty(5.0)
+    assert (bucket.level(4.0), bucket.level(5.0)) == (0.0, 0.0)
+    assert bucket.level(6.0) == 8.0
+
+
+def test_what_was_asked_for_fades_and_with_it_shares() -> None:
+    bucket = TokenBucket(8.0, 16.0, 0.0)
+    bucket.asked(10.0, 0.0)
+    bucket.told("other", 0.0, 30.0, 0.0, is_new=True)
+    assert bucket.share(0.0) == 0.25
+    assert bucket.tell(3.5) == (0.0, pytest.approx(10.0 * exp(-3.5 / 5.0)))
+    assert bucket.share(3.5) == pytest.approx(0.25), "both have faded"
+    assert bucket.share(3.6) == 1.0, "the other one is gone"
+    assert not bucket._peers
+
+
+def test_who_was_asked_for_nothing_has_an_equal_share() -> None:
+    bucket = TokenBucket(8.0, 16.0, 0.0)
+    assert bucket.share(0.0) == 1.0
+    for name in ("one", "two", "three"):
+        bucket.told(name, 0.0, 0.0, 0.0, is_new=True)
+    assert bucket.share(0.0) == 0.25
+    bucket.asked(1e-6, 0.0)
+    assert bucket.share(0.0) == 1.0
+    bucket.take(16.0, 0.0)
+    assert bucket.level(1.0) == 8.0
+
+
+def test_nothing_is_left_to_others_that_were_asked_for_nothing() -> None:
+    bucket = empty()
+    bucket.told("other", 0.0, 0.0, 0.0, is_new=True)
+    assert bucket.level(1.0) == 8.0
+
+
+def test_each_of_several_others_is_left_its_share_since_it_told() -> None:
+    bucket = empty()
+    bucket.asked(10.0, 0.0)
+    bucket.told("one", 0.0, 10.0, 0.0, is_new=True)
+    bucket.told("two", 0.0, 20.0, 0.0, is_new=True)
+    assert bucket.level(1.0) == pytest.approx(8.0 * 0.25)
+    bucket.told("two", 0.0, 20.0 * exp(-1.0 / 5.0), 1.0)
+    assert bucket.level(1.0) == pytest.approx(8.0 * 0.75)
+
+
+def test_what_others_take_leaves_the_bucket_when_they_tell_it() -> None:
+    bucket = TokenBucket(8.0, 16.0, 0.0)
+    bucket.told("new", 100.0, 0.0, 0.0, is_new=True)
+    assert bucket.level(0.0) == 16.0, "its past counts for nothing"
+    bucket.told("new", 103.0, 0.0, 0.0)
+    assert bucket.level(0.0) == 13.0
+    bucket.told("started", 2.0, 0.0, 0.0)
+    assert bucket.level(0.0) == 11.0, "all that a gateway took since its start"
+    bucket.told("new", 95.0, 0.0, 0.0)
+    assert bucket.level(0.0) == 16.0, "what was returned, a burst at most"
+
+
+def test_cut_off_it_has_its_share_and_shares_stay_until_the_others_are_heard() -> None:
+    bucket = empty()
+    bucket.asked(10.0, 0.0)
+    bucket.told("other", 0.0, 30.0, 0.0, is_new=True)
+    bucket.connected(0.0, is_connected=False)
+    assert bucket.level(1.0) == 2.0, "a quarter of the rate, and nothing is left to others"
+    assert bucket.level(4.0) == 8.0
+    assert bucket._peers["other"].asked == 30.0
+    bucket.connected(4.0, is_connected=True)
+    assert not bucket._peers
+    assert bucket.level(5.0) == 16.0
+
+
+def test_a_full_bucket_that_nobody_asks_of_is_idle() -> None:
+    bucket = TokenBucket(8.0, 16.0, 0.0)
+    assert bucket.is_idle
+    bucket.asked(0.0009, 0.0)
+    assert bucket.is_idle
+    bucket.told("other", 0.0, 0.0002, 0.0, is_new=True)
+    assert not bucket.is_idle
+    other = TokenBucket(8.0, 16.0, 0.0)
+    other.asked(0.001, 0.0)
+    assert not other.is_idle
+    other = TokenBucket(8.0, 16.0, 0.0)
+    other.take(0.1, 0.0)
+    assert not other.is_idle
+    assert other.level(1.0) == 16.0
+    assert other.is_idle
+
+
+def test_another_burst_is_there_at_once_and_what_was_taken_stays_taken() -> None:
+    bucket = TokenBucket(8.0, 16.0, 0.0)
+    bucket.take(6.0, 0.0)
+    bucket.change(2.0, 20.0, 0.0)
+    assert (bucket.level(0.0), bucket.taken) == (14.0, 6.0)
+    assert (bucket.level(2.0), bucket.wait_s(20.0, 2.0)) == (18.0, 1.0)
+    bucket.change(2.0, 10.0, 2.0)
+    assert bucket.level(2.0) == 8.0
+
+
+def test_rounding_does_not_refuse_what_is_there() -> None:
+    bucket = TokenBucket(1.0, 10.0, 0.0)
+    bucket.take(5.0 + 9e-9, 0.0)
+    assert bucket.wait_s(5.0, 0.0) == 0.0
+    bucket.take(2e-9, 0.0)
+    assert bucket.wait_s(5.0, 0.0) == pytest.approx(1.1e-8)
 
 
 def test_the_share_of_a_gateway_that_is_gone_is_that_of_the_others() -> None:

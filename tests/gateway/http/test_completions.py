@@ -77,6 +77,29 @@ async def test_a_chat_is_streamed(http: Wire, openai: AsyncOpenAI) -> None:
     assert all(chunk.usage is None for chunk in parts)
 
 
+@pytest.mark.parametrize("streams", [True, False])
+async def test_usage_says_what_a_worker_had_of_the_prompts(
+    http: Wire, openai: AsyncOpenAI, streams: bool
+) -> None:
+    async def chat_of_two() -> Any:
+        options: Any = {"stream_options": {"include_usage": True}} if streams else {}
+        found: Any = await openai.chat.completions.create(
+            model="small", messages=HELLO, n=2, temperature=1.0, stream=streams, **options
+        )
+        return [chunk async for chunk in found][-1].usage if streams else found.usage
+
+    asking = asyncio.ensure_future(chat_of_two())
+    completion = http.tokens("hello")
+    for _ in range(2):
+        task = await http.batcher.task()
+        end = last(0, completion)
+        end.final.cached_prompt_tokens = 2
+        await http.batcher.send(task, end)
+    usage = await asking
+    assert usage.prompt_tokens_details.cached_tokens == 2, "the prompt counts once"
+    assert usage.completion_tokens == 2 * len(completion)
+
+
 async def test_the_task_has_what_the_body_and_the_headers_say(
     http: Wire, openai: AsyncOpenAI
 ) -> None:

@@ -208,6 +208,7 @@ async def test_a_response(http: Wire, openai: AsyncOpenAI) -> None:
     assert response.id.startswith("resp_req-")
     assert response.usage is not None
     assert response.usage.total_tokens > response.usage.input_tokens > 0
+    assert response.usage.input_tokens_details.cached_tokens == 0
     assert response.usage.input_tokens_details.cache_write_tokens == 0
     assert (response.instructions, response.max_output_tokens) == ("Be brief.", 40)
 

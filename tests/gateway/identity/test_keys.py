@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from gateway.identity import keys
 from gateway.identity.keys import caller_of_key
 from sluice.errors import Unauthenticated
+from sluice.settings.limits import RateLimits
 from sluice.wire.api_keys import PREFIX, NewKey, _checksum, digest_of, id_of, new_key
 from tests.gateway.kit.issuer import key_record
 
@@ -44,6 +45,20 @@ def test_what_is_no_key_of_the_mesh_is_refused_with_its_problem() -> None:
     assert problem(KEY.text[:-1]) == "KEY_INVALID"
     assert problem(KEY.text, revoke_unix_ms=1) == "KEY_REVOKED"
     assert problem(KEY.text, now=2.0, expire_unix_ms=2000) == "KEY_EXPIRED"
+
+
+def test_a_key_expires_at_its_time_and_not_before() -> None:
+    records = {KEY.id: key_record(KEY.text, "acme", expire_unix_ms=2000)}
+    assert caller_of_key(KEY.text, records, 1.999)
+    for now in (2.0, 2.001):
+        assert problem(KEY.text, now, expire_unix_ms=2000) == "KEY_EXPIRED"
+    assert caller_of_key(KEY.text, {KEY.id: key_record(KEY.text, "acme")}, 1e12)
+
+
+def test_a_key_has_limits_of_its_own_or_none() -> None:
+    for fields in ({}, {"requests_per_minute": 7}, {"tokens_per_minute": 8}):
+        records = {KEY.id: key_record(KEY.text, "acme", **fields)}
+        assert caller_of_key(KEY.text, records, 0.0).key_limits == RateLimits(**fields)
 
 
 def test_whether_a_key_is_revoked_is_told_to_its_owner_alone() -> None:

@@ -56,6 +56,94 @@ def test_times_hold_but_for_clocks_that_are_apart() -> None:
     assert "another 31 s" in refused(token, NOW - 41).message
 
 
+def test_a_token_holds_until_its_last_moment_and_from_its_first() -> None:
+    token = ISSUER.token(exp=NOW, nbf=NOW - 10)
+    assert caller(token, NOW + 29.999)[1] == NOW + 30
+    assert "30 s ago" in refused(token, NOW + 30).message
+    assert caller(token, NOW - 40)
+    assert refused(token, NOW - 40.001)
+    endless = ISSUER.token(exp=1e12, nbf=-1e12)
+    assert caller(endless)[1] == 1e12 + 30
+
+
+@pytest.mark.parametrize("value", [1e12 + 1, -1e12 - 1, True, None, [5]])
+@pytest.mark.parametrize("name", ["exp", "nbf"])
+def test_a_time_is_a_number_in_reach(name: str, value: object) -> None:
+    claims = {"exp": NOW + 60, "nbf": NOW - 60, name: value}
+    token = jwt.encode(
+        {"iss": NAME, "aud": AUDIENCE, "tenant": "acme", **claims},
+        ISSUER._key,
+        "ES256",
+        headers={"kid": "key-1"},
+    )
+    said = refused(token).message
+    assert f"claim {name!r} that is no time" in said or f"no claim {name!r}" in said
+
+
+def test_a_claim_that_must_be_there_is_named() -> None:
+    for name in ("exp", "aud", "iss"):
+        assert (
+            f"no claim {name!r}" in refused(ISSUER.token(**{"exp": NOW + 60, name: None})).message
+        )
+    assert "audience 'sluice'" in refused(ISSUER.token(exp=NOW + 60, aud="another")).message
+
+
+def test_a_token_without_a_key_id_is_of_the_only_key() -> None:
+    claims = {"iss": NAME, "aud": AUDIENCE, "exp": NOW + 60, "tenant": "acme"}
+    nameless = jwt.encode(claims, ISSUER._key, "ES256")
+    assert caller(nameless)[0].tenant == "acme"
+    two = {**KEYS, **key_set(Issuer("key-2").jwks())}
+    with pytest.raises(KeyMissing):
+        caller_of_token(nameless, SETTINGS, two, NOW)
+    # One that names its key is of that one, also where there is only one.
+    with pytest.raises(KeyMissing):
+        caller(Issuer("key-2").token(exp=NOW + 60))
+    assert caller_of_token(ISSUER.token(exp=NOW + 60), SETTINGS, two, NOW)
+
+
+def test_claims_have_the_names_that_the_operator_gives_them() -> None:
+    settings = SETTINGS.model_copy(update={"tenant_claim": "org", "roles_claim": "groups"})
+    token = ISSUER.token(exp=NOW + 60, org="team", groups=["auditor"], roles=["operator"])
+    found, _ = caller_of_token(token, settings, KEYS, NOW)
+    assert (found.tenant, found.roles) == ("team", {"auditor"})
+    with pytest.raises(Unauthenticated, match="'org' must be"):
+        caller_of_token(ISSUER.token(exp=NOW + 60), settings, KEYS, NOW)
+
+
+@pytest.mark.parametrize("roles", [5, None, {"operator": 1}, "", ["OPERATOR"], "operators"])
+def test_what_names_no_role_gives_none(roles: object) -> None:
+    token = jwt.encode(
+        {"iss": NAME, "aud": AUDIENCE, "exp": NOW + 60, "tenant": "acme", "roles": roles},
+        ISSUER._key,
+        "ES256",
+        headers={"kid": "key-1"},
+    )
+    assert caller(token)[0].roles == frozenset()
+
+
+def test_a_token_has_a_length() -> None:
+    token = ISSUER.token(exp=NOW + 60)
+    assert issuer_of(token) == NAME
+    assert issuer_of(ISSUER.token(iss=None)) == ""
+    long = ISSUER.token(filler="x" * 5000)
+    longest = ISSUER.token(filler="x" * (5000 + (8192 - len(long)) * 3 // 4))
+    assert 8189 <= len(longest) <= 8192
+    assert issuer_of(longest) == NAME
+    for length in (8193, 9000):
+        with pytest.raises(Unauthenticated, match="longer than 8192"):
+            issuer_of(longest.ljust(length, "x"))
+    with pytest.raises(Unauthenticated, match="neither"):
+        issuer_of("x" * 8192)
+
+
+@pytest.mark.parametrize(
+    "extra", [{"kty": "oct", "k": "AA"}, {"kty": "RSA", "use": "enc"}, {"use": "sig"}, 5, "key"]
+)
+def test_keys_of_other_kinds_are_left_out(extra: object) -> None:
+    jwks = {"keys": [extra, *ISSUER.jwks()["keys"], *Issuer("key-2").jwks()["keys"]]}
+    assert set(key_set(jwks)) == {"key-1", "key-2"}
+
+
 @pytest.mark.parametrize(
     "claims",
     [

@@ -1,9 +1,10 @@
 """Decisions about findings do not depend on their order, and nothing of an overlap shows."""
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
-from gateway.safety.actions import Action, ActionTable, Choice, apply, clusters, edited
+from gateway.safety.actions import Action, ActionTable, Choice, Edit, apply, clusters, edited
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.redaction import Placeholders
 
@@ -55,6 +56,27 @@ def test_the_closest_name_decides_then_the_severity() -> None:
     )
 
 
+def test_a_prefix_fits_however_much_of_the_name_is_behind_it() -> None:
+    table = ActionTable({"a.*": Choice(Action.REDACT), "*": Choice(Action.ALLOW)})
+    for rule in ("a.b", "a.b.c", "a.b.c.d", "a.b.c.d.e"):
+        assert table.choose(rule, Severity.LOW).action is Action.REDACT
+    for rule in ("b", "b.a", "ab.c", "b.a.c.d"):
+        assert table.choose(rule, Severity.LOW).action is Action.ALLOW
+
+
+def test_actions_by_strength() -> None:
+    names = ["ALLOW", "FLAG", "ROUTE", "REMOVE", "REDACT", "BLOCK"]
+    assert [action.name for action in sorted(Action)] == names
+
+
+def test_which_rules_can_change_a_text() -> None:
+    for rule in ("pii.email", "pii.crypto.btc", "secret.key", "other"):
+        assert TABLE.edits(rule), rule
+    for rule in ("pii.ip", "injection.role", "allow.list"):
+        assert not TABLE.edits(rule), rule
+    assert not ActionTable().edits("other")
+
+
 def test_overlapping_findings_become_one_placeholder() -> None:
     text = "mail john@10.0.0.1.example now"
     decision = apply(TABLE, text, [found("pii.email", 5, 18), found("pii.name", 10, 26)])
@@ -62,9 +84,59 @@ def test_overlapping_findings_become_one_placeholder() -> None:
     assert [(edit.start, edit.end) for edit in decision.edits] == [(5, 26)]
 
 
+EACH = ActionTable({f"{action.name.lower()}.*": Choice(action) for action in Action})
+"""Rules "flag.x", "block.x" and so on."""
+
+
+@pytest.mark.parametrize("strongest", [Action.REMOVE, Action.REDACT, Action.BLOCK])
+@pytest.mark.parametrize("first", [True, False])
+def test_of_overlapping_findings_the_strongest_action_edits(strongest: Action, first: bool) -> None:
+    """Whatever is longer, more severe, earlier or first by name."""
+    weaker = [action for action in (Action.REMOVE, Action.REDACT) if action < strongest]
+    name = strongest.name.lower()
+    findings = [found(f"{name}.z", 3, 5) if first else found(f"{name}.z", 7, 9)]
+    findings += [found(f"{one.name.lower()}.a", 4, 8, Severity.CRITICAL) for one in weaker]
+    (edit,) = apply(EACH, "0123456789", findings).edits
+    start = min(one.start for one in findings)
+    end = max(one.end for one in findings)
+    shown = "<Z_1>" if strongest is Action.REDACT else ""
+    assert edit == Edit(start, end, f"{name}.z", strongest, shown)
+
+
+@pytest.mark.parametrize(
+    ("findings", "winner"),
+    [
+        ([found("redact.a", 0, 9), found("redact.b", 1, 3, Severity.HIGH)], "redact.b"),
+        ([found("redact.a", 0, 3), found("redact.b", 2, 6)], "redact.b"),
+        ([found("redact.b", 0, 3), found("redact.a", 2, 5)], "redact.b"),
+        ([found("redact.b", 0, 3), found("redact.a", 0, 3)], "redact.a"),
+    ],
+)
+def test_of_equal_actions_the_most_severe_the_longest_the_first_names_it(
+    findings: list[Finding], winner: str
+) -> None:
+    (edit,) = apply(EACH, "0123456789", findings).edits
+    assert edit.rule == winner
+
+
 def test_findings_that_touch_stay_apart() -> None:
     decision = apply(TABLE, "abcd", [found("pii.a", 0, 2), found("pii.b", 2, 4)])
     assert decision.text == "<A_1><B_1>"
+
+
+def test_a_finding_without_length_decides_nothing_about_the_text() -> None:
+    findings = [found("redact.a", 0, 5), found("block.b", 2, 2, Severity.CRITICAL)]
+    (edit,) = apply(EACH, "0123456789", findings).edits
+    assert (edit.rule, edit.action) == ("redact.a", Action.REDACT)
+
+
+def test_behind_a_block_nothing_is_edited_any_more() -> None:
+    placeholders = Placeholders()
+    findings = [found("redact.a", 0, 2), found("block.b", 3, 5), found("redact.c", 6, 8)]
+    decision = apply(EACH, "0123456789", findings, placeholders)
+    assert [edit.rule for edit in decision.edits] == ["redact.a", "block.b"]
+    assert decision.text == "<A_1>2"
+    assert list(placeholders.values.items()) == [("<A_1>", "01")]
 
 
 def test_a_block_names_its_rules_and_never_the_text() -> None:
@@ -79,6 +151,12 @@ def test_what_lies_inside_the_allow_list_is_let_be() -> None:
     decision = apply(TABLE, "0123456789", findings)
     assert [one.action for one in decision.taken] == [Action.ALLOW, Action.ALLOW, Action.REDACT]
     assert decision.text == "012345<EMAIL_1>"
+
+
+def test_the_allow_list_shields_from_its_first_to_its_last_character() -> None:
+    for start, end, action in ((2, 5, Action.ALLOW), (1, 5, Action.REDACT), (2, 6, Action.REDACT)):
+        decision = apply(TABLE, "0123456789", [found("allow.x", 2, 5), found("pii.a", start, end)])
+        assert {one.action for one in decision.taken if one.finding.rule == "pii.a"} == {action}
 
 
 def test_removing_leaves_nothing() -> None:

@@ -36,6 +36,13 @@ def test_what_the_answer_adds_cannot_be_restored_from_the_prompt() -> None:
     assert answer.of("pii.email", "a@b") == "<EMAIL_1>"
     assert answer.of("pii.email", "new@x") == "<EMAIL_2>"
     assert prompt.restore("<EMAIL_2>") == "<EMAIL_2>"
+    assert answer.restore("<EMAIL_1> <EMAIL_2>") == "a@b new@x"
+    assert dict(answer.values) == {"<EMAIL_1>": "a@b", "<EMAIL_2>": "new@x"}
+
+
+def test_text_that_the_prompt_has_is_no_placeholder_of_its_answer() -> None:
+    answer = Placeholders(["<EMAIL_1>"]).for_answer()
+    assert answer.of("pii.email", "a@b") == "<EMAIL_2>"
 
 
 @given(TEXTS, st.lists(st.text(min_size=1, max_size=5), max_size=6))
@@ -50,3 +57,5 @@ def test_names_of_placeholders() -> None:
     assert kind_of("deny.word-7") == "WORD_7"
     assert kind_of("x.9") == "VALUE_9"
     assert kind_of("x.") == "VALUE"
+    assert kind_of("x.a1") == "A1"
+    assert kind_of("x." + "a" * 60) == "A" * 48

@@ -11,7 +11,7 @@ from gateway.admission.prompts import fit
 from gateway.models.catalog import Catalog
 from gateway.streaming.resume_token import ResumeKey
 from gateway.validation.conversation import MESSAGES_MAX
-from gateway.validation.requests import ValidRequest, validate
+from gateway.validation.requests import ValidRequest, _issued_by, fingerprint_of, validate
 from gateway.validation.violations import NAMED_MAX
 from sluice.errors import DeadlinePassed, InvalidRequest, PromptTooLong, UnknownModel
 from sluice.v1.inference_pb2 import (
@@ -199,6 +199,68 @@ def test_a_greedy_answer_is_resumed_with_or_without_its_seed(catalog: Catalog) -
     assert check(catalog, asked).resume == (9, None, 9)
     asked.resume.seed = 7
     assert check(catalog, asked).resume == (9, None, 9)
+
+
+def test_a_drawn_answer_is_resumed_with_its_own_seed_alone(catalog: Catalog) -> None:
+    asked = GenerateRequest(
+        prompt="hi", model="small", sampling=SamplingParams(temperature=1, seed=7)
+    )
+    held, key = [9, 10], ResumeKey(RESUME_KEY)
+    token = key.token(fingerprint_of(asked), "small", 7).after(held)
+    asked.resume.MergeFrom(Resume(token_ids=held, model="small", resume_token=token, seed=8))
+    found = check(catalog, asked)
+    assert (found.resume, found.resume_model, found.resume_version) == ((9, 10), "small", "small")
+    assert found.sampling.seed == 7, "the request's own goes before that of resume"
+    asked.resume.resume_token = key.token(fingerprint_of(asked), "small", 0).after(held)
+    with pytest.raises(InvalidRequest) as refused:
+        check(catalog, asked)
+    assert [one.field for one in refused.value.violations] == ["resume.resume_token"]
+
+
+def test_who_holds_nothing_needs_no_proof(catalog: Catalog) -> None:
+    found = check(catalog, GenerateRequest(prompt="hi", resume=Resume(model="small")))
+    assert (found.resume, found.resume_version, found.resume_model) == ((), "", "small")
+
+
+def test_tokens_are_of_a_version_of_their_model() -> None:
+    asked, held = GenerateRequest(prompt="hi", model="small"), (9,)
+    key = ResumeKey(RESUME_KEY)
+    fingerprint, sampling = fingerprint_of(asked), SamplingParams()
+    asked.resume.resume_token = key.token(fingerprint, "small-1", 0).after(held)
+    for versions in (["small-2", "small-1"], ["small-1"], ["small-1", "small-2"]):
+        found = _issued_by(asked, held, sampling, fingerprint, key, versions)
+        assert found == "small-1"
+    for versions in (["small-2"], []):
+        with pytest.raises(InvalidRequest):
+            _issued_by(asked, held, sampling, fingerprint, key, versions)
+
+
+@pytest.mark.parametrize(
+    ("resume", "sampling", "expected"),
+    [
+        ({"token_ids": [1]}, {"n": 2, "temperature": 1}, ["resume", "resume.seed"]),
+        ({}, {"n": 2, "temperature": 1}, ["resume"]),
+        ({"token_ids": [9, 9]}, {"max_tokens": 2}, ["resume.resume_token"]),
+        ({"token_ids": [9, 9, 9]}, {"max_tokens": 2}, ["resume.token_ids"]),
+        ({"token_ids": [9], "seed": 3}, {"temperature": 1}, ["resume.resume_token"]),
+        ({"token_ids": [9]}, {"temperature": 1, "seed": 3}, ["resume.resume_token"]),
+        ({"token_ids": [9], "model": "nobody"}, {}, ["resume.model"]),
+        ({"token_ids": [9], "model": "large"}, {}, ["resume.resume_token"]),
+        ({"token_ids": [-1 % 2**32]}, {}, ["resume.token_ids"]),
+    ],
+)
+def test_what_cannot_be_resumed(
+    catalog: Catalog, resume: dict[str, Any], sampling: dict[str, Any], expected: list[str]
+) -> None:
+    fields = {"resume": Resume(**resume), "sampling": SamplingParams(**sampling)}
+    assert violations(catalog, model="small", **fields) == expected
+
+
+def test_an_answer_may_be_as_long_as_the_model_says(catalog: Catalog) -> None:
+    most = catalog.max_answer_tokens("small")
+    for count, field in ((most, "resume.resume_token"), (most + 1, "resume.token_ids")):
+        held = Resume(token_ids=[9] * count)
+        assert violations(catalog, model="small", resume=held) == [field]
 
 
 def test_a_prompt_longer_than_the_context_says_both_numbers(catalog: Catalog) -> None:

@@ -43,6 +43,21 @@ def test_an_urgent_task_goes_before_its_tenants_turn() -> None:
     assert taken(queue, 1.0, 2) == ["urgent", "first"]
 
 
+def test_what_came_back_from_a_lost_worker_goes_before_all_others_by_deadline() -> None:
+    queue = Queue(policy(urgency=2.0))
+    learn_service(queue, 1.0)
+    for name, deadline in (("back late", 90.0), ("back soon", 80.0), ("back last", math.inf)):
+        queue.add(task(name, tenant="a", deadline=deadline, max_tokens=9), 1.0)
+    assert len(taken(queue, 1.0, 3)) == 3
+    queue.add(task("other's turn", tenant="b", deadline=50.0), 2.0)
+    queue.add(task("urgent", tenant="b", deadline=2.5), 2.0)
+    queue.add(task("interactive", "interactive"), 2.0)
+    for name in ("back last", "back late", "back soon"):
+        queue.requeue(name, 3, 2.0)
+    order = ["interactive", "back soon", "back late", "back last", "urgent", "other's turn"]
+    assert taken(queue, 2.0, 6) == order
+
+
 def test_a_task_with_time_left_waits_for_its_tenants_turn() -> None:
     queue = Queue(policy(urgency=2.0))
     learn_service(queue, 1.0)
@@ -125,6 +140,28 @@ def test_an_overdue_class_sends_as_many_rows_as_the_policy_says() -> None:
         queue.add(task(f"b{number}", "bulk"), 0.0)
     assert taken(queue, 1.9, 3) == ["i0", "i1", "i2"]
     assert taken(queue, 2.0, 3) == ["b0", "b1", "i3"]
+
+
+def test_what_may_be_taken_ahead_is_shared_by_weight() -> None:
+    queue = Queue(policy(), {"a": 3.0})
+    assert queue.prefetch_room("bulk", "a", 32) == 32, "alone"
+    queue.add(task("a", "bulk", tenant="a"), 0.0)
+    queue.add(task("b", "bulk", tenant="b"), 0.0)
+    assert queue.prefetch_room("bulk", "a", 32) == 24 - 1
+    assert queue.prefetch_room("bulk", "b", 32) == 8 - 1
+    assert queue.prefetch_room("bulk", "late", 32) == 7, "32 / 5, rounded up"
+    assert queue.prefetch_room("standard", "b", 32) == 32, "each class by itself"
+
+
+def test_a_tenant_that_comes_late_has_room_though_others_hold_all_of_it() -> None:
+    queue = Queue(policy())
+    for number in range(32):
+        queue.add(task(f"a{number}", "bulk", tenant="a"), 0.0)
+    assert queue.prefetch_room("bulk", "a", 32) == 0
+    assert queue.prefetch_room("bulk", "late", 32) == 16
+    queue.add(task("late", "bulk", tenant="late"), 0.0)
+    assert queue.prefetch_room("bulk", "late", 32) == 15
+    assert queue.prefetch_room("bulk", "a", 32) == 16 - 32
 
 
 def test_classes_make_no_difference_where_the_policy_says_so() -> None:

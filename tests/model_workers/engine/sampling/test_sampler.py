@@ -109,6 +109,13 @@ def test_what_can_be_drawn_is_what_the_processors_of_transformers_leave(
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
+def test_the_repetition_penalty_makes_tokens_less_likely_whatever_their_sign() -> None:
+    """Prompt and answer count."""
+    state = opened([0, 1], [2], repetition_penalty=2.0)
+    found = distribution._ruled(logits([4, -4, -1, -4, 4]), list(state.positions(())))[0]
+    assert found.tolist()[:5] == [2, -8, -2, -4, 4]
+
+
 def test_tokens_of_the_same_score_stay_or_go_together() -> None:
     state = opened(temperature=1.0, top_k=2)
     found = {tokens(logits([1, 1, 1, 0]), state)[0] for _ in range(200)}

@@ -1,0 +1,64 @@
+"""What the headers of a call say."""
+
+import pytest
+
+from gateway.http.headers import apply, class_of, headers_of, labels_of, timeout_s
+from sluice.errors import InvalidRequest
+from sluice.v1.inference_pb2 import PRIORITY_BULK, EmbedRequest, GenerateRequest
+
+OURS = "x-sluice-timeout"
+WHOLE, PIECE = "x-stainless-timeout", "x-stainless-read-timeout"
+
+
+@pytest.mark.parametrize(
+    ("headers", "whole", "streamed"),
+    [
+        ({}, None, None),
+        ({WHOLE: "600"}, 600.0, None),
+        ({PIECE: "5"}, 5.0, None),
+        ({PIECE: "5", WHOLE: "600"}, 600.0, None),
+        ({WHOLE: "None"}, None, None),
+        ({WHOLE: "-1"}, None, None),
+        ({OURS: "2.5"}, 2.5, 2.5),
+        ({OURS: "2.5", WHOLE: "600", PIECE: "5"}, 2.5, 2.5),
+    ],
+)
+def test_a_client_that_streams_waits_so_long_for_each_piece_alone(
+    headers: dict[str, str], whole: float | None, streamed: float | None
+) -> None:
+    assert timeout_s(headers, streams=False) == whole
+    assert timeout_s(headers, streams=True) == streamed
+    assert apply(headers, GenerateRequest(), streams=True) == streamed
+    assert apply(headers, EmbedRequest()) == whole
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", ""])
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_time_of_ours_that_is_none_is_refused(value: str, streams: bool) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        timeout_s({OURS: value, WHOLE: "600"}, streams=streams)
+    assert [one.field for one in refused.value.violations] == [OURS]
+
+
+def test_class_labels_and_key_are_those_of_the_request() -> None:
+    request = GenerateRequest()
+    headers = headers_of(
+        [
+            (b"x-sluice-priority", b"bulk"),
+            (b"x-sluice-label-team", b"a"),
+            (b"idempotency-key", b"k"),
+            (b"other", b"x"),
+        ]
+    )
+    assert apply(headers, request) is None
+    assert (request.priority, request.idempotency_key) == (PRIORITY_BULK, "k")
+    assert dict(request.labels) == {"team": "a"}
+    assert class_of({}) == "interactive"
+
+
+def test_a_header_of_ours_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        labels_of({"x-sluice-prority": "bulk"})
+    assert [one.field for one in refused.value.violations] == ["x-sluice-prority"]
+    with pytest.raises(InvalidRequest):
+        class_of({"x-sluice-priority": "urgent"})

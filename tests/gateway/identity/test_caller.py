@@ -1,0 +1,130 @@
+"""What a caller may call, read and change."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gateway.identity.caller import ANY, Caller, current_caller, roles_for, set_caller, tenant_of
+from sluice.errors import InvalidRequest, PermissionDenied
+
+PROTOS = Path(__file__).parents[3] / "protos"
+ANSWERED = {"InferenceService", "SafetyService", "AdminService", "JobService", "ItemsService"}
+"""Services that gateways have."""
+
+
+def methods() -> list[str]:
+    """Every method of them that the protos have."""
+    found = []
+    for path in sorted(PROTOS.rglob("*.proto")):
+        text = path.read_text(encoding="utf-8")
+        package = re.findall(r"^package ([\w.]+);", text, re.MULTILINE)[0]
+        for service, body in re.findall(
+            r"^service (\w+) \{(.*?)^\}", text, re.MULTILINE | re.DOTALL
+        ):
+            if service in ANSWERED:
+                names = re.findall(r"^  rpc (\w+)", body, re.MULTILINE)
+                found += [f"/{package}.{service}/{name}" for name in names]
+    return found
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "/sluice.v1.NewService/Anything",
+        "/sluice.v1.inferenceservice/Generate",
+        "/sluice.v2.InferenceService/Generate",
+        "/InferenceService/Generate",
+        "/grpc.health.v1.Health/Check",
+        "sluice.v1.InferenceService",
+        "/",
+        "",
+    ],
+)
+def test_a_method_that_nobody_listed_is_for_operators(method: str) -> None:
+    assert roles_for(method) == {"operator"}
+
+
+READS = {
+    *("GetJob", "GetUpload", "ListUploads", "ListJobs", "WatchJob", "GetResults"),
+    "ListDeadLetters",
+}
+OWN_OR_ALL = {
+    *("ListRequests", "ListTenants", "GetRequestRecord", "GetAuditEntry", "StreamOutcomes"),
+}
+
+
+def test_roles_of_every_method() -> None:
+    """Who asks models changes nothing for operators; who reads changes nothing at all."""
+    asks, reads = {"caller", "mesh"}, {"operator", "auditor", "mesh"}
+    changes, everybody = {"caller", "operator", "mesh"}, set(ANY)
+    found = methods()
+    assert len(found) > 30
+    for method in found:
+        service, name = method.split(".")[-1].split("/")
+        if service in {"InferenceService", "SafetyService"}:
+            expected = {"ListModels": everybody, "GetDryRun": reads}.get(name, asks)
+        elif service == "AdminService":
+            expected = {
+                **dict.fromkeys(OWN_OR_ALL, everybody),
+                **dict.fromkeys(("GetRouterHealth", "ReadMetrics"), reads),
+                "SubmitFeedback": changes,
+            }.get(name, {"operator", "mesh"})
+        elif service == "JobService":
+            expected = {
+                **dict.fromkeys(READS, everybody),
+                **dict.fromkeys(("CreateJob", "UploadInput"), asks),
+            }.get(name, changes)
+        else:
+            expected = {"mesh"}
+        assert roles_for(method) == expected, method
+
+
+@pytest.mark.parametrize(
+    ("roles", "reads", "changes"),
+    [
+        (["caller"], "acme", "acme"),
+        (["auditor"], None, "acme"),
+        (["operator"], None, None),
+        (["caller", "auditor"], None, "acme"),
+        ([], "acme", "acme"),
+        (["mesh"], "acme", "acme"),
+    ],
+)
+def test_whose_data_it_reads_and_changes(
+    roles: list[str], reads: str | None, changes: str | None
+) -> None:
+    caller = Caller("acme", frozenset(roles))
+    assert (caller.reads, caller.changes) == (reads, changes)
+
+
+def test_without_the_role_the_error_names_it() -> None:
+    caller = Caller("acme", frozenset({"auditor", "caller"}))
+    caller.require({"auditor", "operator"}, "x")
+    with pytest.raises(PermissionDenied) as refused:
+        caller.require({"operator", "mesh"}, "draining")
+    assert refused.value.message == (
+        "draining needs the role operator; this identity of tenant acme has: auditor, caller"
+    )
+    with pytest.raises(PermissionDenied, match=r"role of the mesh itself; .* has: none"):
+        Caller("acme", frozenset()).require({"mesh"}, "this")
+
+
+@pytest.mark.parametrize("name", ["a", "A-b_9", "x" * 64])
+def test_names_of_tenants(name: str) -> None:
+    assert tenant_of({"sluice-tenant": name}) == name
+    assert tenant_of({}) == "default"
+
+
+@pytest.mark.parametrize("name", ["", "x" * 65, "a b", "a.b", "a/b", "a\n", "é", "*", ">"])
+def test_what_is_no_name_of_a_tenant(name: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        tenant_of({"sluice-tenant": name})
+    assert [one.field for one in refused.value.violations] == ["metadata.sluice-tenant"]
+
+
+async def test_a_task_without_a_caller_has_none() -> None:
+    with pytest.raises(LookupError):
+        current_caller()
+    set_caller(Caller("acme"))
+    assert current_caller().tenant == "acme"

@@ -1,0 +1,211 @@
+"""Complete answers that a repeated request gets again, and which gateway answers a key."""
+
+from typing import Any
+
+import pytest
+
+from gateway.streaming.idempotency import (
+    KeyStep,
+    Replay,
+    ReplayCache,
+    check_fingerprint,
+    is_whole,
+    next_step,
+)
+from gateway.streaming.resume_token import ResumeKey
+from sluice.errors import IdempotencyConflict
+from sluice.internal.v1.gateway_pb2 import KeyRecord, ReplacedModel, StoredAnswer
+from sluice.v1.inference_pb2 import (
+    Delta,
+    Finished,
+    GenerateResponse,
+    ModelUsage,
+    Notice,
+    Started,
+    Timings,
+    TokenLogprobs,
+)
+from sluice.wire.tokens import put_tokens, tokens_of
+
+
+def record(tail: str = "", **fields: Any) -> KeyRecord:
+    """An answer "ab" of three tokens, of which the second is hidden, "m" gave it after "small"."""
+    delta = Delta(text=f"ab{tail}", resume_token=b"proof")
+    put_tokens(delta, (7, None, 8))
+    answer = StoredAnswer(
+        started=Started(request_id="r1", model="m", prompt_tokens=3, seed=4),
+        delta=delta,
+        text_lengths=[1, 0, 1],
+        notices=[Notice(message="one"), Notice(message="two"), Notice(message="three")],
+        restart_notice=1,
+        replaced=[ReplacedModel(model="small", prompt_tokens=5)],
+        finished=Finished(model="m", attempts=[ModelUsage(model="m")]),
+        escalation_reason="in doubt",
+    )
+    return KeyRecord(fingerprint=b"f", gateway="gw", answer=answer, **fields)
+
+
+def kinds(events: list[GenerateResponse]) -> list[str | None]:
+    return [one.WhichOneof("event") for one in events]
+
+
+def test_a_replay_is_what_a_caller_may_see() -> None:
+    replay = Replay(record())
+    assert (replay.fingerprint, replay.finished.model) == (b"f", "m")
+    assert replay.escalation_reason == "in doubt"
+    assert replay.first_token_s is None
+    kept = record()
+    kept.answer.first_token_s = 0.0
+    assert Replay(kept).first_token_s == 0.0
+    with pytest.raises(AssertionError, match="complete answers"):
+        Replay(KeyRecord(fingerprint=b"f"))
+
+
+@pytest.mark.parametrize(
+    ("held", "text", "tokens"),
+    [(0, "ab", (7, None, 8)), (1, "b", (None, 8)), (2, "b", (8,)), (3, None, ())],
+)
+def test_a_replay_goes_on_behind_what_the_caller_holds(
+    held: int, text: str | None, tokens: tuple[int | None, ...]
+) -> None:
+    for tail in ("", "!"):
+        events = Replay(record(tail)).events(held, "m")
+        deltas = [one.delta for one in events if one.HasField("delta")]
+        assert len(deltas) == (text is not None) + bool(tail)
+        if text is not None:
+            first = deltas[0]
+            assert (first.text, first.index, first.resume_token) == (text, held, b"proof")
+            assert tokens_of(first, held) == tokens
+        if tail:
+            assert (deltas[-1].text, deltas[-1].index) == ("!", 3)
+            assert not deltas[-1].token_ids
+        assert kinds(events)[-1] == "finished"
+        assert "notice" not in kinds(events)
+
+
+def test_logprobs_go_with_their_tokens() -> None:
+    kept = record()
+    kept.answer.delta.logprobs.extend(TokenLogprobs(logprob=-one) for one in range(3))
+    events = Replay(kept).events(1, "m")
+    assert [one.logprob for one in events[0].delta.logprobs] == [-1, -2]
+
+
+def test_who_holds_tokens_of_a_replaced_model_begins_where_it_was_replaced() -> None:
+    replay = Replay(record())
+    events = replay.events(2, "small")
+    assert kinds(events) == ["notice", "notice", "delta", "finished"]
+    assert [one.notice.message for one in events[:2]] == ["two", "three"]
+    assert events[2].delta.text == "ab"
+    assert replay.matches((1, 2, 3, 4), "small")
+    started = replay.started("small")
+    assert (started.model, started.prompt_tokens, started.seed) == ("small", 5, 4)
+    for model in ("", "m", "other"):
+        started = replay.started(model)
+        assert (started.model, started.prompt_tokens) == ("m", 3)
+        assert replay.matches((7, None), model)
+        assert not replay.matches((7, 0), model)
+        assert not replay.matches((7, None, 8, 9), model)
+
+
+def test_the_text_before_a_token() -> None:
+    replay = Replay(record("!"))
+    assert [replay.text_before(index) for index in range(5)] == ["", "a", "a", "ab", "ab"]
+
+
+def test_an_answer_to_an_equal_request_has_nothing_of_the_first_call() -> None:
+    timings = Timings()
+    timings.total.FromMilliseconds(1500)
+    key = ResumeKey("secret")
+    started = Started(request_id="r2", model="auto", prompt_tokens=99, seed=77)
+    first = Replay(record("!"))
+    replay = first.answer_to(started, timings, key.token(b"g", "m", 4))
+    assert (replay.started("").request_id, replay.started("").model) == ("r2", "m")
+    assert (replay.started("").prompt_tokens, replay.started("").seed) == (3, 4)
+    assert replay.started("small").model == "m"
+    assert (replay.escalation_reason, replay.first_token_s) == ("", 1.5)
+    events = replay.events(0, "")
+    assert kinds(events) == ["delta", "delta", "finished"]
+    assert key.issued(events[0].delta.resume_token, b"g", "m", 4, (7, None, 8))
+    finished = events[-1].finished
+    assert (finished.usage.cached, finished.timings, len(finished.attempts)) == (True, timings, 0)
+    assert replay._stored.restart_notice == 0
+    assert not first.finished.usage.cached, "the first one stays as it was"
+    assert first._stored == record("!").answer
+
+
+def test_an_answer_of_which_tokens_have_no_text_is_not_whole() -> None:
+    assert is_whole(record())
+    broken = record()
+    broken.answer.text_lengths.append(1)
+    assert not is_whole(broken)
+    assert not is_whole(KeyRecord(fingerprint=b"f"))
+    assert is_whole(KeyRecord(answer=StoredAnswer()))
+
+
+def test_who_answers_a_key() -> None:
+    whole, broken = record(), record()
+    del broken.answer.text_lengths[:]
+    claimed = KeyRecord(fingerprint=b"f", gateway="gw")
+    for found, gateway, step in (
+        (None, "gw", KeyStep.CREATE),
+        (whole, "gw", KeyStep.REPLAY),
+        (whole, "other", KeyStep.REPLAY),
+        (broken, "gw", KeyStep.TAKE_OVER),
+        (broken, "other", KeyStep.TAKE_OVER),
+        (claimed, "gw", KeyStep.TAKE_OVER),
+        (claimed, "other", KeyStep.ASK_OWNER),
+    ):
+        assert next_step(found, gateway, b"f") is step
+        if found is not None:
+            with pytest.raises(IdempotencyConflict):
+                next_step(found, gateway, b"g")
+    check_fingerprint(b"f", b"f")
+    with pytest.raises(IdempotencyConflict):
+        check_fingerprint(b"f", b"")
+
+
+def sized(size: int) -> KeyRecord:
+    made = KeyRecord(answer=StoredAnswer(delta=Delta(text="x" * size)))
+    made.answer.delta.text = "x" * (2 * size - made.ByteSize())
+    assert made.ByteSize() == size
+    return made
+
+
+def test_an_answer_is_kept_until_its_time_and_no_longer() -> None:
+    cache = ReplayCache(9, 5.0)
+    kept = record()
+    cache.put("a", kept, 1.0)
+    assert cache.record("a", 5.999) == kept
+    assert cache.record("a", 6.0) is None
+    assert cache.get("b", 1.0) is None
+    cache.expire(5.999)
+    cache.put("b", kept, 5.0)
+    cache.expire(6.0)
+    assert list(cache._entries) == ["b"]
+    assert cache._bytes == kept.ByteSize()
+    cache.expire(100.0)
+    cache.expire(100.0)
+    assert cache._bytes == 0
+
+
+def test_bounds_of_one_answer_and_of_all() -> None:
+    cache = ReplayCache(3, 60.0)
+    cache.put("a", sized(256 * 1024), 0.0)
+    cache.put("b", sized(256 * 1024 + 1), 0.0)
+    assert list(cache._entries) == ["a"]
+    for name in "cd":
+        cache.put(name, sized(100), 0.0)
+    assert list(cache._entries) == ["a", "c", "d"]
+    cache.put("e", sized(100), 0.0)
+    assert list(cache._entries) == ["c", "d", "e"]
+    # One that is written again is the newest.
+    cache.put("c", sized(200), 1.0)
+    assert list(cache._entries) == ["d", "e", "c"]
+    assert cache._bytes == 400
+    cache.drop(lambda key: key in "dc")
+    assert (list(cache._entries), cache._bytes) == (["e"], 100)
+    small = ReplayCache(9, 60.0, bytes_max=300)
+    for name in "abcd":
+        small.put(name, sized(100), 0.0)
+    assert list(small._entries) == ["b", "c", "d"]
+    assert ReplayCache(9, 60.0)._bytes_max == 64 * 1024 * 1024

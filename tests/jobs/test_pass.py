@@ -1,0 +1,1001 @@
+"""One pass over the items of a stage: each outcome is written once, whatever comes in which order."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import nats
+import pytest
+
+from jobs.answers import AnswerCache
+from jobs.core.retry import Failure
+from jobs.core.window import Entry
+from jobs.gateways import Gateways
+from jobs.metrics import JobMetrics
+from jobs.results import OrderedLog
+from jobs.sources import Block
+from jobs.stage_pass import (
+    OUTCOME_BYTES_MAX,
+    SEGMENT_ITEMS,
+    UNWRITTEN_MAX,
+    JobStops,
+    PassContext,
+    StagePass,
+    answer_of,
+    input_unreadable,
+)
+from jobs.store import SEGMENT_BYTES_MAX, Fenced, JobStore
+from sluice.errors import (
+    InternalError,
+    InvalidRequest,
+    JobUnknown,
+    SluiceError,
+    TransportUnavailable,
+)
+from sluice.internal.v1.items_pb2 import RunResponse
+from sluice.internal.v1.job_pb2 import ItemOutcome, JobCheckpoint, JobRecord, JobSegment
+from sluice.settings import JobsSettings
+from sluice.telemetry.registry import MetricRegistry
+from sluice.v1 import inference_pb2
+from sluice.v1 import jobs_pb2 as pb
+from tests.jobs.gateway_double import GatewayDouble
+
+BOUND_S = 60.0
+JOB = "job-1"
+
+
+@dataclass
+class World:
+    """A store, a gateway, and passes over the job."""
+
+    store: JobStore
+    gateways: Gateways
+    cache: AnswerCache
+    registry: MetricRegistry = field(default_factory=MetricRegistry)
+
+    def record(self, job: str = JOB, **spec: Any) -> JobRecord:
+        return JobRecord(job=pb.Job(id=job, tenant="acme", spec=pb.JobSpec(model="echo", **spec)))
+
+    def new_pass(self, record: JobRecord | None = None, stage: int = 0) -> StagePass:
+        record = record or self.record()
+        metadata = (("sluice-tenant", record.job.tenant),)
+        metrics = JobMetrics(self.registry)
+        context = PassContext(self.store, self.gateways, "me", metadata, record, stage, metrics)
+        running = StagePass(context, self.cache)
+        running.set_concurrency(64)
+        return running
+
+    async def log(self, stage: int = 0, round_: int = 0, job: str = JOB) -> list[ItemOutcome]:
+        """Outcomes as they were written."""
+        return [one async for one in OrderedLog(self.store, job, stage, round_).everything()]
+
+    async def segments(self, job: str = JOB) -> list[JobSegment]:
+        found, sequence = [], 1
+        while (one := await self.store.segment_at(job, 0, 0, sequence)) is not None:
+            found.append(one[0])
+            sequence = one[1] + 1
+        return found
+
+
+@pytest.fixture
+async def world(nats_url: str, gateway: GatewayDouble) -> AsyncIterator[World]:
+    client = await nats.connect(nats_url)
+    store = JobStore(JobsSettings(), 1)
+    await store.start(client)
+    gateways = Gateways(gateway.address)
+    with AnswerCache() as cache:
+        yield World(store, gateways, cache)
+    await gateways.close()
+    await client.close()
+
+
+@pytest.fixture
+async def idle() -> AsyncIterator[World]:
+    """A world without NATS and gateways, for what needs neither."""
+    gateways = Gateways("127.0.0.1:1")
+    with AnswerCache() as cache:
+        yield World(JobStore(JobsSettings(), 1), gateways, cache)
+    await gateways.close()
+
+
+def entry(place: int, prompt: str = "", **fields: Any) -> Entry:
+    request = inference_pb2.GenerateRequest(prompt=prompt or f"prompt {place}", model="echo")
+    return Entry(place, place, place + 1, f"i{place}", "", request, **fields)
+
+
+def bad_line(place: int, reason: str = "BAD_LINE") -> ItemOutcome:
+    result = pb.JobResult(index=place, error=pb.JobItemError(reason=reason))
+    return ItemOutcome(place=place, result=result)
+
+
+async def blocks(*given: Block) -> AsyncIterator[Block]:
+    for block in given:
+        yield block
+
+
+def answered(text: str = "x", prompt_tokens: int = 3, completion_tokens: int = 2) -> RunResponse:
+    usage = inference_pb2.Usage(
+        prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cached_prompt_tokens=1
+    )
+    answer = inference_pb2.GenerateTextResponse(text=text)
+    answer.finished.CopyFrom(inference_pb2.Finished(usage=usage, model="echo"))
+    return RunResponse(answer=answer, cost=0.5)
+
+
+def failed(error: SluiceError) -> RunResponse:
+    return RunResponse(error=error.to_status().SerializeToString())
+
+
+def taken_out(running: StagePass, item: Entry, *later: Entry) -> None:
+    """``item`` is in flight; ``later`` come behind it."""
+    running.window.add([item, *later])
+    assert running.window.next(time.monotonic()) is item
+
+
+# From the first item to the last.
+
+
+async def test_every_item_and_bad_line_has_one_outcome(
+    world: World, gateway: GatewayDouble
+) -> None:
+    running = world.new_pass(world.record(limits=pb.JobLimits(max_bad_line_share=0.5)))
+    await running.load()
+    given = [[entry(0), bad_line(1), entry(2)], [entry(3), entry(4)]]
+    async with asyncio.timeout(BOUND_S):
+        await running.run(blocks(*given))
+    log = await world.log()
+    assert sorted(one.place for one in log) == [0, 1, 2, 3, 4]
+    texts = {one.place: one.result.answer.text for one in log if one.result.HasField("answer")}
+    assert texts == {place: f"PROMPT {place}" for place in (0, 2, 3, 4)}
+    assert (running.read, running.read_all, running.low_water) == (5, True, 5)
+    assert running.counts == pb.JobProgress(
+        total=5, succeeded=4, dead=1, bad_lines=1, prompt_tokens=8, completion_tokens=8, cost=2.0
+    )
+    assert dict(running.dead_by_reason) == {"BAD_LINE": 1}
+    *_, last = await world.segments()
+    assert last.checkpoint.complete
+    assert last.checkpoint.writer == "me"
+
+    # Who takes it over finds nothing to do.
+    again = world.new_pass()
+    await again.load()
+    await again.run(blocks([entry(0)]))
+    await again.flush()
+    assert set(gateway.asked.values()) == {1}
+    assert (again.low_water, again.counts) == (5, running.counts)
+    assert len(await world.log()) == 5
+
+
+async def test_who_takes_over_sends_what_has_no_outcome_alone(
+    world: World, gateway: GatewayDouble
+) -> None:
+    first = world.new_pass()
+    await first.load()
+    for place in (0, 1, 3):
+        taken_out(first, entry(place))
+        first._on_response(first.window._in_flight[place], answered(f"first {place}"))
+    await first.flush()
+
+    second = world.new_pass()
+    await second.load()
+    assert (second.low_water, second._done.ranges) == (2, [3, 4])
+    async with asyncio.timeout(BOUND_S):
+        await second.run(blocks([entry(2), entry(3), entry(4)]), skipped=2)
+    assert dict(gateway.asked) == {"prompt 2": 1, "prompt 4": 1}
+    assert second.read == 5
+    texts = {one.place: one.result.answer.text for one in await world.log()}
+    assert texts == {
+        0: "first 0",
+        1: "first 1",
+        3: "first 3",
+        2: "PROMPT 2",
+        4: "PROMPT 4",
+    }
+    assert (second.counts.total, second.counts.succeeded, second.counts.cost) == (5, 5, 2.5)
+
+    # What the first one still writes is refused.
+    taken_out(first, entry(2))
+    first._on_response(first.window._in_flight[2], answered("late"))
+    with pytest.raises(Fenced):
+        await first.flush()
+    assert len(await world.log()) == 5
+
+
+async def test_a_process_that_loads_keeps_the_one_before_from_writing(world: World) -> None:
+    first, second = world.new_pass(), world.new_pass()
+    await first.load()
+    await second.load()
+    first._settle(bad_line(0))
+    with pytest.raises(Fenced):
+        await first.flush()
+    second._settle(bad_line(0))
+    await second.flush()
+    assert [one.place for one in await world.log()] == [0]
+    *_, last = await world.segments()
+    assert last.checkpoint.epoch == 0
+
+
+async def test_a_checkpoint_has_all_that_goes_on(world: World) -> None:
+    record = world.record()
+    record.epoch = 7
+    first = world.new_pass(record)
+    await first.load()
+    first._count(bad_line(2))
+    first._settle(bad_line(5, "OTHER"))
+    part = ItemOutcome(place=6, result=pb.JobResult(index=6, parts=2, answer=pb.JobAnswer()))
+    first._settle(part)
+    await first.flush()
+    assert first.low_water == 0
+    *_, last = await world.segments()
+    assert last.checkpoint == JobCheckpoint(
+        low_water=0,
+        done=[2, 3, 5, 7],
+        counts=first.counts,
+        dead_by_reason={"BAD_LINE": 1, "OTHER": 1},
+        writer="me",
+        epoch=7,
+        split_documents=1,
+    )
+    second = world.new_pass()
+    await second.load()
+    assert second.counts == first.counts
+    assert second.dead_by_reason == {"BAD_LINE": 1, "OTHER": 1}
+    assert (second.split_documents, second._bad, second._sequence > first._sequence) == (1, 1, True)
+    assert [place for place in range(9) if place in second._done] == [2, 5, 6]
+
+
+async def test_identical_items_and_those_of_the_own_log_are_computed_once(
+    world: World, gateway: GatewayDouble
+) -> None:
+    first = world.new_pass()
+    await first.load()
+    taken_out(first, entry(0, input_hash=b"h"))
+    first._on_response(first.window._in_flight[0], answered("known"))
+    await first.flush()
+    with AnswerCache() as cache:
+        second = StagePass(first._context, cache)
+        second.set_concurrency(64)
+        await second.load()
+        hashes = {1: b"a", 2: b"a", 3: b"", 4: b"b"}
+        given = [entry(place, "same", input_hash=one) for place, one in hashes.items()]
+        async with asyncio.timeout(BOUND_S):
+            await second.run(blocks(given), skipped=1)
+        answer = cache.get(b"h")
+        assert answer is not None
+        assert answer.text == "known"
+    assert gateway.asked["same"] == 3
+    shared = {one.place: one.result.answer for one in await world.log()}
+    assert [place for place, answer in shared.items() if answer.deduplicated] == [2]
+    assert (shared[2].cost, shared[1].cost) == (0.0, 0.5)
+    assert (second.counts.deduplicated, second.counts.saved_tokens) == (1, 3)
+
+
+async def test_answers_are_taken_from_rounds_of_jobs_of_the_same_tenant_alone(
+    world: World, gateway: GatewayDouble
+) -> None:
+    for job, tenant, round_ in (("mine", "acme", 1), ("theirs", "other", 0)):
+        record = world.record(job)
+        record.job.tenant, record.round = tenant, round_
+        assert await world.store.create(record)
+        for number in range(round_ + 1):
+            record.round = number
+            running = world.new_pass(record)
+            await running.load()
+            name = f"{job} {number}"
+            taken_out(running, entry(0, input_hash=name.encode()))
+            running._on_response(running.window._in_flight[0], answered(name))
+            await running.flush()
+    names = ("mine 0", "mine 1", "theirs 0")
+    given = [entry(place, one, input_hash=one.encode()) for place, one in enumerate(names)]
+    for named in ("theirs", "none"):
+        dedupe = pb.JobDedupe(reuse_job_ids=["mine", named])
+        running = world.new_pass(world.record("job-2", dedupe=dedupe))
+        await running.load()
+        with pytest.raises(JobUnknown, match=f"there is no job '{named}'"):
+            await running.run(blocks(given))
+    assert not gateway.asked
+    with AnswerCache() as world.cache:
+        running = world.new_pass(world.record(dedupe=pb.JobDedupe(reuse_job_ids=["mine"])))
+        await running.load()
+        async with asyncio.timeout(BOUND_S):
+            await running.run(blocks(given))
+    assert dict(gateway.asked) == {"theirs 0": 1}
+    texts = {one.place: one.result.answer.text for one in await world.log()}
+    assert texts == {0: "mine 0", 1: "mine 1", 2: "THEIRS 0"}
+
+
+@pytest.mark.parametrize(("disabled", "stage"), [(True, 0), (False, 1)])
+async def test_where_nothing_is_shared_the_log_is_not_read(
+    world: World, disabled: bool, stage: int
+) -> None:
+    first = world.new_pass()
+    await first.load()
+    taken_out(first, entry(0, input_hash=b"h"))
+    first._on_response(first.window._in_flight[0], answered())
+    await first.flush()
+    with AnswerCache() as cache:
+        record = world.record(dedupe=pb.JobDedupe(disabled=disabled))
+        second = StagePass(world.new_pass(record, stage)._context, cache)
+        await second._fill_cache([(JOB, 0)])
+        assert cache.get(b"h") is None
+
+
+async def test_dead_letters_and_answers_without_a_hash_are_not_shared(world: World) -> None:
+    first = world.new_pass()
+    await first.load()
+    taken_out(first, entry(0, input_hash=b"dead"))
+    first._on_response(first.window._in_flight[0], failed(InvalidRequest.of("prompt", "x")))
+    taken_out(first, entry(1))
+    first._on_response(first.window._in_flight[1], answered())
+    await first.flush()
+    with AnswerCache() as cache:
+        second = StagePass(first._context, cache)
+        await second._fill_cache([(JOB, 0)])
+        assert cache.get(b"dead") is None
+        assert cache.get(b"") is None
+    assert world.cache.get(b"") is None
+
+
+async def test_what_ends_a_loop_ends_the_pass_and_what_came_back_is_kept(
+    world: World, gateway: GatewayDouble
+) -> None:
+    running = world.new_pass()
+    await running.load()
+
+    async def broken() -> AsyncIterator[Block]:
+        yield [entry(0), bad_line(1)]
+        async with asyncio.timeout(BOUND_S):
+            while not gateway.asked or running.window.in_flight:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        raise InvalidRequest.of("input", "cannot be read on")
+
+    with pytest.raises(InvalidRequest):
+        await running.run(broken())
+    left = [str(task.get_coro()) for task in asyncio.all_tasks()]
+    assert not [one for one in left if "StagePass" in one or "ItemCalls" in one]
+    await running.flush()
+    assert sorted(one.place for one in await world.log()) == [0, 1]
+    assert not (await world.segments())[-1].checkpoint.complete
+    assert not running._unwritten
+
+
+async def test_items_are_sent_again_when_their_gateway_is_away(
+    world: World, gateway: GatewayDouble
+) -> None:
+    running = world.new_pass()
+    await running.load()
+    item = entry(0)
+    taken_out(running, item)
+    running._on_returned(item)
+    assert running.trouble == "no gateway answers"
+    assert running.window.in_flight == 0
+    assert len(running.window) == 1
+    async with asyncio.timeout(BOUND_S):
+        await running.run(blocks())
+    assert (dict(gateway.asked), running.trouble) == ({"prompt 0": 1}, "")
+    assert item.tries == 1
+
+
+async def test_items_are_read_while_there_is_room_for_them(idle: World) -> None:
+    running, rooms = idle.new_pass(), list[tuple[int, int]]()
+    free = asyncio.Event()
+
+    def has_room(low_water: int, read: int) -> bool:
+        rooms.append((low_water, read))
+        return free.is_set()
+
+    running.window.has_room = has_room  # type: ignore[method-assign]
+    feeding = asyncio.ensure_future(running._feed(blocks([entry(0)], [entry(1)])))
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert (rooms, running.read) == ([(0, 0)], 0)
+    free.set()
+    changed = running._changed
+    running._wake()
+    await asyncio.wait_for(feeding, BOUND_S)
+    assert (rooms, running.read, running.read_all) == ([(0, 0), (0, 0), (0, 1)], 2, True)
+    assert changed.is_set()
+    assert running._changed is not changed
+
+
+async def test_each_block_and_the_end_wake_those_who_wait(idle: World) -> None:
+    running, woken = idle.new_pass(), list[tuple[int, bool]]()
+    running._wake = lambda: woken.append((running.read, running.read_all))  # type: ignore[method-assign]
+    await running._feed(blocks([entry(0)], [entry(1)]))
+    assert woken == [(1, False), (2, False), (2, True)]
+
+
+async def test_whatever_comes_back_wakes_those_who_wait(idle: World) -> None:
+    running, woken = idle.new_pass(), list[int]()
+    running._wake = lambda: woken.append(len(running.window))  # type: ignore[method-assign]
+    items = [entry(place) for place in range(3)]
+    running.window.add(items)
+    for item in items:
+        assert running.window.next(time.monotonic()) is item
+    running._on_response(items[0], answered())
+    running._on_response(items[1], failed(InvalidRequest.of("prompt", "x")))
+    running._on_returned(items[2])
+    assert woken == [2, 1, 1]
+
+
+async def test_how_long_outcomes_wait_for_others(
+    idle: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.stage_pass.time.monotonic", lambda: 100.0)
+    running, pauses = idle.new_pass(), list[float | None]()
+
+    async def pause(bound_s: float | None) -> None:
+        pauses.append(bound_s)
+        if len(pauses) == 2:
+            running.read_all = True
+
+    async def append(outcomes: list[ItemOutcome]) -> None:
+        pauses.append(float(len(outcomes)))
+        running._complete = True
+
+    running._pause, running._append = pause, append  # type: ignore[method-assign]
+    running._settle(bad_line(0))
+    await running._write()
+    assert pauses == [0.25, 0.25, 1.0]
+
+
+async def test_nothing_is_written_before_there_is_something_or_after_its_time(
+    idle: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, happened = 100.0, list[str]()
+    monkeypatch.setattr("jobs.stage_pass.time.monotonic", lambda: clock)
+    running = idle.new_pass()
+
+    async def pause(_: float | None) -> None:
+        nonlocal clock
+        clock += 0.25
+        happened.append("paused")
+
+    async def append(outcomes: list[ItemOutcome]) -> None:
+        happened.append(f"{len(outcomes)} written")
+        running._complete = True
+
+    running._pause, running._append = pause, append  # type: ignore[method-assign]
+    writing = asyncio.ensure_future(running._write())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert happened == []
+    running._settle(bad_line(0))
+    running._wake()
+    await asyncio.wait_for(writing, BOUND_S)
+    assert happened == ["paused", "1 written"]
+
+
+async def test_a_full_segment_is_written_at_once(idle: World) -> None:
+    running, written = idle.new_pass(), list[int]()
+
+    async def append(outcomes: list[ItemOutcome]) -> None:
+        written.append(len(outcomes))
+        running._complete = True
+
+    async def pause(_: float | None) -> None:
+        pytest.fail("nothing is waited for")
+
+    running._pause, running._append = pause, append  # type: ignore[method-assign]
+    for place in range(SEGMENT_ITEMS):
+        running._settle(bad_line(place))
+    woken = running._changed
+    await running._write()
+    assert written == [SEGMENT_ITEMS]
+    assert woken.is_set()
+
+
+async def test_while_no_gateway_is_there_items_wait_a_moment(
+    idle: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.stage_pass.time.monotonic", lambda: 100.0)
+    running, returned = idle.new_pass(), list[tuple[int, float]]()
+    sent = list[tuple[int, float | None]]()
+
+    def send(item: Entry, timeout_s: float | None) -> bool:
+        sent.append((item.place, timeout_s))
+        return item.place > 0
+
+    running._calls.send = send  # type: ignore[method-assign]
+    back = running.window.returned
+
+    def note(item: Entry, at: float) -> None:
+        returned.append((item.place, at))
+        back(item, at)
+
+    running.window.returned = note  # type: ignore[method-assign]
+    running.window.add([entry(0), entry(1)])
+    woken = running._changed
+    sending = asyncio.ensure_future(running._send())
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert sent == [(0, 3600.0), (1, 3600.0)]
+    assert returned == [(0, 100.25)]
+    assert woken.is_set()
+    running._on_returned(entry(1))
+    assert returned[1:] == [(1, 100.25)]
+    sending.cancel()
+
+
+async def test_a_wait_ends_when_something_changes_or_its_time_is_over(idle: World) -> None:
+    running = idle.new_pass()
+    await running._pause(0.0)
+    waiting = asyncio.ensure_future(running._pause(None))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    running._wake()
+    await asyncio.wait_for(waiting, BOUND_S)
+
+
+# What becomes of an answer.
+
+
+async def test_an_answer_is_that_of_all_items_like_it(idle: World) -> None:
+    running = idle.new_pass()
+    first, *others = (entry(place, input_hash=b"h") for place in range(3))
+    taken_out(running, first, *others)
+    running._on_response(first, answered("x", 5, 6))
+    assert [one.result.attempts for one in running._unwritten] == [1, 1, 1]
+    answers = [one.result.answer for one in running._unwritten]
+    assert [(one.text, one.cost, one.deduplicated) for one in answers] == [
+        ("x", 0.5, False),
+        ("x", 0.0, True),
+        ("x", 0.0, True),
+    ]
+    kept = idle.cache.get(b"h")
+    assert kept == answers[0]
+    assert len(running.window) == 0
+    assert running._settle_known(entry(9, input_hash=b"h"))
+    assert running._unwritten[-1].result.answer.deduplicated
+    assert running._unwritten[-1].place == 9
+    assert not running._settle_known(entry(10, input_hash=b"other"))
+    assert not running._settle_known(entry(11))
+
+
+async def test_tokens_that_were_computed_count_for_the_rate(idle: World) -> None:
+    running = idle.new_pass(idle.record(limits=pb.JobLimits(tokens_per_minute=60)))
+    taken_out(running, entry(0))
+    took = list[int]()
+    running._tokens.took = took.append  # type: ignore[assignment,method-assign]
+    running._on_response(running.window._in_flight[0], answered("x", 5, 6))
+    assert took == [11]
+
+
+@pytest.mark.parametrize("over", [0, 1])
+async def test_an_answer_that_is_too_large_is_a_dead_letter(idle: World, over: int) -> None:
+    running = idle.new_pass()
+    item, answer = entry(0), answer_of(answered(""))
+    item.tries = 1
+    answer.text = "x" * 196_000
+    answer.text = "x" * (196_000 + 192 * 1024 - answer.ByteSize() + over)
+    assert answer.ByteSize() == OUTCOME_BYTES_MAX + over
+    running._settle_answer(item, answer)
+    (outcome,) = running._unwritten
+    assert outcome.result.HasField("error") == bool(over)
+    if over:
+        assert (outcome.result.error.code, outcome.result.error.reason) == (8, "RESULT_TOO_LARGE")
+        assert "196609 bytes, a job keeps 196608" in outcome.result.error.message
+    assert running._unwritten_bytes == outcome.ByteSize()
+
+
+async def test_an_item_that_can_never_be_answered_is_a_dead_letter_with_those_like_it(
+    idle: World,
+) -> None:
+    running = idle.new_pass()
+    item, like = entry(0, input_hash=b"h"), entry(1, input_hash=b"h")
+    taken_out(running, item, like)
+    error = InvalidRequest.of("prompt", "y" * 2000)
+    error.metadata["request_id"] = "req-1"
+    running._on_response(item, failed(error))
+    assert [one.place for one in running._unwritten] == [0, 1]
+    for one in running._unwritten:
+        assert (one.result.attempts, one.result.error.reason) == (1, "REQUEST_INVALID")
+        assert (one.result.error.code, len(one.result.error.message)) == (3, 1000)
+        assert one.result.error.request_id == "req-1"
+    assert len(running.window) == 0
+    assert running.trouble == ""
+
+
+async def test_an_error_that_passes_is_tried_as_often_as_the_job_says(idle: World) -> None:
+    running = idle.new_pass(idle.record(retries=pb.JobRetries(max_retries=1)))
+    item = entry(0)
+    taken_out(running, item)
+    running._on_response(item, failed(InternalError("oops")))
+    assert not running._unwritten
+    assert (len(running.window), running.window.in_flight, item.tries) == (1, 0, 1)
+    running._on_response(item, failed(InternalError("oops")))
+    (outcome,) = running._unwritten
+    assert (outcome.result.attempts, outcome.result.error.reason) == (2, "INTERNAL")
+
+
+async def test_an_error_without_a_time_to_retry_waits_for_the_jobs_own(idle: World) -> None:
+    running, waits = idle.new_pass(), list[float]()
+
+    def fail(item: Entry, kind: Failure, wait_s: float, now: float, dice: float) -> bool:
+        waits.append(wait_s)
+        return False
+
+    running.window.failed = fail  # type: ignore[method-assign]
+    for error in (InternalError("oops"), TransportUnavailable("full", retry_after_s=7.0)):
+        running._on_error(entry(0), error)
+    assert waits == [0.0, 7.0]
+
+
+async def test_no_room_in_the_mesh_is_no_try_and_is_told(idle: World) -> None:
+    running = idle.new_pass(idle.record(retries=pb.JobRetries(max_retries=0)))
+    item = entry(0)
+    taken_out(running, item)
+    running._on_response(item, failed(TransportUnavailable("full", retry_after_s=20.0)))
+    assert (item.tries, running.trouble, running._unwritten) == (0, "full", [])
+    wait_s = running.window.wait_s(time.monotonic())
+    assert wait_s is not None
+    assert wait_s > 15.0, "as long as the mesh said"
+
+
+# Counting.
+
+
+def outcome(place: int, **result: Any) -> ItemOutcome:
+    carried = result.pop("carried", False)
+    return ItemOutcome(place=place, carried=carried, result=pb.JobResult(index=place, **result))
+
+
+async def test_what_counts(idle: World) -> None:
+    running = idle.new_pass()
+    usage = inference_pb2.Usage(prompt_tokens=5, completion_tokens=6, cached_prompt_tokens=2)
+    computed = pb.JobAnswer(usage=usage, cost=0.5)
+    shared = pb.JobAnswer(usage=usage, deduplicated=True)
+    running._earlier_reasons = {3: "INTERNAL", 9: "INTERNAL"}
+    running._reasons.update({"INTERNAL": 5})
+    for one in (
+        outcome(0, answer=computed, attempts=1),
+        outcome(1, answer=computed, attempts=2),
+        outcome(2, answer=shared, attempts=1),
+        outcome(3, error=pb.JobItemError(reason="OTHER"), attempts=3),
+        outcome(4, error=pb.JobItemError(reason="DUPLICATE_ID")),
+        outcome(5, answer=computed, attempts=2, carried=True),
+        outcome(6, answer=shared, attempts=1, parts=2, part=0),
+        outcome(7, answer=shared, attempts=1, parts=2, part=1),
+        outcome(8, answer=shared, attempts=1, parts=1, part=0),
+    ):
+        running._add_counts(one)
+    assert running.counts == pb.JobProgress(
+        total=9,
+        succeeded=7,
+        dead=2,
+        bad_lines=1,
+        retried=1,
+        deduplicated=4,
+        saved_tokens=44,
+        prompt_tokens=10,
+        completion_tokens=12,
+        cached_prompt_tokens=4,
+        cost=1.0,
+    )
+    assert running.split_documents == 1
+    assert dict(running.dead_by_reason) == {"INTERNAL": 4, "OTHER": 1, "DUPLICATE_ID": 1}
+    assert running._earlier_reasons == {9: "INTERNAL"}
+
+
+async def test_what_was_read_and_what_has_an_outcome(idle: World) -> None:
+    running = idle.new_pass()
+    running._done.add([0])
+    assert running._count(entry(0)) is None
+    fresh = entry(1, earlier_reason="INTERNAL")
+    assert running._count(fresh) is fresh
+    assert running._count(entry(2)) is not None
+    assert running._count(bad_line(3)) is None
+    assert running._count(bad_line(4, "INTERNAL")) is None
+    assert running._count(bad_line(5, "DUPLICATE_ID")) is None
+    assert (running.read, running._bad) == (6, 2)
+    assert [one.place for one in running._unwritten] == [3, 4, 5]
+    assert running._earlier_reasons == {1: "INTERNAL"}
+
+
+@pytest.mark.parametrize(
+    ("read", "bad", "most", "stops"),
+    [
+        (100, 10, None, False),
+        (100, 11, None, True),
+        (99, 99, None, False),
+        (200, 1, 0.0, True),
+        (200, 0, 0.0, False),
+        (200, 200, 1.0, False),
+        (200, 101, 0.5, True),
+        (200, 100, 0.5, False),
+    ],
+)
+async def test_too_many_bad_lines_stop_a_job(
+    idle: World, read: int, bad: int, most: float | None, stops: bool
+) -> None:
+    limits = pb.JobLimits() if most is None else pb.JobLimits(max_bad_line_share=most)
+    for stage in (0, 1):
+        running = idle.new_pass(idle.record(limits=limits), stage)
+        running.read, running._bad = read, bad
+        if stops and not stage:
+            with pytest.raises(JobStops) as stopped:
+                running._check_bad_lines(100)
+            assert str(stopped.value).startswith(f"{bad} of the first {read} lines")
+            assert stopped.value.code == "TOO_MANY_BAD_LINES"
+            assert stopped.value.state == pb.JOB_STATE_PAUSED
+        else:
+            running._check_bad_lines(100)
+
+
+async def test_bad_lines_are_judged_while_it_reads_and_at_the_end(world: World) -> None:
+    few = world.new_pass()
+    await few.load()
+    with pytest.raises(JobStops, match="1 of the first 1 lines"):
+        await few.run(blocks([bad_line(0)]))
+    many = world.new_pass(world.record("job-2"))
+    await many.load()
+    behind = asyncio.Event()
+
+    async def endless() -> AsyncIterator[Block]:
+        yield [bad_line(place) for place in range(100)]
+        await behind.wait()
+
+    async with asyncio.timeout(BOUND_S):
+        with pytest.raises(JobStops, match="100 of the first 100 lines"):
+            await many.run(endless())
+
+
+# Writing.
+
+
+async def test_a_segment_has_so_many_outcomes_in_order(idle: World) -> None:
+    running = idle.new_pass()
+    for place in reversed(range(300)):
+        assert running._has_segment == (place < 300 - 256)
+        running._settle(bad_line(place))
+    assert running._has_segment
+    first = running._take()
+    assert [one.place for one in first] == list(range(44, 300))
+    assert not running._has_segment
+    assert running._unwritten_bytes == sum(one.ByteSize() for one in running._unwritten)
+    assert [one.place for one in running._take()] == list(range(44))
+    assert running._unwritten_bytes == 0
+    assert running._take() == []
+    assert SEGMENT_ITEMS == 256
+
+
+async def test_a_segment_is_full_by_bytes_too(idle: World) -> None:
+    running = idle.new_pass()
+    for place in range(9):
+        running._settle(outcome(place, answer=pb.JobAnswer(text="x" * 150_000)))
+    one = running._unwritten[0].ByteSize()
+    assert running._has_segment
+    assert len(running._take()) == -(-SEGMENT_BYTES_MAX // one)
+    assert not running._has_segment
+    running._unwritten_bytes = SEGMENT_BYTES_MAX
+    assert running._has_segment
+    running._unwritten_bytes -= 1
+    assert not running._has_segment
+
+
+async def test_a_segment_of_just_its_bytes_is_full(idle: World) -> None:
+    running = idle.new_pass()
+    for place in range(1, 4):
+        half = outcome(place, answer=pb.JobAnswer(text="x" * 300_000))
+        missing = SEGMENT_BYTES_MAX // 2 - half.ByteSize()
+        half.result.answer.text += "x" * missing
+        assert half.ByteSize() == SEGMENT_BYTES_MAX // 2
+        running._settle(half)
+    assert [one.place for one in running._take()] == [1, 2]
+    assert running._unwritten_bytes == SEGMENT_BYTES_MAX // 2
+
+
+@dataclass
+class StoreThatFails:
+    """What `append` raises, in order, and what the log has as its last segment then."""
+
+    errors: list[Exception | None]
+    last: tuple[JobSegment, int] = (JobSegment(), 0)
+    appended: list[tuple[Any, ...]] = field(default_factory=list)
+
+    async def append(self, *given: Any) -> int:
+        self.appended.append(given)
+        error = self.errors.pop(0)
+        if error is not None:
+            raise error
+        return 17
+
+    async def last_segment(self, *_: Any) -> tuple[JobSegment, int]:
+        return self.last
+
+
+async def test_a_write_without_an_answer_is_looked_for_and_made_again(
+    idle: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses, pause = list[float](), asyncio.sleep
+
+    async def sleep(delay_s: float) -> None:
+        pauses.append(delay_s)
+        await pause(0)
+
+    running = idle.new_pass()
+    away = TransportUnavailable("away")
+    ours = JobSegment(checkpoint=JobCheckpoint(writer="me"))
+    theirs = JobSegment(checkpoint=JobCheckpoint(writer="other"))
+
+    async def append(store: StoreThatFails) -> None:
+        context = running._context
+        fake: Any = store
+        running._context = PassContext(
+            fake, context.gateways, "me", (), context.record, 0, context.metrics
+        )
+        running._sequence = 4
+        await running._append_segment(ours)
+
+    monkeypatch.setattr("jobs.stage_pass.asyncio.sleep", sleep)
+    store = StoreThatFails([away, away, None])
+    await append(store)
+    assert store.appended == [(JOB, 0, 0, ours, 4)] * 3
+    assert (running._sequence, pauses) == (17, [0.5, 0.5])
+    # It was taken, and its answer was lost.
+    store = StoreThatFails([away, Fenced("x")], (ours, 9))
+    await append(store)
+    assert (running._sequence, len(store.appended)) == (9, 2)
+    # Another one has written.
+    with pytest.raises(Fenced):
+        await append(StoreThatFails([Fenced("x")], (theirs, 9)))
+    assert running._sequence == 4
+
+
+async def test_the_end_is_written_when_nothing_is_left(world: World) -> None:
+    running = world.new_pass()
+    await running.load()
+    running.read_all = True
+    running._settle(bad_line(0))
+    running._settle(bad_line(1))
+    await running._append([running._unwritten.pop(0)])
+    assert not running._complete
+    await running._append([running._unwritten.pop(0)])
+    assert running._complete
+    assert [one.checkpoint.complete for one in await world.segments()] == [False, False, True]
+    other = world.new_pass(world.record("job-2"))
+    await other.load()
+    other.read_all = True
+    other.window.add([entry(0)])
+    await other._append([])
+    assert not other._complete
+    # A place that was left out would be lost.
+    taken_out(lost := world.new_pass(world.record("job-3")), entry(5))
+    await lost.load()
+    lost.read_all = True
+    lost._on_response(lost.window._in_flight[5], answered())
+    with pytest.raises(AssertionError, match="left out"):
+        await lost.flush()
+
+
+async def test_an_outcome_is_counted_and_shown_once(world: World) -> None:
+    running = world.new_pass()
+    await running.load()
+    running._settle(outcome(0, answer=pb.JobAnswer(), carried=True))
+    for place in (1, 2):
+        running._settle(outcome(place, answer=pb.JobAnswer()))
+    await running.flush()
+    assert dict(running._context.metrics._items) == {("succeeded",): 2}
+    with pytest.raises(AssertionError, match="has an outcome already"):
+        await running._append([outcome(1, answer=pb.JobAnswer())])
+    assert running.counts.total == 3
+
+
+async def test_a_flush_waits_for_the_write_that_was_stopped(world: World) -> None:
+    running = world.new_pass()
+    await running.load()
+    running._settle(bad_line(0))
+    writing = asyncio.ensure_future(running._append(running._take()))
+    await asyncio.sleep(0)
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+    assert writing.cancelled()
+    running._settle(bad_line(1))
+    await running.flush()
+    assert [one.place for one in await world.log()] == [0, 1]
+
+
+async def test_outcomes_of_a_moment_are_written_together(
+    world: World, gateway: GatewayDouble
+) -> None:
+    running = world.new_pass()
+    await running.load()
+    async with asyncio.timeout(BOUND_S):
+        await running.run(blocks([entry(place) for place in range(40)]))
+    sizes = [len(one.outcomes) for one in await world.segments()]
+    assert sum(sizes) == 40
+    assert len(sizes) < 10
+
+
+async def test_while_too_much_is_unwritten_nothing_is_sent(
+    world: World, gateway: GatewayDouble
+) -> None:
+    running = world.new_pass()
+    await running.load()
+    running.window.add([entry(UNWRITTEN_MAX)])
+    for place in range(UNWRITTEN_MAX):
+        running._settle(bad_line(place))
+    loops = [asyncio.ensure_future(one) for one in (running._send(), running._calls.run())]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert running.window.in_flight == 0
+    await running._append(running._take())
+    running._wake()
+    async with asyncio.timeout(BOUND_S):
+        while not gateway.asked:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    for loop in loops:
+        loop.cancel()
+    await asyncio.gather(*loops, return_exceptions=True)
+    assert UNWRITTEN_MAX == 2048
+
+
+async def test_so_many_items_are_in_flight_as_it_is_told(idle: World) -> None:
+    running = idle.new_pass()
+    waiting = asyncio.ensure_future(running._changed.wait())
+    await asyncio.sleep(0)
+    running.set_concurrency(1)
+    await asyncio.wait_for(waiting, BOUND_S)
+    taken_out(running, entry(0), entry(1))
+    assert running.window.next(time.monotonic()) is None
+    running.set_concurrency(2)
+    assert running.window.next(time.monotonic()) is not None
+
+
+def test_an_input_that_cannot_be_read_says_what_to_do() -> None:
+    stops = input_unreadable(InvalidRequest.of("url", "is gone"))
+    assert (stops.code, stops.state) == ("INPUT_UNREADABLE", pb.JOB_STATE_PAUSED)
+    assert str(stops).endswith("is gone; then resume the job")
+
+
+async def test_the_timeout_of_an_item_is_an_hour_or_what_the_job_says(idle: World) -> None:
+    assert idle.new_pass()._timeout_s == 3600.0
+    limits = pb.JobLimits()
+    limits.item_timeout.FromMilliseconds(1500)
+    assert idle.new_pass(idle.record(limits=limits))._timeout_s == 1.5
+
+
+def test_what_is_kept_of_an_answer() -> None:
+    response = answered("x")
+    response.answer.reasoning = "because"
+    response.answer.started.request_id = "req-1"
+    response.answer.started.model = "auto"
+    response.answer.finished.reason = inference_pb2.FINISH_REASON_LENGTH
+    response.answer.finished.rules.append("pii.email")
+    response.answer.logprobs.add(logprob=-1.0)
+    found = answer_of(response)
+    assert found.HasField("finish_time")
+    found.ClearField("finish_time")
+    assert found == pb.JobAnswer(
+        request_id="req-1",
+        model="echo",
+        text="x",
+        reasoning="because",
+        finish_reason=inference_pb2.FINISH_REASON_LENGTH,
+        usage=response.answer.finished.usage,
+        rules=["pii.email"],
+        logprobs=response.answer.logprobs,
+        cost=0.5,
+    )
+    response.answer.finished.model = ""
+    assert answer_of(response).model == "auto"
+
+
+def test_what_is_kept_of_embeddings() -> None:
+    embedded = inference_pb2.EmbedResponse(request_id="req-1", model="embed")
+    embedded.usage.prompt_tokens = 4
+    embedded.embeddings.add(values=b"1234")
+    found = answer_of(RunResponse(embedded=embedded, cost=0.25))
+    assert found.HasField("finish_time")
+    found.ClearField("finish_time")
+    assert found == pb.JobAnswer(
+        request_id="req-1",
+        model="embed",
+        finish_reason=inference_pb2.FINISH_REASON_STOP,
+        usage=embedded.usage,
+        cost=0.25,
+        embeddings=embedded.embeddings,
+    )
