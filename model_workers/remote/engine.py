@@ -167,14 +167,15 @@ class RemoteEngine:
     def load(self) -> worker_pb2.WorkerLoad:
         """See `Engine.load`; an engine whose server takes nothing now is full."""
         slots, rows = self.limits.slots, len(self._rows)
-        full = not self.client.gate.is_open(time.monotonic())
-        running = slots if full else min(rows, slots)
+        closed_s = max(0.0, self.client.gate.open_at - time.monotonic())
+        running = slots if closed_s else min(rows, slots)
         return worker_pb2.WorkerLoad(
             slots=slots,
             running=running,
             waiting=max(0, rows - slots),
             context_tokens=self.limits.context_tokens,
             steps=self._steps,
+            closed_ms=closed_s * 1e3,
         )
 
     def _taken(self) -> Iterator[Event | None]:

@@ -493,7 +493,7 @@ Global___ChatInput: _TypeAlias = ChatInput  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):
-    """One turn of a conversation; the text may be empty."""
+    """One turn of a conversation. The text may be empty; in ROLE_TOOL it is what the function returned."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -504,7 +504,7 @@ class ChatMessage(_message.Message):
     role: Global___Role.ValueType
     """The speaker."""
     content: _builtins.str
-    """The text of the turn; in ROLE_TOOL what the function returned."""
+    """The text of the turn."""
     tool_call_id: _builtins.str
     """Of ROLE_TOOL: ToolCall.id of the call, of an earlier message, that the turn answers."""
     @_builtins.property

@@ -410,6 +410,7 @@ async def test_a_rate_limit_beyond_the_deadline_fails_at_once(server: OpenAIServ
         final = await channel.ended()
         assert (final.end, final.error.reason) == (frame_pb2.ROW_END_FAILED, "OVERLOADED")
         assert 100 < final.error.retry_after_s <= 120
+        await channel.until(lambda: channel.load.closed_ms > 10_000)
 
 
 async def test_the_key_is_read_with_every_request(server: OpenAIServer, tmp_path: Any) -> None:
