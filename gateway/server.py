@@ -124,7 +124,11 @@ class Gateway:
         )
         self._admission = Admission(catalog, self._overload, inspector, router, self.usage)
         self._limiter = ClassLimiter(
-            limits.max_concurrent_requests, limits.shares, self.usage.limits
+            limits.max_concurrent_requests,
+            limits.shares,
+            self.usage.limits,
+            # Else the rows of one tenant's few calls would fill the queue of a model, for all.
+            rows_max=int(limits.queue_max * limits.shares.tenant),
         )
         self.shared = SharedState(
             settings,

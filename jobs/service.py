@@ -6,7 +6,7 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence, Set
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -65,7 +65,8 @@ PAGE_SIZE_MAX: Final = 1000
 _CHUNK_OF_CALL_MAX: Final = 512 * 1024
 
 Method = Callable[[Any, Any, Any], Coroutine[Any, Any, Any]]
-_Entry = TypeVar("_Entry", pb.Job, pb.Upload)
+_Entry = TypeVar("_Entry")
+_Listed = TypeVar("_Listed", pb.Job, pb.Upload)
 
 
 def _method(behaviour: Method) -> Method:
@@ -97,9 +98,9 @@ class JobService(JobServiceServicer):
         store: JobStore,
         outside: Outside,
         quotas: Quotas,
-        known_models: Callable[[], Coroutine[Any, Any, set[str]]],
+        known_models: Callable[[Set[str]], Coroutine[Any, Any, set[str]]],
     ) -> None:
-        """``known_models``: names that a job may ask for."""
+        """``known_models``: names that a job may ask for; it is given those that are asked for."""
         self._store = store
         self._outside = outside
         self._quotas = quotas
@@ -176,13 +177,15 @@ class JobService(JobServiceServicer):
         }
         page, token = _page(jobs, request)
         async with self._turns.one(tenant_of(context)):
-            read = [record async for record in _each(self._store.read, page, JobUnknown)]
-        shown = [
-            _shown(record)
-            for record, _ in read
-            if tenant in (None, record.job.tenant)
-            and (not request.states or record.job.state in request.states)
-        ]
+            found = (
+                _shown(record)
+                async for record, _ in _each(self._store.read, page, JobUnknown)
+                if tenant in (None, record.job.tenant)
+                and (not request.states or record.job.state in request.states)
+            )
+            shown, is_cut = await _fitting(found)
+        if is_cut:
+            token = _page_key(shown[-1].create_time.ToMilliseconds(), shown[-1].id)
         return pb.ListJobsResponse(jobs=shown, next_page_token=token)
 
     @_method
@@ -382,7 +385,9 @@ class JobService(JobServiceServicer):
             )
 
         async with self._turns.one(tenant_of(context)):
-            shown = [one async for one in _each(read, page, UploadUnknown)]
+            shown, is_cut = await _fitting(_each(read, page, UploadUnknown))
+        if is_cut:
+            token = _page_key(shown[-1].create_time.ToMilliseconds(), shown[-1].upload_id)
         return pb.ListUploadsResponse(uploads=shown, next_page_token=token)
 
     @_method
@@ -424,7 +429,7 @@ class JobService(JobServiceServicer):
         if source == "upload_id":
             await self._upload(tenant, spec.input.upload_id)
         asked = {spec.model, *(stage.model for stage in spec.stages)} - {""}
-        if asked and (unknown := sorted(asked - (known := await self._known_models()))):
+        if asked and (unknown := sorted(asked - (known := await self._known_models(asked)))):
             names = ", ".join(sorted(known))
             raise UnknownModel(
                 f"spec.model: no model {unknown[0]!r}; known: {names}", metadata={"models": names}
@@ -532,6 +537,18 @@ async def _each(
             yield found
 
 
+async def _fitting(found: AsyncIterator[_Listed]) -> tuple[list[_Listed], bool]:
+    """As many as an answer has room for, and whether there are more."""
+    taken: list[_Listed] = []
+    size = 0
+    async for one in found:
+        if size >= LIST_BYTES:
+            return taken, True
+        taken.append(one)
+        size += one.ByteSize()
+    return taken, False
+
+
 def tenant_of(context: Any) -> str:
     """The tenant that the gateway passed on.
 
@@ -587,15 +604,11 @@ def _page_key(create_unix_ms: int, name: str) -> str:
 
 
 def _page(
-    entries: Mapping[str, _Entry], request: pb.ListJobsRequest | pb.ListUploadsRequest
-) -> tuple[list[_Entry], str]:
+    entries: Mapping[str, str], request: pb.ListJobsRequest | pb.ListUploadsRequest
+) -> tuple[list[str], str]:
     """The page that ``request`` names of the ``entries`` by their keys, and what names the next one."""
     check_length("page_token", request.page_token, PAGE_TOKEN_CHARS_MAX)
-    most = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
+    size = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
     keys = sorted(key for key in entries if key > request.page_token)
-    size, bytes_ = 0, 0
-    while size < min(most, len(keys)) and bytes_ < LIST_BYTES:
-        bytes_ += entries[keys[size]].ByteSize()
-        size += 1
     token = keys[size - 1] if len(keys) > size else ""
     return [entries[key] for key in keys[:size]], token

@@ -24,6 +24,7 @@ from sluice.settings import CallShares
 from sluice.wire.subjects import CLASSES, QUEUED_CLASS, RANKS
 
 RETRY_AFTER_S: Final = 1.0
+ROWS_MAX: Final = 8000
 PREPARED_MAX: Final[Mapping[str, int]] = {"standard": 8, "bulk": 2}
 """Requests that are prepared at the same time, by class; interactive ones are not limited."""
 
@@ -38,9 +39,19 @@ class ClassLimiter:
     """
 
     def __init__(
-        self, limit: int, shares: CallShares, tenant_limits: TenantLimits | None = None
+        self,
+        limit: int,
+        shares: CallShares,
+        tenant_limits: TenantLimits | None = None,
+        rows_max: int = ROWS_MAX,
     ) -> None:
-        """``limit``: all calls that may run at the same time; ``tenant_limits``: of each tenant, at all gateways."""
+        """All that may run at the same time.
+
+        Args:
+            limit: calls.
+            tenant_limits: of each tenant, at all gateways.
+            rows_max: rows of a tenant's calls about texts, each of which has many.
+        """
         self._own_limits = tenant_limits
         self.draining = False
         self.idle = asyncio.Event()
@@ -52,6 +63,8 @@ class ClassLimiter:
         self._tenant_limits = [_places(most, shares.tenant) for most in self._limits]
         self._running = [0] * len(CLASSES)
         self._by_tenant: Counter[tuple[str, int]] = Counter()
+        self._rows_max = rows_max
+        self._rows: Counter[str] = Counter()
         self._slots = {name: _Slots(count) for name, count in PREPARED_MAX.items()}
 
     @property
@@ -84,6 +97,23 @@ class ClassLimiter:
             yield
         finally:
             self._leave(rank, tenant)
+
+    @contextmanager
+    def rows(self, tenant: str, count: int) -> Iterator[None]:
+        """Counts the rows of a call about texts while it runs. One alone is never too large.
+
+        Raises:
+            Overloaded: with those of the tenant's other calls they are too many.
+        """
+        if self._rows[tenant] and self._rows[tenant] + count > self._rows_max:
+            raise _overloaded(f"{self._rows_max} texts of your tenant are being computed")
+        self._rows[tenant] += count
+        try:
+            yield
+        finally:
+            self._rows[tenant] -= count
+            if not self._rows[tenant]:
+                del self._rows[tenant]
 
     def running(self, tenant: str, *, bulk: bool = False) -> int:
         """Calls of ``tenant`` that run, all or those of class bulk."""

@@ -110,8 +110,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         async def answer(context: Any) -> None:
             address = f"of {host_of(context.peer())}"
             with self._arriving.health(address):
-                async with self._arriving.message(address):
-                    payload = await context.read()
+                payload = await self._arriving.receive(address, context.read)
                 if payload is grpc.aio.EOF:
                     raise InvalidRequest("the call ended without a message")
                 if len(payload) > HEALTH_BYTES_MAX:

@@ -152,8 +152,9 @@ class TextCalls:
             request = validate(self.shared.timeout_s(remaining_s), current_caller().tenant)
             call = _Call(self.shared, kind, request, spans)
             try:
-                async with asyncio.timeout(request.timeout_s):
-                    return await call.run(prepare)
+                with self.shared.limiter.rows(request.tenant, len(request.conversation.turns)):
+                    async with asyncio.timeout(request.timeout_s):
+                        return await call.run(prepare)
             except TimeoutError:
                 raise _deadline_passed().of_request(call.request_id) from None
             except SluiceError as error:

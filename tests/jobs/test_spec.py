@@ -108,18 +108,30 @@ def test_a_template_does_not_multiply_a_row() -> None:
         template.render({"text": "x" * 1_000_000})  # would be 10 GB
 
 
-def test_a_page_of_a_list_has_few_entries_when_they_are_large(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_page_of_a_list_has_few_entries_when_they_are_large(
+    processes: Processes, gateway: GatewayDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "LIST_BYTES", 1000)
-    jobs = {f"{n:02d}": pb.Job(id=f"{n:02d}", reason="x" * 400) for n in range(7)}
-    seen, request = list[str](), pb.ListJobsRequest(page_size=1000)
-    for size in (3, 3, 1):
-        page, request.page_token = service._page(jobs, request)
-        assert len(page) == size
-        seen += [one.id for one in page]
-    assert (seen, request.page_token) == (sorted(jobs), "")
     assert LIST_BYTES < 16 * 1024 * 1024
+    monkeypatch.setattr(service, "LIST_BYTES", 5000)
+    gateway.hold.clear()
+    await processes.start()
+    made = [
+        (await processes.create(lines(1), labels={"k": "v" * 250}, name="x" * 100)).id
+        for _ in range(30)
+    ]
+    for method, request, field in (
+        ("ListJobs", pb.ListJobsRequest(page_size=1000), "jobs"),
+        ("ListUploads", pb.ListUploadsRequest(page_size=1000), "uploads"),
+    ):
+        seen, pages = list[str](), 0
+        while not pages or request.page_token:
+            answer = await getattr(processes.stub, method)(request)
+            assert answer.ByteSize() < 6000
+            seen += [getattr(one, "id", "") or one.upload_id for one in getattr(answer, field)]
+            request.page_token, pages = answer.next_page_token, pages + 1
+        assert len(seen) == len(set(seen)) == 30
+        assert pages >= 2 or field == "uploads"
+        assert field == "uploads" or set(seen) == set(made)
 
 
 CALLS: list[tuple[str, Message, str]] = [

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.class_limiter import ClassLimiter
+from gateway.admission.class_limiter import PREPARED_MAX, ClassLimiter
 from gateway.admission.tenant_limits import TenantLimits
 from gateway.routing.budget import Spending
 from sluice.errors import LimitReached, Overloaded, ShuttingDown
@@ -258,3 +258,16 @@ async def test_a_slot_that_comes_as_its_caller_leaves_goes_to_the_next() -> None
         await asyncio.wait(calls)
         async with limiter.slot("bulk", "a"), limiter.slot("bulk", "b"):
             pass
+
+
+def test_the_rows_of_a_tenants_calls_are_counted_together() -> None:
+    limiter = ClassLimiter(100, ALL_TO_ONE, rows_max=10)
+    with limiter.rows("acme", 2048):  # one alone is never too large
+        with pytest.raises(Overloaded, match="10 texts of your tenant") as refused:
+            limiter.rows("acme", 1).__enter__()
+        assert refused.value.retry_after_s
+        with limiter.rows("other", 6), limiter.rows("other", 4), pytest.raises(Overloaded):
+            limiter.rows("other", 1).__enter__()
+    with limiter.rows("acme", 5), limiter.rows("acme", 5):
+        pass
+    assert not limiter._rows

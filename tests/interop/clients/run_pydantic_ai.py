@@ -59,7 +59,9 @@ async def main() -> None:
             )
             assert isinstance(again.output, Ticket)
         both: Any = Agent(
-            kind("agent", provider=provider), output_type=NativeOutput(Ticket), tools=[weather, wind]
+            kind("agent", provider=provider),
+            output_type=NativeOutput(Ticket),
+            tools=[weather, wind],
         )
         assert isinstance((await both.run("I never got my lamp.")).output, Ticket)
         status = None

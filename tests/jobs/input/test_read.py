@@ -123,7 +123,7 @@ def test_a_line_of_openai_completions_is_a_raw_prompt() -> None:
         ({"messages": HELLO, "max_tokens": 2.5}, "", "max_tokens: is not a whole number"),
         ({"messages": HELLO, "stop": [1]}, "", "body.stop"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "", "body.messages[0].tool_call_id"),
-        ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "", "messages[0].name"),
+        ({"messages": [{"role": "user", "content": "x", "nom": "y"}]}, "", "messages[0].nom"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "", "no text"),
         ({"messages": "hi"}, "", "body.messages"),
         ({"messages": HELLO, "metadata": {"k": 1}}, "", "labels.k"),
