@@ -67,11 +67,14 @@ def load_models(settings: Settings, known: Mapping[str, ServedModel]) -> dict[st
     Raises:
         SettingsError: as `load_catalog`.
     """
-    return {model.name: _load_model(model, known.get(model.name)) for model in settings.models}
+    return {
+        model.name: _load_model(model, known.get(model.name), settings.cache.enabled)
+        for model in settings.models
+    }
 
 
-def _load_model(model: ModelSettings, known: ServedModel | None) -> ServedModel:
-    version = version_of(model)
+def _load_model(model: ModelSettings, known: ServedModel | None, kept: bool) -> ServedModel:
+    version = version_of(model, kept=kept)
     if known is not None and (known.settings, known.version) == (model, version):
         return known
     return ServedModel(model, load_tokenizer(model), version, sentence_of(model), speech_of(model))
@@ -128,10 +131,13 @@ def _conversation_tokenizer(folder: Path, context_tokens: int) -> ModelTokenizer
     )
 
 
-def version_of(model: ModelSettings) -> str:
-    """A hash over settings and files of ``model``, large ones included (`content_hash`).
+def version_of(model: ModelSettings, *, kept: bool) -> str:
+    """A hash over settings and files of ``model``.
 
     Of a hub id the folder's name is the commit, which names the weights; a gateway may have none of them.
+
+    Args:
+        kept: answers are kept by it, so weights count with their whole content (`content_hash`); else with their size.
     """
     folder = model_folder(model.path, model.engine)
     digest = hashlib.sha256(model.model_dump_json(exclude=_NO_VERSION).encode())
@@ -140,7 +146,9 @@ def version_of(model: ModelSettings) -> str:
     now = time.time()
     for file in _files_of(model, folder):
         if file.suffix in _VERSIONED | weights:
-            digest.update(f"\n{file.relative_to(folder)} {content_hash(file, now)}\n".encode())
+            whole = kept or file.suffix not in weights
+            content = content_hash(file, now) if whole else file.stat().st_size
+            digest.update(f"\n{file.relative_to(folder)} {content}\n".encode())
     return digest.hexdigest()
 
 

@@ -39,7 +39,9 @@ def change(file: Path, place: int) -> None:
 
 
 def version(folder: Path, **fields: object) -> str:
-    return version_of(ModelSettings.model_validate({"name": "m", "path": str(folder), **fields}))
+    kept = bool(fields.pop("kept", True))
+    model = ModelSettings.model_validate({"name": "m", "path": str(folder), **fields})
+    return version_of(model, kept=kept)
 
 
 def test_every_byte_of_the_weights_counts(tmp_path: Path) -> None:
@@ -51,6 +53,19 @@ def test_every_byte_of_the_weights_counts(tmp_path: Path) -> None:
         change(file, place)
         found.add(version(folder))
         assert len(found) == count, f"byte {place}"
+
+
+def test_where_no_answers_are_kept_weights_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model(tmp_path / "m")
+    file = weights(folder)
+    monkeypatch.setattr(file_hashes, "_read", lambda *_: pytest.fail("it was read"))
+    before = version(folder, kept=False)
+    file.write_bytes(bytes(3 * PART_BYTES))
+    shorter = version(folder, kept=False)
+    (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
+    assert len({before, shorter, version(folder, kept=False)}) == 3
 
 
 def test_files_that_are_equal_give_the_same_version_wherever_they_lie(tmp_path: Path) -> None:
