@@ -24,6 +24,7 @@ from jobs.stage_pass import (
     JobStops,
     PassContext,
     StagePass,
+    _item_error,
     answer_of,
     input_unreadable,
 )
@@ -601,6 +602,13 @@ async def test_an_item_that_can_never_be_answered_is_a_dead_letter_with_those_li
         assert one.result.error.request_id == "req-1"
     assert len(running.window) == 0
     assert running.trouble == ""
+
+
+def test_what_is_kept_of_an_error() -> None:
+    error = InternalError("y" * 2000)
+    assert _item_error(error) == pb.JobItemError(code=13, reason="INTERNAL", message="y" * 1000)
+    error.metadata["request_id"] = "req-1"
+    assert _item_error(error).request_id == "req-1"
 
 
 async def test_an_error_that_passes_is_tried_as_often_as_the_job_says(idle: World) -> None:

@@ -9,7 +9,8 @@ import pytest
 from nats.aio.client import Client
 from nats.js.errors import APIError
 
-from jobs.store import Fenced, JobStore, new_upload_id
+from jobs.stage_pass import OUTCOME_BYTES_MAX
+from jobs.store import CHUNK_BYTES, SEGMENT_BYTES_MAX, Fenced, JobStore, new_upload_id
 from sluice.errors import (
     InvalidRequest,
     JobUnknown,
@@ -28,6 +29,7 @@ from sluice.internal.v1.job_pb2 import (
 )
 from sluice.settings import JobsSettings
 from sluice.v1 import jobs_pb2 as pb
+from sluice.wire.codec import MAX_MESSAGE_BYTES
 
 NO_TOKENS = ("", "*", ">", "a.b", "upload.x", "a b")
 
@@ -321,3 +323,9 @@ def test_ids_of_uploads_differ_and_are_long() -> None:
     found = {new_upload_id() for _ in range(100)}
     assert len(found) == 100
     assert all(re.fullmatch(r"upload-[0-9a-f]{24}", one) for one in found)
+
+
+def test_a_segment_with_one_more_of_the_largest_outcomes_fits_into_a_message() -> None:
+    kib = 1024
+    assert (512 * kib, 768 * kib, 192 * kib) == (CHUNK_BYTES, SEGMENT_BYTES_MAX, OUTCOME_BYTES_MAX)
+    assert SEGMENT_BYTES_MAX + OUTCOME_BYTES_MAX < MAX_MESSAGE_BYTES
