@@ -49,8 +49,6 @@ from sluice.wire.subjects import is_token
 _log = logging.getLogger(__name__)
 
 SPEC_BYTES_MAX: Final = 64 * 1024
-REUSED_MAX: Final = 100
-"""Jobs whose answers a job may take."""
 WATCH_S: Final = 0.5
 FOLLOW_S: Final = 0.3
 PAGE_BYTES: Final = 256 * 1024
@@ -436,8 +434,6 @@ class JobService(JobServiceServicer):
             )
 
     async def _check_reused(self, tenant: str, jobs: Sequence[str]) -> None:
-        if len(jobs) > REUSED_MAX:
-            raise InvalidRequest.of("spec.dedupe.reuse_job_ids", f"has over {REUSED_MAX} jobs")
         for job in jobs:
             record, _ = await self._store.read(job)
             _check_owner(record, tenant)
