@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Set
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from opentelemetry.trace import Tracer
 from jobs.gateways import Gateways
 from jobs.metrics import JobMetrics
 from jobs.quotas import Quotas
+from jobs.recent import Recent
 from jobs.scheduler import Scheduler
 from jobs.service import JobService
 from jobs.store import JobStore
@@ -100,8 +101,14 @@ class _ModelNames:
 
     def __init__(self, gateways: Gateways) -> None:
         self._gateways = gateways
+        self._recent = Recent(self._read)
 
-    async def __call__(self) -> set[str]:
+    async def __call__(self, asked: Set[str]) -> set[str]:
+        """All of them; one of ``asked`` that is not among them may have come just now."""
+        known = await self._recent.get()
+        return known if asked <= known else await self._recent.get(fresh=True)
+
+    async def _read(self) -> set[str]:
         try:
             models = await self._gateways.models.ListModels(
                 ListModelsRequest(), timeout=LOOKUP_S, metadata=self._gateways.metadata

@@ -23,6 +23,7 @@ from jobs.gateways import Gateways
 from jobs.messages import MessageSource
 from jobs.metrics import JobMetrics
 from jobs.quotas import Quotas
+from jobs.recent import Recent
 from jobs.sources import Block, InputSource, retried
 from jobs.stage_pass import JobStops, PassContext, StagePass, input_unreadable
 from jobs.stages import Splitter, StageSource, stage_of
@@ -40,6 +41,7 @@ from sluice.errors import (
 from sluice.internal.v1.job_pb2 import JobRecord
 from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
+from sluice.v1.admin_pb2 import ReadMetricsResponse
 from sluice.v1.jobs_pb2 import (
     JOB_STATE_CANCELLED,
     JOB_STATE_COMPLETED,
@@ -95,6 +97,7 @@ class JobRunner:
         record: JobRecord,
         revision: int,
         quotas: Quotas,
+        metrics_of_mesh: Recent[ReadMetricsResponse],
     ) -> None:
         self._store = store
         self._gateways = gateways
@@ -117,7 +120,7 @@ class JobRunner:
         self._begun_at = self.beat_at = time.monotonic()
         self._ran_ms = record.running_ms
         self._use = record.use
-        self._worker_use = WorkerUse(gateways, models_of(record.job.spec))
+        self._worker_use = WorkerUse(metrics_of_mesh, models_of(record.job.spec))
         self._stopped = asyncio.Event()
         self._writing = asyncio.Lock()
 
@@ -165,7 +168,7 @@ class JobRunner:
     async def _leave(self, error: BaseException | None) -> None:
         """Writes what has come back, and why the job stops here."""
         if error is None and not self._stopped.is_set() and self._record.running_ms > LONG_MS:
-            await self._worker_use.read(self._use)
+            await self._worker_use.read(self._use, fresh=True)
         try:
             async with asyncio.timeout(FLUSH_S):
                 with suppress(StorageFull):  # what is not stored is computed again

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence, Set
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -96,9 +96,9 @@ class JobService(JobServiceServicer):
         store: JobStore,
         outside: Outside,
         quotas: Quotas,
-        known_models: Callable[[], Coroutine[Any, Any, set[str]]],
+        known_models: Callable[[Set[str]], Coroutine[Any, Any, set[str]]],
     ) -> None:
-        """``known_models``: names that a job may ask for."""
+        """``known_models``: names that a job may ask for; it is given those that are asked for."""
         self._store = store
         self._outside = outside
         self._quotas = quotas
@@ -427,7 +427,7 @@ class JobService(JobServiceServicer):
         if source == "upload_id":
             await self._upload(tenant, spec.input.upload_id)
         asked = {spec.model, *(stage.model for stage in spec.stages)} - {""}
-        if asked and (unknown := sorted(asked - (known := await self._known_models()))):
+        if asked and (unknown := sorted(asked - (known := await self._known_models(asked)))):
             names = ", ".join(sorted(known))
             raise UnknownModel(
                 f"spec.model: no model {unknown[0]!r}; known: {names}", metadata={"models": names}
@@ -600,8 +600,8 @@ def _page_key(create_unix_ms: int, name: str) -> str:
 
 
 def _page(
-    entries: Mapping[str, _Entry], request: pb.ListJobsRequest | pb.ListUploadsRequest
-) -> tuple[list[_Entry], str]:
+    entries: Mapping[str, str], request: pb.ListJobsRequest | pb.ListUploadsRequest
+) -> tuple[list[str], str]:
     """The page that ``request`` names of the ``entries`` by their keys, and what names the next one."""
     check_length("page_token", request.page_token, PAGE_TOKEN_CHARS_MAX)
     size = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)

@@ -56,6 +56,9 @@ REMOTE: Final = "remote"
 BATCHER: Final = "batcher"
 GATEWAY: Final = "gateway"
 JOBS: Final = "jobs"
+_REMOTE_MODULE: Final = "model_workers.remote"
+_STAGES: Final = {NATS: 0, TRITON: 1, _REMOTE_MODULE: 1, BATCHER: 2, GATEWAY: 3, JOBS: 4}
+"""What ends before what, the highest first: whoever asks before whoever answers."""
 OPERATOR: Final = permissions.OPERATOR
 """The name of the supervisor and of commands in their certificate."""
 
@@ -387,6 +390,7 @@ def nats_spec(config: NatsConfig, state: StateDir) -> ChildSpec:
         log=state.log(NATS),
         port=config.port,
         stop_s=_MARGIN_S,
+        stage=_STAGES[NATS],
     )
 
 
@@ -401,14 +405,15 @@ def triton_spec(config: TritonConfig, log: Path | None) -> ChildSpec:
         port=config.port,
         page=None if config.metrics_port is None else f"{LOOPBACK}:{config.metrics_port}",
         stop_s=config.exit_timeout_s + _MARGIN_S,
+        stage=_STAGES[TRITON],
         nice=MODELS_NICE,
     )
 
 
 def remote_spec(plan: MeshPlan, config: RemoteConfig) -> ChildSpec:
     """A worker that asks somebody else's server."""
-    spec = _python_spec("model_workers.remote", plan.state, config.port, 0.0)
-    argv = module_command("model_workers.remote", config.config)
+    spec = _python_spec(_REMOTE_MODULE, plan.state, config.port, 0.0)
+    argv = module_command(_REMOTE_MODULE, config.config)
     own = ("--model", config.model, "--number", str(config.number), "--port", str(config.port))
     env = {**spec.env, **_certificate(plan, TRITON)}  # of a worker, as batchers know it
     log = plan.state.log(config.name)
@@ -678,4 +683,5 @@ def _python_spec(module: str, state: StateDir, port: int | None, drain_s: float)
         log=state.log(module),
         port=port,
         stop_s=drain_s + _MARGIN_S,
+        stage=_STAGES[module],
     )

@@ -1,8 +1,14 @@
-"""The part `isolation` of bench/jobs.py: jobs of one tenant beside the worst jobs of another."""
+"""The part `isolation` of bench/jobs.py: jobs of one tenant beside the worst jobs of another.
+
+The hostile tenant is a process of its own: python -m bench.support.job_isolation ADDRESS KIND WEBHOOK. It says that its
+inputs are there, waits for a line, creates its jobs and says what became of them.
+"""
 
 import asyncio
 import io
+import json
 import statistics
+import sys
 import tempfile
 import time
 import uuid
@@ -85,12 +91,19 @@ async def _figure(kind: str) -> Figure:
         await _job_s(other)  # warms up
         alone = [await _job_s(other) for _ in range(JOBS)]
         highest: dict[str, float] = {}
-        hostile = asyncio.ensure_future(_attack(mesh.address, kind, webhook))
+        attacker = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "bench.support.job_isolation", mesh.address, kind, webhook),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert attacker.stdout is not None, "piped"
+        assert await attacker.stdout.readline(), "the inputs are there"
+        hostile = asyncio.ensure_future(attacker.communicate(b"begin\n"))
         watching = asyncio.ensure_future(_watch(mesh, highest))
         beside = [await _job_s(other) for _ in range(JOBS)]
         while not hostile.done():  # until all of them are there
             beside.append(await _job_s(other))
-        outcomes = await hostile
+        outcomes = json.loads((await hostile)[0])
         watching.cancel()
         await asyncio.wait([watching])
     ours, peer = statistics.median(beside), statistics.median(alone)
@@ -149,13 +162,15 @@ async def _job_s(client: AsyncClient) -> float:
     return took_s
 
 
-async def _attack(address: str, kind: str, webhook: str) -> Counter[str]:
+async def attack(address: str, kind: str, webhook: str) -> Counter[str]:
     """Creates `HOSTILE_JOBS` jobs as fast as they are taken; how many were, and how many not, by reason."""
     outcomes: Counter[str] = Counter()
     async with AsyncClient(address, tenant="hostile") as client:
         kinds = list(INPUTS) if kind == MIXED else [kind]
         specs = [await _spec(client, one, webhook) for one in kinds]
         left = islice(cycle(specs), HOSTILE_JOBS)
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
 
         async def create() -> None:
             for spec in left:
@@ -188,3 +203,7 @@ async def _watch(mesh: Mesh, highest: dict[str, float]) -> None:
             for name, kib in memory_of(mesh).items():
                 highest[name] = max(kib / 1024, highest.get(name, 0.0))
         await asyncio.sleep(SAMPLE_S)
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(attack(*sys.argv[1:]))))

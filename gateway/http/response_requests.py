@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from sluice.openai.fields import BadField, check_kind
+from sluice.openai.fields import BadField, check_entries, check_kind
 from sluice.openai.requests import text_of
 
 Json = dict[str, Any]
@@ -95,6 +95,7 @@ def _messages(instructions: Any, given: Any) -> list[Json]:
     if given is None:
         raise BadField("input: must be there")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    check_entries("input", items)
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise BadField("input: is neither text nor a list of objects")
     messages: list[Json] = []
@@ -140,6 +141,7 @@ def _text(content: Any, path: str) -> str:
 
 
 def _tools(tools: Any) -> list[Json]:
+    check_entries("tools", tools)
     if not isinstance(tools, list):
         raise BadField("tools: is no list")
     for at, tool in enumerate(tools):

@@ -267,7 +267,9 @@ def _check_key(request: GenerateRequest, found: FieldViolations) -> None:
 
 
 def _check_labels(labels: Mapping[str, str], found: FieldViolations) -> None:
-    found.check(len(labels) <= LABELS_MAX, "labels", f"has more than {LABELS_MAX} entries")
+    if len(labels) > LABELS_MAX:
+        found.add("labels", f"has more than {LABELS_MAX} entries")
+        return
     found.check(
         all(
             1 <= len(key) <= LABEL_KEY_CHARS_MAX and len(value) <= LABEL_VALUE_CHARS_MAX

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from jobs.core.pace import Budget, Rate
-from jobs.core.retry import Failure, RetryPolicy
+from jobs.core.retry import WAIT_S_MAX, Failure, RetryPolicy
 from sluice.v1.inference_pb2 import EmbedRequest, GenerateRequest
 
 BLOCK: Final = 512
@@ -180,7 +180,8 @@ class Window:
             if kind is Failure.PERMANENT or entry.tries > self._policy.retries:
                 return True
             step = self._policy.wait_s(entry.tries, dice)
-        self._send_later(entry, now + max(step, wait_s))
+        # A cost of a day is refused until it ends, but an operator may change that sooner.
+        self._send_later(entry, now + max(step, min(wait_s, WAIT_S_MAX)))
         return False
 
     def returned(self, entry: Entry, now: float) -> None:

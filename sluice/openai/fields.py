@@ -10,6 +10,9 @@ class BadField(ValueError):
     """A field that cannot be served; the message is "FIELD: what to do"."""
 
 
+ENTRIES_MAX: Final = 2048
+"""Of a list or of labels. No request may have more of anything; a gateway takes fewer of some."""
+
 _KINDS: Final[Mapping[type, str]] = {
     str: "text", bool: "true or false", int: "a whole number", float: "a number", dict: "an object"
 }  # fmt: skip
@@ -66,6 +69,12 @@ def check_kind(name: str, value: Any, kind: type) -> None:
     fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
     if not fits or (isinstance(value, bool) and kind is not bool):
         raise BadField(f"{name}: is not {_KINDS[kind]}")
+
+
+def check_entries(field: str, given: Any) -> None:
+    """Raises BadField where ``given`` has too many entries for any of them to be looked at."""
+    if isinstance(given, list | dict) and len(given) > ENTRIES_MAX:
+        raise BadField(f"{field}: has over {ENTRIES_MAX} entries")
 
 
 def set_field(message: Any, name: str, value: Any, kind: type, path: str = "") -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from sluice.openai.fields import BadField, check_kind, set_field
+from sluice.openai.fields import BadField, check_entries, check_kind, set_field
 from sluice.openai.tools import FIELDS, set_calls, set_tools
 from sluice.v1 import inference_pb2 as pb
 
@@ -272,6 +272,7 @@ def _set_input(request: pb.GenerateRequest, line: Mapping[str, Any]) -> None:
 
 
 def _set_turns(chat: pb.ChatInput, turns: Any, system: list[pb.ChatMessage]) -> None:
+    check_entries("messages", turns)
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise BadField("messages: is no list of objects")
     if not (turns and _ROLES.get(str(turns[0].get("role"))) == pb.ROLE_SYSTEM):
@@ -311,6 +312,7 @@ def text_of(content: Any, path: str, kinds: Collection[str] = ("text",)) -> Any:
     """
     if not isinstance(content, list):
         return content
+    check_entries(path, content)
     return "".join(_part(part, path, kinds) for part in content)
 
 
@@ -324,6 +326,7 @@ def _part(part: Any, path: str, kinds: Collection[str]) -> str:
 
 
 def _set_labels(request: pb.GenerateRequest, labels: Any) -> None:
+    check_entries("labels", labels)
     if not isinstance(labels, dict):
         raise BadField("labels: is no object")
     for key, value in labels.items():
@@ -366,6 +369,7 @@ def _set_sampling(sampling: pb.SamplingParams, name: str, value: Any) -> None:
 
 
 def _set_biases(sampling: pb.SamplingParams, biases: Any) -> None:
+    check_entries("logit_bias", biases)
     if not isinstance(biases, dict):
         raise BadField("logit_bias: is no object")
     sampling.ClearField("logit_bias")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sluice.openai.fields import BadField, set_field
+from sluice.openai.fields import BadField, check_entries, set_field
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.enums import value_of
 
@@ -23,6 +23,7 @@ def set_tools(request: pb.GenerateRequest, body: Mapping[str, Any]) -> None:
     if (parallel := body.get("parallel_tool_calls")) is not None:
         set_field(request, "parallel_tool_calls", parallel, bool)
     tools = body.get("tools") or []
+    check_entries("tools", tools)
     if not isinstance(tools, list):
         raise BadField("tools: is no list")
     for at, tool in enumerate(tools):

@@ -271,6 +271,7 @@ _SHIPPED_ROUTING: Final = RoutingSettings(
     fallbacks={"large": ("small",)},
 )
 """Of the shipped tiers."""
+_SHIPPED_NAMES: Final = frozenset(name for _, name in _SHIPPED_ROUTING.all_models())
 
 
 class _SecretFiles(EnvSettingsSource):
@@ -335,6 +336,15 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The environment wins over secrets, and both over the file, which arrives as arguments."""
         return env_settings, _SecretFiles(settings_cls), init_settings
+
+    @model_validator(mode="after")
+    def _default_is_there(self) -> Self:
+        """Without the shipped tiers their rules are not there either: "auto" is the first model that answers."""
+        names = {model.name for model in self.models}
+        first = next((model.name for model in self.models if model.answers), None)
+        if "routing" not in self.model_fields_set and first and not names >= _SHIPPED_NAMES:
+            object.__setattr__(self, "routing", RoutingSettings(default=first))
+        return self
 
     @model_validator(mode="after")
     def _names_agree(self) -> Self:

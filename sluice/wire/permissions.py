@@ -84,6 +84,12 @@ def account(kind: str, process: str) -> str:
     return JOBS if kind == JOBS else GATEWAYS
 
 
+def account_of(stream: str) -> str:
+    """The account that keeps a stream."""
+    of_jobs = (subjects.JOBS_BUCKET, subjects.JOB_INPUTS_STREAM, subjects.JOB_RESULTS_STREAM)
+    return JOBS if stream in of_jobs else GATEWAYS
+
+
 def permissions(kind: str, process: str) -> Permissions | None:
     """What the process of ``kind`` with the id ``process`` may do in its account; None: everything."""
     if kind != GATEWAY:

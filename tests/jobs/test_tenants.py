@@ -86,16 +86,17 @@ async def test_answers_of_another_tenants_jobs_are_not_taken(
     await processes.ended(theirs.id)
     stub, other = processes.stub, ((TENANT_METADATA, "other"),)
     upload = (await stub.UploadInput(iter([upload_of(lines(3))]), metadata=other)).upload_id
-    dedupe = pb.JobDedupe(reuse_job_ids=[theirs.id])
-    spec = pb.JobSpec(model="echo", input=pb.JobInput(upload_id=upload), dedupe=dedupe)
-    job = (await stub.CreateJob(pb.CreateJobRequest(spec=spec), metadata=other)).job
-
-    async with asyncio.timeout(BOUND_S):
-        async for seen in stub.WatchJob(pb.WatchJobRequest(id=job.id), metadata=other):
-            job = seen.job
-    assert job.state == pb.JOB_STATE_COMPLETED
-    assert (job.report.progress.succeeded, job.report.progress.deduplicated) == (3, 0)
-    assert set(gateway.asked.values()) == {2}
+    for named in (theirs.id, "job-none"):  # whether there is one is not told
+        dedupe = pb.JobDedupe(reuse_job_ids=[named])
+        spec = pb.JobSpec(model="echo", input=pb.JobInput(upload_id=upload), dedupe=dedupe)
+        job = (await stub.CreateJob(pb.CreateJobRequest(spec=spec), metadata=other)).job
+        async with asyncio.timeout(BOUND_S):
+            async for seen in stub.WatchJob(pb.WatchJobRequest(id=job.id), metadata=other):
+                job = seen.job
+        assert (job.state, job.reason_code) == (pb.JOB_STATE_FAILED, "JOB_UNKNOWN")
+        assert job.reason == f"there is no job {named!r}"
+        assert not (await processes.results_of(job.id, other))
+    assert set(gateway.asked.values()) == {1}
 
 
 async def test_with_identities_gateways_alone_are_answered_and_say_whose_jobs(

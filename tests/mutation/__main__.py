@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 from tests.mutation.operators import Mutant, mutants_of
@@ -56,7 +55,7 @@ class Coverage:
         }
         found = [name for name, ran in lines.items() if not wanted.isdisjoint(ran)]
         if not found and not mutant.function:
-            found = [name for name, ran in lines.items() if ran]
+            found = list(lines)
         return sorted(found, key=lambda name: self.tests[name]["s"])
 
     def limits_s(self, tests: Iterable[str]) -> list[float]:
@@ -161,7 +160,13 @@ class Killed:
 
     def __init__(self, suite: Suite, *, again: bool) -> None:
         """``again``: what is known is forgotten."""
-        self._root = suite.root
+        self._digests = dict[str, str]()
+        """Of files as they are when the run begins."""
+        for path in (*suite.files, *suite.tests):
+            for file in [suite.root / path, *(suite.root / path).rglob("test_*.py")]:
+                if file.is_file():
+                    name, content = str(file.relative_to(suite.root)), file.read_bytes()
+                    self._digests[name] = hashlib.sha256(content).hexdigest()
         self._file = suite.root / ".sluice" / "mutation" / "killed"
         self._known = dict[str, str]()
         if again:
@@ -186,15 +191,11 @@ class Killed:
                 print(name, found, file=file)
 
     def _name(self, mutant: Mutant) -> str:
-        return _digest(self._root / mutant.file, str(mutant.key))
+        named = f"{mutant.key} {self._digests[mutant.file]}"
+        return hashlib.sha256(named.encode()).hexdigest()[:32]
 
     def _content(self, test: str) -> str:
-        return _digest(self._root / test.partition("::")[0], "")
-
-
-def _digest(file: Path, more: str) -> str:
-    content = file.read_bytes() if file.exists() else b""
-    return hashlib.sha256(content + more.encode()).hexdigest()[:32]
+        return self._digests.get(test.partition("::")[0], "")[:32]
 
 
 @contextmanager

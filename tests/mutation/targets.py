@@ -36,6 +36,10 @@ class Suite:
     def files(self) -> dict[str, Names]:
         return {file: names for group in self.groups for file, names in group.files.items()}
 
+    @property
+    def tests(self) -> Names:
+        return tuple(dict.fromkeys(test for group in self.groups for test in group.tests))
+
     def tests_of(self, file: str) -> Names:
         return next(group.tests for group in self.groups if file in group.files)
 
@@ -94,6 +98,7 @@ JOBS: Final = Group(
     },
     (
         "tests/jobs/test_pass.py",
+        "tests/jobs/test_service.py",
         "tests/jobs/test_store.py",
         "tests/jobs/test_tenants.py",
     ),

@@ -19,6 +19,12 @@ GOOD = '{"type": "object", "properties": {"n": {"type": "integer"}}, "required":
 ENDLESS = SLOW["many patterns at once"][1]
 
 
+def group_of(pid: int) -> str:
+    """What the kernel says of the process's session, where it groups processes so."""
+    path = Path(f"/proc/{pid}/autogroup")
+    return path.read_text() if path.exists() else "nice 10\n"
+
+
 def endless(number: int) -> str:
     return json.dumps({**json.loads(ENDLESS), "title": str(number)})
 
@@ -74,12 +80,7 @@ async def test_a_child_gives_way_to_its_gateway(checks: ConstraintChecks) -> Non
     pid = checks._idle[0].process.pid
     assert os.getsid(pid) == pid  # else the kernel's group of the gateway's session pays for it
     assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + 10
-    assert _group_of(pid).endswith("nice 10\n")
-
-
-def _group_of(pid: int) -> str:
-    group = Path(f"/proc/{pid}/autogroup")
-    return group.read_text(encoding="ascii") if group.exists() else "no groups, nice 10\n"
+    assert group_of(pid).endswith("nice 10\n")
 
 
 async def test_the_part_is_named(checks: ConstraintChecks) -> None:

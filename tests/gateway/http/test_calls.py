@@ -13,6 +13,8 @@ from openai import AsyncOpenAI
 
 from gateway.http.server import HEAD_BYTES
 from sluice.errors import SetupError
+from sluice.settings import TenantSettings
+from sluice.settings.limits import LimitSettings
 from tests.gateway.kit.batcher import BOUND_S, last
 from tests.gateway.kit.http import CHAT, Connection, ask, chat
 from tests.gateway.kit.wire import Wire, open_wire
@@ -268,3 +270,14 @@ async def test_a_port_in_use_is_a_setup_error(nats_url: str, model_folder: Path)
         with pytest.raises(SetupError, match=f"http.address: {address} is in use"):
             async with open_wire(nats_url, model_folder, http=address):
                 pass
+
+
+async def test_a_cost_that_is_spent_is_refused_until_its_day_ends(
+    nats_url: str, model_folder: Path
+) -> None:
+    tenants = {"default": TenantSettings(limits=LimitSettings(cost_per_day=0))}
+    async with open_wire(nats_url, model_folder, http="127.0.0.1:0", tenants=tenants) as wire:
+        reply = await ask(wire.http, body=chat())
+    assert (reply.status, reply.error["code"]) == (429, "rate_limit_exceeded")
+    # Mostly longer than OpenAI's clients wait: they would come back at once.
+    assert ("x-should-retry" in reply.headers) == (int(reply.headers["retry-after"]) > 60)

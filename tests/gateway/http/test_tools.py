@@ -2,14 +2,12 @@
 
 import asyncio
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import openai as sdk
 import pytest
 from openai import AsyncOpenAI
-from pydantic import SecretStr
 
 from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_LENGTH, RowError
 from tests.gateway.kit.batcher import frame, last
@@ -97,30 +95,6 @@ async def test_a_demanded_call_is_a_constraint(
     assert "weather" in task.sampling.grammar
     await http.batcher.send(task, last(0, http.tokens(CALL)))
     assert (await future).choices[0].message.tool_calls[0].function.name == "weather"
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not find_spec("langchain_openai"), reason="needs langchain-openai")
-async def test_langchain_binds_tools(http: Wire) -> None:
-    from langchain_core.messages import HumanMessage, ToolMessage
-    from langchain_core.tools import tool
-    from langchain_openai import ChatOpenAI
-
-    @tool
-    def weather(city: str) -> str:
-        """Tells the weather."""
-        return "rain"
-
-    model = ChatOpenAI(
-        model="small", base_url=f"http://{http.http}/v1", api_key=SecretStr("none"), max_retries=0
-    )
-    bound = model.bind_tools([weather])
-    asked = HumanMessage("Weather?")
-    message = await answered(http, bound.ainvoke([asked]), CALL)
-    (call,) = message.tool_calls
-    assert (call["name"], call["args"]) == ("weather", {"city": "Oslo"})
-    turns = [asked, message, ToolMessage("rain", tool_call_id=call["id"])]
-    assert (await answered(http, bound.ainvoke(turns), "It rains.")).content == "It rains."
 
 
 async def test_several_answers(http: Wire, openai: AsyncOpenAI) -> None:

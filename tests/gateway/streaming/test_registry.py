@@ -328,6 +328,66 @@ def test_the_same_key_finds_the_live_stream_and_takes_it_over() -> None:
     assert bench.said() == {}
 
 
+def test_a_call_that_reads_again_is_not_displaced_by_itself_and_another_one_is() -> None:
+    bench = Bench()
+    stream = bench.stream(key="k")
+    reader = bench.reader(stream)
+    bench.registry.join(stream, reader)
+    assert reader.displaced_by is None
+    assert stream.delivery.reader is reader
+    newer = bench.reader(stream)
+    assert isinstance(reader.displaced_by, Cancelled)
+    assert newer.displaced_by is None
+    assert stream.delivery.reader is newer
+
+
+def test_a_call_that_joins_holds_tokens_of_the_model_that_it_names() -> None:
+    bench = Bench()
+    stream = bench.stream(key="k")
+    bench.take(frame(0, ids("ab")))
+    seen = list[str]()
+    stream.delivery.attach = lambda reader, model: seen.append(model)  # type: ignore[method-assign]
+    bench.registry.join(stream, Reader(0, 4, lambda: None), "small")
+    bench.reader(stream)
+    assert seen == ["small", ""]
+
+
+def test_an_answer_without_a_key_is_found_by_none() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    assert bench.registry.find("", b"f", (), "", 1) is None
+    assert bench.registry.live("") is None
+    other = bench.stream("r2", key="k")
+    assert bench.registry.live("k") is other
+    assert set(bench.registry) == {stream, other}
+
+
+def test_two_streams_have_neither_one_id_nor_one_key() -> None:
+    bench = Bench()
+    bench.stream("r1", key="k")
+    with pytest.raises(AssertionError, match="request ids are unique"):
+        bench.stream("r1")
+    with pytest.raises(AssertionError, match="the key is free"):
+        bench.stream("r2", key="k")
+
+
+def test_answers_of_a_tenant_are_forgotten_and_no_others() -> None:
+    bench = Bench()
+    record = KeyRecord(fingerprint=b"f", answer=StoredAnswer())
+    for key in ("acme a", "acmes a"):
+        bench.registry.keep(key, record, 0.0)
+    bench.registry.drop_replays("acme")
+    assert bench.registry.find("acme a", b"f", (), "", 1) is None
+    assert bench.registry.find("acmes a", b"f", (), "", 1) is not None
+
+
+def test_the_live_answer_of_a_key_goes_before_a_kept_one() -> None:
+    bench = Bench()
+    stream = bench.stream(key="k")
+    bench.registry.keep("k", KeyRecord(fingerprint=b"f", answer=StoredAnswer()), 0.0)
+    assert bench.registry.find("k", b"f", (), "", 1) is stream
+
+
 def test_a_finished_answer_is_found_until_it_is_too_old() -> None:
     bench = Bench(keep_s=5)
     stream = bench.stream(key="k")

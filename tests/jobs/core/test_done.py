@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,17 @@ def test_what_is_added_is_in_it_and_survives_a_checkpoint(indexes: set[int]) -> 
 
     assert {index for index in range(70) if index in done} == indexes
     assert done.is_whole == (indexes == set(range(len(indexes))))
+
+
+def test_an_index_has_one_outcome_and_a_checkpoint_whole_ranges() -> None:
+    done = DoneIndexes(2, [4, 6])
+    for index in (0, 1, 4, 5):
+        with pytest.raises(AssertionError, match=f"item {index} has an outcome already"):
+            done.add([index])
+    done.add([3, 6])
+    assert (done.low_water, done.ranges, done.is_whole) == (2, [3, 7], False)
+    with pytest.raises(ValueError, match="zip"):
+        DoneIndexes(2, [4, 6, 8])
 
 
 def test_the_mark_rises_over_what_was_done_early() -> None:

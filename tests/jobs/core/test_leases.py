@@ -1,4 +1,4 @@
-from jobs.core.leases import LEASE_S, Leases, is_suspect, note_loss, shares, urgency
+from jobs.core.leases import BEAT_S, LEASE_S, Leases, is_suspect, note_loss, shares, urgency
 from sluice.internal.v1.job_pb2 import JobRecord
 from sluice.v1 import jobs_pb2 as pb
 from sluice.wire.clock import timestamp
@@ -24,6 +24,37 @@ def test_the_job_of_another_one_is_free_when_its_record_stands_still() -> None:
     assert not leases.may_take(running, 2, LEASE_S)
     assert not leases.may_take(running, 2, 2 * LEASE_S - 0.1)
     assert leases.may_take(running, 2, 2 * LEASE_S)
+
+
+def test_a_job_that_was_never_written_again_is_free_as_well() -> None:
+    for revision in (1, 2, 7):
+        leases, running = Leases("me"), record(pb.JOB_STATE_RUNNING)
+        assert leases.may_take(running, revision, 5.0) is False
+        assert leases.may_take(running, revision, 7.999) is False
+        assert leases.may_take(running, revision, 8.0) is True
+
+
+def test_the_owner_writes_thrice_before_its_job_is_free() -> None:
+    assert (BEAT_S, LEASE_S) == (1.0, 3.0)
+
+
+def test_what_was_seen_of_a_job_ends_when_it_stops_or_is_of_no_interest() -> None:
+    leases, running = Leases("me"), record(pb.JOB_STATE_RUNNING)
+    leases.may_take(running, 1, 0.0)
+    assert leases.may_take(record(pb.JOB_STATE_PAUSED), 2, 1.0) is False
+    assert not leases.may_take(running, 1, 4.0), "it runs again"
+    leases.forget(["job-1", "unknown"])
+    assert not leases.may_take(running, 1, 8.0)
+    assert leases.may_take(running, 1, 11.0)
+
+
+def test_a_deadline_however_late_goes_before_none() -> None:
+    def job(deadline_ms: int, created_ms: int) -> JobRecord:
+        limits = pb.JobLimits(deadline_time=timestamp(deadline_ms) if deadline_ms else None)
+        spec = pb.JobSpec(limits=limits)
+        return JobRecord(job=pb.Job(spec=spec, create_time=timestamp(created_ms)))
+
+    assert urgency(job(253_402_300_799_000, 5)) < urgency(job(0, 1)) == (1 << 62, 1)
 
 
 def test_the_earliest_deadline_goes_first_then_the_oldest() -> None:

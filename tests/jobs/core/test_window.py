@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.core.pace import Budget, Rate
-from jobs.core.retry import Failure, RetryPolicy
+from jobs.core.retry import WAIT_S_MAX, Failure, RetryPolicy
 from jobs.core.window import BLOCK, SPAN_MAX, Entry, Window
 from sluice.v1.inference_pb2 import GenerateRequest
 
@@ -71,6 +71,15 @@ def test_it_takes_no_more_when_the_oldest_is_far_behind_or_a_block_waits() -> No
     one.add([entry(place) for place in range(BLOCK)])
 
     assert not one.has_room(0, BLOCK)
+
+
+def test_an_item_waits_no_day_where_a_limit_of_a_day_is_spent() -> None:
+    one = window()
+    one.add([entry(0)])
+    found = one.next(0.0)
+    assert found is not None
+    assert not one.failed(found, Failure.NO_ROOM, 80_000.0, 0.0, 0.5)
+    assert one.wait_s(0.0) == WAIT_S_MAX
 
 
 def test_a_returned_item_is_sent_again_without_counting() -> None:
