@@ -17,7 +17,7 @@ URL_CHARS_MAX: Final = 2048
 SUBJECT_CHARS_MAX: Final = 256
 SECRET_CHARS_MAX: Final = 256
 RETRIES_MAX: Final = 100
-REUSED_JOBS_MAX: Final = 16
+REUSED_JOBS_MAX: Final = 100
 """All results of each are read."""
 STAGES_MAX: Final = 16
 WAIT_S_MAX: Final = 24 * 3600.0

@@ -17,13 +17,20 @@ import grpc
 from google.protobuf.descriptor_pool import Default as default_pool
 from google.protobuf.message import Message
 
+from gateway.admission import arriving
 from gateway.admission.arriving import Arriving
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.api.metadata import host_of, metadata_of
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import MESH, Caller, roles_for, set_caller
 from gateway.validation.requests import class_of
-from sluice.errors import InternalError, InvalidRequest, MessageTooLarge, SluiceError
+from sluice.errors import (
+    DeadlinePassed,
+    InternalError,
+    InvalidRequest,
+    MessageTooLarge,
+    SluiceError,
+)
 from sluice.v1.inference_pb2 import GenerateRequest
 from sluice.wire.codec import request_reader
 
@@ -137,7 +144,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         generates, sends = inspect.isasyncgenfunction(behaviour), _sends_many(method)
 
         async def answer(requests: Any, context: Any, caller: Caller) -> None:
-            taken = requests if sends else self._one(requests, caller.tenant)
+            taken = self._one(requests, caller.tenant) if not sends else requests
+            if sends and roles != _MESH_ONLY and method.startswith(_OURS):
+                taken = _pieces(requests)
             if not generates:
                 await behaviour(taken, context)
                 return
@@ -225,6 +234,22 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return message
 
         return read
+
+
+async def _pieces(requests: Any) -> AsyncIterator[Any]:
+    """The messages of an upload, each within the time of a message."""
+    messages = aiter(requests)
+    while True:
+        try:
+            async with asyncio.timeout(arriving.RECEIVE_S):
+                message = await anext(messages, None)
+        except TimeoutError:
+            raise DeadlinePassed(
+                f"the next piece did not arrive within {arriving.RECEIVE_S:g} s: send the file again"
+            ) from None
+        if message is None:
+            return
+        yield message
 
 
 def _sends_many(method: str) -> bool:

@@ -39,7 +39,7 @@ SPECS: list[tuple[pb.JobSpec, str]] = [
     (pb.JobSpec(stages=[pb.JobStage()] * 17), "spec.stages"),
     (pb.JobSpec(stages=[pb.JobStage(), pb.JobStage(name="x" * 129)]), "spec.stages[1].name"),
     (
-        pb.JobSpec(dedupe=pb.JobDedupe(reuse_job_ids=["job-1"] * 17)),
+        pb.JobSpec(dedupe=pb.JobDedupe(reuse_job_ids=["job-1"] * 101)),
         "spec.dedupe.reuse_job_ids",
     ),
     (pb.JobSpec(labels={str(n): "" for n in range(33)}), "spec.labels"),

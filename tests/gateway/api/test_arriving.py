@@ -208,6 +208,21 @@ async def test_the_uploads_of_a_tenant_are_counted() -> None:
             await call.done_writing()
 
 
+async def test_an_upload_that_does_not_go_on_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    arriving = Arriving(1 << 20)
+    async with opened(arriving) as door:
+        call = door.call(UPLOAD, "acme")
+        await call.write(b"x")
+        assert await call.read() == b"x"
+        monkeypatch.setattr(arriving_module, "RECEIVE_S", 0.05)
+        await call.write(b"y")  # the next one has the new limit
+        assert await call.read() == b"y"
+        error = await door.refusal(call)
+        assert isinstance(error, errors.DeadlinePassed)
+        assert "did not arrive within 0.05 s" in str(error)
+        assert not arriving._sending
+
+
 async def test_who_asks_about_health_is_bounded_by_address(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
