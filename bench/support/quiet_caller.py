@@ -3,7 +3,7 @@
     python bench/support/quiet_caller.py GRPC CALLS_A_SECOND     its key is the first line of the standard input
 
 It ends with its standard input. The last line of its output is a JSON list of calls: when each was due by
-`time.monotonic`, seconds; from then to the end of its answer, milliseconds; and the code of its error, or "".
+`time.monotonic`, seconds; from then to the end of its answer, milliseconds; and its error, or "".
 """
 
 import asyncio
@@ -41,7 +41,7 @@ async def ask(stub: Any, key: str, due: float, number: int) -> Call:
         async for _ in call:
             pass
     except grpc.aio.AioRpcError as error:
-        failed = error.code().name
+        failed = f"{error.code().name}: {(error.details() or '')[:100]}"
     finally:
         call.cancel()
     return due, 1000 * (time.monotonic() - due), failed
