@@ -21,6 +21,7 @@ from jobs.core.leases import (
     shares,
     urgency,
 )
+from jobs.core.pace import Rate
 from jobs.gateways import Gateways
 from jobs.metrics import JobMetrics
 from jobs.notify import Notifier
@@ -47,6 +48,8 @@ _log = logging.getLogger(__name__)
 GATHER_S: Final = 0.02
 """Changes of records are gathered for so long."""
 EXPIRED_AT_ONCE: Final = 16
+STARTS_PER_MINUTE: Final = 600
+"""Of jobs of one tenant in a process: beginning and ending one takes more than a small job itself."""
 SCAN_S: Final = 30.0
 """How often all records are read, whatever was heard of them."""
 UNUSED_UPLOAD_MS: Final = 24 * 3600 * 1000
@@ -110,6 +113,7 @@ class Scheduler:
         self._metrics_of_mesh = metrics_of(gateways)
         metrics.show(self._runners.values())
         self._heard = asyncio.Event()
+        self._starts: dict[str, Rate] = {}
         self._scanned_at = self._left_at = float("-inf")
 
     async def start(self, client: Client) -> None:
@@ -178,11 +182,13 @@ class Scheduler:
             self._scanned_at = now
         await self._expire()
         await self._find_left(now)
-        while (chosen := self._next()) is not None:
+        while (chosen := self._next(now)) is not None:
             candidate = await self._candidate(chosen, now)
             self._live.pop(chosen, None)
             self._left.discard(chosen)
             if candidate is not None:
+                tenant = candidate[0].job.tenant
+                self._starts.setdefault(tenant, Rate(STARTS_PER_MINUTE, now)).took(1)
                 await self._take(*candidate)
 
     async def _find_left(self, now: float) -> None:
@@ -197,7 +203,7 @@ class Scheduler:
             if await self._candidate(job, now) is not None:
                 self._left.add(job)
 
-    def _next(self) -> str | None:
+    def _next(self, now: float) -> str | None:
         """The job to take: of the tenant with the fewest, the most urgent one; None: none, or there is no place.
 
         A tenant without a job that runs gets the place of a tenant that has several.
@@ -205,10 +211,13 @@ class Scheduler:
         running = Counter(runner.tenant for runner in self._runners.values())
         suspected = any(runner.suspected for runner in self._runners.values())
         most = self._quotas.places_max
+        # Of a tenant without a rate none has begun.
+        resting = {tenant for tenant, rate in self._starts.items() if rate.wait_s(now)}
         first, best = None, ((most, 0, 0), "")
         for job, hint in self._live.items():
             if (
                 hint is None
+                or hint.tenant in resting
                 or running[hint.tenant] > best[0][0]
                 or not (hint.queued or job in self._left)
             ):
@@ -263,6 +272,8 @@ class Scheduler:
         self._quotas.forget(jobs_before - jobs, gone)
         self._quotas.counted.set()
         self._had &= jobs | self._runners.keys()
+        tenants = {known.tenant for known in self._quotas.jobs.values()}
+        self._starts = {name: rate for name, rate in self._starts.items() if name in tenants}
 
     async def _candidate(self, job: str, now: float) -> tuple[JobRecord, int] | None:
         try:

@@ -32,7 +32,6 @@ from jobs.store import SEGMENT_BYTES_MAX, Fenced, JobStore
 from sluice.errors import (
     InternalError,
     InvalidRequest,
-    JobUnknown,
     SluiceError,
     TransportUnavailable,
 )
@@ -294,21 +293,17 @@ async def test_answers_are_taken_from_rounds_of_jobs_of_the_same_tenant_alone(
             await running.flush()
     names = ("mine 0", "mine 1", "theirs 0")
     given = [entry(place, one, input_hash=one.encode()) for place, one in enumerate(names)]
-    for named in ("theirs", "none"):
+    for count, named in enumerate(("theirs", "none"), 1):
         dedupe = pb.JobDedupe(reuse_job_ids=["mine", named])
-        running = world.new_pass(world.record("job-2", dedupe=dedupe))
-        await running.load()
-        with pytest.raises(JobUnknown, match=f"there is no job '{named}'"):
-            await running.run(blocks(given))
-    assert not gateway.asked
-    with AnswerCache() as world.cache:
-        running = world.new_pass(world.record(dedupe=pb.JobDedupe(reuse_job_ids=["mine"])))
-        await running.load()
-        async with asyncio.timeout(BOUND_S):
-            await running.run(blocks(given))
-    assert dict(gateway.asked) == {"theirs 0": 1}
-    texts = {one.place: one.result.answer.text for one in await world.log()}
-    assert texts == {0: "mine 0", 1: "mine 1", 2: "THEIRS 0"}
+        with AnswerCache() as world.cache:
+            running = world.new_pass(world.record(f"reads-{named}", dedupe=dedupe))
+            await running.load()
+            async with asyncio.timeout(BOUND_S):
+                await running.run(blocks(given))
+        assert dict(gateway.asked) == {"theirs 0": count}
+        log = await world.log(job=f"reads-{named}")
+        texts = {one.place: one.result.answer.text for one in log}
+        assert texts == {0: "mine 0", 1: "mine 1", 2: "THEIRS 0"}
 
 
 @pytest.mark.parametrize(("disabled", "stage"), [(True, 0), (False, 1)])
@@ -560,13 +555,17 @@ async def test_an_answer_is_that_of_all_items_like_it(idle: World) -> None:
     assert not running._settle_known(entry(11))
 
 
-async def test_tokens_that_were_computed_count_for_the_rate(idle: World) -> None:
+async def test_tokens_that_were_computed_count_for_the_rate(
+    idle: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running = idle.new_pass(idle.record(limits=pb.JobLimits(tokens_per_minute=60)))
     taken_out(running, entry(0))
-    took = list[int]()
-    running._tokens.took = took.append  # type: ignore[assignment,method-assign]
-    running._on_response(running.window._in_flight[0], answered("x", 5, 6))
-    assert took == [11]
+    took = list[float]()
+    monkeypatch.setattr(running.window._tokens, "took", took.append)
+    sent = running.window._in_flight[0]
+    set_aside = sent.reserved_tokens
+    running._on_response(sent, answered("x", 5, 6))
+    assert took == [-set_aside, 11]
 
 
 @pytest.mark.parametrize("over", [0, 1])

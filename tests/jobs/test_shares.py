@@ -88,6 +88,19 @@ async def test_a_tenant_without_a_place_gets_that_of_one_with_several(
         assert (job.state, job.progress.succeeded) == (pb.JOB_STATE_COMPLETED, 2)
 
 
+async def test_a_tenant_starts_so_many_jobs_a_minute(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.scheduler.STARTS_PER_MINUTE", 0.001)
+    await processes.start()
+    first, second = [await created(processes, "acme", lines(1)) for _ in "12"]
+    assert (await ended(processes, first.id, "acme")).state == pb.JOB_STATE_COMPLETED
+    other = await created(processes, "other", lines(1))
+    assert (await ended(processes, other.id, "other")).state == pb.JOB_STATE_COMPLETED
+    waits = await processes.stub.GetJob(pb.GetJobRequest(id=second.id), metadata=of("acme"))
+    assert waits.job.state == pb.JOB_STATE_QUEUED
+
+
 async def processes_running(processes: Processes, job: pb.Job) -> None:
     async with asyncio.timeout(BOUND_S):
         while True:
