@@ -79,7 +79,7 @@ class Batcher:
         self._gateways = Gateways(nats_client, batcher)
         self._peers = Peers(batcher)
         self._reporter = Reporter(nats_client, batcher, self._report)
-        self._drains = Drains(nats_client, settings.nats.replicas, self._on_drains)
+        self._drains = Drains(nats_client, self._on_drains)
         self._drained: Drained = {}
         self._answering = BackgroundTasks()
         self._process = Process(

@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Final
 
 from nats.aio.client import Client
-from nats.errors import Error as NatsError
 
 from sluice.errors import SluiceError
 from sluice.internal.v1.gateway_pb2 import DrainRecord
@@ -33,11 +32,9 @@ class Drains:
         changed: called with those that are drained, when they are others than before.
     """
 
-    def __init__(
-        self, nats_client: Client, replicas: int, changed: Callable[[Drained], None]
-    ) -> None:
-        self._nats = nats_client
-        self._bucket = Bucket(jetstream.DRAINS, replicas, owner=False)
+    def __init__(self, nats_client: Client, changed: Callable[[Drained], None]) -> None:
+        self._bucket = Bucket(jetstream.DRAINS)
+        self._bucket.open(nats_client)
         self._changed = changed
         self._drained: Drained = {}
         self._told = asyncio.Event()
@@ -48,16 +45,12 @@ class Drains:
 
     async def run(self) -> None:
         """Reads until it is cancelled; what was read last stays in force while JetStream does not answer."""
-        started = False
         while True:
             self._told.clear()
             wait_s = READ_S
             try:
-                if not started:
-                    await self._bucket.start(self._nats)
-                    started = True
                 await self._read()
-            except (TimeoutError, NatsError, SluiceError) as error:
+            except SluiceError as error:
                 log.debug("the record of drained workers is not read: %s", error)
                 wait_s = RETRY_S
             with suppress(TimeoutError):

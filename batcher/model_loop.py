@@ -94,7 +94,6 @@ class ModelLoop:
         self.inbox = Inbox(
             process.nats_client,
             self._model,
-            settings.nats,
             batcher,
             self._requests,
             self.on_task,
@@ -158,6 +157,7 @@ class ModelLoop:
     def report(self) -> control_pb2.ModelReport:
         """The report on the model for gateways and other batchers."""
         workers, queue = self._requests.active_workers().values(), self._requests.queue
+        closed_s = min((worker.load.closed_ms for worker in workers), default=0.0) / 1e3
         backlog = {**dict.fromkeys(CLASSES, 0), QUEUED_CLASS: self.inbox.backlog}
         report = control_pb2.ModelReport(
             model=self._model,
@@ -165,7 +165,7 @@ class ModelLoop:
             slots=sum(worker.slots for worker in workers),
             running=sum(worker.running for worker in workers),
             queued=self._requests.waiting,
-            classes=queue.class_reports(backlog, time.monotonic()),
+            classes=queue.class_reports(backlog, time.monotonic(), closed_s),
             tokens_per_s=queue.tokens_per_s,
         )
         self._process.metrics.reported(report, self._requests)

@@ -10,6 +10,11 @@ before, at the highest and a moment after.
 
 --size: bulk calls, slow readers, vanished callers and idle connections (5,000 and 10,000 in docs/faults.md). --raised:
 `max_concurrent_requests` is twice the size and no share is kept, so that all slow readers and vanished callers come in.
+
+    python bench/abuse.py --attacks hostile [--minutes 60] [--cycle 5]
+
+Hostile tenants of every kind at once beside a quiet one, with API keys and shipped limits; prints figures, which
+`bench.support.hostile_run` defines.
 """
 
 import argparse
@@ -32,12 +37,15 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.attacks import ATTACKS, MODEL
+from bench.support.harness import emit
+from bench.support.hostile_run import hostile
 from sluice.settings import CallShares, GatewaySettings, ModelSettings, Settings
 from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from supervisor.mesh import Mesh, running_mesh
 
+HOSTILE: Final = "hostile"
 CALLS_PER_S: Final = 10
 CALM_S: Final = 2.0
 """Before and after an attack, seconds."""
@@ -172,6 +180,9 @@ async def abuse(mesh: Mesh, name: str, size: int, hold_s: float) -> dict[str, An
 
 async def main(options: argparse.Namespace) -> None:
     """Runs the attacks, each on the same mesh."""
+    if options.attacks == HOSTILE:
+        emit(await hostile(options.minutes, options.cycle), options.json)
+        return
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # of the gateway and the attacker too
     settings = settings_of(options.size, options.raised)
@@ -189,5 +200,11 @@ if __name__ == "__main__":
     parser.add_argument("--size", type=int, default=5_000)
     parser.add_argument("--hold", type=float, default=10.0, help="how long callers stay, seconds")
     parser.add_argument("--raised", action="store_true", help="limits that let all of them in")
-    parser.add_argument("--json", action="store_true", help="the output is JSON in any case")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of hostile")
+    parser.add_argument(
+        "--cycle", type=float, default=5.0, help="of hostile: alone and beside, minutes"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="attacks but hostile print JSON in any case"
+    )
     uvloop.run(main(parser.parse_args()))

@@ -41,8 +41,8 @@ INPUT_S: Final = 10.0
 """Longest time that one input may take, seconds."""
 FINDINGS_MAX: Final = 20
 """Of one target, that are printed."""
-WEIGHTS: Final = {"grpc": 5, "http": 5, "frames": 4, "batcher": 4}
-"""Parts of the inputs; of other targets 2."""
+WEIGHTS: Final = {"grpc": 5, "http": 5, "frames": 4, "batcher": 4, "compiled": 0.1, "parquet": 0.02}
+"""Parts of the inputs; of other targets 2. The last two have processes of their own, which take long."""
 
 
 class Unhandled(logging.Handler):
@@ -119,6 +119,7 @@ class Run:
             "inputs": count,
             "findings": self.findings,
             "seconds": round(self.seconds, 1),
+            "inputs_a_second": round(count / self.seconds),
             "rss_mib": [self.early_bytes >> 20, self.late_bytes >> 20],
             "outcomes": dict(self.outcomes.most_common(12)),
         }
@@ -142,7 +143,7 @@ def _resident() -> int:
 def shares(targets: list[str], count: int) -> dict[str, int]:
     """How many of ``count`` inputs each target gets."""
     whole = sum(WEIGHTS.get(name, 2) for name in targets)
-    return {name: max(1, count * WEIGHTS.get(name, 2) // whole) for name in targets}
+    return {name: max(1, int(count * WEIGHTS.get(name, 2) / whole)) for name in targets}
 
 
 async def main(options: argparse.Namespace) -> int:

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _serve(process: Process) -> None:
     settings, path = process.settings, process.config
     _check(settings, path)
-    catalog = load_catalog(settings)
+    catalog = await asyncio.to_thread(load_catalog, settings)
     inspector = await asyncio.to_thread(load_inspector, settings, path)
     router = await asyncio.to_thread(load_router, settings, catalog.facts)
     telemetry = process.tracer, process.registry

@@ -105,7 +105,7 @@ class Gateway:
         self._loads = loads = ModelLoadTable()
         dispatch = Dispatch(gateway_id, loads, limits.stall_s)
         self.registry = Registry(dispatch, ReplayCache(limits.replay_entries, limits.replay_s))
-        self._transport = NatsTransport(gateway_id, self.registry, loads, tracer)
+        self._transport = NatsTransport(gateway_id, self.registry, loads, tracer, settings.nats)
         self.models = ServedModels(catalog, loads, self.registry, dispatch)
         self._health = GatewayHealth(loads, catalog, self._transport, self.models.in_use)
         self.authenticator = Authenticator(settings.identity, settings.nats.replicas)
@@ -124,7 +124,11 @@ class Gateway:
         )
         self._admission = Admission(catalog, self._overload, inspector, router, self.usage)
         self._limiter = ClassLimiter(
-            limits.max_concurrent_requests, limits.shares, self.usage.limits
+            limits.max_concurrent_requests,
+            limits.shares,
+            self.usage.limits,
+            # Else the rows of one tenant's few calls would fill the queue of a model, for all.
+            rows_max=int(limits.queue_max * limits.shares.tenant),
         )
         self.shared = SharedState(
             settings,

@@ -1,12 +1,11 @@
 """Answers by the hash of their input, so that identical inputs are computed once.
 
-They are in a file on disk: memory does not grow with the job. The file is a cache of what JetStream has: whoever takes
-the job over fills a new one from the results.
+They are in a file on disk: memory does not grow with the job. SQLite deletes its name at once, so a kill leaves
+nothing. The file is a cache of what JetStream has: whoever takes the job over fills a new one from the results.
 """
 
 import hashlib
 import sqlite3
-import tempfile
 from typing import Final, Self
 
 from sluice.v1.inference_pb2 import EmbedRequest, GenerateRequest
@@ -19,9 +18,14 @@ class AnswerCache:
     """Use it as a context manager: the file goes with it."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="sluice-answers-")
-        self._database = sqlite3.connect(f"{self._folder.name}/answers", isolation_level=None)
-        for pragma in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{_CACHE_KIB}"):
+        self._database = sqlite3.connect("", isolation_level=None)
+        pragmas = (
+            "temp_store=FILE",
+            "journal_mode=OFF",
+            "synchronous=OFF",
+            f"cache_size=-{_CACHE_KIB}",
+        )
+        for pragma in pragmas:
             self._database.execute(f"PRAGMA {pragma}")
         self._database.execute(
             "CREATE TABLE answers (hash BLOB PRIMARY KEY, answer BLOB) WITHOUT ROWID"
@@ -45,7 +49,6 @@ class AnswerCache:
 
     def __exit__(self, *_: object) -> None:
         self._database.close()
-        self._folder.cleanup()
 
 
 def input_hash(request: GenerateRequest | EmbedRequest) -> bytes:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Set
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +16,8 @@ from opentelemetry.trace import Tracer
 
 from jobs.gateways import Gateways
 from jobs.metrics import JobMetrics
+from jobs.quotas import Quotas
+from jobs.recent import Recent
 from jobs.scheduler import Scheduler
 from jobs.service import JobService
 from jobs.store import JobStore
@@ -36,10 +38,12 @@ from sluice.wire.bucket import Bucket, mesh_key
 from sluice.wire.codec import request_reader
 from sluice.wire.connection import connect, disconnect
 from sluice.wire.job_calls import is_signed
+from sluice.wire.patience import patiently
 
 _log = logging.getLogger(__name__)
 
 _CLOSE_S: Final = 1.0
+_RETRY_S: Final = 0.25
 _OURS: Final = "/sluice."
 _CLIENT_PINGS_MS: Final = 500
 """Gateways may ask this often whether the process lives."""
@@ -72,10 +76,13 @@ async def serve(
         outside = Outside.of(settings.jobs)
         registry = registry or MetricRegistry()
         metrics = JobMetrics(registry)
-        scheduler = Scheduler(settings.jobs, store, gateways, outside, process, tracer, metrics)
+        quotas = Quotas(settings.jobs)
+        scheduler = Scheduler(
+            settings.jobs, store, gateways, outside, process, tracer, metrics, quotas
+        )
         await MetricsExchange(SERVICE_JOBS, process, registry).start(client)
         await scheduler.start(client)
-        service = JobService(store, outside, _ModelNames(gateways))
+        service = JobService(store, outside, quotas, _ModelNames(gateways))
         async with _serving(settings.jobs.address, service, key, tls):
             running = asyncio.create_task(scheduler.run())
             await stop.wait()
@@ -94,8 +101,14 @@ class _ModelNames:
 
     def __init__(self, gateways: Gateways) -> None:
         self._gateways = gateways
+        self._recent = Recent(self._read)
 
-    async def __call__(self) -> set[str]:
+    async def __call__(self, asked: Set[str]) -> set[str]:
+        """All of them; one of ``asked`` that is not among them may have come just now."""
+        known = await self._recent.get()
+        return known if asked <= known else await self._recent.get(fresh=True)
+
+    async def _read(self) -> set[str]:
         try:
             models = await self._gateways.models.ListModels(
                 ListModelsRequest(), timeout=LOOKUP_S, metadata=self._gateways.metadata
@@ -106,14 +119,20 @@ class _ModelNames:
 
 
 async def _mesh_key(settings: Settings, client: Client) -> str | None:
+    """A gateway makes the bucket; where `jobs` have an account of their own it never is there."""
     secrets_bucket = Bucket(jetstream.SECRETS, settings.nats.replicas)
+    secrets_bucket.open(client)
     try:
-        if settings.identity.enabled and settings.identity.mesh_key is None:
-            await secrets_bucket.start(client)
-        return await mesh_key(settings, secrets_bucket)
-    except (TimeoutError, NatsError, TransportUnavailable) as error:
+        return await patiently(
+            lambda: mesh_key(settings, secrets_bucket),
+            (TransportUnavailable,),
+            bound_s=settings.nats.connect_s,
+            wait_s=_RETRY_S,
+        )
+    except TransportUnavailable as error:
         raise SetupError(
-            f"identity.mesh_key: is not set, and JetStream does not say it: {error}"
+            "identity.mesh_key: is not set, and JetStream does not say it; set that of the gateways: "
+            "SLUICE_IDENTITY__MESH_KEY"
         ) from error
 
 
@@ -158,7 +177,7 @@ async def _refuse(_: Any, context: Any) -> None:
 
 
 async def _started_store(settings: Settings, client: Client) -> JobStore:
-    store = JobStore(settings.jobs, settings.nats.replicas, owner=settings.tls.mesh is None)
+    store = JobStore(settings.jobs, settings.nats.replicas)
     try:
         await store.start(client)
     except (TimeoutError, NatsError, TransportUnavailable) as error:

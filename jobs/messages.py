@@ -13,15 +13,16 @@ from typing import Final
 
 from jobs.core.window import BLOCK
 from jobs.input.read import ItemParser
+from jobs.quotas import Quotas
 from jobs.sources import Block, defaults_of, one_of, template_of
 from jobs.stage_pass import input_unreadable
 from jobs.store import CHUNK_BYTES, Fenced, JobStore
 from jobs.threads import Threads
 from sluice.errors import InvalidRequest, TransportUnavailable
-from sluice.internal.v1.job_pb2 import JobRecord, MessageChunk
+from sluice.internal.v1.job_pb2 import JobRecord, MessageChunk, UploadRecord
 from sluice.v1 import jobs_pb2
 from sluice.v1.jobs_pb2 import JobInput
-from sluice.wire.clock import ms_of
+from sluice.wire.clock import ms_of, unix_ms
 from sluice.wire.subjects import covers, is_pattern
 
 MESSAGE_BYTES_MAX: Final = 1_000_000
@@ -78,6 +79,7 @@ class MessageSource:
         record: JobRecord,
         streams: Streams,
         threads: Threads,
+        quotas: Quotas,
         skipped: int = 0,
     ) -> None:
         """``skipped``: messages at the begin that are left out."""
@@ -85,6 +87,8 @@ class MessageSource:
         self.share_read = 0.0
         self.sequence = 0
         self._store = store
+        self._quotas = quotas
+        self._kept = UploadRecord(tenant=self._tenant, create_unix_ms=unix_ms())
         self._job, self._upload = record.job, record.upload_id
         self._given = given = record.job.spec.input
         self._streams = streams
@@ -125,7 +129,17 @@ class MessageSource:
             except InvalidRequest as error:
                 raise input_unreadable(error) from error
             number += 1
+            await self._count(chunk, number, written=stored is None)
             yield chunk
+
+    async def _count(self, chunk: MessageChunk, number: int, *, written: bool) -> None:
+        """Tells how many bytes are stored; the chunks before were counted when they were read."""
+        self._kept.size_bytes += chunk.ByteSize()
+        self._kept.chunks = number
+        if written:
+            await self._store.write_upload(self._upload, self._kept)
+            self._quotas.upload(self._upload, self._kept)
+            self._quotas.check_inputs(self._tenant)
 
     async def _stored(self, number: int, chunk: MessageChunk) -> MessageChunk:
         """``chunk`` as the next one, or that of another process."""

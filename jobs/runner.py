@@ -16,12 +16,14 @@ from typing import Final
 from opentelemetry.trace import SpanKind, Tracer
 
 from jobs.answers import AnswerCache
-from jobs.core.leases import BEAT_S
+from jobs.core.leases import BEAT_S, is_suspect
 from jobs.core.pace import Speed
 from jobs.core.usage import shares
 from jobs.gateways import Gateways
 from jobs.messages import MessageSource
 from jobs.metrics import JobMetrics
+from jobs.quotas import Quotas
+from jobs.recent import Recent
 from jobs.sources import Block, InputSource, retried
 from jobs.stage_pass import JobStops, PassContext, StagePass, input_unreadable
 from jobs.stages import Splitter, StageSource, stage_of
@@ -29,10 +31,17 @@ from jobs.store import RETRY_AFTER_S, Fenced, JobStore
 from jobs.uploads import Outside, begin_messages
 from jobs.usage import READ_S, WorkerUse
 from sluice.defaults import AUTO, TENANT_METADATA
-from sluice.errors import InvalidRequest, SluiceError, StorageFull, TransportUnavailable
+from sluice.errors import (
+    InvalidRequest,
+    LimitReached,
+    SluiceError,
+    StorageFull,
+    TransportUnavailable,
+)
 from sluice.internal.v1.job_pb2 import JobRecord
 from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
+from sluice.v1.admin_pb2 import ReadMetricsResponse
 from sluice.v1.jobs_pb2 import (
     JOB_STATE_CANCELLED,
     JOB_STATE_COMPLETED,
@@ -87,6 +96,8 @@ class JobRunner:
         metrics: JobMetrics,
         record: JobRecord,
         revision: int,
+        quotas: Quotas,
+        metrics_of_mesh: Recent[ReadMetricsResponse],
     ) -> None:
         self._store = store
         self._gateways = gateways
@@ -103,10 +114,13 @@ class JobRunner:
         self._pass: StagePass | None = None
         self._source: InputSource | MessageSource | None = None
         self._earlier = _Totals()
+        self._stored_bytes = record.results_bytes
+        self._quotas = quotas
         self._speed = Speed()
-        self.beat_at = time.monotonic()
+        self._begun_at = self.beat_at = time.monotonic()
+        self._ran_ms = record.running_ms
         self._use = record.use
-        self._worker_use = WorkerUse(gateways, models_of(record.job.spec))
+        self._worker_use = WorkerUse(metrics_of_mesh, models_of(record.job.spec))
         self._stopped = asyncio.Event()
         self._writing = asyncio.Lock()
 
@@ -114,6 +128,11 @@ class JobRunner:
     def in_flight(self) -> int:
         """Items that were sent and not answered yet."""
         return 0 if self._pass is None else self._pass.window.in_flight
+
+    @property
+    def suspected(self) -> bool:
+        """Whether processes ended while they had it, and it has no item more since."""
+        return is_suspect(self._record)
 
     def stop(self) -> None:
         """Leaves the job to another process."""
@@ -149,11 +168,12 @@ class JobRunner:
     async def _leave(self, error: BaseException | None) -> None:
         """Writes what has come back, and why the job stops here."""
         if error is None and not self._stopped.is_set() and self._record.running_ms > LONG_MS:
-            await self._worker_use.read(self._use)
+            await self._worker_use.read(self._use, fresh=True)
         try:
             async with asyncio.timeout(FLUSH_S):
-                if self._pass is not None and not isinstance(error, StorageFull):
-                    await self._pass.flush()
+                with suppress(StorageFull):  # what is not stored is computed again
+                    if self._pass is not None:
+                        await self._pass.flush()
                 await self._edit(lambda record: self._note_end(record, error))
         except (TimeoutError, SluiceError, Fenced, JobLost) as problem:
             _log.warning("job %s: its end was not written: %s", self.job, problem)
@@ -170,7 +190,7 @@ class JobRunner:
         match error:
             case JobStops():
                 _set(record, error.state, error.code, str(error))
-            case StorageFull():
+            case StorageFull() | LimitReached():
                 _set(
                     record, JOB_STATE_PAUSED, error.reason, f"{error.message}; then resume the job"
                 )
@@ -193,6 +213,7 @@ class JobRunner:
             metadata = ((TENANT_METADATA, self.tenant), *headers.items())
             while self._record.stage < stages_of(self._record):
                 try:
+                    self._quotas.check_results(self.tenant)
                     await self._fetch()
                     again = await self._run_stage(metadata)
                     await self._edit(partial(_next_stage, again))
@@ -207,9 +228,11 @@ class JobRunner:
             return
         try:
             if given.nats_subject:
-                upload = await begin_messages(self._store, self.tenant)
+                upload = await begin_messages(self._store, self.tenant, self._quotas)
             else:
-                upload = await self._outside.fetch(self._store, self.tenant, given.url)
+                upload = await self._outside.fetch(
+                    self._store, self.tenant, given.url, self._quotas
+                )
         except InvalidRequest as error:
             raise input_unreadable(error) from error
 
@@ -222,12 +245,13 @@ class JobRunner:
         """Whether documents are left with more than one answer."""
         record, stage = self._record, self._record.stage
         self._earlier = await _totals(self._store, record, stage)
-        whose = self._process, metadata, record, stage, self._metrics
-        context = PassContext(self._store, self._gateways, *whose)
+        whose = self._process, metadata, record, stage, self._metrics, self._quotas
+        context = PassContext(self._store, self._gateways, *whose, spent=self._earlier.counts.cost)
         with AnswerCache() as cache:
             running = StagePass(context, cache)
             running.set_concurrency(self.concurrency)
             await running.load()
+            self._stored_bytes += 0 if self._pass is None else self._pass.written_bytes
             self._pass, self._speed = running, Speed()
             self._told(running)
             skipped = 0 if record.round or record.job.spec.stages else running.low_water
@@ -254,7 +278,9 @@ class JobRunner:
         given = record.job.spec.input
         if given.nats_subject:
             streams = self._outside.streams_of(self.tenant)
-            return MessageSource(self._store, record, streams, self._outside.reading, skipped)
+            return MessageSource(
+                self._store, record, streams, self._outside.reading, self._quotas, skipped
+            )
         upload = await self._store.upload(record.upload_id)
         return InputSource(self._store, record, upload, self._outside.reading, skipped)
 
@@ -270,6 +296,8 @@ class JobRunner:
             with suppress(TransportUnavailable):
                 await self._edit(lambda record: None)
                 self._check_limits(self._record)
+                if self._pass is not None:
+                    self._pass.set_max_cost(self._record.job.spec.limits.max_cost)
             await asyncio.sleep(BEAT_S)
 
     async def _edit(self, edit: Edit) -> None:
@@ -301,14 +329,14 @@ class JobRunner:
         if not ours:
             raise JobLost
         # Of the owner's fields ours are newer.
-        fresh.stage, fresh.running_ms = self._record.stage, self._record.running_ms
+        fresh.stage = self._record.stage
         self._record = fresh
         if fresh.job.state != JOB_STATE_RUNNING:
             self._stopped.set()
 
     def _note_progress(self, record: JobRecord) -> None:
         now = time.monotonic()
-        record.running_ms += round((now - self.beat_at) * 1e3)
+        record.running_ms = self._ran_ms + round((now - self._begun_at) * 1e3)
         self.beat_at = now
         record.use.CopyFrom(self._use)
         if isinstance(self._source, MessageSource) and self._source.sequence:
@@ -323,17 +351,18 @@ class JobRunner:
         running = self._pass
         if running is None:
             return record.job.progress
-        progress = self._earlier.progress(running.counts, record.round)
+        record.results_bytes = self._stored_bytes + running.written_bytes
+        progress = self._earlier.progress(running.written, record.round)
         progress.in_flight = running.window.in_flight
         if record.round:
             progress.total_final = True
             progress.total = self._earlier.total
         else:
             progress.total_final = running.read_all
-            progress.total = max(running.counts.total, running.read)
+            progress.total = max(running.written.total, running.read)
             if not running.read_all and self._source is not None and self._source.share_read:
                 progress.total = max(progress.total, round(running.read / self._source.share_read))
-        settled = running.counts.total
+        settled = running.written.total
         self._told(running)
         progress.items_per_second = self._speed.items_per_s
         progress.tokens_per_second = self._speed.tokens_per_s

@@ -3,34 +3,73 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from opentelemetry.trace import Tracer
 
-from jobs.core.leases import BEAT_S, Leases, shares, urgency
+from jobs.core.leases import (
+    BEAT_S,
+    LOST_MAX,
+    Leases,
+    is_suspect,
+    note_loss,
+    shares,
+    urgency,
+)
 from jobs.gateways import Gateways
 from jobs.metrics import JobMetrics
 from jobs.notify import Notifier
+from jobs.quotas import Quotas
 from jobs.runner import JobRunner
-from jobs.store import JobStore
+from jobs.store import JobStore, read_record
 from jobs.uploads import Outside
+from jobs.usage import metrics_of
 from sluice.errors import JobUnknown, SluiceError
-from sluice.internal.v1.job_pb2 import JobRecord
+from sluice.internal.v1.job_pb2 import JobRecord, UploadRecord
 from sluice.settings import JobsSettings
-from sluice.v1.jobs_pb2 import JOB_STATE_QUEUED, JOB_STATE_RUNNING
+from sluice.v1.jobs_pb2 import (
+    JOB_STATE_EXPIRED,
+    JOB_STATE_FAILED,
+    JOB_STATE_PAUSED,
+    JOB_STATE_QUEUED,
+    JOB_STATE_RUNNING,
+)
 from sluice.wire import subjects
-from sluice.wire.clock import timestamp, unix_ms
+from sluice.wire.clock import ms_of, timestamp, unix_ms
 
 _log = logging.getLogger(__name__)
 
+GATHER_S: Final = 0.02
+"""Changes of records are gathered for so long."""
+EXPIRED_AT_ONCE: Final = 16
 SCAN_S: Final = 30.0
 """How often all records are read, whatever was heard of them."""
 UNUSED_UPLOAD_MS: Final = 24 * 3600 * 1000
 """An upload that no job uses is kept this long."""
 _LIVE: Final = frozenset({JOB_STATE_QUEUED, JOB_STATE_RUNNING})
+_WAITING: Final = frozenset({JOB_STATE_QUEUED, JOB_STATE_PAUSED})
+_RECORDS: Final = subjects.bucket_prefix(subjects.JOBS_BUCKET)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """What the order of jobs needs of one that is queued, or running."""
+
+    tenant: str
+    queued: bool
+    urgency: tuple[int, int]
+    suspect: bool
+
+    @classmethod
+    def of(cls, record: JobRecord) -> "_Waiting":
+        job = record.job
+        queued = job.state == JOB_STATE_QUEUED
+        return cls(job.tenant, queued, urgency(record), is_suspect(record, waits=True))
 
 
 class Scheduler:
@@ -45,6 +84,7 @@ class Scheduler:
         process: str,
         tracer: Tracer,
         metrics: JobMetrics,
+        quotas: Quotas,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -55,31 +95,42 @@ class Scheduler:
         self._tracer = tracer
         self._metrics = metrics
         self._leases = Leases(process)
-        self._live: set[str] = set()
+        self._quotas = quotas
+        self._live: dict[str, _Waiting | None] = {}
+        """Jobs that this process may take, and what it has heard of them; None: their records have to be read."""
+        self._ends: dict[str, int] = {}
+        """When those that wait or are paused are too late, Unix milliseconds."""
+        self._had: set[str] = set()
+        """Those that this process has run: what it has left is not lost."""
+        self._left: set[str] = set()
+        """Those that are running, and that no process has any more."""
+        self._leaving: set[str] = set()
         self._runners: dict[str, JobRunner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._metrics_of_mesh = metrics_of(gateways)
         metrics.show(self._runners.values())
         self._heard = asyncio.Event()
-        self._scanned_at = float("-inf")
+        self._scanned_at = self._left_at = float("-inf")
 
     async def start(self, client: Client) -> None:
         """Listens to changes of records."""
-        pattern = f"{subjects.bucket_prefix(subjects.JOBS_BUCKET)}*"
-        await client.subscribe(pattern, cb=self._on_change)
+        await client.subscribe(f"{_RECORDS}>", cb=self._on_change)
 
     async def run(self) -> None:
         """Takes jobs until it is cancelled."""
         while True:
+            self._heard.clear()
             try:
                 await self._look()
             except SluiceError as error:
                 _log.warning("jobs cannot be looked for: %s", error)
+                self._scanned_at = float("-inf")  # changes may not have been heard
             except Exception:  # without this loop no job is taken any more
                 _log.exception("the scheduler failed")
-            self._heard.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(BEAT_S):
                     await self._heard.wait()
+                await asyncio.sleep(GATHER_S)
 
     async def close(self) -> None:
         """Leaves all jobs to other processes."""
@@ -91,50 +142,144 @@ class Scheduler:
 
     async def _on_change(self, message: Msg) -> None:
         """A hint: the write may have been refused."""
-        job = message.subject.rpartition(".")[2]
-        if job not in self._runners:
-            self._live.add(job)
+        key = message.subject.removeprefix(_RECORDS)
+        if key.startswith("upload."):
+            upload = read_record(UploadRecord, key, message.data) if message.data else None
+            self._quotas.upload(key.removeprefix("upload."), upload)
+            return
+        record = read_record(JobRecord, key, message.data) if message.data else None
+        self._quotas.job(key, record)
+        if key not in self._runners and (record is not None or not message.data):
+            self._note(key, record)
             self._heard.set()
+
+    def _note(self, job: str, record: JobRecord | None) -> None:
+        """What is heard of a job that this process does not run; None: nothing, so its record is read."""
+        self._note_end(job, record)
+        if record is None:
+            self._live[job] = None
+        elif record.job.state in _LIVE:
+            self._live[job] = _Waiting.of(record)
+        else:
+            self._live.pop(job, None)
+            self._notifier.look(record)
+
+    def _note_end(self, job: str, record: JobRecord | None) -> None:
+        self._ends.pop(job, None)
+        if record is not None and record.job.state in _WAITING:
+            deadline_ms = ms_of(record.job.spec.limits.deadline_time)
+            if deadline_ms > 0:
+                self._ends[job] = int(deadline_ms)
 
     async def _look(self) -> None:
         now = time.monotonic()
         if now - self._scanned_at >= SCAN_S:
             await self._scan()
             self._scanned_at = now
-        found = [await self._candidate(job, now) for job in self._live - self._runners.keys()]
-        free = [one for one in found if one is not None]
-        for record, revision in sorted(free, key=lambda one: urgency(one[0])):
-            if len(self._runners) >= self._settings.running_max:
-                return
-            await self._take(record, revision)
+        await self._expire()
+        await self._find_left(now)
+        while (chosen := self._next()) is not None:
+            candidate = await self._candidate(chosen, now)
+            self._live.pop(chosen, None)
+            self._left.discard(chosen)
+            if candidate is not None:
+                await self._take(*candidate)
+
+    async def _find_left(self, now: float) -> None:
+        """Jobs that are running and that nobody has; those of other processes are read once a second."""
+        every = now - self._left_at >= BEAT_S
+        if every:
+            self._left.clear()
+            self._left_at = now
+        for job, hint in list(self._live.items()):
+            if job in self._runners or (hint is not None and (hint.queued or not every)):
+                continue
+            if await self._candidate(job, now) is not None:
+                self._left.add(job)
+
+    def _next(self) -> str | None:
+        """The job to take: of the tenant with the fewest, the most urgent one; None: none, or there is no place.
+
+        A tenant without a job that runs gets the place of a tenant that has several.
+        """
+        running = Counter(runner.tenant for runner in self._runners.values())
+        suspected = any(runner.suspected for runner in self._runners.values())
+        most = self._quotas.places_max
+        first, best = None, ((most, 0, 0), "")
+        for job, hint in self._live.items():
+            if (
+                hint is None
+                or running[hint.tenant] > best[0][0]
+                or not (hint.queued or job in self._left)
+            ):
+                continue
+            key = (running[hint.tenant], *hint.urgency), job
+            if key < best and job not in self._runners and not (suspected and hint.suspect):
+                first, best = hint, key
+        if first is None:
+            return None
+        if len(self._runners) < self._settings.running_max:
+            return best[1]
+        tenant, most = running.most_common(1)[0]
+        if not running[first.tenant] and most > 1 and not self._leaving:
+            newest = [job for job, runner in self._runners.items() if runner.tenant == tenant][-1]
+            _log.info("job %s waits: tenant %s has %d others", newest, tenant, most - 1)
+            self._leaving.add(newest)
+            self._runners[newest].stop()
+        return None
+
+    async def _expire(self) -> None:
+        """Jobs that wait or are paused, and whose deadline has passed, are over."""
+        now_ms = unix_ms()
+        late = [job for job, end_ms in self._ends.items() if end_ms <= now_ms]
+        if late[EXPIRED_AT_ONCE:]:
+            self._heard.set()  # the others follow; meanwhile jobs are taken
+        for job in late[:EXPIRED_AT_ONCE]:
+            del self._ends[job]
+            with suppress(JobUnknown):
+                await self._store.change(job, _expire)
 
     async def _scan(self) -> None:
         """Reads all records; uploads that no job has used for a day are deleted."""
         oldest_ms, used = unix_ms() - UNUSED_UPLOAD_MS, set()
+        jobs: set[str] = set()
+        jobs_before, uploads_before = self._quotas.known()
         # Uploads first: a job that is created meanwhile is seen.
-        uploads = [one async for one in self._store.uploads() if one[1].create_unix_ms < oldest_ms]
+        uploads = [one async for one in self._store.uploads()]
         async for record in self._store.records():
+            jobs.add(record.job.id)
             self._notifier.look(record)
+            self._quotas.job(record.job.id, record)
             used.add(record.upload_id)
-            if record.job.state in _LIVE:
-                self._live.add(record.job.id)
-        for upload, _ in uploads:
-            if upload not in used:
+            if record.job.state in _WAITING | _LIVE and record.job.id not in self._runners:
+                self._note(record.job.id, record)
+        for upload, stored in uploads:
+            # How far one is that is being received only this process knows.
+            if stored.size_bytes or upload not in uploads_before:
+                self._quotas.upload(upload, stored)
+            if upload not in used and stored.create_unix_ms < oldest_ms:
                 await self._store.delete_upload(upload)
+        gone = uploads_before.difference(upload for upload, _ in uploads)
+        self._quotas.forget(jobs_before - jobs, gone)
+        self._quotas.counted.set()
+        self._had &= jobs | self._runners.keys()
 
     async def _candidate(self, job: str, now: float) -> tuple[JobRecord, int] | None:
         try:
             record, revision = await self._store.read(job)
         except JobUnknown:
-            self._live.discard(job)
+            self._live.pop(job, None)
             return None
-        self._notifier.look(record)
-        if record.job.state not in _LIVE:
-            self._live.discard(job)
+        self._note(job, record)
         return (record, revision) if self._leases.may_take(record, revision, now) else None
 
     async def _take(self, record: JobRecord, revision: int) -> None:
         job = record.job
+        if job.runner and job.id not in self._had:
+            note_loss(record)
+            if record.lost_processes >= LOST_MAX:
+                await self._give_up(record, revision)
+                return
         job.state, job.runner, job.reason, job.reason_code = (
             JOB_STATE_RUNNING,
             self._process,
@@ -145,8 +290,11 @@ class Scheduler:
         if not job.HasField("start_time"):
             job.start_time.CopyFrom(timestamp(unix_ms()))
         taken = await self._store.write(record, revision)
+        self._live.pop(job.id, None)
         if taken is None:
+            self._live[job.id] = None
             return
+        self._had.add(job.id)
         _log.info("job %s is taken, time %d", job.id, record.epoch)
         runner = JobRunner(
             self._store,
@@ -157,10 +305,25 @@ class Scheduler:
             self._metrics,
             record,
             taken,
+            self._quotas,
+            self._metrics_of_mesh,
         )
         self._runners[job.id] = runner
         self._tasks[job.id] = asyncio.create_task(self._run(runner), name=f"job {job.id}")
         self._divide()
+
+    async def _give_up(self, record: JobRecord, revision: int) -> None:
+        """A job with which processes end, one after the other, would end this one too."""
+        job = record.job
+        job.state, job.runner, job.reason_code = JOB_STATE_FAILED, "", "PROCESSES_LOST"
+        job.reason = (
+            f"{record.lost_processes} processes of jobs ended while they ran it, without a result: its input may take "
+            "too much memory; the log of the last one has the reason"
+        )
+        job.end_time.CopyFrom(timestamp(unix_ms()))
+        _log.error("job %s fails: %s", job.id, job.reason)
+        await self._store.write(record, revision)
+        self._live[job.id] = None
 
     async def _run(self, runner: JobRunner) -> None:
         try:
@@ -169,11 +332,21 @@ class Scheduler:
             _log.exception("job %s failed", runner.job)
         finally:
             del self._runners[runner.job], self._tasks[runner.job]
+            self._leaving.discard(runner.job)
             self._divide()
-            self._live.add(runner.job)
+            self._live[runner.job] = None
             self._heard.set()
 
     def _divide(self) -> None:
         tenants = {job: runner.tenant for job, runner in self._runners.items()}
         for job, share in shares(self._settings.window_items, tenants).items():
             self._runners[job].share(share)
+
+
+def _expire(record: JobRecord) -> None:
+    job = record.job
+    if job.state in _WAITING:
+        job.state, job.reason_code = JOB_STATE_EXPIRED, "DEADLINE_PASSED"
+        job.reason = "its deadline passed before it ran; what has an answer can be read"
+        job.runner = ""
+        job.end_time.CopyFrom(timestamp(unix_ms()))

@@ -6,16 +6,28 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence, Set
 from typing import Any, Final, TypeVar
 
 import grpc
 
 from jobs.input import Template
+from jobs.quotas import Quotas
 from jobs.results import OrderedLog, dead_letters, merged
 from jobs.runner import OVER, stages_of
+from jobs.spec import (
+    NAME_CHARS_MAX,
+    PAGE_TOKEN_CHARS_MAX,
+    REASONS_MAX,
+    check_count,
+    check_length,
+    check_limits,
+    check_not_late,
+    check_spec,
+)
 from jobs.stages import check_stages
-from jobs.store import JobStore
+from jobs.store import JobStore, job_unknown
+from jobs.threads import Places
 from jobs.uploads import NewUpload, Outside
 from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
 from sluice.errors import (
@@ -36,15 +48,23 @@ from sluice.wire.subjects import is_token
 
 _log = logging.getLogger(__name__)
 
+SPEC_BYTES_MAX: Final = 64 * 1024
 WATCH_S: Final = 0.5
 FOLLOW_S: Final = 0.3
 PAGE_BYTES: Final = 256 * 1024
+LIST_BYTES: Final = 4 * 1024 * 1024
+"""A page of a list ends behind the entry that reaches it, however few it has."""
 PAGE_SIZE: Final = 100
+READS: Final = 16
+"""Of records for one call, at the same time."""
+READS_OF_TENANT: Final = 4
+"""Calls of a tenant that read or write the store at the same time; calls and streams of it beyond that wait in turn."""
 PAGE_SIZE_MAX: Final = 1000
 _CHUNK_OF_CALL_MAX: Final = 512 * 1024
 
 Method = Callable[[Any, Any, Any], Coroutine[Any, Any, Any]]
 _Entry = TypeVar("_Entry")
+_Listed = TypeVar("_Listed", pb.Job, pb.Upload)
 
 
 def _method(behaviour: Method) -> Method:
@@ -75,35 +95,66 @@ class JobService(JobServiceServicer):
         self,
         store: JobStore,
         outside: Outside,
-        known_models: Callable[[], Coroutine[Any, Any, set[str]]],
+        quotas: Quotas,
+        known_models: Callable[[Set[str]], Coroutine[Any, Any, set[str]]],
     ) -> None:
-        """``known_models``: names that a job may ask for."""
+        """``known_models``: names that a job may ask for; it is given those that are asked for."""
         self._store = store
         self._outside = outside
+        self._quotas = quotas
         self._known_models = known_models
+        self._turns = Places(READS_OF_TENANT, "the store of jobs")
 
     @_method
     async def CreateJob(self, request: pb.CreateJobRequest, context: Any) -> pb.CreateJobResponse:
         """See the proto."""
         tenant, spec = tenant_of(context), request.spec
+        if spec.ByteSize() > SPEC_BYTES_MAX:
+            raise InvalidRequest.of("spec", f"has over {SPEC_BYTES_MAX} bytes")
         await self._check(tenant, spec)
-        record = JobRecord(upload_id=spec.input.upload_id)
         key = request.idempotency_key
-        if key:
-            _check_length("idempotency_key", key, 128)
-            record.fingerprint = await self._fingerprint(spec)
+        check_length("idempotency_key", key, NAME_CHARS_MAX)
+        record = JobRecord(upload_id=spec.input.upload_id)
         job = record.job
         job.id, job.tenant, job.state = new_job_id(tenant, key), tenant, pb.JOB_STATE_QUEUED
         job.spec.CopyFrom(spec)
         job.create_time.CopyFrom(timestamp(unix_ms()))
-        if not await self._store.create(record):
-            fingerprint = record.fingerprint
-            record, _ = await self._store.read(job.id)
-            if record.fingerprint != fingerprint:
-                raise IdempotencyConflict(
-                    "idempotency_key: a job with another specification has it; use another key"
-                )
-        return pb.CreateJobResponse(job=_shown(record))
+        async with self._turns.one(tenant):
+            if key:
+                record.fingerprint = await self._fingerprint(spec)
+                if (known := await self._known(record)) is not None:
+                    return pb.CreateJobResponse(job=_shown(known))
+            check_not_late(spec.limits)
+            return pb.CreateJobResponse(job=_shown(await self._create(record)))
+
+    async def _create(self, record: JobRecord) -> JobRecord:
+        """The job; that of another call with its key, if there is one."""
+        job = record.job
+        await self._quotas.ready()
+        self._quotas.check_job(job.tenant)
+        self._quotas.job(job.id, record)  # calls beside this one count it
+        try:
+            if await self._store.create(record):
+                return record
+        except BaseException:
+            self._quotas.job(job.id, None)
+            raise
+        known = await self._known(record)
+        if known is None:
+            raise JobUnknown(f"job {job.id} was deleted at the same time: create it again")
+        return known
+
+    async def _known(self, record: JobRecord) -> JobRecord | None:
+        """The job that was created with the key of ``record``; None: there is none."""
+        try:
+            known, _ = await self._store.read(record.job.id)
+        except JobUnknown:
+            return None
+        if known.fingerprint != record.fingerprint:
+            raise IdempotencyConflict(
+                "idempotency_key: a job with another specification has it; use another key"
+            )
+        return known
 
     @_method
     async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
@@ -114,14 +165,26 @@ class JobService(JobServiceServicer):
     async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
         """See the proto."""
         tenant = scope_of(context)
+        check_count("states", request.states, len(pb.JobState.values()))
+        await self._quotas.ready()
         jobs = {
-            _page_key(record.job.create_time.ToMilliseconds(), record.job.id): _shown(record)
-            async for record in self._store.records()
-            if tenant in (None, record.job.tenant)
-            and (not request.states or record.job.state in request.states)
+            _page_key(known.create_unix_ms, job): job
+            for job, known in self._quotas.jobs.items()
+            if tenant in (None, known.tenant)
+            and (not request.states or known.state in request.states)
         }
         page, token = _page(jobs, request)
-        return pb.ListJobsResponse(jobs=page, next_page_token=token)
+        async with self._turns.one(tenant_of(context)):
+            found = (
+                _shown(record)
+                async for record, _ in _each(self._store.read, page, JobUnknown)
+                if tenant in (None, record.job.tenant)
+                and (not request.states or record.job.state in request.states)
+            )
+            shown, is_cut = await _fitting(found)
+        if is_cut:
+            token = _page_key(shown[-1].create_time.ToMilliseconds(), shown[-1].id)
+        return pb.ListJobsResponse(jobs=shown, next_page_token=token)
 
     @_method
     async def WatchJob(self, request: pb.WatchJobRequest, context: Any) -> None:  # type: ignore[override]
@@ -164,7 +227,8 @@ class JobService(JobServiceServicer):
                 raise _over(job)
 
         if request.HasField("limits"):
-            _check_limits(request.limits)
+            check_limits(request.limits)
+            check_not_late(request.limits)
         return pb.ResumeJobResponse(job=await self._change(request.id, context, resume))
 
     @_method
@@ -190,11 +254,13 @@ class JobService(JobServiceServicer):
         record = await self._own(request.id, context)
         if record.job.state not in OVER:
             raise WrongJobState("the job is not over: cancel it first")
-        upload = record.upload_id
-        async for other in self._store.records():
-            if other.upload_id == upload and other.job.id != record.job.id:
-                upload = ""
-        await self._store.delete(record.job.id, upload)
+        await self._quotas.ready()
+        shared = set(self._quotas.users_of(record.upload_id)) - {record.job.id}
+        upload = "" if shared else record.upload_id
+        async with self._turns.one(tenant_of(context)):
+            await self._store.delete(record.job.id, upload)
+        self._quotas.job(record.job.id, None)
+        self._quotas.upload(upload, None)
         return pb.DeleteJobResponse()
 
     @_method
@@ -209,7 +275,10 @@ class JobService(JobServiceServicer):
         if request.follow and record.job.state not in OVER and not record.round:
             outcomes = self._followed(record, stage, request.from_index, context)
         else:
-            outcomes = merged(self._store, record.job.id, stage, record.round, request.from_index)
+            outcomes = self._in_turn(
+                context,
+                merged(self._store, record.job.id, stage, record.round, request.from_index),
+            )
         async for page in _pages(outcomes):
             await context.write(pb.GetResultsResponse(results=page))
 
@@ -220,7 +289,7 @@ class JobService(JobServiceServicer):
         letters = dead_letters(
             self._store, record.job.id, stages_of(record) - 1, record.round, request.from_index
         )
-        async for page in _pages(letters):
+        async for page in _pages(self._in_turn(context, letters)):
             await context.write(pb.ListDeadLettersResponse(results=page))
 
     @_method
@@ -228,6 +297,9 @@ class JobService(JobServiceServicer):
         self, request: pb.RetryDeadLettersRequest, context: Any
     ) -> pb.RetryDeadLettersResponse:
         """See the proto."""
+        check_count("reasons", request.reasons, REASONS_MAX)
+        for reason in request.reasons:
+            check_length("reasons", reason, NAME_CHARS_MAX)
         record = await self._own(request.id, context)
         if record.job.spec.stages:
             raise WrongJobState(
@@ -237,7 +309,9 @@ class JobService(JobServiceServicer):
         letters = dead_letters(
             self._store, record.job.id, stages_of(record) - 1, record.round, 0, request.reasons
         )
-        items = len([one async for one in letters if one.result.error.reason not in _NO_ITEMS])
+        items = 0
+        async for one in letters:
+            items += one.result.error.reason not in _NO_ITEMS
         if items and not record.job.spec.input.nats_subject:
             await self._store.upload(record.upload_id)  # it may have been deleted since
 
@@ -258,7 +332,8 @@ class JobService(JobServiceServicer):
     @_method
     async def UploadInput(self, requests: Any, context: Any) -> pb.UploadInputResponse:
         """See the proto."""
-        async with NewUpload(self._store, tenant_of(context)) as upload:
+        await self._quotas.ready()
+        async with NewUpload(self._store, tenant_of(context), self._quotas) as upload:
             async for request in requests:
                 if isinstance(request, SluiceError):
                     raise request
@@ -290,18 +365,28 @@ class JobService(JobServiceServicer):
     ) -> pb.ListUploadsResponse:
         """See the proto."""
         tenant = scope_of(context)
+        await self._quotas.ready()
         uploads = {
-            _page_key(upload.complete_unix_ms, upload_id): pb.Upload(
+            _page_key(known.complete_unix_ms, upload): upload
+            for upload, known in self._quotas.uploads.items()
+            if known.complete_unix_ms and tenant in (None, known.tenant)
+        }
+        page, token = _page(uploads, request)
+
+        async def read(upload_id: str) -> pb.Upload:
+            upload = await self._upload(tenant, upload_id)
+            return pb.Upload(
                 upload_id=upload_id,
                 name=upload.name,
                 size_bytes=upload.size_bytes,
                 create_time=timestamp(upload.complete_unix_ms),
             )
-            async for upload_id, upload in self._store.uploads()
-            if upload.complete_unix_ms and tenant in (None, upload.tenant)
-        }
-        page, token = _page(uploads, request)
-        return pb.ListUploadsResponse(uploads=page, next_page_token=token)
+
+        async with self._turns.one(tenant_of(context)):
+            shown, is_cut = await _fitting(_each(read, page, UploadUnknown))
+        if is_cut:
+            token = _page_key(shown[-1].create_time.ToMilliseconds(), shown[-1].upload_id)
+        return pb.ListUploadsResponse(uploads=shown, next_page_token=token)
 
     @_method
     async def DeleteUpload(
@@ -309,12 +394,15 @@ class JobService(JobServiceServicer):
     ) -> pb.DeleteUploadResponse:
         """See the proto."""
         await self._upload(scope_of(context), request.upload_id)
-        async for record in self._store.records():
+        await self._quotas.ready()
+        users = self._quotas.users_of(request.upload_id)
+        async for record, _ in _each(self._store.read, users, JobUnknown):
             if record.upload_id == request.upload_id and record.job.state not in OVER:
                 raise WrongJobState(
                     f"job {record.job.id} reads this upload: cancel it, or wait for its end"
                 )
         await self._store.delete_upload(request.upload_id)
+        self._quotas.upload(request.upload_id, None)
         return pb.DeleteUploadResponse()
 
     async def _upload(self, tenant: str | None, upload_id: str) -> UploadRecord:
@@ -325,24 +413,30 @@ class JobService(JobServiceServicer):
         return upload
 
     async def _check(self, tenant: str, spec: pb.JobSpec) -> None:
-        _check_length("spec.name", spec.name, 128)
-        _check_limits(spec.limits)
+        check_spec(spec)
+        check_limits(spec.limits)
         source = spec.input.WhichOneof("source")
         if source is None:
             raise InvalidRequest.of("spec.input", "name an upload, a URL or a subject")
         if spec.stages:
             check_stages(spec)
+        await self._check_reused(tenant, spec.dedupe.reuse_job_ids)
         await self._outside.check(self._store, tenant, spec)
         if spec.input.template:
             Template(spec.input.template)
         if source == "upload_id":
             await self._upload(tenant, spec.input.upload_id)
         asked = {spec.model, *(stage.model for stage in spec.stages)} - {""}
-        if asked and (unknown := sorted(asked - (known := await self._known_models()))):
+        if asked and (unknown := sorted(asked - (known := await self._known_models(asked)))):
             names = ", ".join(sorted(known))
             raise UnknownModel(
                 f"spec.model: no model {unknown[0]!r}; known: {names}", metadata={"models": names}
             )
+
+    async def _check_reused(self, tenant: str, jobs: Sequence[str]) -> None:
+        for job in jobs:
+            record, _ = await self._store.read(job)
+            _check_owner(record, tenant)
 
     async def _fingerprint(self, spec: pb.JobSpec) -> bytes:
         """The same for a file that is sent again, and for a deadline that counts from now."""
@@ -355,9 +449,22 @@ class JobService(JobServiceServicer):
         return hashlib.sha256(named.SerializeToString(deterministic=True)).digest()
 
     async def _own(self, job: str, context: Any) -> JobRecord:
-        record, _ = await self._store.read(job)
+        async with self._turns.one(tenant_of(context)):
+            record, _ = await self._store.read(job)
         _check_owner(record, scope_of(context))
         return record
+
+    async def _in_turn(
+        self, context: Any, outcomes: AsyncIterator[_Entry]
+    ) -> AsyncIterator[_Entry]:
+        """``outcomes``, each read in a turn of the caller's tenant."""
+        tenant = tenant_of(context)
+        while True:
+            async with self._turns.one(tenant):
+                found = await anext(outcomes, None)
+            if found is None:
+                return
+            yield found
 
     async def _change(self, job: str, context: Any, edit: Callable[[JobRecord], None]) -> pb.Job:
         tenant = scope_of(context)
@@ -366,7 +473,10 @@ class JobService(JobServiceServicer):
             _check_owner(record, tenant)
             edit(record)
 
-        return _shown(await self._store.change(job, checked))
+        async with self._turns.one(tenant_of(context)):
+            record = await self._store.change(job, checked)
+        self._quotas.job(job, record)
+        return _shown(record)
 
     async def _until_over(self, job: str, context: Any) -> JobRecord:
         """How many stages it has is known at its end."""
@@ -383,7 +493,7 @@ class JobService(JobServiceServicer):
         log, job = OrderedLog(self._store, record.job.id, stage, 0, first), record.job.id
         while True:
             over = (await self._own(job, context)).job.state in OVER
-            async for outcome in log.read():
+            async for outcome in self._in_turn(context, log.read()):
                 yield outcome
             if over:
                 return
@@ -405,6 +515,34 @@ async def _pages(outcomes: AsyncIterator[ItemOutcome]) -> AsyncIterator[list[pb.
             page, size, since = [], 0, time.monotonic()
     if page:
         yield page
+
+
+async def _each(
+    read: Callable[[str], Coroutine[Any, Any, _Entry]],
+    names: Sequence[str],
+    gone: type[SluiceError],
+) -> AsyncIterator[_Entry]:
+    """What ``read`` gives of each name, in order, a few at the same time; those that are ``gone`` are left out."""
+    for begin in range(0, len(names), READS):
+        some = names[begin : begin + READS]
+        for found in await asyncio.gather(*map(read, some), return_exceptions=True):
+            if isinstance(found, gone):
+                continue
+            if isinstance(found, BaseException):
+                raise found
+            yield found
+
+
+async def _fitting(found: AsyncIterator[_Listed]) -> tuple[list[_Listed], bool]:
+    """As many as an answer has room for, and whether there are more."""
+    taken: list[_Listed] = []
+    size = 0
+    async for one in found:
+        if size >= LIST_BYTES:
+            return taken, True
+        taken.append(one)
+        size += one.ByteSize()
+    return taken, False
 
 
 def tenant_of(context: Any) -> str:
@@ -435,19 +573,7 @@ def new_job_id(tenant: str, key: str) -> str:
 
 def _check_owner(record: JobRecord, tenant: str | None) -> None:
     if tenant not in (None, record.job.tenant):
-        raise JobUnknown(f"there is no job {record.job.id!r}")
-
-
-def _check_length(field: str, text: str, most: int) -> None:
-    if len(text) > most:
-        raise InvalidRequest.of(field, f"is over {most} characters")
-
-
-def _check_limits(limits: pb.JobLimits) -> None:
-    if limits.HasField("max_bad_line_share") and not 0 <= limits.max_bad_line_share <= 1:
-        raise InvalidRequest.of("limits.max_bad_line_share", "must be in [0, 1]")
-    if not limits.max_cost >= 0:  # NaN too
-        raise InvalidRequest.of("limits.max_cost", "must not be negative")
+        raise job_unknown(record.job.id)
 
 
 def _queue(job: pb.Job) -> None:
@@ -474,9 +600,10 @@ def _page_key(create_unix_ms: int, name: str) -> str:
 
 
 def _page(
-    entries: Mapping[str, _Entry], request: pb.ListJobsRequest | pb.ListUploadsRequest
-) -> tuple[list[_Entry], str]:
+    entries: Mapping[str, str], request: pb.ListJobsRequest | pb.ListUploadsRequest
+) -> tuple[list[str], str]:
     """The page that ``request`` names of the ``entries`` by their keys, and what names the next one."""
+    check_length("page_token", request.page_token, PAGE_TOKEN_CHARS_MAX)
     size = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
     keys = sorted(key for key in entries if key > request.page_token)
     token = keys[size - 1] if len(keys) > size else ""

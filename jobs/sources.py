@@ -2,13 +2,12 @@
 
 import asyncio
 import hashlib
-import itertools
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from jobs.answers import input_hash
-from jobs.core.window import BLOCK, Entry
+from jobs.core.window import BLOCK, BLOCK_BYTES, Entry
 from jobs.input import Template, read_items
 from jobs.input.read import Format
 from jobs.items import BadLine, Item
@@ -109,7 +108,13 @@ class InputSource:
 
 
 def _block_of(entries: Iterator[Entry | ItemOutcome]) -> Block:
-    return list(itertools.islice(entries, BLOCK))
+    """The next ones: `BLOCK` of them, or fewer that have `BLOCK_BYTES`."""
+    block: Block = []
+    size = 0
+    while len(block) < BLOCK and size < BLOCK_BYTES and (one := next(entries, None)) is not None:
+        block.append(one)
+        size += one.request.ByteSize() if isinstance(one, Entry) else 0
+    return block
 
 
 def defaults_of(spec: JobSpec) -> GenerateRequest:
@@ -126,12 +131,12 @@ def template_of(given: JobInput) -> Template | None:
 
 def one_of(job: Job, index: int, one: Item | BadLine) -> Entry | ItemOutcome:
     """What is at ``index`` of the input."""
-    return entry_of(job.id, index, one, job.spec) if isinstance(one, Item) else bad_line(index, one)
+    return entry_of(job, index, one) if isinstance(one, Item) else bad_line(index, one)
 
 
-def entry_of(job: str, index: int, item: Item, spec: JobSpec) -> Entry:
+def entry_of(job: Job, index: int, item: Item) -> Entry:
     """The item at ``index`` of the input."""
-    request = item.request
+    request, spec = item.request, job.spec
     if isinstance(request, EmbedRequest):
         request.priority = spec.priority or PRIORITY_BULK
     else:
@@ -148,15 +153,23 @@ def ask_whole(request: GenerateRequest, spec: JobSpec) -> None:
     request.gather.seconds = WHOLE_S
 
 
-def name_request(request: GenerateRequest, job: str, item: str) -> None:
-    """The key of an item is the same whoever sends it: a gateway that has its answer gives it again."""
-    request.idempotency_key = hashlib.blake2b(f"{job}\0{item}".encode(), digest_size=16).hexdigest()
+def name_request(request: GenerateRequest, job: Job, item: str) -> None:
+    """The key of an item is the same whoever sends it: a gateway that has its answer gives it again.
+
+    A job that is created again with the key of a deleted one has its id; its items are others.
+    """
+    named = f"{job.id}\0{job.create_time.ToNanoseconds()}\0{item}".encode()
+    request.idempotency_key = hashlib.blake2b(named, digest_size=16).hexdigest()
     request.idempotency_key_generated = True
+
+
+REASON_CHARS_MAX: Final = 1000
 
 
 def bad_line(index: int, line: BadLine) -> ItemOutcome:
     """The outcome of a line that is no item."""
-    error = JobItemError(code=3, reason=line.code, message=line.reason)
+    # The reason may quote a field of the line, which may be as long as the line.
+    error = JobItemError(code=3, reason=line.code, message=line.reason[:REASON_CHARS_MAX])
     result = JobResult(index=index, line=line.line, custom_id=line.custom_id or "", error=error)
     return ItemOutcome(result=result, place=index)
 

@@ -16,11 +16,12 @@ from typing import Final
 
 from jobs.answers import AnswerCache
 from jobs.core.done import DoneIndexes
-from jobs.core.pace import Rate
+from jobs.core.pace import Budget, Rate
 from jobs.core.retry import Failure, RetryPolicy, failure_of
 from jobs.core.window import BLOCK, Entry, Window
 from jobs.gateways import Gateways, ItemCalls, error_in
 from jobs.metrics import JobMetrics
+from jobs.quotas import Quotas
 from jobs.results import OrderedLog
 from jobs.sources import Block
 from jobs.store import RETRY_AFTER_S, SEGMENT_BYTES_MAX, Fenced, JobStore
@@ -79,6 +80,8 @@ class PassContext:
     Attributes:
         process: the name of this process.
         metadata: of the calls to gateways: the tenant and the trace.
+        quotas: of all tenants.
+        spent: what earlier passes have cost.
     """
 
     store: JobStore
@@ -88,6 +91,8 @@ class PassContext:
     record: JobRecord
     stage: int
     metrics: JobMetrics
+    quotas: Quotas
+    spent: float = 0.0
 
 
 class StagePass:
@@ -95,7 +100,9 @@ class StagePass:
 
     Attributes:
         window: its items in memory.
-        counts: of the outcomes written.
+        counts: of the outcomes that were to be written.
+        written: of those that are.
+        written_bytes: of this process's segments.
         split_documents: documents with more than one item.
         read: items and bad lines that were read.
         read_all: whether there are no more.
@@ -108,12 +115,14 @@ class StagePass:
         record, limits = context.record, context.record.job.spec.limits
         self._key = record.job.id, context.stage, record.round
         now = time.monotonic()
-        self._tokens = Rate(limits.tokens_per_minute, now)
+        self._budget = Budget(limits.max_cost)
+        self._budget.took(context.spent, 0)
         self.window = Window(
             BLOCK,
             RetryPolicy.of(record.job.spec.retries),
             Rate(limits.requests_per_minute, now),
-            self._tokens,
+            Rate(limits.tokens_per_minute, now),
+            self._budget,
         )
         self._calls = ItemCalls(
             context.gateways, context.metadata, self._on_response, self._on_returned
@@ -122,6 +131,8 @@ class StagePass:
         self._timeout_s = timeout_ms / 1e3 or ITEM_TIMEOUT_S
         self._done = DoneIndexes()
         self.counts = JobProgress()
+        self.written = JobProgress()
+        self.written_bytes = 0
         self._reasons: Counter[str] = Counter()
         self.split_documents = 0
         self._earlier_reasons: dict[int, str] = {}
@@ -141,6 +152,11 @@ class StagePass:
         self.window.concurrency = concurrency
         self._wake()
 
+    def set_max_cost(self, max_cost: float) -> None:
+        """What the job may cost from now on; 0: anything."""
+        self._budget.most = max_cost
+        self._wake()
+
     async def load(self) -> None:
         """Takes over where the log is, and keeps whoever wrote it from writing on.
 
@@ -151,6 +167,8 @@ class StagePass:
         point = segment.checkpoint
         self._done = DoneIndexes(point.low_water, point.done)
         self.counts.CopyFrom(point.counts)
+        self.written.CopyFrom(point.counts)
+        self._budget.took(point.counts.cost, 0)
         self._reasons = Counter(point.dead_by_reason)
         self.split_documents = point.split_documents
         self._complete = point.complete
@@ -176,6 +194,7 @@ class StagePass:
         Raises:
             JobStops: it needs a person.
             Fenced: another process has taken the job.
+            StorageFull: JetStream is full, or the tenant has its share of it.
             SluiceError: JetStream or the input.
         """
         if self._complete:
@@ -251,17 +270,15 @@ class StagePass:
             )
 
     async def _logs_of_others(self) -> list[tuple[str, int]]:
-        """Jobs and rounds whose answers may be taken.
-
-        Raises:
-            JobUnknown: a job that is named is not there, or another tenant's.
-        """
-        logs = []
+        """Jobs and rounds whose answers may be taken; a job that was deleted since has none."""
+        logs: list[tuple[str, int]] = []
         for other in self._context.record.job.spec.dedupe.reuse_job_ids:
-            record, _ = await self._context.store.read(other)
-            if record.job.tenant != self._context.record.job.tenant:
-                raise JobUnknown(f"there is no job {other!r}")
-            logs += [(other, one) for one in range(record.round + 1)]
+            try:
+                record, _ = await self._context.store.read(other)
+            except JobUnknown:
+                continue
+            if record.job.tenant == self._context.record.job.tenant:
+                logs += [(other, one) for one in range(record.round + 1)]
         return logs
 
     async def _fill_cache(self, logs: Sequence[tuple[str, int]]) -> None:
@@ -308,7 +325,7 @@ class StagePass:
         usage = answer.usage
         entry.tries += 1
         computed = usage.prompt_tokens + usage.completion_tokens
-        followers = self.window.answered(entry, computed)
+        followers = self.window.answered(entry, computed, answer.cost)
         self._settle_answer(entry, answer)
         for follower in followers:
             follower.tries = entry.tries
@@ -346,6 +363,8 @@ class StagePass:
             full_at = time.monotonic() + COMMIT_S
             while not (self._has_segment or self._at_end) and time.monotonic() < full_at:
                 await self._pause(full_at - time.monotonic())
+            if self._unwritten:
+                self._context.quotas.check_results(self._context.record.job.tenant)
             await self._append(self._take())
             self._wake()
 
@@ -384,7 +403,7 @@ class StagePass:
         while True:
             try:
                 self._sequence = await store.append(*self._key, segment, self._sequence)
-                return
+                break
             except TransportUnavailable:
                 await asyncio.sleep(RETRY_AFTER_S / 2)
             except Fenced:
@@ -393,7 +412,10 @@ class StagePass:
                 if last != segment:
                     raise
                 self._sequence = sequence
-                return
+                break
+        self.written.CopyFrom(segment.checkpoint.counts)
+        self.written_bytes += segment.ByteSize()
+        self._context.quotas.stored(self._key[0], segment.ByteSize())
 
     def _checkpoint(self) -> JobCheckpoint:
         return JobCheckpoint(

@@ -13,17 +13,18 @@ import grpc
 from jobs.answers import input_hash
 from jobs.core.retry import Failure, failure_of
 from jobs.core.split import split
-from jobs.core.window import BLOCK, Entry
+from jobs.core.window import BLOCK, BLOCK_BYTES, Entry
 from jobs.gateways import Gateways
 from jobs.input import Template
 from jobs.results import merged
-from jobs.sources import Block, ask_whole, defaults_of, name_request
+from jobs.sources import REASON_CHARS_MAX, Block, ask_whole, defaults_of, name_request
 from jobs.store import RETRY_AFTER_S, JobStore
 from sluice.client.channel import LOOKUP_S, error_of
 from sluice.defaults import AUTO
 from sluice.errors import InvalidRequest, SluiceError, TransportUnavailable
 from sluice.internal.v1.items_pb2 import FindTokenEndsRequest
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord
+from sluice.openai.fields import BadField
 from sluice.v1.inference_pb2 import CountTokensRequest, EmbedRequest, GenerateRequest
 from sluice.v1.jobs_pb2 import JobItemError, JobResult, JobSpec, JobStage
 from sluice.wire.patience import patiently
@@ -141,7 +142,7 @@ class StageSource:
     def __init__(self, store: JobStore, splitter: Splitter, record: JobRecord, stage: int) -> None:
         self._store = store
         self._splitter = splitter
-        self._job, self._spec, self._round = record.job.id, record.job.spec, record.round
+        self._job, self._spec, self._round = record.job, record.job.spec, record.round
         self._number = stage
         self._index = 0
 
@@ -169,7 +170,7 @@ class StageSource:
     async def _documents(self) -> AsyncIterator[list[ItemOutcome]]:
         """The outcomes of each document in the stage before."""
         held: list[ItemOutcome] = []
-        async for outcome in merged(self._store, self._job, self._number - 1, self._round):
+        async for outcome in merged(self._store, self._job.id, self._number - 1, self._round):
             if held and held[0].document != outcome.document:
                 yield held
                 held = []
@@ -207,9 +208,13 @@ class StageSource:
         if before and len(texts) >= before:
             reason = f"its {before} answers do not get shorter: ask for shorter ones, or for longer parts"
             return [self._dead(of, document, "ANSWERS_TOO_LONG", reason)]
-        return [
-            self._entry(of, document, base, part, len(texts), one) for part, one in enumerate(texts)
-        ]
+        try:
+            return [
+                self._entry(of, document, base, part, len(texts), one)
+                for part, one in enumerate(texts)
+            ]
+        except BadField as error:
+            return [self._dead(of, document, "BAD_LINE", str(error))]
 
     def _entry(
         self, of: JobResult, document: int, base: GenerateRequest, part: int, parts: int, text: str
@@ -233,7 +238,9 @@ class StageSource:
         self, of: JobResult, document: int, reason: str, message: str, code: int = 3
     ) -> ItemOutcome:
         result = JobResult(line=of.line, custom_id=of.custom_id, url=of.url)
-        result.error.CopyFrom(JobItemError(code=code, reason=reason, message=message[:1000]))
+        result.error.CopyFrom(
+            JobItemError(code=code, reason=reason, message=message[:REASON_CHARS_MAX])
+        )
         return self._placed(ItemOutcome(result=result), document, carried=False)
 
     def _placed(self, outcome: ItemOutcome, document: int, *, carried: bool) -> ItemOutcome:
@@ -250,12 +257,15 @@ class StageSource:
 
 
 async def _blocks(parts: AsyncIterator[Block]) -> AsyncIterator[Block]:
-    """The same entries, `BLOCK` at a time."""
+    """The same entries, `BLOCK` at a time, or fewer that have `BLOCK_BYTES`."""
     made: Block = []
+    size = 0
     async for some in parts:
-        made += some
-        while len(made) >= BLOCK:
-            yield made[:BLOCK]
-            made = made[BLOCK:]
+        for one in some:
+            made.append(one)
+            size += one.request.ByteSize() if isinstance(one, Entry) else 0
+            if len(made) == BLOCK or size >= BLOCK_BYTES:
+                yield made
+                made, size = [], 0
     if made:
         yield made

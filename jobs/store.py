@@ -8,9 +8,10 @@
 | ``sluice.job_results.<job>.<stage>.<round>`` | ``JobSegment`` | the owner, each behind the last one it knows |
 """
 
+import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
@@ -29,7 +30,7 @@ from sluice.internal.v1.job_pb2 import JobRecord, JobSegment, MessageChunk, Uplo
 from sluice.settings import JobsSettings
 from sluice.wire import jetstream, subjects
 from sluice.wire.bucket import Bucket
-from sluice.wire.codec import pack, unpack
+from sluice.wire.codec import MalformedMessage, pack, unpack
 
 ANSWER_S: Final = 5.0
 """Longest wait for JetStream, seconds."""
@@ -40,6 +41,8 @@ CHUNK_BYTES: Final = 512 * 1024
 SEGMENT_BYTES_MAX: Final = 768 * 1024
 """A segment is closed at this size; with the largest outcome it still fits into a message."""
 CHANGE_TRIES: Final = 20
+_Record = TypeVar("_Record", JobRecord, UploadRecord)
+_log = logging.getLogger(__name__)
 
 _NO_STREAM: Final = 10059
 _WRONG_SEQUENCE: Final = frozenset({10071, 10164})
@@ -54,10 +57,9 @@ class Fenced(Exception):
 class JobStore:
     """All of it. Methods raise TransportUnavailable while JetStream does not answer, StorageFull when it is full."""
 
-    def __init__(self, settings: JobsSettings, replicas: int, *, owner: bool = True) -> None:
-        """``owner``: see `jetstream.ensure_stream`."""
-        self._replicas, self._owner = replicas, owner
-        self._records = Bucket(jetstream.JOBS, replicas, owner=owner)
+    def __init__(self, settings: JobsSettings, replicas: int) -> None:
+        self._replicas = replicas
+        self._records = Bucket(jetstream.JOBS, replicas)
         self._streams = jetstream.job_streams(settings)
         self._jetstream: JetStreamContext | None = None
 
@@ -70,9 +72,7 @@ class JobStore:
         self._jetstream = client.jetstream(timeout=ANSWER_S)
         await self._records.start(client)
         for config in self._streams:
-            await jetstream.ensure_stream(
-                self._jetstream, config, self._replicas, owner=self._owner
-            )
+            await jetstream.ensure_stream(self._jetstream, config, self._replicas)
 
     # Records.
 
@@ -84,12 +84,13 @@ class JobStore:
         """The record with its revision.
 
         Raises:
-            JobUnknown: there is none.
+            JobUnknown: there is none, or it is damaged.
         """
-        found = await self._records.read(job, JobRecord) if subjects.is_token(job) else None
-        if found is None:
-            raise JobUnknown(f"there is no job {job!r}")
-        return found
+        found = await self._records.read_payload(job) if subjects.is_token(job) else None
+        record = None if found is None else read_record(JobRecord, job, found[0])
+        if found is None or record is None:
+            raise job_unknown(job)
+        return record, found[1]
 
     async def write(self, record: JobRecord, revision: int) -> int | None:
         """The new revision, or None when the record has another one than ``revision`` by now."""
@@ -110,16 +111,20 @@ class JobStore:
         raise _unavailable(f"others write job {job} at the same time")
 
     async def records(self) -> AsyncIterator[JobRecord]:
-        """All jobs, in no order."""
+        """All jobs, in no order; damaged records are left out."""
         async for key, payload in self._records.read_payloads():
-            if not key.startswith("upload."):
-                yield unpack(JobRecord, payload)
+            if key.startswith("upload."):
+                continue
+            if (record := read_record(JobRecord, key, payload)) is not None:
+                yield record
 
     async def uploads(self) -> AsyncIterator[tuple[str, UploadRecord]]:
         """All uploads by id, in no order."""
         async for key, payload in self._records.read_payloads():
-            if key.startswith("upload."):
-                yield key.removeprefix("upload."), unpack(UploadRecord, payload)
+            if not key.startswith("upload."):
+                continue
+            if (record := read_record(UploadRecord, key, payload)) is not None:
+                yield key.removeprefix("upload."), record
 
     async def delete(self, job: str, upload: str) -> None:
         """Deletes a job with its results, and ``upload`` unless it is empty."""
@@ -134,13 +139,14 @@ class JobStore:
         """A complete upload.
 
         Raises:
-            UploadUnknown: there is none.
+            UploadUnknown: there is none, or its record is damaged.
         """
         key = f"upload.{upload}"
-        found = await self._records.read(key, UploadRecord) if subjects.is_token(upload) else None
-        if found is None or not found[0].complete_unix_ms:
+        found = await self._records.read_payload(key) if subjects.is_token(upload) else None
+        record = None if found is None else read_record(UploadRecord, key, found[0])
+        if record is None or not record.complete_unix_ms:
             raise UploadUnknown(f"there is no complete upload {upload!r}: send the file again")
-        return found[0]
+        return record
 
     async def write_upload(self, upload: str, record: UploadRecord) -> None:
         """Writes what is known of an upload."""
@@ -288,6 +294,24 @@ class JobStore:
         if self._jetstream is None:
             raise _unavailable("NATS is not connected")
         return self._jetstream
+
+
+def read_record(kind: type[_Record], key: str, payload: bytes) -> _Record | None:
+    """The record of ``key``; None, and a line in the log, when it is damaged: other jobs go on."""
+    try:
+        found = unpack(kind, payload)
+    except MalformedMessage as error:
+        _log.error("the record %s is damaged and left out: %s", key, error)
+        return None
+    if isinstance(found, JobRecord) and found.job.id != key:
+        _log.error("the record %s is damaged and left out: it is of job %r", key, found.job.id)
+        return None
+    return found
+
+
+def job_unknown(job: str) -> JobUnknown:
+    """The same for a job that is not there and for another tenant's."""
+    return JobUnknown(f"there is no job {job!r}")
 
 
 def new_upload_id() -> str:

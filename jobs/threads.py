@@ -4,8 +4,9 @@ asyncio's own pool is one for all: calls of one tenant that do not end would kee
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Final, ParamSpec, TypeVar
 
 from sluice.errors import Overloaded
@@ -20,13 +21,59 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
+class Places:
+    """So many of each tenant do something at the same time; others of it wait, those of other tenants do not."""
+
+    def __init__(self, of_tenant: int, what: str) -> None:
+        """``what`` they wait for."""
+        self._of_tenant = of_tenant
+        self._what = what
+        self._places: dict[str, tuple[asyncio.Semaphore, list[int]]] = {}
+
+    async def take(self, tenant: str) -> None:
+        """Returns when there is a place; `leave` gives it back.
+
+        Raises:
+            Overloaded: too many wait.
+        """
+        places, users = self._places.setdefault(tenant, (asyncio.Semaphore(self._of_tenant), [0]))
+        if users[0] >= WAITING_MAX:
+            message = f"{WAITING_MAX} calls of your tenant wait for {self._what}"
+            raise Overloaded(message, retry_after_s=RETRY_AFTER_S)
+        users[0] += 1
+        try:
+            await places.acquire()
+        except BaseException:
+            self._count_out(tenant)
+            raise
+
+    def leave(self, tenant: str) -> None:
+        """The place is free."""
+        self._places[tenant][0].release()
+        self._count_out(tenant)
+
+    @asynccontextmanager
+    async def one(self, tenant: str) -> AsyncIterator[None]:
+        """A place while the block runs; raises as `take`."""
+        await self.take(tenant)
+        try:
+            yield
+        finally:
+            self.leave(tenant)
+
+    def _count_out(self, tenant: str) -> None:
+        users = self._places[tenant][1]
+        users[0] -= 1
+        if not users[0]:
+            del self._places[tenant]
+
+
 class Threads:
     """Of one kind of work."""
 
     def __init__(self, name: str, of_tenant: int = OF_TENANT) -> None:
-        self._of_tenant = of_tenant
         self._executor = ThreadPoolExecutor(THREADS_MAX, name)
-        self._places: dict[str, tuple[asyncio.Semaphore, list[int]]] = {}
+        self._places = Places(of_tenant, "a thread")
 
     async def run(
         self, tenant: str, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
@@ -36,30 +83,10 @@ class Threads:
         Raises:
             Overloaded: too many wait.
         """
-        places, users = self._places.setdefault(tenant, (asyncio.Semaphore(self._of_tenant), [0]))
-        if users[0] >= WAITING_MAX:
-            message = f"{WAITING_MAX} calls of your tenant wait for a thread"
-            raise Overloaded(message, retry_after_s=RETRY_AFTER_S)
-        users[0] += 1
-
-        def leave(_: object = None) -> None:
-            users[0] -= 1
-            if not users[0]:
-                self._places.pop(tenant, None)
-
-        try:
-            await places.acquire()
-        except BaseException:
-            leave()
-            raise
+        await self._places.take(tenant)
         loop = asyncio.get_running_loop()
         running = loop.run_in_executor(self._executor, lambda: work(*args, **kwargs))
-
-        def ended(_: object) -> None:
-            places.release()
-            leave()
-
-        running.add_done_callback(ended)
+        running.add_done_callback(lambda _: self._places.leave(tenant))
         return await asyncio.shield(running)
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -13,6 +13,7 @@ from jobs import webhooks
 from jobs.input.urls import check_url, read_url
 from jobs.messages import Streams, stream_of
 from jobs.outbound import Outbound
+from jobs.quotas import Quotas
 from jobs.store import CHUNK_BYTES, JobStore, new_upload_id
 from jobs.threads import Threads
 from sluice.errors import TransportUnavailable
@@ -30,8 +31,13 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-async def begin_messages(store: JobStore, tenant: str) -> str:
-    """The id of an upload for messages, which is never complete: no other job can name it as its file."""
+async def begin_messages(store: JobStore, tenant: str, quotas: Quotas) -> str:
+    """The id of an upload for messages, which is never complete: no other job can name it as its file.
+
+    Raises:
+        LimitReached: the tenant has as many uploads as it may have.
+    """
+    quotas.check_upload(tenant)
     upload = new_upload_id()
     await store.write_upload(upload, UploadRecord(tenant=tenant, create_unix_ms=unix_ms()))
     return upload
@@ -40,12 +46,15 @@ async def begin_messages(store: JobStore, tenant: str) -> str:
 class NewUpload:
     """A file that is being stored, in chunks of one size; nothing is left of it when the block fails.
 
+    Its methods raise LimitReached and StorageFull when the tenant has what it may have.
+
     Attributes:
         id: its name.
         record: what is known of it.
     """
 
-    def __init__(self, store: JobStore, tenant: str) -> None:
+    def __init__(self, store: JobStore, tenant: str, quotas: Quotas) -> None:
+        self._quotas = quotas
         self.id = new_upload_id()
         self.record = UploadRecord(tenant=tenant, create_unix_ms=unix_ms())
         self._store = store
@@ -54,6 +63,7 @@ class NewUpload:
 
     async def add(self, data: bytes) -> None:
         """Stores the next bytes."""
+        self._quotas.check_inputs(self.record.tenant)
         self._digest.update(data)
         self._held += data
         while len(self._held) >= CHUNK_BYTES:
@@ -66,6 +76,7 @@ class NewUpload:
         self.record.sha256 = self._digest.digest()
         self.record.complete_unix_ms = unix_ms()
         await self._store.write_upload(self.id, self.record)
+        self._quotas.upload(self.id, self.record)
 
     async def _write(self) -> None:
         chunk = bytes(self._held[:CHUNK_BYTES])
@@ -73,14 +84,22 @@ class NewUpload:
         del self._held[:CHUNK_BYTES]
         self.record.chunks += 1
         self.record.size_bytes += len(chunk)
+        self._quotas.upload(self.id, self.record)
 
     async def __aenter__(self) -> Self:
-        await self._store.write_upload(self.id, self.record)
+        self._quotas.check_upload(self.record.tenant)
+        self._quotas.upload(self.id, self.record)
+        try:
+            await self._store.write_upload(self.id, self.record)
+        except BaseException:
+            self._quotas.upload(self.id, None)
+            raise
         return self
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         if error is not None:
             await asyncio.shield(self._store.delete_upload(self.id))
+            self._quotas.upload(self.id, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,58 +110,59 @@ class Outside:
         prefixes: of URLs that are inputs.
         outbound: opens HTTP.
         streams: of JetStream, and of each the subjects that are inputs.
-        reading: threads for inputs.
-        calling: threads for names, URLs and webhooks.
+        tenants: of those prefixes and streams that are not all tenants'.
+        reading: threads for inputs, those at URLs too.
+        naming: threads for names of webhooks, when a job is created.
+        calling: threads for webhooks; one that does not answer keeps no job from being created.
     """
 
     prefixes: tuple[str, ...]
     outbound: Outbound
     streams: Streams
+    tenants: Mapping[str, Sequence[str]]
     reading: Threads
+    naming: Threads
     calling: Threads
 
     @classmethod
     def of(cls, settings: JobsSettings) -> "Outside":
         """As the operator lists it."""
         private = Outbound(settings.private_hosts)
-        threads = Threads("inputs"), Threads("outbound")
-        return cls(tuple(settings.input_prefixes), private, settings.input_streams, *threads)
+        threads = Threads("inputs"), Threads("names"), Threads("webhooks")
+        prefixes, streams = tuple(settings.input_prefixes), settings.input_streams
+        return cls(prefixes, private, streams, settings.input_tenants, *threads)
 
     def prefixes_of(self, tenant: str) -> list[str]:
         """Of URLs that are inputs of ``tenant``."""
-        return [one.replace(TENANT, tenant) for one in self.prefixes]
+        return [one.replace(TENANT, tenant) for one in self.prefixes if self._may(tenant, one)]
 
     def streams_of(self, tenant: str) -> Streams:
         """Of JetStream, with the subjects that are inputs of ``tenant``."""
         return {
             stream: [one.replace(TENANT, tenant) for one in subjects]
             for stream, subjects in self.streams.items()
+            if self._may(tenant, stream)
         }
+
+    def _may(self, tenant: str, name: str) -> bool:
+        """Whether ``tenant`` may use a prefix or a stream."""
+        return name not in self.tenants or tenant in self.tenants[name]
 
     def close(self) -> None:
         """Begins nothing more."""
-        self.reading.close()
-        self.calling.close()
+        for threads in (self.reading, self.naming, self.calling):
+            threads.close()
 
     async def send(self, tenant: str, webhook: JobWebhook, event: webhooks.Event) -> bool:
         """Tells ``event``; see `webhooks.send`."""
 
         async def post(headers: Mapping[str, str]) -> int:
-            return await self._within(
-                tenant, self.outbound.post, webhook.url, headers, event.body, webhooks.FIELD
+            post, url = self.outbound.post, webhook.url
+            return await _within(
+                self.calling, tenant, post, url, headers, event.body, webhooks.FIELD
             )
 
         return await webhooks.send(webhook, event, post)
-
-    async def _within(
-        self, tenant: str, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
-    ) -> _T:
-        try:
-            async with asyncio.timeout(CALL_S):
-                return await self.calling.run(tenant, work, *args, **kwargs)
-        except TimeoutError:
-            message = f"a call to the outside took over {CALL_S:g} s"
-            raise TransportUnavailable(message, retry_after_s=RETRY_AFTER_S) from None
 
     async def check(self, store: JobStore, tenant: str, spec: JobSpec) -> None:
         """Checks the URLs and the subject of a new job of ``tenant``.
@@ -158,23 +178,35 @@ class Outside:
         if spec.input.WhichOneof("source") == "url":
             check_url(spec.input.url, self.prefixes_of(tenant))
         if spec.webhook.url:
-            await self._within(tenant, webhooks.check, spec.webhook, self.outbound)
+            await _within(self.naming, tenant, webhooks.check, spec.webhook, self.outbound)
 
-    async def fetch(self, store: JobStore, tenant: str, url: str) -> str:
+    async def fetch(self, store: JobStore, tenant: str, url: str, quotas: Quotas) -> str:
         """Copies what is behind ``url`` into the store; the id of the upload.
 
         Raises:
             InvalidRequest: it cannot be read.
+            LimitReached, StorageFull: see `NewUpload`.
             TransportUnavailable: a connection broke, or JetStream does not answer.
         """
         pieces = read_url(url, self.prefixes_of(tenant), self.outbound)
         try:
-            async with NewUpload(store, tenant) as upload:
+            async with NewUpload(store, tenant, quotas) as upload:
                 upload.record.name = PurePosixPath(urlsplit(url).path).name[-256:]
-                while piece := await self.calling.run(tenant, next, pieces, b""):
+                while piece := await self.reading.run(tenant, next, pieces, b""):
                     await upload.add(piece)
                 await upload.complete()
         finally:
             with suppress(ValueError):  # a thread still reads
                 pieces.close()
         return upload.id
+
+
+async def _within(
+    threads: Threads, tenant: str, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+) -> _T:
+    try:
+        async with asyncio.timeout(CALL_S):
+            return await threads.run(tenant, work, *args, **kwargs)
+    except TimeoutError:
+        message = f"a call to the outside took over {CALL_S:g} s"
+        raise TransportUnavailable(message, retry_after_s=RETRY_AFTER_S) from None

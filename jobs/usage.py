@@ -8,9 +8,15 @@ import grpc
 
 from jobs.core.usage import Reading, UseMeter
 from jobs.gateways import Gateways
+from jobs.recent import Recent
 from sluice.internal.v1.job_pb2 import MeshUse
 from sluice.telemetry import catalog
-from sluice.v1.admin_pb2 import MetricPoint, ProcessMetrics, ReadMetricsRequest
+from sluice.v1.admin_pb2 import (
+    MetricPoint,
+    ProcessMetrics,
+    ReadMetricsRequest,
+    ReadMetricsResponse,
+)
 
 READ_S: Final = 10.0
 """How often they are read."""
@@ -26,22 +32,33 @@ _NAMES: Final = tuple(
 )
 
 
+def metrics_of(gateways: Gateways) -> "Recent[ReadMetricsResponse]":
+    """Those of workers and batchers, for all jobs of a process."""
+    admin: Any = gateways.admin
+    request = ReadMetricsRequest(names=_NAMES)
+
+    async def read() -> ReadMetricsResponse:
+        found: ReadMetricsResponse = await admin.ReadMetrics(
+            request, timeout=ANSWER_S, metadata=gateways.metadata
+        )
+        return found
+
+    return Recent(read)
+
+
 class WorkerUse:
     """Of the workers of one job."""
 
-    def __init__(self, gateways: Gateways, models: Collection[str]) -> None:
-        """``models``: of the job; none: all."""
-        self._gateways = gateways
+    def __init__(self, metrics: "Recent[ReadMetricsResponse]", models: Collection[str]) -> None:
+        """``models``: of the job; none: all. ``metrics``: see `metrics_of`."""
+        self._metrics = metrics
         self._models = models
         self._meter = UseMeter()
 
-    async def read(self, use: MeshUse) -> None:
-        """Adds what was done since the last time; nothing while no gateway answers."""
-        admin: Any = self._gateways.admin
+    async def read(self, use: MeshUse, *, fresh: bool = False) -> None:
+        """Adds what was done since the last time; nothing while no gateway answers. ``fresh``: up to now."""
         try:
-            found = await admin.ReadMetrics(
-                ReadMetricsRequest(names=_NAMES), timeout=ANSWER_S, metadata=self._gateways.metadata
-            )
+            found = await self._metrics.get(fresh=fresh)
         except grpc.aio.AioRpcError:
             return
         live = {

@@ -14,8 +14,8 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from model_workers.deploy import PARAMETER, REQUEST, RESPONSE
-from model_workers.engine.prepared import PreparedEngine
 from model_workers.parent import exit_with_parent
+from model_workers.prepared import PreparedEngine
 from model_workers.process import build_engine
 from model_workers.worker import InboxFull, Worker
 from sluice.core_dumps import forbid_core_dumps

@@ -142,6 +142,7 @@ def frame(step: RowStep, timings: frame_pb2.RowTimings | None) -> frame_pb2.Fram
             message.final.server_tokens.completion_tokens = completion_tokens
     if step.end in (RowEnd.FAILED, RowEnd.RETURNED):
         message.final.error.reason = step.reason
+        message.final.error.retry_after_s = step.retry_after_s
         message.final.error.message = step.error
     return message
 

@@ -12,13 +12,14 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
-from sluice.settings.models import labels_of
+from sluice.settings.models import ELSEWHERE, check_modality, has_marian_pieces, labels_of
 from sluice.settings.sentence_folder import read_json, read_sentence_folder
 from sluice.wire.text_tokens import load_text_tokens
 
 CONFIG: Final = "config.json"
 TOKENIZER: Final = "tokenizer.json"
 WEIGHTS: Final = "model.safetensors"
+VOCABULARY: Final = "vocab.json"
 INDEX: Final = "model.safetensors.index.json"
 ADAPTER: Final = "adapter_config.json"
 EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -32,8 +33,6 @@ EMBEDDINGS: Final = (
 """How the names of embedding tables end in the families of transformers."""
 QUANTIZED: Final = frozenset({"fp8", "torchao"})
 """Kinds of quantized weights (``quant_method``) that are computed: transformers loads them without others' kernels."""
-ELSEWHERE: Final = "serve it with vLLM behind `engine: openai` (docs/remote-models.md)"
-"""What to do with a model that the engine does not compute."""
 
 
 def check_model(settings: ModelSettings) -> None:
@@ -84,6 +83,7 @@ def check_supported(where: str, config: Mapping[str, Any]) -> None:
     Raises:
         SettingsError: what it is, and what to do.
     """
+    check_modality(where, config)
     method = _quant_method(config)
     if method and method not in QUANTIZED:
         raise SettingsError(
@@ -151,13 +151,16 @@ def _check_folder(folder: Path, *, with_weights: bool) -> None:
         )
     config = _json(folder / CONFIG)
     check_supported(str(folder / CONFIG), config)
-    size = max(_vocabulary(folder / TOKENIZER).values()) + 1
+    marian = has_marian_pieces(folder)
+    file = folder / (VOCABULARY if marian else TOKENIZER)
+    words = _json(file) if marian else _vocabulary(file)
+    size = max(map(int, words.values()), default=0) + 1
     rows = config.get("vocab_size")
     for path in _weight_files(folder) if with_weights else ():
         rows = _embedding_rows(path) or rows
     if isinstance(rows, int) and size > rows:
         raise SettingsError(
-            f"{folder / TOKENIZER} has {size} tokens, but the model's embedding only {rows}; "
+            f"{file} has {size} tokens, but the model's embedding only {rows}; "
             "take the tokenizer that the model was trained with"
         )
 
@@ -174,7 +177,9 @@ def _weight_files(folder: Path) -> Iterable[Path]:
         files = _json(folder / INDEX).get("weight_map", {}).values()
         return [folder / name for name in sorted(set(files))]
     if any(folder.glob("*.bin")):
-        raise SettingsError(f"{folder} has pickled weights only; convert them to {WEIGHTS}")
+        raise SettingsError(
+            f"{folder} has pickled weights only; convert them to {WEIGHTS} (docs/engine.md)"
+        )
     raise SettingsError(f"{folder} has no weights: neither {WEIGHTS} nor {INDEX}")
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from model_workers.engine.cacheless import EchoEngine
-from model_workers.engine.prepared import PreparedEngine
 from model_workers.engine.protocol import Engine
 from model_workers.model_folder import CONFIG, check_model
+from model_workers.prepared import PreparedEngine
 from sluice.settings import ModelSettings, resolve_model_path
 
 ECHO_CONTEXT_TOKENS: Final = 4096

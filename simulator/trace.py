@@ -179,9 +179,9 @@ class Recording:
         if len(self._pending) >= PENDING_MAX:
             self.dropped += 1
             return
-        base = len(task.produced_token_ids)
-        arrival = _arrival(task, now - self._began)
-        self._pending[task.request_id] = _Pending(arrival, now, base, base)
+        base, waited_s = len(task.produced_token_ids), task.waited_us / 1e6
+        arrival = _arrival(task, max(0.0, now - waited_s - self._began), waited_s)
+        self._pending[task.request_id] = _Pending(arrival, now - waited_s, base, base)
 
     def frames(self, frames: Iterable[frame_pb2.Frame], now: float) -> list[Arrival]:
         """Takes frames; returns the requests that ended with them."""
@@ -200,8 +200,8 @@ class Recording:
         return _ended(pending, now)
 
 
-def _arrival(task: task_pb2.Task, at_s: float) -> Arrival:
-    """What a task says; the length of the answer is not known yet."""
+def _arrival(task: task_pb2.Task, at_s: float, waited_s: float) -> Arrival:
+    """What a task says that was published ``waited_s`` after its arrival; how long the answer is nobody knows yet."""
     return Arrival(
         at_s=round(at_s, 6),
         # Tokens that exist already are computed with the prompt.
@@ -211,7 +211,7 @@ def _arrival(task: task_pb2.Task, at_s: float) -> Arrival:
         priority_class=task.priority_class,
         tenant=task.tenant or "default",
         workload=task.workload,
-        timeout_s=task.timeout_ms / 1e3 if task.timeout_ms else None,
+        timeout_s=round(task.timeout_ms / 1e3 + waited_s, 6) if task.timeout_ms else None,
         model=task.model,
     )
 

@@ -50,6 +50,7 @@ _MAX_BYTES: Final = {
 }
 
 _REASON_MAX_CHARS: Final = 300
+_PATH_MAX_CHARS: Final = 200
 
 
 class ConstraintInvalid(ValueError):
@@ -141,7 +142,7 @@ def costly_part(kind: str, text: str) -> str:
         where = max(_costs(_parsed(text), "$"), default=(0, "$"))[1]
     except RecursionError:
         where = "$"
-    return f"simplify {where}, or take it out"
+    return f"simplify {_shown(where)}, or take it out"
 
 
 def _parsed(text: str) -> Any:
@@ -161,7 +162,7 @@ def _check_multiples(part: Any, path: str) -> int:
     product = 1
     for name, value in part.items():
         below = f"{path}.{name}"
-        if name == "multipleOf" and isinstance(value, int | float) and 0 < value < math.inf:
+        if name == "multipleOf" and _is_number(value) and 0 < value < math.inf:
             product *= Fraction(str(value)).numerator
         elif name == "allOf" and isinstance(value, list):
             for place, one in enumerate(value):
@@ -170,9 +171,20 @@ def _check_multiples(part: Any, path: str) -> int:
             _check_multiples(value, below)
         if product > MULTIPLE_MAX:
             raise ConstraintInvalid(
-                f"{below}: what must be a multiple of over {MULTIPLE_MAX} cannot be enforced; check it yourself"
+                f"{_shown(below)}: what must be a multiple of over {MULTIPLE_MAX} cannot be enforced; check it yourself"
             )
     return product
+
+
+def _is_number(value: Any) -> bool:
+    """Not so are JSON's true, and NaN, which Python reads too."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+
+
+def _shown(path: str) -> str:
+    """``path`` for a message; names in it may have any length."""
+    half = _PATH_MAX_CHARS // 2
+    return path if len(path) <= _PATH_MAX_CHARS else f"{path[:half]}...{path[-half:]}"
 
 
 def _costs(part: Any, path: str) -> Iterator[tuple[int, str]]:
@@ -187,7 +199,7 @@ def _costs(part: Any, path: str) -> Iterator[tuple[int, str]]:
         if name == "pattern" and isinstance(value, str):
             counts = (int(count[:9]) for count in re.findall(r"\d+", value))
             yield len(value) + sum(counts), below
-        elif name == "multipleOf" and isinstance(value, int | float):
+        elif name == "multipleOf" and _is_number(value):
             yield int(min(abs(value), 1e9)), below
         elif name == "allOf" and isinstance(value, list):
             inner = sum(cost for cost, _ in _costs(value, below))

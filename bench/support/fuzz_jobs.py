@@ -1,7 +1,7 @@
 """JobService without sockets for fuzzing: its store is a JetStream in memory, in which jobs are in any state."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence, Set
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from bench.support.fuzz_gateway import Context
 from bench.support.mutator import Mutator
+from jobs.quotas import Quotas
 from jobs.service import JobService
 from jobs.store import JobStore
 from jobs.uploads import Outside
@@ -93,7 +94,9 @@ class FuzzedJobs:
         self._store._jetstream = self._store._records._jetstream = stream
         prefix = self._store._records._prefix
         self._store._records.read_payloads = lambda: stream.latest(prefix)  # type: ignore[method-assign]
-        self._service = JobService(self._store, Outside.of(settings), _models)
+        quotas = Quotas(settings)
+        quotas.counted.set()
+        self._service = JobService(self._store, Outside.of(settings), quotas, _models)
         self._jobs: list[str] = []
         self._uploads: list[str] = []
 
@@ -160,7 +163,7 @@ class FuzzedJobs:
         await self._store.append(job, record.stage, record.round, segment, last)
 
 
-async def _models() -> set[str]:
+async def _models(asked: Set[str]) -> set[str]:
     return {"auto", "small", "large"}
 
 

@@ -1,12 +1,12 @@
 """A NATS without a server for fuzzing: what a process subscribes to can be called, what it publishes is passed on."""
 
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, Final
 
 from nats.aio.msg import Msg
-from nats.errors import NoRespondersError
+from nats.errors import BadSubjectError, MaxPayloadError, NoRespondersError
 from nats.js.errors import NotFoundError
 
 from sluice.wire.codec import MAX_MESSAGE_BYTES
@@ -39,13 +39,35 @@ class MemoryNats:
     async def unsubscribe(self) -> None:
         """Nobody else calls the handler."""
 
-    async def feed(self, pattern: str, payload: bytes, subject: str = "") -> None:
+    async def feed(
+        self,
+        pattern: str,
+        payload: bytes,
+        subject: str = "",
+        reply: str = "_INBOX.fuzz.1",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         """Gives a message to the handler of ``pattern``, as if it had come on ``subject``."""
-        message: Any = Msg(self, subject or pattern, "_INBOX.fuzz.1", payload, {})  # type: ignore[arg-type]
+        message: Any = Msg(self, subject or pattern, reply, payload, dict(headers or {}))  # type: ignore[arg-type]
         await self.handlers[pattern](message)
 
-    async def publish(self, subject: str, payload: bytes = b"", *_: Any, **__: Any) -> Any:
-        """Also JetStream's, whose answer is the sequence."""
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        reply: str = "",
+        headers: Mapping[str, str] | None = None,
+        **_: Any,
+    ) -> Any:
+        """Also JetStream's, whose answer is the sequence. What nats-py refuses is refused."""
+        for one in (subject, reply) if reply else (subject,):
+            if not one or one.split() != [one] or "" in one.split("."):
+                raise BadSubjectError
+        if len(payload) > self.max_payload:
+            raise MaxPayloadError
+        # The server closes the connection of who breaks a header's line.
+        for name, value in (headers or {}).items():
+            assert not {"\r", "\n"} & {*name, *value}, f"a header breaks its line: {name}: {value}"
         self.published(subject, payload)
         return SimpleNamespace(seq=next(self._sequence))
 

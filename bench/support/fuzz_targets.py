@@ -16,7 +16,7 @@ from opentelemetry.trace import NoOpTracer
 from batcher.app import Batcher
 from batcher.core.workers import ChannelBroken
 from batcher.workers.client import step_report
-from bench.support import fuzz_gateway
+from bench.support import fuzz_gateway, fuzz_inputs
 from bench.support.fuzz_jobs import FuzzedJobs
 from bench.support.fuzz_nats import MemoryNats
 from bench.support.mutator import Mutator
@@ -27,7 +27,6 @@ from gateway.identity.authenticator import Authenticator
 from gateway.identity.keys import caller_of_key
 from gateway.identity.tokens import KeyMissing, caller_of_token, key_set
 from gateway.streaming.idempotency import Replay, is_whole
-from jobs.input import Format, Template, read_items
 from jobs.stages import check_stages
 from model_workers.engine.cacheless import EchoEngine
 from model_workers.worker import InboxFull, Worker
@@ -99,22 +98,25 @@ class FuzzedBatcher:
             task.request_id = task.request_id or "req-1"
             task.sampling.max_tokens = task.sampling.max_tokens or 5
         subject = subjects.task_to(BATCHER)
-        await self.nats.feed(subjects.all_to(BATCHER), draw.packed(task), subject)
+        await self.nats.feed(
+            subjects.all_to(BATCHER), draw.packed(task), subject, **draw.envelope()
+        )
         return "task"
 
     async def _control(self, draw: Mutator) -> str:
         payload = draw.packed(draw.filled(ControlMessage))
         if draw.chance(0.5):
-            await self.nats.feed(subjects.CONTROL, payload)
+            await self.nats.feed(subjects.CONTROL, payload, **draw.envelope())
         else:
             subject = subjects.control_to(BATCHER)
-            await self.nats.feed(subjects.all_to(BATCHER), payload, subject)
+            await self.nats.feed(subjects.all_to(BATCHER), payload, subject, **draw.envelope())
         return "control"
 
     async def _report(self, draw: Mutator) -> str:
         report = draw.filled(BatcherReport)
         report.batcher = draw.random.choice((BATCHER, "b2", report.batcher))
-        await self.nats.feed(subjects.ALL_REPORTS, draw.packed(report), subjects.report("b2"))
+        subject = subjects.report("b2")
+        await self.nats.feed(subjects.ALL_REPORTS, draw.packed(report), subject, **draw.envelope())
         return "report"
 
     async def _step(self, draw: Mutator) -> str:
@@ -269,12 +271,6 @@ async def stored(draw: Mutator) -> str:
     return "taken"
 
 
-_LINES: Final = (
-    {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
-     "body": {"model": "small", "messages": [{"role": "user", "content": "hi"}]}},
-    {"id": "b", "prompt": "hi", "max_tokens": 3},
-    {"id": 3, "chat": [{"role": "user", "content": "hi"}]},
-)  # fmt: skip
 _BATCH: Final = {
     "input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h",
     "metadata": {"a": "b"},
@@ -286,24 +282,13 @@ _FORM: Final = (
 
 
 async def upload(draw: Mutator) -> str:
-    """A file of a job in any format, the form around it, and what a job is to do with it."""
-    kind = draw.random.choice((_input, _form, _batch, _job))
+    """The form around a file of a job, and what a job is to do with it."""
+    kind = draw.random.choice((_form, _batch, _job))
     try:
         kind(draw)
     except SluiceError as error:
         return type(error).__name__
     return "taken"
-
-
-def _input(draw: Mutator) -> None:
-    lines = [draw.dumped(draw.changed_json(one)) for one in _LINES]
-    data = draw.random.choice(
-        (b"\n".join(lines), b"id,prompt\n1,hi\n2,ho\n", b"\x1f\x8b" + lines[0])
-    )
-    format = draw.random.choice(tuple(Format))
-    template = Template("{prompt} {{x}}") if draw.chance(0.3) else None
-    for _ in read_items(iter([draw.bytes(data)]), format, template, line_bytes_max=2000):
-        pass
 
 
 def _form(draw: Mutator) -> None:
@@ -355,6 +340,15 @@ async def _of_worker() -> AsyncIterator[Fuzzed]:
 
 
 @asynccontextmanager
+async def _of_compiler() -> AsyncIterator[Fuzzed]:
+    compiled = fuzz_inputs.Compiled()
+    try:
+        yield compiled.constraint
+    finally:
+        await compiled.close()
+
+
+@asynccontextmanager
 async def _of(make: Callable[[], Fuzzed]) -> AsyncIterator[Fuzzed]:
     yield make()
 
@@ -368,5 +362,11 @@ TARGETS: Final[Mapping[str, Opened]] = {
     "stored": partial(_of, lambda: stored),
     "upload": partial(_of, lambda: upload),
     "jobs": partial(_of, lambda: FuzzedJobs().call),
+    "constraints": partial(_of, lambda: fuzz_inputs.constraints),
+    "compiled": _of_compiler,
+    "tables": partial(_of, lambda: fuzz_inputs.tables),
+    "parquet": partial(_of, lambda: fuzz_inputs.parquet),
+    "audio": partial(_of, lambda: fuzz_inputs.audio),
+    "urls": partial(_of, lambda: fuzz_inputs.urls),
 }
 """What is fuzzed, each opened anew from time to time."""

@@ -25,6 +25,24 @@ _TEXTS: Final = (
 )
 
 
+_REPLIES: Final = (
+    *(
+        "",
+        "_INBOX.fuzz.1",
+        "_INBOX.gateway.gw1.1",
+        "sluice.control",
+        "sluice.frames.gw1",
+        "a..b",
+        ".",
+    ),
+    *("$JS.API.STREAM.DELETE.SLUICE_JOBS", "$KV.SLUICE_API_KEYS.x", "$SYS.REQ.SERVER.PING", "a.>"),
+)
+_HEADERS: Final = (
+    *("traceparent", "tracestate", "Status", "Description", "Nats-Msg-Id", "Nats-Rollup"),
+    *("Nats-Expected-Last-Subject-Sequence", "Nats-TTL", "sluice-tenant"),
+)
+
+
 class Mutator:
     """Draws inputs.
 
@@ -93,6 +111,21 @@ class Mutator:
         """``message``, half of the time with broken bytes."""
         payload = message.SerializeToString()
         return self.bytes(payload) if self.chance(0.5) else payload
+
+    def envelope(self) -> dict[str, Any]:
+        """What NATS lets any process write around a message: a subject for the reply, and headers."""
+        if self.chance(0.8):
+            return {}
+        reply = self.random.choice((*_REPLIES, self._word(self.text())))
+        names = (*_HEADERS, self._word(self.text()) or "x")
+        headers = {
+            self.random.choice(names): self.text().replace("\r", "").replace("\n", "")
+            for _ in range(self._size(3))
+        }
+        return {"reply": reply, "headers": headers}
+
+    def _word(self, text: str) -> str:
+        return "".join(text.split())
 
     def _change(self, data: bytearray) -> None:
         at = self.random.randint(0, len(data))

@@ -6,9 +6,9 @@ a gateway keep is bounded before it is read, whatever its calls are for. Tenants
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
 
 from sluice.errors import DeadlinePassed, Overloaded
 
@@ -25,7 +25,11 @@ STREAMS_MAX: Final = 256
 """Calls of a tenant beside those that have a class: of JobService, and reflection."""
 SENDING_MAX: Final = 4
 """Those of them whose client may send many messages: uploads."""
+HEALTH_MAX: Final = 1024
+"""Calls of an address about health, which anybody may ask."""
 RETRY_AFTER_S: Final = 1.0
+
+_Message = TypeVar("_Message")
 
 
 class Arriving:
@@ -41,34 +45,34 @@ class Arriving:
         fitting = RECEIVING_BYTES // max_message_bytes
         self.receiving_max = min(max(fitting, RECEIVING_MIN), RECEIVING_MAX)
         self.held_max = max(HELD_MESSAGES * max_message_bytes, HELD_BYTES)
-        self._receiving: dict[str, tuple[asyncio.Semaphore, list[int]]] = {}
+        self._receiving: dict[str, _Places] = {}
         self._held: Counter[str] = Counter()
         self._streams: Counter[str] = Counter()
         self._sending: Counter[str] = Counter()
+        self._health: Counter[str] = Counter()
 
-    @asynccontextmanager
-    async def message(self, tenant: str) -> AsyncIterator[None]:
-        """The block reads one message of ``tenant``, after those that arrive already.
+    async def receive(self, tenant: str, read: Callable[[], Awaitable[_Message]]) -> _Message:
+        """One message of ``tenant`` by ``read``, after those that arrive already.
 
         Raises:
             DeadlinePassed: it did not arrive in time.
         """
-        places, users = self._receiving.setdefault(
-            tenant, (asyncio.Semaphore(self.receiving_max), [0])
-        )
-        users[0] += 1
+        places = self._receiving.get(tenant)
+        if places is None:
+            places = self._receiving[tenant] = _Places(self.receiving_max)
+        places.users += 1
         try:
-            async with places:
-                try:
-                    async with asyncio.timeout(RECEIVE_S):
-                        yield
-                except TimeoutError:
-                    raise DeadlinePassed(
-                        f"the message of the call did not arrive within {RECEIVE_S:g} s"
-                    ) from None
+            async with places.free, asyncio.timeout(RECEIVE_S) as limit:
+                return await read()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise DeadlinePassed(
+                f"the message of the call did not arrive within {RECEIVE_S:g} s"
+            ) from None
         finally:
-            users[0] -= 1
-            if not users[0]:
+            places.users -= 1
+            if not places.users:
                 del self._receiving[tenant]
 
     def kept_by(self, tenant: str) -> "Held":
@@ -82,23 +86,48 @@ class Arriving:
         Raises:
             Overloaded: the tenant has too many.
         """
-        counts = (self._streams, self._sending) if sends else (self._streams,)
-        for count, limit in zip(counts, (STREAMS_MAX, SENDING_MAX), strict=False):
-            if count[tenant] >= limit:
-                what = "calls about jobs" if count is self._streams else "uploads"
-                raise Overloaded(
-                    f"{limit} {what} of your tenant are being answered",
-                    retry_after_s=RETRY_AFTER_S,
-                )
-        for count in counts:
-            count[tenant] += 1
+        with self._counted(self._streams, tenant, STREAMS_MAX, "calls about jobs of your tenant"):
+            if not sends:
+                yield
+                return
+            with self._counted(self._sending, tenant, SENDING_MAX, "uploads of your tenant"):
+                yield
+
+    @contextmanager
+    def health(self, address: str) -> Iterator[None]:
+        """Counts a call about health, whose caller nobody knows, while it runs.
+
+        Raises:
+            Overloaded: the address has too many.
+        """
+        with self._counted(self._health, address, HEALTH_MAX, "calls about health of your address"):
+            yield
+
+    @contextmanager
+    def _counted(self, count: Counter[str], name: str, limit: int, what: str) -> Iterator[None]:
+        if count[name] >= limit:
+            raise Overloaded(f"{limit} {what} are being answered", retry_after_s=RETRY_AFTER_S)
+        count[name] += 1
         try:
             yield
         finally:
-            for count in counts:
-                count[tenant] -= 1
-                if not count[tenant]:
-                    del count[tenant]
+            count[name] -= 1
+            if not count[name]:
+                del count[name]
+
+
+class _Places:
+    """Where the messages of a tenant arrive.
+
+    Attributes:
+        users: calls that have a place or wait for one.
+    """
+
+    __slots__ = ("free", "users")
+
+    def __init__(self, places: int) -> None:
+        self.free = asyncio.Semaphore(places)
+        self.users = 0
 
 
 class Held:

@@ -5,24 +5,26 @@ an interactive caller needs. A tenant may hold only a share of what its class ma
 
 Bulk calls begin in turns (`gateway.admission.turns`).
 
-Calls that are inspected and tokenized: this takes the gateway's processor, in order of arrival. The limits of less
-urgent classes keep a burst of bulk requests from delaying an interactive request that arrives after it.
+Calls that are inspected and tokenized: this takes the gateway's processor. The limits of less urgent classes keep a
+burst of bulk requests from delaying an interactive request that arrives after it; inside a class tenants take turns.
 """
 
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from typing import Final
 
 from gateway.admission.tenant_limits import TenantLimits
+from gateway.admission.tenant_threads import TenantQueue
 from gateway.admission.turns import Turns
 from sluice.errors import Overloaded, ShuttingDown
 from sluice.settings import CallShares
 from sluice.wire.subjects import CLASSES, QUEUED_CLASS, RANKS
 
 RETRY_AFTER_S: Final = 1.0
+ROWS_MAX: Final = 8000
 PREPARED_MAX: Final[Mapping[str, int]] = {"standard": 8, "bulk": 2}
 """Requests that are prepared at the same time, by class; interactive ones are not limited."""
 
@@ -37,9 +39,19 @@ class ClassLimiter:
     """
 
     def __init__(
-        self, limit: int, shares: CallShares, tenant_limits: TenantLimits | None = None
+        self,
+        limit: int,
+        shares: CallShares,
+        tenant_limits: TenantLimits | None = None,
+        rows_max: int = ROWS_MAX,
     ) -> None:
-        """``limit``: all calls that may run at the same time; ``tenant_limits``: of each tenant, at all gateways."""
+        """All that may run at the same time.
+
+        Args:
+            limit: calls.
+            tenant_limits: of each tenant, at all gateways.
+            rows_max: rows of a tenant's calls about texts, each of which has many.
+        """
         self._own_limits = tenant_limits
         self.draining = False
         self.idle = asyncio.Event()
@@ -51,7 +63,9 @@ class ClassLimiter:
         self._tenant_limits = [_places(most, shares.tenant) for most in self._limits]
         self._running = [0] * len(CLASSES)
         self._by_tenant: Counter[tuple[str, int]] = Counter()
-        self._slots = {name: asyncio.Semaphore(count) for name, count in PREPARED_MAX.items()}
+        self._rows_max = rows_max
+        self._rows: Counter[str] = Counter()
+        self._slots = {name: _Slots(count) for name, count in PREPARED_MAX.items()}
 
     @property
     def active(self) -> int:
@@ -84,6 +98,23 @@ class ClassLimiter:
         finally:
             self._leave(rank, tenant)
 
+    @contextmanager
+    def rows(self, tenant: str, count: int) -> Iterator[None]:
+        """Counts the rows of a call about texts while it runs. One alone is never too large.
+
+        Raises:
+            Overloaded: with those of the tenant's other calls they are too many.
+        """
+        if self._rows[tenant] and self._rows[tenant] + count > self._rows_max:
+            raise _overloaded(f"{self._rows_max} texts of your tenant are being computed")
+        self._rows[tenant] += count
+        try:
+            yield
+        finally:
+            self._rows[tenant] -= count
+            if not self._rows[tenant]:
+                del self._rows[tenant]
+
     def running(self, tenant: str, *, bulk: bool = False) -> int:
         """Calls of ``tenant`` that run, all or those of class bulk."""
         first = RANKS[QUEUED_CLASS] if bulk else 0
@@ -94,9 +125,10 @@ class ClassLimiter:
         """Those of which calls run."""
         return {tenant for tenant, _ in self._by_tenant}
 
-    def slot(self, priority_class: str) -> AbstractAsyncContextManager[None]:
-        """Held while a request is prepared; slots are given in order of arrival. The caller limits the wait."""
-        return self._slots.get(priority_class, nullcontext())
+    def slot(self, priority_class: str, tenant: str) -> AbstractAsyncContextManager[None]:
+        """Held while a request is prepared; tenants take turns. The caller limits the wait."""
+        slots = self._slots.get(priority_class)
+        return nullcontext() if slots is None else slots.held(tenant)
 
     def _check(self, rank: int, tenant: str) -> None:
         if self.draining:
@@ -121,6 +153,42 @@ class ClassLimiter:
             del self._by_tenant[tenant, rank]
         if not self.active:
             self.idle.set()
+
+
+class _Slots:
+    """A semaphore whose next place is that of the tenant that waits longest for its turn."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: TenantQueue[asyncio.Future[None]] = TenantQueue()
+
+    @asynccontextmanager
+    async def held(self, tenant: str) -> AsyncIterator[None]:
+        await self._take(tenant)
+        try:
+            yield
+        finally:
+            self._give()
+
+    async def _take(self, tenant: str) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(tenant, given)
+        try:
+            await given
+        except asyncio.CancelledError:
+            if not given.cancelled():  # it came in the same moment
+                self._give()
+            raise
+
+    def _give(self) -> None:
+        while (first := self._waiting.next()) is not None:
+            if not first.done():  # its caller has not gone
+                first.set_result(None)
+                return
+        self._free += 1
 
 
 def _places(limit: int, share: float) -> int:

@@ -13,12 +13,13 @@ import select
 import subprocess
 import sys
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
 from gateway.admission.constraint_child import MEMORY_BYTES, SECONDS
+from gateway.admission.tenant_threads import TenantQueue
 from sluice.constraints import costly_part, problem_before
 from sluice.errors import Overloaded
 
@@ -47,7 +48,7 @@ class ConstraintChecks:
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, str | None] = OrderedDict()
         self._open: dict[bytes, asyncio.Future[str | None]] = {}
-        self._waiting: OrderedDict[str, deque[_Waiting]] = OrderedDict()
+        self._waiting: TenantQueue[_Waiting] = TenantQueue()
         self._children: set[_Child] = set()
         self._idle: list[_Child] = []
         self._threads = ThreadPoolExecutor(CHILDREN, "constraints")
@@ -80,13 +81,12 @@ class ConstraintChecks:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _queue(self, one: _Waiting, tenant: str) -> "asyncio.Future[str | None]":
-        own = self._waiting.setdefault(tenant, deque())
-        if len(own) >= WAITING_MAX:
+        if self._waiting.count(tenant) >= WAITING_MAX:
             raise Overloaded(
                 f"{WAITING_MAX} constraints of your tenant wait to be compiled; equal ones are compiled once",
                 retry_after_s=RETRY_AFTER_S,
             )
-        own.append(one)
+        self._waiting.add(tenant, one)
         self._open[one.key] = one.found
         if len(self._runners) < CHILDREN:
             runner = asyncio.create_task(self._run())
@@ -94,18 +94,8 @@ class ConstraintChecks:
             runner.add_done_callback(self._runners.discard)
         return one.found
 
-    def _next(self) -> _Waiting | None:
-        """Of the tenant that waits longest for its turn."""
-        if not self._waiting:
-            return None
-        tenant, own = self._waiting.popitem(last=False)
-        one = own.popleft()
-        if own:
-            self._waiting[tenant] = own  # behind the others
-        return one
-
     async def _run(self) -> None:
-        while (one := self._next()) is not None:
+        while (one := self._waiting.next()) is not None:
             try:
                 problem = await self._compiled(one)
             except OSError as error:
@@ -153,6 +143,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
+            start_new_session=True,  # the kernel may share cores by session
         )
         if self._ask("regex", "x", _START_S) is None:
             raise ChildProcessError("a process that compiles constraints did not come up")

@@ -9,6 +9,8 @@ import os
 import resource
 import signal
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from sluice.constraints import problem_of
@@ -22,7 +24,7 @@ _NICE: Final = 10
 
 def main() -> None:
     """Answers until the standard input ends."""
-    os.nice(_NICE)
+    _give_way()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     problem_of("regex", "warm-up")  # loads the libraries before the memory is counted
     pages = int(open("/proc/self/statm", encoding="ascii").read().split()[0])  # noqa: SIM115
@@ -35,6 +37,13 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         sys.stdout.write(json.dumps({"problem": problem}) + "\n")
         sys.stdout.flush()
+
+
+def _give_way() -> None:
+    os.nice(_NICE)
+    # Where the kernel groups processes by session, only the group's own value counts between sessions.
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(_NICE), encoding="ascii")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
 """From a valid request to a task in three hops: inspect, route, tokenize."""
 
-import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +14,7 @@ from gateway.admission.constraint_checks import ConstraintChecks
 from gateway.admission.entities import Asker, EntityReader, find_entities
 from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.admission.prompts import PreparedPrompt, check_length, encode, is_long, prepare
+from gateway.admission.tenant_threads import TenantThreads
 from gateway.admission.usage import CurrentLoad, UsageAccounting
 from gateway.identity.caller import current_caller
 from gateway.models.catalog import Catalog, ServedModel
@@ -179,6 +178,7 @@ class Admission:
     Attributes:
         router: replaced when the routing policies are reloaded.
         entities: asks token classifiers; set once there is a way to send rows.
+        threads: in which long texts become tokens.
     """
 
     entities: EntityReader
@@ -197,12 +197,14 @@ class Admission:
         self._overload = overload
         self._usage = usage
         # One thread: it shares the interpreter with the event loop, and takes half of it at most.
-        self._inspections = ThreadPoolExecutor(1, "inspection")
+        self._inspections = TenantThreads("inspection", 1)
+        self.threads = TenantThreads("encoding")
         self._constraints = ConstraintChecks()
 
     def close(self) -> None:
         """Nothing is inspected any more."""
-        self._inspections.shutdown(wait=False, cancel_futures=True)
+        self._inspections.close()
+        self.threads.close()
         self._constraints.close()
 
     async def admit(self, incoming: IncomingRequest) -> AdmittedRequest:
@@ -248,7 +250,8 @@ class Admission:
             with incoming.hop(names.SPAN_TOKENIZE, "tokenize_ms") as span:
                 work = partial(prepare, conversation, self.catalog[plan.model])
                 long = is_long([turn.content for turn in conversation.turns])
-                rows = await asyncio.to_thread(work) if long else work()
+                tenant = incoming.request.tenant
+                rows = await self.threads.run(tenant, work) if long else work()
                 tokens = sum(len(row.prompt_token_ids) for row in rows)
                 span.set_attribute(names.GEN_AI_INPUT_TOKENS, tokens)
             self._usage.hold_longest(decided.reservation, current_caller(), *rows)
@@ -296,24 +299,26 @@ class Admission:
         prompt = _InspectedPrompt(_passed(conversation, safety), safety)
         features = await self._features(self.router, prompt, name, {}, tenant)
         model = self.catalog[self.router.plan(features, NoLoad()).model]
-        return len(await encode(prompt.conversation, model)), model
+        return len(await encode(prompt.conversation, model, self.threads, tenant)), model
 
     async def check(self, asker: Asker) -> SafetyOutcome:
         """Inspects the texts of a request."""
         request, texts = asker.request, asker.request.conversation.texts
         begin = partial(self.inspector.begin, request.tenant, request.labels, texts)
-        inspection = await self._run(begin, texts)
+        inspection = await self._run(request.tenant, begin, texts)
         entities = NO_ENTITIES
         checks: tuple[Decided, ...] = ()
         if inspection.entity_guards:
             entities, checks = await find_entities(self.entities, inspection, asker)
-        return await self._run(partial(_decide, inspection, entities, checks), texts)
+        return await self._run(
+            request.tenant, partial(_decide, inspection, entities, checks), texts
+        )
 
-    async def _run(self, work: Callable[[], _T], texts: Sequence[str]) -> _T:
+    async def _run(self, tenant: str, work: Callable[[], _T], texts: Sequence[str]) -> _T:
         """Does ``work`` on ``texts``: in the thread when they are long, so that the event loop runs other calls."""
         if not is_long(texts):
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._inspections, work)
+        return await self._inspections.run(tenant, work)
 
     async def _check_constraint(self, request: ValidRequest) -> None:
         """Raises InvalidRequest for a constraint that no worker could enforce."""
@@ -331,13 +336,13 @@ class Admission:
         record.add_inspection(
             safety.policy.version, safety.verdict, conversation.texts, seen, safety.checks
         )
-        await self._rehearse(safety, span)
+        await self._rehearse(safety, asker.request.tenant, span)
         return _InspectedPrompt(_passed(conversation, safety), safety)
 
-    async def _rehearse(self, safety: SafetyOutcome, span: Span) -> None:
+    async def _rehearse(self, safety: SafetyOutcome, tenant: str, span: Span) -> None:
         """Tries the dry-run policy, if there is one, on the same texts."""
         rehearse = partial(self.inspector.rehearse, safety.inspection, safety.entities)
-        tried = await self._run(rehearse, safety.inspection.texts)
+        tried = await self._run(tenant, rehearse, safety.inspection.texts)
         moves = self.inspector.count(safety.inspected, tried)
         if moves:
             span.set_attribute(names.DRY_RUN, move_labels(moves))
@@ -407,7 +412,8 @@ class Admission:
         routed = model is None and features.governed is None
         if not routed or not router.needs_prompt_tokens:
             return features
-        tokens = await encode(prompt.conversation, self.catalog[self.catalog.default])
+        default = self.catalog[self.catalog.default]
+        tokens = await encode(prompt.conversation, default, self.threads, tenant)
         return replace(features, prompt_tokens=len(tokens))
 
     async def _prepare(
@@ -415,7 +421,8 @@ class Admission:
     ) -> PreparedPrompt:
         conversation, inspection = prompt.conversation, prompt.safety.inspection
         inspect = partial(self.inspector.answer, inspection, conversation.system_text)
-        return await prepare(request, conversation, self._version(request, model), inspect)
+        version = self._version(request, model)
+        return await prepare(request, conversation, version, inspect, self.threads)
 
     def _version(self, request: ValidRequest, model: str) -> ServedModel:
         """The version of ``model`` that answers: for tokens that the caller holds the one that they came from."""

@@ -1,12 +1,13 @@
 """Prepares a prompt for a model: its tokens in the chat template, and sampling parameters that fit the model."""
 
-import asyncio
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
+from gateway.admission.tenant_threads import TenantThreads
 from gateway.audio.chunks import chunks_of
 from gateway.models.catalog import ServedModel
 from gateway.models.tokenizer import TemplateRefused
@@ -76,13 +77,14 @@ async def prepare(
     conversation: Conversation,
     model: ServedModel,
     inspect: Callable[[], AnswerInspection | None] | None,
+    threads: TenantThreads,
 ) -> PreparedPrompt:
     """``conversation`` for ``model``; raises as `encode`, `fit` and `hear`."""
     if request.audio is not None:
         return hear(request, request.audio, conversation.turns[0].content, model, inspect)
     if model.speech is not None:
-        raise InvalidRequest.of("input", f"{model.name} takes audio, and no prompts; set audio")
-    token_ids = await encode(conversation, model)
+        raise InvalidRequest.of("model", f"{model.name} takes audio, and no prompts; set audio")
+    token_ids = await encode(conversation, model, threads, request.tenant)
     return PreparedPrompt(model, token_ids, fit(request, model, len(token_ids)), inspect)
 
 
@@ -127,14 +129,16 @@ def hear(
     return PreparedPrompt(model, prompt * len(chunks), whole, inspect, chunks=tuple(chunks))
 
 
-async def encode(conversation: Conversation, model: ServedModel) -> list[int]:
-    """The prompt's tokens; those of a long text are computed in a thread.
+async def encode(
+    conversation: Conversation, model: ServedModel, threads: TenantThreads, tenant: str
+) -> list[int]:
+    """The prompt's tokens; those of a long text are computed in one of ``threads``.
 
     Raises:
         InvalidRequest: the model's chat template does not take the conversation, or there is none.
     """
     if is_long(conversation.texts):
-        return await asyncio.to_thread(encode_now, conversation, model)
+        return await threads.run(tenant, partial(encode_now, conversation, model))
     return encode_now(conversation, model)
 
 
@@ -144,7 +148,7 @@ def encode_now(conversation: Conversation, model: ServedModel) -> list[int]:
     if conversation.raw or (tokenizer.template is None and alone):
         return tokenizer.encode_text(conversation.turns[0].content)
     if tokenizer.template is None:
-        raise InvalidRequest.of("chat", f"{model.name} has no chat template; use prompt")
+        raise InvalidRequest.of("chat", f"{model.name} has no chat template; send one prompt")
     form = tokenizer.tool_format
     if conversation.tools and form is None:
         raise InvalidRequest.of(
@@ -197,7 +201,8 @@ def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampli
     if constraint is not None:
         setattr(fitted, constraint, getattr(sampling, constraint))
     form, tools = model.tokenizer.tool_format, request.tools
-    if form is not None and tools is not None and tools.constrained:
+    constrained = tools is not None and tools.constrained and model.settings.server is None
+    if form is not None and tools is not None and constrained:
         fitted.grammar = grammar_of(form, tools, model.tokenizer.special_id(form.opening))
     return fitted
 
@@ -257,6 +262,11 @@ def _check_model(request: ValidRequest, model: ServedModel) -> None:
     if model.settings.server is not None and request.tools is not None and request.tools.forced:
         raise InvalidRequest.of(
             "tool_choice", f"the server of {model.name} cannot be held to a call; let it choose"
+        )
+    server = model.settings.server
+    if server is not None and server.api != "chat" and request.tools and request.tools.schema:
+        raise InvalidRequest.of(
+            "sampling.json_schema", f"the server of {model.name} takes none beside tools"
         )
     constraint = sampling.WhichOneof("constraint")
     field = f"sampling.{constraint}" if constraint else ""

@@ -6,7 +6,7 @@ each rate of tokens before it is sent. At its end what it has used takes the pla
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
 from gateway.admission.token_bucket import STALE_S, TokenBucket
@@ -127,7 +127,10 @@ class TenantLimits:
         limits, now = self.of(payer.tenant), self._clock()
         for name, limit, spent in self._costs(payer.tenant, limits, now):
             if spent >= limit:
-                raise _reached(f"tenant {payer.tenant}", name, limit, COST_RETRY_S)
+                # What running requests may cost is often more than they do.
+                is_final = spent - self._hours.may_cost(payer.tenant, now) >= limit
+                wait_s = self._period_left_s(name, now) if is_final else COST_RETRY_S
+                raise _reached(f"tenant {payer.tenant}", name, limit, wait_s)
         self._take(list(self._rates(payer, limits, _REQUESTS)), 1.0, now)
         for bucket in self._rates(payer, limits, _TOKENS):
             if (wait_s := bucket.wait_s(1.0, now)) > 0:
@@ -292,6 +295,14 @@ class TenantLimits:
                 limits.cost_per_month,
                 self._days.spent(tenant, now, day) + running,
             )
+
+    def _period_left_s(self, name: str, now: float) -> float:
+        """Until the day or the month ends that a cost is limited in."""
+        at = datetime.fromtimestamp(now + self._unix_offset_s, UTC)
+        end = at.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+        if name == "cost_per_month":
+            end = (end.replace(day=28) + timedelta(days=4)).replace(day=1) if end.day > 1 else end
+        return (end - at).total_seconds()
 
     def _running_elsewhere(self, tenant: str, now: float) -> tuple[int, int]:
         live = [one for one in self._running.values() if now - one.told_at <= STALE_S]

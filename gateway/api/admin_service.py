@@ -1,5 +1,6 @@
 """``sluice.v1.AdminService`` over grpc.aio."""
 
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -23,6 +24,8 @@ from sluice.v1.admin_pb2_grpc import AdminServiceServicer
 from sluice.wire.clock import ms_of, timestamp, unix_ms
 from sluice.wire.subjects import is_token
 
+WORKER_CHARS_MAX: Final = 256
+DAY_S: Final = 86_400
 ADMIN_SERVICE: Final = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 
 
@@ -52,6 +55,7 @@ class AdminService(AdminServiceServicer):
         """See the proto."""
         if request.limit > LIST_MAX:
             raise InvalidRequest.of("limit", f"must be at most {LIST_MAX}")
+        _check_names(tenant=request.tenant, model=request.model)
         request.tenant = current_caller().reads or request.tenant
         return await self._shared.running.listed(request)
 
@@ -59,9 +63,8 @@ class AdminService(AdminServiceServicer):
         self, request: pb.ListTenantsRequest, context: Any
     ) -> pb.ListTenantsResponse:
         """See the proto."""
+        _check_names(tenant=request.tenant)
         tenant = current_caller().reads or request.tenant
-        if tenant and not is_token(tenant):
-            raise InvalidRequest.of("tenant", "is not the name of one")
         return self._shared.limits.listed(tenant, self._settings.currency)
 
     async def ForgetTenant(
@@ -78,6 +81,8 @@ class AdminService(AdminServiceServicer):
         """See the proto."""
         if bool(request.request_ids) == bool(request.tenant):
             raise InvalidRequest.of("request_ids", "name requests, or a tenant")
+        _check_list("request_ids", request.request_ids, LIST_MAX)
+        _check_names(tenant=request.tenant)
         cancelled = await self._shared.running.cancel(request)
         if request.request_ids and not cancelled.request_ids:
             raise RequestUnknown(f"{', '.join(request.request_ids)}: no such request runs now")
@@ -87,6 +92,9 @@ class AdminService(AdminServiceServicer):
         self, request: pb.DrainWorkerRequest, context: Any
     ) -> pb.DrainWorkerResponse:
         """See the proto."""
+        _check_names(model=request.model)
+        if len(request.worker) > WORKER_CHARS_MAX:
+            raise InvalidRequest.of("worker", f"must have at most {WORKER_CHARS_MAX} characters")
         live = _live_workers(await self._metrics.read_all((catalog.WORKER_LIVE.name,)))
         # One that was taken out of the configuration can still be taken out of the record.
         if not request.undo and (request.model, request.worker) not in live:
@@ -107,6 +115,8 @@ class AdminService(AdminServiceServicer):
         self, request: pb.ReadMetricsRequest, context: Any
     ) -> pb.ReadMetricsResponse:
         """See the proto."""
+        if len(request.names) > len(catalog.METRICS):
+            raise InvalidRequest.of("names", f"there are {len(catalog.METRICS)} metrics")
         unknown = sorted(set(request.names) - {one.name for one in catalog.METRICS})
         if unknown:
             raise InvalidRequest.of("names", f"no metrics of the mesh: {', '.join(unknown)}")
@@ -142,6 +152,9 @@ class AdminService(AdminServiceServicer):
         self, request: pb.StreamOutcomesRequest, context: Any
     ) -> None:
         """See the proto."""
+        _check_list("tenants", request.tenants, LIST_MAX)
+        if not 0 <= request.since_time.seconds <= unix_ms() // 1000 + DAY_S:
+            raise InvalidRequest.of("since_time", "must be a time between 1970 and tomorrow")
         tenants = self._readable(list(request.tenants), context)
         listed = self._store.list_outcomes(tenants, ms_of(request.since_time))
         async with aclosing(listed):
@@ -193,6 +206,18 @@ def _live_workers(processes: list[pb.ProcessMetrics]) -> dict[tuple[str, str], b
         model, worker = point.labels
         found[model, worker] = bool(point.value) or found.get((model, worker), False)
     return found
+
+
+def _check_names(**names: str) -> None:
+    """Of a tenant or a model, by their fields; empty is any."""
+    for field, name in names.items():
+        if name and not is_token(name):
+            raise InvalidRequest.of(field, "is not the name of one")
+
+
+def _check_list(field: str, names: Sequence[str], most: int) -> None:
+    if len(names) > most or not all(map(is_token, names)):
+        raise InvalidRequest.of(field, f"must be at most {most} names of up to 64 characters")
 
 
 def _request_id(given: str) -> str:

@@ -252,7 +252,7 @@ class _Call:
             return self._find(request) or await self._begin_in_slot(request, record)
 
     async def _begin_in_slot(self, request: ValidRequest, record: RecordBuilder) -> Stream | Replay:
-        async with self._shared.limiter.slot(request.priority_class):
+        async with self._shared.limiter.slot(request.priority_class, request.tenant):
             # Another call with the same key may have come while this one waited.
             found = self._find(request)
             if found is not None:

@@ -60,7 +60,7 @@ class InferenceService(InferenceServiceServicer):
         """See the proto."""
         conversation, name = validate_count(request, self._admission.catalog)
         tenant = current_caller().tenant
-        async with self._generator.limiter.slot(UNSTATED_CLASS):
+        async with self._generator.limiter.slot(UNSTATED_CLASS, tenant):
             asked = request_about(conversation, tenant, {}, timeout_of(context))
             asker = asker_of(asked, new_request_id(), time.monotonic())
             count, model = await self._admission.count(conversation, name, asker)

@@ -2,27 +2,35 @@
 
 Every method is a stream to gRPC, so that nothing of a message is received before this module reads it: first the caller
 is authenticated, then its tenant has a place to send in, then the message is read and parsed, then the call passes the
-limits of its class and tenant. Health alone is for everybody. grpc answers INTERNAL to a request that it cannot parse;
-here it becomes an error of ours.
+limits of its class and tenant. Health alone is for everybody, so many calls of an address. grpc answers INTERNAL to a
+request that it cannot parse; here it becomes an error of ours.
 """
 
 import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 import grpc
 from google.protobuf.descriptor_pool import Default as default_pool
 from google.protobuf.message import Message
 
+from gateway.admission import arriving
 from gateway.admission.arriving import Arriving
 from gateway.admission.class_limiter import ClassLimiter
-from gateway.api.metadata import metadata_of
+from gateway.api.metadata import host_of, metadata_of
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import MESH, Caller, roles_for, set_caller
 from gateway.validation.requests import class_of
-from sluice.errors import InternalError, InvalidRequest, MessageTooLarge, SluiceError
+from sluice.errors import (
+    DeadlinePassed,
+    InternalError,
+    InvalidRequest,
+    MessageTooLarge,
+    SluiceError,
+)
 from sluice.v1.inference_pb2 import GenerateRequest
 from sluice.wire.codec import request_reader
 
@@ -37,6 +45,7 @@ _OPERATORS: Final = frozenset(
 _OPEN: Final = "/grpc.health.v1.Health/"
 _MESH_ONLY: Final = frozenset({MESH})
 ABORT_S: Final = 5.0
+HEALTH_BYTES_MAX: Final = 1024
 METHODS_MAX: Final = 256
 """Methods whose handlers are kept."""
 
@@ -80,15 +89,15 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if known is not None:
             return known
         handler = await continuation(handler_call_details)
-        if handler is None or method.startswith(_OPEN):
-            return handler
-        if handler.request_streaming or not method.startswith(_OURS):
+        if handler is None:
+            return None
+        if method.startswith(_OPEN):
+            made = self._opened(handler)
+        elif handler.request_streaming or not method.startswith(_OURS):
             made = self._streamed(method, handler)
         else:
             made = self._parsed(method, handler)
-        if (
-            len(self._handlers) < METHODS_MAX
-        ):  # a service that takes any name does not fill the memory
+        if len(self._handlers) < METHODS_MAX:  # callers choose names, reflection takes any
             self._handlers[method] = made
         return made
 
@@ -100,6 +109,34 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         set_caller(caller)
         return caller
 
+    def _opened(self, handler: Any) -> Any:
+        """Of health, which anybody may ask: what a tenant is to other calls is an address here."""
+        behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
+        read = request_reader(handler.request_deserializer)
+
+        async def answer(context: Any) -> None:
+            address = f"of {host_of(context.peer())}"
+            with self._arriving.health(address):
+                payload = await self._arriving.receive(address, context.read)
+                if payload is grpc.aio.EOF:
+                    raise InvalidRequest("the call ended without a message")
+                if len(payload) > HEALTH_BYTES_MAX:
+                    raise _too_large(len(payload), HEALTH_BYTES_MAX)
+                request = read(payload)
+                if isinstance(request, SluiceError):
+                    raise request
+                response = await behaviour(request, context)
+                if not handler.response_streaming:
+                    await context.write(response)
+
+        async def guarded(_: Any, context: Any) -> None:
+            try:
+                await answer(context)
+            except SluiceError as error:
+                await abort(context, error.with_traceback(None))
+
+        return grpc.stream_stream_rpc_method_handler(guarded, None, handler.response_serializer)
+
     def _streamed(self, method: str, handler: Any) -> Any:
         """Of a method with many requests, which parses and counts them itself: items, jobs, reflection."""
         assert handler.stream_stream is not None, "others are ours"
@@ -107,7 +144,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         generates, sends = inspect.isasyncgenfunction(behaviour), _sends_many(method)
 
         async def answer(requests: Any, context: Any, caller: Caller) -> None:
-            taken = requests if sends else self._one(requests, caller.tenant)
+            taken = self._one(requests, caller.tenant) if not sends else requests
+            if sends and roles != _MESH_ONLY and method.startswith(_OURS):
+                taken = _pieces(requests)
             if not generates:
                 await behaviour(taken, context)
                 return
@@ -131,8 +170,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     async def _one(self, requests: Any, tenant: str) -> AsyncIterator[Any]:
         """The only message of a call; what comes behind it is not read."""
-        async with self._arriving.message(tenant):
-            message = await anext(aiter(requests), None)
+        message = await self._arriving.receive(tenant, partial(anext, aiter(requests), None))
         if message is not None:
             yield message
 
@@ -150,8 +188,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
         async def call(context: Any) -> None:
             tenant = (await self._admit(context, method, roles)).tenant
-            async with self._arriving.message(tenant):
-                payload = await context.read()
+            payload = await self._arriving.receive(tenant, context.read)
             if payload is grpc.aio.EOF:
                 raise InvalidRequest("the call ended without a message")
             with self._arriving.kept_by(tenant) as kept:
@@ -197,6 +234,22 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return message
 
         return read
+
+
+async def _pieces(requests: Any) -> AsyncIterator[Any]:
+    """The messages of an upload, each within the time of a message."""
+    messages = aiter(requests)
+    while True:
+        try:
+            async with asyncio.timeout(arriving.RECEIVE_S):
+                message = await anext(messages, None)
+        except TimeoutError:
+            raise DeadlinePassed(
+                f"the next piece did not arrive within {arriving.RECEIVE_S:g} s: send the file again"
+            ) from None
+        if message is None:
+            return
+        yield message
 
 
 def _sends_many(method: str) -> bool:

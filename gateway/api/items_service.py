@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from gateway.api.generate import Generator
@@ -61,8 +62,10 @@ class ItemsService(ItemsServiceServicer):
         if name not in self._catalog.answering:
             raise UnknownModel(f"no model {name!r}")
         tokenizer = self._catalog[name].tokenizer
-        async with self._generator.limiter.slot("bulk"):
-            ends = await asyncio.to_thread(tokenizer.token_ends, request.text)
+        tenant = current_caller().tenant
+        async with self._generator.limiter.slot("bulk", tenant):
+            run = self._generator.upstream.admission.threads.run
+            ends = await run(tenant, partial(tokenizer.token_ends, request.text))
         return FindTokenEndsResponse(ends=ends)
 
     async def _take(

@@ -19,7 +19,13 @@ from sluice.client.channel import (
     open_aio,
 )
 from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
-from sluice.errors import STATUS_DETAILS, JobsDisabled, SluiceError, TransportUnavailable
+from sluice.errors import (
+    STATUS_DETAILS,
+    JobsDisabled,
+    MessageTooLarge,
+    SluiceError,
+    TransportUnavailable,
+)
 from sluice.settings import JobsSettings
 from sluice.telemetry.tracing import TRACEPARENT
 from sluice.tls import channel_credentials
@@ -32,6 +38,8 @@ if TYPE_CHECKING:
 
 JOB_SERVICE: Final = jobs_pb2.DESCRIPTOR.services_by_name["JobService"].full_name
 RETRY_AFTER_S: Final = 1.0
+MESSAGE_BYTES_MAX: Final = 1 << 20
+"""Of one message; a process of jobs takes a specification of 64 KiB, and pieces of a file of 512 KiB."""
 _TRACE: Final = re.compile(r"[0-9a-f-]{55,128}")
 
 
@@ -140,6 +148,15 @@ async def _send(requests: AsyncIterator[bytes], call: Any) -> None:
             asyncio.InvalidStateError, grpc.aio.AioRpcError
         ):  # the answer came before the end
             async for request in requests:
+                if len(request) > MESSAGE_BYTES_MAX:
+                    raise MessageTooLarge(
+                        f"a message about jobs has {len(request)} bytes, the limit is {MESSAGE_BYTES_MAX}; a file is"
+                        " sent in pieces",
+                        metadata={
+                            "bytes": str(len(request)),
+                            "limit_bytes": str(MESSAGE_BYTES_MAX),
+                        },
+                    )
                 await call.write(request)
             await call.done_writing()
     except SluiceError:

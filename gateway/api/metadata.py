@@ -21,7 +21,13 @@ def timeout_of(context: Any) -> float:
     return GUARDS_S if remaining is None else min(float(remaining), GUARDS_S)
 
 
-def is_local(peer: str) -> bool:
-    """Whether the caller runs on this machine; ``peer`` as gRPC names it, "ipv4:HOST:PORT"."""
+def host_of(peer: str) -> str:
+    """The address of the caller; ``peer`` as gRPC names it, "ipv4:HOST:PORT"."""
     kind, _, address = unquote(peer).partition(":")
-    return kind == "unix" or is_loopback(address.rpartition(":")[0].strip("[]"))
+    return kind if kind == "unix" else address.rpartition(":")[0].strip("[]")
+
+
+def is_local(peer: str) -> bool:
+    """Whether the caller runs on this machine; ``peer`` as in `host_of`."""
+    host = host_of(peer)
+    return host == "unix" or is_loopback(host)

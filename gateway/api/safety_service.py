@@ -1,5 +1,6 @@
 """``sluice.v1.SafetyService`` over grpc.aio: what the safety policies make of one text."""
 
+import asyncio
 import time
 from typing import Any, Final
 
@@ -22,6 +23,8 @@ from sluice.v1 import safety_pb2 as pb
 from sluice.v1.safety_pb2_grpc import SafetyServiceServicer
 from sluice.wire.enums import value_of
 
+ASIDE_FINDINGS: Final = 256
+"""More are written beside the event loop: a text may have ten thousand."""
 SAFETY_SERVICE: Final = pb.DESCRIPTOR.services_by_name["SafetyService"].full_name
 
 
@@ -38,11 +41,14 @@ class SafetyService(SafetyServiceServicer):
         """See the proto."""
         check_labels(request.labels)
         tenant = current_caller().tenant
-        async with self._limiter.slot(UNSTATED_CLASS):
+        async with self._limiter.slot(UNSTATED_CLASS, tenant):
             text = Conversation((Turn(USER, request.text),), raw=True)
             asked = request_about(text, tenant, request.labels, timeout_of(context))
             asker = asker_of(asked, new_request_id(), time.monotonic())
-            return _checked(await self._admission.check(asker))
+            safety = await self._admission.check(asker)
+            if len(safety.inspected[0].found) > ASIDE_FINDINGS:
+                return await asyncio.to_thread(_checked, safety)
+            return _checked(safety)
 
     async def GetDryRun(self, request: pb.GetDryRunRequest, context: Any) -> pb.GetDryRunResponse:
         """See the proto."""

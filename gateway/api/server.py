@@ -1,5 +1,6 @@
 """gRPC on the gateway's event loop: its port, its certificates, limits of a connection."""
 
+import resource
 from typing import Any, Final
 
 import grpc
@@ -18,6 +19,14 @@ _CLIENT_PINGS_MS: Final = 500
 _CONNECTION_GRACE_MS: Final = 3_600_000
 """A stream that runs when its connection is too old is cut after this time."""
 _CLOSE_S: Final = 1.0
+CONNECTIONS_MAX: Final = 4096
+"""Of gRPC, and of HTTP: each is a file and memory, and anybody may open one."""
+
+
+def connections_max() -> int:
+    """`CONNECTIONS_MAX`, and fewer where that would be over a quarter of the files that the process may open."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CONNECTIONS_MAX if files == resource.RLIM_INFINITY else min(CONNECTIONS_MAX, files // 4)
 
 
 class GrpcServer:
@@ -77,6 +86,8 @@ def _options(settings: Settings, max_bytes: int) -> list[tuple[str, Any]]:
     limits = settings.gateway
     return [
         ("grpc.so_reuseport", 0),
+        # Of one that comes when so many are open the client hears UNAVAILABLE, and tries again.
+        ("grpc.max_allowed_incoming_connections", connections_max()),
         # gRPC accepts calls in order of arrival, whoever sent them: what a connection could not be given anyway
         # waits at its client, and not in front of the calls of others.
         ("grpc.max_concurrent_streams", 2 * limits.max_concurrent_requests),

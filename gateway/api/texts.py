@@ -152,8 +152,9 @@ class TextCalls:
             request = validate(self.shared.timeout_s(remaining_s), current_caller().tenant)
             call = _Call(self.shared, kind, request, spans)
             try:
-                async with asyncio.timeout(request.timeout_s):
-                    return await call.run(prepare)
+                with self.shared.limiter.rows(request.tenant, len(request.conversation.turns)):
+                    async with asyncio.timeout(request.timeout_s):
+                        return await call.run(prepare)
             except TimeoutError:
                 raise _deadline_passed().of_request(call.request_id) from None
             except SluiceError as error:
@@ -197,7 +198,7 @@ class _Call:
 
     async def _admit(self, record: RecordBuilder, prepare: PrepareTexts) -> AdmittedTexts:
         incoming = IncomingRequest(self._request, record, self._spans, self._timings)
-        async with self._shared.limiter.slot(self._request.priority_class):
+        async with self._shared.limiter.slot(self._request.priority_class, self._request.tenant):
             return await self._upstream.admission.admit_texts(incoming, prepare)
 
     async def _work(self, admitted: AdmittedTexts) -> list[bytes]:

@@ -1,18 +1,29 @@
 """The models of a configuration: their tokenizers, templates and limits, read from folders in Hugging Face layout."""
 
 import hashlib
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from tokenizers import Tokenizer
 
+from gateway.config.file_hashes import content_hash
 from gateway.models.catalog import Catalog, ServedModel
+from gateway.models.sentence_pieces import PieceTokenizer, marian_tokenizers
 from gateway.models.speech import SpeechTokens, speech_tokens
 from gateway.models.tokenizer import ChatTemplate, ModelTokenizer
 from gateway.tools.formats import FORMATS, HERMES, ToolFormat, guess
 from sluice.settings import ModelSettings, Settings, SettingsError, resolve_model_path
-from sluice.settings.models import context_tokens_of, hears, labels_of, language_config
+from sluice.settings.models import (
+    check_modality,
+    computed_context_of,
+    context_tokens_of,
+    has_marian_pieces,
+    hears,
+    labels_of,
+    language_config,
+)
 from sluice.settings.sentence_folder import (
     FILES,
     SentenceFolder,
@@ -27,11 +38,13 @@ _FILES: Final = [
     "config.json",
     "generation_config.json",
     "chat_template.jinja",
+    # Of Marian models, which have no tokenizer.json.
+    "source.spm",
+    "vocab.json",
 ]
 _TEXT_ENGINES: Final = frozenset({"embedding", "reranker", "token_classifier"})
-SAMPLES: Final = 64
-SAMPLE_BYTES: Final = 16 * 1024
-_VERSIONED: Final = frozenset({".json", ".jinja", ".safetensors", ".bin", ".model"})
+_VERSIONED: Final = frozenset({".json", ".jinja", ".model", ".spm", ".txt"})
+_WEIGHTS: Final = frozenset({".safetensors", ".bin"})
 _NO_VERSION: Final = {
     *("triton_url", "replicas", "standby", "prompt_price", "answer_price", "slots", "generation"),
 }
@@ -54,11 +67,14 @@ def load_models(settings: Settings, known: Mapping[str, ServedModel]) -> dict[st
     Raises:
         SettingsError: as `load_catalog`.
     """
-    return {model.name: _load_model(model, known.get(model.name)) for model in settings.models}
+    return {
+        model.name: _load_model(model, known.get(model.name), settings.cache.enabled)
+        for model in settings.models
+    }
 
 
-def _load_model(model: ModelSettings, known: ServedModel | None) -> ServedModel:
-    version = version_of(model)
+def _load_model(model: ModelSettings, known: ServedModel | None, kept: bool) -> ServedModel:
+    version = version_of(model, kept=kept)
     if known is not None and (known.settings, known.version) == (model, version):
         return known
     return ServedModel(model, load_tokenizer(model), version, sentence_of(model), speech_of(model))
@@ -74,16 +90,18 @@ def load_tokenizer(model: ModelSettings) -> ModelTokenizer:
     if sentence is not None:
         folder = sentence.transformer
     config = read_json(folder / "config.json")
+    if model.server is None:
+        check_modality(folder / "config.json", config)
     context_tokens = (
         model.context_tokens
         or (sentence and sentence.context_tokens)
-        or _context_tokens(folder, config)
+        or _context_tokens(model, folder, config)
     )
     if model.server is not None and model.server.api == "chat":
         return _conversation_tokenizer(folder, context_tokens)
     tokenizer_config = read_json(folder / "tokenizer_config.json")
     generation = read_json(folder / "generation_config.json")
-    tokenizer = _tokenizer(folder)
+    tokenizer, pieces = _tokenizers(folder, tokenizer_config)
     tokens = _special_tokens(tokenizer_config)
     template = _template_source(folder, tokenizer_config)
     return ModelTokenizer(
@@ -94,6 +112,8 @@ def load_tokenizer(model: ModelSettings) -> ModelTokenizer:
         stop_token_ids=_stop_token_ids(tokenizer, tokens, (config, generation)),
         labels=labels_for(model),
         tool_format=_tool_format(model, template),
+        pieces=pieces,
+        hidden_tokens=_hidden_tokens(config, generation, tokenizer),
     )
 
 
@@ -111,24 +131,34 @@ def _conversation_tokenizer(folder: Path, context_tokens: int) -> ModelTokenizer
     )
 
 
-def version_of(model: ModelSettings) -> str:
-    """A hash over settings and files of ``model``: of large files their size and a sample of `SAMPLES` places.
+def version_of(model: ModelSettings, *, kept: bool) -> str:
+    """A hash over settings and files of ``model``.
 
-    Of a hub id the gateway has no weights; the folder's name is the commit.
+    Of a hub id the folder's name is the commit, which names the weights; a gateway may have none of them.
+
+    Args:
+        kept: answers are kept by it, so weights count with their whole content (`content_hash`); else with their size.
     """
     folder = model_folder(model.path, model.engine)
     digest = hashlib.sha256(model.model_dump_json(exclude=_NO_VERSION).encode())
     digest.update(folder.name.encode())
-    for file in sorted(folder.iterdir()):
-        if file.suffix in _VERSIONED and file.is_file():
-            size = file.stat().st_size
-            digest.update(f"\n{file.name} {size}\n".encode())
-            with file.open("rb") as opened:
-                step = max(SAMPLE_BYTES, size // SAMPLES)
-                for place in range(0, size, step):
-                    opened.seek(place)
-                    digest.update(opened.read(SAMPLE_BYTES))
+    weights = _WEIGHTS if Path(resolve_model_path(model.path)).is_dir() else frozenset()
+    now = time.time()
+    for file in _files_of(model, folder):
+        if file.suffix in _VERSIONED | weights:
+            whole = kept or file.suffix not in weights
+            content = content_hash(file, now) if whole else file.stat().st_size
+            digest.update(f"\n{file.relative_to(folder)} {content}\n".encode())
     return digest.hexdigest()
+
+
+def _files_of(model: ModelSettings, folder: Path) -> Iterable[Path]:
+    """In order; those of the modules behind a transformer lie in folders of their own."""
+    folders, sentence = {folder}, sentence_of(model)
+    if sentence is not None:
+        folders |= {sentence.transformer, *(module.folder for module in sentence.modules)}
+    found = (file for one in folders if one.is_dir() for file in one.iterdir())
+    return sorted(file for file in found if file.is_file())
 
 
 def sentence_of(model: ModelSettings) -> SentenceFolder | None:
@@ -173,6 +203,23 @@ def labels_for(model: ModelSettings) -> tuple[str, ...]:
         raise SettingsError(f"models: {model.name}: {path} {error}") from error
 
 
+def _hidden_tokens(
+    config: Mapping[str, Any], generation: Mapping[str, Any], tokenizer: Tokenizer
+) -> frozenset[int]:
+    return speech_tokens(config, generation, tokenizer).control if hears(config) else frozenset()
+
+
+def _tokenizers(folder: Path, config: Mapping[str, Any]) -> tuple[Tokenizer, PieceTokenizer | None]:
+    """The tokenizer, and what encodes prompts where that is another one."""
+    if not has_marian_pieces(folder):
+        return _tokenizer(folder), None
+    try:
+        source = (folder / "source.spm").read_bytes()
+        return marian_tokenizers(source, read_json(folder / "vocab.json"), config)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{folder}: its tokenizer cannot be read: {error}") from error
+
+
 def _tokenizer(folder: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -214,8 +261,8 @@ def _template_source(folder: Path, config: Mapping[str, Any]) -> str:
     return source or ""
 
 
-def _context_tokens(folder: Path, config: Mapping[str, Any]) -> int:
-    found = context_tokens_of(config)
+def _context_tokens(model: ModelSettings, folder: Path, config: Mapping[str, Any]) -> int:
+    found = context_tokens_of(config) if model.server else computed_context_of(config)
     if found is None:
         raise SettingsError(
             f"{folder / 'config.json'}: does not say how long the context is; set context_tokens of the model"
@@ -249,9 +296,9 @@ def model_folder(path: str, engine: str = "") -> Path:
         tokenizer = read_sentence_folder(folder).transformer / "tokenizer.json"
     else:
         tokenizer = folder / "tokenizer.json"
-    if not tokenizer.is_file():
+    if not tokenizer.is_file() and not has_marian_pieces(folder):
         raise SettingsError(
-            f"{tokenizer.parent}: no tokenizer.json; save the tokenizer there in the fast (Rust) format"
+            f"{tokenizer.parent}: no tokenizer.json; have transformers write one (docs/engine.md, Other formats)"
         )
     return folder
 

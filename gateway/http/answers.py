@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from gateway.http.requests import field_name
-from sluice.errors import InvalidRequest, SluiceError, UnknownModel
+from sluice.errors import InvalidRequest, PromptTooLong, SluiceError, UnknownModel
 from sluice.openai.answers import Shape, choice, finish_reason, usage_of, whole_answer
 from sluice.openai.errors import error_body, http_status
 from sluice.openai.tools import calls_of
@@ -15,6 +15,7 @@ from sluice.v1 import inference_pb2 as pb
 DONE: Final = b"data: [DONE]\n\n"
 EndTokens = Callable[[str], Collection[int]]
 """Of a model by name, the tokens that end its answers and have no text in them."""
+_WAIT_S_MAX: Final = 60.0
 _RETRIED: Final = (408, 409, 429)
 """Statuses that OpenAI's clients retry beside those of 500 and above, unless a header says otherwise."""
 
@@ -159,27 +160,35 @@ def _add_usage(total: pb.Usage, usage: pb.Usage) -> None:
     total.completion_tokens += usage.completion_tokens
 
 
-def error_answer(error: SluiceError) -> tuple[int, dict[str, str], dict[str, Any]]:
-    """Status, headers and body of an answer that is an error."""
+def error_answer(
+    error: SluiceError, named: Callable[[str], str] = field_name
+) -> tuple[int, dict[str, str], dict[str, Any]]:
+    """Status, headers and body of an answer that is an error; ``named``: what its API calls the field at a path."""
     status = http_status(error.code.value[0], error.reason)
     headers = {"www-authenticate": "Bearer"} if status == 401 else {}
     if "request_id" in error.metadata:
         headers["x-request-id"] = error.metadata["request_id"]
-    if error.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, -int(-error.retry_after_s // 1)))
-        headers["retry-after-ms"] = str(round(1000 * error.retry_after_s))
-    elif status >= 500 or status in _RETRIED:
+    wait_s = error.retry_after_s
+    if wait_s is not None:
+        headers["retry-after"] = str(max(1, -int(-wait_s // 1)))
+        headers["retry-after-ms"] = str(round(1000 * wait_s))
+    # OpenAI's clients do not wait longer than a minute: they come back at once.
+    if (wait_s is None or wait_s > _WAIT_S_MAX) and (status >= 500 or status in _RETRIED):
         headers["x-should-retry"] = "false"
-    message, param = _described(error)
+    message, param = _described(error, named)
     return status, headers, error_body(status, error.reason, message, param)
 
 
-def _described(error: SluiceError) -> tuple[str, str | None]:
+def _described(error: SluiceError, named: Callable[[str], str]) -> tuple[str, str | None]:
     """Message and field, with OpenAI's names."""
     if isinstance(error, UnknownModel):
         return error.message, "model"
+    if isinstance(error, PromptTooLong):
+        # OpenAI's words, by which clients know the error whatever its code says.
+        limit = error.metadata["context_tokens"]
+        return f"this model's maximum context length is {limit} tokens: {error.message}", None
     if not isinstance(error, InvalidRequest) or not error.violations:
         return error.message, None
-    named = [(field_name(one.field), one.description) for one in error.violations]
-    message = "; ".join(f"{field}: {description}" for field, description in named)
-    return message, named[0][0]
+    said = [(named(one.field), one.description) for one in error.violations]
+    message = "; ".join(f"{field}: {description}" for field, description in said)
+    return message, said[0][0]

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from gateway.admission.arriving import Arriving
 from gateway.admission.load_table import ModelLoadTable
-from gateway.api.generate import Generator
+from gateway.api.generate import Generator, new_request_id
 from gateway.api.job_forwarder import JobForwarder
 from gateway.api.texts import TextCalls
 from gateway.http.audio import TRANSCRIPTIONS, TRANSLATIONS, Audio
@@ -105,4 +105,5 @@ async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path} is not served"
     body = error_body(error.status_code, "unknown_url", message)
-    return JSONResponse(body, error.status_code, error.headers)
+    headers = {"x-request-id": new_request_id(), **(error.headers or {})}
+    return JSONResponse(body, error.status_code, headers)

@@ -117,6 +117,8 @@ def create_request(
     spec.input.format = pb.JOB_INPUT_FORMAT_OPENAI
     end = now_unix_ms + int(window[1]) * 3_600_000
     spec.limits.deadline_time.CopyFrom(timestamp(end))
+    # Nobody resumes a batch of OpenAI's API: lines that are no items go into its error file, however many there are.
+    spec.limits.max_bad_line_share = 1.0
     key = headers.get(header_fields.IDEMPOTENCY_KEY, "")
     return pb.CreateJobRequest(spec=spec, idempotency_key=key)
 

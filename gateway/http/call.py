@@ -17,9 +17,10 @@ from starlette.types import Receive, Scope, Send
 from gateway.admission.arriving import Arriving, Held
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.tenant_limits import TenantLimits
+from gateway.api.generate import new_request_id
 from gateway.http.answers import encode, error_answer, sse
 from gateway.http.headers import headers_of, host_of, is_foreign_page
-from gateway.http.requests import parse_json
+from gateway.http.requests import field_name, parse_json
 from gateway.identity.authenticator import AUTHORIZATION, Authenticator
 from gateway.identity.caller import set_caller
 from sluice.errors import (
@@ -62,20 +63,26 @@ class HttpCall:
     """One call.
 
     Attributes:
+        request_id: of its answer, where nothing that it asked for has one.
         headers: names in lower case.
         path: the parameters of its path.
         query: those behind the "?"; of one that comes twice the last.
         sent: the headers that have been sent; None: none yet.
         limit_headers: what its answer says of the limits of its tenant.
+        named: what the API of the call calls the field at a path of the proto; of errors.
+        failing: the event that ends its stream with an error, by the body of the error.
         keep: called with the bytes of each piece of the body that is kept; raises Overloaded where they are too many.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
+        self.request_id = new_request_id()
         self.headers: Mapping[str, str] = headers_of(scope["headers"])
         self.path: Mapping[str, str] = scope.get("path_params", {})
         self.query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
         self.sent: Mapping[str, str] | None = None
         self.limit_headers: Callable[[], Mapping[str, str]] = dict
+        self.named: Callable[[str], str] = field_name
+        self.failing: Callable[[Mapping[str, Any]], bytes] = sse
         self.keep: Callable[[int], None] = lambda _: None
         self._abort: Callable[[], None] = scope.get(ABORT, lambda: None)
         self._receive = receive
@@ -132,14 +139,14 @@ class HttpCall:
 
     async def fail(self, error: SluiceError) -> None:
         """Ends the answer with ``error``: as its status; as an event of a stream; else by cutting the connection."""
-        status, headers, body = error_answer(error)
+        status, headers, body = error_answer(error, self.named)
         if self.sent is None:
             await self.answer(status, encode(body), headers)
             return
         try:
             async with asyncio.timeout(FAIL_S):
                 if self.sent["content-type"] == SSE["content-type"]:
-                    await self.end(sse(body), {})
+                    await self.end(self.failing(body), {})
                     return
         except TimeoutError:
             pass
@@ -174,7 +181,7 @@ class HttpCall:
             watching.cancel()
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
-        headers = {**self.limit_headers(), **headers}
+        headers = {"x-request-id": self.request_id, **self.limit_headers(), **headers}
         self.sent = headers
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
@@ -275,7 +282,7 @@ class Endpoint:
             except ClientGone:
                 raise
             except Exception:  # the text of an exception is not for the caller
-                _log.exception("a call failed")
+                _log.exception("the call %s failed", call.request_id)
                 await call.fail(InternalError("the gateway failed; its log has the reason"))
             finally:
                 if held is not None:

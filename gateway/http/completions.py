@@ -8,9 +8,10 @@ from gateway.api.generate import Generator
 from gateway.api.inference_service import add_event
 from gateway.http.answers import Chunks, whole
 from gateway.http.call import SSE, HttpCall
-from gateway.http.requests import GenerateCall, generate_call
+from gateway.http.requests import GenerateCall, chat_field_name, generate_call
 from gateway.models.catalog import Catalog
 from sluice.openai.answers import SHAPES
+from sluice.openai.requests import CHAT
 from sluice.v1.inference_pb2 import GenerateResponse, GenerateTextResponse
 
 
@@ -29,6 +30,8 @@ class Completions:
         Raises:
             SluiceError, ClientGone: it ends with that.
         """
+        if self._url == CHAT:
+            call.named = chat_field_name
         asked = generate_call(self._url, await call.json(), call.headers)
         with call.while_connected():
             await (self._stream if asked.streams else self._whole)(call, asked)

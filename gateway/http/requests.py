@@ -1,6 +1,6 @@
 """A body of OpenAI's API and its headers become a `GenerateRequest`, or an error that names the field."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,6 +15,13 @@ from sluice.v1.inference_pb2 import GenerateRequest
 _NAMES: Final = {
     "sampling.json_schema": "response_format",
     "idempotency_key": header_fields.IDEMPOTENCY_KEY,
+    "raw_prompt": "prompt",
+    "chat": "messages",
+}
+_OF_RESPONSES: Final = {
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
 }
 
 
@@ -61,25 +68,44 @@ def response_call(body: dict[str, Any], headers: Mapping[str, str]) -> GenerateC
     """
     asked = dict(body)
     options = asked.pop("stream_options", None) or {}
-    with bad_fields_refused():
+    with bad_fields_refused(response_field_name):
         if options not in ({}, {"include_obfuscation": False}):
             raise BadField("stream_options: only include_obfuscation: false is served")
-        return generate_call(CHAT, chat_of(asked), headers)
+        chat = chat_of(asked)
+    return generate_call(CHAT, chat, headers, response_field_name)
 
 
-def generate_call(url: str, body: dict[str, Any], headers: Mapping[str, str]) -> GenerateCall:
-    """What a call of ``url`` asks for.
+def generate_call(
+    url: str,
+    body: dict[str, Any],
+    headers: Mapping[str, str],
+    named: Callable[[str], str] = str,
+) -> GenerateCall:
+    """What a call of ``url`` asks for; ``named``: what the caller calls a field of the body.
 
     Raises:
         InvalidRequest: a field or a header is not served, or its value does not fit.
     """
     asked = dict(body)
-    with bad_fields_refused():
+    with bad_fields_refused(named):
         streams, options = _streaming(asked)
         request = request_of_body(url, asked, GenerateRequest())
     timeout_s = header_fields.apply(headers, request, streams=streams)
     usage = bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))
     return GenerateCall(request, streams, *usage, timeout_s)
+
+
+def chat_field_name(path: str) -> str:
+    """As `field_name`, in a chat."""
+    return "top_logprobs" if path == "sampling.logprobs" else field_name(path)
+
+
+def response_field_name(path: str) -> str:
+    """As `field_name`, of /v1/responses; ``path`` may be a field of the chat that asks the same."""
+    name = field_name(path)
+    if name.startswith("messages"):
+        return "input"  # whose items may be parts of one message
+    return _OF_RESPONSES.get(name, name).replace(".function.", ".")
 
 
 def field_name(path: str) -> str:
@@ -91,19 +117,19 @@ def field_name(path: str) -> str:
     if path == "audio.data":
         return "file"
     path = path.removeprefix("audio.")
-    if path.startswith("tools[") and ".function." not in path:
+    if path.startswith("tools[") and ".function" not in path:
         path = path.replace(".", ".function.", 1)
     return path.removeprefix("sampling.").removeprefix("chat.").removeprefix("metadata.")
 
 
 @contextmanager
-def bad_fields_refused() -> Iterator[None]:
-    """A `BadField` in the block becomes InvalidRequest with the field."""
+def bad_fields_refused(named: Callable[[str], str] = str) -> Iterator[None]:
+    """A `BadField` in the block becomes InvalidRequest with the field, as the caller has ``named`` it."""
     try:
         yield
     except BadField as error:
         field, _, description = str(error).partition(": ")
-        raise InvalidRequest.of(field, description) from None
+        raise InvalidRequest.of(named(field), description) from None
 
 
 def _streaming(body: dict[str, Any]) -> tuple[bool, Mapping[str, Any]]:

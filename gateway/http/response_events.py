@@ -89,6 +89,15 @@ class ResponseEvents:
             **self._end,
         }
 
+    def fail(self, body: Mapping[str, Any]) -> bytes:
+        """The event that ends the stream with the error of ``body``."""
+        error = body["error"]
+        # OpenAI's reference has the error's fields in the event, its service, and so its clients, under "error".
+        said = {name: error[name] for name in ("code", "message", "param")}
+        self._say("error", **said, error=error)
+        sent, self._sent = self._sent, b""
+        return sent
+
     def _say(self, kind: str, **fields: Any) -> None:
         event = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
@@ -123,7 +132,7 @@ class ResponseEvents:
         said = {"content_index": 0, "delta": text, **kind.extra}
         self._say(f"response.{kind.text}.delta", **self._place(), **said)
 
-    def _end_text(self) -> None:
+    def _end_text(self, status: str = "completed") -> None:
         if (kind := self._open) is None:
             return
         text, place = "".join(self._text), self._place()
@@ -131,7 +140,7 @@ class ResponseEvents:
         done = {**place, "content_index": 0}
         self._say(f"response.{kind.text}.done", **done, text=text, **kind.extra)
         self._say("response.content_part.done", **done, part=kind.part(text))
-        self._output[-1] = kind.item(place["item_id"], "completed", [kind.part(text)])
+        self._output[-1] = kind.item(place["item_id"], status, [kind.part(text)])
         self._say("response.output_item.done", output_index=self._last, item=self._output[-1])
 
     def _add_call(self, call: pb.ToolCall) -> None:
@@ -148,11 +157,11 @@ class ResponseEvents:
         self._say("response.output_item.done", output_index=self._last, item=self._output[-1])
 
     def _finish(self, finished: pb.Finished) -> None:
-        self._begin()
-        self._end_text()
-        self._model = finished.model or self._model
         reason = _INCOMPLETE.get(finished.reason)
         status = "completed" if reason is None else "incomplete"
+        self._begin()
+        self._end_text(status)
+        self._model = finished.model or self._model
         details = None if reason is None else {"reason": reason}
         self._end = {
             "status": status,
@@ -199,7 +208,10 @@ _REASONING: Final = _TextItem("rs", "reasoning", "reasoning_text", {"summary": [
 def _usage(usage: pb.Usage) -> Json:
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_prompt_tokens},
+        "input_tokens_details": {
+            "cached_tokens": usage.cached_prompt_tokens,
+            "cache_write_tokens": 0,  # nothing is charged for what is kept
+        },
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from sluice.openai.fields import BadField
+from sluice.openai.fields import BadField, check_entries, check_kind
+from sluice.openai.requests import text_of
 
 Json = dict[str, Any]
 
@@ -13,20 +14,39 @@ _SAME: Final = (
     *("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "regex"),
 )
 """Fields of the same name; the second and third line are not OpenAI's."""
-_NO_EFFECT: Final[Mapping[str, Any]] = {
-    "store": False,
-    "background": False,
-    "truncation": "disabled",
-    "include": [],
-    "service_tier": "auto",
-    "top_logprobs": 0,
-    "reasoning": {},
+_NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
+    "background": (False,),
+    "truncation": ("disabled",),
+    "service_tier": ("auto", "default"),
+    "top_logprobs": (0,),
 }
-"""Fields that may stand there with the value that changes nothing."""
+"""Fields that may stand there with a value that changes nothing."""
+_UNUSED: Final[Mapping[str, type]] = {
+    "store": bool,
+    "prompt_cache_key": str,
+    "prompt_cache_retention": str,
+    "prompt_cache_options": dict,
+    "safety_identifier": str,
+    "max_tool_calls": int,
+}
+"""Fields that change no answer, whatever they say: what OpenAI stores, caches and asks about its users, and how often
+its own tools are called."""
+_INCLUDED: Final = "message.output_text.logprobs"
+"""What ``include`` cannot ask for; all else is of items that answers here do not have."""
+_INSTEAD: Final[Mapping[str, str]] = {
+    "truncation": 'must be "disabled": a conversation that does not fit is refused',
+    "service_tier": "is not served; the header x-sluice-priority says how urgent a request is",
+    "background": "must be false; send a batch to /v1/batches",
+    "prompt": "is not served; send instructions and input",
+    "top_logprobs": "are not served; /v1/chat/completions has them",
+}
 _STATELESS: Final = "answers are not stored: send the whole conversation in input"
 _TEXTS: Final = ("input_text", "output_text", "text")
-_OF_ITEMS: Final = ("id", "status", "type", "annotations", "logprobs", "phase")
-"""Fields of items of earlier answers that say nothing to a model."""
+_OF_ITEMS: Final = (
+    *("id", "status", "type", "annotations", "logprobs", "phase", "name"),
+    *("caller", "created_by", "namespace", "provider_data", "async", "async_"),
+)
+"""Fields of items of earlier answers that say nothing to a model. The name of a function is looked up apart."""
 
 
 def chat_of(body: Mapping[str, Any]) -> Json:
@@ -39,8 +59,11 @@ def chat_of(body: Mapping[str, Any]) -> Json:
     for name in ("previous_response_id", "conversation"):
         if name in said:
             raise BadField(f"{name}: is not served; {_STATELESS}")
-    if said.get("store"):
-        raise BadField(f"store: must be false; {_STATELESS}")
+    for name, kind in _UNUSED.items():
+        if name in said:
+            check_kind(name, said.pop(name), kind)
+    _check_include(said.pop("include", []))
+    _check_reasoning(said.pop("reasoning", {}))
     chat: Json = {"messages": _messages(said.pop("instructions", None), said.pop("input", None))}
     for name, value in said.items():
         if name in _SAME:
@@ -48,15 +71,31 @@ def chat_of(body: Mapping[str, Any]) -> Json:
         elif name in _OWN:
             own_name, change = _OWN[name]
             chat[own_name] = change(value)
-        elif name not in _NO_EFFECT or _NO_EFFECT[name] != value:
-            raise BadField(f"{name}: is not served")
+        elif value not in _NO_EFFECT.get(name, ()):
+            raise BadField(f"{name}: {_INSTEAD.get(name, 'is not served')}")
     return chat
+
+
+def _check_include(wanted: Any) -> None:
+    if not isinstance(wanted, list):
+        raise BadField("include: is no list")
+    if _INCLUDED in wanted:
+        raise BadField(f"include: {_INCLUDED} is not served; /v1/chat/completions has them")
+
+
+def _check_reasoning(wanted: Any) -> None:
+    """How an answer tells of its reasoning changes nothing: there is one form. How much it reasons would."""
+    check_kind("reasoning", wanted, dict)
+    for name, value in wanted.items():
+        if value is not None and name not in ("summary", "generate_summary"):
+            raise BadField(f"reasoning.{name}: is not served; leave it out")
 
 
 def _messages(instructions: Any, given: Any) -> list[Json]:
     if given is None:
         raise BadField("input: must be there")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    check_entries("input", items)
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise BadField("input: is neither text nor a list of objects")
     messages: list[Json] = []
@@ -66,23 +105,19 @@ def _messages(instructions: Any, given: Any) -> list[Json]:
         return messages
     if not isinstance(instructions, str):
         raise BadField("instructions: is not text")
-    if messages and messages[0]["role"] in ("system", "developer"):
-        messages[0]["content"] = f"{instructions}\n\n{messages[0]['content']}"
-        return messages
     return [{"role": "system", "content": instructions}, *messages]
 
 
 def _add(messages: list[Json], item: Mapping[str, Any], path: str) -> None:
     """Adds an item of the input: a message, a call, or what a call returned."""
-    kind = item.get("type", "message")
-    fields = {name: value for name, value in item.items() if name not in _OF_ITEMS}
+    kind = item.get("type") or "message"
+    said = {name: value for name, value in item.items() if value is not None}
+    fields = {name: value for name, value in said.items() if name not in _OF_ITEMS}
     match kind, fields:
         case "message", {"role": role, "content": content} if len(fields) == 2:
             messages.append({"role": role, "content": _text(content, f"{path}.content")})
-        case "function_call", {"call_id": call_id, "name": name, "arguments": arguments} if (
-            len(fields) == 3
-        ):
-            function = {"name": name, "arguments": arguments}
+        case "function_call", {"call_id": call_id, "arguments": arguments} if len(fields) == 2:
+            function = {"name": said.get("name"), "arguments": arguments}
             call = {"id": call_id, "type": "function", "function": function}
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
@@ -99,16 +134,14 @@ def _add(messages: list[Json], item: Mapping[str, Any], path: str) -> None:
 
 
 def _text(content: Any, path: str) -> str:
-    if isinstance(content, str):
-        return content
-    parts: list[Any] = content if isinstance(content, list) else [None]
-    for part in parts:
-        if not (isinstance(part, dict) and part.get("type") in _TEXTS and "text" in part):
-            raise BadField(f"{path}: has a part that is no text")
-    return "".join(str(part["text"]) for part in parts)
+    text = text_of(content, path, _TEXTS)
+    if not isinstance(text, str):
+        raise BadField(f"{path}: is neither text nor a list of parts")
+    return text
 
 
 def _tools(tools: Any) -> list[Json]:
+    check_entries("tools", tools)
     if not isinstance(tools, list):
         raise BadField("tools: is no list")
     for at, tool in enumerate(tools):
@@ -124,16 +157,21 @@ def _tool_choice(choice: Any) -> Any:
 
 
 def _format(text: Any) -> Any:
-    shape = text.get("format") if isinstance(text, dict) and len(text) == 1 else None
-    if not isinstance(shape, dict):
-        raise BadField("text: must be an object with format alone")
+    check_kind("text", text, dict)
+    said = {name: value for name, value in text.items() if value is not None}
+    if said.pop("verbosity", "medium") != "medium":
+        raise BadField("text.verbosity: is not served; say in the prompt how long the answer is")
+    shape = said.pop("format", {"type": "text"})
+    if said or not isinstance(shape, dict):
+        raise BadField("text: must be an object with format and verbosity")
     if shape.get("type") == "json_schema":
         return {"type": "json_schema", "json_schema": _without_type(shape)}
     return shape
 
 
 def _without_type(value: Mapping[str, Any]) -> Json:
-    return {name: one for name, one in value.items() if name != "type"}
+    """Less what is null, too."""
+    return {name: one for name, one in value.items() if name != "type" and one is not None}
 
 
 def _same(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from gateway.api.generate import Generator
 from gateway.http.answers import encode
 from gateway.http.call import SSE, HttpCall
-from gateway.http.requests import GenerateCall, response_call
+from gateway.http.requests import GenerateCall, response_call, response_field_name
 from gateway.http.response_events import ResponseEvents
 from sluice.v1.inference_pb2 import GenerateResponse
 
@@ -26,6 +26,7 @@ class Responses:
         Raises:
             SluiceError, ClientGone: it ends with that.
         """
+        call.named = response_field_name
         body = await call.json()
         asked = response_call(body, call.headers)
         with call.while_connected():
@@ -33,6 +34,7 @@ class Responses:
 
     async def _answer(self, call: HttpCall, asked: GenerateCall, body: Mapping[str, Any]) -> None:
         events = ResponseEvents(body, int(time.time()))
+        call.failing = events.fail
 
         # The head is sent with the first text: an error before it has a status of its own.
         async def take(event: GenerateResponse) -> None:

@@ -11,8 +11,11 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.api.server import connections_max
+from gateway.http.answers import encode
 from gateway.http.call import ABORT, CERTIFICATE_NAMES
-from sluice.errors import SetupError
+from sluice.errors import Overloaded, SetupError
+from sluice.openai.errors import error_body
 from sluice.settings.tls import TlsSettings
 from sluice.startup import listen_problem, split_address
 from sluice.tls import server_context
@@ -22,11 +25,16 @@ IDLE_S: Final = 60
 """How long a connection may stay open between two requests, seconds."""
 HEAD_S: Final = 20.0
 """How long the head of a request may take, seconds."""
-HEAD_BYTES: Final = 512 * 1024
-"""A head that is longer is refused; a read that ends a head may have a body behind it, up to 256 KiB."""
+HEAD_BYTES: Final = 64 * 1024
+"""A head that has not ended by then is refused: anybody may send one on each connection."""
 UNREAD_MS: Final = 60_000
 """A client that takes nothing for this long is disconnected by the kernel, milliseconds."""
 _BACKLOG: Final = 2048
+_FULL: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-type: application/json\r\n"
+    b"connection: close\r\ncontent-length: %d\r\n\r\n"
+)
+"""The head of the answer to a connection too many."""
 
 
 class HttpServer:
@@ -116,6 +124,10 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
+        if len(self.connections) > connections_max():
+            body = encode(error_body(503, Overloaded.reason, "too many connections are open"))
+            transport.write(_FULL % len(body) + body)
+            transport.close()
         shown = transport.get_extra_info("peercert") or {}
         self._names = [name for _, name in shown.get("subjectAltName", ())]
         self._head_timer: asyncio.TimerHandle | None = None

@@ -32,7 +32,7 @@ class KeyBucket:
     def __init__(self, replicas: int, on_change: Callable[[], None]) -> None:
         self.records: Mapping[str, ApiKeyRecord] = {}
         self._on_change = on_change
-        self._bucket = Bucket(jetstream.API_KEYS, replicas, owner=False)
+        self._bucket = Bucket(jetstream.API_KEYS, replicas)
         self._state: object = None
 
     async def start(self, client: Client) -> None:

@@ -24,7 +24,7 @@ class SpeechTokens:
         previous: begins the text that comes before; None: the model takes none.
         previous_max: most tokens of that text.
         chunk_s: how much the model hears at once, seconds.
-        control: no text: the tokens of a model that were added to its vocabulary.
+        control: no text: the tokens that were added to the model's vocabulary, and those of times.
     """
 
     start: int
@@ -69,15 +69,19 @@ def speech_tokens(
 ) -> SpeechTokens:
     """Those of a folder's config.json, generation_config.json and tokenizer."""
     languages = generation.get("lang_to_id") or {}
+    no_timestamps = generation.get("no_timestamps_token_id")
+    size = int(config.get("vocab_size") or 0)
+    # Those of times are all that lie behind; not every tokenizer lists them.
+    times = range(1 + (no_timestamps or size), size)
     forced = generation.get("forced_decoder_ids") or config.get("forced_decoder_ids") or ()
     return SpeechTokens(
         start=generation.get("decoder_start_token_id", config.get("decoder_start_token_id", 50257)),
         languages={name.strip("<|>"): token for name, token in languages.items()},
         tasks=generation.get("task_to_id") or {},
         forced=tuple(token for _, token in forced if token is not None),
-        no_timestamps=generation.get("no_timestamps_token_id"),
+        no_timestamps=no_timestamps,
         previous=generation.get("prev_sot_token_id") or tokenizer.token_to_id(_PREVIOUS),
         previous_max=int(config.get("max_target_positions") or 448) // 2 - 1,
         chunk_s=chunk_s(config),
-        control=frozenset(tokenizer.get_added_tokens_decoder()),
+        control=frozenset((*tokenizer.get_added_tokens_decoder(), *times)),
     )

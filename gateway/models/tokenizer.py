@@ -27,6 +27,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Encoding, Tokenizer
 
+from gateway.models.sentence_pieces import PieceTokenizer
 from gateway.streaming.detokenizer import Detokenizer, StreamDetokenizer
 from gateway.tools.formats import ToolFormat
 from gateway.tools.tool import map_texts
@@ -170,6 +171,10 @@ class ModelTokenizer:
     """How the model writes calls of tools; None: it does not, or its template takes no tools."""
     marks_reasoning: bool = False
     """Whether what the model thought is marked in the text of its answer, see `sluice.wire.text_tokens`."""
+    pieces: PieceTokenizer | None = None
+    """What encodes prompts where that is not ``tokenizer``."""
+    hidden_tokens: frozenset[int] = frozenset()
+    """Tokens of answers that are no text although they are no special tokens, such as Whisper's timestamps."""
     token_chars_max: int = field(init=False)
     """The characters of the longest token; a longer text is more than one token."""
     _plain: "PlainTextEncoder" = field(init=False)
@@ -204,11 +209,12 @@ class ModelTokenizer:
 
     def encode_text(self, text: str) -> list[int]:
         """The tokens of ``text`` without a template, with those that the tokenizer adds to every text."""
-        return self._plain.encode(text, add_special_tokens=True)
+        return self.framed(self.bare(text))[0]
 
     def token_ends(self, text: str) -> list[int]:
         """Where each token of ``text`` ends, in characters, without those that the tokenizer adds to every text."""
-        offsets = self.tokenizer.encode(text, add_special_tokens=False).offsets
+        tokenizer = self.tokenizer if self.pieces is None else self.pieces.pieces
+        offsets = tokenizer.encode(text, add_special_tokens=False).offsets
         # Of a token of blanks alone some tokenizers give no place.
         return list(accumulate((end for _, end in offsets), max))
 
@@ -231,7 +237,7 @@ class ModelTokenizer:
 
     def bare(self, text: str) -> list[int]:
         """The tokens of ``text`` without those that the tokenizer adds."""
-        return self._plain.encode(text)
+        return self._plain.encode(text) if self.pieces is None else self.pieces.encode(text)
 
     def framed(self, *texts: Sequence[int]) -> tuple[list[int], int]:
         """One text or two with the tokens that the tokenizer adds, and where the last one begins."""
@@ -254,7 +260,9 @@ class ModelTokenizer:
         """What the tokenizer puts before, between and behind the texts: [CLS] text [SEP] text [SEP] in many."""
         frames = self._frames
         if texts not in frames:
-            sample = self.tokenizer.encode("a", "a" if texts == 2 else None)
+            known = (text for text in ("a", *self.tokenizer.get_vocab()) if self.bare(text))
+            text = next(known, "a")
+            sample = self.tokenizer.encode(text, text if texts == 2 else None)
             parts: list[list[int]] = [[]]
             before = None
             for token_id, of in zip(sample.ids, sample.sequence_ids, strict=True):
@@ -269,7 +277,7 @@ class ModelTokenizer:
     def detokenizer(self, *, tools: bool = False) -> Detokenizer:
         """For one answer; ``tools``: with the text of the special tokens that begin and end calls of tools."""
         if not tools or self.tool_format is None:
-            return StreamDetokenizer(self.tokenizer)
+            return StreamDetokenizer(self.tokenizer, hidden=self.hidden_tokens)
         marks = (self.tool_format.opening, self.tool_format.closing)
         shown = {
             token_id: mark for mark in marks if (token_id := self.special_id(mark)) is not None
@@ -335,7 +343,7 @@ class PlainTextEncoder:
         # tokenizers' switch for "treat special tokens as text".
         self._tokenizer.encode_special_tokens = True
         # The token for unknown characters controls nothing.
-        unknown = getattr(tokenizer.model, "unk_token", None)
+        unknown = _unknown_of(json.loads(tokenizer.to_str())["model"])
         self._control = {
             token_id: token.content
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
@@ -367,11 +375,10 @@ class PlainTextEncoder:
         """The control tokens among ``token_ids``, in order."""
         return [token_id for token_id in token_ids if token_id in self._control]
 
-    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """The tokens of ``text``."""
-        token_ids = list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-        bare = self._bare(text).ids if add_special_tokens else token_ids
-        if self.control_of(bare):
+    def encode(self, text: str) -> list[int]:
+        """The tokens of ``text``, without those that the tokenizer adds to every text."""
+        token_ids = list(self._bare(text).ids)
+        if self.control_of(token_ids):
             return [one.token_id for one in self.place(text)]
         return token_ids
 
@@ -403,6 +410,12 @@ class PlainTextEncoder:
         control = sorted(self._control.values(), key=len, reverse=True)
         pattern = "|".join(f"(?<={re.escape(c[0])})(?={re.escape(c[1:])})" for c in control)
         return re.split(pattern, text)
+
+
+def _unknown_of(model: Mapping[str, Any]) -> str | None:
+    """The token of a vocabulary for characters that are not in it; None: there is none. Unigram models number it."""
+    number = model.get("unk_id")
+    return model.get("unk_token") if number is None else str(model["vocab"][number][0])
 
 
 def _is_control(token: AddedToken) -> bool:

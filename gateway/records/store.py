@@ -16,6 +16,7 @@ from typing import Final
 from google.protobuf.message import Message
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
 from nats.js.errors import APIError, NotFoundError
@@ -36,6 +37,13 @@ from sluice.wire.jetstream import answering
 _log = logging.getLogger(__name__)
 
 READ_S: Final = 2.0
+ENTRY_BYTES: Final = 32
+"""What JetStream keeps of an audit entry beside its subject and its bytes."""
+LOOK_SHARE: Final = 0.1
+"""When the entries of a tenant have grown by this part of its share, its oldest are looked at."""
+TENANTS_MAX: Final = 10_000
+"""Of which it is known what they have written since."""
+PURGE_RETRY_S: Final = 1.0
 GATHER_S: Final = 0.02
 """Records are gathered for so long: each write to NATS costs a request as much as its routing, seconds."""
 _WHAT: Final = "what is kept of requests cannot be read or written"
@@ -70,6 +78,9 @@ class RecordStore:
         self._retention: Mapping[str, float] = {}
         self._writer = BackgroundWriter(GATHER_S)
         self._audit_writer = BackgroundWriter()
+        self._audited: dict[str, tuple[int, int]] = {}
+        """By tenant: entries and their bytes since its share was looked at."""
+        self._audit_grown = asyncio.Event()
         self._settings = settings
         self._outcomes = outcomes
         self._client: Client | None = None
@@ -112,7 +123,8 @@ class RecordStore:
     async def run(self) -> None:
         """Writes what is queued until it is cancelled."""
         assert self._client is not None, "started"
-        await asyncio.gather(self._writer.run(self._client), self._audit_writer.run(self._client))
+        writers = self._writer.run(self._client), self._audit_writer.run(self._client)
+        await asyncio.gather(*writers, self._keep_shares())
 
     async def flush(self, limit_s: float) -> None:
         """Returns when all is written, or after ``limit_s`` seconds; `run` must be running."""
@@ -142,6 +154,44 @@ class RecordStore:
             keep_s = self._retention.get(entry.tenant)
             payload = entry.SerializeToString()
             self._audit_writer.put(subject, payload, replace=True, keep_s=keep_s)
+            self._count_audit(entry.tenant, ENTRY_BYTES + len(subject) + len(payload))
+
+    def _count_audit(self, tenant: str, size: int) -> None:
+        entries, before = self._audited.get(tenant, (0, 0))
+        if not entries and len(self._audited) >= TENANTS_MAX:
+            self._audited.clear()
+        self._audited[tenant] = entries + 1, before + size
+        if before + size >= LOOK_SHARE * self._audit_share:
+            self._audit_grown.set()
+
+    @property
+    def _audit_share(self) -> float:
+        """Bytes of the audit that one tenant may have."""
+        return self._settings.audit_tenant_share * self._settings.audit_max_mib * _MIB
+
+    async def _keep_shares(self) -> None:
+        """Deletes the oldest entries of tenants that have more than their share, until it is cancelled.
+
+        JetStream bounds messages by subject, not bytes: of a tenant as many are kept as fit, were they all as long as
+        those that came last.
+        """
+        while self._settings.audit_tenant_share < 1:
+            await self._audit_grown.wait()
+            self._audit_grown.clear()
+            for tenant, (entries, size) in list(self._audited.items()):
+                if size < LOOK_SHARE * self._audit_share:
+                    continue
+                keep = max(1, int(self._audit_share * entries / size))
+                subject = subjects.audit(tenant, subjects.ANY)
+                try:
+                    await self._js.purge_stream(subjects.AUDIT_STREAM, subject=subject, keep=keep)
+                except (TimeoutError, NatsError) as error:
+                    _log.warning(
+                        "the share of tenant %s of the audit was not kept: %s", tenant, error
+                    )
+                    await asyncio.sleep(PURGE_RETRY_S)
+                else:
+                    self._audited.pop(tenant, None)
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Queues ``outcome``; it replaces an earlier one of the same request."""

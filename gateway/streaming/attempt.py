@@ -214,5 +214,5 @@ def error_of(final: frame_pb2.Final) -> SluiceError:
     retryable = kind.code in (errors.Overloaded.code, errors.ModelUnavailable.code)
     return kind(
         final.error.message or "the row ended without an answer",
-        retry_after_s=RETRY_AFTER_S if retryable else None,
+        retry_after_s=(final.error.retry_after_s or RETRY_AFTER_S) if retryable else None,
     )

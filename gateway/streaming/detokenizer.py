@@ -4,7 +4,7 @@ A byte-level tokenizer may split one character over several tokens; until it is 
 the end, and the text is held back (tokenizers' ``DecodeStream`` does the book-keeping).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -25,11 +25,17 @@ class Detokenizer(Protocol):
 
 
 class StreamDetokenizer:
-    """`Detokenizer` of a Hugging Face tokenizer; special tokens have no text, except ``shown`` ones."""
+    """`Detokenizer` of a Hugging Face tokenizer; special and ``hidden`` tokens have no text, but ``shown`` ones."""
 
-    def __init__(self, tokenizer: Tokenizer, shown: Mapping[int, str] = _NONE) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        shown: Mapping[int, str] = _NONE,
+        hidden: Collection[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
         self._special = shown
+        self._hidden = hidden
         self._stream = DecodeStream(skip_special_tokens=True)
         # Tokens of the last piece of text, and those since: enough to decode what is held back in its context.
         self._shown: list[int] = []
@@ -41,6 +47,8 @@ class StreamDetokenizer:
             before, self._shown = self.flush(), []
             self._stream = DecodeStream(skip_special_tokens=True)
             return before + self._special[token_id]
+        if token_id in self._hidden:
+            return ""
         self._held.append(token_id)
         try:
             text = self._stream.step(self._tokenizer, token_id)

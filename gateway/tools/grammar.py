@@ -1,9 +1,12 @@
 """The grammar of an answer with calls of tools, in the format of a model.
 
-The answer must be calls, or it is free and its calls are held to the schemas of strict tools.
+The answer must be calls, or calls or a text of a JSON schema, or it is free; what it calls is held to the schemas of
+strict tools.
 """
 
+import json
 import re
+from dataclasses import replace
 from typing import Final
 
 from gateway.tools.formats import ToolFormat
@@ -21,15 +24,23 @@ _NO_OBJECT: Final = r"[ \t\r\n]*([^{ \t\r\n](.|\n)*)?"
 def grammar_of(form: ToolFormat, use: ToolUse, opening_id: int | None = None) -> str:
     """``opening_id``: the token of the format's opening, where it is one of the model's special tokens."""
     opening = _literal(form.opening) if opening_id is None else f"<[{opening_id}]>"
-    rules = _demanded(form, use, opening) if use.forced else _free(form, use, opening, opening_id)
+    if use.forced:
+        rules = [f"start: {_calls(form, use, opening)}", _block(form, use)]
+    elif use.schema:
+        # A call without an opening could not be told from such a text before its end.
+        calls = _calls(replace(form, bare=False), use, opening)
+        answer = json_in_lark(json.loads(use.schema))
+        rules = [f"start: {calls} | answer", f"answer: {answer}", _block(form, use)]
+    else:
+        rules = _free(form, use, opening, opening_id)
     tools = use.callable
     rules.append("tool: " + " | ".join(f"tool_{i}" for i in range(len(tools))))
     for i, tool in enumerate(tools):
         head = f'{{"name": "{tool.name}", "{form.arguments}": '
         held = use.forced or tool.strict
-        schema = arguments_of(tool) if held else {"type": "object"}
+        arguments = arguments_of(tool) if held else {"type": "object"}
         rules.append(f'tool_{i}: {_literal(head)} arguments_{i} "}}"')
-        rules.append(f"arguments_{i}: {json_in_lark(schema)}")
+        rules.append(f"arguments_{i}: {json_in_lark(arguments)}")
     return "\n".join(rules) + "\n"
 
 
@@ -38,11 +49,10 @@ def arguments_of(tool: Tool) -> dict[str, object]:
     return {"type": "object", **tool.parameters} if tool.parameters else dict(_NO_ARGUMENTS)
 
 
-def _demanded(form: ToolFormat, use: ToolUse, opening: str) -> list[str]:
+def _calls(form: ToolFormat, use: ToolUse, opening: str) -> str:
     """Calls and nothing else."""
     call = "block" if form.bare else f"{opening} block"
-    start = call if form.many else _repeated(call, "\n", use)
-    return [f"start: {start}", _block(form, use)]
+    return call if form.many else _repeated(call, "\n", use)
 
 
 def _free(form: ToolFormat, use: ToolUse, opening: str, opening_id: int | None) -> list[str]:

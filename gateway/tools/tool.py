@@ -43,12 +43,14 @@ class ToolUse:
         only: the one that it must call, exactly once; empty: any.
         required: it must have a call.
         parallel: it may have several calls.
+        schema: JSON Schema of an answer that calls none; empty: it is free.
     """
 
     tools: tuple[Tool, ...]
     only: str = ""
     required: bool = False
     parallel: bool = True
+    schema: str = ""
 
     @property
     def callable(self) -> tuple[Tool, ...]:
@@ -63,7 +65,7 @@ class ToolUse:
     @property
     def constrained(self) -> bool:
         """Whether the answer is constrained, to calls or in its calls."""
-        return self.forced or any(tool.strict for tool in self.callable)
+        return self.forced or bool(self.schema) or any(tool.strict for tool in self.callable)
 
     @property
     def single(self) -> bool:

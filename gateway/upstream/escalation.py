@@ -28,7 +28,7 @@ class Escalation:
         self.monitor = AnswerMonitor(
             route,
             admitted.conversation.user_text,
-            wants_json=request.sampling.HasField("json_schema"),
+            wants_json=request.sampling.HasField("json_schema") and request.tools is None,
             predictor=admitted.plan.answer_predictor,
         )
         self._upstream = upstream

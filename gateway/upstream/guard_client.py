@@ -149,7 +149,7 @@ class GuardClient:
 
     async def _verdict(self, question: Question, rows: _Rows) -> GuardVerdict:
         guard, model = question.guard, self._model(rows)
-        prompts = await _prompts_of(question, model)
+        prompts = await self._prompts_of(question, model)
         sampling = _sampling(guard.family, model)
         # Without the caller's stop strings, and with all alternatives.
         asked = SamplingParams(logprobs=sampling.top_logprobs)
@@ -163,7 +163,7 @@ class GuardClient:
     async def _found(self, rows: _Rows, texts: Sequence[str]) -> list[list[Finding]]:
         model, guard = self._model(rows), rows.check.guard
         assert isinstance(guard, EntityGuard), "the others find no entities"
-        segments = await _segments_of(texts, model)
+        segments = await self._segments_of(texts, model, rows.asker.request.tenant)
         if len(segments) > READ_SEGMENTS_MAX:
             raise _NoVerdict(Failure.TOO_LONG)
         prepared = [
@@ -216,6 +216,31 @@ class GuardClient:
             self.upstream.usage.record_stream(request.tenant, row.stream, time.monotonic())
         return row.attempt
 
+    async def _segments_of(
+        self, texts: Sequence[str], model: ServedModel, tenant: str
+    ) -> list[tuple[int, Segment]]:
+        """The segments of all texts, each with the number of its text."""
+
+        def segments() -> list[tuple[int, Segment]]:
+            return [
+                (place, segment)
+                for place, text in enumerate(texts)
+                if text.strip()
+                for segment in model.tokenizer.segments(text, model.context_tokens)
+            ]
+
+        long = sum(map(len, texts)) > _THREAD_CHARS
+        run = self.upstream.admission.threads.run
+        return await run(tenant, segments) if long else segments()
+
+    async def _prompts_of(self, question: Question, model: ServedModel) -> list[list[int]]:
+        """The prompts of the rows, each of which fits the guard's context."""
+        chars = sum(len(turn["content"]) for turn in question.turns) + len(question.check.answer)
+        if chars > _THREAD_CHARS:
+            run = self.upstream.admission.threads.run
+            return await run(question.asker.request.tenant, partial(_prompts_now, question, model))
+        return _prompts_now(question, model)
+
 
 @contextmanager
 def check_span(asker: Asker, check: Check) -> Iterator[Span]:
@@ -245,21 +270,6 @@ def set_outcome(
         span.set_attribute(names.GUARDRAIL_SCORE, score)
 
 
-async def _segments_of(texts: Sequence[str], model: ServedModel) -> list[tuple[int, Segment]]:
-    """The segments of all texts, each with the number of its text."""
-
-    def segments() -> list[tuple[int, Segment]]:
-        return [
-            (place, segment)
-            for place, text in enumerate(texts)
-            if text.strip()
-            for segment in model.tokenizer.segments(text, model.context_tokens)
-        ]
-
-    long = sum(map(len, texts)) > _THREAD_CHARS
-    return await asyncio.to_thread(segments) if long else segments()
-
-
 def _labelled(segment: Segment, attempt: ModelAttempt) -> Iterator[LabelledToken]:
     """The tokens of ``segment`` with what the model said of each: two numbers, its label and the probability."""
     assert attempt.final is not None, "it has ended"
@@ -269,14 +279,6 @@ def _labelled(segment: Segment, attempt: ModelAttempt) -> Iterator[LabelledToken
     for place, token in enumerate(segment.tokens, segment.lead):
         label, score = int(values[2 * place]), values[2 * place + 1]
         yield LabelledToken(token.start, token.end, token.word, label, score)
-
-
-async def _prompts_of(question: Question, model: ServedModel) -> list[list[int]]:
-    """The prompts of the rows, each of which fits the guard's context."""
-    chars = sum(len(turn["content"]) for turn in question.turns) + len(question.check.answer)
-    if chars > _THREAD_CHARS:
-        return await asyncio.to_thread(_prompts_now, question, model)
-    return _prompts_now(question, model)
 
 
 def _prompts_now(question: Question, model: ServedModel) -> list[list[int]]:

@@ -25,9 +25,10 @@ from sluice.errors import (
 )
 from sluice.internal.v1.control_pb2 import Announce, ControlMessage, SpansSent
 from sluice.internal.v1.frame_pb2 import FrameBundle
+from sluice.settings import NatsSettings
 from sluice.telemetry.lost_spans import RecentRows
 from sluice.telemetry.tracing import unsent
-from sluice.wire import subjects
+from sluice.wire import jetstream, subjects
 from sluice.wire.codec import (
     MalformedMessage,
     OversizedMessage,
@@ -53,6 +54,8 @@ RETRY_AFTER_S: Final = 1.0
 CLOSE_S: Final = 2.0
 _SETTLE_S: Final = 2.0
 _TOLD_MAX: Final = 4096
+CONSUMER_S: Final = 30.0
+"""JetStream keeps a consumer that nobody pulls from for longer, seconds (`jetstream.tasks_consumer`)."""
 
 # Frames of thousands of rows may wait while the loop is busy; what is dropped here must be requested again.
 _PENDING_MESSAGES: Final = 1 << 20
@@ -70,8 +73,10 @@ class NatsTransport:
         registry: Registry,
         loads: ModelLoadTable,
         tracer: Tracer,
+        settings: NatsSettings,
     ) -> None:
         """``tracer``: of this process."""
+        self._settings = settings
         self.gateway_id = gateway_id
         self._unsent = partial(unsent, tracer)
         self._recent = RecentRows(tracer, "batcher")
@@ -82,6 +87,8 @@ class NatsTransport:
         self._unstored_at: float | None = None
         self._told: dict[tuple[str, str], float] = {}
         """When batchers were told of the tasks of a model and tenant."""
+        self._pulled: dict[tuple[str, str], float] = {}
+        """When it was made sure that batchers have something to pull those from."""
         self._taking = False
         registry.dispatch.on_first = lambda: self._working.spawn(self._flush())
 
@@ -172,6 +179,7 @@ class NatsTransport:
     async def _store(self, row: SentRow) -> None:
         subject = subjects.queued_tasks(*row.queue)
         try:
+            await self._make_consumer(row.queue)
             stored = await self._nats.jetstream().publish(
                 subject, self._packed(row), timeout=STORE_S, headers=dict(row.headers)
             )
@@ -181,6 +189,20 @@ class NatsTransport:
             self._unstored_at = None
             self._registry.stored(row.row_id, stored.seq, time.monotonic())
             await self._tell(row.queue)
+
+    async def _make_consumer(self, queue: tuple[str, str], *, known: bool = True) -> None:
+        """Batchers may not create what they pull the tasks of a model and tenant from.
+
+        ``known``: whether one that was there a moment ago is there still.
+        """
+        now = time.monotonic()
+        if known and now - self._pulled.get(queue, -CONSUMER_S) < CONSUMER_S:
+            return
+        config = jetstream.tasks_consumer(*queue, self._settings)
+        await self._nats.jetstream(timeout=STORE_S).add_consumer(subjects.TASKS_STREAM, config)
+        if len(self._pulled) >= _TOLD_MAX:
+            self._pulled.clear()
+        self._pulled[queue] = now
 
     async def _tell(self, queue: tuple[str, str]) -> None:
         """Batchers hear of a model and tenant that has tasks; they look for themselves too, now and then."""
@@ -200,12 +222,19 @@ class NatsTransport:
             async with asyncio.timeout(STORE_S):
                 info = await self._nats.jetstream().consumer_info(subjects.TASKS_STREAM, consumer)
         except NotFoundError:
-            return  # no batcher has ever taken one
+            await self._make_consumer_again(queue)
+            return
         except (TimeoutError, NatsError) as error:
             _log.warning("JetStream does not say what became of tasks of %s: %s", queue, error)
             return
         taken = 0 if info.delivered is None else info.delivered.stream_seq
         self._registry.dispatch.taken_up_to(queue, taken, time.monotonic())
+
+    async def _make_consumer_again(self, queue: tuple[str, str]) -> None:
+        try:
+            await self._make_consumer(queue, known=False)
+        except (TimeoutError, NatsError) as error:
+            _log.warning("batchers cannot pull the tasks of %s: %s", queue, error)
 
     async def _bury(self, row: SentRow, reason: str) -> None:
         task, payload = row.task, row.task.SerializeToString()

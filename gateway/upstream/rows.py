@@ -176,6 +176,8 @@ class Upstream:
         watched = context.request.sampling.stop or context.admitted.second is not None
         if watched and task.gather_ms > WATCHED_GATHER_MS:
             task.gather_ms = WATCHED_GATHER_MS
+        if prepared is context.admitted.first:  # the second model's row did not wait for admission
+            task.waited_us = round((begun - context.timings.arrived_at) * 1e6)
         headers = attempt_headers(context, attempt)
 
         def on_taken() -> None:

@@ -141,7 +141,8 @@ class ShadowRunner:
         upstream, admitted = self._upstream, shadow.context.admitted
         model = upstream.admission.catalog[shadow.run.model]
         request = replace(shadow.context.request, priority_class=CLASS)
-        prepared = await prepare(request, admitted.conversation, model, admitted.first.inspect)
+        inspect, threads = admitted.first.inspect, upstream.admission.threads
+        prepared = await prepare(request, admitted.conversation, model, inspect, threads)
         prepared.sampling.seed = admitted.first.sampling.seed
         return InternalRow(upstream, request, prepared, shadow.row_id, now + LIMIT_S)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.tools.tool import Tool, ToolCall, map_texts, texts_in
-from gateway.validation.tools import calls_of
+from gateway.validation.tools import VALUES_MAX, calls_of, has_room_for_calls
 from gateway.validation.violations import FieldViolations
 from sluice.v1 import inference_pb2
 from sluice.v1.inference_pb2 import (
@@ -85,9 +85,8 @@ class Conversation:
 
     @property
     def system_text(self) -> str:
-        """The system message; empty without one."""
-        first = self.turns[0]
-        return first.content if first.role == SYSTEM else ""
+        """The text of all system turns."""
+        return "\n\n".join(turn.content for turn in self.turns if turn.role == SYSTEM)
 
     @property
     def user_text(self) -> str:
@@ -116,6 +115,9 @@ def _chat(messages: Sequence[ChatMessage], found: FieldViolations) -> Conversati
     if not 1 <= len(messages) <= MESSAGES_MAX:
         found.add("chat.messages", f"must have 1 to {MESSAGES_MAX} messages")
         return Conversation((), raw=False)
+    if not has_room_for_calls(messages):
+        found.add("chat.messages", f"their calls must have at most {VALUES_MAX} values in all")
+        return Conversation((), raw=False)
     turns = tuple(
         _turn(message, f"chat.messages[{i}]", found) for i, message in enumerate(messages)
     )
@@ -123,12 +125,21 @@ def _chat(messages: Sequence[ChatMessage], found: FieldViolations) -> Conversati
     for index, turn in enumerate(turns):
         _check_turn(index, turn, known, found)
         known.update(call.id for call in turn.calls)
-    found.check(
-        turns[-1].role in (USER, TOOL),
-        "chat.messages",
-        "the last message must be of ROLE_USER or ROLE_TOOL",
-    )
-    return Conversation(turns, raw=False)
+    says = any(turn.content.strip() or turn.calls for turn in turns)
+    found.check(says, "chat.messages", "have no text")
+    return Conversation(_with_one_system(turns), raw=False)
+
+
+def _with_one_system(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """System turns that follow one another become one: most chat templates take no second one."""
+    joined: list[Turn] = []
+    for turn in turns:
+        if turn.role == SYSTEM and joined and joined[-1].role == SYSTEM:
+            texts = filter(None, (joined.pop().content, turn.content))
+            joined.append(Turn(SYSTEM, "\n\n".join(texts)))
+        else:
+            joined.append(turn)
+    return tuple(joined)
 
 
 def _turn(message: ChatMessage, at: str, found: FieldViolations) -> Turn:
@@ -143,20 +154,13 @@ def _changed(call: ToolCall, texts: Iterator[str]) -> ToolCall:
 def _check_turn(index: int, turn: Turn, known: set[str], found: FieldViolations) -> None:
     """``known``: the ids of earlier calls."""
     at = f"chat.messages[{index}]"
+    found.check(turn.role != "", f"{at}.role", "must be system, user, assistant or tool")
     found.check(
-        turn.role != "",
-        f"{at}.role",
-        "must be ROLE_SYSTEM, ROLE_USER, ROLE_ASSISTANT or ROLE_TOOL",
-    )
-    found.check(turn.role != SYSTEM or index == 0, f"{at}.role", "ROLE_SYSTEM may only come first")
-    may_be_empty = turn.role == TOOL or turn.calls
-    found.check(bool(may_be_empty or turn.content.strip()), f"{at}.content", "must not be empty")
-    found.check(
-        turn.role == ASSISTANT or not turn.calls,
-        f"{at}.tool_calls",
-        "only ROLE_ASSISTANT has calls",
+        turn.role == ASSISTANT or not turn.calls, f"{at}.tool_calls", "only the assistant has calls"
     )
     answers = turn.call_id in known if turn.role == TOOL else not turn.call_id
     found.check(
-        answers, f"{at}.tool_call_id", "must be the id of an earlier call in ROLE_TOOL, else empty"
+        answers,
+        f"{at}.tool_call_id",
+        "must be the id of an earlier call where the role is tool, else empty",
     )

@@ -15,7 +15,7 @@ from gateway.validation.conversation import Conversation, conversation_of
 from gateway.validation.sampling import sampling_of
 from gateway.validation.tools import tool_use_of, tools_of
 from gateway.validation.violations import FieldViolations
-from sluice.defaults import AUTO
+from sluice.defaults import AUTO, LABEL_KEY_CHARS_MAX, LABEL_VALUE_CHARS_MAX, LABELS_MAX
 from sluice.errors import DeadlinePassed, InvalidRequest, UnknownModel
 from sluice.v1 import inference_pb2
 from sluice.v1.inference_pb2 import (
@@ -28,9 +28,6 @@ from sluice.v1.inference_pb2 import (
 )
 from sluice.wire.tokens import VisibleToken, tokens_of
 
-MAX_LABELS: Final = 32
-MAX_LABEL_KEY_CHARS: Final = 64
-MAX_LABEL_VALUE_CHARS: Final = 256
 MAX_KEY_CHARS: Final = 128
 MAX_GATHER_S: Final = 3600
 WORKLOAD_LABEL: Final = "task"
@@ -39,6 +36,8 @@ WORKLOAD_LABEL: Final = "task"
 
 UNSTATED_CLASS: Final = "standard"
 """The class of calls whose message has no priority, such as CountTokens."""
+_DOES: Final = {"embedding": "computes embeddings", "reranker": "scores documents"}
+"""What models do that callers may name and that answer no prompts, by engine."""
 _LEAST_URGENT: Final = "bulk"
 _CLASSES: Final[Mapping[int, str]] = {
     inference_pb2.PRIORITY_UNSPECIFIED: "interactive",
@@ -234,12 +233,16 @@ def in_vocabulary(token_ids: Iterable[VisibleToken], size: int) -> bool:
 def _model(name: str, catalog: Catalog, found: FieldViolations) -> str | None:
     """The named model, None for "auto". The last check: raises what was found."""
     if name in catalog.hearing:
-        found.add("model", f"{name} takes audio, and no prompts; set audio")
+        found.add("model", f"{name} takes audio, and no prompts")
         found.raise_if_any()
     if not catalog.reading:
         raise UnknownModel("no model of this mesh takes prompts", metadata={"models": ""})
     if name not in ("", AUTO, *catalog.reading):
         known = ", ".join(catalog.reading)
+        if name in catalog.callable:
+            does = _DOES[catalog[name].settings.engine]
+            found.add("model", f'{name} {does}; prompts are answered by {known}, or "{AUTO}"')
+            found.raise_if_any()
         message = f'there is no model of that name; known: {known}, or "{AUTO}"'
         if not found:
             raise UnknownModel(message, metadata={"models": known})
@@ -264,14 +267,16 @@ def _check_key(request: GenerateRequest, found: FieldViolations) -> None:
 
 
 def _check_labels(labels: Mapping[str, str], found: FieldViolations) -> None:
-    found.check(len(labels) <= MAX_LABELS, "labels", f"has more than {MAX_LABELS} entries")
+    if len(labels) > LABELS_MAX:
+        found.add("labels", f"has more than {LABELS_MAX} entries")
+        return
     found.check(
         all(
-            1 <= len(key) <= MAX_LABEL_KEY_CHARS and len(value) <= MAX_LABEL_VALUE_CHARS
+            1 <= len(key) <= LABEL_KEY_CHARS_MAX and len(value) <= LABEL_VALUE_CHARS_MAX
             for key, value in labels.items()
         ),
         "labels",
-        f"keys must have 1 to {MAX_LABEL_KEY_CHARS} characters, values at most {MAX_LABEL_VALUE_CHARS}",
+        f"keys must have 1 to {LABEL_KEY_CHARS_MAX} characters, values at most {LABEL_VALUE_CHARS_MAX}",
     )
 
 

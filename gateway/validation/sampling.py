@@ -6,6 +6,8 @@ from typing import Final
 from gateway.validation.violations import FieldViolations
 from sluice.v1.inference_pb2 import SamplingParams
 
+CONSTRAINTS: Final = {"json_schema": "a JSON schema", "regex": "a regular expression"}
+"""What constraints are, by their fields."""
 RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "temperature": (0, 2),
     "min_p": (0, 1),
@@ -31,6 +33,8 @@ def sampling_of(
     Whether a constraint can be enforced is checked after admission, because it takes longer than all else.
     """
     sampling = SamplingParams(top_p=1.0, repetition_penalty=1.0)
+    if _has_too_many(params, found):
+        return sampling
     sampling.MergeFrom(params)
     _check_numbers(sampling, max_answer_tokens, found)
     _check_min_tokens(sampling, max_answer_tokens, found)
@@ -40,6 +44,19 @@ def sampling_of(
     within = not sampling.HasField("n") or 1 <= sampling.n <= MAX_ANSWERS
     found.check(within, "sampling.n", f"must be between 1 and {MAX_ANSWERS}")
     return sampling
+
+
+def _has_too_many(s: SamplingParams, found: FieldViolations) -> bool:
+    """Whether the request is refused for their number alone: a copy of a million costs more than the refusal."""
+    counted = (
+        ("stop", len(s.stop), MAX_STOPS, "strings"),
+        ("stop_token_ids", len(s.stop_token_ids), MAX_STOP_TOKENS, "tokens"),
+        ("logit_bias", len(s.logit_bias), MAX_BIASES, "tokens"),
+    )
+    above = [(name, most, what) for name, count, most, what in counted if count > most]
+    for name, most, what in above:
+        found.add(f"sampling.{name}", f"has more than {most} {what}")
+    return bool(above)
 
 
 def _check_numbers(s: SamplingParams, max_answer_tokens: int, found: FieldViolations) -> None:
@@ -67,13 +84,16 @@ def _check_min_tokens(s: SamplingParams, max_answer_tokens: int, found: FieldVio
     found.check(
         not (s.min_tokens and constraint),
         "sampling.min_tokens",
-        f"cannot be combined with {constraint}, which determines where the answer ends",
+        f"cannot be combined with {_words(constraint)}, which determines where the answer ends",
     )
 
 
+def _words(constraint: str | None) -> str:
+    return CONSTRAINTS.get(constraint or "", "")
+
+
 def _check_stops(stops: Sequence[str], found: FieldViolations) -> None:
-    found.check(len(stops) <= MAX_STOPS, "sampling.stop", f"has more than {MAX_STOPS} strings")
-    for index, stop in enumerate(stops[:MAX_STOPS]):
+    for index, stop in enumerate(stops):
         found.check(
             1 <= len(stop) <= MAX_STOP_CHARS,
             f"sampling.stop[{index}]",
@@ -82,24 +102,17 @@ def _check_stops(stops: Sequence[str], found: FieldViolations) -> None:
 
 
 def _check_stop_tokens(s: SamplingParams, found: FieldViolations) -> None:
-    found.check(
-        len(s.stop_token_ids) <= MAX_STOP_TOKENS,
-        "sampling.stop_token_ids",
-        f"has more than {MAX_STOP_TOKENS} tokens",
-    )
     constraint = s.WhichOneof("constraint")
     found.check(
         not (s.stop_token_ids and constraint),
         "sampling.stop_token_ids",
-        f"cannot be combined with {constraint}, which determines where the answer ends",
+        f"cannot be combined with {_words(constraint)}, which determines where the answer ends",
     )
 
 
 def _check_logit_bias(biases: Mapping[int, float], found: FieldViolations) -> None:
-    field = "sampling.logit_bias"
-    found.check(len(biases) <= MAX_BIASES, field, f"has more than {MAX_BIASES} tokens")
     found.check(
         all(-MAX_BIAS <= bias <= MAX_BIAS for bias in biases.values()),
-        field,
+        "sampling.logit_bias",
         f"values must be in [-{MAX_BIAS}, {MAX_BIAS}]",
     )

@@ -63,7 +63,10 @@ def _said(role: str, texts: Sequence[str]) -> Conversation:
 
 
 def _check_texts(field: str, texts: Sequence[str], found: FieldViolations) -> None:
+    """Raises for too many at once: a message has room for a million."""
     found.check(0 < len(texts) <= TEXTS_MAX, field, f"must have 1 to {TEXTS_MAX} entries")
+    if len(texts) > TEXTS_MAX:
+        found.raise_if_any()
     for place, text in enumerate(texts):
         found.check(bool(text.strip()), f"{field}[{place}]", "must not be empty")
 

@@ -8,10 +8,13 @@ from typing import Any, Final
 from gateway.tools.tool import Tool, ToolCall, ToolUse
 from gateway.validation.violations import FieldViolations
 from sluice.constraints import JSON_SCHEMA_MAX_BYTES
+from sluice.openai.fields import values_in
 from sluice.v1 import inference_pb2 as pb
 
 TOOLS_MAX: Final = 128
 TOOLS_BYTES_MAX: Final = 256 << 10
+VALUES_MAX: Final = 16_384
+"""Values in the JSON of all tools, or of all calls, of a request: each string is inspected like a message."""
 DEPTH_MAX: Final = 64
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _CALL_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
@@ -22,6 +25,11 @@ def tools_of(tools: Sequence[pb.Tool], found: FieldViolations) -> tuple[Tool, ..
     size = sum(len(tool.description) + len(tool.parameters) for tool in tools)
     if len(tools) > TOOLS_MAX or size > TOOLS_BYTES_MAX:
         found.add("tools", f"must be at most {TOOLS_MAX} tools with {TOOLS_BYTES_MAX} characters")
+        return ()
+    values = [values_in(tool.parameters) for tool in tools]
+    if sum(values) > VALUES_MAX:
+        field = f"tools[{values.index(max(values))}].parameters"
+        found.add(field, f"all parameters together must have at most {VALUES_MAX} values")
         return ()
     names = [tool.name for tool in tools]
     found.check(len(set(names)) == len(names), "tools", "have the same name twice")
@@ -53,9 +61,16 @@ def tool_use_of(request: pb.GenerateRequest, found: FieldViolations) -> ToolUse 
         only=choice.function,
         required=choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED,
         parallel=request.parallel_tool_calls or not request.HasField("parallel_tool_calls"),
+        schema=request.sampling.json_schema,
     )
     _check_together(request, use, found)
     return use
+
+
+def has_room_for_calls(messages: Sequence[pb.ChatMessage]) -> bool:
+    """Whether all calls in ``messages`` together have few enough values to be read."""
+    calls = (call for message in messages for call in message.tool_calls)
+    return sum(values_in(call.arguments) for call in calls) <= VALUES_MAX
 
 
 def calls_of(message: pb.ChatMessage, at: str, found: FieldViolations) -> tuple[ToolCall, ...]:
@@ -67,9 +82,9 @@ def calls_of(message: pb.ChatMessage, at: str, found: FieldViolations) -> tuple[
 
 def _check_together(request: pb.GenerateRequest, use: ToolUse, found: FieldViolations) -> None:
     sampling = request.sampling
-    found.check(not request.raw_prompt, "tools", "need the chat template: leave out raw_prompt")
+    found.check(not request.raw_prompt, "tools", "need the chat template, and no raw prompt")
     constraint = sampling.WhichOneof("constraint")
-    found.check(constraint is None, f"sampling.{constraint}", "cannot be combined with tools")
+    found.check(constraint != "regex", "sampling.regex", "cannot be combined with tools")
     for field in ("min_tokens", "stop_token_ids"):
         found.check(
             not (use.constrained and getattr(sampling, field)),

@@ -15,6 +15,8 @@ from sluice.v1.jobs_pb2 import JOB_STATE_QUEUED, JOB_STATE_RUNNING
 BEAT_S: Final = 1.0
 """How often the owner of a job writes its record."""
 LEASE_S: Final = 3.0
+LOST_MAX: Final = 3
+"""Processes that may end with a job, one after the other, without an item more; then it fails."""
 
 
 class Leases:
@@ -44,6 +46,29 @@ class Leases:
         """Those are of no interest any more."""
         for job in jobs:
             self._seen.pop(job, None)
+
+
+def note_loss(record: JobRecord) -> None:
+    """The process that had the job has ended without a word."""
+    record.lost_processes = _losses(record) + 1
+    record.items_when_lost = _done(record)
+
+
+def is_suspect(record: JobRecord, *, waits: bool = False) -> bool:
+    """Whether the next process that ends with the job is the last one.
+
+    A process runs one such job at a time: a job that was only beside another one that ends processes goes on without
+    it. ``waits``: nobody has the job now; if a process is named it was lost.
+    """
+    return _losses(record) + (waits and bool(record.job.runner)) >= LOST_MAX - 1
+
+
+def _losses(record: JobRecord) -> int:
+    return record.lost_processes if _done(record) == record.items_when_lost else 0
+
+
+def _done(record: JobRecord) -> int:
+    return record.job.progress.succeeded + record.job.progress.dead
 
 
 def urgency(record: JobRecord) -> tuple[int, int]:

@@ -30,6 +30,32 @@ class Rate:
         self._level -= count
 
 
+class Budget:
+    """What items may cost together; 0: anything. What one costs is known when it is answered.
+
+    So for each that is in flight as much is set aside as the dearest one has cost; before the first is known one goes
+    alone. More than the budget is spent by what one item costs beyond that.
+    """
+
+    def __init__(self, most: float) -> None:
+        self.most = most
+        self._spent = 0.0
+        self._dearest: float | None = None
+
+    def allows(self, in_flight: int) -> bool:
+        """Whether another item may go beside so many."""
+        left = self.most - self._spent
+        if not self.most or (left > 0 and not in_flight):
+            return True
+        return self._dearest is not None and (in_flight + 1) * self._dearest <= left
+
+    def took(self, cost: float, items: int = 1) -> None:
+        """So many items have cost this."""
+        self._spent += cost
+        if items:
+            self._dearest = max(self._dearest or 0.0, cost / items)
+
+
 class Speed:
     """Items and tokens a second over the last minute, from totals that are told about once a second."""
 

@@ -15,16 +15,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from jobs.core.pace import Rate
-from jobs.core.retry import Failure, RetryPolicy
+from jobs.core.pace import Budget, Rate
+from jobs.core.retry import WAIT_S_MAX, Failure, RetryPolicy
 from sluice.v1.inference_pb2 import EmbedRequest, GenerateRequest
 
 BLOCK: Final = 512
 """Items that are sorted together."""
+BLOCK_BYTES: Final = 4 * 1024 * 1024
+"""A block whose requests have so many bytes is whole with fewer items."""
 SPAN_MAX: Final = 8192
 """Items between the oldest without an outcome and the newest in memory."""
 BYTES_MAX: Final = 32 * 1024 * 1024
 """Of the requests in memory."""
+ITEM_BYTES: Final = 16 * 1024
+"""Of the requests in flight, on average over the items that may be; another one goes below it."""
 NO_ROOM_WAIT_S_MAX: Final = 15.0
 _BEGINNING: Final = 64
 """Characters of a prompt that tell which beginning it shares."""
@@ -58,21 +62,37 @@ class Entry:
     size: int = 0
     tries: int = 0
     refusals: int = 0
+    reserved_tokens: float = 0.0
     followers: list["Entry"] = field(default_factory=list)
+
+
+ANSWER_TOKENS: Final = 256
+"""Of an answer without a limit, before the first one is known."""
+BYTES_A_TOKEN: Final = 4
 
 
 class Window:
     """The items of one pass."""
 
-    def __init__(self, concurrency: int, policy: RetryPolicy, requests: Rate, tokens: Rate) -> None:
+    def __init__(
+        self,
+        concurrency: int,
+        policy: RetryPolicy,
+        requests: Rate,
+        tokens: Rate,
+        budget: Budget | None = None,
+    ) -> None:
         """``concurrency``: items in flight, may be changed while it runs."""
         self.concurrency = concurrency
+        self._budget = budget or Budget(0.0)
+        self._answers = self._answered_tokens = 0
         self._policy = policy
         self._requests = requests
         self._tokens = tokens
         self._waiting: deque[Entry] = deque()
         self._later: list[tuple[float, int, Entry]] = []
         self._in_flight: dict[int, Entry] = {}
+        self._in_flight_bytes = 0
         self._leaders: dict[bytes, Entry] = {}
         self._bytes = 0
         self._count = 0
@@ -121,25 +141,37 @@ class Window:
         again = self._later and self._later[0][0] <= now
         entry = heapq.heappop(self._later)[2] if again else self._waiting.popleft()
         self._in_flight[entry.place] = entry
+        self._in_flight_bytes += entry.size
         self._requests.took(1)
+        entry.reserved_tokens = self._expected_tokens(entry)
+        self._tokens.took(entry.reserved_tokens)
         return entry
 
     def wait_s(self, now: float) -> float | None:
         """How long until an item may be sent; None: not before something else happens."""
-        if len(self._in_flight) >= self.concurrency:
+        in_flight = len(self._in_flight)
+        most = self.concurrency
+        if in_flight >= most or self._in_flight_bytes >= most * ITEM_BYTES:
+            return None
+        if not self._budget.allows(in_flight):
             return None
         due = 0.0 if self._waiting else self._later[0][0] - now if self._later else None
         if due is None:
             return None
         return max(0.0, due, self._requests.wait_s(now), self._tokens.wait_s(now))
 
-    def answered(self, entry: Entry, tokens: int) -> list[Entry]:
-        """``entry`` has an answer, for ``tokens`` computed; returns the items that share it."""
+    def answered(self, entry: Entry, tokens: int, cost: float = 0.0) -> list[Entry]:
+        """``entry`` has an answer, for ``tokens`` computed that cost this; returns the items that share it."""
+        self._give_back(entry)
         self._tokens.took(tokens)
+        self._budget.took(cost)
+        self._answers += 1
+        self._answered_tokens += tokens
         return self._remove(entry)
 
     def failed(self, entry: Entry, kind: Failure, wait_s: float, now: float, dice: float) -> bool:
         """Whether ``entry`` is dead; else it is sent again later, not before ``wait_s`` seconds."""
+        self._give_back(entry)
         if kind is Failure.NO_ROOM:
             entry.refusals += 1
             step = RetryPolicy(wait_s_max=NO_ROOM_WAIT_S_MAX).wait_s(entry.refusals, dice)
@@ -149,23 +181,41 @@ class Window:
             if kind is Failure.PERMANENT or entry.tries > self._policy.retries:
                 return True
             step = self._policy.wait_s(entry.tries, dice)
-        self._send_later(entry, now + max(step, wait_s))
+        # A cost of a day is refused until it ends, but an operator may change that sooner.
+        self._send_later(entry, now + max(step, min(wait_s, WAIT_S_MAX)))
         return False
 
     def returned(self, entry: Entry, now: float) -> None:
         """The call that carried ``entry`` is gone: it is sent again at once."""
+        self._give_back(entry)
         self._send_later(entry, now)
 
     def died(self, entry: Entry) -> list[Entry]:
         """``entry`` is a dead letter; returns the items that share that."""
         return self._remove(entry)
 
+    def _expected_tokens(self, entry: Entry) -> float:
+        """Set aside until its answer is there: the mean so far, at first what its request could take."""
+        if self._answers:
+            return self._answered_tokens / self._answers
+        sampling = getattr(entry.request, "sampling", None)
+        answer = 0 if sampling is None else sampling.max_tokens or ANSWER_TOKENS
+        return float(entry.size / BYTES_A_TOKEN + answer)
+
+    def _give_back(self, entry: Entry) -> None:
+        self._tokens.took(-entry.reserved_tokens)
+        entry.reserved_tokens = 0.0
+
     def _send_later(self, entry: Entry, at: float) -> None:
-        self._in_flight.pop(entry.place, None)
+        self._land(entry)
         heapq.heappush(self._later, (at, entry.place, entry))
 
+    def _land(self, entry: Entry) -> None:
+        if self._in_flight.pop(entry.place, None) is not None:
+            self._in_flight_bytes -= entry.size
+
     def _remove(self, entry: Entry) -> list[Entry]:
-        self._in_flight.pop(entry.place, None)
+        self._land(entry)
         if entry.input_hash:
             del self._leaders[entry.input_hash]
         for one in (entry, *entry.followers):

@@ -21,8 +21,13 @@ _ROWS: Final = 64
 _OUT_BYTES: Final = 1 << 16
 
 
+NICE: Final = 10
+"""Below the processes of the mesh, which answer callers."""
+
+
 def main() -> None:
     """Reads the file to its end."""
+    os.nice(NICE)
     import pyarrow as pa
     import pyarrow.parquet as pq
 

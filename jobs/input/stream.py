@@ -21,7 +21,7 @@ _WINDOW_LOG_MAX: Final = 27
 GROWTH_MAX: Final = 256
 """How many times its compressed bytes an input may be, beside `GROWTH_BYTES`; prompts shrink to a twentieth at best."""
 GROWTH_BYTES: Final = 64 * 1024 * 1024
-BLANK_LINES_MAX: Final = 100_000
+BLANK_LINES_MAX: Final = 1000
 """Empty lines in succession."""
 
 DAMAGED: Final[tuple[type[Exception], ...]] = (EOFError, gzip.BadGzipFile, zlib.error)
@@ -73,9 +73,9 @@ def lines(stream: BinaryIO, bytes_max: int) -> Iterator[tuple[int, bytes | None]
         if len(line) <= bytes_max:
             yield number, line
             continue
+        yield number, None  # whoever goes no further reads no more of it
         while line and not line.endswith(b"\n"):
             line = stream.readline(_BUFFER_BYTES)
-        yield number, None
 
 
 class _Chunks(io.RawIOBase):

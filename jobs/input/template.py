@@ -5,7 +5,10 @@ from string import Formatter
 from typing import Any, Final
 
 from sluice.errors import InvalidRequest
+from sluice.openai.fields import BadField
 
+PROMPT_CHARS_MAX: Final = 1 << 20
+"""As much as a gateway takes of one request by default (`gateway.max_message_bytes`)."""
 _HINT: Final = "a column stands as {name}, a brace itself as {{ or }}"
 
 
@@ -35,8 +38,19 @@ class Template:
         return sorted(self.columns - columns)
 
     def render(self, row: Mapping[str, Any]) -> str:
-        """The prompt; the row has all `columns`."""
-        return "".join(
-            literal + ("" if name is None else str(row[name]))
+        """The prompt; the row has all `columns`.
+
+        Raises:
+            BadField: it would be longer than any gateway takes.
+        """
+        texts = {name: str(row[name]) for name in self.columns}
+        pieces = [
+            one
             for literal, name, _, _ in self._parts
-        )
+            for one in (literal, texts.get(name or "", ""))
+        ]
+        if sum(map(len, pieces)) > PROMPT_CHARS_MAX:
+            raise BadField(
+                f"prompt: the template makes over {PROMPT_CHARS_MAX} characters of this row"
+            )
+        return "".join(pieces)

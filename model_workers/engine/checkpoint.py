@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from model_workers.constraints import ConstraintCompiler, load_constraints
 from model_workers.engine.devices import cache_bytes, check_weights_fit, find_device
 from model_workers.engine.forward import LoadedModel, load_model
 from model_workers.engine.forward.load import find_dtype
@@ -18,7 +19,6 @@ from model_workers.engine.forward.tensor_parallel import Followers, LeadRank
 from model_workers.engine.paged_engine import PagedEngine
 from model_workers.engine.paged_model import PagedModel
 from model_workers.engine.protocol import RowSpec, Sampling
-from model_workers.engine.sampling.constraints import ConstraintCompiler, load_constraints
 from model_workers.engine.sampling.sampler import Sampler
 from model_workers.engine.speculation import Speculator
 from model_workers.model_folder import TOKENIZER, check_same_tokens, weight_bytes

@@ -17,6 +17,7 @@ from model_workers.engine.devices import find_device
 from model_workers.engine.forward.load import find_context
 from model_workers.engine.protocol import RowSpec, RowStep, Sampling, TokenLogprobs
 from model_workers.engine.rows import Row, RowLimits
+from model_workers.engine.weights import read_whole
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 from sluice.settings.models import labels_of
 
@@ -82,11 +83,13 @@ def load_classifier(settings: ModelSettings) -> ClassifierEngine:
     try:
         config = AutoConfig.from_pretrained(path)
         labels = labels_of({"id2label": {str(k): v for k, v in config.id2label.items()}})
-        model: Any = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32)
+        model = read_whole(AutoModelForSequenceClassification, path, dtype=torch.float32)
+    except SettingsError as error:
+        raise SettingsError(f"models: {settings.name}: {error}") from error
     except (ValueError, OSError) as error:
         raise SettingsError(f"models: {settings.name}: {Path(path).name}: {error}") from error
     try:
-        context = find_context(path, config, settings.context_tokens)
+        context = find_context(path, config.to_dict(), settings.context_tokens)
         device = find_device(settings.device)
     except SettingsError as error:
         raise SettingsError(f"models: {settings.name}: {error}") from error

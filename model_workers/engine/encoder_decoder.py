@@ -35,6 +35,7 @@ from model_workers.engine.protocol import (
 )
 from model_workers.engine.rows import Row, RowLimits, RowState
 from model_workers.engine.sampling.sampler import DrawRequest, Sampler
+from model_workers.engine.weights import read_whole
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 from sluice.settings.models import SideLimits, side_limits
 
@@ -476,5 +477,5 @@ def _load_model(path: str, kind: str, dtype: torch.dtype, device: torch.device) 
         from model_workers.engine.speech import load_speech_model
 
         return load_speech_model(path, dtype, device)
-    loaded: Any = AutoModelForSeq2SeqLM.from_pretrained(path, dtype=dtype)
+    loaded = read_whole(AutoModelForSeq2SeqLM, path, dtype=dtype)
     return EncoderDecoder(loaded.to(device).eval())

@@ -130,7 +130,8 @@ class RowStep:
         start_index: index of the first of ``token_ids`` in the answer.
         logprobs: one per token when asked for, else empty.
         end: set in the last step of a row, and only there.
-        error: one sentence when ``end`` is FAILED or RETURNED, and ``reason`` one of `sluice.errors`.
+        error: one sentence when ``end`` is FAILED or RETURNED, and ``reason`` one of `sluice.errors`;
+            ``retry_after_s``: when a new try may succeed, 0 where that is not known.
         cached_prompt_tokens: tokens of the prompt that were found in the prefix cache.
         server_tokens: of prompt and answer, as the server that computed the row counts and bills them.
         gather_s: as in `RowSpec`.
@@ -150,6 +151,7 @@ class RowStep:
     server_tokens: tuple[int, int] | None = None
     gather_s: float = 0.0
     values: bytes = b""
+    retry_after_s: float = 0.0
 
 
 class Refused(Exception):

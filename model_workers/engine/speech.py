@@ -16,6 +16,7 @@ from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneratio
 from model_workers.engine.encoder_decoder import EncoderDecoder
 from model_workers.engine.protocol import AudioSpec, RowInvalid, RowSpec
 from model_workers.engine.rows import Row
+from model_workers.engine.weights import read_whole
 from sluice.settings import SettingsError
 
 SAMPLES_A_SECOND: Final = 16_000
@@ -98,10 +99,10 @@ def load_speech_model(path: str, dtype: torch.dtype, device: torch.device) -> Sp
     """The model of a folder or hub id.
 
     Raises:
-        SettingsError: its features are of another kind.
+        SettingsError: its features are of another kind, or its weights are not all there.
         ValueError, OSError: it cannot be read.
     """
-    model: Any = WhisperForConditionalGeneration.from_pretrained(path, dtype=dtype)
+    model = read_whole(WhisperForConditionalGeneration, path, dtype=dtype)
     try:
         extractor: Any = WhisperFeatureExtractor.from_pretrained(path)
     except OSError:

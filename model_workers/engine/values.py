@@ -24,6 +24,7 @@ from model_workers.engine.forward.load import find_dtype
 from model_workers.engine.forward.pooling import Pipeline
 from model_workers.engine.protocol import RowEnd, RowInvalid, RowSpec, RowStep, Sampling, ValuesSpec
 from model_workers.engine.rows import Row, RowLimits
+from model_workers.engine.weights import read_whole
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 from sluice.settings.sentence_folder import SentenceFolder, read_sentence_folder
 
@@ -168,7 +169,8 @@ def _load_embedder(
     settings: ModelSettings, folder: SentenceFolder, dtype: torch.dtype, device: torch.device
 ) -> tuple[Compute, Any]:
     pipeline = Pipeline(folder.modules, device)
-    model: Any = AutoModel.from_pretrained(folder.transformer, dtype=dtype).to(device).eval()
+    model = read_whole(AutoModel, folder.transformer, unused=("pooler.",), dtype=dtype)
+    model = model.to(device).eval()
     if model.config.is_encoder_decoder:
         raise SettingsError("is an encoder-decoder model; name an encoder")
     replace_linear_layers(model, settings.quantization)
@@ -184,7 +186,7 @@ def _load_reranker(
             f"a reranker has one label, this model {config.num_labels}; use engine: classifier"
         )
         raise SettingsError(message)
-    model: Any = AutoModelForSequenceClassification.from_pretrained(folder.transformer, dtype=dtype)
+    model = read_whole(AutoModelForSequenceClassification, folder.transformer, dtype=dtype)
     model = model.to(device).eval()
     replace_linear_layers(model, settings.quantization)
     return Reranker(model), config
@@ -193,12 +195,7 @@ def _load_reranker(
 def _load_token_classifier(
     settings: ModelSettings, folder: SentenceFolder, dtype: torch.dtype, device: torch.device
 ) -> tuple[Compute, Any]:
-    model, about = AutoModelForTokenClassification.from_pretrained(
-        folder.transformer, dtype=dtype, output_loading_info=True
-    )
-    if about["missing_keys"]:
-        absent = ", ".join(sorted(about["missing_keys"])[:3])
-        raise SettingsError(f"has no token classification head (its weights lack {absent})")
+    model = read_whole(AutoModelForTokenClassification, folder.transformer, dtype=dtype)
     model = model.to(device).eval()
     replace_linear_layers(model, settings.quantization)
     return TokenClassifier(model), model.config

@@ -102,6 +102,8 @@ class ServerClient:
                 self._note(fault)
                 tries += fault.retry is Retry.SOON
                 spent = tries and max(tries, self.gate.failures) >= TRIES
+                if spent and not reading.emitted and fault.kind is EngineFailed:
+                    fault.kind = ModelUnavailable  # nothing of an answer came
                 if fault.retry is Retry.NEVER or reading.emitted or spent:
                     raise
 
@@ -150,6 +152,7 @@ class ServerClient:
                     f"the server takes no request for another {wait_s:.1f} s",
                     Overloaded,
                     Retry.NEVER,
+                    retry_after_s=self.gate.free_at - time.monotonic(),
                 )
             await asyncio.sleep(wait_s)
 

@@ -44,6 +44,7 @@ class Event:
     end: RowEnd | None = None
     error: str = ""
     reason: str = ENGINE_FAILED
+    retry_after_s: float = 0.0
     usage: ServerUsage | None = None
 
 
@@ -77,6 +78,7 @@ class RemoteRow:
             end=event.end,
             error=event.error,
             reason=event.reason,
+            retry_after_s=event.retry_after_s,
             cached_prompt_tokens=event.usage.cached_tokens if event.usage else 0,
             server_tokens=self._billed(event.usage),
             gather_s=self.spec.gather_s,
@@ -165,14 +167,15 @@ class RemoteEngine:
     def load(self) -> worker_pb2.WorkerLoad:
         """See `Engine.load`; an engine whose server takes nothing now is full."""
         slots, rows = self.limits.slots, len(self._rows)
-        full = not self.client.gate.is_open(time.monotonic())
-        running = slots if full else min(rows, slots)
+        closed_s = max(0.0, self.client.gate.open_at - time.monotonic())
+        running = slots if closed_s else min(rows, slots)
         return worker_pb2.WorkerLoad(
             slots=slots,
             running=running,
             waiting=max(0, rows - slots),
             context_tokens=self.limits.context_tokens,
             steps=self._steps,
+            closed_ms=closed_s * 1e3,
         )
 
     def _taken(self) -> Iterator[Event | None]:
@@ -233,7 +236,8 @@ class RemoteEngine:
         """A row that another worker, or this one later, may go on with is returned."""
         returned = fault.retry is not Retry.NEVER and (row.begun or not self.limits.alone)
         end = RowEnd.RETURNED if returned else RowEnd.FAILED
-        return Event(row, end=end, error=fault.message, reason=fault.kind.reason)
+        wait_s = fault.retry_after_s or 0.0
+        return Event(row, (), (), end, fault.message, fault.kind.reason, wait_s)
 
     def _tell(self, event: Event | None) -> None:
         """Adds an event; the worker is woken once for all of this turn of the loop."""

@@ -29,11 +29,12 @@ class Gate:
 
     Attributes:
         open_at: not before.
+        free_at: when it takes requests again by its own words, which may be later than it is asked again.
         failures: in succession.
     """
 
     def __init__(self) -> None:
-        self.open_at = -math.inf
+        self.open_at = self.free_at = -math.inf
         self.failures = 0
 
     def is_open(self, now: float) -> bool:
@@ -60,6 +61,7 @@ class Gate:
     def _close(self, wait_s: float, now: float) -> None:
         if wait_s > 0:
             self.open_at = max(self.open_at, now + min(wait_s, LIMIT_S_MAX))
+            self.free_at = max(self.free_at, now + wait_s)
 
 
 def retry_after_s(headers: Mapping[str, str], unix_now: float) -> float | None:

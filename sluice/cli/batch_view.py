@@ -98,7 +98,8 @@ def sentence(job: pb.Job) -> str:
     progress, speed = job.progress, _speed(job)
     done = progress.succeeded + progress.dead
     total = f"{progress.total}{'' if progress.total_final else '+'}"
-    left = f" · {_span(job)} left" if progress.HasField("remaining") else ""
+    least = "" if progress.total_final else "at least "
+    left = f" · {least}{_span(job)} left" if progress.HasField("remaining") else ""
     return (
         f"{state_of(job)} · {done}/{total} done · {progress.dead} failed"
         f" · {speed.items_per_second:.1f} items/s · {speed.tokens_per_second:.0f} tokens/s"
@@ -155,7 +156,9 @@ def _row(job: pb.Job) -> tuple[str, ...]:
         str(progress.dead),
         f"{speed.items_per_second:.1f}",
         f"{speed.tokens_per_second:.0f}",
-        _span(job) if progress.HasField("remaining") else "-",
+        f"{_span(job)}{'' if progress.total_final else '+'}"
+        if progress.HasField("remaining")
+        else "-",
         _cost(progress),
     )
 

@@ -95,10 +95,10 @@ def nats(
     All processes of a kind share a certificate, as replicas on Kubernetes do.
     """
     from sluice.wire.permissions import KINDS
-    from supervisor.nats import render_tls, render_users
+    from supervisor.nats import render_accounts, render_tls
 
     users = {kind: (kind, "*") for kind in KINDS}
-    print(render_tls(tls_folder) + render_users(users, input_stream or ()), end="")
+    print(render_tls(tls_folder) + render_accounts(users, input_stream or ()), end="")
 
 
 def _default_processes() -> list[str]:

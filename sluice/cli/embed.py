@@ -82,14 +82,16 @@ def embed(
 ) -> None:  # fmt: skip
     """Embed the texts of a file, and write their embeddings in the order of the texts.
 
-    A JSON line has index, id (where the object had one), tokens and embedding. A file appears under its name when it is
-    complete. With --json prints one object at the end: texts, tokens, model, seconds.
+    A JSON line has index, id (where the object had one), tokens and embedding. Empty lines are no texts. A file appears
+    under its name when it is complete. With --json prints one object at the end: texts, tokens, model, seconds,
+    empty_lines.
     """
     if as_json and out is None:
         raise typer.BadParameter("say where the embeddings go", param_hint="--output")
     began, count, tokens, served_by = monotonic(), 0, 0, ""
     with _opened(file) as lines, _writer(out) as write:
-        texts = _texts(lines, field)
+        read = _Lines(lines, field)
+        texts = iter(read)
         while window := list(islice(texts, WINDOW)):
             found = client.embed([one.text for one in window], **settings)
             write(count, window, found)
@@ -97,7 +99,9 @@ def embed(
             served_by = found.model
     took_s = monotonic() - began
     done = {"texts": count, "tokens": tokens, "model": served_by, "seconds": round(took_s, 3)}
-    text = f"{count} texts, {tokens} tokens, {count / took_s:.1f} texts/s"
+    done["empty_lines"] = read.empty
+    left_out = f", {read.empty} empty lines left out" if read.empty else ""
+    text = f"{count} texts, {tokens} tokens, {count / took_s:.1f} texts/s{left_out}"
     output.show(as_json, done, lambda: output.note(text))
 
 
@@ -114,22 +118,31 @@ def _opened(file: str) -> Iterator[BinaryIO]:
         yield opened
 
 
-def _texts(lines: BinaryIO, field: str) -> Iterator[_Text]:
-    """The texts; objects when the first line is one.
+class _Lines:
+    """The texts of a file; objects when the first line that is not empty is one.
 
-    Raises:
-        InputInvalid: a line is empty, no UTF-8, or an object without the field.
+    Attributes:
+        empty: lines that were left out.
     """
-    objects = False
-    for number, line in enumerate(lines, 1):
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError:
-            raise InputInvalid(f"line {number} is not valid UTF-8") from None
-        objects |= number == 1 and text.lstrip().startswith("{")
-        if not text.strip():
-            raise InputInvalid(f"line {number} is empty")
-        yield _of_object(text, number, field) if objects else _Text(text, None)
+
+    def __init__(self, lines: BinaryIO, field: str) -> None:
+        self.empty = 0
+        self._lines, self._field = lines, field
+
+    def __iter__(self) -> Iterator[_Text]:
+        """Raises InputInvalid: a line is no UTF-8, or an object without the field."""
+        objects: bool | None = None
+        for number, line in enumerate(self._lines, 1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            except UnicodeDecodeError:
+                raise InputInvalid(f"line {number} is not valid UTF-8") from None
+            if not text.strip():
+                self.empty += 1
+                continue
+            if objects is None:
+                objects = text.lstrip().startswith("{")
+            yield _of_object(text, number, self._field) if objects else _Text(text, None)
 
 
 def _of_object(line: str, number: int, field: str) -> _Text:

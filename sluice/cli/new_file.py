@@ -1,6 +1,7 @@
 """A file that a command writes: it appears, or replaces an older one, when it is complete."""
 
 import errno
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +19,8 @@ class NewFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._scratch = path.with_name(f".{path.name}.writing")
+        # Of this command alone: another one may write the same file.
+        self._scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.writing")
         try:
             if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, "is a directory")

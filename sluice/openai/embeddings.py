@@ -8,13 +8,14 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sluice.openai.fields import BadField, set_field
+from sluice.openai.fields import BadField, check_entries, set_field
 from sluice.openai.requests import body_of_line
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.jobs_pb2 import JobAnswer
 
 EMBEDDINGS: Final = "/v1/embeddings"
-RERANK: Final = ("/v1/rerank", "/v2/rerank")
+RERANK: Final = ("/v1/rerank", "/v2/rerank", "/rerank")
+"""Of Cohere's client, of Jina's, and as LiteLLM and others ask servers of a company's own."""
 FORMATS: Final = ("float", "base64")
 
 _EMBED_FIELDS: Final[Mapping[str, type]] = {
@@ -83,6 +84,7 @@ def rerank_request(body: Mapping[str, Any]) -> tuple[pb.RerankRequest, bool]:
     request = pb.RerankRequest(truncate=True)
     asked = {name: value for name, value in body.items() if value is not None}
     documents = asked.pop("documents", None)
+    check_entries("documents", documents)
     if isinstance(documents, list):
         documents = [one.get("text") if isinstance(one, dict) else one for one in documents]
     _set_texts(request.documents, documents, "documents")
@@ -140,6 +142,7 @@ def _numbers(values: bytes, format: str) -> Any:
 
 def _set_texts(texts: Any, given: Any, field: str) -> None:
     given = [given] if isinstance(given, str) else given
+    check_entries(field, given)
     if not isinstance(given, list) or not given:
         raise BadField(f"{field}: is no text and no list of texts")
     for place, text in enumerate(given):

@@ -5,6 +5,8 @@ from typing import Any, Final
 
 from google.rpc import code_pb2
 
+from sluice.errors import FIELD_MAX, TEXT_MAX
+
 _STATUS: Final[Mapping[int, int]] = {
     code_pb2.INVALID_ARGUMENT: 400,
     code_pb2.FAILED_PRECONDITION: 400,
@@ -36,9 +38,11 @@ def http_status(code: int, reason: str) -> int:
 
 
 def error_body(status: int, reason: str, message: str, param: str | None = None) -> dict[str, Any]:
-    """The body of an error; ``param`` names the field that is wrong."""
+    """The body of an error; ``param`` names the field that is wrong. Both are cut: they may quote a caller."""
     code = _CODES.get(reason, reason.lower())
-    return {"error": {"message": message, "type": _type(status), "param": param, "code": code}}
+    param = None if param is None else param[:FIELD_MAX]
+    described = {"message": message[:TEXT_MAX], "type": _type(status), "param": param, "code": code}
+    return {"error": described}
 
 
 def _type(status: int) -> str:

@@ -6,17 +6,18 @@ not served is an error that names it: an option that silently does nothing would
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from sluice.openai.fields import BadField, set_field
+from sluice.openai.fields import BadField, check_entries, check_kind, set_field
 from sluice.openai.tools import FIELDS, set_calls, set_tools
 from sluice.v1 import inference_pb2 as pb
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
+COMPLETION_TOKENS: Final = 16
 URLS: Final = (CHAT, COMPLETIONS)
 
 _INPUTS: Final = ("prompt", "messages")
@@ -28,21 +29,55 @@ _ROLES: Final = {
     "tool": pb.ROLE_TOOL,
 }
 _SAMPLING: Final[Mapping[str, FieldDescriptor]] = pb.SamplingParams.DESCRIPTOR.fields_by_name
-_NO_EFFECT: Final[Mapping[str, Any]] = {
-    "n": 1,
-    "best_of": 1,
-    "stream": False,
-    "echo": False,
-    "store": False,
-    "logit_bias": {},
-    "tools": [],
-    "suffix": "",
-    "service_tier": "auto",
-    "modalities": ["text"],
-    "parallel_tool_calls": True,
-    "ignore_eos": False,
+_NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "stream": (False,),
+    "echo": (False,),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "stop": ([],),
+    "suffix": ("",),
+    "service_tier": ("auto", "default"),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True,),
+    "ignore_eos": (False,),
+    "verbosity": ("medium",),
 }
-"""Fields of OpenAI's body that may stand there with the value that changes nothing."""
+"""Fields of OpenAI's body that may stand there with a value that changes nothing."""
+_UNUSED: Final[Mapping[str, type]] = {
+    "store": bool,
+    "prompt_cache_key": str,
+    "prompt_cache_retention": str,
+    "prompt_cache_options": dict,
+    "safety_identifier": str,
+    "prediction": dict,
+}
+"""Fields that change no answer, whatever they say: what OpenAI stores, caches, expects, and asks about its users."""
+_INSTEAD: Final[Mapping[str, str]] = {
+    "functions": "is not served; send tools",
+    "function_call": "is not served; send tool_choice",
+    "service_tier": "is not served; the header x-sluice-priority says how urgent a request is",
+    "verbosity": "is not served; say in the prompt how long the answer is to be",
+    "reasoning_effort": "is not served; leave it out",
+    "chat_template_kwargs": "is not served; leave it out",
+    "guided_json": "is not served; send response_format",
+    "guided_regex": "is not served; send regex",
+    "structured_outputs": "is not served; send response_format, or regex",
+}
+_OF_MESSAGES: Final = frozenset({"name", "cache_control", "provider_specific_fields"})
+"""Fields of messages that clients send back and that chat templates have no place for."""
+_OF_ANSWERS: Final = _OF_MESSAGES | {
+    "annotations",
+    "reasoning",
+    "reasoning_content",
+    "reasoning_details",
+    "reasoning_items",
+    "thinking_blocks",
+}
+"""The same of the assistant: what an answer had beside its text. Templates leave its reasoning out too."""
+_MAY_BE_NULL: Final = (pb.ROLE_ASSISTANT, pb.ROLE_TOOL)
+"""Whose messages may have null for a content."""
 
 
 def request_of_plain(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> pb.GenerateRequest:
@@ -70,7 +105,7 @@ def _request_of(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> pb.Gen
         elif name in _SAMPLING:
             _set_sampling(request.sampling, name, value)
         else:
-            raise BadField(f"{name}: is not served")
+            raise BadField(f"{name}: {_INSTEAD.get(name, 'is not served')}")
     return request
 
 
@@ -109,6 +144,8 @@ def request_of_body(
 ) -> pb.GenerateRequest:
     """The request of a body that was sent to ``url``, one of `URLS`.
 
+    An answer of `COMPLETIONS` whose length nobody says has `COMPLETION_TOKENS` at most, as OpenAI has it.
+
     Raises:
         BadField: a field is not served, or its value does not fit.
     """
@@ -123,7 +160,11 @@ def request_of_body(
     tools = {name: plain.pop(name) for name in FIELDS if name in plain}
     if tools and url == COMPLETIONS:
         raise BadField(f"{min(tools)}: is no field of {url}")
+    if not tools.get("tools"):
+        tools.pop("parallel_tool_calls", None)  # says nothing
     request = _request_of(plain, defaults)
+    if url == COMPLETIONS and not request.sampling.HasField("max_tokens"):
+        request.sampling.max_tokens = max(COMPLETION_TOKENS, request.sampling.min_tokens)
     set_tools(request, tools)
     return request
 
@@ -147,8 +188,11 @@ def _plain_of(body: Mapping[str, Any]) -> dict[str, Any]:
     plain = {
         key: value
         for key, value in body.items()
-        if value is not None and _NO_EFFECT.get(key, ...) != value
+        if value is not None and value not in _NO_EFFECT.get(key, ())
     }
+    for name, kind in _UNUSED.items():
+        if name in plain:
+            check_kind(name, plain.pop(name), kind)
     most = plain.pop("max_completion_tokens", None)
     if most is not None and plain.setdefault("max_tokens", most) != most:
         raise BadField("max_completion_tokens: differs from max_tokens; leave that out")
@@ -178,7 +222,7 @@ def _logprobs_of(plain: dict[str, Any]) -> Any:
     asked, top = plain.pop("logprobs", False), plain.pop("top_logprobs", None)
     if asked is True:
         return top or 0
-    if top is not None:
+    if top:
         raise BadField("top_logprobs: needs logprobs: true")
     return None if asked is False else asked
 
@@ -196,6 +240,8 @@ def _schema_of(shape: Any) -> Any:
     match shape:
         case {"type": "text"}:
             return None
+        case {"type": "json_object", "schema": dict(schema)}:
+            return schema
         case {"type": "json_object"}:
             return {"type": "object"}
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
@@ -226,6 +272,7 @@ def _set_input(request: pb.GenerateRequest, line: Mapping[str, Any]) -> None:
 
 
 def _set_turns(chat: pb.ChatInput, turns: Any, system: list[pb.ChatMessage]) -> None:
+    check_entries("messages", turns)
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise BadField("messages: is no list of objects")
     if not (turns and _ROLES.get(str(turns[0].get("role"))) == pb.ROLE_SYSTEM):
@@ -235,35 +282,51 @@ def _set_turns(chat: pb.ChatInput, turns: Any, system: list[pb.ChatMessage]) -> 
 
 
 def _set_turn(message: pb.ChatMessage, turn: Mapping[str, Any], path: str) -> None:
-    said = {key for key, value in turn.items() if value not in (None, [])}
-    own = {"assistant": "tool_calls", "tool": "tool_call_id"}.get(str(turn.get("role")), "role")
-    if own == "tool_calls":
-        said -= {"reasoning_content"}  # of an answer before; models' templates leave it out too
-    if unknown := said - {"role", "content", own}:
-        raise BadField(f"{path}.{min(unknown)}: is not served")
     role = turn.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise BadField(f"{path}.role: {role!r} is none of {', '.join(_ROLES)}")
     message.role = _ROLES[role]
+    said = {key for key, value in turn.items() if value not in (None, [])}
+    said -= _OF_ANSWERS if message.role == pb.ROLE_ASSISTANT else _OF_MESSAGES
+    own = {
+        pb.ROLE_ASSISTANT: {"tool_calls", "refusal"},
+        pb.ROLE_TOOL: {"tool_call_id"},
+    }.get(message.role, set())
+    if unknown := said - {"role", "content"} - own:
+        raise BadField(f"{path}.{min(unknown)}: is not served")
     if "tool_calls" in said:
         set_calls(message, turn["tool_calls"], f"{path}.tool_calls")
     if message.role == pb.ROLE_TOOL:
         set_field(message, "tool_call_id", turn.get("tool_call_id"), str, f"{path}.")
-    content = "" if message.tool_calls and "content" not in said else turn.get("content")
-    set_field(message, "content", _text_of(content, path), str, f"{path}.")
+    content = turn["content"] if "content" in said else turn.get("refusal")
+    if content is None and (message.role in _MAY_BE_NULL or turn.get("content") == []):
+        content = ""
+    set_field(message, "content", text_of(content, f"{path}.content"), str, f"{path}.")
 
 
-def _text_of(content: Any, path: str) -> Any:
-    """A content as text: OpenAI has lists of parts too."""
+def text_of(content: Any, path: str, kinds: Collection[str] = ("text",)) -> Any:
+    """A content as text: OpenAI has lists of parts too, of ``kinds``. What is no list is returned as it is.
+
+    Raises:
+        BadField: a part is something else.
+    """
     if not isinstance(content, list):
         return content
-    for part in content:
-        if not (isinstance(part, dict) and part.get("type") == "text" and "text" in part):
-            raise BadField(f"{path}.content: has a part that is no text")
-    return "".join(str(part["text"]) for part in content)
+    check_entries(path, content)
+    return "".join(_part(part, path, kinds) for part in content)
+
+
+def _part(part: Any, path: str, kinds: Collection[str]) -> str:
+    match part:
+        case {"type": "refusal", "refusal": str(text)}:
+            return text
+        case {"type": kind, "text": str(text)} if kind in kinds:
+            return text
+    raise BadField(f"{path}: has a part that is no text")
 
 
 def _set_labels(request: pb.GenerateRequest, labels: Any) -> None:
+    check_entries("labels", labels)
     if not isinstance(labels, dict):
         raise BadField("labels: is no object")
     for key, value in labels.items():
@@ -278,6 +341,10 @@ def _set_labels(request: pb.GenerateRequest, labels: Any) -> None:
 def _set_sampling(sampling: pb.SamplingParams, name: str, value: Any) -> None:
     if name == "json_schema" and isinstance(value, dict):
         value = json.dumps(value)
+    if name == "seed" and type(value) is int and -(1 << 63) <= value < 0:
+        value += 1 << 64  # OpenAI's seeds have a sign, ours have none
+    if name == "top_k" and value == -1:
+        value = 0  # vLLM's word for no limit
     field = _SAMPLING[name]
     if name == "logit_bias":
         _set_biases(sampling, value)
@@ -302,6 +369,7 @@ def _set_sampling(sampling: pb.SamplingParams, name: str, value: Any) -> None:
 
 
 def _set_biases(sampling: pb.SamplingParams, biases: Any) -> None:
+    check_entries("logit_bias", biases)
     if not isinstance(biases, dict):
         raise BadField("logit_bias: is no object")
     sampling.ClearField("logit_bias")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sluice.openai.fields import BadField, set_field
+from sluice.openai.fields import BadField, check_entries, set_field
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.enums import value_of
 
@@ -23,11 +23,18 @@ def set_tools(request: pb.GenerateRequest, body: Mapping[str, Any]) -> None:
     if (parallel := body.get("parallel_tool_calls")) is not None:
         set_field(request, "parallel_tool_calls", parallel, bool)
     tools = body.get("tools") or []
+    check_entries("tools", tools)
     if not isinstance(tools, list):
         raise BadField("tools: is no list")
     for at, tool in enumerate(tools):
         described = function_of(tool, f"tools[{at}]")
         _set_tool(request.tools.add(), described, f"tools[{at}].function")
+
+
+_OF_CALLS: Final = frozenset(
+    {"index", "cache_control", "provider_specific_fields", "extra_content"}
+)
+"""Fields of tools and calls that clients send back and that say nothing to a model."""
 
 
 def function_of(value: Any, path: str) -> Mapping[str, Any]:
@@ -36,9 +43,9 @@ def function_of(value: Any, path: str) -> Mapping[str, Any]:
     Raises:
         BadField: it is of another type, or has other fields.
     """
-    match value:
-        case {"type": "function", "function": dict(function)} if len(value) == 2:
-            return function
+    match _said(value):
+        case {"type": "function", "function": dict(function)} as said if len(said) == 2:
+            return dict(_said(function))
     raise BadField(
         f'{path}: must be {{"type": "function", "function": {{...}}}}; no other is served'
     )
@@ -53,7 +60,7 @@ def set_calls(message: pb.ChatMessage, calls: Any, path: str) -> None:
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise BadField(f"{path}: is no list of objects")
     for at, call in enumerate(calls):
-        where, rest = f"{path}[{at}]", {**call}
+        where, rest = f"{path}[{at}]", _said(call)
         call_id, rest = rest.pop("id", None), {"type": "function", **rest}
         function, made = function_of(rest, where), message.tool_calls.add()
         set_field(made, "id", call_id, str, f"{where}.")
@@ -74,6 +81,13 @@ def calls_of(calls: Sequence[pb.ToolCall], first: int | None = None) -> list[Jso
     ]
 
 
+def _said(value: Any) -> Any:
+    """An object less what is null or says nothing; anything else as it is."""
+    if not isinstance(value, dict):
+        return value
+    return {name: one for name, one in value.items() if one is not None and name not in _OF_CALLS}
+
+
 def _set_choice(choice: pb.ToolChoice, given: Any) -> None:
     if given in ("none", "auto", "required"):
         choice.mode = value_of(pb.ToolChoiceMode, given)
@@ -83,15 +97,14 @@ def _set_choice(choice: pb.ToolChoice, given: Any) -> None:
 
 
 def _set_tool(tool: pb.Tool, given: Mapping[str, Any], path: str) -> None:
-    said = {key: value for key, value in given.items() if value is not None}
-    if unknown := said.keys() - {"name", "description", "parameters", "strict"}:
+    if unknown := given.keys() - {"name", "description", "parameters", "strict"}:
         raise BadField(f"{path}.{min(unknown)}: is not served")
-    set_field(tool, "strict", said.get("strict", False), bool, f"{path}.")
+    set_field(tool, "strict", given.get("strict", False), bool, f"{path}.")
     for name in ("name", "description"):
         set_field(
-            tool, name, said.get(name, "" if name == "description" else None), str, f"{path}."
+            tool, name, given.get(name, "" if name == "description" else None), str, f"{path}."
         )
-    parameters = said.get("parameters", {})
+    parameters = given.get("parameters", {})
     if not isinstance(parameters, dict):
         raise BadField(f"{path}.parameters: is no object")
     set_field(tool, "parameters", json.dumps(parameters) if parameters else "", str, f"{path}.")

@@ -164,6 +164,9 @@ class RecordsSettings(Section):
     audit_enabled: bool = True
     audit_max_mib: int = Field(1024, ge=1)
     audit_max_age_h: float = Field(24.0 * 365, gt=0)
+    audit_tenant_share: float = Field(0.5, gt=0, le=1)
+    """Of ``audit_max_mib``: what the entries of one tenant take; of more the oldest are deleted. 1: all of it, so that
+    one tenant may push out the entries of others."""
     audit_key: str | None = Field(None, min_length=16, repr=False)
     """Key of the hashes of prompts in the audit, for all gateways of a mesh; unset: no hashes."""
     audit_text_tenants: frozenset[str] = frozenset()
@@ -201,15 +204,28 @@ class JobsSettings(Section):
     """Bytes of all inputs in JetStream, kept until their jobs are deleted. JetStream reserves them on its disk."""
     results_max_bytes: int = Field(1024**3, ge=1024**2)
     """Bytes of all results in JetStream, kept until their jobs are deleted; reserved too."""
+    tenant_share: float = Field(0.5, gt=0, le=1)
+    """Of ``running_max``, ``inputs_max_bytes`` and ``results_max_bytes``: what one tenant may have."""
+    tenant_jobs_max: int = Field(1000, ge=1)
+    """Jobs of one tenant that are kept, those that are over included; of its uploads twice as many are kept."""
     input_prefixes: list[str] = Field(default_factory=list)
     """URLs below these may be inputs ("s3://bucket/prompts", "s3://bucket/{tenant}" for a folder of each tenant's own);
     unless listed none is opened. docs/job-inputs.md."""
     input_streams: dict[Name, list[str]] = Field(default_factory=dict)
     """Streams of JetStream, and of each the subjects that may be inputs ({PROMPTS: ["prompts.{tenant}.>"]}; without
     {tenant} they are those of all tenants); unless listed none is read. docs/job-inputs.md."""
+    input_tenants: dict[str, list[Name]] = Field(default_factory=dict)
+    """Of prefixes and streams listed above, those that only some tenants may use ({"s3://bucket/payroll": [hr]})."""
     private_hosts: list[str] = Field(default_factory=list)
     """Names and networks at private or loopback addresses that webhooks and inputs may reach, over http too."""
     drain_s: float = Field(5.0, ge=0)
+
+    @model_validator(mode="after")
+    def _tenants_of_what_is_listed(self) -> Self:
+        if strange := self.input_tenants.keys() - {*self.input_prefixes, *self.input_streams}:
+            message = f"{min(strange)!r} is neither in input_prefixes nor in input_streams"
+            raise ValueError(f"input_tenants: {message}")
+        return self
 
 
 class PrometheusSettings(Section):
@@ -255,6 +271,7 @@ _SHIPPED_ROUTING: Final = RoutingSettings(
     fallbacks={"large": ("small",)},
 )
 """Of the shipped tiers."""
+_SHIPPED_NAMES: Final = frozenset(name for _, name in _SHIPPED_ROUTING.all_models())
 
 
 class _SecretFiles(EnvSettingsSource):
@@ -319,6 +336,15 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The environment wins over secrets, and both over the file, which arrives as arguments."""
         return env_settings, _SecretFiles(settings_cls), init_settings
+
+    @model_validator(mode="after")
+    def _default_is_there(self) -> Self:
+        """Without the shipped tiers their rules are not there either: "auto" is the first model that answers."""
+        names = {model.name for model in self.models}
+        first = next((model.name for model in self.models if model.answers), None)
+        if "routing" not in self.model_fields_set and first and not names >= _SHIPPED_NAMES:
+            object.__setattr__(self, "routing", RoutingSettings(default=first))
+        return self
 
     @model_validator(mode="after")
     def _names_agree(self) -> Self:

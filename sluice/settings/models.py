@@ -1,5 +1,6 @@
 """Settings of a served model, its folder, and the labels of classifiers; shared by gateway and worker."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,22 @@ from sluice.errors import SettingsError
 from sluice.settings.base import Name, Section
 from sluice.settings.remote import ServerSettings
 
+LENGTH_DEPENDENT: Final = frozenset({"dynamic", "longrope", "su"})
+"""Kinds of rotary embedding whose frequencies change once a row is longer than the original context. Keys that are in
+the cache already cannot change with them, and rows of one step differ in length: the context of our engine ends there.
+"su" is what longrope was called."""
+OFFSET_KINDS: Final = frozenset(
+    {
+        "roberta",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "camembert",
+        "mpnet",
+        "data2vec-text",
+        "roberta-prelayernorm",
+    }
+)
+"""Values of ``model_type`` whose first positions belong to padding: a text is shorter than max_position_embeddings."""
 # Keys of the context length in the config.json of Hugging Face models.
 _CONTEXT_KEYS: Final = (
     "max_position_embeddings",
@@ -19,6 +36,14 @@ _CONTEXT_KEYS: Final = (
     "max_seq_len",
     "seq_length",
 )
+_NESTED: Final = re.compile(
+    r"(text|vision|audio|audio_encoder|speech|vq|codec|thinker|vlm|protein_encoder)_config"
+    r"|(mm_)?vision_tower"
+)
+"""Keys of a config.json that models of several modalities have and text models have not."""
+ELSEWHERE: Final = "serve it with vLLM behind `engine: openai` (docs/remote-models.md)"
+"""What to do with a model that our own engine does not compute."""
+_ORIGINAL: Final = "original_max_position_embeddings"
 
 
 LIVE_FIELDS: Final = frozenset(
@@ -220,14 +245,51 @@ def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return nested if isinstance(nested, dict) else config
 
 
+def check_modality(where: object, config: Mapping[str, Any]) -> None:
+    """Refuses a model of several modalities: our own engine computes text alone, or Whisper's speech.
+
+    Args:
+        where: what to call it in the error.
+
+    Raises:
+        SettingsError: what it is, and what to do.
+    """
+    found = next((key for key in config if config[key] and _NESTED.fullmatch(key)), None)
+    if found is None:
+        return
+    named = config.get("architectures")
+    kind = named[0] if isinstance(named, list) and named else config.get("model_type", "model")
+    raise SettingsError(
+        f"{where}: is a {kind}, a model of several modalities ({found}), which this engine does not compute, its "
+        f"text neither; {ELSEWHERE}, or take a text model of the same family"
+    )
+
+
 def context_tokens_of(config: Mapping[str, Any]) -> int | None:
     """Prompt and answer together, as a Hugging Face configuration says; None where it does not."""
     if config.get("is_encoder_decoder"):
         sides = side_limits(config, None)
         return None if sides is None else sides.context
     text = language_config(config)
-    found = (text[key] for key in _CONTEXT_KEYS if isinstance(text.get(key), int))
-    return next(found, None)
+    found = next((text[key] for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None)
+    if found and text.get("model_type") in OFFSET_KINDS:
+        found -= 1 + (text.get("pad_token_id") or 0)
+    return found
+
+
+def computed_context_of(config: Mapping[str, Any]) -> int | None:
+    """How much of `context_tokens_of` our own engine computes."""
+    found, text = context_tokens_of(config), language_config(config)
+    if found is None:
+        return None
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    ends = [found]
+    # Some models have one kind for each kind of layer.
+    for one in (rope, *rope.values()):
+        if isinstance(one, dict) and (one.get("rope_type") or one.get("type")) in LENGTH_DEPENDENT:
+            original = text.get(_ORIGINAL) or one.get(_ORIGINAL)
+            ends += [original] if isinstance(original, int) else []
+    return min(ends)
 
 
 @dataclass(frozen=True)
@@ -256,6 +318,12 @@ def side_limits(config: Mapping[str, Any], context_tokens: int | None) -> SideLi
         return None
     most = min(positions or context, context)
     return SideLimits(most, most, context)
+
+
+def has_marian_pieces(folder: Path) -> bool:
+    """Whether the tokenizer of a folder is that of a Marian model as the hub has it, without a tokenizer.json."""
+    names = ("source.spm", "vocab.json")
+    return not (folder / "tokenizer.json").exists() and all((folder / n).is_file() for n in names)
 
 
 def hears(config: Mapping[str, Any]) -> bool:

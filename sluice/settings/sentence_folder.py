@@ -15,22 +15,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from sluice.errors import SettingsError
+from sluice.settings.models import OFFSET_KINDS
 
 FILES: Final = ("*.json", "*/*.json", "*.txt")
 """What a gateway needs of such a folder on the hub."""
 _NO_PROMPT: Final[Mapping[str, str]] = {"query": "", "document": ""}
-_OFFSET_KINDS: Final = frozenset(
-    {
-        "roberta",
-        "xlm-roberta",
-        "xlm-roberta-xl",
-        "camembert",
-        "mpnet",
-        "data2vec-text",
-        "roberta-prelayernorm",
-    }
-)
-"""Their first positions belong to padding: the longest text is shorter than max_position_embeddings."""
 _WORDS: Final[Mapping[type, str]] = {dict: "object", list: "list"}
 _UNLIMITED: Final = 10**6
 """Tokenizers without a limit name a number far above this."""
@@ -124,7 +113,7 @@ def _context(transformer: Path, most: int | None) -> int | None:
 def _positions(transformer: Path) -> int | None:
     config = read_json(transformer / "config.json")
     positions: int | None = config.get("max_position_embeddings")
-    if positions and config.get("model_type") in _OFFSET_KINDS:
+    if positions and config.get("model_type") in OFFSET_KINDS:
         positions -= 1 + (config.get("pad_token_id") or 0)
     return positions
 

@@ -353,7 +353,7 @@ class GenerateRequest(_message.Message):
     """
     @_builtins.property
     def chat(self) -> Global___ChatInput:
-        """A conversation; the last message must be the user's."""
+        """A conversation."""
 
     @_builtins.property
     def audio(self) -> Global___AudioInput:
@@ -474,7 +474,9 @@ class ChatInput(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
-        """At least one message; only the first may be of ROLE_SYSTEM, the last must be of ROLE_USER or ROLE_TOOL."""
+        """At least one message, and one with text. Messages of ROLE_SYSTEM that follow one another become one, with an empty
+        line between them. Which order of roles a model takes is what its chat template says.
+        """
 
     def __init__(
         self,
@@ -491,9 +493,7 @@ Global___ChatInput: _TypeAlias = ChatInput  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):
-    """One turn of a conversation. The text may be empty beside tool_calls, and in ROLE_TOOL, where it is what the function
-    returned.
-    """
+    """One turn of a conversation. The text may be empty; in ROLE_TOOL it is what the function returned."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

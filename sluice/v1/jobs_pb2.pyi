@@ -603,7 +603,9 @@ class JobProgress(_message.Message):
     """See stage."""
     @_builtins.property
     def remaining(self) -> _duration_pb2.Duration:
-        """The time that it needs to its end, going on as in the last minute; unset: not known."""
+        """The time that it needs to its end, going on as in the last minute; unset: not known. While total_final is false it
+        needs at least so long: what was not read yet is not in it, or is estimated from the share of the file that was.
+        """
 
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobStageProgress]:

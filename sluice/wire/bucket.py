@@ -33,9 +33,8 @@ _WRONG_REVISION: Final = frozenset({10071, 10164})
 class Bucket:
     """One bucket. Every method raises TransportUnavailable when JetStream does not answer within `ANSWER_S`."""
 
-    def __init__(self, config: StreamConfig, replicas: int = 1, *, owner: bool = True) -> None:
-        """``replicas``: servers of the NATS cluster that keep it; ``owner``: see `jetstream.ensure_stream`."""
-        self._owner = owner
+    def __init__(self, config: StreamConfig, replicas: int = 1) -> None:
+        """``replicas``: servers of the NATS cluster that keep it."""
         assert config.name is not None, "buckets have names"
         self._replicas = replicas
         self._config = config
@@ -49,10 +48,12 @@ class Bucket:
         Raises:
             nats.errors.Error: JetStream does not answer, or refuses the limits.
         """
+        self.open(client)
+        await jetstream.ensure_stream(self._js, self._config, self._replicas)
+
+    def open(self, client: Client) -> None:
+        """Uses a bucket that another process creates; it is empty until then, and cannot be written."""
         self._jetstream = client.jetstream(timeout=ANSWER_S)
-        await jetstream.ensure_stream(
-            self._jetstream, self._config, self._replicas, owner=self._owner
-        )
 
     async def write(
         self, key: str, message: Message, last: int | None = None, ttl_s: float | None = None
@@ -81,18 +82,26 @@ class Bucket:
 
     async def read(self, key: str, kind: type[M]) -> tuple[M, int] | None:
         """The message of ``key`` with its revision, or None when there is none."""
+        found = await self.read_payload(key)
+        if found is None:
+            return None
+        payload, revision = found
+        try:
+            return unpack(kind, payload), revision
+        except MalformedMessage as error:
+            raise TransportUnavailable(
+                f"{self._stream}: {key} is damaged: {error}", retry_after_s=RETRY_AFTER_S
+            ) from error
+
+    async def read_payload(self, key: str) -> tuple[bytes, int] | None:
+        """The message of ``key``, packed, with its revision, or None when there is none."""
         with answering(_WHAT):
             try:
                 found = await self._js.get_last_msg(self._stream, self._prefix + key)
             except NotFoundError:
                 return None
         assert found.seq is not None, "stored messages have one"
-        try:
-            return unpack(kind, found.data or b""), found.seq
-        except MalformedMessage as error:
-            raise TransportUnavailable(
-                f"{self._stream}: {key} is damaged: {error}", retry_after_s=RETRY_AFTER_S
-            ) from error
+        return found.data or b"", found.seq
 
     async def state(self) -> tuple[int, int]:
         """Differs from an earlier one when something was written or removed since."""

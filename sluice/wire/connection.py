@@ -36,6 +36,9 @@ can take over, callers wait only for this; where none can, a busy server is give
 _PINGS_MAX: Final = 2
 _RECONNECT_WAIT_S: Final = 0.25
 _RETRY_S: Final = 0.05
+_ACK: Final = b"$JS.ACK."
+_STREAM: Final = b"Nats-Stream:"
+"""In what JetStream sends: the reply subject of what a consumer delivers, a header of what is read or republished."""
 
 
 class NatsUnreachable(ConnectionError):
@@ -48,6 +51,8 @@ class MeshClient(Client):
     In Python 3.11 ``asyncio.wait_for`` returns its result when result and cancel come in one turn of the loop, and the
     task would run on as if nobody had cancelled it (https://github.com/python/cpython/issues/86296; 3.12 does not).
     """
+
+    _told = False
 
     async def request(
         self,
@@ -65,6 +70,19 @@ class MeshClient(Client):
         """As nats-py's."""
         with _cancels_seen():
             await super().flush(timeout)
+
+    async def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
+    ) -> None:
+        """Drops what JetStream sends to another subject than the inbox: nobody of the mesh has asked it to."""
+        if reply.startswith(_ACK) or (headers and _STREAM in headers):
+            subscription = self._subs.get(sid)
+            if subscription and not subscription.subject.startswith(self._inbox_prefix.decode()):
+                if not self._told:  # one line, however many come
+                    _log.warning("NATS: what JetStream sends to %s is dropped", subject.decode())
+                self._told = True
+                return
+        await super()._process_msg(sid, subject, reply, data, headers)
 
     async def _process_pong(self) -> None:
         """nats-py ends its reading, without a word, at an answer that comes after its flush gave up."""
@@ -97,7 +115,7 @@ async def connect(
     on_loss: Callable[[], None],
     tls: Path | None = None,
 ) -> Client:
-    """A connection to ``settings.url`` whose streams exist.
+    """A connection to ``settings.url``; with that of a gateway or the operator the streams of tasks exist.
 
     Args:
         kind: of the process, one of `permissions.KINDS`.
@@ -115,9 +133,8 @@ async def connect(
     try:
         async with asyncio.timeout(settings.connect_s) as made.starting:
             await made.open(kind, process)
-            if kind != permissions.JOBS:
-                owner = kind != permissions.BATCHER
-                await _ensure_streams(made.client, settings, owner=owner)
+            if kind in (permissions.GATEWAY, permissions.OPERATOR):
+                await _ensure_streams(made.client, settings)
         made.starting = None
     except NatsUnreachable:
         await _abandon(made.client)
@@ -267,19 +284,17 @@ async def settle(client: Client, timeout_s: float) -> None:
         raise NatsUnreachable(f"NATS does not answer within {timeout_s:g} s any more") from error
 
 
-async def _ensure_streams(client: Client, settings: NatsSettings, *, owner: bool) -> None:
+async def _ensure_streams(client: Client, settings: NatsSettings) -> None:
     """A server takes connections a moment before its JetStream answers.
 
-    A cluster may have no leader for longer; only bulk tasks need the streams, and batchers create them later.
+    A cluster may have no leader for longer; only bulk tasks need the streams.
     """
     passing = (NoRespondersError, ServiceUnavailableError, NatsTimeoutError)
     # An attempt that begins at the end of the bound takes as long once more.
     half_s = JETSTREAM_S / 2
     try:
         await patiently(
-            lambda: jetstream.ensure_streams(
-                client.jetstream(timeout=half_s), settings, owner=owner
-            ),
+            lambda: jetstream.ensure_streams(client.jetstream(timeout=half_s), settings),
             passing,
             bound_s=half_s,
             wait_s=_RETRY_S,

@@ -1,7 +1,7 @@
 """The JetStream streams and consumers of the mesh.
 
-Both sides call `ensure_streams` at start, so their order does not matter: creating a stream that exists with the same
-configuration does nothing, and one that exists with other limits takes the new ones.
+Each stream is created by the processes that own it, gateways or `jobs`, when they start: creating one that exists with
+the same configuration does nothing, and one that exists with other limits takes the new ones. Batchers create nothing.
 """
 
 from collections.abc import AsyncGenerator, Iterator
@@ -148,6 +148,7 @@ def job_streams(settings: JobsSettings) -> tuple[StreamConfig, ...]:
 def tasks_consumer(model: str, tenant: str, settings: NatsSettings) -> ConsumerConfig:
     """The durable pull consumer of the tasks of one model and tenant that wait in JetStream.
 
+    Gateways create it: who may create one can have its messages sent to any subject (`sluice.wire.permissions`).
     The server delivers a task until it is acknowledged, and the batcher gives up behind `MAX_DELIVER`: with a limit of
     the server's own a task would stay if its last delivery was lost. A consumer that no batcher pulls from goes away by
     itself: its model was removed, or the tenant sends nothing.
@@ -163,21 +164,14 @@ def tasks_consumer(model: str, tenant: str, settings: NatsSettings) -> ConsumerC
     )
 
 
-async def ensure_streams(
-    js: JetStreamContext, settings: NatsSettings, *, owner: bool = True
-) -> None:
-    """Creates the streams of tasks, or gives those that exist their limits if this process is their ``owner``."""
+async def ensure_streams(js: JetStreamContext, settings: NatsSettings) -> None:
+    """Creates the streams of tasks, or gives those that exist their limits."""
     for config in (tasks_stream(settings), DEAD_LETTERS):
-        await ensure_stream(js, config, settings.replicas, owner=owner)
+        await ensure_stream(js, config, settings.replicas)
 
 
-async def ensure_stream(
-    js: JetStreamContext, config: StreamConfig, replicas: int, *, owner: bool = True
-) -> None:
+async def ensure_stream(js: JetStreamContext, config: StreamConfig, replicas: int) -> None:
     """Creates a stream, or gives it the limits of ``config`` and the number of servers that keep it.
-
-    Args:
-        owner: whether this process may change it (`sluice.wire.permissions`); else one that exists stays as it is.
 
     Raises:
         nats.errors.Error: JetStream does not answer, or refuses the limits.
@@ -188,8 +182,7 @@ async def ensure_stream(
     except APIError as error:
         if error.err_code != _OTHER_CONFIGURATION:
             raise
-        if owner:
-            await js.update_stream(config)
+        await js.update_stream(config)
 
 
 @contextmanager

@@ -1,15 +1,27 @@
-"""Which subjects each process may publish and subscribe to. NATS enforces it where `tls.mesh` is set.
+"""What each process may do on NATS: the accounts of nats-server, and what crosses between them.
+
+NATS checks where a process publishes, not where JetStream publishes for it: whoever may ask JetStream names the subject
+of the answer, and whoever may create a consumer names that of its messages. So permissions alone keep nobody from a
+subject of the same account. Accounts do: what JetStream answers across them comes to the account that asked.
+
+| account | who | JetStream |
+|---|---|---|
+| ``gateways`` | gateways and the operator | all streams but those of `jobs` |
+| ``jobs`` | the processes of `jobs` | records, inputs and results of jobs |
+| ``batcher-ID`` | one batcher; with a shared credential ``batchers`` | none |
+
+Batchers and `jobs` may do all in their account, and reach of others what `Crossing` lists. Nobody but gateways may
+create a consumer or a stream where others keep something. The lists of gateways guard against mistakes: with the rights
+that they need, JetStream writes them any subject of their account.
 
 A credential belongs to a process of one kind with one id; with the id "*" it is shared by all of a kind, which NATS
-then does not tell apart. Replies come to `inbox`, where nobody else may listen.
-
-Whoever may change a stream can make it store any subject: batchers and `jobs` may not. They create theirs if these are
-missing, and gateways (and `sluice up`) give streams their limits.
+then does not tell apart.
 """
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from sluice.wire import subjects
 
@@ -20,6 +32,14 @@ OPERATOR: Final = "operator"
 """`sluice up`, `status` and `record`: everything."""
 
 _API: Final = "$JS.API"
+GATEWAYS: Final = "gateways"
+"""The account of gateways and of the operator."""
+_MAPPED: Final = "sluice.api"
+"""What questions to JetStream that cross accounts are called on their way: at their own name an account's own
+JetStream would answer too, or say that there is none."""
+
+Users = Mapping[str, tuple[str, str]]
+"""By process, its kind and the id that its rights are for."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +48,23 @@ class Permissions:
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """What crosses between the account of a process and that of gateways, as patterns of subjects.
+
+    Attributes:
+        hears: messages of gateways that it may subscribe to.
+        says: messages of it that gateways may subscribe to. No stream may take them: it would answer where they ask.
+        asks: services of the account of gateways; answers come to its own account, whatever reply subject it names.
+        report: that of ``says`` to which other batchers may subscribe too; "": none.
+    """
+
+    hears: tuple[str, ...] = ()
+    says: tuple[str, ...] = ()
+    asks: tuple[str, ...] = ()
+    report: str = ""
 
 
 def identity(process: str) -> str:
@@ -40,15 +77,92 @@ def inbox(kind: str, process: str) -> str:
     return f"_INBOX.{kind}.{process}"
 
 
-def permissions(kind: str, process: str, input_streams: Iterable[str] = ()) -> Permissions:
-    """What the process of ``kind`` with the id ``process`` may do.
+def account(kind: str, process: str) -> str:
+    """The account that a process is in."""
+    if kind == BATCHER:
+        return "batchers" if process == subjects.ANY else f"{BATCHER}-{process}"
+    return JOBS if kind == JOBS else GATEWAYS
+
+
+def account_of(stream: str) -> str:
+    """The account that keeps a stream."""
+    of_jobs = (subjects.JOBS_BUCKET, subjects.JOB_INPUTS_STREAM, subjects.JOB_RESULTS_STREAM)
+    return JOBS if stream in of_jobs else GATEWAYS
+
+
+def permissions(kind: str, process: str) -> Permissions | None:
+    """What the process of ``kind`` with the id ``process`` may do in its account; None: everything."""
+    if kind != GATEWAY:
+        return None
+    return _gateway(process)
+
+
+def crossing(kind: str, process: str, input_streams: Iterable[str] = ()) -> Crossing:
+    """What the process reaches of another account.
 
     ``input_streams``: the operator's own, whose messages `jobs` may read.
     """
-    rule = _RULES[kind](process)
-    inputs = _each(input_streams, _get) if kind == JOBS else ()
-    subscribe = (*rule.subscribe, f"{inbox(kind, process)}.>")
-    return Permissions((*rule.publish, *inputs), subscribe)
+    if kind == BATCHER:
+        return _batcher(process)
+    if kind == JOBS:
+        return Crossing(
+            hears=(subjects.METRICS,),
+            says=_ANSWERS_METRICS,
+            asks=tuple(f"{_API}.STREAM.MSG.GET.{stream}" for stream in input_streams),
+        )
+    return Crossing()
+
+
+def accounts(users: Users, input_streams: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
+    """The accounts of nats-server's configuration by name, without their users."""
+    streams = tuple(input_streams)
+    crossings = {
+        account(kind, process): crossing(kind, process, streams) for kind, process in users.values()
+    }
+    found: dict[str, dict[str, Any]] = defaultdict(lambda: {"exports": [], "imports": []})
+    gateways = found[GATEWAYS]
+    for name, reached in crossings.items():
+        mine = found[name]
+        for subject in reached.hears:
+            _export(gateways, {"stream": subject})
+            mine["imports"].append(_imported("stream", GATEWAYS, subject))
+        for subject in reached.says:
+            _export(mine, {"stream": subject})
+            gateways["imports"].append(_imported("stream", name, subject))
+        for other, its in crossings.items():
+            if reached.report and its.report and other != name:
+                mine["imports"].append(_imported("stream", other, its.report))
+        for subject in reached.asks:
+            _export(gateways, _service(subject))
+            mine["imports"].append(_question(mine, subject))
+    for name in found.keys() & {GATEWAYS, JOBS}:
+        found[name]["jetstream"] = "enabled"
+    return dict(found)
+
+
+def _export(account_: dict[str, Any], export: dict[str, str]) -> None:
+    if export not in account_["exports"]:
+        account_["exports"].append(export)
+
+
+def _service(subject: str) -> dict[str, str]:
+    """An export; a pull is answered by many messages."""
+    many = {"response_type": "stream"} if ".MSG.NEXT." in subject else {}
+    return {"service": subject, **many}
+
+
+def _imported(what: str, of: str, subject: str) -> dict[str, Any]:
+    return {what: {"account": of, "subject": subject}}
+
+
+def _question(asking: dict[str, Any], subject: str) -> dict[str, Any]:
+    """The import of a service."""
+    imported = _imported("service", GATEWAYS, subject)
+    if subject.startswith(f"{_API}.STREAM."):
+        on_its_way = _MAPPED + subject.removeprefix(_API)
+        asking.setdefault("mappings", {})[subject] = on_its_way
+        imported["to"] = on_its_way
+    return imported
 
 
 def _gateway(process: str) -> Permissions:
@@ -67,20 +181,24 @@ def _gateway(process: str) -> Permissions:
         f"{subjects.GATEWAYS}.*",
         f"{inbox(GATEWAY, '*')}.>",
         subjects.METRICS,
-        *_answers_metrics(),
+        *_ANSWERS_METRICS,
         f"{subjects.RELOADED}.*",
         *(f"{prefix}.>" for prefix in _STORED_BY_GATEWAYS),
         *(f"{subjects.bucket_prefix(bucket)}>" for bucket in subjects.GATEWAY_BUCKETS),
         *_each(owned, _create, _change, _read, _remove),
         *_each(kept, _create, _change),
         # Operators make keys, and revoke them; with a tenant its keys are deleted, and its audit.
-        *_each((subjects.API_KEYS_BUCKET,), _create, _read, _remove),
+        *_each((subjects.API_KEYS_BUCKET,), _create, _change, _read, _remove),
         *_each((subjects.AUDIT_STREAM, subjects.DEAD_LETTERS_STREAM), _read, _remove),
         f"{_API}.STREAM.INFO.{subjects.TASKS_STREAM}",
         f"{_API}.STREAM.PURGE.{subjects.TASKS_STREAM}",
+        # Batchers pull, and may not create what they pull from.
+        f"{_API}.CONSUMER.CREATE.{subjects.TASKS_STREAM}.>",
+        f"{_API}.CONSUMER.DURABLE.CREATE.{subjects.TASKS_STREAM}.*",
         f"{_API}.CONSUMER.INFO.{subjects.TASKS_STREAM}.*",
     )
     subscribe = (
+        f"{inbox(GATEWAY, process)}.>",
         f"{subjects.FRAMES}.{process}",
         f"{subjects.ABSENT}.{process}.*",
         subjects.ALL_REPORTS,
@@ -93,64 +211,36 @@ def _gateway(process: str) -> Permissions:
     return Permissions(publish, subscribe)
 
 
-def _batcher(process: str) -> Permissions:
-    tasks = subjects.TASKS_STREAM
-    publish = (
-        subjects.ALL_FRAMES,
-        f"{subjects.REPORTS}.{process}",
-        f"{subjects.DEAD_LETTERS}.>",
-        *_answers_metrics(),
-        f"{subjects.RELOADED}.*",
-        *_each((tasks, subjects.DEAD_LETTERS_STREAM, subjects.DRAINS_BUCKET), _create),
-        f"{_API}.STREAM.MSG.GET.{subjects.DRAINS_BUCKET}",
-        f"{_API}.STREAM.INFO.{tasks}",
-        f"{_API}.CONSUMER.CREATE.{tasks}.>",
-        f"{_API}.CONSUMER.DURABLE.CREATE.{tasks}.*",
-        f"{_API}.CONSUMER.INFO.{tasks}.*",
-        f"{_API}.CONSUMER.MSG.NEXT.{tasks}.*",
-        f"$JS.ACK.{tasks}.>",
+def _batcher(process: str) -> Crossing:
+    report = f"{subjects.REPORTS}.{process}"
+    return Crossing(
+        hears=(
+            f"{subjects.BATCHERS}.{process}.*",
+            subjects.CONTROL,
+            f"{subjects.WAITING}.*.*",
+            subjects.METRICS,
+            subjects.RELOAD,
+        ),
+        says=(
+            subjects.ALL_FRAMES,
+            report,
+            *_ANSWERS_METRICS,
+            f"{subjects.RELOADED}.*",
+        ),
+        asks=(
+            f"{subjects.DEAD_LETTERS}.>",
+            f"{_API}.STREAM.MSG.GET.{subjects.DRAINS_BUCKET}",
+            f"{_API}.STREAM.INFO.{subjects.TASKS_STREAM}",
+            f"{_API}.CONSUMER.MSG.NEXT.{subjects.TASKS_STREAM}.*",
+            f"$JS.ACK.{subjects.TASKS_STREAM}.>",
+        ),
+        report=report,
     )
-    subscribe = (
-        f"{subjects.BATCHERS}.{process}.*",
-        subjects.CONTROL,
-        f"{subjects.WAITING}.*.*",
-        subjects.METRICS,
-        subjects.RELOAD,
-        subjects.ALL_REPORTS,
-        f"{subjects.ABSENT}.{process}.*",
-    )
-    return Permissions(publish, subscribe)
 
 
-def _jobs(_: str) -> Permissions:
-    owned = (subjects.JOBS_BUCKET, subjects.JOB_INPUTS_STREAM, subjects.JOB_RESULTS_STREAM)
-    records = f"{subjects.bucket_prefix(subjects.JOBS_BUCKET)}>"
-    publish = (
-        records,
-        f"{subjects.JOB_INPUTS}.>",
-        f"{subjects.JOB_RESULTS}.>",
-        *_answers_metrics(),
-        *_each(owned, _create, _read, _remove),
-    )
-    return Permissions(publish, (records, subjects.METRICS))
+KINDS: Final = (GATEWAY, BATCHER, JOBS, OPERATOR)
 
-
-def _answers_metrics() -> tuple[str, ...]:
-    return (f"{subjects.METRICS}.*.*",)
-
-
-def _operator(_: str) -> Permissions:
-    return Permissions((">",), (">",))
-
-
-_RULES: Final[dict[str, Callable[[str], Permissions]]] = {
-    GATEWAY: _gateway,
-    BATCHER: _batcher,
-    JOBS: _jobs,
-    OPERATOR: _operator,
-}
-KINDS: Final = tuple(_RULES)
-
+_ANSWERS_METRICS: Final = (f"{subjects.METRICS}.*.*",)
 _STORED_BY_GATEWAYS: Final = (
     subjects.TASKS,
     subjects.DEAD_LETTERS,
@@ -175,10 +265,6 @@ def _change(stream: str) -> tuple[str, ...]:
 
 def _remove(stream: str) -> tuple[str, ...]:
     return (f"{_API}.STREAM.PURGE.{stream}", f"{_API}.STREAM.MSG.DELETE.{stream}")
-
-
-def _get(stream: str) -> tuple[str, ...]:
-    return (f"{_API}.STREAM.MSG.GET.{stream}",)
 
 
 def _read(stream: str) -> tuple[str, ...]:

@@ -4,13 +4,14 @@ import asyncio
 import itertools
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig
+from nats.js.errors import BadRequestError
 
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2
 from sluice.settings import NatsSettings
@@ -129,13 +130,24 @@ class GatewayDouble:
         self._sent[task.request_id] = task, ""
         if task.priority_class == subjects.QUEUED_CLASS:
             subject = subjects.queued_tasks(task.model, task.tenant)
-            payload, marked = task.SerializeToString(), dict(headers or {})
-            stored = await self.js.publish(subject, payload, headers=marked)
-            self._sequences[task.request_id] = stored.seq
+            payload = task.SerializeToString()
+            self._sequences[task.request_id] = await self.store(subject, payload, headers)
             await self.client.publish(subjects.waiting(task.model, task.tenant))
         else:
             await self._send(task)
         return task
+
+    async def store(
+        self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None
+    ) -> int:
+        """Puts ``payload`` into JetStream, where batchers can pull it; returns its sequence."""
+        _, _, model, _, tenant = subject.split(".")
+        config = jetstream.tasks_consumer(model, tenant, NatsSettings())
+        with suppress(BadRequestError):  # one with another time to wait: `ack_wait`
+            await self.js.add_consumer(subjects.TASKS_STREAM, config)
+        return (
+            await self.js.publish(subject, payload, headers=dict(headers) if headers else None)
+        ).seq
 
     async def ask(self, **fields: object) -> task_pb2.Task:
         """Makes and publishes a task."""

@@ -209,7 +209,7 @@ async def test_the_deadline_ends_a_running_row(batcher: str, gateway: GatewayDou
 async def test_a_malformed_message_becomes_a_dead_letter(
     batcher: str, gateway: GatewayDouble, payload: bytes, reason: str
 ) -> None:
-    await gateway.js.publish(
+    await gateway.store(
         subjects.queued_tasks("echo", "default"), payload, headers={"X-Kept": "yes"}
     )
     letter = await gateway.dead_letter()
@@ -265,7 +265,7 @@ async def test_a_dead_letter_that_is_too_large_with_its_reason_keeps_the_reason(
     batcher: str, gateway: GatewayDouble
 ) -> None:
     payload = b"\xff" * (gateway.client.max_payload - 10)
-    await gateway.js.publish(subjects.queued_tasks("echo", "default"), payload)
+    await gateway.store(subjects.queued_tasks("echo", "default"), payload)
     letter = await gateway.dead_letter()
     assert letter.data == b""
     assert letter.headers is not None

@@ -3,6 +3,7 @@
 import asyncio
 
 import nats
+import pytest
 from nats.aio.msg import Msg
 
 from batcher.jetstream.consumer import Puller
@@ -33,14 +34,12 @@ async def test_a_task_comes_again_until_a_batcher_has_it(nats_url: str) -> None:
         await client.close()
 
 
-async def test_pulls_that_are_used_up_follow_each_other_without_a_repair(nats_url: str) -> None:
+async def test_pulls_that_are_used_up_follow_each_other_without_a_wait(
+    nats_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """The server says "Batch Completed" behind the last message of a pull; that is no failure."""
     client = await nats.connect(nats_url)
-    repairs, taken, all_taken = 0, list[Msg](), asyncio.Event()
-
-    async def prepare() -> None:
-        nonlocal repairs
-        repairs += 1
+    taken, all_taken = list[Msg](), asyncio.Event()
 
     async def take(message: Msg) -> None:
         taken.append(message)
@@ -55,12 +54,13 @@ async def test_pulls_that_are_used_up_follow_each_other_without_a_repair(nats_ur
         for _ in range(MESSAGES):
             await js.publish(subjects.queued_tasks("pulled", "t"), b"x")
         consumer = subjects.tasks_consumer("pulled", "t")
-        puller = Puller(client, consumer, prepare, lambda: ROOM, lambda: 1 << 20, take)
+        puller = Puller(client, consumer, lambda: ROOM, lambda: 1 << 20, take)
         running = asyncio.create_task(puller.run())
         async with asyncio.timeout(BOUND_S):
             await all_taken.wait()
         running.cancel()
         await asyncio.wait([running])
-        assert (len(taken), repairs) == (MESSAGES, 1)  # at the start
+        assert len(taken) == MESSAGES
+        assert "pull on" not in caplog.text
     finally:
         await client.close()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.support.attacks import ATTACKS
+from bench.support.hostile import RATES
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "bench").glob("*.py") if path.stem != "__init__")
@@ -84,3 +85,19 @@ def check(found: list[dict[str, object]]) -> None:
     for figure in found:
         assert {"figure", "ours", "peer", "ratio", "unit", "runs", "machine", "note"} <= set(figure)
         assert figure["ours"] is not None
+
+
+@pytest.mark.long
+@pytest.mark.mesh
+@pytest.mark.timeout(300)
+async def test_hostile_tenants_end_no_process_and_no_call_of_a_quiet_one() -> None:
+    options = ["--attacks", "hostile", "--minutes", "0.5", "--cycle", "0.5"]
+    found = {one["figure"]: one for one in await asyncio.to_thread(figures, "abuse", options)}
+    assert found["abuse_quiet_failed"]["ours"] == 0, found
+    assert found["abuse_ended"]["ours"] == 0, found
+    assert found["abuse_internal"]["ours"] == 0, found
+    assert found["abuse_memory_above_idle"]["ours"] < 300, found
+    settings = found["abuse_internal"]["settings"]
+    assert isinstance(settings, dict)
+    kinds = {name.split()[0] for name in settings["ends"]}
+    assert kinds == set(RATES)

@@ -3,22 +3,72 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from random import Random
 from unittest.mock import patch
 
 import pytest
+from nats.errors import BadSubjectError
 
 from bench.fuzz import Run
+from bench.support.fuzz_nats import MemoryNats
 from bench.support.fuzz_targets import TARGETS, Fuzzed
 from bench.support.mutator import Mutator
 
+OPEN = {
+    "urls": "hosts with labels that are no names, and secrets that are not ASCII, end without a typed error"
+}
+"""Targets with findings that are known."""
 
-@pytest.mark.parametrize("name", TARGETS)
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.xfail(reason=OPEN[name], strict=False))
+        if name in OPEN
+        else name
+        for name in TARGETS
+    ],
+)
 async def test_a_slice_finds_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run = Run(name, seed=18)
+    run, count = Run(name, seed=18), 8 if name == "parquet" else 60
     with patch("sluice.telemetry.exchange.GATHER_S", 0.0):
-        await run.blocks(0, 60)
+        await run.blocks(0, count)
     assert not run.findings, capsys.readouterr().out
-    assert run.line["inputs"] == 60
+    assert run.line["inputs"] == count
+
+
+async def test_a_message_may_have_any_subject_for_its_reply_and_any_header() -> None:
+    drawn = [Mutator(Random(seed)).envelope() for seed in range(200)]
+    assert {one.get("reply") for one in drawn} > {
+        None,
+        "",
+        "$KV.SLUICE_API_KEYS.x",
+        "sluice.control",
+    }
+    nats = MemoryNats()
+    with pytest.raises(BadSubjectError):
+        await nats.publish("")
+    with pytest.raises(BadSubjectError):
+        await nats.publish("a", reply="b c")
+
+
+async def test_an_input_of_a_constraint_that_is_slow_to_look_at_is_a_finding(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = Run("constraints", seed=1)
+    with patch("bench.support.fuzz_inputs.LOOP_S", 0.0):
+        await run.blocks(0, 1)
+    assert run.findings == 1
+    assert "characters of a" in capsys.readouterr().out
+
+
+async def test_a_url_that_leads_to_a_private_address_is_a_finding(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = Run("urls", seed=1)
+    with patch("jobs.outbound.Outbound._may", lambda *_: True):
+        await run.blocks(0, 300)
+    assert " led to " in capsys.readouterr().out
 
 
 async def test_a_finding_says_how_to_replay_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,7 @@ from tests.support.compose import (
     FOLDER,
     ROOT,
     compose,
+    filled,
     services,
     used_variables,
     variables,
@@ -98,8 +99,24 @@ def test_images_have_a_version() -> None:
 
     assert len(images) == 4
     for name, image in images.items():
-        tag = image.rpartition(":")[2]
+        tag = image.partition("@")[0].rpartition(":")[2]
         assert re.search(r"\d", tag), f"{name} is not pinned"
+
+
+def test_images_may_be_pinned_by_digest() -> None:
+    digest = f"@sha256:{'0' * 64}"
+    values = {
+        name: f"{v}{digest}" if name.endswith("_IMAGE") else v for name, v in variables().items()
+    }
+    filled_in = filled("compose.yaml", values)
+    assert schema_problems(filled_in) == []
+    pulled = {one["image"] for name, one in filled_in["services"].items() if "build" not in one}
+    built = [one["build"]["args"] for one in filled_in["services"].values() if "build" in one]
+    assert pulled == {values["NATS_IMAGE"], values["JAEGER_IMAGE"]}
+    assert {value for args in built for value in args.values()} == {
+        values["PYTHON_IMAGE"],
+        values["TRITON_IMAGE"],
+    }
 
 
 def test_only_the_gateway_and_the_trace_page_are_published_and_only_on_loopback() -> None:

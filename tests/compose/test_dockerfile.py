@@ -3,6 +3,7 @@
 import fnmatch
 import re
 import tomllib
+from pathlib import PurePosixPath
 
 import pytest
 
@@ -31,7 +32,9 @@ def copies(lines: list[str]) -> list[tuple[list[str], str]]:
 def in_build_context(path: str) -> bool:
     lines = (FOLDER / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
     kept = [line.removeprefix("!") for line in lines if line.startswith("!")]
-    return any(fnmatch.fnmatch(path, pattern) for pattern in kept)
+    # What lies in a folder that is kept is kept too.
+    names = [path, *(parent.as_posix() for parent in PurePosixPath(path).parents)]
+    return any(fnmatch.fnmatch(name, pattern) for name in names for pattern in kept)
 
 
 def test_copied_paths_exist_and_are_in_the_build_context() -> None:

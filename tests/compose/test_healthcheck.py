@@ -15,7 +15,7 @@ from sluice.internal.v1.control_pb2 import BatcherReport
 from sluice.startup import free_port
 from sluice.wire import subjects
 from sluice.wire.codec import pack
-from sluice.wire.permissions import BATCHER, OPERATOR
+from sluice.wire.permissions import BATCHER
 from tests.support.certificates import connected, secured_nats
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -72,7 +72,7 @@ async def test_with_certificates_it_shows_its_own(
     users = {"batcher": (BATCHER, "*")}
     async with (
         secured_nats(tmp_path, users) as (url, authority),
-        connected(url, authority, OPERATOR, OPERATOR) as reporter,
+        connected(url, authority, BATCHER, "batcher") as reporter,
     ):
         monkeypatch.setenv("SLUICE_TLS__MESH", str(authority.of("batcher")))
         report = BatcherReport(batcher="b1")

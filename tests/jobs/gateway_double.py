@@ -37,7 +37,7 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer, AdminService
         plan: which of them fail.
         context: tokens of prompt and answer.
         answer: of a prompt.
-        hold: set: answers go; cleared: they wait.
+        hold: set: answers go; cleared: they wait, those of prompts that are `held`.
         in_flight_most: of all items at the same time.
         metrics: of the mesh, each time that they are read.
     """
@@ -48,6 +48,7 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer, AdminService
         self.plan: Plan = lambda prompt, tries: None
         self.hold = asyncio.Event()
         self.hold.set()
+        self.held: Callable[[str], bool] = lambda prompt: True
         self.in_flight = self.in_flight_most = 0
         self.context = 1000
         self.answer: Callable[[str], str] = str.upper
@@ -97,7 +98,8 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer, AdminService
         self.in_flight += 1
         self.in_flight_most = max(self.in_flight, self.in_flight_most)
         try:
-            await self.hold.wait()
+            if self.held(prompt):
+                await self.hold.wait()
         finally:
             self.in_flight -= 1
         response = self._response(request, self.plan(prompt, self.asked[prompt]))

@@ -1,10 +1,14 @@
 import asyncio
+import contextlib
 import json
+import os
+from pathlib import Path
 
 import grpc
 import nats
 import pytest
 
+from jobs.answers import AnswerCache
 from jobs.store import JobStore
 from sluice import errors
 from sluice.client.channel import error_of
@@ -218,6 +222,42 @@ async def test_identical_inputs_are_computed_once(
     results = await processes.results(job.id)
     assert all(one.answer.text == f"PROMPT {one.index % 560}" for one in results)
     assert again.report.progress.deduplicated == 800
+
+
+async def test_a_job_with_the_key_of_a_deleted_one_has_other_items(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start()
+    keys = []
+    for word in ("old", "new"):
+        job = await processes.create(lines(3, lambda n, word=word: f"{word} {n}"), key="nightly")  # type: ignore[misc]
+        await processes.ended(job.id)
+        keys.append({one.idempotency_key for one in gateway.requests})
+        gateway.requests.clear()
+        await processes.stub.DeleteJob(pb.DeleteJobRequest(id=job.id))
+
+    assert len(keys[0]) == len(keys[1]) == 3
+    assert not keys[0] & keys[1]
+
+
+def _open_files() -> list[str]:
+    found = []
+    for one in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of the list
+            found.append(os.readlink(one))
+    return found
+
+
+def test_answers_on_disk_have_no_name() -> None:
+    """So nothing is left of them by a kill."""
+    with AnswerCache() as cache:
+        answer = pb.JobAnswer(text="x" * 100_000)
+        for number in range(100):  # more than it keeps in memory
+            cache.put(number.to_bytes(16, "big"), answer)
+        files = [one for one in _open_files() if "etilqs_" in one]
+        assert files
+        assert all(one.endswith("(deleted)") for one in files)
+        assert cache.get((7).to_bytes(16, "big")) == answer
 
 
 async def test_draws_that_differ_are_not_taken_for_identical(

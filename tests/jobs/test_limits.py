@@ -14,7 +14,7 @@ from sluice import errors
 from sluice.client.channel import error_of
 from sluice.startup import free_port
 from sluice.v1 import jobs_pb2 as pb
-from sluice.wire.clock import timestamp, unix_ms
+from sluice.wire.clock import ms_of, timestamp, unix_ms
 from supervisor.nats import NatsConfig, nats_command, wait_for_nats
 from tests.jobs.gateway_double import GatewayDouble
 from tests.jobs.processes import Processes, lines
@@ -63,6 +63,57 @@ async def test_a_rate_holds_from_end_to_end(
     assert asked[-1] - asked[0] >= 0.9 * least_s
 
 
+async def test_no_more_is_spent_than_the_job_may_cost(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start()
+    job = await processes.create(lines(200), limits=pb.JobLimits(max_cost=5.0))
+    job = await processes.ended(job.id)
+    assert (job.state, job.reason_code) == (pb.JOB_STATE_PAUSED, "MAX_COST_REACHED")
+    assert (job.progress.cost, gateway.asked.total()) == (5.0, 10)
+
+    limits = pb.JobLimits(max_cost=50.0)
+    await processes.stub.ResumeJob(pb.ResumeJobRequest(id=job.id, limits=limits))
+    job = await processes.ended(job.id)
+    assert (job.progress.cost, job.reason_code) == (50.0, "MAX_COST_REACHED")
+
+
+async def test_a_job_that_runs_may_be_let_cost_more(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    gateway.hold.clear()
+    await processes.start()
+    job = await processes.create(lines(20), limits=pb.JobLimits(max_cost=0.1))
+    await processes.when(job.id, lambda one: one.progress.in_flight == 1)
+    limits = pb.JobLimits(max_cost=50.0)
+    await processes.stub.ResumeJob(pb.ResumeJobRequest(id=job.id, limits=limits))
+    gateway.hold.set()
+
+    assert (await processes.ended(job.id)).state == pb.JOB_STATE_COMPLETED
+
+
+async def test_the_running_time_is_that_of_all_turns(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    """What a turn took counts also when its last write came too late: the call that paused it had written."""
+    gateway.hold.clear()
+    await processes.start()
+    job = await processes.create(lines(2))
+    ran_s = 0.0
+    for _ in range(4):
+        await processes.when(job.id, lambda one: one.progress.in_flight == 2)
+        begun = time.monotonic()
+        await processes.when(job.id, lambda one, begun=begun: time.monotonic() - begun > 0.7)  # type: ignore[misc]
+        ran_s += time.monotonic() - begun
+        await processes.stub.PauseJob(pb.PauseJobRequest(id=job.id))
+        await processes.when(job.id, lambda one: not one.runner)
+        await processes.stub.ResumeJob(pb.ResumeJobRequest(id=job.id))
+    gateway.hold.set()
+    job = await processes.ended(job.id)
+
+    assert ms_of(job.report.running_time) / 1e3 >= ran_s
+
+
 async def test_a_full_store_pauses_the_job_and_says_what_to_do(
     processes: Processes, gateway: GatewayDouble
 ) -> None:
@@ -76,6 +127,7 @@ async def test_a_full_store_pauses_the_job_and_says_what_to_do(
     assert "resume the job" in job.reason
     written = len(await processes.results(job.id))
     assert 0 < written < 60
+    assert job.progress.succeeded == written
     await small.end()
     await processes.start("two", results_max_bytes=8 * MIB)
     await processes.stub.ResumeJob(pb.ResumeJobRequest(id=job.id))

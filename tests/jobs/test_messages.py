@@ -11,7 +11,9 @@ from nats.js import JetStreamContext
 
 from jobs.core.window import Entry
 from jobs.messages import MessageSource
+from jobs.quotas import Quotas
 from jobs.store import JobStore
+from jobs.threads import Threads
 from sluice import errors
 from sluice.internal.v1.job_pb2 import JobRecord
 from sluice.settings import JobsSettings
@@ -146,7 +148,7 @@ async def test_two_processes_that_read_for_a_job_read_the_same(
     record = JobRecord(upload_id="upload-a", job=pb.Job(id="job-a", spec=pb.JobSpec(input=given)))
 
     async def read() -> list[str]:
-        source = MessageSource(store, record, STREAMS)
+        source = MessageSource(store, record, STREAMS, Threads("inputs"), Quotas(JobsSettings()))
         return [
             one.custom_id
             async for block in source.blocks()
@@ -197,3 +199,15 @@ async def test_a_schedule_of_nats_ends_an_input(
     await client.close()
 
     assert (job.state, job.progress.succeeded) == (pb.JOB_STATE_COMPLETED, 3)
+
+
+async def test_messages_count_as_inputs_of_their_tenant(
+    processes: Processes, gateway: GatewayDouble, stream: JetStreamContext
+) -> None:
+    await processes.start(input_streams=STREAMS, inputs_max_bytes=2 << 20)
+    for number in range(6):
+        line = json.dumps({"id": f"i{number}", "prompt": "x" * 400_000})
+        await stream.publish(SUBJECT, line.encode())
+    job = await processes.ended((await create(processes, nats_message_count=6)).id)
+    assert (job.state, job.reason_code) == (pb.JOB_STATE_PAUSED, "STORAGE_FULL")
+    assert "the inputs of your tenant" in job.reason

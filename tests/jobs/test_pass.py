@@ -14,6 +14,7 @@ from jobs.core.retry import Failure
 from jobs.core.window import Entry
 from jobs.gateways import Gateways
 from jobs.metrics import JobMetrics
+from jobs.quotas import Quotas
 from jobs.results import OrderedLog
 from jobs.sources import Block
 from jobs.stage_pass import (
@@ -63,7 +64,10 @@ class World:
         record = record or self.record()
         metadata = (("sluice-tenant", record.job.tenant),)
         metrics = JobMetrics(self.registry)
-        context = PassContext(self.store, self.gateways, "me", metadata, record, stage, metrics)
+        quotas = Quotas(JobsSettings())
+        context = PassContext(
+            self.store, self.gateways, "me", metadata, record, stage, metrics, quotas
+        )
         running = StagePass(context, self.cache)
         running.set_concurrency(64)
         return running
@@ -833,7 +837,7 @@ async def test_a_write_without_an_answer_is_looked_for_and_made_again(
         context = running._context
         fake: Any = store
         running._context = PassContext(
-            fake, context.gateways, "me", (), context.record, 0, context.metrics
+            fake, context.gateways, "me", (), context.record, 0, context.metrics, context.quotas
         )
         running._sequence = 4
         await running._append_segment(ours)

@@ -1,11 +1,14 @@
 """Whose jobs a call may see: what the gateway says, and nobody else."""
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import grpc
 import pytest
 
+from jobs.service import READS_OF_TENANT
+from jobs.store import JobStore
 from sluice import errors
 from sluice.client.channel import bearer_metadata, error_of
 from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
@@ -119,3 +122,72 @@ async def test_an_operator_sees_and_ends_the_jobs_of_all(processes: Processes) -
     (seen,) = (await stub.ListJobs(pb.ListJobsRequest(), metadata=EVERY)).jobs
     assert (seen.id, seen.tenant) == (job.id, "default")
     await stub.DeleteJob(pb.DeleteJobRequest(id=job.id), metadata=EVERY)
+
+
+async def test_another_tenants_job_is_reused_no_more_than_one_that_is_not_there(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start()
+    job = await processes.create(lines(2))
+    await processes.ended(job.id)
+    other = ((TENANT_METADATA, "other"),)
+
+    async def refused(reused: str) -> str:
+        given = pb.JobInput(url="file:///none")
+        spec = pb.JobSpec(model="echo", input=given, dedupe=pb.JobDedupe(reuse_job_ids=[reused]))
+        found = await error(
+            processes.stub.CreateJob(pb.CreateJobRequest(spec=spec), metadata=other)
+        )
+        assert isinstance(found, errors.JobUnknown)
+        return found.message.replace(reused, "JOB")
+
+    assert await refused(job.id) == await refused("job-0")
+
+
+async def test_a_job_that_was_deleted_since_has_no_answers_to_reuse(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    gateway.hold.clear()
+    gateway.held = lambda prompt: prompt.startswith("long")
+    await processes.start(running_max=1)
+    earlier = await processes.create(lines(2))
+    await processes.ended(earlier.id)
+    await processes.create(lines(1, lambda _: "long"))
+    job = await processes.create(lines(2), dedupe=pb.JobDedupe(reuse_job_ids=[earlier.id]))
+    await processes.stub.DeleteJob(pb.DeleteJobRequest(id=earlier.id))
+    gateway.hold.set()
+
+    job = await processes.ended(job.id)
+    assert (job.state, job.report.progress.deduplicated) == (pb.JOB_STATE_COMPLETED, 0)
+
+
+async def test_calls_of_a_tenant_that_wait_for_the_store_keep_those_of_others_from_nothing(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await processes.start()
+    job = await processes.create(lines(1))
+    await processes.ended(job.id)
+    read, gate, reading = JobStore.read, asyncio.Event(), Counter[str]()
+
+    async def slow(self: JobStore, name: str) -> Any:
+        reading[name] += 1
+        if name == "job-slow":
+            await gate.wait()
+        return await read(self, name)
+
+    monkeypatch.setattr(JobStore, "read", slow)
+    other = ((TENANT_METADATA, "other"),)
+    request = pb.GetJobRequest(id="job-slow")
+    calls = [processes.stub.GetJob(request, metadata=other) for _ in range(50)]
+    try:
+        async with asyncio.timeout(BOUND_S):
+            while True:
+                if reading["job-slow"] == READS_OF_TENANT:
+                    break
+                await asyncio.sleep(0.01)
+            for _ in range(20):
+                await processes.stub.GetJob(pb.GetJobRequest(id=job.id))
+        assert reading["job-slow"] == READS_OF_TENANT
+    finally:
+        gate.set()
+        await asyncio.gather(*calls, return_exceptions=True)

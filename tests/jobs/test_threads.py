@@ -34,7 +34,7 @@ async def test_a_tenant_has_a_few_threads(monkeypatch: pytest.MonkeyPatch) -> No
     threads.close()
     threads._executor.shutdown()
     await asyncio.sleep(0)
-    assert not threads._places
+    assert not threads._places._places
 
 
 def test_a_stop_calls_what_waits_for_it() -> None:

@@ -53,6 +53,16 @@ def start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stdout=output, stderr=output)
 
 
+def check(page: bytes) -> subprocess.CompletedProcess[bytes]:
+    command = ["promtool", "check", "metrics"]
+    return subprocess.run(command, input=page, capture_output=True, timeout=60)
+
+
+def read(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=60) as response:
+        return bytes(response.read())
+
+
 def get(address: str, path: str, **parameters: str) -> Any:
     url = f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
     with urllib.request.urlopen(url, timeout=60) as response:
@@ -95,3 +105,7 @@ async def test_prometheus_reads_every_page_and_every_rule(
         } == {}
         firing = [rule["name"] for rule in rules if rule.get("state") == "firing"]
         assert firing == []
+    for target in targets:
+        page = await asyncio.to_thread(read, f"http://{target}/metrics")
+        checked = await asyncio.to_thread(check, page)
+        assert (checked.returncode, checked.stderr) == (0, b""), target

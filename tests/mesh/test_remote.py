@@ -14,7 +14,15 @@ from sluice.client.aio import AsyncClient
 from sluice.client.answer import FinishReason, NoticeKind
 from sluice.client.request import Message, Tool
 from sluice.client.retry import RetryPolicy
-from sluice.errors import InvalidRequest, ModelUnavailable, RecordUnknown, SetupError
+from sluice.errors import (
+    DeadlinePassed,
+    InvalidRequest,
+    ModelUnavailable,
+    Overloaded,
+    RecordUnknown,
+    SetupError,
+    SluiceError,
+)
 from sluice.settings.mesh import HttpSettings
 from sluice.settings.routing import RoutingSettings
 from sluice.settings.tls import TlsSettings
@@ -50,13 +58,20 @@ async def server() -> AsyncIterator[OpenAIServer]:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def mesh(server: OpenAIServer) -> AsyncIterator[Mesh]:
+async def limited() -> AsyncIterator[OpenAIServer]:
+    async with openai_server() as one:
+        yield one
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def mesh(server: OpenAIServer, limited: OpenAIServer) -> AsyncIterator[Mesh]:
     async with openai_server() as frail:
         settings = config.Settings(
             models=(
                 model("exact", server, "tokens"),
                 model("chat", server, "chat", prompt_price=1.0, answer_price=2.0),
                 model("frail", frail, "chat"),
+                model("limited", limited, "chat"),
             ),
             routing=RoutingSettings(default="chat", fallbacks={"frail": ("chat",)}),
             gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
@@ -167,6 +182,27 @@ async def test_a_caller_that_goes_away_ends_the_request(
             if hasattr(event, "token_ids"):
                 break
     await server.until(lambda: server.gone == gone + 1)
+
+
+async def test_a_limit_beyond_the_deadline_is_said_at_once(
+    client: AsyncClient, limited: OpenAIServer
+) -> None:
+    async def refused(timeout_s: float) -> SluiceError:
+        asked = client.generate(QUESTION, model="limited", max_tokens=3, timeout_s=timeout_s)
+        with pytest.raises((Overloaded, DeadlinePassed)) as caught:
+            await asked.answer()
+        return caught.value
+
+    limited.faults += [Fault("status", status=429, headers={"Retry-After": "120"})]
+    error = await refused(20.0)
+    assert (error.reason, len(limited.requests)) == ("OVERLOADED", 1)
+    assert error.retry_after_s is not None
+    assert error.retry_after_s > 100
+    async with asyncio.timeout(BOUND_S):  # gateways hear of it with the next report
+        while not isinstance(error := await refused(2.0), Overloaded):
+            pass
+    assert "past the deadline" in error.message
+    assert len(limited.requests) == 1
 
 
 async def test_an_answer_that_is_cut_goes_on_and_no_other_notices(

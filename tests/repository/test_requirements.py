@@ -1,4 +1,4 @@
-"""requirements/*.txt hold what pyproject.toml asks for: one version each, with hashes."""
+"""distributions/requirements/*.txt hold what pyproject.toml asks for: one version each, with hashes."""
 
 import re
 
@@ -20,7 +20,7 @@ HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 
 def locked(name: str) -> dict[str, set[str]]:
     """The versions by distribution; one that differs between Pythons comes twice."""
-    text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
+    text = (ROOT / "distributions/requirements" / f"{name}.txt").read_text(encoding="utf-8")
     found: dict[str, set[str]] = {}
     for entry in re.split(r"(?m)^(?=[a-z])", text):
         if entry:

@@ -45,7 +45,7 @@ def checkout(tmp_path: Path) -> Path:
     """The scripts and protos in a repository of their own, one commit old."""
     folder = tmp_path / "checkout"
     folder.mkdir()
-    for name in ("scripts", "protos", "distributions", "requirements"):
+    for name in ("scripts", "protos", "distributions"):
         shutil.copytree(ROOT / name, folder / name)
     shutil.copy(ROOT / "pyproject.toml", folder)
     git(folder, "init", "--quiet", "--initial-branch=main")
@@ -233,6 +233,6 @@ def test_the_demo_of_the_readme_answers_and_stops(tmp_path: Path) -> None:
 
 def fingerprint(root: Path) -> str:
     """What scripts/environment remembers of the projects it installed."""
-    locks = sorted((root / "requirements").glob("*.txt"))
+    locks = sorted((root / "distributions/requirements").glob("*.txt"))
     projects = (root / "pyproject.toml", root / "distributions/mesh/pyproject.toml", *locks)
     return hashlib.sha256(b"".join(path.read_bytes() for path in projects)).hexdigest()

@@ -326,10 +326,13 @@ class JetStreamClient:
         """The last stored message of a subject."""
 
         def find() -> int:
-            messages = self._server.streams[stream].messages.items()
+            found = self._server.streams.get(stream)
+            messages = found.messages.items() if found else ()
             return max((seq for seq, one in messages if one.message.subject == subject), default=0)
 
         seq = await self._ask(find)
+        if not seq:
+            raise NotFoundError
         return await self.get_msg(stream, seq)
 
     async def delete_msg(self, stream: str, seq: int) -> bool:

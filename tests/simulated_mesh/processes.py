@@ -24,7 +24,7 @@ from gateway.streaming.transcript import Transcript
 from gateway.upstream.nats_transport import NatsTransport
 from sluice.errors import Cancelled, SluiceError
 from sluice.internal.v1.task_pb2 import Sampling, Task
-from sluice.settings import Settings
+from sluice.settings import NatsSettings, Settings
 from sluice.telemetry.registry import MetricRegistry
 from sluice.v1.inference_pb2 import Started
 from sluice.wire.connection import NatsUnreachable
@@ -142,7 +142,9 @@ class GatewayProcess:
         self.loads = ModelLoadTable()
         self.dispatch = Dispatch(name, self.loads, self._stall_s)
         self.registry = Registry(self.dispatch, ReplayCache(16, 60.0))
-        self._transport = NatsTransport(name, self.registry, self.loads, NoOpTracer())
+        self._transport = NatsTransport(
+            name, self.registry, self.loads, NoOpTracer(), NatsSettings()
+        )
         self._settings = settings
         self.serving = self.unreachable = False
         self.main = self.process.spawn(self._run())

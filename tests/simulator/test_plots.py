@@ -36,7 +36,7 @@ def test_a_sweep_plays_the_trace_at_every_speed() -> None:
     assert {p.summary.classes[0].finished for p in points} == {len(requests)}
 
 
-def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_what_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     known = builtins.__import__
 
     def missing(name: str, *rest: Any) -> Any:
@@ -45,5 +45,5 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
         return known(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(SimulationError, match=r"sluice\[plots\]"):
+    with pytest.raises(SimulationError, match=r"pip install .matplotlib>=3\.9,<4."):
         plots.check()

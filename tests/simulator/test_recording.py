@@ -52,6 +52,17 @@ def test_a_request_is_recorded_at_its_end() -> None:
     assert parse_trace([format_line(arrival)]) == [arrival]
 
 
+def test_what_a_request_waited_for_admission_is_part_of_its_times() -> None:
+    recording = Recording(began=100.0)
+    recording.task(task(waited_us=500_000), 101.5)
+    recording.task(task("b", waited_us=2_000_000), 101.5)
+    (arrival,) = recording.frames([frame(0, 1, final=True)], 101.75)
+    assert (arrival.at_s, arrival.ttft_s, arrival.latency_s) == (1.0, 0.75, 0.75)
+    assert arrival.timeout_s == 30.5
+    (arrival,) = recording.frames([frame(0, 1, "b", final=True)], 101.75)
+    assert (arrival.at_s, arrival.ttft_s) == (0.0, 2.25), "it came before the recording began"
+
+
 def test_repeated_messages_count_once() -> None:
     recording = Recording(began=0.0)
     recording.task(task(), 1.0)

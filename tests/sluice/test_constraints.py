@@ -1,6 +1,6 @@
 import pytest
 
-from sluice.constraints import problem_of
+from sluice.constraints import costly_part, problem_before, problem_of
 
 SCHEMAS = [
     ('{"type": "foo"}', "Invalid type: foo"),
@@ -14,6 +14,13 @@ SCHEMAS = [
     ('{"enum": []}', "Unsatisfiable"),
     ('{"type": "string", "pattern": "(?=a)b"}', "look-around"),
     ('{"title": "' + "x" * (64 << 10) + '"}', "at most 65536 bytes"),
+    ('{"multipleOf": true}', "got true"),
+    ('{"multipleOf": NaN}', "line 1 column"),
+    ('{"multipleOf": 1e999}', "out of range"),
+    (
+        '{"properties": {"' + "x" * 2000 + '": {"multipleOf": 10007}}}',
+        "xxx.multipleOf: what must be",
+    ),
 ]
 REGEXES = [
     ("(a", "unclosed group"),
@@ -59,3 +66,18 @@ def test_schemas_that_can(schema: str) -> None:
 @pytest.mark.parametrize("regex", ["", "[0-9]{3}", "^ab$", "(?i)yes|no", "\\p{L}+", ".{0,5000}"])
 def test_regexes_that_can(regex: str) -> None:
     assert problem_of("regex", regex) is None
+
+
+@pytest.mark.parametrize("value", ["true", "NaN", "1e999", "-1e999", "null", '"3"', "1e-320"])
+def test_a_multiple_that_is_no_number_does_not_stop_the_look_at_the_schema(value: str) -> None:
+    schema = f'{{"allOf": [{{"multipleOf": {value}}}, {{"multipleOf": {value}}}]}}'
+    assert problem_before("json_schema", schema) is None
+    assert costly_part("json_schema", schema).startswith("simplify $")
+
+
+def test_the_part_of_a_schema_that_is_named_is_short() -> None:
+    schema = '{"properties": {"' + "x" * 5000 + '": {"pattern": "a{9}"}}}'
+    part = costly_part("json_schema", schema)
+    assert part.startswith("simplify $.properties.xxx")
+    assert "xxx.pattern, or take it out" in part
+    assert len(part) < 300

@@ -1,10 +1,15 @@
 """Every error survives the wire: class, code, reason, details."""
 
+import string
+from urllib.parse import quote
+
 import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from sluice import errors
+
+_PRINTABLE = "".join(set(string.printable) - set("%\t\n\r\x0b\x0c"))
 
 
 @pytest.mark.parametrize("kind", errors.BY_REASON.values(), ids=lambda kind: kind.reason)
@@ -51,6 +56,30 @@ def test_texts_are_cut_to_what_trailers_take() -> None:
     status = error.to_status()
     assert len(status.message) == errors.TEXT_MAX
     assert status.ByteSize() < 4096
+
+
+@pytest.mark.parametrize("char", ["x", "%", "\x00", "\u00e9", "\u754c", "\U0001f600"])
+def test_whatever_an_error_quotes_its_trailers_stay_below_8_kib(char: str) -> None:
+    text = char * 5000
+    many = [errors.FieldViolation(text, text) for _ in range(16)]
+    for error in (
+        errors.InvalidRequest(text, violations=many, metadata={"request_id": "r" * 40}),
+        errors.LimitReached(text, metadata={"subject": text, "limit": "l", "value": "v"}),
+        errors.SafetyBlocked(text, metadata={"rules": text, "policy": text[:100]}),
+    ):
+        _, message, ((_, details),) = error.as_abort()
+        sent = len(quote(message, safe=_PRINTABLE)) + 4 * len(details) / 3  # base64
+        assert sent < 8192 - 300  # less the other headers
+        assert errors.from_status(status_pb2.Status.FromString(details)) is not None
+
+
+def test_as_many_wrong_fields_are_named_as_fit() -> None:
+    few = [errors.FieldViolation(f"f{i}", "must be less") for i in range(16)]
+    long = [errors.FieldViolation(f"f{i}", "known: " + "m, " * 200) for i in range(16)]
+    for given, named in ((few, 16), (long, 3)):
+        received = errors.from_status(errors.InvalidRequest("no", violations=given).to_status())
+        assert received is not None
+        assert len(received.violations) == named
 
 
 def test_a_status_of_another_system_is_not_taken_for_ours() -> None:

@@ -5,14 +5,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import nats
 import nats.errors
 import pytest
 
 from sluice.errors import SetupError
+from sluice.settings import NatsSettings
 from sluice.startup import free_port
+from sluice.wire import permissions, subjects
 from sluice.wire.codec import MAX_MESSAGE_BYTES
+from sluice.wire.connection import NatsUnreachable, connect
 from supervisor.child import Child, ChildSpec
 from supervisor.nats import (
     NatsConfig,
@@ -32,7 +36,7 @@ async def running(config: NatsConfig, folder: Path) -> AsyncIterator[str]:
     spec = ChildSpec("nats", command, env=env, log=folder / "nats.log")
     child = Child(spec)
     try:
-        await wait_for_nats(config.url, READY_S)
+        await wait_for_nats(config.url_of(permissions.OPERATOR), READY_S)
         yield config.url
     finally:
         assert await child.end(5.0) == 0, "a server that is asked to end does so in time"
@@ -142,3 +146,58 @@ async def test_files_that_were_written_without_a_key_are_kept_when_there_is_one(
         assert (await client.jetstream().get_msg("S", 1)).data == TEXT
         await client.close()
     assert not files_with(tmp_path, TEXT)
+
+
+USERS = {
+    "operator": (permissions.OPERATOR, "*"),
+    "jobs": (permissions.JOBS, "*"),
+    "batcher": (permissions.BATCHER, "*"),
+}
+STREAMS = {"operator": subjects.RECORDS_STREAM, "jobs": subjects.JOB_RESULTS_STREAM}
+
+
+def with_passwords(folder: Path, **fields: Any) -> NatsConfig:
+    passwords = dict.fromkeys(USERS, "sesame")
+    return NatsConfig(free_port(), folder, users=USERS, passwords=passwords, **fields)
+
+
+async def store_as_an_earlier_release(config: NatsConfig, folder: Path) -> None:
+    async with running(config, folder) as url:
+        client = await nats.connect(url)
+        for stream in STREAMS.values():
+            await client.jetstream().add_stream(name=stream, subjects=[f"{stream}.>"])
+            await client.jetstream().publish(f"{stream}.a", b"kept")
+        await client.close()
+
+
+async def test_streams_of_a_release_without_accounts_are_kept(tmp_path: Path) -> None:
+    await store_as_an_earlier_release(NatsConfig(free_port(), tmp_path / "js"), tmp_path)
+    config = with_passwords(tmp_path / "js")
+    async with running(config, tmp_path):
+        for process, stream in STREAMS.items():
+            client = await nats.connect(config.url_of(process))
+            assert (await client.jetstream().get_msg(stream, 1)).data == b"kept"
+            assert len(await client.jetstream().streams_info()) == 1
+            await client.close()
+
+
+async def test_encrypted_streams_of_such_a_release_are_not_lost(tmp_path: Path) -> None:
+    earlier = NatsConfig(free_port(), tmp_path / "js", encryption_key="k" * 32)
+    await store_as_an_earlier_release(earlier, tmp_path)
+    with pytest.raises(SetupError, match="another account"):
+        nats_command(with_passwords(tmp_path / "js", encryption_key="k" * 32), tmp_path / "n.conf")
+    await store_as_an_earlier_release(replace(earlier, port=free_port()), tmp_path)
+
+
+async def test_a_user_without_a_password_gets_nothing(tmp_path: Path) -> None:
+    config = with_passwords(tmp_path / "js")
+    strangers = [config.url]
+    strangers += [config.url_of(one).replace("sesame", "barley") for one in USERS]
+    strangers += [f"nats://{one}@127.0.0.1:{config.port}" for one in USERS]
+    async with running(config, tmp_path):
+        for url in strangers:
+            settings = NatsSettings(url=url, connect_s=READY_S)
+            with pytest.raises(NatsUnreachable, match="refuses the credentials"):
+                await connect(settings, permissions.BATCHER, "b", lambda: None)
+    assert (tmp_path / "nats.conf").stat().st_mode & 0o777 == 0o600
+    assert "sesame" not in repr(config)

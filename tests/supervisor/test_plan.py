@@ -10,7 +10,7 @@ from sluice.errors import SetupError
 from sluice.settings import Settings, SettingsError
 from sluice.startup import free_port
 from supervisor import nats, triton
-from supervisor.plan import MeshPlan, gateway_spec, make_plan, remote_spec
+from supervisor.plan import MeshPlan, batcher_spec, gateway_spec, jobs_spec, make_plan, remote_spec
 from supervisor.state import StateDir
 
 
@@ -38,7 +38,8 @@ def test_every_address_is_filled_in(tmp_path: Path) -> None:
     made = plan(tmp_path)
     assert made.nats is not None
     (triton,) = made.tritons
-    assert made.settings.nats.url == f"nats://127.0.0.1:{made.nats.port}"
+    assert made.settings.nats.url == made.nats.url_of("operator")
+    assert made.nats.url == f"nats://127.0.0.1:{made.nats.port}"
     assert made.settings.models[0].triton_urls == (f"127.0.0.1:{triton.port}",)
     host, port = made.settings.gateway.address.split(":")
     assert host == "127.0.0.1"
@@ -187,7 +188,9 @@ def test_gateways_have_ports_one_behind_the_other_and_their_own_environment(tmp_
     assert made.settings.gateway.address == address
     assert made.settings.http.address == first.http != second.http
     one, two = gateway_spec(made, first), gateway_spec(made, second)
+    assert made.nats is not None
     assert two.env.items() - one.env.items() == {
+        ("SLUICE_NATS__URL", made.nats.url_of("gateway-1")),
         ("SLUICE_GATEWAY__ADDRESS", second.address),
         ("SLUICE_HTTP__ADDRESS", second.http),
         ("SLUICE_TELEMETRY__PROMETHEUS__GATEWAY", second.page),
@@ -195,6 +198,33 @@ def test_gateways_have_ports_one_behind_the_other_and_their_own_environment(tmp_
     assert (two.name, two.port, two.log) == ("gateway.1", port + 1, made.state.log("gateway.1"))
     free = plan(tmp_path, gateway={"address": "127.0.0.1:0", "replicas": 3}).gateways
     assert len({one.address for one in free}) == 3
+
+
+def test_each_process_has_a_password_of_its_own_for_nats(tmp_path: Path) -> None:
+    made = plan(tmp_path, gateway={"address": "127.0.0.1:0", "replicas": 2})
+    assert made.nats is not None
+    specs = {
+        "batcher": batcher_spec(made),
+        "jobs": jobs_spec(made, made.jobs[0]),
+        **{one.name.replace(".", "-"): gateway_spec(made, one) for one in made.gateways},
+    }
+    urls = {name: spec.env["SLUICE_NATS__URL"] for name, spec in specs.items()}
+    assert urls == {name: made.nats.url_of(name) for name in specs}
+    passwords = made.nats.passwords
+    assert passwords.keys() == {*specs, "operator"} == made.nats.users.keys()
+    again = plan(tmp_path).nats
+    assert again is not None
+    both = [*passwords.values(), *again.passwords.values()]
+    assert len(set(both)) == len(both)
+    assert min(map(len, both)) >= 32
+
+
+def test_a_nats_of_its_own_gets_no_passwords(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"nats://127.0.0.1:{server.getsockname()[1]}"
+        made = plan(tmp_path, nats={"url": url})
+    assert (made.nats, made.settings.nats.url) == (None, url)
+    assert "SLUICE_NATS__URL" not in batcher_spec(made).env
 
 
 def remote(name: str, **server: object) -> dict[str, object]:

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,16 @@ SLEEPER = "import time; time.sleep(600)"
 STUBBORN = f"""
 import signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1], "w").write("up")
+{SLEEPER}
+"""
+LINGERING = f"""
+import signal, sys
+def asked(*_):
+    open(sys.argv[1], "w").write("asked")
+    open(sys.argv[1] + ".go").read()
+    sys.exit()
+signal.signal(signal.SIGTERM, asked)
 open(sys.argv[1], "w").write("up")
 {SLEEPER}
 """
@@ -109,19 +120,37 @@ async def test_a_process_that_keeps_failing_waits_longer_each_time(
     assert "exit code 3" in caplog.text
 
 
-async def test_stop_is_orderly_and_in_reverse(
+async def test_stop_is_orderly_stage_by_stage(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     supervisor = Supervisor()
-    for name in ("first", "second", "third"):
-        supervisor.start(python(name, SLEEPER, tmp_path / name))
+    for name, stage in (("first", 0), ("third", 2), ("second", 1)):
+        supervisor.start(replace(python(name, SLEEPER, tmp_path / name), stage=stage))
     pids = supervisor.pids
     await supervisor.stop()
     ends = [r.getMessage().split()[0] for r in caplog.records if "has ended" in r.getMessage()]
     assert ends == ["third", "second", "first"]
     assert supervisor.pids == {}
     assert not any(psutil.pid_exists(pid) for pid in pids.values())
+
+
+async def test_those_of_a_stage_end_together(tmp_path: Path) -> None:
+    supervisor, pipes = Supervisor(), []
+    for number in range(3):
+        pipes.append(tmp_path / f"pipe{number}")
+        os.mkfifo(pipes[-1])
+        os.mkfifo(f"{pipes[-1]}.go")
+        spec = python(f"w{number}", LINGERING, tmp_path / f"log{number}", pipes[-1], stop_s=1e3)
+        supervisor.start(replace(spec, stage=1))
+    assert [await told(pipe) for pipe in pipes] == ["up"] * 3
+    assert supervisor.stop_s == 1e3
+    stopping = asyncio.ensure_future(supervisor.stop())
+    # None has ended when the last one hears of it.
+    assert [await told(pipe) for pipe in pipes] == ["asked"] * 3
+    for pipe in pipes:
+        await asyncio.to_thread(Path(f"{pipe}.go").write_text, "")
+    await stopping
 
 
 async def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path, pipe: Path) -> None:

@@ -1,6 +1,6 @@
 """Certificates and a NATS with a user a process, for tests."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -9,22 +9,27 @@ from nats.aio.client import Client
 from sluice.settings import NatsSettings
 from sluice.startup import free_port
 from sluice.wire.connection import connect, disconnect
-from sluice.wire.permissions import OPERATOR
+from sluice.wire.permissions import OPERATOR, Users
 from supervisor.certificates import Authority
 from supervisor.nats import NatsConfig, nats_command, wait_for_nats
 from tests.support.nats import START_S, nats_process_of
 
-Users = Mapping[str, tuple[str, str]]
-"""By process, its kind and the id that its permissions are for."""
-
 
 @asynccontextmanager
-async def secured_nats(folder: Path, users: Users) -> AsyncIterator[tuple[str, Authority]]:
+async def secured_nats(
+    folder: Path, users: Users, input_streams: tuple[str, ...] = ()
+) -> AsyncIterator[tuple[str, Authority]]:
     """A server that knows ``users`` and the operator, with the authority that has given them certificates."""
     authority = Authority(folder / "tls")
     users = {**users, OPERATOR: (OPERATOR, OPERATOR)}
     authority.ensure(("nats", *users))
-    config = NatsConfig(free_port(), folder / "store", tls=authority.of("nats"), users=users)
+    config = NatsConfig(
+        free_port(),
+        folder / "store",
+        tls=authority.of("nats"),
+        users=users,
+        input_streams=input_streams,
+    )
     command = nats_command(config, folder / "nats.conf")
     with nats_process_of(command, folder):
         await wait_for_nats(config.url, START_S, authority.of(OPERATOR))

@@ -48,11 +48,11 @@ GENERATION: Final[dict[str, dict[str, Any]]] = {
 """What these families have in their generation_config.json."""
 
 
-def tiny_seq2seq(family: str, seed: int = 0) -> Any:
-    """The model; the same seed gives the same weights."""
+def tiny_seq2seq(family: str, seed: int = 0, **changes: Any) -> Any:
+    """The model; the same seed gives the same weights. ``changes``: of its configuration."""
     torch.manual_seed(seed)
     make, configure, sizes = FAMILIES[family]
-    values = {"vocab_size": VOCABULARY, "d_model": 32, **_TOKENS, **sizes}
+    values = {"vocab_size": VOCABULARY, "d_model": 32, **_TOKENS, **sizes, **changes}
     model = make(configure(**values)).eval()
     model.generation_config.update(**GENERATION.get(family, {}))
     return model

@@ -68,10 +68,10 @@ def save_whisper(folder: Path, seed: int = 0, chunk_s: int = CHUNK_S, **generati
     return folder
 
 
-def save_whisper_files(folder: Path, chunk_s: int = CHUNK_S) -> Path:
-    """What a gateway reads of it."""
+def save_whisper_files(folder: Path, chunk_s: int = CHUNK_S, times: int = 0) -> Path:
+    """What a gateway reads of it; ``times``: how many timestamps its vocabulary has, which are no special tokens."""
     config = {
-        "model_type": "whisper", "is_encoder_decoder": True, "vocab_size": VOCABULARY,
+        "model_type": "whisper", "is_encoder_decoder": True, "vocab_size": VOCABULARY + times,
         "max_source_positions": 50 * chunk_s, "max_target_positions": POSITIONS,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
@@ -85,6 +85,7 @@ def save_whisper_files(folder: Path, chunk_s: int = CHUNK_S) -> Path:
     named |= {"<|notimestamps|>": NO_TIMESTAMPS, "<|endoftext|>": END, **LANGUAGES}
     tokenizer.add_special_tokens(sorted(named, key=lambda name: named[name]))
     assert all(tokenizer.token_to_id(name) == number for name, number in named.items())
+    tokenizer.add_tokens([f"<|{number / 50:.2f}|>" for number in range(times)])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
     return folder

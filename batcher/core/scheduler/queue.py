@@ -168,12 +168,13 @@ class Queue:
         return (self._waiting.tokens_before(priority_class, tenant) + backlog_tokens) / rate
 
     def class_reports(
-        self, backlog: Mapping[str, int], now: float
+        self, backlog: Mapping[str, int], now: float, closed_s: float = 0.0
     ) -> Iterator[control_pb2.ClassReport]:
         """The state of each class, most urgent first, with the expected wait of a new task.
 
         Args:
             backlog: by class, tasks in JetStream that no batcher has taken; assumed to be like those that wait here.
+            closed_s: how long all workers will compute nothing.
         """
         backlog_tokens = 0.0
         for name in CLASSES:
@@ -188,8 +189,10 @@ class Queue:
                 priority_class=name,
                 queued=waiting,
                 queued_tokens=tokens,
-                expected_wait_ms=wait_s * 1e3,
+                expected_wait_ms=(closed_s + wait_s) * 1e3,
                 service_ms=self.service_s(name) * 1e3,
                 backlog=backlog[name],
-                tenant_wait_ms={one: 1e3 * s for one, s in waits_s.items() if s > wait_s},
+                tenant_wait_ms={
+                    one: 1e3 * (closed_s + s) for one, s in waits_s.items() if s > wait_s
+                },
             )

@@ -26,6 +26,7 @@ FUSED: Final = frozenset(
 _SIZES: Final = (
     "vocab_size",
     "hidden_size",
+    "intermediate_size",
     "num_hidden_layers",
     "num_attention_heads",
     "num_key_value_heads",
@@ -81,9 +82,7 @@ def read_folder(
         found = _read(Path(path), dtype, device)
     except (OSError, ValueError, SafetensorError):
         return None
-    if found.keys() != set(_names(config)):
-        return None
-    if len(found["model.embed_tokens.weight"]) != config["vocab_size"]:
+    if {name: tuple(tensor.shape) for name, tensor in found.items()} != _shapes(config):
         return None
     return FusedFolder(config, found)
 
@@ -139,25 +138,34 @@ def _head_size(config: Mapping[str, Any]) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def _names(config: Mapping[str, Any]) -> Iterator[str]:
-    """The tensors that a folder with ``config`` must have, and no others."""
+def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The tensors that a folder with ``config`` must have, and no others, with their shapes."""
     (kind,) = config["architectures"]
-    yield from ("model.embed_tokens.weight", "model.norm.weight")
+    size, words, head = config["hidden_size"], config["vocab_size"], _head_size(config)
+    shapes = {"model.embed_tokens.weight": (words, size), "model.norm.weight": (size,)}
     if not config["tie_word_embeddings"]:
-        yield "lm_head.weight"
-    weights = [*_QKV, *_OUT, *_MLP, *_NORMS]
-    biases: list[str] = []
+        shapes["lm_head.weight"] = (words, size)
+    biases: tuple[str, ...] = ()
     if kind == "Qwen2ForCausalLM":
         biases += _QKV
     elif kind != "MistralForCausalLM" and config.get("attention_bias"):
         biases += (*_QKV, *_OUT)
     if kind == "LlamaForCausalLM" and config.get("mlp_bias"):
         biases += _MLP
+    queries, keys = (head * config[f"num_{name}_heads"] for name in ("attention", "key_value"))
+    inner = config["intermediate_size"]
+    outputs = (queries, keys, keys, size, inner, inner, size)
+    inputs = (size, size, size, queries, size, size, inner)
+    layer: dict[str, tuple[int, ...]] = {f"{name}.weight": (size,) for name in _NORMS}
+    for name, rows, columns in zip((*_QKV, *_OUT, *_MLP), outputs, inputs, strict=True):
+        layer[f"{name}.weight"] = (rows, columns)
+        if name in biases:
+            layer[f"{name}.bias"] = (rows,)
     if kind == "Qwen3ForCausalLM":
-        weights += _HEAD_NORMS
-    for layer in range(config["num_hidden_layers"]):
-        yield from (f"model.layers.{layer}.{name}.weight" for name in weights)
-        yield from (f"model.layers.{layer}.{name}.bias" for name in biases)
+        layer |= {f"{name}.weight": (head,) for name in _HEAD_NORMS}
+    for number in range(config["num_hidden_layers"]):
+        shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
+    return shapes
 
 
 def _tree(tensors: Mapping[str, Tensor]) -> SimpleNamespace:

@@ -17,6 +17,7 @@ from model_workers.engine.forward.linear import make_linear
 from model_workers.engine.forward.llama import is_fused
 from model_workers.engine.forward.tensor_parallel import check_ranks
 from model_workers.engine.paged_model import RowChunk
+from model_workers.engine.weights import read_whole
 from model_workers.model_folder import check_supported
 from sluice.settings import SettingsError
 
@@ -34,7 +35,7 @@ def read_config(path: str) -> Any:
     """
     try:
         config = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise SettingsError(f"{path}: {str(error).splitlines()[0]}") from error
     if config.is_encoder_decoder:
         raise SettingsError(f"{path}: is an encoder-decoder model; name a decoder-only one")
@@ -76,11 +77,12 @@ def read_weights(
     """The model of transformers, with our attention function and linear layers, and the shapes of its cache.
 
     Raises:
-        SettingsError: the model does not use transformers' attention interface.
+        SettingsError: the model does not use transformers' attention interface, or the weights are not all there.
     """
     _check_dtype(path, config, dtype)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        model = read_whole(
+            AutoModelForCausalLM,
             path,
             config=config,
             dtype=dtype,

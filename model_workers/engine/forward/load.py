@@ -1,8 +1,9 @@
 """Loads a model folder onto a paged cache."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any, Final
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,11 +21,10 @@ from model_workers.engine.forward.kv_cache import Fp8KvCache, KvCache, LayerShap
 from model_workers.engine.forward.linear import FP8_CAPABILITY
 from model_workers.engine.forward.llama import FusedModel, is_fused
 from model_workers.engine.paged_model import PagedModel
+from model_workers.model_folder import CONFIG
 from sluice.settings import SettingsError
-
-LENGTH_DEPENDENT: Final = frozenset({"dynamic", "longrope"})
-"""Kinds of rotary embedding whose frequencies change once a row is longer than the original context. Keys that are in
-the cache already cannot change with them, and rows of one step differ in length: the context ends there."""
+from sluice.settings.models import computed_context_of
+from sluice.settings.sentence_folder import read_json
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def load_model(
     _check_quantization(quantization, where)
     known = read_config(path) if ranks == 1 else None
     if known is not None:
-        context = find_context(path, SimpleNamespace(**known), context_tokens)
+        context = find_context(path, known, context_tokens)
         folder = read_folder(path, known, number, where)
         if folder is not None:
             return LoadedModel(
@@ -137,7 +137,7 @@ def load_model(
     from model_workers.engine.forward import hub
 
     config = hub.read_config(path)
-    context = find_context(path, config, context_tokens)
+    context = find_context(path, config.to_dict(), context_tokens)
     model, shapes = hub.read_weights(path, config, number, where, quantization, ranks)
     return LoadedModel(
         path, context, where, number, quantization, kv_cache_dtype == "fp8", ranks, model, shapes
@@ -166,16 +166,18 @@ def find_dtype(name: str, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def find_context(path: str, config: Any, wanted: int | None) -> int:
-    """The longest row: what is wanted, up to what the model allows.
+def find_context(path: str, config: Mapping[str, Any], wanted: int | None) -> int:
+    """The longest row: what is wanted, up to what the model allows, by its config.json as a gateway reads it.
+
+    Args:
+        config: what transformers makes of it, for what it does not say.
 
     Raises:
         SettingsError: more is wanted than the model allows, or neither says anything.
     """
-    limit: int | None = getattr(config, "max_position_embeddings", None)
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in LENGTH_DEPENDENT:
-        limit = rope.get("original_max_position_embeddings") or limit
+    file = Path(path, CONFIG)
+    said = computed_context_of(read_json(file)) if file.is_file() else None
+    limit = said or computed_context_of(config)
     if not limit and wanted is None:
         raise SettingsError(f"{path}: set context_tokens, the model names none")
     if limit and wanted is not None and wanted > limit:

@@ -13,8 +13,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from model_workers.constraints import ConstraintCompiler, Matcher, MatcherError
 from model_workers.engine.protocol import RowInvalid, RowSpec, TokenLogprobs
-from model_workers.engine.sampling.constraints import ConstraintCompiler, Matcher, MatcherError
 from model_workers.engine.sampling.distribution import NO_TOKEN, Token, draw_shaped, unpack
 from model_workers.engine.sampling.state import SamplingPosition, SamplingState
 

@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from model_workers.constraints import Matcher, MatcherError
 from model_workers.engine.protocol import RowSpec, Sampling
-from model_workers.engine.sampling.constraints import Matcher, MatcherError
 
 TEMPERATURE_MIN: Final = 1e-5
 """Below it float32 leaves only the most probable token; such a row is greedy."""

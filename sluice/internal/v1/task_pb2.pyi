@@ -39,6 +39,7 @@ class Task(_message.Message):
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     GATHER_MS_FIELD_NUMBER: _builtins.int
+    WAITED_US_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
     AUDIO_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
@@ -61,6 +62,8 @@ class Task(_message.Message):
     """Longest time that tokens may be gathered in the worker, milliseconds; unset: what the batcher's policy says of the
     class.
     """
+    waited_us: _builtins.int
+    """Microseconds from the arrival of the request at its gateway to the publication, for whoever records traffic."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt."""
@@ -96,12 +99,13 @@ class Task(_message.Message):
         timeout_ms: _builtins.int = ...,
         attempt: _builtins.int = ...,
         gather_ms: _builtins.int | None = ...,
+        waited_us: _builtins.int = ...,
         values: Global___Values | None = ...,
         audio: Global___Audio | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_gather_ms", b"_gather_ms", "audio", b"audio", "gather_ms", b"gather_ms", "sampling", b"sampling", "values", b"values"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gather_ms", b"_gather_ms", "attempt", b"attempt", "audio", b"audio", "gateway", b"gateway", "gather_ms", b"gather_ms", "model", b"model", "priority_class", b"priority_class", "produced_token_ids", b"produced_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "values", b"values", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gather_ms", b"_gather_ms", "attempt", b"attempt", "audio", b"audio", "gateway", b"gateway", "gather_ms", b"gather_ms", "model", b"model", "priority_class", b"priority_class", "produced_token_ids", b"produced_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "values", b"values", "waited_us", b"waited_us", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gather_ms: _TypeAlias = _typing.Literal["gather_ms"]  # noqa: Y015
     _WhichOneofArgType__gather_ms: _TypeAlias = _typing.Literal["_gather_ms", b"_gather_ms"]  # noqa: Y015

@@ -384,6 +384,7 @@ class WorkerLoad(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    CLOSED_MS_FIELD_NUMBER: _builtins.int
     slots: _builtins.int
     """Rows it can compute at once."""
     running: _builtins.int
@@ -412,6 +413,8 @@ class WorkerLoad(_message.Message):
     """Since the worker started: tokens drafted by speculative decoding."""
     accepted_tokens: _builtins.int
     """Of these, tokens that were accepted."""
+    closed_ms: _builtins.float
+    """How long it will compute nothing, milliseconds, where the server that computes for it has said so; else 0."""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankLoad]:
         """The same by class, most urgent first, of an engine in which a row takes the slot of a less urgent one when none is
@@ -436,10 +439,11 @@ class WorkerLoad(_message.Message):
         preemptions: _builtins.int = ...,
         drafted_tokens: _builtins.int = ...,
         accepted_tokens: _builtins.int = ...,
+        closed_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "block_tokens", b"block_tokens", "cache_blocks", b"cache_blocks", "context_tokens", b"context_tokens", "drafted_tokens", b"drafted_tokens", "free_blocks", b"free_blocks", "places", b"places", "preemptions", b"preemptions", "ranks", b"ranks", "running", b"running", "running_tokens", b"running_tokens", "slots", b"slots", "steps", b"steps", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "block_tokens", b"block_tokens", "cache_blocks", b"cache_blocks", "closed_ms", b"closed_ms", "context_tokens", b"context_tokens", "drafted_tokens", b"drafted_tokens", "free_blocks", b"free_blocks", "places", b"places", "preemptions", b"preemptions", "ranks", b"ranks", "running", b"running", "running_tokens", b"running_tokens", "slots", b"slots", "steps", b"steps", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

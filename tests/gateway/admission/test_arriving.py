@@ -1,7 +1,7 @@
 """What arrives and what calls keep is bounded for each tenant, and one tenant's bound is no other's."""
 
 import asyncio
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import ExitStack
 
 import pytest
 
@@ -36,9 +36,11 @@ async def test_messages_of_a_tenant_arrive_a_few_at_a_time_and_those_of_others_b
     found, begun, leave = Arriving(16 * MIB), list[str](), asyncio.Event()
 
     async def receive(tenant: str) -> None:
-        async with found.message(tenant):
+        async def read() -> None:
             begun.append(tenant)
             await leave.wait()
+
+        await found.receive(tenant, read)
 
     calls = [asyncio.create_task(receive("loud")) for _ in range(6)]
     calls.append(asyncio.create_task(receive("quiet")))
@@ -61,20 +63,30 @@ async def test_a_message_that_does_not_arrive_is_given_up(monkeypatch: pytest.Mo
     monkeypatch.setattr(arriving, "RECEIVE_S", 0.0)
     found = Arriving(MIB)
     with pytest.raises(DeadlinePassed):
-        async with found.message("acme"):
-            await asyncio.sleep(BOUND_S)
+        await found.receive("acme", lambda: asyncio.sleep(BOUND_S))
     assert not found._receiving
 
 
 async def test_the_wait_for_others_is_not_the_messages_own(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Arriving(16 * MIB)
-    async with AsyncExitStack() as stack:
-        for _ in range(4):
-            await stack.enter_async_context(found.message("acme"))
-        monkeypatch.setattr(arriving, "RECEIVE_S", 0.0)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0), found.message("acme"):
-                pytest.fail("there was no place")
+    begun, leave = asyncio.Semaphore(0), asyncio.Event()
+
+    async def read() -> None:
+        begun.release()
+        await leave.wait()
+
+    calls = [asyncio.create_task(found.receive("acme", read)) for _ in range(4)]
+    async with asyncio.timeout(BOUND_S):
+        for _ in calls:
+            await begun.acquire()
+    monkeypatch.setattr(arriving, "RECEIVE_S", 0.0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await found.receive("acme", read)
+    leave.set()
+    async with asyncio.timeout(BOUND_S):
+        await asyncio.gather(*calls)
+    assert begun.locked(), "there was no place"
 
 
 def test_bytes_of_a_tenants_calls_are_bounded_together() -> None:

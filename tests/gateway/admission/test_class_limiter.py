@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.class_limiter import ClassLimiter
+from gateway.admission.class_limiter import PREPARED_MAX, ClassLimiter
 from gateway.admission.tenant_limits import TenantLimits
 from gateway.routing.budget import Spending
 from sluice.errors import LimitReached, Overloaded, ShuttingDown
@@ -187,10 +187,14 @@ async def test_while_draining_no_call_comes_in() -> None:
 
 
 async def waiting(
-    limiter: ClassLimiter, priority_class: str, entered: list[str], leave: asyncio.Event
+    limiter: ClassLimiter,
+    priority_class: str,
+    entered: list[str],
+    leave: asyncio.Event,
+    tenant: str = "",
 ) -> None:
-    async with limiter.slot(priority_class):
-        entered.append(priority_class)
+    async with limiter.slot(priority_class, tenant):
+        entered.append(tenant or priority_class)
         await leave.wait()
 
 
@@ -226,5 +230,44 @@ async def test_who_gives_up_while_waiting_takes_no_turn() -> None:
     async with asyncio.timeout(BOUND_S):
         await asyncio.wait(calls)
     assert len(entered) == 3
-    async with asyncio.timeout(BOUND_S), limiter.slot("bulk"), limiter.slot("bulk"):
+    async with asyncio.timeout(BOUND_S), limiter.slot("bulk", "a"), limiter.slot("bulk", "b"):
         pass  # All slots came back.
+
+
+async def test_who_has_many_that_wait_for_a_slot_delays_another_tenant_by_one() -> None:
+    limiter, entered, leave = new_limiter(), list[str](), asyncio.Event()
+    calls = [
+        asyncio.create_task(waiting(limiter, "bulk", entered, leave, tenant))
+        for tenant in ["loud"] * 50 + ["quiet"]
+    ]
+    await settled()
+    leave.set()
+    async with asyncio.timeout(BOUND_S):
+        await asyncio.gather(*calls)
+    assert entered.index("quiet") <= PREPARED_MAX["bulk"] + 1
+
+
+async def test_a_slot_that_comes_as_its_caller_leaves_goes_to_the_next() -> None:
+    limiter, entered, leave = new_limiter(), list[str](), asyncio.Event()
+    calls = [asyncio.create_task(waiting(limiter, "bulk", entered, leave)) for _ in range(4)]
+    await settled()
+    leave.set()
+    calls[0].cancel()  # gives its slot to the third
+    calls[2].cancel()
+    async with asyncio.timeout(BOUND_S):
+        await asyncio.wait(calls)
+        async with limiter.slot("bulk", "a"), limiter.slot("bulk", "b"):
+            pass
+
+
+def test_the_rows_of_a_tenants_calls_are_counted_together() -> None:
+    limiter = ClassLimiter(100, ALL_TO_ONE, rows_max=10)
+    with limiter.rows("acme", 2048):  # one alone is never too large
+        with pytest.raises(Overloaded, match="10 texts of your tenant") as refused:
+            limiter.rows("acme", 1).__enter__()
+        assert refused.value.retry_after_s
+        with limiter.rows("other", 6), limiter.rows("other", 4), pytest.raises(Overloaded):
+            limiter.rows("other", 1).__enter__()
+    with limiter.rows("acme", 5), limiter.rows("acme", 5):
+        pass
+    assert not limiter._rows

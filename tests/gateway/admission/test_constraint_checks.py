@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,6 +17,12 @@ from tests.sluice.slow_constraints import SLOW
 BOUND_S = 30.0
 GOOD = '{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}'
 ENDLESS = SLOW["many patterns at once"][1]
+
+
+def group_of(pid: int) -> str:
+    """What the kernel says of the process's session, where it groups processes so."""
+    path = Path(f"/proc/{pid}/autogroup")
+    return path.read_text() if path.exists() else "nice 10\n"
 
 
 def endless(number: int) -> str:
@@ -65,6 +73,14 @@ async def test_no_constraint_takes_more_than_its_share(checks: ConstraintChecks,
     for child in checks._idle:
         used = psutil.Process(child.process.pid).memory_info().rss
         assert used < module.MEMORY_BYTES + (128 << 20)
+
+
+async def test_a_child_gives_way_to_its_gateway(checks: ConstraintChecks) -> None:
+    assert await checks.problem("json_schema", GOOD, "acme") is None
+    pid = checks._idle[0].process.pid
+    assert os.getsid(pid) == pid  # else the kernel's group of the gateway's session pays for it
+    assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + 10
+    assert group_of(pid).endswith("nice 10\n")
 
 
 async def test_the_part_is_named(checks: ConstraintChecks) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.tenant_limits import TenantLimits
+from gateway.admission.tenant_limits import COST_RETRY_S, TenantLimits
 from gateway.identity.caller import Caller
 from gateway.routing.budget import Spending
 from sluice.errors import LimitReached
@@ -260,13 +260,31 @@ def test_costs_of_a_day_and_of_a_month() -> None:
         if day < 2:
             world.core.enter(ACME)
         world.now += DAY_S
-    assert world.refusal().metadata["limit"] == "cost_per_month"
+    refused = world.refusal()
+    assert (refused.metadata["limit"], refused.retry_after_s) == (
+        "cost_per_month",
+        18 * DAY_S - 100,
+    )
     world.now = 31 * DAY_S  # February 1
     world.core.enter(ACME)
     running = world.hours.reserve("acme", 2.0)
-    assert world.refusal().metadata["limit"] == "cost_per_day"
+    refused = world.refusal()
+    assert (refused.metadata["limit"], refused.retry_after_s) == ("cost_per_day", COST_RETRY_S)
     running.release()
     world.core.enter(ACME)
+
+
+@pytest.mark.parametrize("day", [0, 30, 31, 58])
+def test_a_cost_that_is_spent_comes_back_when_its_day_or_month_ends(day: int) -> None:
+    for limit in ("cost_per_day", "cost_per_month"):
+        world = World({limit: 2.0}, now=day * DAY_S + 100)
+        world.days.add("acme", 2.0, world.now)
+        wait_s = world.refusal().retry_after_s
+        assert wait_s is not None
+        world.now += wait_s - 1
+        world.refusal()
+        world.now += 1
+        world.core.enter(ACME)
 
 
 def test_a_soft_limit_names_its_model_before_the_hard_one() -> None:

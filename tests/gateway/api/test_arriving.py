@@ -7,16 +7,19 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from gateway.admission import arriving as arriving_module
 from gateway.admission.arriving import STREAMS_MAX, Arriving
 from gateway.admission.class_limiter import ClassLimiter
-from gateway.api.interceptor import ErrorInterceptor
+from gateway.api.interceptor import HEALTH_BYTES_MAX, ErrorInterceptor
 from gateway.identity.authenticator import Authenticator
 from sluice import errors
 from sluice.client.channel import error_of as typed_error_of
 from sluice.settings import CallShares, IdentitySettings
 from sluice.v1 import inference_pb2 as pb
+from tests.gateway.kit.wire import Wire, error_of
 
 KEY = "0123456789abcdef"
 BOUND_S = 20.0
@@ -203,3 +206,47 @@ async def test_the_uploads_of_a_tenant_are_counted() -> None:
         door.service.may_end.set()
         for call in uploads:
             await call.done_writing()
+
+
+async def test_an_upload_that_does_not_go_on_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    arriving = Arriving(1 << 20)
+    async with opened(arriving) as door:
+        call = door.call(UPLOAD, "acme")
+        await call.write(b"x")
+        assert await call.read() == b"x"
+        monkeypatch.setattr(arriving_module, "RECEIVE_S", 0.05)
+        await call.write(b"y")  # the next one has the new limit
+        assert await call.read() == b"y"
+        error = await door.refusal(call)
+        assert isinstance(error, errors.DeadlinePassed)
+        assert "did not arrive within 0.05 s" in str(error)
+        assert not arriving._sending
+
+
+async def test_who_asks_about_health_is_bounded_by_address(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows who it is: its message is small, and its calls are counted."""
+    monkeypatch.setattr(arriving_module, "HEALTH_MAX", 8)
+    check: Any = wire.channel.unary_unary("/grpc.health.v1.Health/Check")
+    large = HealthCheckRequest(service="x" * HEALTH_BYTES_MAX).SerializeToString()
+    _, error = await error_of(check(large))
+    assert isinstance(error, errors.MessageTooLarge)
+    _, error = await error_of(check(b"\xff"))
+    assert isinstance(error, errors.InvalidRequest)
+
+    stub = HealthStub(wire.channel)
+    watching = [stub.Watch(HealthCheckRequest()) for _ in range(8)]
+    for one in watching:
+        await asyncio.wait_for(one.read(), BOUND_S)
+    _, error = await error_of(stub.Watch(HealthCheckRequest()))
+    assert isinstance(error, errors.Overloaded)
+    assert "8 calls about health of your address" in str(error)
+    watching[0].cancel()
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            try:
+                await stub.Check(HealthCheckRequest())
+                break
+            except grpc.RpcError:
+                await asyncio.sleep(0)

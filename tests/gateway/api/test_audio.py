@@ -1,6 +1,7 @@
 """Speech: one row for what a model hears at once, a row for each chunk of what is longer. The test is the batcher."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,31 @@ async def test_languages_that_are_found_are_no_text(ears: Wire) -> None:
     answer = await call
     assert answer.text == "".join(f" w{number}" for number in range(8))
     assert answer.token_ids[0] == LANGUAGES["<|de|>"]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+async def test_timestamps_are_no_text(
+    nats_url: str, model_folder: Path, tmp_path: Path, listed: bool
+) -> None:
+    """A model may write them all the same; older tokenizers do not list them."""
+    speech = speech_model(tmp_path, times=100 if listed else 0)
+    if not listed:
+        config = json.loads((tmp_path / "config.json").read_text())
+        config["vocab_size"] += 100
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    first, last = NO_TIMESTAMPS + 1, NO_TIMESTAMPS + 100
+    async with open_wire(nats_url, model_folder, more_models=[speech], audio_max_s=60.0) as wire:
+        call = wire.stub.Generate(heard(SHORT))
+        await say(wire, await wire.batcher.task(MODEL), first, 5, 6, last, last, 7, last)
+        events = await events_of(call)
+        assert text_of(events) == " w5 w6 w7"
+        assert events[-1].finished.usage.completion_tokens == 8
+        call = wire.stub.Generate(heard(LONG))
+        tasks = await tasks_of(wire, 3)
+        await say(wire, tasks[0], first, 9, 10, 11, first + 9, 12, last)
+        await say(wire, tasks[1], first, 11, 12, first + 3, 13, 14)
+        await say(wire, tasks[2], 13, 14, 15, last)
+        assert text_of(await events_of(call)) == " w9 w10 w11 w12 w13 w14 w15"
 
 
 async def test_an_answer_of_chunks_ends_at_max_tokens(ears: Wire) -> None:

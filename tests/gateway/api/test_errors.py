@@ -19,7 +19,7 @@ from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from sluice.v1.safety_pb2 import CheckTextRequest
 from sluice.wire import jetstream, subjects
-from tests.gateway.kit.batcher import frame, last
+from tests.gateway.kit.batcher import BOUND_S, frame, last
 from tests.gateway.kit.tokenizer import CONTEXT, write_model
 from tests.gateway.kit.wire import (
     Wire,
@@ -180,6 +180,21 @@ async def test_without_a_stream_bulk_is_unavailable_and_the_rest_goes_on(wire: W
     await wire.health_becomes("class.bulk", health_pb2.HealthCheckResponse.NOT_SERVING)
     assert await wire.health("") == health_pb2.HealthCheckResponse.SERVING
     await still_answers(wire)
+
+
+async def test_batchers_have_something_to_pull_a_bulk_task_from(wire: Wire) -> None:
+    """They may not create it; one that is gone is made again for the tasks that wait."""
+    call, js = wire.stub.Generate(prompt(**BULK)), wire.batcher.jetstream
+    name = subjects.tasks_consumer("small", "default")
+    async with asyncio.timeout(BOUND_S):
+        await call.read()
+        await js.delete_consumer(subjects.TASKS_STREAM, name)
+        task = await wire.batcher.task(priority_class="bulk")
+    found = (await js.consumer_info(subjects.TASKS_STREAM, name)).config
+    assert found.filter_subject == subjects.queued_tasks("small", "default")
+    assert found.ack_policy == "explicit"
+    await wire.batcher.send(task, last(0))
+    await events_of(call)
 
 
 async def test_a_full_queue_is_an_overload_of_bulk_alone(wire: Wire) -> None:

@@ -12,7 +12,7 @@ from gateway.admission import arriving
 from gateway.admission.arriving import Arriving
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.api.interceptor import ErrorInterceptor
-from gateway.api.job_forwarder import JobForwarder
+from gateway.api.job_forwarder import MESSAGE_BYTES_MAX, JobForwarder
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import Caller, set_caller
 from sluice import errors
@@ -139,6 +139,26 @@ async def test_calls_of_jobs_are_passed_on_with_tenant_and_errors() -> None:
 
     assert (stored.upload_id, stored.size_bytes) == ("acme", 5000)
     assert isinstance(typed_error_of(unknown.value), errors.JobUnknown)
+    await forwarder.close()
+    for one in (channel.close(), server.stop(0), jobs.stop(0)):
+        await one
+
+
+async def test_a_message_about_jobs_is_bounded_whatever_a_prompt_may_have() -> None:
+    jobs = grpc.aio.server()
+    add_JobServiceServicer_to_server(Jobs(), jobs)
+    port = jobs.add_insecure_port("127.0.0.1:0")
+    await jobs.start()
+    server, channel, forwarder = await forwarding(f"127.0.0.1:{port}")
+    stub: Any = JobServiceStub(channel)
+    long = "x" * MESSAGE_BYTES_MAX
+    for call in (
+        stub.CreateJob(jobs_pb2.CreateJobRequest(idempotency_key=long)),
+        stub.UploadInput(iter([jobs_pb2.UploadInputRequest(data=long.encode())])),
+    ):
+        with pytest.raises(grpc.RpcError) as refused:
+            await call
+        assert isinstance(typed_error_of(refused.value), errors.MessageTooLarge)
     await forwarder.close()
     for one in (channel.close(), server.stop(0), jobs.stop(0)):
         await one

@@ -1,10 +1,13 @@
 """The safety policy on a call's way: what a batcher gets, what a caller gets, what the spans say."""
 
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gateway.api import safety_service
 from sluice.internal.v1.task_pb2 import Task
 from sluice.telemetry import names
 from sluice.v1 import inference_pb2 as pb
@@ -161,3 +164,22 @@ async def test_a_policy_under_trial_is_counted(nats_url: str, model_folder: Path
 async def test_without_a_policy_under_trial_there_are_no_counts(guarded: Wire) -> None:
     code, error = await error_of(guarded.safety.GetDryRun(safety_pb2.GetDryRunRequest()))
     assert (code.name, error.reason) == ("FAILED_PRECONDITION", "NO_DRY_RUN")
+
+
+async def test_many_findings_are_written_beside_the_event_loop(
+    guarded: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, threads = safety_service._finding, set[int]()
+
+    def noted(found: Any) -> safety_pb2.SafetyFinding:
+        threads.add(threading.get_ident())
+        return write(found)
+
+    monkeypatch.setattr(safety_service, "_finding", noted)
+    count = safety_service.ASIDE_FINDINGS + 1
+    text = "mail a@example.org, " * count
+    checked = await guarded.safety.CheckText(safety_pb2.CheckTextRequest(text=text))
+    assert len(checked.findings) >= count
+    assert threading.get_ident() not in threads
+    await guarded.safety.CheckText(safety_pb2.CheckTextRequest(text=text[:40]))
+    assert threading.get_ident() in threads

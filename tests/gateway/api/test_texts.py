@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sluice.errors import InvalidRequest, PromptTooLong, SafetyBlocked, UnknownModel
+from sluice.errors import InvalidRequest, Overloaded, PromptTooLong, SafetyBlocked, UnknownModel
 from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_STOP, RowError
 from sluice.internal.v1.items_pb2 import RunRequest
 from sluice.internal.v1.items_pb2_grpc import ItemsServiceStub
@@ -189,6 +189,9 @@ async def test_the_deadline_ends_the_call(wire: Wire) -> None:
 
 WRONG = [
     ("Embed", pb.EmbedRequest(), InvalidRequest, "texts: must have 1 to 2048 entries"),
+    ("Embed", pb.EmbedRequest(texts=["a"] * 2049), InvalidRequest, "texts: must have 1 to 2048"),
+    ("Embed", pb.EmbedRequest(texts=["a"], labels={"": "v"}), InvalidRequest, "labels: keys"),
+    ("Embed", pb.EmbedRequest(texts=["a"], priority=9), InvalidRequest, "priority: is none"),
     ("Embed", pb.EmbedRequest(texts=["a", " "]), InvalidRequest, r"texts\[1\]: must not be"),
     ("Embed", pb.EmbedRequest(texts=["a"], model="gone"), UnknownModel, "known: embed"),
     ("Embed", pb.EmbedRequest(texts=["a"], model="small"), InvalidRequest, "engine embedding"),
@@ -197,9 +200,11 @@ WRONG = [
     ("Embed", pb.EmbedRequest(texts=["a", "w1 " * 70]), PromptTooLong, r"texts\[1\]: has 71"),
     ("Rerank", pb.RerankRequest(documents=["a"]), InvalidRequest, "query: must not be empty"),
     ("Rerank", pb.RerankRequest(query="w " * 70, documents=["a"]), PromptTooLong, "query: has"),
+    ("Rerank", pb.RerankRequest(query="a", documents=["a"] * 2049), InvalidRequest, "documents: m"),
+    ("Score", pb.ScoreRequest(answers=["a"] * 2049), InvalidRequest, "answers: must have 1 to"),
     ("Score", pb.ScoreRequest(answers=["a"], model="embed"), InvalidRequest, "known: small"),
     ("Score", pb.ScoreRequest(answers=["h"]), InvalidRequest, r"answers\[0\]: is one token"),
-    ("Generate", pb.GenerateRequest(prompt="a", model="embed"), UnknownModel, "known: small"),
+    ("Generate", pb.GenerateRequest(prompt="a", model="embed"), InvalidRequest, "by small, large"),
 ]  # fmt: skip
 
 
@@ -243,6 +248,26 @@ async def test_a_thousand_texts_are_a_thousand_rows(wire: Wire) -> None:
     await asyncio.gather(*(answer(wire, task, [task.prompt_token_ids[2]]) for task in tasks))
     found = [array("f", one.values)[0] for one in (await call).embeddings]
     assert found == [5 + n % 100 for n in range(1000)]
+
+
+async def test_the_texts_of_one_tenant_do_not_fill_the_queue_of_all(
+    nats_url: str, model_folder: Path, folders: tuple[Path, Path]
+) -> None:
+    more = [ModelSettings(name="embed", path=str(folders[0]), engine="embedding")]
+    async with open_wire(nats_url, model_folder, more_models=more, queue_max=20) as wire:
+        many = pb.EmbedRequest(texts=[f"w{n}" for n in range(10)])
+        first = wire.stub.Embed(many)
+        tasks = await tasks_of(wire, 10, "embed")
+        _, error = await error_of(wire.stub.Embed(many))
+        assert isinstance(error, Overloaded)
+        assert "16 texts of your tenant" in error.message
+        other = wire.stub.Embed(
+            pb.EmbedRequest(texts=["w1"]), metadata=(("sluice-tenant", "other"),)
+        )
+        for task in [*tasks, *await tasks_of(wire, 1, "embed")]:
+            await answer(wire, task, [1.0])
+        assert len((await first).embeddings) == 10
+        assert len((await other).embeddings) == 1
 
 
 async def test_an_item_of_a_job_may_ask_for_embeddings(wire: Wire) -> None:

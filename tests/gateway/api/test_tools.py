@@ -222,6 +222,9 @@ BAD_TOOLS = [
     ),
     ({"tools": [pb.Tool(name="f", parameters=f'"{"x" * 70_000}"')]}, "tools[0].parameters"),
     ({"tools": [pb.Tool(name=f"f{i}") for i in range(129)]}, "tools"),
+    ({"tools": [pb.Tool(name="f", description="x" * (256 << 10)), WEATHER]}, "tools"),
+    ({"tools": [pb.Tool(name="x" * 65)]}, "tools[0].name"),
+    ({"tool_choice": pb.ToolChoice(mode=9)}, "tool_choice.mode"),  # type: ignore[arg-type]
     ({"tool_choice": pb.ToolChoice(function="other")}, "tool_choice.function"),
     ({"tool_choice": pb.ToolChoice(function="weather"), "tools": []}, "tool_choice"),
     ({"parallel_tool_calls": True, "tools": []}, "parallel_tool_calls"),
@@ -268,6 +271,14 @@ BAD_TURNS = [
     (
         pb.ChatMessage(role=pb.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(name="f", arguments="{}")]),
         "tool_calls[0].id",
+    ),
+    (
+        pb.ChatMessage(role=pb.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(id="1" * 65, name="f")]),
+        "tool_calls[0].id",
+    ),
+    (
+        pb.ChatMessage(role=pb.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(id="1", name="f" * 65)]),
+        "tool_calls[0].name",
     ),
     (
         pb.ChatMessage(

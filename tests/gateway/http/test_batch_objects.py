@@ -90,6 +90,7 @@ def test_a_batch_is_a_job() -> None:
         input=pb.JobInput(upload_id="upload-1", format=pb.JOB_INPUT_FORMAT_OPENAI),
     )
     spec.limits.deadline_time.CopyFrom(timestamp(8_200_000))
+    spec.limits.max_bad_line_share = 1.0
     assert request == pb.CreateJobRequest(spec=spec, idempotency_key="k")
 
 

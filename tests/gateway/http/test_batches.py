@@ -46,7 +46,7 @@ async def test_a_batch_from_its_file_to_its_results(nats_url: str, model_folder:
 
 async def _run_batch(wire: Wire, client: AsyncOpenAI) -> None:
     lines = [line("a", "hello"), line("b", "hello", "none"), line("c", "how are you")]
-    data = "".join(json.dumps(one) + "\n" for one in lines).encode()
+    data = "".join(json.dumps(one) + "\n" for one in lines).encode() + b"no JSON\n"
     stored = await client.files.create(file=("in.jsonl", data), purpose="batch")
     assert (stored.bytes, stored.filename, stored.purpose) == (len(data), "in.jsonl", "batch")
     assert (await client.files.retrieve(stored.id)).bytes == len(data)
@@ -69,7 +69,7 @@ async def _run_batch(wire: Wire, client: AsyncOpenAI) -> None:
     done = await client.batches.retrieve(batch.id)
     assert done.status == "completed"
     assert done.request_counts is not None
-    assert (done.request_counts.completed, done.request_counts.failed) == (2, 1)
+    assert (done.request_counts.completed, done.request_counts.failed) == (2, 2)
     assert done.output_file_id is not None
     assert done.error_file_id is not None
     output = await client.files.content(done.output_file_id)
@@ -78,7 +78,8 @@ async def _run_batch(wire: Wire, client: AsyncOpenAI) -> None:
     assert answers[0]["response"]["body"]["choices"][0]["message"]["content"] == "world"
     letters = (await client.files.content(done.error_file_id)).text.splitlines()
     await _list_files(client, stored.id, done)
-    (failed,) = [json.loads(one) for one in letters]
+    failed, bad = [json.loads(one) for one in letters]
+    assert (bad["response"], bad["error"]["code"]) == (None, "BAD_LINE")
     assert failed["custom_id"] == "b"
     assert failed["response"]["status_code"] == 404
     assert failed["response"]["body"]["error"]["code"] == "model_not_found"

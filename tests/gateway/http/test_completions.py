@@ -208,6 +208,16 @@ async def test_an_error_before_the_first_text_has_its_status(http: Wire) -> None
     assert reply.headers["x-should-retry"] == "false"
 
 
+async def test_a_server_behind_the_mesh_says_when_to_come_back(http: Wire) -> None:
+    asking = asyncio.ensure_future(ask(http.http, body=chat()))
+    task = await http.batcher.task()
+    full = RowError(reason="OVERLOADED", message="not now", retry_after_s=45)
+    await http.batcher.send(task, frame(0, end=ROW_END_FAILED, error=full))
+    reply = await asking
+    assert (reply.status, reply.headers["retry-after"]) == (429, "45")
+    assert "x-should-retry" not in reply.headers
+
+
 async def test_an_error_in_a_stream_is_its_last_event(http: Wire, openai: AsyncOpenAI) -> None:
     stream = asyncio.ensure_future(
         openai.chat.completions.create(model="small", messages=HELLO, stream=True)

@@ -17,6 +17,7 @@ from sluice.internal.v1.frame_pb2 import ROW_END_STOP
 from sluice.settings import ModelSettings
 from sluice.telemetry import names
 from tests.gateway.kit.batcher import frame
+from tests.gateway.kit.http import ask, chat
 from tests.gateway.kit.wire import Wire, open_wire
 from tests.support.tiny_encoders import config_of, save_reranker, save_transformer
 
@@ -87,6 +88,21 @@ async def test_headers_say_class_and_labels(http: Wire, openai: AsyncOpenAI) -> 
     await future
     await http.until(lambda: http.span(names.SPAN_EMBED) is not None)
     assert http.span(names.SPAN_EMBED).attributes[names.PRIORITY_CLASS] == "standard"
+
+
+async def test_rerank_is_there_without_a_version_too(http: Wire) -> None:
+    body = {"model": "rank", "query": "w1", "documents": ["w2"]}
+    found = await answered(http, ask(http.http, "/rerank", body), "rank", (0.25,))
+    assert found.json["results"] == [{"index": 0, "relevance_score": 0.25}]
+
+
+@pytest.mark.parametrize(
+    ("name", "does"), [("embed", "computes embeddings"), ("rank", "scores documents")]
+)
+async def test_a_model_that_answers_no_prompts_is_said_so(http: Wire, name: str, does: str) -> None:
+    reply = await ask(http.http, body=chat() | {"model": name})
+    assert (reply.status, reply.error["param"]) == (400, "model")
+    assert f"{name} {does}; prompts are answered by small, large" in reply.error["message"]
 
 
 WRONG = [

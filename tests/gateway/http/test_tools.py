@@ -2,18 +2,16 @@
 
 import asyncio
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import openai as sdk
 import pytest
 from openai import AsyncOpenAI
-from pydantic import SecretStr
 
-from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH
+from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_LENGTH, RowError
 from tests.gateway.kit.batcher import frame, last
-from tests.gateway.kit.http import ask
+from tests.gateway.kit.http import Connection, ask
 from tests.gateway.kit.tokenizer import ASSISTANT, END, TOOLS_TEMPLATE, USER, write_model
 from tests.gateway.kit.wire import Wire
 
@@ -99,30 +97,6 @@ async def test_a_demanded_call_is_a_constraint(
     assert (await future).choices[0].message.tool_calls[0].function.name == "weather"
 
 
-@pytest.mark.long
-@pytest.mark.skipif(not find_spec("langchain_openai"), reason="needs langchain-openai")
-async def test_langchain_binds_tools(http: Wire) -> None:
-    from langchain_core.messages import HumanMessage, ToolMessage
-    from langchain_core.tools import tool
-    from langchain_openai import ChatOpenAI
-
-    @tool
-    def weather(city: str) -> str:
-        """Tells the weather."""
-        return "rain"
-
-    model = ChatOpenAI(
-        model="small", base_url=f"http://{http.http}/v1", api_key=SecretStr("none"), max_retries=0
-    )
-    bound = model.bind_tools([weather])
-    asked = HumanMessage("Weather?")
-    message = await answered(http, bound.ainvoke([asked]), CALL)
-    (call,) = message.tool_calls
-    assert (call["name"], call["args"]) == ("weather", {"city": "Oslo"})
-    turns = [asked, message, ToolMessage("rain", tool_call_id=call["id"])]
-    assert (await answered(http, bound.ainvoke(turns), "It rains.")).content == "It rains."
-
-
 async def test_several_answers(http: Wire, openai: AsyncOpenAI) -> None:
     asking = openai.chat.completions.create(model="small", messages=ASKED, n=3)
     answer = await answered(http, asking, "one", "two", "three")
@@ -138,6 +112,32 @@ async def test_several_answers(http: Wire, openai: AsyncOpenAI) -> None:
     for chunk in chunks:
         texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
     assert sorted(texts) == ["one", "two"]
+
+
+async def test_tools_and_a_schema_of_the_answer(http: Wire, openai: AsyncOpenAI) -> None:
+    """As agents with a typed output ask: an answer is calls, or of the schema."""
+    shape: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
+    asked: Any = {"model": "small", "messages": ASKED, "tools": [WEATHER], "response_format": shape}
+    future = asyncio.ensure_future(openai.chat.completions.create(**asked))
+    task = await http.batcher.task()
+    assert "answer: " in task.sampling.grammar
+    assert "weather" in task.sampling.grammar
+    await http.batcher.send(task, last(0, http.tokens(CALL)))
+    assert (await future).choices[0].finish_reason == "tool_calls"
+    said = '{"city": "Oslo"}'
+    answer = await answered(http, openai.chat.completions.create(**asked), said)
+    assert answer.choices[0].message.content == said
+    future = asyncio.ensure_future(
+        openai.chat.completions.create(**asked, tool_choice="none", extra_body={"min_p": 0.1})
+    )
+    task = await http.batcher.task()
+    assert json.loads(task.sampling.json_schema) == SCHEMA
+    await http.batcher.send(task, last(0, http.tokens(said)))
+    await future
+    text = {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}
+    body = {"model": "small", "input": ASKED, "tools": [TOOL], "text": text}
+    found = await answered(http, ask(http.http, "/v1/responses", body), said)
+    assert found.json["output"][0]["content"][0]["text"] == said
 
 
 async def test_logit_bias(http: Wire, openai: AsyncOpenAI) -> None:
@@ -209,6 +209,7 @@ async def test_a_response(http: Wire, openai: AsyncOpenAI) -> None:
     assert response.usage is not None
     assert response.usage.total_tokens > response.usage.input_tokens > 0
     assert response.usage.input_tokens_details.cached_tokens == 0
+    assert response.usage.input_tokens_details.cache_write_tokens == 0
     assert (response.instructions, response.max_output_tokens) == ("Be brief.", 40)
 
 
@@ -271,11 +272,53 @@ async def test_a_response_that_is_cut_off_says_why(http: Wire, openai: AsyncOpen
     assert response.status == "incomplete"
     assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
+    assert [getattr(item, "status", None) for item in response.output] == ["incomplete"]
+
+
+async def test_an_error_in_a_stream_of_a_response_is_an_event_with_its_type(
+    http: Wire, openai: AsyncOpenAI
+) -> None:
+    def failed() -> Any:
+        at = len(http.tokens("hello"))
+        return frame(at, end=ROW_END_FAILED, error=RowError(message="no memory"))
+
+    body = {"model": "small", "input": "hello", "stream": True}
+    connection = await Connection.to(http.http)
+    await connection.send("/v1/responses", body)
+    task = await http.batcher.task()
+    await http.batcher.send(task, frame(0, http.tokens("hello")))
+    await connection.head()
+    await http.batcher.send(task, failed())
+    read = b""
+    while chunk := await connection.chunk():
+        read += chunk
+    connection.close()
+    kind, _, data = read.decode().rstrip().rpartition("\n\n")[2].partition("\n")
+    said = json.loads(data.removeprefix("data: "))
+    assert kind == "event: error"
+    assert (said["type"], said["code"]) == ("error", "engine_failed")
+    assert said["error"]["code"] == "engine_failed"
+    assert said["sequence_number"] == read.count(b"event: ") - 1
+    # OpenAI's client raises.
+    stream = asyncio.ensure_future(openai.responses.create(model="small", input="a", stream=True))
+    task = await http.batcher.task()
+    await http.batcher.send(task, frame(0, http.tokens("hello")))
+    events = await stream
+    await http.batcher.send(task, failed())
+    with pytest.raises(sdk.APIError) as caught:
+        [event async for event in events]
+    assert caught.value.code == "engine_failed"
 
 
 NOT_IN_RESPONSES = [
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
-    ({"store": True}, "store"),
+    ({"store": 1}, "store"),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"input": [{"role": "robot", "content": "x"}]}, "input"),
+    ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+    ({"include": ["message.output_text.logprobs"]}, "include"),
+    ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+    ({"truncation": "auto"}, "truncation"),
     ({"background": True}, "background"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
     (
@@ -287,10 +330,14 @@ NOT_IN_RESPONSES = [
         "input[0].content",
     ),
     ({"tools": [{"type": "web_search"}]}, "tools[0]"),
-    ({"text": {"verbosity": "low"}}, "text"),
+    ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ({"stream_options": {"x": 1}}, "stream_options"),
     ({"temperature": 3}, "temperature"),
     ({"text": {"format": {"type": "json_schema", "name": "\ud800", "schema": {}}}}, None),
+    (
+        {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": 5}}}},
+        "text.format",
+    ),
 ]
 
 

@@ -83,14 +83,23 @@ class WireBatcher:
 
     async def _pulled(self, model: str) -> Msg:
         """The next task of any tenant."""
-        subject = subjects.queued_tasks(model, subjects.ANY)
-        if subject not in self._consumers:
-            self._consumers[subject] = await self.jetstream.pull_subscribe(
-                subject, durable=subjects.tasks_consumer(model, "default")
+        async with asyncio.timeout(BOUND_S):
+            while (waiting := await self._consumer_with_tasks(model)) is None:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.02)
+        if waiting not in self._consumers:
+            self._consumers[waiting] = await self.jetstream.pull_subscribe_bind(
+                waiting, stream=subjects.TASKS_STREAM
             )
-        (message,) = await self._consumers[subject].fetch(1, timeout=BOUND_S)
+        (message,) = await self._consumers[waiting].fetch(1, timeout=BOUND_S)
         await message.ack()
         return message
+
+    async def _consumer_with_tasks(self, model: str) -> str | None:
+        """One of those that gateways have made."""
+        for info in await self.jetstream.consumers_info(subjects.TASKS_STREAM):
+            if info.num_pending and info.name.startswith(subjects.tasks_consumer(model, "t")[:-1]):
+                return info.name
+        return None
 
     async def hold(self, task: Task) -> None:
         """Says that it has a row."""

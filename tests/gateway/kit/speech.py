@@ -13,9 +13,11 @@ from tests.support.tiny_whisper import CHUNK_S, END, save_whisper_files
 MODEL = "ears"
 
 
-def speech_model(folder: Path, name: str = MODEL, chunk_s: int = CHUNK_S) -> ModelSettings:
+def speech_model(
+    folder: Path, name: str = MODEL, chunk_s: int = CHUNK_S, times: int = 0
+) -> ModelSettings:
     """It, in ``folder``."""
-    return ModelSettings(name=name, path=str(save_whisper_files(folder, chunk_s)))
+    return ModelSettings(name=name, path=str(save_whisper_files(folder, chunk_s, times)))
 
 
 def heard(pcm: bytes, language: str = "en", **fields: object) -> GenerateRequest:

@@ -105,6 +105,18 @@ def test_control_tokens_that_are_words_of_the_model_are_cut() -> None:
     assert [tokenizer.id_to_token(token_id) for token_id in token_ids] == ["a", "<", "/s>", "a"]
 
 
+def test_what_is_put_around_texts_is_found_without_latin_letters() -> None:
+    tokenizer = Tokenizer(models.BPE({"<s>": 0, "</s>": 1, "中": 2, "文": 3}, []))
+    ends = [("<s>", 0), ("</s>", 1)]
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "<s> $A </s>", "<s> $A </s> $B </s>", ends
+    )
+    tokenization = ModelTokenizer(tokenizer, None, CONTEXT, 4, frozenset())
+    assert tokenization.encode_text("中文a") == tokenizer.encode("中文a").ids == [0, 2, 3, 1]
+    assert tokenization.framed([2], [3]) == ([0, 2, 1, 3, 1], 3)
+
+
 def test_a_template_gets_variables_of_its_own() -> None:
     source = "{{ bos_token }}{{ guideline }}: {{ messages[-1]['content'] }}"
     guard = replace(TOKENIZATION, template=ChatTemplate(source, {"bos_token": BOS}))

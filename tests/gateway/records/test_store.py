@@ -196,6 +196,29 @@ async def test_a_tenant_with_a_retention_of_its_own_is_kept_for_it(nats_url: str
         await client.close()
 
 
+async def test_a_flood_of_one_tenant_pushes_out_no_entries_of_another(nats_url: str) -> None:
+    client = await nats.connect(nats_url)
+    kept = opened(audit_max_mib=1)
+    await kept.start(client)
+    running = asyncio.ensure_future(kept.run())
+    try:
+        for number in range(20):
+            kept.append_audit(AuditEntry(request_id=f"calm-{number}", tenant="calm"))
+        for number in range(1000):
+            entry = AuditEntry(request_id=f"req-{number}", tenant="flood", policy="x" * 4000)
+            kept.append_audit(entry)
+            await kept.flush(BOUND_S)
+        for number in range(20):
+            assert (await kept.audit_entry(f"calm-{number}", "calm")).tenant == "calm"
+        assert (await kept.audit_entry("req-999", "flood")).tenant == "flood"
+        state = (await client.jetstream().stream_info(subjects.AUDIT_STREAM)).state
+        assert state.bytes <= 0.6 * 2**20 + 20 * 200
+        assert state.messages > 100
+    finally:
+        running.cancel()
+        await client.close()
+
+
 async def test_what_an_earlier_release_keeps_for_good_is_said_and_the_rest_is_deleted(
     nats_url: str,
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.upstream import served_models
 from sluice.errors import InvalidRequest
 from sluice.settings import CacheSettings
 from sluice.telemetry import catalog, names
@@ -15,6 +16,7 @@ from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.wire import subjects
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.metrics import values
+from tests.gateway.kit.tokenizer import write_model
 from tests.gateway.kit.wire import (
     Wire,
     error_of,
@@ -72,6 +74,31 @@ async def test_an_equal_request_gets_the_same_answer_as_its_own(wire: Wire) -> N
         second.prompt_tokens,
     )
     assert not again[-1].finished.attempts
+
+
+async def test_an_answer_of_a_model_that_was_replaced_is_computed_again(
+    nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where only one number of its weights is another."""
+    monkeypatch.setattr(served_models, "PREPARE_S", 0.0)
+    folder = write_model(tmp_path / "m")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(bytes(8_000_000))
+    async with open_wire(nats_url, folder, cache=ON) as wire:
+        before = prompt(model="small")
+        await compute(wire, before, "old")
+        assert cached(await ask(wire, before))
+        with weights.open("r+b") as opened:
+            opened.seek(5_100_000)
+            opened.write(b"x")
+        small, large = wire.settings.models
+        models = (small.model_copy(update={"generation": 1}), large)
+        await wire.ready("small", "small--1", "large")
+        await wire.reload(wire.settings.model_copy(update={"models": models}))
+        call = wire.stub.Generate(before)
+        task = await wire.batcher.task("small--1")
+        await wire.batcher.send(task, last(0, wire.tokens("new")))
+        assert text_of(await events_of(call)) == "new"
 
 
 async def test_the_record_and_the_counts_say_it(wire: Wire) -> None:

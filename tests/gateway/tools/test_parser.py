@@ -223,6 +223,25 @@ def test_what_the_grammar_lets_through_are_calls(form: ToolFormat) -> None:
             assert arguments == {} if one.name == "now" else len(arguments["city"]) <= 9
 
 
+@pytest.mark.parametrize("form", FORMATS.values(), ids=str)
+def test_an_answer_is_calls_or_of_the_schema(form: ToolFormat) -> None:
+    wanted = json.dumps(
+        {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    )
+    use = ToolUse((Tool("weather", "", SCHEMA), Tool("now", "", {}, strict=True)), schema=wanted)
+    assert use.constrained
+    grammar = grammar_of(form, use)
+    assert problem_of("grammar", grammar) is None
+    start = f"{form.opening}{form.start}" + "\n" * (not form.many)
+    end = "\n" * (not form.many) + form.closing
+    call = f'{start}{{"name": "weather", "{form.arguments}": {{"town": 1}}}}{end}'
+    for text in (call, '{"n": 7}', '{"n":7}'):
+        assert accepts(grammar, text) == (len(text), True), text
+    for text in ("Hello", '{"n": "x"', "I look. " + call):
+        assert accepts(grammar, text)[0] < len(text), text
+    assert accepts(grammar, "")[1] is False
+
+
 def test_a_grammar_that_would_hold_up_a_worker_is_refused() -> None:
     large = {"type": "object", "description": "x" * 60_000}
     use = ToolUse(tuple(Tool(f"f{i}", "", large) for i in range(3)), required=True)

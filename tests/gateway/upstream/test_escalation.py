@@ -58,6 +58,8 @@ async def test_before_the_commit_point_nothing_is_shown_and_in_doubt_the_second_
     assert second.sampling.seed == first.sampling.seed
     assert not second.sampling.logprobs
     assert second.timeout_ms <= first.timeout_ms
+    assert first.waited_us > 0
+    assert second.waited_us == 0, "it did not wait for admission"
     await cascade.batcher.send(second, last(0, cascade.tokens("hello")))
     events = await events_of(call)
     (notice,) = notices(events)

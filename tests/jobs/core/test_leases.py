@@ -1,4 +1,4 @@
-from jobs.core.leases import BEAT_S, LEASE_S, Leases, shares, urgency
+from jobs.core.leases import BEAT_S, LEASE_S, Leases, is_suspect, note_loss, shares, urgency
 from sluice.internal.v1.job_pb2 import JobRecord
 from sluice.v1 import jobs_pb2 as pb
 from sluice.wire.clock import timestamp
@@ -72,3 +72,27 @@ def test_tenants_share_the_window_and_so_do_their_jobs() -> None:
     assert shares(512, {"a": "t", "b": "t", "c": "u"}) == {"a": 128, "b": 128, "c": 256}
     assert shares(1, {"a": "t", "b": "u"}) == {"a": 1, "b": 1}
     assert shares(8, {}) == {}
+
+
+def test_losses_count_as_long_as_no_item_is_done() -> None:
+    lost = record(pb.JOB_STATE_RUNNING)
+    for count in (1, 2, 3):
+        note_loss(lost)
+        assert lost.lost_processes == count
+    lost.job.progress.succeeded = 5
+    note_loss(lost)
+    assert lost.lost_processes == 1
+
+
+def test_a_job_is_suspect_when_the_next_loss_ends_it() -> None:
+    lost = record(pb.JOB_STATE_RUNNING)
+    assert not is_suspect(lost, waits=True)
+    note_loss(lost)
+    assert not is_suspect(lost)
+    assert is_suspect(lost, waits=True)
+    lost.job.runner = ""
+    assert not is_suspect(lost, waits=True)
+    note_loss(lost)
+    assert is_suspect(lost)
+    lost.job.progress.dead = 1
+    assert not is_suspect(lost)

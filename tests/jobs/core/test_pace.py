@@ -1,6 +1,6 @@
 import pytest
 
-from jobs.core.pace import Rate, Speed
+from jobs.core.pace import Budget, Rate, Speed
 
 
 def test_a_rate_lets_a_second_of_it_through_at_once_and_then_its_share() -> None:
@@ -40,3 +40,31 @@ def test_the_speed_is_that_of_the_last_minute() -> None:
 
     assert (speed.items_per_s, speed.tokens_per_s) == (5.0, 50.0)
     assert speed.remaining_s(100) == 20.0
+
+
+def test_a_budget_lets_one_go_until_it_is_known_what_one_costs() -> None:
+    budget = Budget(10.0)
+    assert budget.allows(0)
+    assert not budget.allows(1)
+    budget.took(2.0)
+
+    assert [budget.allows(in_flight) for in_flight in range(5)] == [True] * 4 + [False]
+
+
+def test_a_budget_is_overspent_by_one_item_at_most() -> None:
+    budget, cost, in_flight = Budget(10.0), 0.0, 0
+    while budget.allows(in_flight) or in_flight:
+        if budget.allows(in_flight):
+            in_flight += 1
+            continue
+        in_flight -= 1
+        budget.took(3.0)
+        cost += 3.0
+
+    assert cost == 12.0
+
+
+def test_no_budget_lets_all_go() -> None:
+    budget = Budget(0.0)
+    budget.took(1e9)
+    assert budget.allows(1000)

@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.core.pace import Rate
-from jobs.core.retry import Failure, RetryPolicy
+from jobs.core.pace import Budget, Rate
+from jobs.core.retry import WAIT_S_MAX, Failure, RetryPolicy
 from jobs.core.window import BLOCK, SPAN_MAX, Entry, Window
 from sluice.v1.inference_pb2 import GenerateRequest
 
@@ -73,6 +73,15 @@ def test_it_takes_no_more_when_the_oldest_is_far_behind_or_a_block_waits() -> No
     assert not one.has_room(0, BLOCK)
 
 
+def test_an_item_waits_no_day_where_a_limit_of_a_day_is_spent() -> None:
+    one = window()
+    one.add([entry(0)])
+    found = one.next(0.0)
+    assert found is not None
+    assert not one.failed(found, Failure.NO_ROOM, 80_000.0, 0.0, 0.5)
+    assert one.wait_s(0.0) == WAIT_S_MAX
+
+
 def test_a_returned_item_is_sent_again_without_counting() -> None:
     one = window()
     one.add([entry(0)])
@@ -83,3 +92,58 @@ def test_a_returned_item_is_sent_again_without_counting() -> None:
     assert one.wait_s(0.0) == 1.0
     assert one.next(1.0) is found
     assert found.tries == 0
+
+
+def test_tokens_are_set_aside_before_they_are_counted() -> None:
+    """1,200 a minute: 20 at once. The first item may take 50, so the second waits until its answer says 4."""
+    one = Window(8, RetryPolicy(), Rate(0, 0.0), Rate(1200, 0.0))
+    one.add([entry(place) for place in range(20)])
+    first = one.next(0.0)
+    assert first is not None
+    assert one.next(0.0) is None
+    one.answered(first, 4)
+    sent = 0
+    while one.next(0.0) is not None:
+        sent += 1
+
+    assert sent == 4, "16 are left, and each is taken to need as many as the first"
+
+
+def test_what_was_set_aside_comes_back_with_a_failure() -> None:
+    one = Window(8, RetryPolicy(retries=0), Rate(0, 0.0), Rate(1200, 0.0))
+    one.add([entry(place) for place in range(3)])
+    first = one.next(0.0)
+    assert first is not None
+    one.failed(first, Failure.PERMANENT, 0.0, 0.0, 0.5)
+    one.died(first)
+    second = one.next(0.0)
+    assert second is not None
+    one.returned(second, 0.0)
+
+    assert one.next(0.0) is second
+
+
+def test_a_budget_bounds_what_is_in_flight() -> None:
+    budget = Budget(10.0)
+    one = Window(8, RetryPolicy(), Rate(0, 0.0), Rate(0, 0.0), budget)
+    one.add([entry(place) for place in range(20)])
+    first = one.next(0.0)
+    assert first is not None
+    assert (one.next(0.0), one.wait_s(0.0)) == (None, None)
+    one.answered(first, 1, cost=2.0)
+    while one.next(0.0) is not None:
+        pass
+
+    assert one.in_flight == 4
+
+
+def test_long_requests_fill_the_flight_by_their_bytes() -> None:
+    one = window(concurrency=100)
+    one.add([entry(place, "x" * 1_000_000) for place in range(12)])
+    while (last := one.next(0.0)) is not None:
+        sent = last
+    assert one.in_flight == 2, "the last one begins below 100 times 16 KiB"
+    one.returned(sent, 1.0)
+
+    assert one.next(0.0) is not None
+    assert one.in_flight == 2

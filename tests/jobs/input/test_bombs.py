@@ -48,7 +48,7 @@ def refused(data: bytes, format: Format = Format.AUTO) -> str:
 def test_a_line_of_a_csv_has_a_limit() -> None:
     line = b"prompt\n" + b"x" * (90 * MIB)
     assert "is longer than 1048576 bytes" in refused(line, Format.CSV)
-    assert "grows to over 256 times its size" in refused(bombs.long_line(), Format.CSV)
+    assert "is longer than 1048576 bytes" in refused(bombs.long_line(), Format.CSV)
 
 
 def test_a_row_of_a_csv_has_a_limit() -> None:
@@ -56,9 +56,9 @@ def test_a_row_of_a_csv_has_a_limit() -> None:
 
 
 def test_empty_lines_end() -> None:
-    assert "over 100000 empty lines in succession" in refused(bombs.blank_lines())
+    assert "over 1000 empty lines in succession" in refused(bombs.blank_lines())
     table = b"prompt\n" + b"\n" * 200_000
-    assert "over 100000 empty lines in succession" in refused(table, Format.CSV)
+    assert "over 1000 empty lines in succession" in refused(table, Format.CSV)
 
 
 @pytest.mark.parametrize("format", [Format.JSONL, Format.TEXT, Format.PARQUET])

@@ -123,7 +123,7 @@ def test_a_line_of_openai_completions_is_a_raw_prompt() -> None:
         ({"messages": HELLO, "max_tokens": 2.5}, "", "max_tokens: is not a whole number"),
         ({"messages": HELLO, "stop": [1]}, "", "body.stop"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "", "body.messages[0].tool_call_id"),
-        ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "", "messages[0].name"),
+        ({"messages": [{"role": "user", "content": "x", "nom": "y"}]}, "", "messages[0].nom"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "", "no text"),
         ({"messages": "hi"}, "", "body.messages"),
         ({"messages": HELLO, "metadata": {"k": 1}}, "", "labels.k"),
@@ -161,7 +161,8 @@ def test_what_openai_has_and_the_mesh_has_not_is_named(
         (b'{"id": [], "prompt": "a"}', "custom_id"),
         (b'{"id": "", "prompt": "a"}', "custom_id"),
         (b'{"id": "a\\n", "prompt": "a"}', "printable"),
-        (b'{"a":' * 100_000, "is not JSON"),
+        (b'{"a":' * 30_000, "is not JSON"),
+        (b'{"a":[' + b"[]," * 70_000 + b"1]}", "values"),
         (b'{"prompt": "' + b"a" * 2_000_000 + b'"}', "longer than 1048576 bytes"),
     ],
 )

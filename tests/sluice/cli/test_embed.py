@@ -1,5 +1,6 @@
 """What clients say and get about texts, and the files of `sluice embed`: a real gRPC server that counts words."""
 
+import json
 import os
 from array import array
 from collections.abc import AsyncIterator
@@ -116,11 +117,21 @@ async def test_embed_writes_files_in_the_order_of_the_texts(cli: Cli, tmp_path: 
         ]
 
 
+async def test_embed_leaves_empty_lines_out(cli: Cli, tmp_path: Path) -> None:
+    async with serving() as (address, _):
+        for text in ("\none\n \ntwo words\n\n", '\r\n{"text": "one"}\n\n{"text": "two words"}\n\n'):
+            out = str(tmp_path / "out.npy")
+            command = ("embed", "-", "-o", out, "--address", address)
+            ran = await cli(*command, stdin=text.encode())
+            assert (ran.code, np.load(out).tolist()) == (0, [[1, 3], [2, 9]]), ran.err
+            ran = await cli(*command, "--json", stdin=text.encode())
+            assert json.loads(ran.out)["empty_lines"] == 3
+
+
 async def test_embed_says_which_line_is_wrong_and_leaves_no_file(cli: Cli, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     async with serving() as (address, _):
         for text, words in (
-            ("a\n\n", "line 2 is empty"),
             ('{"text": "a"}\n{"other": "b"}\n', "line 2 has no text in 'text'"),
             ("a\nlong\n", "too many tokens"),
         ):

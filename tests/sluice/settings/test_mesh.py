@@ -63,6 +63,21 @@ def test_a_folder_of_secrets_that_is_missing_is_named(
 
 
 @pytest.mark.parametrize(
+    ("models", "default"),
+    [
+        ("[{name: qwen, path: /q}]", "qwen"),
+        ("[{name: e, path: /e, engine: embedding}, {name: small, path: /s}]", "small"),
+    ],
+)
+def test_models_alone_are_a_configuration(models: str, default: str, tmp_path: Path) -> None:
+    loaded = load(tmp_path, f"models: {models}\n")
+    routing = loaded.routing
+    assert (routing.default, routing.rules, routing.fallbacks) == (default, (), {})
+    assert load(tmp_path, loaded.to_yaml()) == loaded
+    assert len(settings.load().routing.rules) == 1
+
+
+@pytest.mark.parametrize(
     ("text", "key"),
     [
         ("gatway: {}", "gatway"),

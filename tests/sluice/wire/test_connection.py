@@ -8,6 +8,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
+from nats.js.api import AckPolicy, ConsumerConfig, RePublish, StreamConfig
 
 from bench.faults.proxy import Proxy
 from sluice.settings import NatsSettings
@@ -148,6 +149,38 @@ async def test_it_closes_while_the_server_is_away(tmp_path: Path) -> None:
         await client.publish("word", b"never sent")
         await disconnect(client)
     assert client.is_closed
+
+
+async def test_what_jetstream_sends_where_nobody_asked_it_is_dropped(nats_url: str) -> None:
+    """Whoever may ask JetStream can have the answer sent to any subject of the account."""
+    client = await connect(NatsSettings(url=nats_url), OPERATOR, "test", nothing)
+    js = client.jetstream()
+    republish = RePublish(src="kept.>", dest="word.again.>")
+    config = StreamConfig(name="KEPT", subjects=["kept.>"], allow_direct=True, republish=republish)
+    await js.add_stream(config)
+    heard: list[Msg] = []
+    ended = asyncio.Event()
+
+    async def take(message: Msg) -> None:
+        heard.append(message)
+        if message.data == b"end":
+            ended.set()
+
+    await client.subscribe("word.>", cb=take)
+    await js.publish("kept.x", b"stored")
+    await client.publish("$JS.API.DIRECT.GET.KEPT.kept.x", b"", "word.direct")
+    pushed = ConsumerConfig(ack_policy=AckPolicy.NONE, deliver_subject="word.pushed")
+    await js.add_consumer("KEPT", pushed)
+    await js.add_consumer("KEPT", ConsumerConfig(name="pull", durable_name="pull"))
+    question = b'{"batch": 1, "no_wait": true}'
+    await client.publish("$JS.API.CONSUMER.MSG.NEXT.KEPT.pull", question, "word.pulled")
+    assert (await js.get_msg("KEPT", subject="kept.x", direct=True)).data == b"stored"
+    await settle(client, BOUND_S)
+    await client.publish("word.sent", b"end")
+    async with asyncio.timeout(BOUND_S):
+        await ended.wait()
+    assert [one.data for one in heard] == [b"end"]
+    await disconnect(client)
 
 
 async def test_a_cancel_that_comes_with_the_answer_is_not_lost(nats_url: str) -> None:

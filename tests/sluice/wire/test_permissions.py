@@ -1,22 +1,50 @@
-"""What NATS lets each process do, with a real server and the credentials of each."""
+"""What NATS lets each process reach, with a real server and the credentials of each."""
 
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+import nats
 import pytest
 from nats.aio.client import Client
-from nats.aio.msg import Msg
+from nats.js.api import StreamConfig, StreamInfo
 
-from sluice.tls import AUTHORITIES
-from sluice.wire import subjects
+from sluice.settings import JobsSettings, NatsSettings
+from sluice.tls import AUTHORITIES, ClientContext
+from sluice.wire import jetstream, subjects
 from sluice.wire.connection import NatsUnreachable, settle
-from sluice.wire.permissions import BATCHER, GATEWAY, JOBS, OPERATOR, inbox, permissions
+from sluice.wire.permissions import (
+    BATCHER,
+    GATEWAY,
+    GATEWAYS,
+    JOBS,
+    KINDS,
+    OPERATOR,
+    accounts,
+    crossing,
+    identity,
+    inbox,
+    permissions,
+)
 from supervisor.certificates import Authority
+from supervisor.nats import find_nats_server
+from tests.sluice.wire.nats_ways import (
+    API,
+    BOUND_S,
+    DELETING,
+    ask_system,
+    found_in,
+    hear,
+    publish_all,
+    secret_of,
+    try_all,
+)
 from tests.support.certificates import connected, secured_nats
+from tests.support.nats import running_nats
 
-BOUND_S = 60.0
 USERS = {
     "g1": (GATEWAY, "g1"),
     "g2": (GATEWAY, "g2"),
@@ -24,174 +52,282 @@ USERS = {
     "b2": (BATCHER, "b2"),
     "j1": (JOBS, "j1"),
 }
-EVERYTHING = {
-    "tasks": "sluice.tasks.m.bulk.t",
-    "what waits": "sluice.waiting.m.t",
-    "dead letters": "sluice.dead_letters.m.bulk",
-    "records": "sluice.records.r.request",
-    "audit": "sluice.audit.t.r",
-    "outcomes": "sluice.outcomes.t.r.outcome",
-    "events": "sluice.events.router_drift",
-    "keys": "$KV.SLUICE_KEYS.k",
-    "secrets": "$KV.SLUICE_SECRETS.resume_key",
-    "jobs": "$KV.SLUICE_JOBS.j",
-    "job inputs": "sluice.job_inputs.u.1",
-    "job results": "sluice.job_results.j.1.1",
-    "all batchers": "sluice.control",
-    "all gateways": "sluice.gateways",
-    "question for metrics": "sluice.metrics",
-    "drains": "$KV.SLUICE_DRAINS.workers",
-    "API keys": "$KV.SLUICE_API_KEYS.k",
-    "kept answers": "$KV.SLUICE_ANSWERS.a",
-    **{f"metrics for {g}": f"sluice.metrics.{g}.q" for g in ("g1", "g2")},
-    **{
-        f"{one} of {b}": f"sluice.batchers.{b}.{one}"
-        for one in ("task", "control")
-        for b in ("b1", "b2")
-    },
-    **{f"report of {b}": f"sluice.reports.{b}" for b in ("b1", "b2")},
-    **{f"frames of {g}": f"sluice.frames.{g}" for g in ("g1", "g2")},
-    **{f"question to {g}": f"sluice.gateways.{g}" for g in ("g1", "g2")},
-    **{f"inbox of {p}": f"{inbox(kind, p)}.x" for p, (kind, _) in USERS.items()},
-    **{f"absence at {p}": f"sluice.absent.{p}.x" for p, (kind, _) in USERS.items() if kind != JOBS},
-    **{
-        f"{right} {stream}": f"$JS.API.{right}.{stream}"
-        for right in ("STREAM.UPDATE", "STREAM.DELETE", "STREAM.MSG.GET", "CONSUMER.CREATE")
-        for stream in (
-            "SLUICE_TASKS",
-            "SLUICE_RECORDS",
-            "KV_SLUICE_SECRETS",
-            "KV_SLUICE_JOBS",
-            "OWN",
-        )
-    },
+PROMPTS: Final = "PROMPTS"
+"""A stream of the operator that `jobs` may read."""
+SUBJECTS: Final = (
+    "sluice.tasks.m.bulk.t",
+    "sluice.waiting.m.t",
+    "sluice.dead_letters.m.bulk",
+    "sluice.records.r.request",
+    "sluice.audit.t.r",
+    "sluice.outcomes.t.r.outcome",
+    "sluice.events.router_drift",
+    *(f"{subjects.bucket_prefix(bucket)}k" for bucket in subjects.GATEWAY_BUCKETS),
+    "$KV.SLUICE_API_KEYS.k",
+    "$KV.SLUICE_JOBS.j",
+    "sluice.job_inputs.u.1",
+    "sluice.job_results.j.1.1",
+    "prompts.p",
+    "sluice.control",
+    "sluice.gateways",
+    "sluice.metrics",
+    "sluice.reload",
+    "sluice.reloaded.q",
+    "$O.FILES.M.x",
+    "$JS.ACK.SLUICE_TASKS.batchers-m=t.1.1.1.1.1",
+    "$SYS.ACCOUNT.gateways.DISCONNECT",
+    *(f"sluice.metrics.{g}.q" for g in ("g1", "g2")),
+    *(f"sluice.batchers.{b}.{one}" for one in ("task", "control") for b in ("b1", "b2")),
+    *(f"sluice.reports.{b}" for b in ("b1", "b2")),
+    *(f"sluice.frames.{g}" for g in ("g1", "g2")),
+    *(f"sluice.gateways.{g}" for g in ("g1", "g2")),
+    *(f"{inbox(kind, p)}.x" for p, (kind, _) in USERS.items()),
+    *(f"sluice.absent.{p}.x" for p, (kind, _) in USERS.items() if kind != JOBS),
+)
+HEARS = {
+    "b1": {"sluice.batchers.b1.task", "sluice.batchers.b1.control", "sluice.control"}
+    | {"sluice.waiting.m.t", "sluice.metrics", "sluice.reload"},
+    "j1": {"sluice.metrics"},
 }
-WIDE = (">", "sluice.>", "sluice.frames.*", "_INBOX.>", "$JS.ACK.>")
-MAY_READ = {
-    "g1": {"all gateways", "question to g1", "frames of g1", "absence at g1", "inbox of g1"}
-    | {"report of b1", "report of b2", "question for metrics", "metrics for g1"},
-    "b1": {
-        "task of b1",
-        "control of b1",
-        "all batchers",
-        "what waits",
-        "absence at b1",
-        "inbox of b1",
-    }
-    | {"report of b1", "report of b2", "question for metrics"},
-    "j1": {"jobs", "inbox of j1", "question for metrics"},
+"""What it hears of the account of gateways."""
+SAYS = {
+    "b1": {"sluice.frames.g1", "sluice.frames.g2", "sluice.reports.b1", "sluice.reloaded.q"}
+    | {"sluice.metrics.g1.q", "sluice.metrics.g2.q", "sluice.dead_letters.m.bulk"}
+    | {"$JS.ACK.SLUICE_TASKS.batchers-m=t.1.1.1.1.1"},
+    "j1": {"sluice.metrics.g1.q", "sluice.metrics.g2.q"},
 }
-MAY_WRITE = {
-    "g1": {"tasks", "dead letters", "records", "audit", "outcomes", "events", "keys", "secrets"}
-    | {"task of b1", "task of b2", "control of b1", "control of b2", "all batchers"}
-    | {"all gateways", "question to g1", "question to g2", "inbox of g1", "inbox of g2"}
-    | {
-        "what waits",
-        "question for metrics",
-        "metrics for g1",
-        "metrics for g2",
-        "drains",
-        "kept answers",
-    }
-    | {f"STREAM.UPDATE {s}" for s in ("SLUICE_TASKS", "SLUICE_RECORDS", "KV_SLUICE_SECRETS")}
-    | {
-        f"{right} {stream}"
-        for right in ("STREAM.MSG.GET", "CONSUMER.CREATE")
-        for stream in ("SLUICE_RECORDS", "KV_SLUICE_SECRETS")
-    },
-    "b1": {"frames of g1", "frames of g2", "report of b1", "dead letters"}
-    | {"metrics for g1", "metrics for g2"},
-    "j1": {"jobs", "job inputs", "job results"}
-    | {"metrics for g1", "metrics for g2"}
-    | {f"{right} KV_SLUICE_JOBS" for right in ("STREAM.MSG.GET", "CONSUMER.CREATE")},
+"""What the account of gateways hears of it."""
+READS = {
+    "b1": {subjects.TASKS_STREAM, subjects.DRAINS_BUCKET},
+    "j1": {PROMPTS},
 }
+CHANGES = {"b1": {subjects.DEAD_LETTERS_STREAM}, "j1": set[str]()}
+"""Streams of gateways to which it may add; a batcher may also take tasks."""
+
+OF_JOBS = (jetstream.JOBS, *jetstream.job_streams(JobsSettings()))
+OF_GATEWAYS = (
+    jetstream.tasks_stream(NatsSettings()),
+    jetstream.DEAD_LETTERS,
+    jetstream.records_stream(1 << 20, 60),
+    jetstream.audit_stream(1 << 20, 60),
+    jetstream.outcomes_stream(1 << 20, 60),
+    jetstream.EVENTS,
+    jetstream.KEYS,
+    jetstream.SPENDING,
+    jetstream.DAYS,
+    jetstream.POLICIES,
+    jetstream.SECRETS,
+    jetstream.DRAINS,
+    jetstream.answers_bucket(1 << 20, 60),
+    jetstream.API_KEYS,
+    StreamConfig(name=PROMPTS, subjects=["prompts.>"], allow_direct=True),
+)
 
 
-def test_every_stream_belongs_to_a_process() -> None:
-    streams = {
+def subject_in(config: StreamConfig) -> str:
+    """One that the stream takes."""
+    (pattern,) = config.subjects or ()
+    return next(one for one in SUBJECTS if subjects.covers(pattern, one))
+
+
+def test_every_stream_belongs_to_an_account() -> None:
+    known = {
         value for name, value in vars(subjects).items() if name.endswith(("_STREAM", "_BUCKET"))
     }
-    allowed = {one for kind in (GATEWAY, BATCHER, JOBS) for one in permissions(kind, "p").publish}
-    assert {
-        stream for stream in streams if f"$JS.API.STREAM.CREATE.{stream}" not in allowed
-    } == set()
+    tried = {config.name for config in (*OF_JOBS, *OF_GATEWAYS)}
+    assert tried - {PROMPTS} == known
+    rights = permissions(GATEWAY, "p")
+    assert rights is not None
+    created = {stream for stream in known if f"$JS.API.STREAM.CREATE.{stream}" in rights.publish}
+    assert known - created == {config.name for config in OF_JOBS}
+
+
+def test_the_requests_that_are_tried_are_those_of_the_server() -> None:
+    """Names stand in the program one behind another, so some have the beginning of the next one at their end."""
+    program = Path(find_nats_server()).resolve().read_bytes()
+    names = {
+        name.decode().rstrip(".")
+        for name in re.findall(rb"\$JS\.API\.([A-Z]{4,}[A-Z._]*)", program)
+    }
+    tried = {template.partition("{")[0].rstrip(".") for template, _ in (*API, *DELETING)}
+    tried = {name.removesuffix(".THIEF") for name in tried}
+    groups = {"ACCOUNT", "CONSUMER", "DIRECT", "META", "SERVER", "STREAM"}
+    unknown = {
+        name
+        for name in names - groups
+        if not any(name.startswith(one) or one.startswith(f"{name}") for one in tried)
+    }
+    assert names >= {"STREAM.UPDATE", "CONSUMER.RESET", "DIRECT.GET"}
+    assert unknown == set()
 
 
 def test_jobs_read_the_streams_that_the_operator_lists_and_no_others() -> None:
-    right = "$JS.API.STREAM.MSG.GET.PROMPTS"
-    assert right in permissions(JOBS, "j1", ["PROMPTS"]).publish
-    assert right not in permissions(JOBS, "j1").publish
-    assert right not in permissions(BATCHER, "b1", ["PROMPTS"]).publish
+    right = f"$JS.API.STREAM.MSG.GET.{PROMPTS}"
+    assert right in crossing(JOBS, "j1", [PROMPTS]).asks
+    assert right not in crossing(JOBS, "j1").asks
+    assert right not in crossing(BATCHER, "b1", [PROMPTS]).asks
+
+
+def test_no_stream_takes_what_another_account_says() -> None:
+    """It would answer on the reply subject that the message names, in the account of gateways."""
+    for kind, process in USERS.values():
+        for subject in crossing(kind, process).says:
+            for config in OF_GATEWAYS:
+                assert not any(subjects.covers(taken, subject) for taken in config.subjects or ())
+
+
+def test_batchers_that_share_a_credential_share_an_account() -> None:
+    made = accounts({kind: (kind, "*") for kind in KINDS})
+    assert set(made) == {GATEWAYS, JOBS, "batchers"}
 
 
 @dataclass
 class Mesh:
-    """Connections by process, and what the server has said to each."""
+    """Connections by process; two of each kind may be in one account."""
 
-    url: str
     clients: dict[str, Client]
-    errors: dict[str, list[str]] = field(default_factory=dict)
 
     def __getitem__(self, process: str) -> Client:
         return self.clients[process]
 
+    async def states(self) -> dict[str, StreamInfo]:
+        """Every stream, without what changes by itself."""
+        found: dict[str, StreamInfo] = {}
+        for process in (OPERATOR, "j1"):
+            for info in await self[process].jetstream().streams_info():
+                assert info.config.name is not None
+                found.setdefault(info.config.name, info)
+        return found
+
+    async def attack(self, process: str, others: Iterable[StreamConfig]) -> None:
+        """Tries every way to the streams ``others`` and to every subject with the credentials of ``process``."""
+        client, barrier, (kind, id_) = self[process], self[OPERATOR], USERS[process]
+        for rows in (API, DELETING):
+            await try_all(client, kind, id_, pairs_of(others), SUBJECTS, barrier, rows)
+        await publish_all(client, SUBJECTS, barrier)
+        server = str(client._server_info["server_id"])
+        await ask_system(client, server, f"{inbox(kind, id_)}.system")
+        for one in self.clients.values():
+            await settle(one, BOUND_S)
+
+
+def pairs_of(streams: Iterable[StreamConfig]) -> list[tuple[str, str]]:
+    """Names, each with a subject of its stream."""
+    return [(str(config.name), subject_in(config)) for config in streams]
+
+
+async def fill(js: nats.js.JetStreamContext, streams: Iterable[StreamConfig]) -> None:
+    for config in streams:
+        await js.add_stream(config)
+        assert config.name is not None
+        await js.publish(subject_in(config), secret_of(config.name))
+
+
+async def ignore(_: Exception) -> None:
+    """The server tells each refused message."""
+
 
 @pytest.fixture
 async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
-    async with secured_nats(tmp_path, USERS) as (url, authority), AsyncExitStack() as stack:
+    opening = secured_nats(tmp_path, USERS, (PROMPTS,))
+    async with opening as (url, authority), AsyncExitStack() as stack:
         clients = {}
         for process, (kind, _) in {**USERS, OPERATOR: (OPERATOR, OPERATOR)}.items():
-            opened = connected(url, authority, kind, process)
-            clients[process] = await stack.enter_async_context(opened)
-        yield Mesh(url, clients)
+            # Not that of a process of the mesh, which drops what it did not ask JetStream for.
+            context = ClientContext(authority.of(process)).context
+            prefix = inbox(kind, process)
+            client = await nats.connect(url, tls=context, inbox_prefix=prefix, error_cb=ignore)
+            stack.push_async_callback(client.close)
+            clients[process] = client
+        js = clients[OPERATOR].jetstream()
+        await fill(js, OF_GATEWAYS)
+        await js.add_consumer(
+            subjects.TASKS_STREAM, jetstream.tasks_consumer("m", "t", NatsSettings())
+        )
+        await fill(clients["j1"].jetstream(), OF_JOBS)
+        yield Mesh(clients)
 
 
-def denials(client: Client) -> list[str]:
-    """Collects what the server refuses from now on."""
-    said: list[str] = []
-
-    async def on_error(error: Exception) -> None:
-        said.append(str(error).lower())
-
-    client._error_cb = on_error  # type: ignore[method-assign]
-    return said
-
-
-def allowed(said: list[str]) -> set[str]:
-    """What of `EVERYTHING` the server has not refused, by its messages."""
-    return {name for name, subject in EVERYTHING.items() if not refused(subject, said)}
-
-
-def refused(subject: str, said: list[str]) -> bool:
-    return any(f'"{subject.lower()}"' in line for line in said)
-
-
-@pytest.mark.parametrize("process", ["g1", "b1", "j1"])
-async def test_a_process_reads_what_is_its_own_and_nothing_else(mesh: Mesh, process: str) -> None:
-    client, said = mesh[process], denials(mesh[process])
-    for subject in (*EVERYTHING.values(), *WIDE):
-        await client.subscribe(subject)
+@pytest.mark.parametrize("process", ["b1", "j1"])
+async def test_a_process_hears_what_is_its_own_and_nothing_else(mesh: Mesh, process: str) -> None:
+    client = mesh[process]
+    messages = await hear(client, (">", "sluice.>", "$JS.>", "$KV.>", "_INBOX.>", "$SYS.>"))
+    for subject in SUBJECTS:
+        await client.subscribe(subject, queue="thieves")
     await settle(client, BOUND_S)
-    assert allowed(said) == MAY_READ[process]
-    assert all(refused(subject, said) for subject in WIDE)
-
-
-@pytest.mark.parametrize("process", ["g1", "b1", "j1"])
-async def test_a_process_writes_what_is_its_own_and_nothing_else(mesh: Mesh, process: str) -> None:
-    client, said = mesh[process], denials(mesh[process])
-    heard: set[str] = set()
-
-    async def on_message(message: Msg) -> None:
-        heard.add(message.subject)
-
-    await mesh[OPERATOR].subscribe(">", cb=on_message)
-    await settle(mesh[OPERATOR], BOUND_S)
-    for subject in EVERYTHING.values():
-        await client.publish(subject, b"forged")
+    for other in mesh.clients.keys() - {process}:
+        for subject in SUBJECTS:
+            await mesh[other].publish(subject, other.encode())
+        await settle(mesh[other], BOUND_S)
     await settle(client, BOUND_S)
-    await settle(mesh[OPERATOR], BOUND_S)
-    assert allowed(said) == MAY_WRITE[process]
-    assert heard & set(EVERYTHING.values()) == {EVERYTHING[name] for name in MAY_WRITE[process]}
+    by_sender = {
+        other: {one.subject for _, one in messages if one.data == other.encode()}
+        for other in mesh.clients.keys() - {process}
+    }
+    by_gateways = by_sender.pop("g1") | by_sender.pop("g2") | by_sender[OPERATOR]
+    assert (by_gateways, by_sender.pop(OPERATOR)) == (HEARS[process], HEARS[process])
+    assert by_sender.pop("b2") == ({"sluice.reports.b2"} if process == "b1" else set())
+    assert not any(by_sender.values())
+
+
+@pytest.mark.parametrize("process", ["b1", "j1"])
+async def test_a_process_reaches_nothing_else_by_any_way(mesh: Mesh, process: str) -> None:
+    kind, id_ = USERS[process]
+    others = [one for one in ("b1", "b2", "j1") if one != process]
+    before = await mesh.states()
+    own = await hear(mesh[process])
+    elsewhere = {one: await hear(mesh[one], SUBJECTS) for one in (OPERATOR, *others)}
+    of_others = [*OF_GATEWAYS, *(OF_JOBS if kind != JOBS else ())]
+    await mesh.attack(process, of_others)
+    reached = {one: {pattern for pattern, _ in found} for one, found in elsewhere.items()}
+    assert reached.pop(OPERATOR) == SAYS[process]
+    assert reached.pop("b2") == ({"sluice.reports.b1"} if process == "b1" else set())
+    assert not any(reached.values())
+    assert found_in(own, (str(config.name) for config in of_others)) == READS[process]
+    told = b"\n".join(one.data for _, one in own if one.subject == f"{inbox(kind, id_)}.system")
+    assert not any(identity(other).encode() in told for other in mesh.clients.keys() - {process})
+    after = await mesh.states()
+    names = [str(config.name) for config in of_others]
+    assert {name for name in names if before[name] != after.get(name)} == CHANGES[process]
+    assert all(before[name].config == after[name].config for name in names)
+
+
+async def test_a_gateway_reaches_no_other_account_but_by_what_they_hear(mesh: Mesh) -> None:
+    before = await mesh.states()
+    own = await hear(mesh[OPERATOR])
+    elsewhere = {one: await hear(mesh[one], SUBJECTS) for one in ("b1", "b2", "j1")}
+    await mesh.attack("g1", OF_JOBS)
+    reached = {one: {pattern for pattern, _ in found} for one, found in elsewhere.items()}
+    assert reached["b1"] == HEARS["b1"]
+    assert reached["b2"] == {one.replace("b1", "b2") for one in reached["b1"]}
+    assert reached["j1"] == HEARS["j1"]
+    names = [str(config.name) for config in OF_JOBS]
+    assert found_in(own, names) == set()
+    after = await mesh.states()
+    assert [before[name] for name in names] == [after[name] for name in names]
+
+
+async def test_in_one_account_the_same_ways_reach_everything(tmp_path: Path) -> None:
+    """The answers to one question are enough; with consumers streams would fill each other for ever."""
+    every = (*OF_GATEWAYS, *OF_JOBS)
+    names = {str(config.name) for config in every}
+    async with running_nats(tmp_path) as url:
+        client, operator = [await nats.connect(url, error_cb=ignore) for _ in range(2)]
+        await fill(operator.jetstream(), every)
+        own, reached = await hear(client), await hear(operator, SUBJECTS)
+        asking = [row for row in API if row[0].startswith("STREAM.MSG.GET.{")]
+        await try_all(client, BATCHER, "b1", pairs_of(every), (), operator, asking)
+        assert found_in(own, names) == names
+        await try_all(client, BATCHER, "b1", pairs_of(every), SUBJECTS, operator, asking)
+        await settle(operator, BOUND_S)
+        refused = {one for one in SUBJECTS if one.startswith("$JS.ACK.")}  # as a reply subject
+        assert {pattern for pattern, _ in reached} == set(SUBJECTS) - refused
+        keys = await operator.jetstream().stream_info(subjects.API_KEYS_BUCKET)
+        assert keys.state.last_seq > 1
+        await try_all(client, BATCHER, "b1", pairs_of(every), (), operator, DELETING)
+        assert await operator.jetstream().streams_info() == []
+        await client.close()
+        await operator.close()
 
 
 async def test_an_unknown_process_is_refused_by_the_name_of_its_file(tmp_path: Path) -> None:

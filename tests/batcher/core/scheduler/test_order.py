@@ -203,6 +203,11 @@ def test_the_wait_to_expect_is_what_goes_before_by_what_goes_a_second() -> None:
     # Gateways hear it of a tenant that has nothing waiting, and of those that have.
     nothing = dict.fromkeys(CLASSES, 0)
     reports = {one.priority_class: one for one in queue.class_reports(nothing, 4.0)}
+    closed = {one.priority_class: one for one in queue.class_reports(nothing, 4.0, 7.0)}
+    for name, report in reports.items():
+        assert closed[name].expected_wait_ms == report.expected_wait_ms + 7000
+        for tenant, wait_ms in report.tenant_wait_ms.items():
+            assert closed[name].tenant_wait_ms[tenant] == wait_ms + 7000
     standard = reports["standard"]
     assert standard.expected_wait_ms == pytest.approx(10_000)
     waits_ms = {"a": (10 + 11) * 1e3, "b": (10 + 5 * 4 / 3) * 1e3}

@@ -22,7 +22,7 @@ from model_workers.engine.protocol import (
 from sluice.internal.v1 import worker_pb2
 
 if TYPE_CHECKING:  # a worker of the echo engine needs no torch
-    from model_workers.engine.sampling.constraints import Matcher
+    from model_workers.constraints import Matcher
     from model_workers.engine.sampling.sampler import Sampler
 
 THREADS: Final = 2

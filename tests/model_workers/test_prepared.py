@@ -7,7 +7,6 @@ import pytest
 
 from model_workers.engine import prepared as module
 from model_workers.engine.cacheless import EchoEngine
-from model_workers.engine.prepared import PreparedEngine
 from model_workers.engine.protocol import (
     EngineFull,
     RowEnd,
@@ -17,6 +16,7 @@ from model_workers.engine.protocol import (
     RowStep,
     Sampling,
 )
+from model_workers.prepared import PreparedEngine
 
 BOUND_S = 20.0
 

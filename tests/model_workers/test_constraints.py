@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from model_workers.engine.checkpoint import find_constraints
-from model_workers.engine.protocol import RowInvalid
-from model_workers.engine.sampling import constraints as module
-from model_workers.engine.sampling.constraints import (
+from model_workers.constraints import (
     CompiledGrammar,
     ConstraintCompiler,
     TokenMatcher,
     load_constraints,
 )
+from model_workers.engine.checkpoint import find_constraints
+from model_workers.engine.protocol import RowInvalid
+from model_workers.engine.sampling import constraints as module
 from model_workers.engine.sampling.sampler import DrawRequest, Sampler
 from tests.model_workers.engine.sampling.rows import spec
 

@@ -1,0 +1,98 @@
+"""What a job may ask for: the bounds of its fields. What an item says is checked by the gateway that answers it."""
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+from google.protobuf.duration_pb2 import Duration
+
+from sluice.defaults import LABEL_KEY_CHARS_MAX, LABEL_VALUE_CHARS_MAX, LABELS_MAX
+from sluice.errors import InvalidRequest
+from sluice.v1 import jobs_pb2 as pb
+from sluice.v1.inference_pb2 import Priority
+from sluice.wire.clock import ms_of, unix_ms
+
+NAME_CHARS_MAX: Final = 128
+URL_CHARS_MAX: Final = 2048
+SUBJECT_CHARS_MAX: Final = 256
+SECRET_CHARS_MAX: Final = 256
+RETRIES_MAX: Final = 100
+REUSED_JOBS_MAX: Final = 100
+"""All results of each are read."""
+STAGES_MAX: Final = 16
+WAIT_S_MAX: Final = 24 * 3600.0
+DEADLINE_S_MAX: Final = 366 * 24 * 3600.0
+REASONS_MAX: Final = 64
+PAGE_TOKEN_CHARS_MAX: Final = 128
+
+
+def check_spec(spec: pb.JobSpec) -> None:
+    """Raises InvalidRequest, which names the field, where one is out of bounds."""
+    given, webhook = spec.input, spec.webhook
+    for field, text, most in (
+        ("spec.name", spec.name, NAME_CHARS_MAX),
+        ("spec.input.url", given.url, URL_CHARS_MAX),
+        ("spec.input.nats_subject", given.nats_subject, SUBJECT_CHARS_MAX),
+        ("spec.input.id_field", given.id_field, NAME_CHARS_MAX),
+        ("spec.webhook.url", webhook.url, URL_CHARS_MAX),
+        ("spec.webhook.secret", webhook.secret, SECRET_CHARS_MAX),
+        *(
+            (f"spec.stages[{i}].name", one.name, NAME_CHARS_MAX)
+            for i, one in enumerate(spec.stages)
+        ),
+    ):
+        check_length(field, text, most)
+    check_count("spec.stages", spec.stages, STAGES_MAX)
+    check_count("spec.dedupe.reuse_job_ids", spec.dedupe.reuse_job_ids, REUSED_JOBS_MAX)
+    check_count("spec.labels", spec.labels, LABELS_MAX)
+    for key, value in spec.labels.items():
+        if not 1 <= len(key) <= LABEL_KEY_CHARS_MAX or len(value) > LABEL_VALUE_CHARS_MAX:
+            message = f"keys must have 1 to {LABEL_KEY_CHARS_MAX} characters, values at most {LABEL_VALUE_CHARS_MAX}"
+            raise InvalidRequest.of("spec.labels", message)
+    if spec.priority not in Priority.values():
+        raise InvalidRequest.of("spec.priority", "is none of the known priorities")
+    if given.format not in pb.JobInputFormat.values():
+        raise InvalidRequest.of("spec.input.format", "is none of the known formats")
+    if spec.retries.max_retries > RETRIES_MAX:
+        raise InvalidRequest.of("spec.retries.max_retries", f"must be at most {RETRIES_MAX}")
+    for field, wait in (
+        ("spec.input.nats_idle", given.nats_idle),
+        ("spec.retries.initial_backoff", spec.retries.initial_backoff),
+        ("spec.retries.max_backoff", spec.retries.max_backoff),
+    ):
+        _check_wait(field, wait)
+
+
+def check_limits(limits: pb.JobLimits) -> None:
+    """As `check_spec`."""
+    if limits.HasField("max_bad_line_share") and not 0 <= limits.max_bad_line_share <= 1:
+        raise InvalidRequest.of("limits.max_bad_line_share", "must be in [0, 1]")
+    if not 0 <= limits.max_cost < math.inf:  # NaN too
+        raise InvalidRequest.of("limits.max_cost", "must be a number that is not negative")
+    _check_wait("limits.item_timeout", limits.item_timeout)
+    if ms_of(limits.deadline_time) > unix_ms() + DEADLINE_S_MAX * 1000:
+        raise InvalidRequest.of("limits.deadline_time", "is more than a year ahead")
+
+
+def check_not_late(limits: pb.JobLimits) -> None:
+    """Raises InvalidRequest when the deadline has passed."""
+    if limits.HasField("deadline_time") and ms_of(limits.deadline_time) <= unix_ms():
+        message = "has passed; leave it out, or name a time to come"
+        raise InvalidRequest.of("limits.deadline_time", message)
+
+
+def check_length(field: str, text: str, most: int) -> None:
+    """Raises InvalidRequest for a longer text."""
+    if len(text) > most:
+        raise InvalidRequest.of(field, f"is over {most} characters")
+
+
+def check_count(field: str, values: Iterable[object], most: int) -> None:
+    """Raises InvalidRequest for more values."""
+    if len(list(values)) > most:
+        raise InvalidRequest.of(field, f"has over {most} entries")
+
+
+def _check_wait(field: str, wait: Duration) -> None:
+    if not 0 <= ms_of(wait) <= WAIT_S_MAX * 1000:
+        raise InvalidRequest.of(field, f"must be 0 to {WAIT_S_MAX:g} s")

@@ -1,0 +1,108 @@
+"""Tenants take turns for threads: however much waits for one, another's work is next."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import pytest
+
+from gateway.admission.class_limiter import PREPARED_MAX
+from gateway.admission.prompts import LOOP_CHARS
+from gateway.admission.tenant_threads import TenantQueue, TenantThreads
+from gateway.safety.compiled import CompiledPolicy
+from gateway.safety.inspector import RequestInspection
+from sluice.v1.safety_pb2 import CheckTextRequest
+from tests.gateway.kit.wire import Wire
+
+BOUND_S = 30.0
+
+
+@pytest.fixture
+async def threads() -> AsyncIterator[TenantThreads]:
+    made = TenantThreads("test", 1)
+    yield made
+    made.close()
+
+
+def test_the_next_is_of_the_tenant_that_waits_longest_for_its_turn() -> None:
+    queue: TenantQueue[str] = TenantQueue()
+    for tenant, one in (("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1"), ("c", "c1")):
+        queue.add(tenant, one)
+    assert queue.count("a") == 3
+    assert [queue.next() for _ in range(6)] == ["a1", "b1", "c1", "a2", "a3", None]
+    assert queue.count("a") == 0
+
+
+async def test_much_work_of_one_tenant_delays_that_of_another_by_one_turn(
+    threads: TenantThreads,
+) -> None:
+    gate, order = threading.Event(), list[str]()
+
+    def work(name: str) -> Callable[[], None]:
+        def run() -> None:
+            gate.wait(BOUND_S)
+            order.append(name)
+
+        return run
+
+    many = [asyncio.ensure_future(threads.run("loud", work(f"loud {i}"))) for i in range(50)]
+    await asyncio.sleep(0)
+    quiet = asyncio.ensure_future(threads.run("quiet", work("quiet")))
+    await asyncio.sleep(0)
+    gate.set()
+    async with asyncio.timeout(BOUND_S):
+        await asyncio.gather(*many, quiet)
+    assert order[:3] == ["loud 0", "loud 1", "quiet"]  # one that runs, one whose turn it is
+
+
+async def test_work_whose_caller_has_gone_is_not_begun(threads: TenantThreads) -> None:
+    gate, begun = threading.Event(), list[int]()
+    first = asyncio.ensure_future(threads.run("a", lambda: gate.wait(BOUND_S)))
+    gone = asyncio.ensure_future(threads.run("a", lambda: begun.append(1)))
+    await asyncio.sleep(0)
+    gone.cancel()
+    gate.set()
+    async with asyncio.timeout(BOUND_S):
+        assert await first
+        assert await threads.run("a", lambda: "last") == "last"
+    assert not begun
+
+
+async def test_an_error_is_the_callers_and_threads_go_on(threads: TenantThreads) -> None:
+    async with asyncio.timeout(BOUND_S):
+        with pytest.raises(ZeroDivisionError):
+            await threads.run("a", lambda: 1 // 0)
+        running = asyncio.ensure_future(threads.run("a", lambda: 1 // 0))
+        await asyncio.sleep(0)
+        running.cancel()
+        assert await threads.run("a", lambda: 1) == 1
+
+
+async def test_long_texts_of_one_tenant_do_not_queue_before_those_of_another(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, order = threading.Event(), list[str]()
+    begin = RequestInspection.__init__
+
+    def slow(self: RequestInspection, compiled: CompiledPolicy, texts: Sequence[str]) -> None:
+        gate.wait(BOUND_S)
+        order.append(texts[0][:5])
+        begin(self, compiled, texts)
+
+    monkeypatch.setattr(RequestInspection, "__init__", slow)
+
+    async def ask(tenant: str) -> None:
+        text = tenant * (LOOP_CHARS // len(tenant) + 1)
+        await wire.safety.CheckText(
+            CheckTextRequest(text=text), metadata=(("sluice-tenant", tenant),)
+        )
+
+    loud = [asyncio.create_task(ask("loud1")) for _ in range(40)]
+    await wire.until(lambda: wire.gateway.active == 40)
+    quiet = asyncio.create_task(ask("quiet"))
+    await wire.until(lambda: wire.gateway.active == 41)
+    gate.set()
+    async with asyncio.timeout(BOUND_S):
+        await asyncio.gather(*loud, quiet)
+    # Behind one that is inspected, and as many as have a slot.
+    assert order.index("quiet") <= 1 + PREPARED_MAX["standard"]

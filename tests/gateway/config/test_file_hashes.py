@@ -1,0 +1,142 @@
+"""A version is that of the whole content, and a large file is read once."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.config import file_hashes
+from gateway.config.file_hashes import PART_BYTES, content_hash
+from gateway.config.models import version_of
+from sluice.settings import ModelSettings
+from tests.gateway.kit.tokenizer import write_model
+from tests.support.tiny_encoders import add_modules
+
+LATER = 4e9
+"""A time at which every file has changed long ago."""
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(file_hashes, "_known", {})
+
+
+def weights(folder: Path, size: int = 3 * PART_BYTES + 5) -> Path:
+    file = folder / "model.safetensors"
+    file.write_bytes(bytes(size))
+    return file
+
+
+def change(file: Path, place: int) -> None:
+    """One byte of it, in place; its size and modification time stay."""
+    seen = file.stat()
+    with file.open("r+b") as opened:
+        opened.seek(place)
+        opened.write(b"x")
+    os.utime(file, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+
+
+def version(folder: Path, **fields: object) -> str:
+    kept = bool(fields.pop("kept", True))
+    model = ModelSettings.model_validate({"name": "m", "path": str(folder), **fields})
+    return version_of(model, kept=kept)
+
+
+def test_every_byte_of_the_weights_counts(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m")
+    file = weights(folder)
+    found = {version(folder)}
+    places = (0, 100_000, PART_BYTES - 1, PART_BYTES, 2 * PART_BYTES + 77, 3 * PART_BYTES + 4)
+    for count, place in enumerate(places, 2):
+        change(file, place)
+        found.add(version(folder))
+        assert len(found) == count, f"byte {place}"
+
+
+def test_where_no_answers_are_kept_weights_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model(tmp_path / "m")
+    file = weights(folder)
+    monkeypatch.setattr(file_hashes, "_read", lambda *_: pytest.fail("it was read"))
+    before = version(folder, kept=False)
+    file.write_bytes(bytes(3 * PART_BYTES))
+    shorter = version(folder, kept=False)
+    (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
+    assert len({before, shorter, version(folder, kept=False)}) == 3
+
+
+def test_files_that_are_equal_give_the_same_version_wherever_they_lie(tmp_path: Path) -> None:
+    """Gateways on several machines compare versions, and share kept answers."""
+    folders = [write_model(tmp_path / place / "m") for place in ("here", "there")]
+    for folder in folders:
+        weights(folder)
+        os.utime(folder / "config.json", (len(str(folder)), 7))
+    sums = [content_hash(folder / "model.safetensors", LATER) for folder in folders]
+    assert sums[0] == sums[1]
+
+
+def test_a_large_file_is_read_once_also_by_the_next_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = weights(tmp_path)
+    found = content_hash(file, LATER)
+
+    def read(*_: object) -> str:
+        raise AssertionError("it was read again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(file_hashes, "_read", read)
+        assert content_hash(file, LATER) == found
+        file_hashes._known.clear()
+        assert content_hash(file, LATER) == found
+        change(file, 5)
+        with pytest.raises(AssertionError, match="read again"):
+            content_hash(file, LATER)
+    assert content_hash(file, LATER) != found
+
+
+def test_what_changed_a_moment_ago_is_not_kept(tmp_path: Path) -> None:
+    file = weights(tmp_path)
+    content_hash(file, file.stat().st_ctime + 1.0)
+    assert not file_hashes._known
+    content_hash(file, file.stat().st_ctime + 3.0)
+    assert file_hashes._known
+
+
+def test_a_kept_hash_that_is_damaged_is_read_again(tmp_path: Path) -> None:
+    file = weights(tmp_path)
+    found = content_hash(file, LATER)
+    (kept,) = (tmp_path / "cache" / "sluice" / "hashes").iterdir()
+    kept.write_text("rubbish")
+    file_hashes._known.clear()
+    assert content_hash(file, LATER) == found
+
+
+def test_without_a_folder_to_write_to_the_process_remembers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("no folder")
+    found = content_hash(file := weights(tmp_path), LATER)
+    monkeypatch.setattr(file_hashes, "_read", lambda *_: "read again")
+    assert content_hash(file, LATER) == found
+
+
+def test_a_file_of_the_hub_is_called_by_its_hash(tmp_path: Path) -> None:
+    blob = tmp_path / "models--a--b" / "blobs" / ("0" * 63 + "1")
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(bytes(2_000_000))
+    link = tmp_path / "model.safetensors"
+    link.symlink_to(blob)
+    assert content_hash(link, LATER) == blob.name
+
+
+def test_the_modules_of_an_embedding_model_count(tmp_path: Path) -> None:
+    folder = add_modules(write_model(tmp_path / "m"), {"pooling_mode": "mean"}, dense=4)
+    before = version(folder, engine="embedding")
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "cls"}))
+    pooled = version(folder, engine="embedding")
+    change(folder / "2_Dense" / "model.safetensors", 200)
+    assert len({before, pooled, version(folder, engine="embedding")}) == 3

@@ -1,0 +1,55 @@
+"""A request with too many of anything is refused for that alone, before each of them is looked at or copied."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway.models.catalog import Catalog
+from gateway.validation import texts
+from gateway.validation.requests import MAX_LABELS, check_labels
+from gateway.validation.sampling import MAX_BIASES, MAX_STOP_TOKENS, MAX_STOPS, sampling_of
+from gateway.validation.violations import FieldViolations
+from sluice.errors import InvalidRequest
+from sluice.v1 import inference_pb2 as pb
+
+MANY = [""] * (texts.TEXTS_MAX + 1)
+TEXTS: list[tuple[Callable[..., Any], Any, str]] = [
+    (texts.validate_embed, pb.EmbedRequest(texts=MANY), "texts"),
+    (texts.validate_rerank, pb.RerankRequest(query="a", documents=MANY), "documents"),
+    (texts.validate_score, pb.ScoreRequest(prompt="a", answers=MANY), "answers"),
+]
+
+
+@pytest.mark.parametrize(
+    ("validate", "request_", "field"), TEXTS, ids=[field for *_, field in TEXTS]
+)
+def test_texts(validate: Callable[..., Any], request_: Any, field: str, catalog: Catalog) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        validate(request_, catalog, 300.0, "acme")
+    assert [one.field for one in refused.value.violations] == [field]
+
+
+def test_labels() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        check_labels({f"{at}" * 999: "x" for at in range(MAX_LABELS + 1)})
+    assert [one.description for one in refused.value.violations] == [
+        f"has more than {MAX_LABELS} entries"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop", ["a"] * (MAX_STOPS + 1)),
+        ("stop_token_ids", [1] * (MAX_STOP_TOKENS + 1)),
+        ("logit_bias", dict.fromkeys(range(MAX_BIASES + 1), 1e9)),
+    ],
+)
+def test_sampling(field: str, value: Any) -> None:
+    found = FieldViolations()
+    sampling = sampling_of(pb.SamplingParams(temperature=9.0, **{field: value}), 100, found)
+    with pytest.raises(InvalidRequest) as refused:
+        found.raise_if_any()
+    assert [one.field for one in refused.value.violations] == [f"sampling.{field}"]
+    assert not getattr(sampling, field)

@@ -1,0 +1,105 @@
+"""LangChain: chats, streams, bound tools with the history as it keeps it, an agent, schemas, embeddings."""
+
+import asyncio
+import sys
+from typing import Any, Literal
+
+import openai
+from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
+from pydantic import BaseModel, SecretStr
+
+BASE = sys.argv[1]
+KEY = SecretStr("none")
+
+
+class Label(BaseModel):
+    """The label of a ticket."""
+
+    label: Literal["refund", "delivery"]
+
+
+@tool
+def weather(city: str) -> str:
+    """Tells the weather."""
+    return f"rain in {city}"
+
+
+@tool
+def wind(city: str) -> str:
+    """Tells the wind."""
+    return f"calm in {city}"
+
+
+def chat(model: str, **more: Any) -> ChatOpenAI:
+    return ChatOpenAI(model=model, base_url=BASE, api_key=KEY, max_retries=0, **more)
+
+
+def loop(model: ChatOpenAI, *, streams: bool) -> None:
+    bound = model.bind_tools([weather, wind])
+    turns: list[Any] = [SystemMessage("Be brief."), HumanMessage("Weather?", name="me")]
+    for name in ("weather", "wind"):
+        if streams:
+            chunks = list(bound.stream(turns))
+            message: Any = sum(chunks[1:], chunks[0])
+        else:
+            message = bound.invoke(turns)
+        (call,) = message.tool_calls
+        assert (call["name"], call["args"]) == (name, {"city": "Oslo"})
+        done = {"weather": weather, "wind": wind}[name].invoke(call)
+        turns += [message, done]
+    assert "calm in Oslo" in str(bound.invoke(turns).text)
+
+
+sort = chat("small", max_completion_tokens=32, temperature=0, stream_usage=True)
+assert sort.invoke("Sort ascending: 31, 7, 19").content == "7, 19, 31"
+assert "".join(str(one.content) for one in sort.stream("Sort ascending: 31, 7, 19")) == "7, 19, 31"
+for answer in sort.batch(["Sort ascending: 31, 7, 19"] * 3):
+    assert answer.content == "7, 19, 31"
+for responses in (False, True):
+    for streams in (False, True):
+        loop(chat("agent", use_responses_api=responses), streams=streams)
+turns = [HumanMessage("a"), AIMessage("b"), SystemMessage("c"), AIMessage("")]
+assert chat("agent").invoke(turns).content is not None
+parallel = [
+    HumanMessage("a"),
+    AIMessage("", tool_calls=[{"name": "weather", "args": {"city": "Oslo"}, "id": "call_1"}]),
+    ToolMessage("rain", tool_call_id="call_1", name="weather"),
+]
+assert chat("agent").invoke(parallel).content == "You said: rain"
+for method in ("json_schema", "function_calling"):
+    model = "small" if method == "json_schema" else "tools"
+    shaped = chat(model).with_structured_output(Label, method=method)
+    assert isinstance(shaped.invoke("Which label? I never got my lamp."), Label)
+agent = create_agent(chat("agent"), [weather, wind], system_prompt="Be brief.")
+said = agent.invoke({"messages": [("user", "Weather?")]})["messages"]
+assert said[-1].content == "You said: calm in Oslo", said
+again = agent.invoke({"messages": [*said, ("user", "And now?")]})["messages"]
+assert again[-1].content == "You said: calm in Oslo", again
+
+typed = create_agent(chat("agent"), [weather], response_format=ProviderStrategy(Label))
+got = typed.invoke({"messages": [("user", "I never got my lamp.")]})["structured_response"]
+assert isinstance(got, Label), got
+
+
+async def events() -> None:
+    async for _ in agent.astream({"messages": [("user", "Weather?")]}, stream_mode="messages"):
+        pass
+
+
+asyncio.run(events())
+text = OpenAI(model="small", base_url=BASE, api_key=KEY, max_retries=0)
+assert text.invoke("Sort ascending: 31, 7, 19") is not None
+vectors = OpenAIEmbeddings(
+    model="embed", base_url=BASE, api_key=KEY, check_embedding_ctx_length=False
+).embed_documents(["w1", "w2"])
+assert [len(one) for one in vectors] == [32, 32]
+code = None
+try:
+    chat("none").invoke("a")
+except openai.NotFoundError as error:
+    code = error.code
+assert code == "model_not_found"

@@ -1,0 +1,98 @@
+"""Which inputs outside of the mesh are a tenant's."""
+
+import asyncio
+import re
+import threading
+from typing import Any, cast
+
+import pytest
+
+from jobs import webhooks
+from jobs.input.urls import check_url
+from jobs.messages import stream_of
+from jobs.outbound import Outbound
+from jobs.uploads import Outside
+from sluice.errors import InvalidRequest
+from sluice.settings import JobsSettings
+from sluice.v1.jobs_pb2 import JobInput, JobSpec, JobWebhook
+from tests.jobs.processes import BOUND_S
+
+
+@pytest.fixture
+def outside() -> Outside:
+    settings = JobsSettings(
+        input_prefixes=["s3://all", "s3://each/{tenant}", "s3://payroll"],
+        input_streams={"ALL": ["all.>"], "EACH": ["each.{tenant}.>"], "PAYROLL": ["payroll.>"]},
+        input_tenants={"s3://payroll": ["hr"], "PAYROLL": ["hr"]},
+    )
+    return Outside.of(settings)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "url", "taken"),
+    [
+        ("acme", "s3://all/in.jsonl", True),
+        ("acme", "s3://each/acme/in.jsonl", True),
+        ("acme", "s3://each/hr/in.jsonl", False),
+        ("acme", "s3://each/acme-2/in.jsonl", False),
+        ("acme", "s3://each/{tenant}/in.jsonl", False),
+        ("acme", "s3://payroll/in.jsonl", False),
+        ("hr", "s3://payroll/in.jsonl", True),
+    ],
+)
+def test_a_prefix_may_be_that_of_some_tenants(
+    outside: Outside, tenant: str, url: str, taken: bool
+) -> None:
+    if taken:
+        check_url(url, outside.prefixes_of(tenant))
+        return
+    with pytest.raises(InvalidRequest, match="below none of the prefixes") as refused:
+        check_url(url, outside.prefixes_of(tenant))
+    assert "payroll" not in refused.value.message.split("lists")[1], "others' are not told"
+
+
+@pytest.mark.parametrize(
+    ("tenant", "subject", "stream"),
+    [
+        ("acme", "all.nightly", "ALL"),
+        ("acme", "each.acme.nightly", "EACH"),
+        ("acme", "each.hr.nightly", None),
+        ("acme", "each.*.nightly", None),
+        ("acme", "payroll.nightly", None),
+        ("hr", "payroll.nightly", "PAYROLL"),
+    ],
+)
+def test_a_stream_may_be_that_of_some_tenants(
+    outside: Outside, tenant: str, subject: str, stream: str | None
+) -> None:
+    given = JobInput(nats_subject=subject)
+    if stream is not None:
+        assert stream_of(given, outside.streams_of(tenant)) == stream
+        return
+    with pytest.raises(InvalidRequest, match="none of the subjects"):
+        stream_of(given, outside.streams_of(tenant))
+
+
+def test_tenants_of_what_is_not_listed_are_a_mistake() -> None:
+    with pytest.raises(ValueError, match=re.escape("'s3://b' is neither in input_prefixes nor")):
+        JobsSettings(input_prefixes=["s3://a"], input_tenants={"s3://b": ["acme"]})
+
+
+async def test_webhooks_that_do_not_answer_keep_no_job_from_being_created(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = threading.Event()
+    hook = JobWebhook(url="https://127.0.0.1/", secret="a secret of enough characters")
+    event = webhooks.Event("evt", b"{}")
+    monkeypatch.setattr(Outbound, "post", lambda *_: stuck.wait(BOUND_S) and 200)
+    monkeypatch.setattr(Outbound, "check", lambda *_: None)
+    sending = [asyncio.ensure_future(outside.send("acme", hook, event)) for _ in range(4)]
+    try:
+        spec = JobSpec(webhook=hook)
+        async with asyncio.timeout(BOUND_S):
+            await outside.check(cast(Any, None), "acme", spec)
+        assert not any(one.done() for one in sending)
+    finally:
+        stuck.set()
+        await asyncio.gather(*sending)
+        outside.close()

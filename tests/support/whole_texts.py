@@ -1,0 +1,45 @@
+"""Embeddings and scores of texts, as gateway and worker compute them together."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gateway.admission.texts import embed_rows, rerank_rows
+from gateway.config.models import load_tokenizer, sentence_of
+from gateway.models.catalog import ServedModel
+from gateway.validation.conversation import USER, Conversation, Turn
+from model_workers.engine.protocol import RowSpec, Sampling, ValuesSpec
+from model_workers.engine.values import load_values
+from sluice.settings import ModelSettings
+from sluice.v1.inference_pb2 import EmbedRequest
+
+
+def settings_of(folder: Path, engine: str) -> ModelSettings:
+    """Of a model on the CPU."""
+    return ModelSettings(
+        name="m", path=str(folder), engine=engine, device="cpu", max_waiting_rows=1000
+    )
+
+
+def computed(settings: ModelSettings, request: Any, said: list[str]) -> Any:
+    """The numbers [texts, size]; ``said``: the texts, or the query and the documents."""
+    model = ServedModel(settings, load_tokenizer(settings), "", sentence_of(settings))
+    make = embed_rows if isinstance(request, EmbedRequest) else rerank_rows
+    rows = make(request, Conversation(tuple(Turn(USER, text) for text in said), True), model)
+    engine, found = load_values(settings), {}
+    for number, row in enumerate(rows):
+        assert row.values is not None
+        values = ValuesSpec(row.values.dimensions, None, row.values.second_text)
+        prompt = tuple(row.prompt_token_ids)
+        engine.add(RowSpec(str(number), "b", 0, prompt, (), Sampling(1), values=values), 0.0)
+    while engine.has_rows():
+        for step in engine.step(0.0):
+            assert not step.error, step.error
+            found[int(step.request_id)] = np.frombuffer(step.values, "<f4")
+    return np.stack([found[number] for number in range(len(rows))])
+
+
+def cosine(a: Any, b: Any) -> Any:
+    """Of each pair of rows."""
+    return (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
