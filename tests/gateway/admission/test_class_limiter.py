@@ -166,10 +166,10 @@ async def test_limits_of_the_tenant_itself_hold_with_those_of_its_bulk_calls() -
     )
     limiter = ClassLimiter(100, ALL_TO_ONE, limits)
     with ExitStack() as held:
+        held.enter_context(limiter.call("standard", "acme"))
         held.enter_context(limiter.call("bulk", "acme"))
         with pytest.raises(LimitReached, match="concurrent_bulk"):
             held.enter_context(limiter.call("bulk", "acme"))
-        held.enter_context(limiter.call("standard", "acme"))
         held.enter_context(limiter.call("interactive", "acme"))
         with pytest.raises(LimitReached, match="concurrent of 3"):
             held.enter_context(limiter.call("interactive", "acme"))

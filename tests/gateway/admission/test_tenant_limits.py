@@ -151,6 +151,12 @@ def test_a_gateway_that_was_silent_is_new_again() -> None:
     world.core.told("one", [(name, 103.0, 1.0)])
     (use,) = world.core.uses("acme")
     assert use.used == pytest.approx(3.0), "it was heard 3.5 s ago"
+    # What it says of for the first time is all that it has taken, while it is heard.
+    other = "tenant other requests_per_minute"
+    world.now = 7.0
+    world.core.told("one", [(other, 4.0, 1.0)])
+    (use,) = world.core.uses("other")
+    assert use.used == pytest.approx(4.0)
     world.now = 100.0
     world.core.told("one", [(name, 150.0, 1.0)])
     (use,) = world.core.uses("acme")
@@ -173,14 +179,18 @@ def test_a_gateway_that_is_cut_off_gives_new_buckets_their_share_alone() -> None
     world.core.told("one", [("tenant acme requests_per_minute", 0.0, 1.0)])
     world.core.connected(is_connected=False)
     world.core.enter(ACME)
-    world.now += 2.0
-    # Of the rate it has what it was asked for: half before it was cut off.
+    world.now += 3.6
+    # Of the rate it has what it was asked for: half, however long the others are not heard.
+    world.core.enter(ACME)
+    assert world.refusal().retry_after_s == pytest.approx(0.2)
+    world.core.connected(is_connected=False)
+    assert world.refusal().retry_after_s == pytest.approx(0.2), "it was cut off before"
+    world.core._heard_at["two"] = world.now
+    world.core.connected(is_connected=True)
+    assert not world.core._heard_at
+    world.now += 0.2
     world.core.enter(ACME)
     assert world.refusal()
-    world.core.connected(is_connected=True)
-    world.now += 1.0
-    world.core.enter(ACME)
-    assert not world.core._heard_at
 
 
 def test_a_limit_for_the_day_alone_and_for_the_month_alone() -> None:
@@ -204,8 +214,18 @@ def test_the_day_of_the_month_is_that_of_the_unix_clock() -> None:
         core = TenantLimits(limits, {}, hours, days, lambda: 1.5 * DAY_S, offset_s)
         (use,) = core.uses("acme")
         assert use.used == (2.0 if refused else 0.0)
-    (use,) = TenantLimits(limits, {}, hours, days, lambda: DAY_S - 0.5).uses("acme")
-    assert use.used == 2.0
+    # Half a second before the first of February, by a clock without an offset.
+    days.add("acme", 3.0, 5 * DAY_S)
+    (use,) = TenantLimits(limits, {}, hours, days, lambda: 31 * DAY_S - 0.5).uses("acme")
+    assert use.used == 5.0
+    (use,) = TenantLimits(limits, {}, hours, days, lambda: 31 * DAY_S).uses("acme")
+    assert use.used == 0.0
+
+
+def test_tenants_with_limits_of_their_own() -> None:
+    world = World()
+    world.core.use(LimitSettings(), {"acme": LimitSettings(requests_per_minute=1)})
+    assert set(world.core.tenants) == {"acme"}
 
 
 def test_the_time_until_a_call_may_come_is_a_second() -> None:

@@ -261,6 +261,31 @@ def test_rounding_does_not_refuse_what_is_there() -> None:
     assert bucket.wait_s(5.0, 0.0) == pytest.approx(1.1e-8)
 
 
+def test_what_is_less_than_rounding_is_nothing() -> None:
+    bucket = TokenBucket(1.0, 1e9, 0.0)
+    bucket.take(1.0, 0.0)
+    assert bucket.wait_s(1e9, 0.0) == 0.0
+    for asked, share in ((1e-9, 0.5), (1.1e-9, 1.0)):
+        bucket = TokenBucket(8.0, 16.0, 0.0)
+        bucket.told("other", 0.0, 0.0, 0.0, is_new=True)
+        bucket.asked(asked, 0.0)
+        assert bucket.share(0.0) == share
+    for asked, left in ((1e-9, 0.0), (0.5, 8.0)):
+        bucket.level(1.0)
+        bucket._asked, bucket._peers["other"].asked = 0.0, asked
+        assert bucket._left_to_others(1.0) == left
+
+
+def test_of_several_others_those_that_are_silent_for_longer_are_gone() -> None:
+    bucket = TokenBucket(8.0, 16.0, 0.0)
+    bucket.told("one", 0.0, 1.0, 0.0, is_new=True)
+    bucket.told("two", 0.0, 1.0, 0.5, is_new=True)
+    bucket.level(3.5)
+    assert set(bucket._peers) == {"one", "two"}
+    bucket.level(4.0)
+    assert set(bucket._peers) == {"two"}
+
+
 def test_the_share_of_a_gateway_that_is_gone_is_that_of_the_others() -> None:
     mesh = Gateways(2, 10.0, 10.0)
     for step in range(1000):

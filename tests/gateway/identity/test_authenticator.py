@@ -449,6 +449,13 @@ async def test_a_credential_that_was_accepted_costs_a_look_up(
         now = later
         assert (await called(authenticator, made.text)).tenant == "acme"
     assert looked == [made.text]
+    now = 1.0
+    with_keys(authenticator, (made.id, key_record(made.text, "acme", expire_unix_ms=2_000_000)))
+    authenticator._known.clear()
+    for later in (1.0, 1999.9):
+        now = later
+        assert await called(authenticator, made.text)
+    assert looked == [made.text] * 2
     # Another tenant's name beside a remembered credential is no other call's.
     with pytest.raises(PermissionDenied):
         await called(authenticator, made.text, **{"sluice-tenant": "other"})
@@ -513,6 +520,14 @@ async def test_issuers_and_keys_that_stay_are_not_read_anew_and_others_are(
     assert authenticator._identities is prepared
 
 
+async def test_before_it_has_started_keys_in_files_alone_are_read(tmp_path: Path) -> None:
+    file = Issuer().written(tmp_path / "jwks.json")
+    authenticator = Authenticator(IdentitySettings())
+    prepared = await authenticator.prepare(IdentitySettings(jwt=(file,), api_keys=True))
+    assert prepared.bucket is not None
+    assert set(prepared.issuers[NAME].keys) == {"key-1"}
+
+
 async def test_new_keys_end_what_was_remembered(client: Client) -> None:
     bucket = Bucket(jetstream.API_KEYS)
     await bucket.start(client)
@@ -552,7 +567,7 @@ async def test_the_keys_in_use_are_kept_up_to_date_and_those_before_are_not() ->
     for identities in (first, second, third):
         authenticator.use(identities)
         async with asyncio.timeout(BOUND_S):
-            while running != [identities]:  # noqa: ASYNC110
+            while [*map(id, running)] != [id(identities)]:  # noqa: ASYNC110
                 await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

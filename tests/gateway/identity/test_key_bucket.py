@@ -6,11 +6,14 @@ import nats
 import pytest
 
 from gateway.identity import key_bucket
+from gateway.identity.authenticator import Authenticator
 from gateway.identity.key_bucket import KeyBucket
-from sluice.errors import TransportUnavailable
+from sluice.errors import TransportUnavailable, Unauthenticated
+from sluice.settings import IdentitySettings
 from sluice.wire import jetstream
+from sluice.wire.api_keys import new_key
 from sluice.wire.bucket import Bucket
-from tests.gateway.kit.issuer import make_key
+from tests.gateway.kit.issuer import bearer, make_key
 
 
 async def test_keys_are_asked_for_each_second_also_after_nats_was_away(
@@ -72,3 +75,10 @@ async def test_keys_are_read_when_they_have_changed(nats_url: str) -> None:
     await bucket.refresh()
     assert (set(bucket.records), len(changes)) == ({key_id}, 2)
     await client.close()
+
+
+async def test_before_they_are_read_there_are_none() -> None:
+    assert KeyBucket(1, lambda: None).records == {}
+    authenticator = Authenticator(IdentitySettings(api_keys=True))
+    with pytest.raises(Unauthenticated, match="there is no API key"):
+        await authenticator.caller_of(dict(bearer(new_key().text)))

@@ -47,6 +47,12 @@ def test_what_is_no_key_of_the_mesh_is_refused_with_its_problem() -> None:
     assert problem(KEY.text, now=2.0, expire_unix_ms=2000) == "KEY_EXPIRED"
 
 
+def test_a_key_that_is_not_whole_is_told_from_one_that_is_not_there() -> None:
+    for text, said in ((KEY.text[:-1], "is not whole"), (OTHER.text, "there is no API key")):
+        with pytest.raises(Unauthenticated, match=said):
+            caller_of_key(text, {KEY.id: key_record(KEY.text, "acme")}, 0.0)
+
+
 def test_a_key_expires_at_its_time_and_not_before() -> None:
     records = {KEY.id: key_record(KEY.text, "acme", expire_unix_ms=2000)}
     assert caller_of_key(KEY.text, records, 1.999)

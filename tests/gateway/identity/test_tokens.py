@@ -136,6 +136,12 @@ def test_a_token_has_a_length() -> None:
         issuer_of("x" * 8192)
 
 
+@pytest.mark.parametrize("broken", [{"kty": "EC"}, {"kty": "RSA", "n": "!"}, {"kty": "OKP"}])
+def test_a_key_that_cannot_be_read_beside_others_is_told(broken: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="has a key that cannot be read"):
+        key_set({"keys": [*ISSUER.jwks()["keys"], broken]})
+
+
 @pytest.mark.parametrize(
     "extra", [{"kty": "oct", "k": "AA"}, {"kty": "RSA", "use": "enc"}, {"use": "sig"}, 5, "key"]
 )
