@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from model_workers import constraints as module
 from model_workers.constraints import (
     CompiledGrammar,
     ConstraintCompiler,
@@ -23,11 +24,10 @@ from model_workers.constraints import (
 )
 from model_workers.engine.checkpoint import find_constraints
 from model_workers.engine.protocol import RowInvalid
-from model_workers.engine.sampling import constraints as module
 from model_workers.engine.sampling.sampler import DrawRequest, Sampler
 from tests.model_workers.engine.sampling.rows import spec
 
-FILE = Path(module.__file__).parents[2] / "models" / "small" / "tokenizer.json"
+FILE = Path(module.__file__).parent / "models" / "small" / "tokenizer.json"
 TOKENIZER = Tokenizer.from_file(str(FILE))
 END = TOKENIZER.token_to_id("<|end|>")
 WIDTH = 1040

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from model_workers.engine import prepared as module
+from model_workers import prepared as module
 from model_workers.engine.cacheless import EchoEngine
 from model_workers.engine.protocol import (
     EngineFull,

@@ -194,12 +194,13 @@ def test_a_gateway_that_is_cut_off_gives_new_buckets_their_share_alone() -> None
 
 
 def test_a_limit_for_the_day_alone_and_for_the_month_alone() -> None:
-    for name in ("cost_per_day", "cost_per_month"):
+    # Day 40 is the tenth of February; its month has 19 days more, this one included.
+    for name, left_s in (("cost_per_day", DAY_S), ("cost_per_month", 19 * DAY_S)):
         world = World({name: 2.0}, now=40 * DAY_S)
         assert world.core.has_costs
         world.days.add("acme", 2.0, world.now)
         error = world.refusal()
-        assert (error.metadata["limit"], error.retry_after_s) == (name, 60.0)
+        assert (error.metadata["limit"], error.retry_after_s) == (name, left_s)
         (use,) = world.core.uses("acme")
         assert (use.name, use.limit, use.used) == (name, 2.0, 2.0)
     assert not World().core.has_costs

@@ -7,9 +7,10 @@ import pytest
 
 from gateway.models.catalog import Catalog
 from gateway.validation import texts
-from gateway.validation.requests import MAX_LABELS, check_labels
+from gateway.validation.requests import check_labels
 from gateway.validation.sampling import MAX_BIASES, MAX_STOP_TOKENS, MAX_STOPS, sampling_of
 from gateway.validation.violations import FieldViolations
+from sluice.defaults import LABELS_MAX
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
 
@@ -32,9 +33,9 @@ def test_texts(validate: Callable[..., Any], request_: Any, field: str, catalog:
 
 def test_labels() -> None:
     with pytest.raises(InvalidRequest) as refused:
-        check_labels({f"{at}" * 999: "x" for at in range(MAX_LABELS + 1)})
+        check_labels({f"{at}" * 999: "x" for at in range(LABELS_MAX + 1)})
     assert [one.description for one in refused.value.violations] == [
-        f"has more than {MAX_LABELS} entries"
+        f"has more than {LABELS_MAX} entries"
     ]
 
 
