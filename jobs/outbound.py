@@ -108,6 +108,8 @@ class Outbound:
         listed = host in self._hosts
         try:
             addresses = self._resolve(host, port)
+        except UnicodeError as error:  # of a label without letters, or with over 63
+            raise InvalidRequest.of(field, f"{host} is no name of a host") from error
         except OSError as error:
             raise TransportUnavailable(f"{host} cannot be resolved", retry_after_s=1.0) from error
         for address in addresses:

@@ -6,7 +6,6 @@ The receiver checks ``webhook-signature`` with the secret of the job, ignores a 
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import hmac
 import json
@@ -75,7 +74,7 @@ def key_of(secret: str) -> bytes:
         return secret.encode()
     try:
         return base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
-    except binascii.Error as error:
+    except ValueError as error:
         raise InvalidRequest.of("spec.webhook.secret", "is no base64 after whsec_") from error
 
 

@@ -14,21 +14,8 @@ from bench.support.fuzz_nats import MemoryNats
 from bench.support.fuzz_targets import TARGETS, Fuzzed
 from bench.support.mutator import Mutator
 
-OPEN = {
-    "urls": "hosts with labels that are no names, and secrets that are not ASCII, end without a typed error"
-}
-"""Targets with findings that are known."""
 
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(reason=OPEN[name], strict=False))
-        if name in OPEN
-        else name
-        for name in TARGETS
-    ],
-)
+@pytest.mark.parametrize("name", TARGETS)
 async def test_a_slice_finds_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     run, count = Run(name, seed=18), 8 if name == "parquet" else 60
     with patch("sluice.telemetry.exchange.GATHER_S", 0.0):

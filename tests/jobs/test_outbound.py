@@ -58,6 +58,8 @@ def test_private_addresses_are_refused(url: str) -> None:
     [
         ("ftp://example.com/x", "no http"),
         ("https:///x", "no http"),
+        ("https://a..b/x", "no name of a host"),
+        (f"https://{'a' * 64}.org/x", "no name of a host"),
         ("https://user@example.com/", "user"),
         ("https://example.com/a b", "white space"),
         ("https://example.com/\r\nX: y", "white space"),

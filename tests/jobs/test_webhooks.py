@@ -32,7 +32,7 @@ def test_the_signature_is_that_of_the_published_example() -> None:
     assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
-@pytest.mark.parametrize("secret", ["", "short", "whsec_not base 64!!"])
+@pytest.mark.parametrize("secret", ["", "short", "whsec_not base 64!!", "whsec_" + "\u00e9" * 32])
 def test_a_secret_that_is_none_is_refused(secret: str) -> None:
     with pytest.raises(InvalidRequest, match="secret"):
         key_of(secret)
