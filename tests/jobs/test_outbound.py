@@ -58,8 +58,6 @@ def test_private_addresses_are_refused(url: str) -> None:
     [
         ("ftp://example.com/x", "no http"),
         ("https:///x", "no http"),
-        ("https://a..b/x", "no name of a host"),
-        (f"https://{'a' * 64}.org/x", "no name of a host"),
         ("https://user@example.com/", "user"),
         ("https://example.com/a b", "white space"),
         ("https://example.com/\r\nX: y", "white space"),
@@ -70,6 +68,12 @@ def test_private_addresses_are_refused(url: str) -> None:
 def test_what_is_no_plain_url_is_refused(url: str, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         Outbound(resolve=lambda *_: ["93.184.216.34"]).check(url, "url")
+
+
+@pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.org"])
+def test_what_is_no_name_of_a_host_is_refused(host: str) -> None:
+    with pytest.raises(InvalidRequest, match="no name of a host"):
+        Outbound().check(f"https://{host}/x", "url")
 
 
 def test_public_addresses_may_be_reached() -> None:
