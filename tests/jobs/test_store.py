@@ -307,18 +307,6 @@ async def test_a_segment_is_waited_for_less_long_because_it_may_be_written_again
     assert asked.timeouts == [1.5, 5.0]
 
 
-async def test_processes_that_do_not_own_the_streams_leave_their_limits(client: Client) -> None:
-    owner = JobStore(JobsSettings(results_max_bytes=2 * 1024**2), 1)
-    await owner.start(client)
-    other = JobStore(JobsSettings(results_max_bytes=4 * 1024**2), 1, owner=False)
-    await other.start(client)
-    info = await client.jetstream().stream_info("SLUICE_JOB_RESULTS")
-    assert info.config.max_bytes == 2 * 1024**2
-    await JobStore(JobsSettings(results_max_bytes=4 * 1024**2), 1).start(client)
-    info = await client.jetstream().stream_info("SLUICE_JOB_RESULTS")
-    assert info.config.max_bytes == 4 * 1024**2
-
-
 def test_ids_of_uploads_differ_and_are_long() -> None:
     found = {new_upload_id() for _ in range(100)}
     assert len(found) == 100
