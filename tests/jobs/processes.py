@@ -131,11 +131,6 @@ class Processes:
         states = (pb.JOB_STATE_QUEUED, pb.JOB_STATE_RUNNING)
         return await self.when(job, lambda one: one.state not in states)
 
-    async def results_of(self, job: str, metadata: Any) -> list[pb.JobResult]:
-        """As the caller with this metadata sees them."""
-        calls = self.stub.GetResults(pb.GetResultsRequest(id=job), metadata=metadata)
-        return [one async for page in calls for one in page.results]
-
     async def results(self, job: str, first: int = 0) -> list[pb.JobResult]:
         request = pb.GetResultsRequest(id=job, from_index=first)
         return [one async for page in self.stub.GetResults(request) for one in page.results]

@@ -78,6 +78,23 @@ async def test_jobs_and_dead_letters_of_another_tenant_are_unknown(processes: Pr
     assert (await stub.GetJob(pb.GetJobRequest(id=job.id))).job.id == job.id
 
 
+async def test_answers_of_another_tenants_jobs_are_not_taken(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start()
+    theirs = await processes.create(lines(3))
+    await processes.ended(theirs.id)
+    stub, other = processes.stub, ((TENANT_METADATA, "other"),)
+    upload = (await stub.UploadInput(iter([upload_of(lines(3))]), metadata=other)).upload_id
+    for named in (theirs.id, "job-none"):  # whether there is one is not told
+        dedupe = pb.JobDedupe(reuse_job_ids=[named])
+        spec = pb.JobSpec(model="echo", input=pb.JobInput(upload_id=upload), dedupe=dedupe)
+        refused = await error(stub.CreateJob(pb.CreateJobRequest(spec=spec), metadata=other))
+        assert isinstance(refused, errors.JobUnknown)
+        assert refused.message == f"there is no job {named!r}"
+    assert set(gateway.asked.values()) == {1}
+
+
 async def test_with_identities_gateways_alone_are_answered_and_say_whose_jobs(
     processes: Processes,
 ) -> None:

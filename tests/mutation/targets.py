@@ -89,6 +89,7 @@ _TENANTS: Final = (
 )
 JOBS: Final = Group(
     {
+        "jobs/quotas.py": (),
         "jobs/service.py": (
             *(f"JobService.{name}" for name in _TENANTS),
             *("tenant_of", "scope_of", "new_job_id", "_check_owner"),
@@ -98,6 +99,7 @@ JOBS: Final = Group(
     },
     (
         "tests/jobs/test_pass.py",
+        "tests/jobs/test_quotas.py",
         "tests/jobs/test_service.py",
         "tests/jobs/test_store.py",
         "tests/jobs/test_tenants.py",

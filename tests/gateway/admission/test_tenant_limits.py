@@ -194,16 +194,29 @@ def test_a_gateway_that_is_cut_off_gives_new_buckets_their_share_alone() -> None
 
 
 def test_a_limit_for_the_day_alone_and_for_the_month_alone() -> None:
-    # Day 40 is the tenth of February; its month has 19 days more, this one included.
-    for name, left_s in (("cost_per_day", DAY_S), ("cost_per_month", 19 * DAY_S)):
-        world = World({name: 2.0}, now=40 * DAY_S)
+    # February 10, 6 o'clock: the month ends in 18 days and as many hours as the day.
+    for name, left_s in (("cost_per_day", 18 * 3600.0), ("cost_per_month", 18.75 * DAY_S)):
+        world = World({name: 2.0}, now=40.25 * DAY_S)
         assert world.core.has_costs
+        running = world.hours.reserve("acme", 2.0)
+        error = world.refusal()
+        assert (error.metadata["limit"], error.retry_after_s) == (name, 60.0), "it may cost less"
+        running.release()
         world.days.add("acme", 2.0, world.now)
         error = world.refusal()
         assert (error.metadata["limit"], error.retry_after_s) == (name, left_s)
         (use,) = world.core.uses("acme")
         assert (use.name, use.limit, use.used) == (name, 2.0, 2.0)
     assert not World().core.has_costs
+
+
+@pytest.mark.parametrize(
+    ("day", "left"), [(0, 31), (27, 4), (28, 3), (29, 2), (30, 1), (31, 28), (58, 1), (334, 31)]
+)
+def test_a_month_ends_with_its_last_day(day: int, left: int) -> None:
+    world = World({"cost_per_month": 2.0}, now=day * DAY_S)
+    world.days.add("acme", 2.0, world.now)
+    assert world.refusal().retry_after_s == left * DAY_S
 
 
 def test_the_day_of_the_month_is_that_of_the_unix_clock() -> None:
