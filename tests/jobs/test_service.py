@@ -90,6 +90,81 @@ def test_ids_of_jobs() -> None:
     assert {len(one) for one in drawn} == {len("job-") + 20}
 
 
+async def test_what_is_wrong_with_a_specification_is_named(processes: Processes) -> None:
+    await processes.start()
+    stub, upload = processes.stub, await upload_of(processes.stub, lines(1))
+
+    async def wrong(request: pb.CreateJobRequest) -> list[str]:
+        try:
+            await stub.CreateJob(request, metadata=ACME)
+        except grpc.RpcError as failed:
+            return [one.field for one in error_of(failed).violations]
+        return []
+
+    large = request_of(upload)
+    large.spec.sampling.regex = "a" * 65_000
+    large.spec.sampling.regex += "a" * (64 * 1024 - large.spec.ByteSize())
+    assert large.spec.ByteSize() == 64 * 1024
+    assert "spec" not in await wrong(large)
+    large.spec.sampling.regex += "a"
+    assert await wrong(large) == ["spec"]
+
+    late = request_of(upload, "key")
+    late.spec.limits.deadline_time.CopyFrom(timestamp(unix_ms() - 1))
+    assert await wrong(late) == ["limits.deadline_time"]
+    job = await create(stub, upload, key="key")
+    # What was created with the key before is there, late or not.
+    assert (await stub.CreateJob(late, metadata=ACME)).job.id == job.id
+
+    states = [pb.JOB_STATE_PAUSED] * (len(pb.JobState.values()) + 1)
+    for asked, fields in ((states, ["states"]), (states[1:], None)):
+        call = stub.ListJobs(pb.ListJobsRequest(states=asked), metadata=ACME)
+        if fields is None:
+            assert not (await call).jobs
+        else:
+            error = await refused(call)
+            assert [one.field for one in error.violations] == fields
+
+
+async def test_a_page_has_jobs_of_the_tenant_in_the_states_that_are_asked_for(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start()
+    stub = processes.stub
+    upload, theirs = await upload_of(stub, lines(1)), await upload_of(stub, lines(1), OTHER)
+    old = await create(stub, upload)
+    await ended(stub, old)
+    gateway.hold.clear()
+    new = await create(stub, upload)
+    newest = await create(stub, theirs, OTHER)
+    first = await stub.ListJobs(pb.ListJobsRequest(page_size=1), metadata=ACME)
+    assert [one.id for one in first.jobs] == [new.id]
+    rest = pb.ListJobsRequest(page_size=1, page_token=first.next_page_token)
+    assert [one.id for one in (await stub.ListJobs(rest, metadata=ACME)).jobs] == [old.id]
+    over = pb.ListJobsRequest(page_size=1, states=[pb.JOB_STATE_COMPLETED])
+    assert [one.id for one in (await stub.ListJobs(over, metadata=ACME)).jobs] == [old.id]
+    every = await stub.ListJobs(pb.ListJobsRequest(page_size=1), metadata=EVERY)
+    assert [one.id for one in every.jobs] == [newest.id]
+
+
+async def test_a_page_has_whole_uploads_of_the_tenant(processes: Processes) -> None:
+    await processes.start()
+    stub = processes.stub
+    mine = [await upload_of(stub, lines(1)) for _ in range(2)]
+    theirs = await upload_of(stub, lines(1), OTHER)
+
+    async def page(token: str, metadata: Metadata = ACME) -> tuple[list[str], str]:
+        asked = pb.ListUploadsRequest(page_size=1, page_token=token)
+        found = await stub.ListUploads(asked, metadata=metadata)
+        return [one.upload_id for one in found.uploads], found.next_page_token
+
+    first, token = await page("")
+    second, end = await page(token)
+    assert {*first, *second} == set(mine)
+    assert end == ""
+    assert (await page("", OTHER)) == ([theirs], "")
+
+
 async def test_labels_in_another_order_are_the_same_specification(processes: Processes) -> None:
     await processes.start()
     upload = await upload_of(processes.stub, lines(1))
@@ -184,6 +259,8 @@ async def test_a_job_is_deleted_when_it_is_over_and_its_upload_with_the_last_tha
     await ended(stub, running)
     await stub.DeleteUpload(pb.DeleteUploadRequest(upload_id=elsewhere), metadata=ACME)
     assert await uploads() == set()
+    asked = pb.GetUploadRequest(upload_id=elsewhere)
+    assert isinstance(await refused(stub.GetUpload(asked, metadata=ACME)), errors.UploadUnknown)
 
 
 @pytest.mark.parametrize("tenant", ["a.b", "*", ">", "x" * 65, ""])

@@ -28,7 +28,7 @@ from _pytest.runner import runtestprotocol
 from tests.mutation.operators import Mutant, mutants_of, mutated
 
 NATS: Final = "MUTATION_NATS"
-"""In the environment: the URL of a server that all tests use, one after the other."""
+"""In the environment: the URL of a server that the fixture of the suite gives to all tests, one after the other."""
 MUTANT: Final = "MUTATION_MUTANT"
 """In the environment: the file, the names and the number of the mutant of this process."""
 FRESH_S: Final = 20.0
@@ -236,19 +236,7 @@ def one_nats(items: Sequence[pytest.Item]) -> Iterator[None]:
         url = stack.enter_context(nats_process(folder, free_port()))
         asyncio.run(wait_for_nats(url, START_S))
         os.environ[NATS] = url
-        use_nats(url)
         yield
-
-
-def use_nats(url: str) -> None:
-    """The fixture of the suite gives ``url``."""
-    from tests.support import nats
-
-    @contextmanager
-    def running(*_: object) -> Iterator[str]:
-        yield url
-
-    nats.nats_process = running  # type: ignore[assignment]
 
 
 class Tracer:
@@ -310,8 +298,6 @@ def become(named: str) -> None:
     source = (root / file).read_text(encoding="utf-8")
     mutant = next(one for one in mutants_of(file, source, names) if one.at == at)
     sys.meta_path.insert(0, ChangedFile(root, mutant))  # type: ignore[arg-type]
-    if NATS in os.environ:
-        use_nats(os.environ[NATS])
 
 
 if MUTANT in os.environ:  # before a conftest imports the file that is changed

@@ -160,3 +160,30 @@ def test_uploads_are_fewer_and_count_as_calls() -> None:
     assert (found._streams, found._sending) == ({}, {})
     with found.stream("acme", sends=True):
         pass
+
+
+def test_calls_about_health_are_counted_by_address() -> None:
+    found = Arriving(MIB)
+    with ExitStack() as stack:
+        for _ in range(1024):
+            stack.enter_context(found.health("10.0.0.1"))
+        with (
+            pytest.raises(Overloaded, match="1024 calls about health"),
+            found.health("10.0.0.1"),
+        ):
+            pytest.fail("there was room")
+        with found.health("10.0.0.2"), found.stream("10.0.0.1", sends=False):
+            pass
+    assert not found._health
+    with found.health("10.0.0.1"):
+        pass
+
+
+async def test_a_timeout_of_the_message_itself_is_not_ours() -> None:
+    async def read() -> bytes:
+        raise TimeoutError("of the connection")
+
+    found = Arriving(MIB)
+    with pytest.raises(TimeoutError, match="of the connection"):
+        await found.receive("acme", read)
+    assert not found._receiving

@@ -1,5 +1,5 @@
 import asyncio
-from contextlib import ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 
 import pytest
 from hypothesis import given
@@ -270,4 +270,44 @@ def test_the_rows_of_a_tenants_calls_are_counted_together() -> None:
             limiter.rows("other", 1).__enter__()
     with limiter.rows("acme", 5), limiter.rows("acme", 5):
         pass
+    assert not limiter._rows
+
+
+async def test_a_place_that_came_to_who_gave_up_in_the_same_moment_goes_to_the_next() -> None:
+    limiter = new_limiter()
+    async with AsyncExitStack() as stack:
+        first = [limiter.slot("bulk", "a") for _ in range(2)]
+        for one in first:
+            await stack.enter_async_context(one)
+        entered, leave = list[str](), asyncio.Event()
+        calls = [asyncio.create_task(waiting(limiter, "bulk", entered, leave)) for _ in range(2)]
+        await settled()
+        assert entered == []
+        await stack.aclose()
+        calls[0].cancel()  # both have been given a place, and have not run since
+        await settled()
+    assert entered == ["bulk"]
+    async with asyncio.timeout(BOUND_S), limiter.slot("bulk", "b"):
+        leave.set()
+        await asyncio.wait(calls)
+    # As many places as before, and no more.
+    async with AsyncExitStack() as stack:
+        for _ in range(2):
+            await stack.enter_async_context(limiter.slot("bulk", "a"))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0), limiter.slot("bulk", "a"):
+                pytest.fail("there was no place")
+
+
+async def test_rows_of_a_tenants_texts_are_bounded_together() -> None:
+    limiter = new_limiter()
+    with limiter.rows("acme", 20_000):
+        with pytest.raises(Overloaded, match="8000 texts of your tenant"), limiter.rows("acme", 1):
+            pytest.fail("there was room")
+        with limiter.rows("other", 1):
+            pass
+    with limiter.rows("acme", 7_999), limiter.rows("acme", 1):
+        with pytest.raises(Overloaded), limiter.rows("acme", 1):
+            pytest.fail("there was room")
+        assert limiter._rows == {"acme": 8000}
     assert not limiter._rows

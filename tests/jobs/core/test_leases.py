@@ -96,3 +96,15 @@ def test_a_job_is_suspect_when_the_next_loss_ends_it() -> None:
     assert is_suspect(lost)
     lost.job.progress.dead = 1
     assert not is_suspect(lost)
+
+
+def test_losses_count_while_nothing_is_done_between_them() -> None:
+    lost = JobRecord()
+    lost.job.progress.succeeded, lost.job.progress.dead = 3, 2
+    note_loss(lost)
+    assert (lost.lost_processes, lost.items_when_lost) == (1, 5)
+    note_loss(lost)
+    assert (lost.lost_processes, lost.items_when_lost) == (2, 5)
+    lost.job.progress.dead = 3
+    note_loss(lost)
+    assert (lost.lost_processes, lost.items_when_lost) == (1, 6)
