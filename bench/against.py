@@ -2,12 +2,14 @@
 
     python bench/against.py CHECKOUT [--json] [--runs N]
 
-CHECKOUT has a complete .venv of its own (`scripts/environment dev` there). Both meshes run at the same time, each
-started by its own `sluice up` with one `engine: echo` model, 64 slots and everything else as shipped; one load
-generator of this tree, the plain stub, calls one mesh and then the other. What the idle one takes meanwhile counts for
-neither.
+CHECKOUT has a complete .venv of its own (`scripts/environment dev` there). Each round begins both meshes anew, which
+first alternates, because a process keeps the luck of its addresses for life: of one tree against itself such a pair
+differs by up to 5 %. Each is started by its own `sluice up` with one `engine: echo` model, 64 slots and everything else
+as shipped; one load generator of this tree, the plain stub, calls one mesh and then the other. What the idle one takes
+meanwhile counts for neither.
 
-A round is `REQUESTS` one-token requests to each side, which goes first alternates; one before the first is left out.
+A round is `SLICES` times `REQUESTS` one-token requests to each side in turn, which goes first alternates; one slice
+before them is left out.
 `ours` and `peer` are medians over rounds; `ratio` is the median of the rounds' own ratios, above 1 where this tree is
 better; `also` has the 95 % interval of that median (bootstrap over rounds, 10,000 draws, seed 1).
 
@@ -51,6 +53,7 @@ from bench.support.request_cost import (
 from sluice.v1 import inference_pb2_grpc
 
 ROUNDS: Final = 7
+SLICES: Final = 6
 ROOT: Final = Path(__file__).parents[1]
 CONFIG: Final = {
     "models": [
@@ -83,6 +86,22 @@ async def mesh_of(checkout: Path, folder: Path) -> AsyncIterator[Server]:
         await asyncio.to_thread(subprocess.run, down, check=True, timeout=UP_S, cwd=folder)
 
 
+@asynccontextmanager
+async def _pair(checkout: Path, *, ours_first: bool) -> AsyncIterator[tuple[Server, Server]]:
+    """A mesh of this tree and one of ``checkout``."""
+    with tempfile.TemporaryDirectory(prefix="sluice-against-") as folder:
+        ours, theirs = (
+            mesh_of(ROOT, Path(folder, "ours")),
+            mesh_of(checkout, Path(folder, "theirs")),
+        )
+        if ours_first:
+            async with ours as a, theirs as b:
+                yield a, b
+        else:
+            async with theirs as b, ours as a:
+                yield a, b
+
+
 def _prepared(checkout: Path, folder: Path) -> tuple[str, str]:
     folder.mkdir()
     (folder / "sluice.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
@@ -112,18 +131,21 @@ def paired(
     also = {"ratio_low": low, "ratio_high": high}
     also |= {f"ours_{number}": value for number, value in enumerate(ours)}
     also |= {f"peer_{number}": value for number, value in enumerate(theirs)}
-    settings = {"callers": callers, "slots": SLOTS, "requests": REQUESTS[callers]}
+    settings = {"callers": callers, "slots": SLOTS, "requests": SLICES * REQUESTS[callers]}
     values = statistics.median(ours), statistics.median(theirs), statistics.median(ratios)
     return Figure(name, *values, unit, len(ours), machine(), note, settings, also)
 
 
 async def measure(checkout: Path, head: str, rounds: int) -> list[Figure]:
     """The figures above."""
-    with tempfile.TemporaryDirectory(prefix="sluice-against-") as folder:
-        ours_at, theirs_at = Path(folder, "ours"), Path(folder, "theirs")
-        async with mesh_of(ROOT, ours_at) as ours, mesh_of(checkout, theirs_at) as theirs:
-            many = await interleaved(ours, theirs, MANY, rounds)
-            lone = await interleaved(ours, theirs, 1, rounds)
+    many: tuple[list[Cost], list[Cost]] = ([], [])
+    lone: tuple[list[Cost], list[Cost]] = ([], [])
+    for number in range(rounds):
+        async with _pair(checkout, ours_first=number % 2 == 0) as (ours, theirs):
+            for callers, found in ((MANY, many), (1, lone)):
+                costs = await interleaved(ours, theirs, callers, 1, SLICES)
+                for side, of_round in zip(found, costs, strict=True):
+                    side.extend(of_round)
     note = f"a one-token request; peer: {head}"
 
     def gateway(cost: Cost) -> float:

@@ -27,7 +27,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -228,15 +228,23 @@ async def bare_server() -> AsyncIterator[Server]:
 
 
 async def interleaved(
-    ours: Server, peer: Server, callers: int, runs: int
+    ours: Server, peer: Server, callers: int, runs: int, slices: int = 1
 ) -> tuple[list[Cost], list[Cost]]:
-    """Runs of both sides; the first, a warm-up, is left out."""
+    """Runs of both sides, each the mean of ``slices`` that alternate; the first slice, a warm-up, is left out."""
     found: tuple[list[Cost], list[Cost]] = ([], [])
-    for number in range(runs + 1):
+    for number in range(runs * slices + 1):
         sides = list(zip((ours, peer), found, strict=True))
         for server, costs in sides if number % 2 else reversed(sides):
             costs.append(await run(server, callers, REQUESTS[callers]))
-    return found[0][1:], found[1][1:]
+    starts = range(1, runs * slices + 1, slices)
+    first, second = ([_mean(costs[at : at + slices]) for at in starts] for costs in found)
+    return first, second
+
+
+def _mean(costs: Sequence[Cost]) -> Cost:
+    """Of slices with as many requests each."""
+    cpu_ms = {name: statistics.fmean(one.cpu_ms[name] for one in costs) for name in costs[0].cpu_ms}
+    return Cost(cpu_ms, statistics.harmonic_mean([one.requests_per_s for one in costs]))
 
 
 async def run(server: Server, callers: int, requests: int) -> Cost:

@@ -81,22 +81,13 @@ class ClassLimiter:
         if priority_class == QUEUED_CLASS:
             await self.turns.turn()
 
-    @contextmanager
-    def call(self, priority_class: str, tenant: str) -> Iterator[None]:
+    def call(self, priority_class: str, tenant: str) -> "_Running":
         """Counts a call while it runs.
 
         Raises:
             ShuttingDown, Overloaded: there is no room for it; with the time to retry.
         """
-        rank = RANKS[priority_class]
-        self._check(rank, tenant)
-        self._running[rank] += 1
-        self._by_tenant[tenant, rank] += 1
-        self.idle.clear()
-        try:
-            yield
-        finally:
-            self._leave(rank, tenant)
+        return _Running(self, RANKS[priority_class], tenant)
 
     @contextmanager
     def rows(self, tenant: str, count: int) -> Iterator[None]:
@@ -146,13 +137,36 @@ class ClassLimiter:
             bulk = self.running(tenant, bulk=True) if CLASSES[rank] == QUEUED_CLASS else None
             self._own_limits.check_running(tenant, self.running(tenant), bulk)
 
-    def _leave(self, rank: int, tenant: str) -> None:
+    def enter(self, rank: int, tenant: str) -> None:
+        """See `call`, whose context calls it."""
+        self._check(rank, tenant)
+        self._running[rank] += 1
+        self._by_tenant[tenant, rank] += 1
+        self.idle.clear()
+
+    def leave(self, rank: int, tenant: str) -> None:
+        """The call has ended; its context calls it."""
         self._running[rank] -= 1
         self._by_tenant[tenant, rank] -= 1
         if not self._by_tenant[tenant, rank]:
             del self._by_tenant[tenant, rank]
         if not self.active:
             self.idle.set()
+
+
+class _Running:
+    """A call; it runs inside its context."""
+
+    __slots__ = ("_limiter", "_rank", "_tenant")
+
+    def __init__(self, limiter: ClassLimiter, rank: int, tenant: str) -> None:
+        self._limiter, self._rank, self._tenant = limiter, rank, tenant
+
+    def __enter__(self) -> None:
+        self._limiter.enter(self._rank, self._tenant)
+
+    def __exit__(self, *_: object) -> None:
+        self._limiter.leave(self._rank, self._tenant)
 
 
 class _Slots:

@@ -27,6 +27,9 @@ class ClassLoad:
     """How long a worker takes for an answer; 0: not known."""
 
 
+_NOTHING: Final = ClassLoad()
+
+
 @dataclass(frozen=True)
 class ModelLoad:
     """The load of one model over all batchers."""
@@ -48,7 +51,7 @@ class ModelLoad:
 
     def of_class(self, priority_class: str) -> ClassLoad:
         """The load of one class; nothing waits in a class that is not reported."""
-        return self.classes.get(priority_class, ClassLoad())
+        return self.classes.get(priority_class, _NOTHING)
 
 
 @dataclass

@@ -191,7 +191,7 @@ class _Call:
         self._has_events = asyncio.Event()
         self._request_id = new_request_id()
         """Of this call until it reads the stream of an earlier one."""
-        self._timeout = asyncio.timeout(None)
+        self._timeout: asyncio.Timeout
         self._error: SluiceError | None = None
         """Why the call was stopped."""
 

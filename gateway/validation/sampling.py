@@ -48,15 +48,16 @@ def sampling_of(
 
 def _has_too_many(s: SamplingParams, found: FieldViolations) -> bool:
     """Whether the request is refused for their number alone: a copy of a million costs more than the refusal."""
-    counted = (
-        ("stop", len(s.stop), MAX_STOPS, "strings"),
-        ("stop_token_ids", len(s.stop_token_ids), MAX_STOP_TOKENS, "tokens"),
-        ("logit_bias", len(s.logit_bias), MAX_BIASES, "tokens"),
-    )
-    above = [(name, most, what) for name, count, most, what in counted if count > most]
-    for name, most, what in above:
-        found.add(f"sampling.{name}", f"has more than {most} {what}")
-    return bool(above)
+    few = len(s.stop) <= MAX_STOPS and len(s.logit_bias) <= MAX_BIASES
+    if few and len(s.stop_token_ids) <= MAX_STOP_TOKENS:
+        return False
+    if len(s.stop) > MAX_STOPS:
+        found.add("sampling.stop", f"has more than {MAX_STOPS} strings")
+    if len(s.stop_token_ids) > MAX_STOP_TOKENS:
+        found.add("sampling.stop_token_ids", f"has more than {MAX_STOP_TOKENS} tokens")
+    if len(s.logit_bias) > MAX_BIASES:
+        found.add("sampling.logit_bias", f"has more than {MAX_BIASES} tokens")
+    return True
 
 
 def _check_numbers(s: SamplingParams, max_answer_tokens: int, found: FieldViolations) -> None:
@@ -67,8 +68,8 @@ def _check_numbers(s: SamplingParams, max_answer_tokens: int, found: FieldViolat
     )
     # Comparisons with NaN are false, so NaN fails these.
     for name, (low, high) in RANGES.items():
-        within = low <= getattr(s, name) <= high
-        found.check(within, f"sampling.{name}", f"must be in [{low:g}, {high:g}]")
+        if not low <= getattr(s, name) <= high:
+            found.add(f"sampling.{name}", f"must be in [{low:g}, {high:g}]")
     found.check(0 < s.top_p <= 1, "sampling.top_p", "must be above 0 and at most 1")
     found.check(s.top_k <= MAX_TOP_K, "sampling.top_k", f"must be at most {MAX_TOP_K}; 0 is none")
     found.check(s.logprobs <= MAX_LOGPROBS, "sampling.logprobs", f"must be at most {MAX_LOGPROBS}")

@@ -1,5 +1,6 @@
 """Enums of the public API as words: ``ROUTE_STRATEGY_RULES`` is "rules"."""
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ def word_of(enum: Any, value: int) -> str:
     return UNKNOWN if named is None else named.name.removeprefix(_prefix(enum)).lower()
 
 
+@cache  # of words that name a value: their number is that of the protos
 def value_of(enum: "_EnumTypeWrapper[V]", word: str) -> V:
     """The value that ``word`` names. Raises ValueError for another word."""
     return enum.Value(_prefix(enum) + word.upper())

@@ -39,6 +39,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 TASKS_STREAM: Final = "SLUICE_TASKS"
@@ -127,6 +128,7 @@ def _token_or_any(name: str) -> str:
     return name if name == ANY else _token(name)
 
 
+@lru_cache(1024)
 def tasks(model: str, priority_class: str) -> str:
     """What the tasks of one model and class are called; in JetStream the tenant follows."""
     return f"{TASKS}.{_token(model)}.{_token(priority_class)}"
