@@ -4,18 +4,13 @@ import sluice.quick_start  # noqa: F401
 
 # isort: split
 import sys
-from typing import Final
 
 from jobs.app import serve
 from sluice.process import Process, Program
 from sluice.startup import freeze_heap
 
-SWITCH_S: Final = 0.0005
-"""How long the event loop waits for a thread that reads an input to give way: it does many small things."""
-
 
 async def _serve(process: Process) -> None:
-    sys.setswitchinterval(SWITCH_S)
     freeze_heap()
     await serve(process.settings, process.id, process.tracer, process.stop, process.registry)
 
