@@ -7,7 +7,6 @@ always ended by the FINAL flag. A stub process serves one model instance, so pro
 import json
 import logging
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -28,9 +27,6 @@ from sluice.wire.codec import MalformedMessage, unpack
 
 log = logging.getLogger(__name__)
 
-SWITCH_S: Final = 0.0005
-"""How long the engine goes on when the sender has a report to send: an engine in Python that makes the longest of
-answers kept the first token of another row for 30 ms."""
 FINAL: Final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
@@ -73,7 +69,6 @@ class TritonPythonModel:
         settings = _settings(args["model_config"])
         # Before torch is imported, by build_engine: OpenMP reads it once.
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
-        sys.setswitchinterval(SWITCH_S)
         engine = build_engine(settings)
         self._provider = start_tracing(SERVICE_WORKER)
         # A process whose engine has ended or hangs is of no use; the supervisor restarts it.

@@ -51,6 +51,9 @@ class MemoryNats:
         message: Any = Msg(self, subject or pattern, reply, payload, dict(headers or {}))  # type: ignore[arg-type]
         await self.handlers[pattern](message)
 
+    async def add_consumer(self, stream: str, config: Any) -> None:
+        """Nobody pulls."""
+
     async def publish(
         self,
         subject: str,

@@ -14,6 +14,17 @@ def test_a_shipped_model_is_loaded_without_the_code_of_encoder_decoders(
     """That code needs transformers, whose import takes longer than all the rest of a start."""
     monkeypatch.setitem(sys.modules, "model_workers.engine.encoder_decoder", None)
     monkeypatch.setattr("model_workers.engine.checkpoint.limit_threads", lambda threads: None)
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
     settings = ModelSettings(name="m", path="builtin:small", device="cpu", cache_gb=0.01)
     engine = process.build_engine(settings)
     assert not engine.has_rows()
+
+
+def test_the_sender_of_reports_waits_for_no_engine_in_python() -> None:
+    before = sys.getswitchinterval()
+    try:
+        process.build_engine(ModelSettings(name="m", path=".", engine="echo"))
+        assert sys.getswitchinterval() == pytest.approx(process.SWITCH_S)
+    finally:
+        sys.setswitchinterval(before)
+    assert process.SWITCH_S <= 0.001

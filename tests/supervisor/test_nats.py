@@ -19,6 +19,7 @@ from sluice.wire.codec import MAX_MESSAGE_BYTES
 from sluice.wire.connection import NatsUnreachable, connect
 from supervisor.child import Child, ChildSpec
 from supervisor.nats import (
+    MEMORY,
     NatsConfig,
     find_nats_server,
     nats_command,
@@ -40,6 +41,16 @@ async def running(config: NatsConfig, folder: Path) -> AsyncIterator[str]:
         yield config.url
     finally:
         assert await child.end(5.0) == 0, "a server that is asked to end does so in time"
+
+
+def test_the_server_keeps_to_an_amount_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = NatsConfig(port=4222, store=tmp_path / "js")
+    monkeypatch.delenv("GOMEMLIMIT", raising=False)
+    assert nats_environment(config) == {"GOMEMLIMIT": MEMORY}
+    monkeypatch.setenv("GOMEMLIMIT", "2GiB")
+    assert nats_environment(config) == {"GOMEMLIMIT": "2GiB"}
 
 
 def test_the_server_accepts_the_configuration(tmp_path: Path) -> None:

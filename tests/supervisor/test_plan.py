@@ -10,7 +10,16 @@ from sluice.errors import SetupError
 from sluice.settings import Settings, SettingsError
 from sluice.startup import free_port
 from supervisor import nats, triton
-from supervisor.plan import MeshPlan, batcher_spec, gateway_spec, jobs_spec, make_plan, remote_spec
+from supervisor.plan import (
+    MeshPlan,
+    batcher_spec,
+    gateway_spec,
+    jobs_spec,
+    make_plan,
+    nats_spec,
+    remote_spec,
+    triton_spec,
+)
 from supervisor.state import StateDir
 
 
@@ -217,6 +226,16 @@ def test_each_process_has_a_password_of_its_own_for_nats(tmp_path: Path) -> None
     both = [*passwords.values(), *again.passwords.values()]
     assert len(set(both)) == len(both)
     assert min(map(len, both)) >= 32
+
+
+def test_jobs_give_way_to_engines_and_those_to_what_answers(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    assert made.nats is not None
+    first = [nats_spec(made.nats, made.state), batcher_spec(made)]
+    first += [gateway_spec(made, one) for one in made.gateways]
+    assert {spec.nice for spec in first} == {0}
+    engines = {triton_spec(one, None).nice for one in made.tritons}
+    assert 0 < min(engines) <= max(engines) < jobs_spec(made, made.jobs[0]).nice
 
 
 def test_a_nats_of_its_own_gets_no_passwords(tmp_path: Path) -> None:
