@@ -9,8 +9,10 @@ from tests.support.rows import wire_row
 
 def test_a_row_of_the_wire_becomes_a_spec() -> None:
     row = wire_row("r", [1, 2], max_tokens=9, attempt=3, timeout_ms=1500, produced=[7], stop=[4])
+    row.task.tenant = "acme"
     spec = row_spec(row, "batcher-1", now=100.0)
     assert (spec.request_id, spec.owner, spec.attempt) == ("r", "batcher-1", 3)
+    assert spec.tenant == "acme"
     assert (spec.prompt, spec.produced, spec.deadline) == ((1, 2), (7,), 101.5)
     assert spec.sampling == Sampling(9, stop_token_ids=frozenset({4}))
 

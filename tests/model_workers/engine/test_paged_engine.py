@@ -205,6 +205,18 @@ def test_a_known_prefix_is_not_computed_again() -> None:
     assert (model.computed_tokens, longer.cached["longer"]) == (22, 20)
 
 
+def test_a_prefix_of_another_tenant_is_computed_again() -> None:
+    model = HashModel()
+    engine = hash_engine(model)
+    prompt = list(range(20))
+    asked = replace(row_spec("acme", prompt, Sampling(1)), tenant="acme")
+    drive(engine, asked)
+    other = drive(engine, replace(asked, request_id="other", tenant="other"))
+    assert (model.computed_tokens, other.cached["other"]) == (40, 0)
+    again = drive(engine, replace(asked, request_id="again"))
+    assert (model.computed_tokens, again.cached["again"]) == (41, 19)
+
+
 def test_a_wholly_known_prompt_costs_one_token_and_a_copied_block() -> None:
     model = HashModel()
     engine = hash_engine(model)
