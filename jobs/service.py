@@ -178,8 +178,7 @@ class JobService(JobServiceServicer):
             found = (
                 _shown(record)
                 async for record, _ in _each(self._store.read, page, JobUnknown)
-                if tenant in (None, record.job.tenant)
-                and (not request.states or record.job.state in request.states)
+                if not request.states or record.job.state in request.states
             )
             shown, is_cut = await _fitting(found)
         if is_cut:
