@@ -18,9 +18,14 @@ def word_of(enum: Any, value: int) -> str:
     return UNKNOWN if named is None else named.name.removeprefix(_prefix(enum)).lower()
 
 
-@cache  # of words that name a value: their number is that of the protos
 def value_of(enum: "_EnumTypeWrapper[V]", word: str) -> V:
     """The value that ``word`` names. Raises ValueError for another word."""
+    found: V = _value(enum, word)
+    return found
+
+
+@cache  # of words that name a value: their number is that of the protos
+def _value(enum: "_EnumTypeWrapper[V]", word: str) -> V:
     return enum.Value(_prefix(enum) + word.upper())
 
 
