@@ -366,6 +366,7 @@ async def test_leaving_the_async_stream_cancels_the_call() -> None:
         async with client.generate("p") as stream:
             assert isinstance(await anext(stream), Started)
             assert isinstance(await anext(stream), Delta)
+            await asyncio.wait_for(hold.reached.wait(), BOUND_S)
         await asyncio.wait_for(hold.cancelled.wait(), BOUND_S)
 
 
@@ -386,9 +387,13 @@ async def test_cancelling_the_reading_task_cancels_the_call() -> None:
 async def test_leaving_the_blocking_stream_cancels_the_call() -> None:
     hold = Hold()
 
+    loop = asyncio.get_running_loop()
+
     def leave(address: str) -> None:
         with Client(address) as client, client.generate("p") as stream:
             assert isinstance(next(stream), Started)
+            reached = asyncio.run_coroutine_threadsafe(hold.reached.wait(), loop)
+            assert reached.result(BOUND_S)
 
     async with ScriptedService.serve([[started(), hold]]) as service:
         await asyncio.to_thread(leave, service.address)
