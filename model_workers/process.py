@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -13,11 +12,9 @@ from model_workers.engine.protocol import Engine
 from model_workers.model_folder import CONFIG, check_model
 from model_workers.prepared import PreparedEngine
 from sluice.settings import ModelSettings, resolve_model_path
+from sluice.startup import switch_threads_soon
 
 ECHO_CONTEXT_TOKENS: Final = 4096
-SWITCH_S: Final = 0.0005
-"""How long the engine's thread goes on when the sender's has a report: at the 5 ms of Python, a report that needs six
-turns kept the first token of a row for 30 ms while the echo engine made the longest of answers for another one."""
 
 
 def build_engine(settings: ModelSettings) -> Engine:
@@ -26,7 +23,7 @@ def build_engine(settings: ModelSettings) -> Engine:
     Raises:
         SettingsError: the model cannot be served.
     """
-    sys.setswitchinterval(SWITCH_S)
+    switch_threads_soon()
     if settings.engine == "echo":
         context = settings.context_tokens or ECHO_CONTEXT_TOKENS
         limits = (settings.slots, settings.max_waiting_rows, context)

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import uvloop
 from nats.errors import Error as NatsError
@@ -16,17 +15,13 @@ from opentelemetry.trace import Tracer
 from sluice.errors import SetupError
 from sluice.grpc_events import prompt_grpc_events
 from sluice.settings import Settings, SettingsError, TelemetrySettings, load
-from sluice.startup import stop_event
+from sluice.startup import stop_event, switch_threads_soon
 from sluice.telemetry.logs import log_to_stderr
 from sluice.telemetry.metrics import measuring
 from sluice.telemetry.registry import MetricRegistry
 from sluice.telemetry.tracing import start_tracing, tracer
 from sluice.wire.connection import NatsUnreachable
 from sluice.wire.subjects import is_token
-
-SWITCH_S: Final = 0.0005
-"""A thread that inspects a long text or reads an archive lets the event loop go on after so long, instead of 5 ms each
-time that the loop wakes up. A call wakes it ten times."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +68,7 @@ class Program:
                 raise SettingsError("--id: use up to 64 letters, digits, '-' and '_'")
             settings = load(given.config)
             log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
-            sys.setswitchinterval(SWITCH_S)
+            switch_threads_soon()
             uvloop.run(self._run(settings, name, given.config))
         except (SettingsError, SetupError, NatsUnreachable) as error:
             print(f"{self.name}: {error}", file=sys.stderr)

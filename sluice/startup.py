@@ -18,6 +18,10 @@ from sluice.errors import SettingsError, SetupError
 from sluice.settings import Settings
 
 LOOPBACK: Final = "127.0.0.1"
+SWITCH_S: Final = 0.0005
+"""A thread that inspects a long text or reads an archive lets the event loop go on after so long, and an engine in
+Python the sender of its reports, instead of 5 ms each time that they wake up: a call wakes its loop ten times, and a
+report that needs six turns kept a first token for 30 ms beside the longest of answers of the echo engine."""
 _LOWEST: Final = 15_000
 _TRIES: Final = 200
 
@@ -151,6 +155,11 @@ def child_environment(*, keep_settings: bool = False) -> dict[str, str]:
         parts = (root, environment.get("PYTHONPATH", ""))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, parts))
     return environment
+
+
+def switch_threads_soon() -> None:
+    """Lets a thread that waits for the interpreter have it after `SWITCH_S`; call it once, when the process begins."""
+    sys.setswitchinterval(SWITCH_S)
 
 
 def freeze_heap() -> None:

@@ -35,7 +35,7 @@ _KEY_VARIABLE: Final = "SLUICE_JETSTREAM_KEY"
 MEMORY: Final = "256MiB"
 """What nats-server's heap aims at. Without a limit Go let it grow to twice what the streams of jobs have in its caches:
 650 MiB beside inputs that decompress to millions of items."""
-_MEMORY: Final = "GOMEMLIMIT"
+_MEMORY_VARIABLE: Final = "GOMEMLIMIT"
 """Of Go; a value of the environment is kept."""
 _KEY_CHECK: Final = "encryption-key.sha256"
 """In the store: tells another key from the right one before nats-server drops what it cannot read."""
@@ -116,7 +116,7 @@ def nats_command(config: NatsConfig, path: Path) -> tuple[str, ...]:
 def nats_environment(config: NatsConfig) -> dict[str, str]:
     """What the configuration file does not say."""
     key = config.encryption_key
-    environment = {_MEMORY: os.environ.get(_MEMORY, MEMORY)}
+    environment = {_MEMORY_VARIABLE: os.environ.get(_MEMORY_VARIABLE, MEMORY)}
     if key is not None:
         environment[_KEY_VARIABLE] = f'"{key}"'  # else one of digits would be a number
     return environment

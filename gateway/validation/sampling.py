@@ -48,16 +48,15 @@ def sampling_of(
 
 def _has_too_many(s: SamplingParams, found: FieldViolations) -> bool:
     """Whether the request is refused for their number alone: a copy of a million costs more than the refusal."""
-    few = len(s.stop) <= MAX_STOPS and len(s.logit_bias) <= MAX_BIASES
-    if few and len(s.stop_token_ids) <= MAX_STOP_TOKENS:
-        return False
-    if len(s.stop) > MAX_STOPS:
+    stops, biases = len(s.stop) > MAX_STOPS, len(s.logit_bias) > MAX_BIASES
+    stop_tokens = len(s.stop_token_ids) > MAX_STOP_TOKENS
+    if stops:
         found.add("sampling.stop", f"has more than {MAX_STOPS} strings")
-    if len(s.stop_token_ids) > MAX_STOP_TOKENS:
+    if stop_tokens:
         found.add("sampling.stop_token_ids", f"has more than {MAX_STOP_TOKENS} tokens")
-    if len(s.logit_bias) > MAX_BIASES:
+    if biases:
         found.add("sampling.logit_bias", f"has more than {MAX_BIASES} tokens")
-    return True
+    return stops or stop_tokens or biases
 
 
 def _check_numbers(s: SamplingParams, max_answer_tokens: int, found: FieldViolations) -> None:

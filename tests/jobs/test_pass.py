@@ -553,9 +553,7 @@ async def test_an_answer_is_that_of_all_items_like_it(idle: World) -> None:
     assert not running._settle_known(entry(11))
 
 
-async def test_tokens_that_were_computed_count_for_the_rate(
-    idle: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tokens_that_were_computed_count_for_the_rate(idle: World) -> None:
     running = idle.new_pass(idle.record(limits=pb.JobLimits(tokens_per_minute=60)))
     taken_out(running, entry(0))
     counted, took = running.window.answered, list[tuple[int, float]]()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice import process
+from sluice import startup
 from sluice.process import Process, Program
 
 
@@ -21,5 +21,5 @@ def test_threads_give_way_to_the_event_loop_at_once(tmp_path: Path) -> None:
         assert Program("batcher", "", "b", serve).main(["--config", str(config)]) == 0
     finally:
         sys.setswitchinterval(before)
-    assert found == [pytest.approx(process.SWITCH_S)]
-    assert process.SWITCH_S <= 0.001
+    assert found == [pytest.approx(startup.SWITCH_S)]
+    assert startup.SWITCH_S <= 0.001
