@@ -27,20 +27,20 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.abuse import abuse, settings_of
 from bench.support import request_cost
-from bench.support.attacks import MODEL
 from bench.support.harness import MIN_RUNS, Figure, emit, machine, run_count
 from bench.support.request_cost import Cost, Server, bare_server, medians, processes_of
 from sluice.v1 import inference_pb2_grpc
 from supervisor.mesh import Mesh, running_mesh
+from tests.robustness.abuse import abuse, settings_of
+from tests.robustness.attacks import MODEL
 
 REQUESTS: Final[Mapping[int, int]] = {1: 300, 64: 1_000, 512: 2_048, 4_096: 8_192}
 """In a run, by the number of streams."""
 STREAMS: Final = tuple(REQUESTS)
 HOLD_S: Final = 5.0
 HELD: Final = {"stream_memory": "slow", "connection_memory": "idle"}
-"""Figures of memory, and the attack of bench/abuse.py that holds what they measure."""
+"""Figures of memory, and the attack of tests/robustness/abuse.py that holds what they measure."""
 Costs = Mapping[int, Sequence[Cost]]
 
 

@@ -1,9 +1,9 @@
-"""Offline jobs: throughput beside the engine alone, memory, cost and first item by size, identical prompts,
-interactive callers beside a job, jobs beside the worst jobs of another tenant, and jobs whose processes are killed.
+"""Offline jobs: throughput beside the engine alone, memory, cost and first item by size, identical prompts, and
+interactive callers beside a job. What attacks and kills jobs is scripts/robustness jobs.
 
-    python -m bench.jobs [--json] [--runs N] [--items N] [--seconds S] [PART ...]
+    python -m bench.jobs [--json] [--runs N] [--items N] [PART ...]
 
-Without a PART: all of them but `isolation` and `kills`. A job's time is from its creation to its end by the clock of
+Without a PART: all of them. A job's time is from its creation to its end by the clock of
 the service; the upload is before. Every answer of `throughput` and `interactive` has exactly `ANSWER_TOKENS` tokens,
 greedy.
 
@@ -25,21 +25,6 @@ greedy.
 `interactive` `jobs_interactive_pQQ`: milliseconds to the first token of interactive callers beside a running job, small
               tier, arrivals as in `interactive_beside_bulk` (bench/mesh.py); peer: without the job.
               `jobs_beside_interactive`: items/s of the job beside them; peer: alone.
-`isolation`   `jobs_isolation_KIND`: seconds of a job of 3 items, from the begin of its upload until its client has
-              the last result, median of 20 or more one after the other while another tenant creates 1,000 jobs with 16
-              calls at a time; peer: the median of 20 in the same mesh before. `also`: the worst of both (bound: that
-              beside at most 1 s above that alone), how many hostile jobs were created or refused, and the most memory
-              of the process of jobs. Shipped settings; echo engine, which is far from busy. Each hostile job is the
-              worst that it may be. KIND: `csv` (a line of 1 GiB, in zstd), `parquet` (100,000 rows of 900,000
-              bytes in a small file), `blank` (536 million empty lines, in zstd), `webhooks` (whose receiver takes
-              connections and never answers), `slow` (1,000 items, one a minute: the job holds its place), `mixed` (200
-              of each). A mesh for each. --only picks one.
-`kills`       `jobs_kill_PROCESS`: a job of --items items (20,000) on the small tier while a process is killed (SIGKILL)
-              every 10 s for --seconds s (180): batcher, worker (one standby), gateway, NATS, jobs. ours: tokens of
-              answers that the workers computed beyond those of the calm run of the same job, a share of them (bound:
-              0.05). `also`: `missing` (items without exactly one result), `different` (answers that are not those
-              of the calm run), `resume_max_s` (longest time from a kill to the next item that is computed and written;
-              bound: 5), `kills` (how many) and the seconds that both runs took.
 """
 
 import argparse
@@ -54,9 +39,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.harness import MIN_RUNS, Figure, emit, run_count
 from bench.support.job_growth import dedupe, first_item, growth
-from bench.support.job_isolation import KINDS as HOSTILE_KINDS
-from bench.support.job_isolation import isolation
-from bench.support.job_kills import KINDS, kills
 from bench.support.job_speed import interactive, throughput
 
 Part = Callable[[argparse.Namespace], Awaitable[list[Figure]]]
@@ -67,18 +49,12 @@ PARTS: Final[Mapping[str, Part]] = {
     "first-item": lambda given: first_item(given.runs, given.items or 200_000),
     "dedupe": lambda given: dedupe(given.items or 2000),
     "interactive": lambda given: interactive(given.runs),
-    "isolation": lambda given: isolation(tuple(given.only or HOSTILE_KINDS)),
-    "kills": lambda given: kills(given.only or KINDS, given.items or 20_000, given.seconds),
 }
-
-
-APART: Final = ("isolation", "kills")
-"""Parts that are run when they are named."""
 
 
 async def main(options: argparse.Namespace) -> None:
     """Prints the figures of each part as soon as they are there."""
-    for name in options.part or [name for name in PARTS if name not in APART]:
+    for name in options.part or PARTS:
         emit(await PARTS[name](options), options.json)
 
 
@@ -90,15 +66,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--runs", type=run_count, default=MIN_RUNS, help="rounds of both sides")
     parser.add_argument("--items", type=int, help="of the job, or of the large one")
-    parser.add_argument(
-        "--seconds", type=float, default=180.0, help="how long processes are killed"
-    )
-    parser.add_argument(
-        "--only",
-        action="append",
-        choices=(*KINDS, *HOSTILE_KINDS),
-        help="of `kills`: this process; of `isolation`: this kind",
-    )
     parser.add_argument("part", nargs="*", metavar="PART", choices=[*PARTS, []])
     return parser.parse_args()
 

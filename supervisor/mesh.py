@@ -213,8 +213,13 @@ def _state_root(named: Path | None) -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def running_worker(settings: Settings, host: str, port: int) -> AsyncIterator[str]:
+async def running_worker(
+    settings: Settings, host: str, port: int, tritonserver: str | None = None
+) -> AsyncIterator[str]:
     """Serves every model of ``settings`` on ``host:port`` while the block runs; its output is ours.
+
+    A server that ends, or that has lost a model's Python process, is started again. ``tritonserver``: a program by its
+    path or its name on PATH; None: that of the wheel.
 
     ``triton.url`` and the models' ``triton_url`` say how others reach this worker, so they are ignored. Models that
     somebody else's server computes have workers of their own, `model_workers.remote`.
@@ -230,7 +235,7 @@ async def running_worker(settings: Settings, host: str, port: int) -> AsyncItera
         logger.warning("%s:%d is open without credentials: keep it in a closed network", host, port)
     with tempfile.TemporaryDirectory(prefix="sluice-worker-") as root:
         models = tuple(worker for model in here.models for worker in model.triton_models)
-        config = plan_triton(here, Path(root), TRITON, models, host, port)
+        config = plan_triton(here, Path(root), TRITON, models, host, port, tritonserver)
         render_repository(here, config.repository)
         supervisor, start_s = Supervisor(), settings.triton.start_s
         try:

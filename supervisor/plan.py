@@ -42,6 +42,7 @@ from supervisor.state import StateDir
 from supervisor.triton import (
     TritonConfig,
     find_libpython,
+    find_program,
     find_wheel,
     prepare_runtime,
     triton_command,
@@ -300,15 +301,23 @@ def certify(plan: MeshPlan) -> None:
 
 
 def plan_triton(
-    settings: Settings, root: Path, name: str, models: tuple[str, ...], host: str, port: int
+    settings: Settings,
+    root: Path,
+    name: str,
+    models: tuple[str, ...],
+    host: str,
+    port: int,
+    program: str | None = None,
 ) -> TritonConfig:
-    """The server called ``name`` with its files under ``root``.
+    """The server called ``name`` with its files under ``root``; ``program`` as `TritonConfig`, or its name on PATH.
 
     Raises:
-        SetupError: Triton's wheel or libpython is missing.
+        SetupError: ``program``, or without one Triton's wheel or libpython, is missing.
     """
-    find_wheel()
-    find_libpython()
+    found = None if program is None else find_program(program)
+    if found is None:
+        find_wheel()
+        find_libpython()
     endpoint = otlp_http_endpoint(settings)
     return TritonConfig(
         name=name,
@@ -322,6 +331,7 @@ def plan_triton(
         load_timeout_s=max(1, int(settings.triton.start_s)),
         shm_prefix=f"{shm_prefix(root)}{name}_",
         tls=settings.tls.mesh,
+        program=found,
     )
 
 
@@ -396,12 +406,14 @@ def nats_spec(config: NatsConfig, state: StateDir) -> ChildSpec:
 
 
 def triton_spec(config: TritonConfig, log: Path | None) -> ChildSpec:
-    """tritonserver; fills its runtime folder."""
-    prepare_runtime(config.runtime)
+    """tritonserver; fills its runtime folder, if it needs one."""
+    runtime = config.runtime if config.program is None else None
+    if runtime is not None:
+        prepare_runtime(runtime)
     return ChildSpec(
         name=config.name,
         argv=triton_command(config),
-        env=triton_environment(config.runtime, child_environment()),
+        env=triton_environment(runtime, child_environment()),
         log=log,
         port=config.port,
         page=None if config.metrics_port is None else f"{LOOPBACK}:{config.metrics_port}",

@@ -1,6 +1,6 @@
-"""Triton Inference Server out of the ``nvidia-pytriton`` wheel, with a plain model repository.
+"""Triton Inference Server, that of the ``nvidia-pytriton`` wheel or another one, with a plain model repository.
 
-Rules:
+Rules for that of the wheel; another one, such as that of NVIDIA's container, finds its parts itself:
 - Nothing is written into the wheel. A runtime folder of symbolic links lays the Python backend and the stub for this
   Python side by side, as Triton expects them, and holds the one library the stub needs, libpython.
 - That libpython must be the running interpreter's own: with another build of the same version, modules with a C part
@@ -16,6 +16,7 @@ docs/notes-triton.md has the measurements.
 import asyncio
 import importlib.util
 import os
+import shutil
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
@@ -66,7 +67,7 @@ class TritonConfig:
         name: of the process.
         repository: the model repository.
         models: names of the models to load at start.
-        runtime: folder that `prepare_runtime` filled.
+        runtime: folder that `prepare_runtime` filled; not used with ``program``.
         port: of gRPC.
         secret: value of the header that restricted calls need; letters, digits, "-" and "_".
         host: address to bind.
@@ -77,6 +78,7 @@ class TritonConfig:
             bound the model's own ``initialize``.
         tls: folder of its certificate; callers must show one of the mesh. Read at start only.
         shm_prefix: how names of this server's shared memory begin; unique among the servers of a machine.
+        program: another ``tritonserver`` than that of the wheel, which has its Python backend where it looks for it.
     """
 
     name: str
@@ -92,6 +94,7 @@ class TritonConfig:
     load_timeout_s: int = 300
     shm_prefix: str = "sluice_triton_"
     tls: Path | None = None
+    program: Path | None = None
 
     @property
     def address(self) -> str:
@@ -126,6 +129,18 @@ def find_wheel() -> TritonWheel:
                 "run: pip install --force-reinstall nvidia-pytriton"
             )
     return wheel
+
+
+def find_program(name: str) -> Path:
+    """A ``tritonserver`` that is not the wheel's, by its path or its name on PATH.
+
+    Raises:
+        SetupError: it is not there, or may not be executed.
+    """
+    found = shutil.which(name)
+    if found is None:
+        raise SetupError(f"--tritonserver {name}: it is not on PATH, or is no program")
+    return Path(found).absolute()
 
 
 def find_libpython() -> Path:
@@ -175,9 +190,8 @@ def triton_command(config: TritonConfig) -> tuple[str, ...]:
         SetupError: as `find_wheel`.
     """
     return (
-        str(find_wheel().server),
+        *_program(config),
         f"--model-repository={config.repository}",
-        f"--backend-directory={_backends(config.runtime)}",
         "--model-control-mode=explicit",
         *(f"--load-model={model}" for model in config.models),
         "--disable-auto-complete-config",
@@ -195,6 +209,12 @@ def triton_command(config: TritonConfig) -> tuple[str, ...]:
         *_metrics_arguments(config.metrics_port),
         *_trace_arguments(config),
     )
+
+
+def _program(config: TritonConfig) -> tuple[str, ...]:
+    if config.program is not None:
+        return (str(config.program),)
+    return str(find_wheel().server), f"--backend-directory={_backends(config.runtime)}"
 
 
 def tls_arguments(folder: Path | None) -> tuple[str, ...]:
@@ -221,15 +241,21 @@ def _metrics_arguments(port: int | None) -> tuple[str, ...]:
     )
 
 
-def triton_environment(runtime: Path, base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The whole environment of a server: ``base`` (default: our own) with its paths set."""
+def triton_environment(
+    runtime: Path | None, base: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The whole environment of a server: ``base`` (default: our own) with its paths set.
+
+    ``runtime``: the folder that `prepare_runtime` filled; None: the server finds its libraries itself.
+    """
     environment = dict(os.environ if base is None else base)
     # A home or a library path for some other interpreter would reach the stub's as well.
     environment.pop("PYTHONHOME", None)
     environment["PATH"] = _joined((str(Path(sys.executable).parent), environment.get("PATH", "")))
-    environment["LD_LIBRARY_PATH"] = _joined(
-        (str(_libraries(runtime)), environment.get("LD_LIBRARY_PATH", ""))
-    )
+    if runtime is not None:
+        environment["LD_LIBRARY_PATH"] = _joined(
+            (str(_libraries(runtime)), environment.get("LD_LIBRARY_PATH", ""))
+        )
     environment["PYTHONPATH"] = _joined(_import_folders())
     return environment
 

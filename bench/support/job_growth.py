@@ -10,9 +10,9 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Final
 
-from bench.soak import memory_of
 from bench.support.harness import Figure, machine
 from bench.support.job_client import JobClient, Line, job_client, short_lines
+from bench.support.mesh_memory import memory_of
 from bench.support.request_cost import processes_of
 from sluice import settings as config
 from sluice.settings.routing import RoutingSettings

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.support.harness import ROOT, run_count
-from bench.support.job_kills import KINDS
 from bench.support.pages import load_results, read_lines, render
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -55,7 +54,6 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "jobs-first-item": ("jobs", "first-item"),
     "jobs-dedupe": ("jobs", "dedupe"),
     "jobs-interactive": ("jobs", "interactive"),
-    **{f"jobs-kills-{kind}": ("jobs", "--only", kind, "kills") for kind in KINDS},
 }
 """By name: a benchmark, and the options that make the part."""
 OUTCOMES: Final = "router-outcomes"

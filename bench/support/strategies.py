@@ -47,9 +47,6 @@ def strategies(router: Path) -> dict[str, Strategy]:
         "learned-share": Strategy(RoutingPolicy(learned=_learned(router, strong_share=0.3))),
         "cascade-judged": Strategy(RoutingPolicy(cascade=_cascade(router))),
         "cascade-replace": Strategy(RoutingPolicy(cascade=_cascade(router, mode="replace")), True),
-        "speculative": Strategy(
-            RoutingPolicy(cascade=_cascade(router, start="together", max_share=1.0))
-        ),
         "learned-cascade": Strategy(
             RoutingPolicy(learned=_learned(router, quality=0.9), cascade=_cascade(router))
         ),
@@ -88,7 +85,6 @@ def _learned(router: Path, **target: float) -> LearnedRoute:
 
 
 def _cascade(router: Path, **fields: Any) -> CascadeRoute:
-    """Without the check `lists`, which computes what the shipped tasks ask for."""
     values = {
         "first": WEAK,
         "second": STRONG,

@@ -17,14 +17,14 @@ from bench.support.strategies import (
     strategies,
 )
 from bench.support.tradeoffs import Tradeoff, tradeoffs
+from cli import tables
+from cli.evaluate import write_outcomes
+from cli.new_file import NewFile
+from cli.questions import Question, ask_all, support_questions
+from cli.scores import Result
 from gateway.routing.learned import artefact
 from learning import outcomes
 from learning.train import train
-from sluice.cli import tables
-from sluice.cli.evaluate import write_outcomes
-from sluice.cli.new_file import NewFile
-from sluice.cli.questions import Question, ask_all, support_questions
-from sluice.cli.scores import Result
 from sluice.client.aio import AsyncClient
 from sluice.client.request import GenerateOptions
 from supervisor.mesh import running_mesh

@@ -40,7 +40,7 @@ TENANTS: Final = 20
 async def top_cost(runs: int, seconds: float, metrics: Sequence[MetricRegistry]) -> Figure:
     """`top_core_percent`; ``metrics`` of a gateway and of a batcher."""
     async with _admin(metrics) as address:
-        ours = [sys.executable, "-m", "sluice.cli", "top", "--address", address]
+        ours = [sys.executable, "-m", "cli", "top", "--address", address]
         run = _core_percent(ours, seconds)
         if shutil.which("top") is None:
             alone = statistics.median([await run() for _ in range(runs)])

@@ -1,7 +1,7 @@
 """The rules of a trace that is whole, for the tests of traces and for `scripts/jaeger-check`.
 
-1. No span lacks its parent but the server spans of calls (their parent is the caller's), spans of jobs, and attempts
-   whose gateway was lost. Triton's own are excepted: it sends them one by one, so one that is killed loses some.
+1. No span lacks its parent but the server spans of calls (their parent is the caller's) and spans of jobs. Triton's own
+   are excepted: it sends them one by one, so one that is killed loses some.
 2. Every link of a span leads to a span that is known, as far as its trace is known.
 3. A span begins after its parent began, and ends before it ends, or lasts longer: else Jaeger takes the clocks for
    wrong. Rows that were given up are excepted: who works on them learns of it later; and Triton's own spans, which may
@@ -12,7 +12,7 @@
 7. The critical path of an answer leads through its decode, where that took time (of one token it takes none).
 
 A trace that says that it is incomplete, because a process was killed before it had sent its spans, may lack spans of
-rules 2, 5 and 7; no other may.
+rules 1, 2, 5 and 7; no other may.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -40,10 +40,7 @@ _OF_ANSWERS: Final = (
     names.SPAN_DECODE,
 )
 _CANCELLED: Final = frozenset(
-    {
-        *("cancelled", "superseded", "unused", "escalated", "lost", "deadline", "deadline_passed"),
-        names.GATEWAY_LOST,
-    }
+    ("cancelled", "superseded", "escalated", "lost", "deadline", "deadline_passed")
 )
 
 
@@ -74,10 +71,10 @@ def faults(
     Args:
         known: every (trace, span) there is; None: links are not checked.
     """
-    tops = [one for one in _roots(spans) if not (one.name in _TOPS or _may_be_top(one))]
-    if tops or not spans:
-        return [f"spans without a parent: {', '.join(sorted(top.label for top in tops)) or 'all'}"]
     incomplete = any(span.name == names.SPAN_INCOMPLETE for span in spans)
+    tops = [one for one in _roots(spans) if not (one.name in _TOPS or _is_triton(one))]
+    if not spans or (tops and not incomplete):
+        return [f"spans without a parent: {', '.join(sorted(top.label for top in tops)) or 'all'}"]
     found = [] if known is None or incomplete else list(_lost_links(spans, known))
     found += _clock_faults(spans)
     for call in (span for span in spans if span.name == names.SPAN_GENERATE):
@@ -88,10 +85,8 @@ def faults(
     return found
 
 
-def _may_be_top(span: TraceSpan) -> bool:
-    """Whether it is there in place of one that was lost with its gateway, or Triton's."""
-    stands_in = span.attributes.get(names.END) == names.GATEWAY_LOST
-    return stands_in or span.service == names.SERVICE_TRITON
+def _is_triton(span: TraceSpan) -> bool:
+    return span.service == names.SERVICE_TRITON
 
 
 def _roots(spans: Iterable[TraceSpan]) -> list[TraceSpan]:
@@ -124,10 +119,7 @@ def _clock_faults(spans: Sequence[TraceSpan]) -> Iterator[str]:
 
 def _goes_on(span: TraceSpan) -> bool:
     """Whether it may go on after its parent."""
-    return (
-        span.name in (names.SPAN_SHADOW, names.SPAN_INCOMPLETE)
-        or span.service == names.SERVICE_TRITON
-    )
+    return span.name in (names.SPAN_SHADOW, names.SPAN_INCOMPLETE) or _is_triton(span)
 
 
 def _is_cancelled(span: TraceSpan) -> bool:

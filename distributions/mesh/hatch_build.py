@@ -10,13 +10,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Packages(BuildHookInterface):
-    """All packages of the tree but `sluice`, which is a distribution of its own."""
+    """All packages of the tree but those of the other distribution."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Adds them to a wheel of the kind ``version``."""
         if version == "editable":
             return
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-        for package in project["tool"]["importlinter"]["root_packages"]:
-            if package != "sluice":
+        tools = project["tool"]
+        client = tools["hatch"]["build"]["targets"]["wheel"]["packages"]
+        for package in tools["importlinter"]["root_packages"]:
+            if package not in client:
                 build_data["force_include"][str(ROOT / package)] = package

@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.support.attacks import ATTACKS
-from bench.support.hostile import RATES
-
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "bench").glob("*.py") if path.stem != "__init__")
 SHORT = {
@@ -29,7 +26,6 @@ ON_A_MESH = {
     "mesh": ["--runs", "1"],
     "processes": ["--runs", "1"],
     "overload": ["--runs", "1", "--seconds", "1"],
-    "soak": ["--runs", "1"],
     "telemetry": ["--runs", "1", "--seconds", "2"],
 }
 
@@ -44,20 +40,6 @@ def test_a_benchmark_can_be_imported(name: str) -> None:
 @pytest.mark.parametrize("name", SHORT)
 def test_a_short_run_prints_figures(name: str) -> None:
     check(figures(name, SHORT[name]))
-
-
-@pytest.mark.long
-@pytest.mark.mesh
-@pytest.mark.timeout(300)
-async def test_hostile_calls_end_with_typed_errors_and_cost_an_interactive_caller_no_call() -> None:
-    options = ["--size", "100", "--hold", "1"]
-    lines = await asyncio.to_thread(figures, "abuse", options)
-    assert len(lines) == len(ATTACKS)
-    for line in lines:
-        assert (line["exit_code"], line["interactive_errors"]) == (0, {}), line
-        outcomes = line["outcomes"]
-        assert isinstance(outcomes, dict)
-        assert not any(word in kind for kind in outcomes for word in ("untyped", "INTERNAL")), line
 
 
 @pytest.mark.long
@@ -85,19 +67,3 @@ def check(found: list[dict[str, object]]) -> None:
     for figure in found:
         assert {"figure", "ours", "peer", "ratio", "unit", "runs", "machine", "note"} <= set(figure)
         assert figure["ours"] is not None
-
-
-@pytest.mark.long
-@pytest.mark.mesh
-@pytest.mark.timeout(300)
-async def test_hostile_tenants_end_no_process_and_no_call_of_a_quiet_one() -> None:
-    options = ["--attacks", "hostile", "--minutes", "0.5", "--cycle", "0.5"]
-    found = {one["figure"]: one for one in await asyncio.to_thread(figures, "abuse", options)}
-    assert found["abuse_quiet_failed"]["ours"] == 0, found
-    assert found["abuse_ended"]["ours"] == 0, found
-    assert found["abuse_internal"]["ours"] == 0, found
-    assert found["abuse_memory_above_idle"]["ours"] < 300, found
-    settings = found["abuse_internal"]["settings"]
-    assert isinstance(settings, dict)
-    kinds = {name.split()[0] for name in settings["ends"]}
-    assert kinds == set(RATES)

@@ -27,7 +27,6 @@ def test_requests_find_their_strategy(tmp_path: Path, monkeypatch: pytest.Monkey
         return found.model, found.strategy
 
     assert plan("rules", "Sort 4, 3, 2, 1") == (STRONG, "rules")
-    assert plan("speculative", "Hello") == (WEAK, "speculative")
     assert plan(WEAK, "Sort 4, 3, 2, 1") == (WEAK, "rules")
     assert plan(STRONG, "Hello") == (STRONG, "rules")
     assert plan("learned-share", "Hello")[1] == "learned"

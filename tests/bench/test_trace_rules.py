@@ -126,6 +126,12 @@ def test_an_answer_may_lack_spans_where_its_trace_says_so() -> None:
     assert faults([*unsearchable, mark]) == [f"the root has no {name}" for name in NOT_SEARCHED]
 
 
+def test_a_trace_without_its_gateway_s_spans_says_so() -> None:
+    left = without(names.SPAN_GENERATE, names.SPAN_ATTEMPT)
+    assert faults(left)
+    assert faults([*left, span(names.SPAN_INCOMPLETE, names.SPAN_ATTEMPT, 150, 151)]) == []
+
+
 def test_a_link_that_leads_nowhere_is_a_fault() -> None:
     spans = changed(names.SPAN_BATCH, links=(("t", "gone"),))
     assert faults(spans, known={("t", "other")}) == ["s batch: a link leads nowhere"]

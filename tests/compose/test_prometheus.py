@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sluice.cli.main import COMMANDS
+from cli.main import COMMANDS
 from sluice.telemetry.catalog import METRICS
 from tests.support.compose import FOLDER, ROOT
 from tests.support.promql import endings, names_in, problems, recorded

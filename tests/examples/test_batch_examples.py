@@ -17,7 +17,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from sluice.cli.batch import batch
+from cli.batch import batch
 from sluice.v1 import jobs_pb2
 from tests.support.scripted_jobs import ScriptedJobs, answered
 

@@ -127,7 +127,7 @@ async def test_the_command_and_the_example(mesh: Mesh, tmp_path: Path) -> None:
             capture_output=True, text=True, cwd=ROOT, env=environment, timeout=120,
         )  # fmt: skip
 
-    command = ("-m", "sluice.cli", "transcribe")
+    command = ("-m", "cli", "transcribe")
     plain, asked, example, wrong = await asyncio.gather(
         run(*command, str(file), "--language", "en"),
         run(*command, str(file), "--language", "en", "--json"),

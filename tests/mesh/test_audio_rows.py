@@ -171,12 +171,12 @@ async def test_openais_client_the_command_and_the_example(
         assert len(deltas) > 1
         assert "".join(event.delta for event in deltas) == done.text  # type: ignore[union-attr]
         environment = {**os.environ, "SLUICE_ADDRESS": gateway.address}
-        command = ("-m", "sluice.cli", "transcribe", str(file), "--language", "en")
+        command = ("-m", "cli", "transcribe", str(file), "--language", "en")
         plain, asked, example, wrong = await asyncio.gather(
             ran(environment, *command),
             ran(environment, *command, "--json"),
             ran(environment, "examples/transcribe.py", str(file)),
-            ran(environment, "-m", "sluice.cli", "transcribe", __file__),
+            ran(environment, "-m", "cli", "transcribe", __file__),
         )
     assert plain.stdout.strip() == json.loads(asked.stdout)["text"].strip() == text
     assert text == expected(LONG).strip()

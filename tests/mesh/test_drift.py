@@ -21,8 +21,8 @@ from sluice.wire import subjects
 from sluice.wire.codec import unpack
 from supervisor.control import reload_mesh
 from supervisor.mesh import Mesh, running_mesh
+from tests.cli.commands import BOUND_S, process
 from tests.learning.made_up import EASY, outcomes
-from tests.sluice.cli.commands import BOUND_S, process
 
 pytestmark = pytest.mark.mesh
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from sluice.cli.requests import ROWS_OF_WORKER, rows_in
-from sluice.cli.top_view import WANTED, Choice, Sample, View, lines
+from cli.requests import ROWS_OF_WORKER, rows_in
+from cli.top_view import WANTED, Choice, Sample, View, lines
 from sluice.client import AsyncClient, Finished
 from sluice.errors import Cancelled
 from sluice.telemetry import catalog

@@ -10,7 +10,7 @@ from bench.support.trace_rules import faults
 from sluice.telemetry import names
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
-from tests.support.mesh import TOGETHER, RunningMesh
+from tests.support.mesh import CASCADE, RunningMesh
 from tests.support.spans import SpanRecord
 
 pytestmark = pytest.mark.mesh
@@ -38,7 +38,7 @@ def asked(number: int) -> pb.GenerateRequest:
         return pb.GenerateRequest(prompt="classify: it is late", model="nope", sampling=sampling)
     if number < 4:
         prompt = f"sum: {number} 7 12 40"
-        return pb.GenerateRequest(prompt=prompt, labels=TOGETHER, sampling=sampling)
+        return pb.GenerateRequest(prompt=prompt, labels=CASCADE, sampling=sampling)
     return pb.GenerateRequest(
         prompt=f"classify: order {number} is late", model="small", sampling=sampling
     )

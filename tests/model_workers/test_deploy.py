@@ -5,21 +5,10 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-import model_workers
 from model_workers.deploy import PARAMETER, main, render_repository
 from sluice.settings import ModelSettings, Settings
 from sluice.settings.routing import RoutingSettings
 from tests.support.tiny_models import save_model
-
-SHIPPED = Path(model_workers.__file__).parent / "repository"
-
-
-def files(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): path.read_text()
-        for path in folder.rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
-    }
 
 
 def parsed(path: Path) -> model_config_pb2.ModelConfig:
@@ -32,9 +21,14 @@ def settings_in(path: Path) -> ModelSettings:
     return ModelSettings.model_validate_json(parsed(path).parameters[PARAMETER].string_value)
 
 
-def test_the_shipped_repository_is_the_rendering_of_the_defaults(tmp_path: Path) -> None:
+def test_both_tiers_are_in_the_repository_of_the_defaults(tmp_path: Path) -> None:
     render_repository(Settings(), tmp_path)
-    assert files(tmp_path) == files(SHIPPED)
+    files = sorted(
+        str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*") if path.is_file()
+    )
+    assert files == [
+        f"{tier}/{name}" for tier in ("large", "small") for name in ("1/model.py", "config.pbtxt")
+    ]
 
 
 def test_the_rendering_is_a_triton_configuration_with_the_settings(tmp_path: Path) -> None:

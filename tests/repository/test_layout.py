@@ -16,6 +16,7 @@ TOP = {
     "SECURITY.md",
     "batcher",
     "bench",
+    "cli",
     "compose",
     "distributions",
     "docs",

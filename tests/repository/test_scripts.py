@@ -125,7 +125,7 @@ def test_the_gpu_script_runs_the_marked_tests_and_keeps_figures(
 
 GPU_PACKAGES = {
     *("torch", "transformers", "numpy", "psutil", "safetensors", "tokenizers", "pytest"),
-    *("google", "grpc", "llguidance", "pydantic", "pydantic_settings", "yaml"),
+    *("google", "grpc", "llguidance", "pydantic", "pydantic_settings", "typing_extensions", "yaml"),
 }
 """What scripts/gpu says that it needs, by the names of imports."""
 

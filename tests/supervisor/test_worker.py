@@ -92,6 +92,12 @@ async def test_a_worker_alone() -> None:
             pass
 
 
+async def test_a_triton_that_is_not_there_is_named() -> None:
+    with pytest.raises(SetupError, match=r"^--tritonserver none-such: "):
+        async with running_worker(settings(), "127.0.0.1", free_port(), "none-such"):
+            pass
+
+
 async def test_a_worker_without_a_model_of_its_own_says_what_to_run() -> None:
     server = {"url": "http://127.0.0.1:1/v1", "model": "m"}
     one = {"name": "gpt", "path": "builtin:small", "engine": "openai", "server": server}

@@ -79,7 +79,7 @@ def packages_distributions() -> Mapping[str, list[str]]:
 def absent(extra: str = "") -> frozenset[str]:
     """Top-level modules of this environment that ``sluice-llm[extra]`` does not bring."""
     here = {*packages_distributions(), *root_packages()}
-    ours = root_packages() if extra else ("sluice",)
+    ours = root_packages() if extra else ("sluice", "cli")
     return frozenset(here - modules(closure(extra)) - set(ours))
 
 

@@ -85,23 +85,22 @@ async def counted(client: AsyncClient, metric: catalog.Metric, model: str) -> bo
     return any(point.value and model in point.labels for point in points)
 
 
-TOGETHER: Final = {"cascade": "together"}
-"""Labels of a request that both tiers begin together."""
+CASCADE: Final = {"route": "cascade"}
+"""Labels of a request that the small tier answers, and the large one where that is in doubt."""
 _ROUTING: Final = Settings.model_fields["routing"].default.model_copy(
     update={
         "policies": {
-            "together": RoutingPolicy(
+            "cascade": RoutingPolicy(
                 cascade=CascadeRoute(
                     first="small",
                     second="large",
-                    start="together",
                     commit_tokens=12,
                     min_logprob=-0.05,
                     max_share=1.0,
                 )
             )
         },
-        "select": (Selection(policy="together", labels=TOGETHER),),
+        "select": (Selection(policy="cascade", labels=CASCADE),),
     }
 )
 

@@ -10,13 +10,13 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig, RePublish, StreamConfig
 
-from bench.faults.proxy import Proxy
 from sluice.settings import NatsSettings
 from sluice.startup import answers, free_port
 from sluice.wire import subjects
 from sluice.wire.connection import NatsUnreachable, connect, disconnect, settle
 from sluice.wire.permissions import OPERATOR
 from supervisor.nats import find_nats_server
+from tests.robustness.faults.proxy import Proxy
 from tests.support.nats import nats_process_of, running_nats
 
 BOUND_S = 60.0

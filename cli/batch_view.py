@@ -1,0 +1,174 @@
+"""Jobs as people and programs see them: objects for --json, tables, and the progress bar."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from cli import output
+from sluice.v1 import jobs_pb2 as pb
+from sluice.wire.clock import ms_of
+from sluice.wire.enums import word_of
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+OVER: Final = (
+    pb.JOB_STATE_COMPLETED,
+    pb.JOB_STATE_FAILED,
+    pb.JOB_STATE_CANCELLED,
+    pb.JOB_STATE_EXPIRED,
+)
+
+_HEADERS: Final = ("job", "name", "state", "done", "failed", "items/s", "tokens/s", "left", "cost")
+
+
+def state_of(job: pb.Job) -> str:
+    """Its state in a word: "running"."""
+    return word_of(pb.JobState, job.state)
+
+
+def job_object(job: pb.Job) -> dict[str, Any]:
+    """A job for --json: times in seconds since the Unix epoch, spans in seconds."""
+    return {
+        "id": job.id,
+        "name": job.spec.name,
+        "model": job.spec.model,
+        "state": state_of(job),
+        "reason": job.reason,
+        "reason_code": job.reason_code,
+        "progress": output.message_object(job.progress),
+        **{name: ms_of(getattr(job, name)) / 1e3 for name in _TIMES if job.HasField(name)},
+        "report": output.message_object(job.report) if job.HasField("report") else None,
+        "runner": job.runner,
+        "nats_last_sequence": job.nats_last_sequence,
+    }
+
+
+_TIMES: Final = ("create_time", "start_time", "end_time")
+
+
+def letter_object(result: pb.JobResult) -> dict[str, Any]:
+    """A dead letter for --json."""
+    return {
+        "index": result.index,
+        "line": result.line,
+        "custom_id": result.custom_id,
+        "attempts": result.attempts,
+        "reason": result.error.reason,
+        "message": result.error.message,
+        "request_id": result.error.request_id,
+    }
+
+
+def show(job: pb.Job) -> None:
+    """A job for people."""
+    write_table([job])
+    for number, stage in enumerate(job.progress.stages):
+        at_work = " *" * (number == job.progress.stage and job.state not in OVER)
+        done = stage.succeeded + stage.dead
+        print(f"stage {stage.name}: {done} of {stage.total}, {stage.dead} failed{at_work}")
+    progress = job.progress
+    if progress.saved_tokens:
+        print(
+            f"{progress.deduplicated} items were identical to others: {progress.saved_tokens} tokens saved"
+        )
+    if progress.cached_prompt_tokens:
+        share = progress.cached_prompt_tokens / progress.prompt_tokens
+        print(f"{share:.0%} of the tokens of prompts were found in the prefix cache")
+    if job.nats_last_sequence:
+        print(f"the last message read has the sequence {job.nats_last_sequence}")
+    if job.reason:
+        print(f"{job.reason_code}: {job.reason}")
+
+
+def write_table(jobs: list[pb.Job]) -> None:
+    """Jobs, one a row."""
+    output.write_table(_HEADERS, [_row(job) for job in jobs])
+
+
+def sentence(job: pb.Job) -> str:
+    """How far a job is, in one line."""
+    progress, speed = job.progress, _speed(job)
+    done = progress.succeeded + progress.dead
+    total = f"{progress.total}{'' if progress.total_final else '+'}"
+    least = "" if progress.total_final else "at least "
+    left = f" · {least}{_span(job)} left" if progress.HasField("remaining") else ""
+    return (
+        f"{state_of(job)} · {done}/{total} done · {progress.dead} failed"
+        f" · {speed.items_per_second:.1f} items/s · {speed.tokens_per_second:.0f} tokens/s"
+        f"{left} · cost {_cost(progress)}"
+    )
+
+
+class Display:
+    """Where the progress goes: a bar on a terminal, else a line when the state or the tenth of the work changes."""
+
+    def __init__(
+        self, shown: bool, bar: "RichProgress | None" = None, task: "TaskID | None" = None
+    ) -> None:
+        self._shown = shown
+        self._bar = bar
+        self._task = task
+        self._last: tuple[int, int] | None = None
+
+    def update(self, job: pb.Job) -> None:
+        """Shows how far `job` is."""
+        progress = job.progress
+        done = progress.succeeded + progress.dead
+        if self._bar is not None and self._task is not None:
+            total = progress.total if progress.total_final else None
+            self._bar.update(self._task, completed=done, total=total, text=sentence(job))
+            return
+        now = (job.state, 10 * done // max(1, progress.total))
+        if self._shown and now != self._last:
+            self._last = now
+            print(f"{job.id}: {sentence(job)}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def display(shown: bool) -> Iterator[Display]:
+    """Shows the progress on stderr, for as long as the block runs."""
+    if not shown or not sys.stderr.isatty():
+        yield Display(shown)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[text]}"))
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        yield Display(shown, bar, bar.add_task("", total=None, text=""))
+
+
+def _row(job: pb.Job) -> tuple[str, ...]:
+    progress, speed = job.progress, _speed(job)
+    return (
+        job.id,
+        job.spec.name or "-",
+        state_of(job),
+        f"{progress.succeeded + progress.dead}/{progress.total}{'' if progress.total_final else '+'}",
+        str(progress.dead),
+        f"{speed.items_per_second:.1f}",
+        f"{speed.tokens_per_second:.0f}",
+        f"{_span(job)}{'' if progress.total_final else '+'}"
+        if progress.HasField("remaining")
+        else "-",
+        _cost(progress),
+    )
+
+
+def _speed(job: pb.Job) -> pb.JobProgress | pb.JobReport:
+    """Of the last minute; of the whole time where that is over."""
+    return job.report if job.HasField("report") else job.progress
+
+
+def _cost(progress: pb.JobProgress) -> str:
+    """A dash where models have no prices."""
+    return "-" if not progress.cost and progress.completion_tokens else f"{progress.cost:.4g}"
+
+
+def _span(job: pb.Job) -> str:
+    minutes, seconds = divmod(round(ms_of(job.progress.remaining) / 1e3), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"

@@ -1,0 +1,46 @@
+"""`sluice bench NAME`: runs a benchmark of the source tree, bench/NAME.py."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from cli.failure import CommandFailed
+
+FOLDER: Final = Path(__file__).parents[1] / "bench"
+"""Only a source tree has it: benchmarks compare with peers that a user of the mesh does not need."""
+
+CONTEXT_SETTINGS: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Options that only one benchmark has go to it as they are."""
+
+
+def bench(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Which one, such as mesh or chaos.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per figure.")
+    ] = False,
+    runs: Annotated[int | None, typer.Option(min=1, help="Interleaved runs of both sides.")] = None,
+) -> None:
+    """Run a benchmark and print its figures, ours beside a peer's. Its other options: python bench/NAME.py --help."""
+    names = known()
+    if name not in names:
+        there = f"there are: {', '.join(names)}" if names else f"no benchmarks in {FOLDER}"
+        raise CommandFailed("BENCHMARK_UNKNOWN", f"no benchmark {name!r}; {there}")
+    command = [sys.executable, str(FOLDER / f"{name}.py")]
+    command += ["--runs", str(runs)] if runs is not None else []
+    command += ["--json"] if as_json else []
+    command += context.args
+    # Benchmarks fork while gRPC threads run, which gRPC would log each time.
+    environment = {"GRPC_VERBOSITY": "ERROR", **os.environ}
+    code = subprocess.run(command, env=environment, check=False).returncode
+    if code:
+        raise CommandFailed("BENCHMARK_FAILED", f"bench/{name}.py ended with exit code {code}")
+
+
+def known() -> list[str]:
+    """The benchmarks of this source tree."""
+    return sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "__init__")

@@ -1,0 +1,121 @@
+"""`sluice certs`: the certificates of a mesh on this machine, or of one in containers."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli import options, output
+from cli.option_groups import Commands, Group
+
+if TYPE_CHECKING:
+    from supervisor.certificates import Authority, Issued
+
+certs = Commands(help="Make, list and renew certificates.", no_args_is_help=True)
+
+
+def _authority(
+    folder: Annotated[
+        Path | None,
+        typer.Option("--folder", help="Where they are; default: tls in the state directory."),
+    ] = None,
+    state_dir: options.StateDir = None,
+) -> "Authority":
+    from supervisor.certificates import Authority
+    from supervisor.state import StateDir
+
+    return Authority(folder or StateDir.of(state_dir).tls)
+
+
+OfMesh = Annotated["Authority", Group(_authority)]
+Processes = Annotated[
+    list[str] | None, typer.Argument(metavar="[PROCESS]...", help="Such as gateway or batcher.")
+]
+
+
+@certs.command()
+def create(
+    *,
+    processes: Processes = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name or address beside localhost that they are valid for."),
+    ] = None,
+    authority: OfMesh,
+    as_json: options.Json = False,
+) -> None:
+    """Make an authority unless there is one, and a certificate for each process that has none.
+
+    Without names: those of a mesh with one process of each kind.
+    """
+    made = authority.ensure(processes or _default_processes(), host or ())
+    _write_made(made, "every process has a certificate already", as_json)
+
+
+@certs.command("list")
+def list_(*, authority: OfMesh, as_json: options.Json = False) -> None:
+    """List certificates, and how long they are valid."""
+    issued = authority.issued()
+    headers, rows = ("process", "expires", "names", "file"), [_row(one) for one in issued]
+    described = {"certificates": [_json(one) for one in issued]}
+    output.show(as_json, described, lambda: output.write_table(headers, rows))
+
+
+@certs.command()
+def renew(
+    *,
+    processes: Processes = None,
+    authority: OfMesh,
+    as_json: options.Json = False,
+) -> None:
+    """Make new certificates with new keys, of all processes or of some.
+
+    Gateways take them with the next caller, connections to NATS when they connect again. Triton, and calls that run,
+    take them when the process starts again.
+    """
+    made = authority.renew(processes or [])
+    _write_made(made, "there is nothing to renew", as_json)
+
+
+@certs.command()
+def nats(
+    tls_folder: Annotated[
+        Path, typer.Option(help="Where nats-server finds its tls.crt, tls.key and ca.crt.")
+    ],
+    input_stream: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STREAM", help="One of jobs.input_streams, which jobs read; may be repeated."
+        ),
+    ] = None,
+) -> None:
+    """Print the part of nats-server's configuration that asks for certificates, and says what each process may do.
+
+    All processes of a kind share a certificate, as replicas on Kubernetes do.
+    """
+    from sluice.wire.permissions import KINDS
+    from supervisor.nats import render_accounts, render_tls
+
+    users = {kind: (kind, "*") for kind in KINDS}
+    print(render_tls(tls_folder) + render_accounts(users, input_stream or ()), end="")
+
+
+def _default_processes() -> list[str]:
+    from supervisor.plan import BATCHER, GATEWAY, JOBS, NATS, OPERATOR, TRITON
+
+    return [NATS, TRITON, BATCHER, GATEWAY, JOBS, OPERATOR]
+
+
+def _write_made(made: list[Path], nothing: str, as_json: bool) -> None:
+    files = [str(file) for file in made]
+    output.show(as_json, {"made": files}, "\n".join(files) or nothing)
+
+
+def _json(one: "Issued") -> dict[str, object]:
+    return {**asdict(one), "file": str(one.file), "expires": one.expires.isoformat()}
+
+
+def _row(one: "Issued") -> tuple[str, ...]:
+    left = f"{one.expires:%Y-%m-%d} ({one.days_left} days)"
+    return (one.process, left, " ".join(one.names), str(one.file))

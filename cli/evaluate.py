@@ -1,0 +1,262 @@
+"""`sluice eval`: accuracy, cost and latency of each model on graded questions, through the whole mesh."""
+
+import asyncio
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from cli import failure, options, output, scores
+from cli.golden import evaluate_golden
+from cli.new_file import NewFile
+from cli.option_groups import Group
+from cli.questions import Question, Split, ask_all, of_file, support_questions
+from cli.scores import Result, Score, Trade
+from sluice.client import AsyncClient, Client, GenerateOptions
+from sluice.defaults import AUTO
+
+HEADERS: Final = (
+    *("model", "kind", "level", "n", "right", "answers", "escalated", "tokens"),
+    *("ttft p50 ms", "latency p50 ms", "p95 ms"),
+)
+_OUTCOME_COLUMNS: Final = ("prompt_id", "prompt", "weak", "strong", "weak_response")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionOptions:
+    """Which questions are asked."""
+
+    n: Annotated[int, typer.Option("--n", min=1, help="Questions per kind and level.")] = 20
+    seed: Annotated[int, typer.Option(help="Chooses the questions.")] = 1
+    questions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv",
+            help="Ask these instead: prompt, answer, optionally prompt_id, kind, level, max_tokens.",
+        ),
+    ] = None
+
+    def load(self, side: Split) -> list[Question]:
+        """Those of the file, or support tasks of ``side``."""
+        if self.questions is not None:
+            return of_file(self.questions)
+        return support_questions(side, self.n, self.seed)
+
+    def described(self) -> dict[str, Any]:
+        """For --json."""
+        if self.questions is not None:
+            return {"questions": str(self.questions)}
+        return {"n": self.n, "seed": self.seed}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutcomeOptions:
+    """Which two models are compared, and where their outcomes go."""
+
+    outcomes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv",
+            help="Ask --weak and --strong training questions; write outcomes for `sluice router train`.",
+        ),
+    ] = None
+    weak: Annotated[str, typer.Option(metavar="NAME", help="The small model of outcomes.")] = (
+        "small"
+    )
+    strong: Annotated[
+        str, typer.Option(metavar="NAME", help="The large model; others are compared with it.")
+    ] = "large"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoldenOptions:
+    """References, and what is compared with them."""
+
+    golden: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Score answers against the references of a JSONL or CSV file (docs/evaluation.md).",
+        ),
+    ] = None
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            metavar="A B",
+            help="--golden: two models, or files that `sluice batch` wrote, side by side.",
+        ),
+    ] = None
+    floor: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="METRIC=X",
+            help="--golden: fail below; exact, f1, bleu, rouge_l. Of the last model. May be repeated.",
+        ),
+    ] = None
+
+
+def _greedy(
+    label: options.Label = None,
+    accept_replace: Annotated[
+        bool, typer.Option("--accept-replace", help="A cascade may take back what it has streamed.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Deadline of each answer.")
+    ] = 120.0,
+) -> GenerateOptions:
+    return {
+        "temperature": 0.0,
+        "priority": "standard",
+        "timeout_s": timeout,
+        "labels": options.labels_of(label),
+        "accept_replace": accept_replace,
+    }
+
+
+def evaluate(
+    *,
+    asked: QuestionOptions,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="NAME",
+            help='May be repeated.  [default: every model, and "auto"]',
+        ),
+    ] = None,
+    pair: OutcomeOptions,
+    references: GoldenOptions,
+    given: Annotated[GenerateOptions, Group(_greedy)],
+    concurrency: Annotated[int, typer.Option(min=1, help="Questions that are asked at once.")] = 16,
+    tenant: options.Tenant = None,
+    address: options.Address = options.ADDRESS,
+    as_json: options.Json = False,
+) -> None:
+    """Ask questions and print how many answers are right, what they cost, and what routing saves.
+
+    The shipped questions are held-out support tasks, which the tiers were not trained on. With --outcomes they are
+    from the training side, so that a router that learns from them can be evaluated on the held-out ones. They are asked
+    in a mixed order, answered greedily, graded exactly, and shown per model, kind and level. Tokens are those of
+    prompts and answers, by the model that computed them. With --golden the answers are scored against references, and
+    the exit code is 1 when a score is under its --floor.
+    """
+    outcomes = pair.outcomes
+    if outcomes is not None and (model or pair.weak == pair.strong):
+        raise failure.CommandFailed("USAGE", "--outcomes asks --weak and --strong, two models")
+    if (golden := references.golden) is not None:
+        systems = references.compare or model or [AUTO]
+        floors = references.floor or ()
+        with Client(address, tenant=tenant) as client:
+            evaluate_golden(golden, systems, floors, client, concurrency, given, as_json)
+        return
+    if references.compare or references.floor:
+        raise failure.CommandFailed("USAGE", "--compare and --floor belong to --golden")
+    found, about = asked.load("heldout" if outcomes is None else "train"), asked.described()
+    ask = partial(_ask, address, tenant, found, concurrency, given)
+    if outcomes is None:
+        results = asyncio.run(ask(model or []))
+    else:
+        with NewFile(outcomes) as file:
+            results = asyncio.run(ask([pair.weak, pair.strong]))
+            rows = write_outcomes(file, found, results[: len(found)], results[len(found) :])
+        about |= {"outcomes": str(outcomes), "rows": rows}
+    _write(results, about, pair.strong, as_json)
+
+
+def write_outcomes(
+    new: NewFile, questions: Sequence[Question], weak: Sequence[Result], strong: Sequence[Result]
+) -> int:
+    """Writes training data for `sluice router train`: a row for each question that both models answered.
+
+    Returns how many; without any there is no file.
+    """
+    rows = [
+        (q.prompt_id, q.prompt, int(w.right), int(s.right), w.text)
+        for q, w, s in zip(questions, weak, strong, strict=True)
+        if not w.error and not s.error
+    ]
+    if rows:
+        with new.writing() as file:
+            csv.writer(file).writerows([_OUTCOME_COLUMNS, *rows])
+        new.complete()
+    return len(rows)
+
+
+async def _ask(
+    address: str,
+    tenant: str | None,
+    questions: Sequence[Question],
+    concurrency: int,
+    given: GenerateOptions,
+    wanted: Sequence[str],
+) -> list[Result]:
+    """All questions to one model after the other, so that none slows another one down."""
+    results: list[Result] = []
+    async with AsyncClient(address, tenant=tenant) as client:
+        models = wanted or [*(m.name for m in await client.list_models()), AUTO]
+        for model in models:
+            to_model: GenerateOptions = {**given, "model": model}
+            results += await ask_all(client, model, questions, concurrency, to_model)
+    return results
+
+
+def _write(results: Sequence[Result], about: dict[str, Any], strong: str, as_json: bool) -> None:
+    table = scores.tabulate(results)
+    trades = scores.trades(table, strong)
+    done = {
+        **about,
+        "scores": [score.described() for score in table],
+        "trades": [asdict(trade) for trade in trades],
+    }
+    if not as_json:
+        output.write_table(HEADERS, [_cells(score) for score in table])
+        for trade in trades:
+            print(_sentence(trade))
+        if about.get("rows"):
+            print(f"{about['outcomes']}: {about['rows']} rows")
+    if errors := [result.error for result in results if result.error]:
+        message = f"{len(errors)} of {len(results)} questions got no answer: {errors[0]}"
+        raise failure.CommandFailed("UNANSWERED", message, done)
+    if as_json:
+        output.write_json(done)
+
+
+def _cells(score: Score) -> tuple[str, ...]:
+    latency = score.latency_ms
+    return (
+        score.asked,
+        score.kind,
+        score.level,
+        str(len(score.results)),
+        f"{score.right_share:.1%}",
+        _counts(score.models),
+        f"{score.escalated_share:.0%}",
+        _counts(score.tokens),
+        _whole(score.ttft_ms["p50"]),
+        _whole(latency["p50"]),
+        _whole(latency["p95"]),
+    )
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return " ".join(f"{name}:{count}" for name, count in sorted(counts.items()))
+
+
+def _whole(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
+
+
+def _sentence(trade: Trade) -> str:
+    return (
+        f"{trade.model}: {_percent(trade.right_share)} of {trade.strong}'s right answers with"
+        f" {_percent(trade.token_share)} of its tokens ({_percent(trade.answer_token_share)} of its answer tokens)"
+    )
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"

@@ -1,0 +1,192 @@
+"""`sluice explain` and `sluice feedback`: shows the decisions about a request, and grades its answer."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC
+from typing import Annotated
+
+import typer
+
+from cli import options, output
+from sluice.v1 import admin_pb2 as pb
+from sluice.v1.inference_pb2 import FinishReason, Priority, RouteStrategy, Timings
+from sluice.v1.safety_pb2 import SafetyAction
+from sluice.wire.clock import ms_of
+from sluice.wire.enums import word_of
+
+RequestId = Annotated[
+    str, typer.Argument(metavar="REQUEST_ID", help="As `sluice generate --json` prints it.")
+]
+
+_GUARD = "guard."
+_HOPS = ("safety", "route", "tokenize", "publish", "queue", "batch", "prefill", "decode")
+
+
+def explain(
+    *,
+    request_id: RequestId,
+    audit: Annotated[
+        bool,
+        typer.Option("--audit", help="Show the entry of the audit instead; it is kept longer."),
+    ] = False,
+    client: options.OperatorClient,
+    as_json: options.Json = False,
+) -> None:
+    """Show the decisions about a request: findings, route, batch, worker, tokens, cost. No text is kept."""
+    found: pb.GetRequestRecordResponse | pb.GetAuditEntryResponse
+    found = client.audit(request_id) if audit else client.explain(request_id)
+    lines = _lines(found) if isinstance(found, pb.GetRequestRecordResponse) else _audit(found)
+    output.show(as_json, _object(found), "\n".join(lines))
+
+
+def feedback(
+    *,
+    request_id: RequestId,
+    grade: Annotated[float, typer.Argument(help="0 is useless, 1 is right.")],
+    client: options.OperatorClient,
+    as_json: options.Json = False,
+) -> None:
+    """Grade an answer. A later grade of the same request replaces an earlier one."""
+    client.feedback(request_id, grade)
+    if as_json:
+        output.write_json({"request_id": request_id, "grade": grade})
+
+
+def _object(explained: pb.GetRequestRecordResponse | pb.GetAuditEntryResponse) -> dict[str, object]:
+    from google.protobuf.json_format import MessageToDict
+
+    described: dict[str, object] = MessageToDict(explained, preserving_proto_field_name=True)
+    return described
+
+
+def _lines(explained: pb.GetRequestRecordResponse) -> Iterator[str]:
+    record = explained.record
+    arrived = record.arrival_time.ToDatetime(UTC)
+    yield f"request   {record.request_id}, trace {record.trace_id}, gateway {record.gateway}"
+    work = f", task {record.workload}" if record.workload else ""
+    work += f", {record.operation}" if record.operation else ""
+    yield f"asked     {arrived:%Y-%m-%d %H:%M:%S} UTC by {record.tenant}, {word_of(Priority, record.priority)}{work}"
+    yield f"safety    {_safety(record)}"
+    for guard in record.guards:
+        yield f"guard     {_guard(guard, record.currency)}"
+    if record.HasField("route"):
+        yield from _route(record.requested_model, record.route)
+    for attempt in record.attempts:
+        yield from _attempt(attempt, record.currency)
+    for run in record.shadows:
+        yield f"shadow    {_shadow(run, record.currency)}"
+    if record.HasField("timings"):
+        yield f"time      {_times(record.timings)}"
+    yield f"end       {_end(record)}"
+    if explained.HasField("grade"):
+        yield f"grade     {explained.grade.grade:g}"
+
+
+def _safety(record: pb.RequestRecord) -> str:
+    if not record.policy:
+        return "not reached"
+    # What guards said has lines of its own.
+    found = _decisions(one for one in record.decisions if not one.rule.startswith(_GUARD))
+    return f"{found or 'nothing found'}, policy {record.policy}"
+
+
+def _decisions(decisions: Iterable[pb.SafetyDecision]) -> str:
+    return ", ".join(
+        f"{one.rule} x{one.count} {_action(one.action)}" + (" (answer)" if one.in_answer else "")
+        for one in decisions
+    )
+
+
+def _action(action: "SafetyAction.ValueType") -> str:
+    return word_of(SafetyAction, action)
+
+
+def _guard(guard: pb.GuardCheck, currency: str) -> str:
+    about = f"answer, {guard.answer_tokens} tokens" if guard.in_answer else "prompt"
+    score = f", score {guard.score:.2f}" if guard.HasField("score") else ""
+    return (
+        f"{guard.guard} ({guard.model}) on the {about}: {_outcome(guard)},"
+        f" {_action(guard.action)}{score}; {ms_of(guard.duration):.1f} ms, cost {guard.cost:.3g} {currency}"
+    )
+
+
+def _outcome(guard: pb.GuardCheck) -> str:
+    return guard.failure or ", ".join(guard.categories) or word_of(pb.GuardOutcome, guard.outcome)
+
+
+def _audit(entry: pb.GetAuditEntryResponse) -> Iterator[str]:
+    decided = entry.decision_time.ToDatetime(UTC)
+    yield f"request   {entry.request_id} of {entry.tenant}"
+    yield f"decided   {decided:%Y-%m-%d %H:%M:%S} UTC, policy {entry.policy}"
+    yield f"safety    {_decisions(entry.decisions)}"
+    if entry.blocked:
+        yield "          the prompt was refused"
+    if entry.governed_model:
+        yield f"          answered by the governed model {entry.governed_model}"
+    if entry.prompt_hmac:
+        yield f"prompt    HMAC {entry.prompt_hmac.hex()}"
+    if entry.with_text:
+        yield "          its text is in the entry"
+
+
+def _route(asked: str, route: pb.RouteRecord) -> Iterator[str]:
+    degraded = ", degraded" if route.degraded else ""
+    yield f"route     asked for {asked}: {word_of(RouteStrategy, route.strategy)}, {route.reason}{degraded}"
+    for name, version in sorted(route.versions.items()):
+        yield f"          {name} {version}"
+    for score in route.scores:
+        chances = ", ".join(
+            f"{model} {score.chances[model]:.2f}" for model in sorted(score.chances)
+        )
+        yield (
+            f"          {score.policy}, {word_of(pb.RouterHead, score.head)} head of {score.version}:"
+            f" gain {score.gain:.2f} ({chances})"
+        )
+    for number, one in enumerate(route.candidates, 1):
+        quality = f", quality {one.quality:.2f}" if one.HasField("quality") else ""
+        yield (
+            f"  {number}.      {one.model} ({one.tier}){quality}, cost {one.cost:.3g},"
+            f" wait {ms_of(one.expected_wait):.0f} ms: {one.reason}"
+        )
+
+
+def _attempt(attempt: pb.ModelAttempt, currency: str) -> Iterator[str]:
+    tokens = f"{attempt.prompt_tokens} + {attempt.completion_tokens} tokens"
+    if attempt.rows:
+        tokens = f"{attempt.rows} rows, {attempt.prompt_tokens} tokens"
+    if attempt.HasField("server_prompt_tokens"):
+        theirs = f"{attempt.server_prompt_tokens} + {attempt.server_completion_tokens}"
+        tokens += f" by our count, {theirs} by the server's"
+    yield f"model     {attempt.model}: {tokens}, cost {attempt.cost:.3g} {currency}, attempt {attempt.attempt}"
+    if attempt.batch_id:
+        yield (
+            f"batch     {attempt.batch_id} of {attempt.batch_rows} rows on {attempt.worker} ({attempt.batch_cause}),"
+            f" {attempt.padding_share:.0%} padding; waited {ms_of(attempt.queue_wait):.1f} ms,"
+            f" the longest of it {ms_of(attempt.queue_wait_max):.1f} ms"
+        )
+    if attempt.escalation_reason:
+        yield f"          escalated: {attempt.escalation_reason}"
+    if attempt.kept_reason:
+        yield f"          kept although {attempt.kept_reason}"
+
+
+def _shadow(run: pb.ShadowRun, currency: str) -> str:
+    if run.dropped:
+        return f"{run.model}: {run.dropped}; cost {run.cost:.3g} {currency}"
+    tokens = f"{run.prompt_tokens} + {run.completion_tokens} tokens"
+    return (
+        f"{run.model} agrees to {run.agreement:.0%}: {tokens}, cost {run.cost:.3g} {currency},"
+        f" {ms_of(run.duration):.1f} ms"
+    )
+
+
+def _times(timings: Timings) -> str:
+    hops: Sequence[str] = [f"{hop} {ms_of(getattr(timings, hop)):.1f}" for hop in _HOPS]
+    first, total = ms_of(timings.time_to_first_token), ms_of(timings.total)
+    return f"{', '.join(hops)} ms; first token {first:.1f} ms, total {total:.1f} ms"
+
+
+def _end(record: pb.RequestRecord) -> str:
+    if record.error_reason:
+        return f"error {record.error_reason}"
+    kept = f", {'found' if record.cached else 'kept'} as {record.answer_key}"
+    return word_of(FinishReason, record.finish_reason) + (kept if record.answer_key else "")

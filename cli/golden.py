@@ -1,0 +1,223 @@
+"""`sluice eval --golden`: answers against references, of models or of files of earlier answers."""
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from cli import output
+from cli.batch_files import pieces_of
+from cli.failure import CommandFailed
+from cli.golden_scores import METRICS, Scored, difference
+from cli.tables import open_table
+from sluice.client import Client, GenerateOptions, Message
+from sluice.client.request import generate_request
+from sluice.v1 import jobs_pb2 as pb
+from sluice.wire.clock import duration
+
+_REFERENCES: Final = ("references", "reference", "answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """A prompt, and the answers that are right."""
+
+    custom_id: str
+    prompt: str | list[Message]
+    references: tuple[str, ...]
+
+
+def evaluate_golden(
+    path: Path,
+    systems: Sequence[str],
+    floors: Sequence[str],
+    client: Client,
+    concurrency: int,
+    chosen: GenerateOptions,
+    as_json: bool,
+) -> None:
+    """Scores each of ``systems``, a model's name or a file of `sluice batch`; two of them are compared.
+
+    Raises:
+        CommandFailed: something cannot be read or was not answered, or a score is under its floor.
+    """
+    bounds = dict(map(_floor, floors))
+    _require_scores()
+    golden = list(read_golden(path))
+    if not golden:
+        raise CommandFailed("GOLDEN", f"{path}: has no items")
+    references = [item.references for item in golden]
+    scored: dict[str, Scored] = {}
+    jobs: dict[str, str] = {}
+    for system in systems:
+        if Path(system).is_file():
+            answers = _answers_of(Path(system), golden)
+        else:
+            jobs[system], answers = _ask(client, system, golden, concurrency, chosen)
+        scored[system] = Scored(answers, references)
+    described: dict[str, Any] = {
+        "golden": str(path),
+        "items": len(golden),
+        "jobs": jobs,
+        "scores": {
+            name: {metric: asdict(one.interval(metric)) for metric in METRICS}
+            for name, one in scored.items()
+        },
+    }
+    if len(systems) == 2:
+        first, second = (scored[system] for system in systems)
+        described["differences"] = {
+            metric: asdict(difference(first, second, metric)) for metric in METRICS
+        }
+    if not as_json:
+        _show(described, systems)
+    last = described["scores"][systems[-1]]
+    if low := [name for name, bound in bounds.items() if last[name]["value"] < bound]:
+        said = ", ".join(f"{name} {last[name]['value']:.3f} < {bounds[name]:g}" for name in low)
+        raise CommandFailed("BELOW_FLOOR", f"{systems[-1]}: {said}", described)
+    if as_json:
+        output.write_json(described)
+
+
+def read_golden(path: Path) -> Iterator[Golden]:
+    """The items of a JSONL or CSV file.
+
+    An item has "prompt" or "messages", "answer" or "reference" or a list of "references", and optionally "id".
+
+    Raises:
+        CommandFailed: a line is none; the message names it.
+    """
+    seen: set[str] = set()
+    for number, row in _rows(path):
+        where = f"{path.name} line {number}"
+        found = next((row[name] for name in _REFERENCES if row.get(name) is not None), None)
+        given: list[Any] = found if isinstance(found, list) else [found]
+        references = tuple(one for one in given if isinstance(one, str))
+        if not references or len(references) < len(given):
+            raise CommandFailed("GOLDEN", f"{where}: answer, reference or references is no text")
+        custom_id = str(row.get("id") or row.get("custom_id") or number)
+        if custom_id in seen:
+            raise CommandFailed("GOLDEN", f"{where}: id {custom_id!r} comes twice")
+        seen.add(custom_id)
+        yield Golden(custom_id, _prompt(row, where), references)
+
+
+def _require_scores() -> None:
+    """Before anything is asked."""
+    if not (find_spec("sacrebleu") and find_spec("rouge_score")):
+        message = "needs `pip install 'sacrebleu>=2.4,<3' 'rouge-score>=0.1.2'`"
+        raise CommandFailed("NOT_INSTALLED", message)
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    if ".csv" in path.suffixes:
+        with open_table(path) as (_, rows):
+            yield from enumerate(rows, 2)
+        return
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    row = json.loads(line)
+                    if not isinstance(row, dict):
+                        raise CommandFailed("GOLDEN", f"{path.name} line {number}: is no object")
+                    yield number, row
+    except OSError as error:
+        raise CommandFailed("FILE", f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise CommandFailed("GOLDEN", f"{path} is not JSONL: {error}") from error
+
+
+def _prompt(row: Mapping[str, Any], where: str) -> str | list[Message]:
+    if isinstance(prompt := row.get("prompt"), str) and prompt:
+        return prompt
+    try:
+        return [Message(turn["role"], turn["content"]) for turn in row["messages"]]
+    except (KeyError, TypeError) as error:
+        raise CommandFailed("GOLDEN", f"{where}: has no prompt and no messages") from error
+
+
+def _floor(given: str) -> tuple[str, float]:
+    name, _, bound = given.partition("=")
+    with suppress(ValueError):
+        if name in METRICS:
+            return name, float(bound)
+    raise CommandFailed("USAGE", f"--floor {given!r} is not METRIC=0.8, of {', '.join(METRICS)}")
+
+
+def _ask(
+    client: Client,
+    model: str,
+    golden: Sequence[Golden],
+    concurrency: int,
+    chosen: GenerateOptions,
+) -> tuple[str, list[str]]:
+    """The id of a job that asks ``model``, and its answers."""
+    lines = "".join(json.dumps(_line(item)) + "\n" for item in golden).encode()
+    asked = generate_request("-", {**chosen, "model": model})
+    spec = pb.JobSpec(
+        name=f"eval {model}"[:128],
+        model=asked.model,
+        sampling=asked.sampling,
+        labels=dict(asked.labels),
+        priority=asked.priority,
+    )
+    spec.limits.concurrency, spec.limits.max_bad_line_share = concurrency, 1.0
+    if (timeout_s := chosen.get("timeout_s")) is not None:
+        spec.limits.item_timeout.CopyFrom(duration(timeout_s * 1e3))
+    spec.input.upload_id = client.jobs.upload("golden.jsonl", lambda: pieces_of(lines))
+    job = client.jobs.create(spec, uuid.uuid4().hex)
+    for now in client.jobs.watch(job.id, until_paused=True):
+        job = now
+    if job.state != pb.JOB_STATE_COMPLETED:
+        raise CommandFailed(job.reason_code or "UNANSWERED", f"{job.id}: {job.reason}")
+    results = list(client.jobs.results(job.id))
+    if dead := [one for one in results if one.HasField("error")]:
+        message = f"{len(dead)} of {len(golden)} questions got no answer ({job.id}): {dead[0].error.message}"
+        raise CommandFailed("UNANSWERED", message)
+    return job.id, [one.answer.text for one in results]
+
+
+def _line(item: Golden) -> dict[str, Any]:
+    """An item of a job."""
+    if isinstance(item.prompt, str):
+        return {"id": item.custom_id, "prompt": item.prompt}
+    turns = [{"role": turn.role, "content": turn.content} for turn in item.prompt]
+    return {"id": item.custom_id, "messages": turns}
+
+
+def _answers_of(path: Path, golden: Sequence[Golden]) -> list[str]:
+    """Of a file that `sluice batch` wrote, by the ids."""
+    texts: dict[str, str] = {}
+    for _, line in _rows(path):
+        if (line.get("response") or {}).get("status_code") == 200:
+            choice = line["response"]["body"]["choices"][0]
+            text = choice["text"] if "text" in choice else choice["message"]["content"]
+            texts[str(line["custom_id"])] = text
+    if missing := [item.custom_id for item in golden if item.custom_id not in texts]:
+        message = f"{path}: {len(missing)} of {len(golden)} items have no answer: {missing[0]!r}"
+        raise CommandFailed("UNANSWERED", message)
+    return [texts[item.custom_id] for item in golden]
+
+
+def _show(described: Mapping[str, Any], systems: Sequence[str]) -> None:
+    rows = [
+        (system, str(described["items"]), *(_cell(described["scores"][system][m]) for m in METRICS))
+        for system in systems
+    ]
+    output.write_table(("model", "n", *METRICS), rows)
+    for system, job in described["jobs"].items():
+        print(f"the answers of {system} are kept: sluice batch results {job} --out FILE")
+    for metric, found in described.get("differences", {}).items():
+        print(
+            f"{metric}: {systems[1]} less {systems[0]} {found['value']:+.3f}"
+            f" [{found['low']:+.3f}, {found['high']:+.3f}], p = {found['p']:.3f}"
+        )
+
+
+def _cell(found: Mapping[str, float]) -> str:
+    return f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"

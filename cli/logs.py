@@ -1,0 +1,154 @@
+"""`sluice logs`: the logs of the processes of `sluice up`, merged by time."""
+
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from cli import failure, options, output
+from sluice.telemetry.logs import LEVELS, LogLine, parse
+
+_TAIL_BYTES: Final = 1 << 20
+"""Of each file, when it begins."""
+_POLL_S: Final = 0.2
+_SPANS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_COLOURS: Final = {"warning": "\x1b[33m", "error": "\x1b[31m"}
+
+
+def logs(
+    processes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="PROCESS...",
+            help='As `sluice status` names them; "gateway" also means "gateway.1".',
+        ),
+    ] = None,
+    level: Annotated[
+        str, typer.Option(help=f"This level and above: {', '.join(LEVELS)}.")
+    ] = LEVELS[0],
+    request: Annotated[
+        str, typer.Option(metavar="ID", help="Only lines about this request, or this trace.")
+    ] = "",
+    since: Annotated[
+        str, typer.Option(metavar="TIME", help="Not older than 30s, 10m, 2h or 1d.")
+    ] = "",
+    tail: Annotated[int, typer.Option(min=0, help="The last so many events; 0: all.")] = 100,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what is written, until Ctrl-C.")
+    ] = False,
+    state_dir: options.StateDir = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show the logs of the mesh's processes, in the order of time. With --json one object a line."""
+    if level not in LEVELS:
+        raise typer.BadParameter(f"{level!r} is none of {', '.join(LEVELS)}", param_hint="--level")
+    oldest = time.time() - _seconds(since) if since else 0.0
+    files = [_LogFile(path) for path in _paths(state_dir, processes or ())]
+
+    def wanted(line: LogLine) -> bool:
+        loud = LEVELS.index(line.level) >= LEVELS.index(level) if line.level in LEVELS else True
+        return loud and line.at >= oldest and (not request or line.is_about(request))
+
+    shown = sorted(filter(wanted, _read(files)), key=lambda line: line.at)
+    _write(shown[-tail:], as_json)
+    while follow:
+        time.sleep(_POLL_S)
+        _write(sorted(filter(wanted, _read(files)), key=lambda line: line.at), as_json)
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+)([smhd])", text)
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not like 30s, 10m, 2h or 1d", param_hint="--since")
+    return int(match[1]) * _SPANS[match[2]]
+
+
+def _paths(state_dir: Path | None, names: Sequence[str]) -> list[Path]:
+    from supervisor.state import StateDir
+
+    state = StateDir.of(state_dir)
+    found = sorted(state.logs.glob("*.log"))
+    if not found:
+        raise failure.CommandFailed("NO_LOGS", f"no mesh has written a log in {state.logs}")
+    missing = [name for name in names if not any(_is_of(path, name) for path in found)]
+    if missing:
+        known = ", ".join(path.stem for path in found)
+        message = f"{', '.join(missing)}: no such process; there are {known}"
+        raise failure.CommandFailed("NO_LOGS", message)
+    return [path for path in found if not names or any(_is_of(path, name) for name in names)]
+
+
+def _is_of(path: Path, name: str) -> bool:
+    return path.stem == name or path.stem.startswith((f"{name}.", f"{name}-"))
+
+
+class _LogFile:
+    """A log that grows, and that may be moved away for a new one.
+
+    Attributes:
+        process: whose it is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.process = path.stem
+        self._path = path
+        self._inode = self._offset = 0
+        self._rest = b""
+
+    def lines(self) -> list[str]:
+        """The complete lines since the last call."""
+        try:
+            with self._path.open("rb") as file:
+                self._find_place(os.fstat(file.fileno()))
+                file.seek(self._offset)
+                text = file.read()
+        except OSError:
+            return []
+        self._offset += len(text)
+        *whole, self._rest = (self._rest + text).split(b"\n")
+        return [line.decode(errors="replace") for line in whole]
+
+    def _find_place(self, now: os.stat_result) -> None:
+        if now.st_ino != self._inode or now.st_size < self._offset:
+            # The first time its end is enough.
+            self._offset = 0 if self._inode else max(0, now.st_size - _TAIL_BYTES)
+            self._inode, self._rest = now.st_ino, b""
+
+
+def _read(files: Iterable[_LogFile]) -> Iterator[LogLine]:
+    """What is new in each, lines that continue an event with it."""
+    year = datetime.now().year
+    for file in files:
+        last: LogLine | None = None
+        for text in file.lines():
+            line = parse(text, file.process, year)
+            if line is None and last is not None:
+                last = last.with_line(text)
+                continue
+            if last is not None:
+                yield last
+            last = line or LogLine(time.time(), file.process, "info", text)
+        if last is not None:
+            yield last
+
+
+def _write(lines: Iterable[LogLine], as_json: bool) -> None:
+    colours = sys.stdout.isatty()
+    for line in lines:
+        if as_json:
+            when = datetime.fromtimestamp(line.at).astimezone().isoformat(timespec="milliseconds")
+            found = {key: value for key, value in asdict(line).items() if value and key != "at"}
+            output.write_json({"time": when, **found})
+            continue
+        when = datetime.fromtimestamp(line.at).strftime("%H:%M:%S.%f")[:-3]
+        about = f"  [{line.request_id}]" if line.request_id else ""
+        text = f"{when} {line.process:15} {line.level:7} {line.message}{about}"
+        colour = _COLOURS.get(line.level) if colours else None
+        print(f"{colour}{text}\x1b[0m" if colour else text, flush=True)

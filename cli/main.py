@@ -1,0 +1,189 @@
+"""The `sluice` command: finds the command, runs it, and turns every error into one line and an exit code.
+
+A command is a function with Typer's annotations in a module of this package. Its module is imported when the command is
+called or when help lists it, never before: `sluice generate` must not pay for what `sluice worker` needs. So a module
+here imports only light things at its top, and what is heavy inside its function.
+
+Exit codes: 0 when what was asked happened, 1 when it did not, 2 when the command line was wrong, 130 after Ctrl-C.
+"""
+
+import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from cli import failure
+from cli.option_groups import expanded
+from sluice import __version__
+
+COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
+    "up": ("mesh", "up", "mesh"),
+    "down": ("mesh", "down", "mesh"),
+    "reload": ("mesh", "reload", "mesh"),
+    "status": ("mesh", "status", "mesh"),
+    "certs": ("certs", "certs", "mesh"),
+    "demo": ("demo", "demo", "mesh"),
+    "generate": ("generate", "generate", ""),
+    "chat": ("chat", "chat", ""),
+    "embed": ("embed", "embed", ""),
+    "transcribe": ("transcribe", "transcribe", ""),
+    "models": ("mesh", "models", ""),
+    "explain": ("explain", "explain", ""),
+    "trace": ("trace", "trace", ""),
+    "top": ("top", "top", ""),
+    "requests": ("requests", "requests", ""),
+    "cancel": ("requests", "cancel", ""),
+    "drain": ("requests", "drain", ""),
+    "logs": ("logs", "logs", "mesh"),
+    "batch": ("batch", "batch", "jobs"),
+    "cache": ("cache", "cache", ""),
+    "keys": ("keys", "keys", "process"),
+    "tenants": ("tenants", "tenants", ""),
+    "feedback": ("explain", "feedback", ""),
+    "safety": ("safety", "safety", ""),
+    "drift": ("drift", "drift", ""),
+    "record": ("record", "record", "mesh"),
+    "simulate": ("simulate", "simulate", "mesh"),
+    "plan": ("plan", "plan", "mesh"),
+    "router": ("router", "router", "mesh"),
+    "eval": ("evaluate", "evaluate", "mesh"),
+    "bench": ("bench", "bench", "mesh"),
+    "gateway": ("process", "gateway", "gateway"),
+    "batcher": ("process", "batcher", "batcher"),
+    "jobs": ("process", "jobs", "jobs"),
+    "worker": ("process", "worker", "worker"),
+}
+"""Of each command, in the order help lists them: its module in this package, its function, the extra that it needs.
+
+Without the extra a command is listed, shows its help, and says what to install when it is called; `eval` needs it only
+for the support tasks, `batch` only for `run`.
+"""
+
+INTERRUPTED: Final = 130
+"""Typer's exit code for Ctrl-C."""
+
+_AGAIN_S: Final = 0.05
+_HELP: Final = {"help_option_names": ["-h", "--help"]}
+
+
+class LazyCommands(TyperGroup):
+    """Imports a command's module when the command is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names, in the order of `COMMANDS`."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command called `cmd_name`, or None."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, function, _ = COMMANDS[cmd_name]
+        found = getattr(importlib.import_module(f"cli.{module}"), function)
+        if isinstance(found, typer.Typer):
+            return typer.main.get_command(found)
+        single = typer.Typer(
+            add_completion=False, rich_markup_mode=_markup(), context_settings=_HELP
+        )
+        context = getattr(sys.modules[found.__module__], "CONTEXT_SETTINGS", None)
+        single.command(cmd_name, context_settings=context)(expanded(found))
+        return typer.main.get_command(single)
+
+
+def build() -> typer.Typer:
+    """The application, without any command's code."""
+    app = typer.Typer(
+        cls=LazyCommands,
+        name="sluice",
+        add_completion=False,
+        rich_markup_mode=_markup(),
+        pretty_exceptions_enable=False,
+        context_settings=_HELP,
+    )
+    app.callback()(_about)
+    return app
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line and returns its exit code; writes errors to stderr, never a traceback."""
+    words = list(arguments) or ["--help"]
+    as_json = "--json" in words
+    command = typer.main.get_command(build())
+    try:
+        code = command.main(args=words, prog_name="sluice", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of our output has closed it (`sluice models | head -1`).
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except ModuleNotFoundError as error:
+        return failure.report(_not_installed(error, words), as_json)
+    except Exception as error:
+        return failure.report(error, as_json)
+    if code == INTERRUPTED:
+        failure.report(failure.CommandFailed("CANCELLED", "interrupted"), as_json)
+    return code if isinstance(code, int) else 0
+
+
+def main() -> None:
+    """Entry point of the `sluice` script."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            # Answers hold any character; a terminal that lacks one shows a replacement.
+            stream.reconfigure(errors="replace")
+    sys.unraisablehook = _interrupt_again
+    sys.exit(run(sys.argv[1:]))
+
+
+def _interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Ctrl-C that came inside a finalizer or a callback of C code, where Python drops it, comes again."""
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
+        again.daemon = True
+        again.start()
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
+def _not_installed(error: ModuleNotFoundError, words: Sequence[str]) -> Exception:
+    """What to install for the command in ``words``; the error itself when no extra holds the module."""
+    name = next((word for word in words if word in COMMANDS), "")
+    extra = COMMANDS[name][2] if name else ""
+    if not extra:
+        return error
+    message = (
+        f"needs `pip install '.[{extra}]' ./distributions/mesh` in the tree of this release, or the same of its two "
+        f"wheels (no module {error.name})"
+    )
+    return failure.CommandFailed("NOT_INSTALLED", message)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"sluice {__version__}")
+        raise typer.Exit
+
+
+def _about(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Sluice: tokens from small and large language models over one gRPC API.
+
+    Start a mesh on this machine with `sluice up`, ask it with `sluice generate "..."`. The gateway's address is
+    127.0.0.1:50051, or what --address or SLUICE_ADDRESS say.
+    """
+
+
+def _markup() -> Any:
+    """Boxes and colours are for terminals."""
+    return "rich" if sys.stdout.isatty() else None

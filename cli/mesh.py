@@ -1,0 +1,193 @@
+"""`sluice up`, `down`, `reload`, `status` and `models`: a mesh on this machine, and what any mesh serves."""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli import failure, options, output
+from sluice.client import Model
+from sluice.client.channel import CA_VARIABLE
+
+if TYPE_CHECKING:
+    from supervisor.mesh import Mesh
+    from supervisor.state import MeshState, StateDir
+    from supervisor.status import MeshReport, ProcessReport
+
+
+def up(
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file; without one the shipped tiers are served.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="HOST:PORT of the gateway; port 0 takes a free one.")
+    ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(help="HOST:PORT of OpenAI's API, default 127.0.0.1:8000; or off."),
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Logs, state and tasks; default $SLUICE_STATE_DIR.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Return when it is ready.")] = False,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Encrypt everything with certificates of its own.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Start nats-server, tritonserver, batcher and gateway, and keep them up until Ctrl-C."""
+    state = _state_dir(state_dir)
+    if detach:
+        from supervisor.detach import start_detached
+
+        ready_s = start_detached(state, config, address, http, secure=secure)
+        mesh = state.read()
+        assert mesh is not None, "the detached supervisor has written it"
+        _write_started(mesh, ready_s, as_json)
+        return
+    import asyncio
+
+    from sluice.telemetry.logs import log_to_stderr
+    from supervisor.serve import serve, settings_of
+
+    settings = settings_of(config, address, http, secure=secure)
+    log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
+
+    def on_ready(mesh: "Mesh") -> None:
+        _write_started(mesh.state, mesh.ready_s, as_json)
+
+    asyncio.run(serve(settings, state.root, on_ready))
+
+
+def down(state_dir: options.StateDir = None, as_json: options.Json = False) -> None:
+    """Stop the mesh; exit code 0 when nothing of it is left, also when none was running."""
+    from supervisor.control import stop_mesh
+
+    stopped = stop_mesh(_state_dir(state_dir))
+    if as_json:
+        output.write_json(asdict(stopped))
+        return
+    if stopped.pid is None and not stopped.leftovers:
+        print("no mesh was running")
+        return
+    how = "stopped" if not stopped.killed and not stopped.leftovers else "killed"
+    print(f"{how} in {stopped.seconds:.1f} s")
+
+
+def reload(
+    config: Annotated[
+        Path | None,
+        typer.Option(help="YAML file; without one word lists and model folders are read again."),
+    ] = None,
+    state_dir: options.StateDir = None,
+    as_json: options.Json = False,
+) -> None:
+    """Change models, policies and limits of the running mesh; requests in flight keep what they began with.
+
+    A model that is added or replaced is loaded beside those that run. Exit code 0 when every process has taken the
+    change. What cannot change while running is refused by its key, and then nothing changes.
+    """
+    from supervisor.control import reload_mesh
+
+    done = reload_mesh(_state_dir(state_dir), config.resolve() if config else None)
+    if as_json:
+        output.write_json(asdict(done))
+        return
+    what = "another configuration" if done.changed else "the same configuration, read again"
+    print(f"{', '.join(done.processes)}: {what}, in {done.seconds:.1f} s")
+    for name, word in done.models.items():
+        print(f"model {name}: {word}")
+
+
+def status(state_dir: options.StateDir = None, as_json: options.Json = False) -> None:
+    """Show processes and models; exit code 0 only when all are ready."""
+    import asyncio
+
+    from supervisor.status import report_of
+
+    report = asyncio.run(report_of(_state_dir(state_dir)))
+    if not as_json:
+        _write_report(report)
+    if report.problem:
+        raise failure.CommandFailed("NOT_READY", report.problem, asdict(report))
+    if as_json:
+        output.write_json(asdict(report))
+
+
+def models(client: options.OperatorClient, as_json: options.Json = False) -> None:
+    """List the models of the mesh, and whether each can answer now."""
+    listed = client.list_models()
+    described = {"models": [asdict(model) for model in listed]}
+    output.show(as_json, described, lambda: _write_models(listed))
+
+
+def _state_dir(named: Path | None) -> "StateDir":
+    from supervisor.state import StateDir
+
+    return StateDir.of(named)
+
+
+def _write_started(state: "MeshState", ready_s: float, as_json: bool) -> None:
+    if as_json:
+        output.write_json({"ready_s": round(ready_s, 3), **asdict(state)})
+        return
+    rows = [(p.name, str(p.pid), str(p.port or "-"), p.log or "-") for p in state.processes]
+    output.write_table(("process", "pid", "port", "log"), rows)
+    if state.ca is not None:
+        print(f"callers need: export {CA_VARIABLE}={state.ca}")
+    print(
+        f"ready in {ready_s:.1f} s at {state.address}{_http(state)}",
+        flush=True,
+    )
+
+
+def _write_report(report: "MeshReport") -> None:
+    from cli.drift import line_of
+
+    if report.processes:
+        header = ("process", "pid", "alive", "ready", "uptime", "restarts", "port", "metrics")
+        output.write_table(header, [_process_row(process) for process in report.processes])
+    if report.models:
+        print()
+        _write_models(report.models)
+    for router in report.routers:
+        print(line_of(router))
+    if report.ready:
+        print(f"ready at {report.address}{_http(report)}, supervisor {report.pid}")
+
+
+def _process_row(process: "ProcessReport") -> tuple[str, ...]:
+    return (
+        process.name,
+        str(process.pid or "-"),
+        _yes_no(process.alive),
+        _yes_no(process.ready),
+        "-" if process.uptime_s is None else f"{process.uptime_s:.0f} s",
+        str(process.restarts),
+        str(process.port or "-"),
+        process.page or "-",
+    )
+
+
+def _write_models(listed: Iterable[Model]) -> None:
+    output.write_table(
+        ("model", "tier", "ready", "context", "slots", "running", "queued"),
+        [
+            (
+                *(m.name, m.tier, _yes_no(m.ready)),
+                *map(str, (m.context_tokens, m.slots, m.running, m.queued)),
+            )
+            for m in listed
+        ],
+    )
+
+
+def _http(mesh: "MeshState | MeshReport") -> str:
+    scheme = "http" if mesh.ca is None else "https"
+    return "".join(f", {scheme}://{one}/v1" for one in (mesh.http or "").split(",") if one)
+
+
+def _yes_no(value: bool) -> str:
+    return "yes" if value else "no"

@@ -1,0 +1,177 @@
+"""`sluice record`: writes the traffic of a running mesh as a trace for `sluice simulate`."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from cli import failure, options, output
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+
+    from simulator.trace import Arrival, Recording
+
+CONNECT_S: Final = 5.0
+
+
+def record(
+    out: Annotated[Path, typer.Option(help="File to write; one that exists is replaced.")],
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="How long new requests are recorded.")
+    ] = 60.0,
+    settle: Annotated[
+        float, typer.Option(min=0, help="How long to wait then for their ends, seconds.")
+    ] = 30.0,
+    nats_url: Annotated[
+        str | None, typer.Option(help="NATS of the mesh; unset: of the mesh of the state folder.")
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="As given to `sluice up`; default $SLUICE_STATE_DIR.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Record the requests of a running mesh: arrival time, lengths, class and tenant. No text, no tokens.
+
+    Subscribes to tasks and frames on NATS, beside their receivers. Ctrl-C ends it early and keeps what was recorded.
+    """
+    url = nats_url or _url_of_mesh(state_dir)
+    with out.open("w", encoding="utf-8") as file:
+        recorder = Recorder(lambda line: print(line, file=file, flush=True))
+        try:
+            asyncio.run(recorder.run(url, seconds, settle, _certificate_of_mesh(state_dir)))
+        except KeyboardInterrupt:
+            output.note("interrupted")
+    if not recorder.written:
+        raise failure.CommandFailed("NOTHING_RECORDED", "no request ended while it was recorded")
+    done = {"out": str(out), "requests": recorder.written, "unfinished": recorder.unfinished}
+    text = f"wrote {recorder.written} requests to {out}; {recorder.unfinished} had no end yet"
+    output.show(as_json, done, text)
+
+
+class Recorder:
+    """Listens, and writes each request when it has ended.
+
+    Attributes:
+        written: requests so far.
+    """
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self.written = 0
+        self._write = write
+        self._ended = asyncio.Event()
+        self._recording: Recording | None = None
+
+    @property
+    def unfinished(self) -> int:
+        """Requests whose end was not seen."""
+        if self._recording is None:
+            return 0
+        return len(self._recording) + self._recording.dropped
+
+    async def run(self, url: str, seconds: float, settle_s: float, tls: Path | None = None) -> None:
+        """Records new requests for ``seconds``, and waits at most ``settle_s`` for their ends.
+
+        Raises:
+            CommandFailed: NATS does not answer.
+        """
+        from simulator.trace import Recording
+        from sluice.wire import subjects
+
+        client = await _connect(url, tls)
+        try:
+            self._recording = Recording(time.monotonic())
+            tasks = [
+                await client.subscribe(subject, cb=self._on_task) for subject in subjects.ALL_TASKS
+            ]
+            await client.subscribe(subjects.ALL_FRAMES, cb=self._on_frames)
+            await asyncio.sleep(seconds)
+            for subscription in tasks:
+                await subscription.unsubscribe()
+            await self._until_ended(settle_s)
+        finally:
+            await client.close()
+
+    async def _until_ended(self, settle_s: float) -> None:
+        self._ended.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(settle_s):
+                while self.unfinished:
+                    await self._ended.wait()
+                    self._ended.clear()
+
+    async def _on_task(self, message: "Msg") -> None:
+        from sluice.internal.v1 import task_pb2
+        from sluice.wire.codec import MalformedMessage, unpack
+
+        assert self._recording is not None
+        try:
+            self._recording.task(unpack(task_pb2.Task, message.data), time.monotonic())
+        except MalformedMessage:
+            return  # The batcher makes it a dead letter.
+
+    async def _on_frames(self, message: "Msg") -> None:
+        from sluice.internal.v1 import frame_pb2
+        from sluice.wire.codec import MalformedMessage, unpack
+
+        assert self._recording is not None
+        try:
+            bundle = unpack(frame_pb2.FrameBundle, message.data)
+        except MalformedMessage:
+            return
+        for arrival in self._recording.frames(bundle.frames, time.monotonic()):
+            self._take(arrival)
+
+    def _take(self, arrival: "Arrival") -> None:
+        from simulator.trace import format_line
+
+        self._write(format_line(arrival))
+        self.written += 1
+        self._ended.set()
+
+
+async def _connect(url: str, tls: Path | None) -> "Client":
+    import nats
+    import nats.errors
+
+    from sluice.tls import ClientContext
+    from sluice.wire.connection import secured
+
+    async def on_error(error: Exception) -> None:
+        output.note(f"nats: {error}")
+
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            return await nats.connect(
+                url.split(","),
+                name="sluice-record",
+                error_cb=on_error,
+                **secured(None if tls is None else ClientContext(tls)),
+            )
+    except (OSError, TimeoutError, nats.errors.Error) as error:
+        message = f"no NATS server answered at {url}: {error or 'no answer in time'}"
+        raise failure.CommandFailed("NATS_UNREACHABLE", message) from error
+
+
+def _url_of_mesh(state_dir: Path | None) -> str:
+    from supervisor.state import StateDir
+
+    directory = StateDir.of(state_dir)
+    state = directory.read() if directory.is_locked() else None
+    if state is None:
+        message = f"no mesh runs with {directory.root}; `sluice up` starts one, or give --nats-url"
+        raise failure.CommandFailed("NOT_READY", message)
+    return state.nats_url
+
+
+def _certificate_of_mesh(state_dir: Path | None) -> Path | None:
+    """Folder of the operator's certificate; None: the mesh is not encrypted, or is not on this machine."""
+    from supervisor.state import StateDir
+    from supervisor.status import operator_certificate
+
+    return operator_certificate(StateDir.of(state_dir))

@@ -1,0 +1,165 @@
+"""`sluice requests`, `cancel` and `drain`: what runs, for who is on call."""
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import typer
+
+from cli import failure, options, output
+from sluice.client.blocking import Client
+from sluice.v1 import admin_pb2
+from sluice.v1.inference_pb2 import Priority
+from sluice.wire.clock import ms_of
+from sluice.wire.enums import word_of
+
+_POLL_S: Final = 0.5
+ROWS_OF_WORKER: Final = ("sluice.worker.running", "sluice.worker.waiting")
+
+OfTenant = Annotated[str, typer.Option("--tenant", metavar="NAME", help="Of this tenant.")]
+
+
+def requests(
+    *,
+    tenant: OfTenant = "",
+    model: Annotated[
+        str, typer.Option("--model", "-m", metavar="NAME", help="Of this model.")
+    ] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="The oldest so many.")] = 100,
+    client: options.OperatorClient,
+    as_json: options.Json = False,
+) -> None:
+    """List the requests that run now, the oldest first, of all gateways."""
+    listed = client.requests(tenant=tenant, model=model, limit=limit)
+    total = sum(one.requests for one in listed.counts)
+    if as_json:
+        described = [_object(one) for one in listed.requests]
+        silent = list(listed.silent_gateways)
+        output.write_json({"requests": described, "total": total, "silent_gateways": silent})
+        return
+    if listed.requests:
+        header = ("request", "tenant", "class", "model", "state", "age", "tokens", "gateway")
+        output.write_table(header, [_row(one) for one in listed.requests])
+    shown = len(listed.requests)
+    print(f"{total} requests run" + (f", the oldest {shown} are shown" if shown < total else ""))
+    _tell_silent(listed.silent_gateways, "their requests are missing here")
+
+
+def cancel(
+    *,
+    request_ids: Annotated[
+        list[str] | None, typer.Argument(metavar="REQUEST_ID...", help="As `sluice requests` says.")
+    ] = None,
+    tenant: Annotated[
+        str, typer.Option("--tenant", metavar="NAME", help="All requests of this tenant instead.")
+    ] = "",
+    client: options.OperatorClient,
+    as_json: options.Json = False,
+) -> None:
+    """Cancel running requests, or all of a tenant: their callers get the error CANCELLED.
+
+    Items of an offline job are tried again; `sluice batch cancel` ends the job itself.
+    """
+    if bool(request_ids) == bool(tenant):
+        raise typer.BadParameter("name requests, or a tenant with --tenant")
+    done = client.cancel_requests(*(request_ids or ()), tenant=tenant)
+    missing = sorted(set(request_ids or ()) - set(done.request_ids))
+    described = {
+        "cancelled": list(done.request_ids),
+        "not_running": missing,
+        "silent_gateways": list(done.silent_gateways),
+    }
+    if missing:
+        text = f"{', '.join(missing)}: not running; cancelled {len(done.request_ids)}"
+        raise failure.CommandFailed("REQUEST_UNKNOWN", text, described)
+    if as_json:
+        output.write_json(described)
+        return
+    for name in done.request_ids:
+        print(name)
+    print(f"{len(done.request_ids)} requests cancelled")
+    _tell_silent(done.silent_gateways, "their requests may go on")
+
+
+def drain(
+    *,
+    model: Annotated[str, typer.Argument(metavar="MODEL")],
+    worker: Annotated[
+        str, typer.Argument(metavar="WORKER", help="HOST:PORT/NAME, as `sluice top` shows it.")
+    ],
+    undo: Annotated[bool, typer.Option("--undo", help="Put it back into service.")] = False,
+    wait: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=0, help="Wait until no row is left in it."),
+    ] = 0,
+    client: options.OperatorClient,
+    as_json: options.Json = False,
+) -> None:
+    """Take a worker out of service: it gets no new rows, and those in it run to their end.
+
+    It stays drained when processes restart, until --undo.
+    """
+    changed = client.drain_worker(model, worker, undo=undo)
+    rows = 0 if undo else _rows_left(client, model, worker, wait)
+    if as_json:
+        described = {"drained": list(changed.drained), "others": changed.others, "rows": rows}
+        output.write_json(described)
+    else:
+        print(f"{worker} of {model}: {'back in service' if undo else f'drained, {rows} rows run'}")
+        if not undo and not changed.others:
+            print(f"no other worker serves {model}: its requests wait or fail until --undo")
+    if wait and rows:
+        raise failure.CommandFailed("ROWS_LEFT", f"{rows} rows still run after {wait:g} s")
+
+
+def _rows_left(client: Client, model: str, worker: str, wait_s: float) -> int:
+    """Rows in the worker now, or after at most ``wait_s``; what was on its way to it shows in the second reading."""
+    until, empty = time.monotonic() + wait_s, 0
+    while True:
+        rows = rows_in(client.metrics(*ROWS_OF_WORKER), model, worker)
+        empty = 0 if rows else empty + 1
+        if empty == 2 or time.monotonic() >= until:
+            return rows
+        time.sleep(_POLL_S)
+
+
+def rows_in(found: admin_pb2.ReadMetricsResponse, model: str, worker: str) -> int:
+    """Rows that a worker computes or holds; each batcher says the same of it, as it last heard."""
+    counts = [
+        sum(
+            int(point.value)
+            for series in process.metrics
+            for point in series.points
+            if list(point.labels) == [model, worker]
+        )
+        for process in found.processes
+    ]
+    return max(counts, default=0)
+
+
+def _tell_silent(gateways: Sequence[str], what: str) -> None:
+    if gateways:
+        print(f"no answer from {', '.join(gateways)}: {what}")
+
+
+def _row(one: admin_pb2.RunningRequest) -> tuple[str, ...]:
+    return (
+        *(one.request_id, one.tenant, word_of(Priority, one.priority), one.model),
+        word_of(admin_pb2.RequestState, one.state),
+        *(f"{ms_of(one.age) / 1e3:.1f}", str(one.completion_tokens), one.gateway),
+    )
+
+
+def _object(one: admin_pb2.RunningRequest) -> dict[str, object]:
+    return {
+        "request_id": one.request_id,
+        "tenant": one.tenant,
+        "class": word_of(Priority, one.priority),
+        "model": one.model,
+        "state": word_of(admin_pb2.RequestState, one.state),
+        "age_s": round(ms_of(one.age) / 1e3, 3),
+        "remaining_s": round(ms_of(one.remaining) / 1e3, 3),
+        "prompt_tokens": one.prompt_tokens,
+        "completion_tokens": one.completion_tokens,
+        "gateway": one.gateway,
+    }

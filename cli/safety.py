@@ -1,0 +1,98 @@
+"""`sluice safety`: checks a text against the policies of the mesh, and shows the counts of a dry run."""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from cli import options, output
+from sluice.client.blocking import Client
+from sluice.client.lookups import SafetyCheck
+from sluice.errors import InvalidRequest
+
+
+def safety(
+    *,
+    action: Annotated[
+        Literal["check", "dry-run"], typer.Argument(metavar="check|dry-run", show_default=False)
+    ],
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TEXT|FILE|-",
+            help='For check: a text; the path of a file that exists reads it, "-" reads stdin.',
+            show_default=False,
+        ),
+    ] = None,
+    label: options.Label = None,
+    client: options.OperatorClient,
+    as_json: options.Json = False,
+) -> None:
+    """Show the findings in a text, the actions on them, and the text for the model; or the counts of a dry run.
+
+    Exit code 0 when the text was checked, also when it would be blocked; for dry-run when a policy is in dry run.
+    """
+    if (what is None) is (action == "check"):
+        problem = "needs a text" if what is None else "takes no text"
+        raise typer.BadParameter(f"{action} {problem}", param_hint="TEXT")
+    if what is None:
+        _dry_run(client, as_json)
+        return
+    text = _read(what)
+    checked = client.check_safety(text, options.labels_of(label))
+    output.show(as_json, asdict(checked), lambda: _show(text, checked))
+
+
+def _dry_run(client: Client, as_json: bool) -> None:
+    counted = client.safety_dry_run()
+    if as_json:
+        output.write_json(asdict(counted))
+        return
+    if counted.moves:
+        rows = [(move.rule, move.now, move.then, str(move.count)) for move in counted.moves]
+        output.write_table(("rule", "now", "then", "count"), rows)
+    print(f"{counted.changed} of {counted.texts} texts would change under policy {counted.policy}")
+
+
+def _show(text: str, checked: SafetyCheck) -> None:
+    if checked.findings:
+        rows = [
+            (f.rule, f.severity, f.action, f"{f.start}-{f.end}", _excerpt(text[f.start : f.end]))
+            for f in checked.findings
+        ]
+        output.write_table(("rule", "severity", "action", "place", "text"), rows)
+    else:
+        print("nothing found")
+    route = f" to {checked.model}" if checked.model else ""
+    print(f"{'blocked' if checked.blocked else 'passes' + route} by policy {checked.policy}")
+    if not checked.blocked and checked.text != text:
+        print("the model would see:")
+        output.write_text(checked.text + "\n")
+
+
+def _excerpt(text: str) -> str:
+    """At most 32 characters; what cannot be seen is spelled out."""
+    shown = "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:32]
+    )
+    return shown if len(shown) <= 32 and len(text) <= 32 else shown[:31] + "…"
+
+
+def _read(what: str) -> str:
+    if what == "-":
+        return options.text_of(sys.stdin.buffer.read(), "text")
+    if not _is_file(what):
+        return what
+    try:
+        return options.text_of(Path(what).read_bytes(), "text")
+    except OSError as error:
+        raise InvalidRequest.of("text", f"{what} cannot be read: {error.strerror}") from error
+
+
+def _is_file(what: str) -> bool:
+    try:
+        return Path(what).is_file()
+    except (OSError, ValueError):
+        return False  # not a valid path

@@ -1,0 +1,89 @@
+"""`sluice tenants`: what tenants use of their limits, and the end of what is kept of one."""
+
+import os
+from contextlib import suppress
+from typing import Annotated, Final
+
+import typer
+
+from cli import options, output
+from cli.failure import CommandFailed
+from cli.option_groups import Commands
+from sluice.client import Client
+from sluice.client.channel import API_KEY_VARIABLE
+from sluice.errors import JobsDisabled, WrongJobState
+
+_COUNTED: Final = (
+    *("api_keys", "cancelled", "records", "audit_entries", "outcomes", "dead_letters"),
+)
+"""What `ForgetTenantResponse` counts."""
+
+tenants = Commands(help="Show what tenants use of their limits; forget one.", no_args_is_help=True)
+
+
+@tenants.command("list")
+def list_(
+    *,
+    tenant: Annotated[str, typer.Option(metavar="NAME", help="One of them.")] = "",
+    client: options.OperatorClient,
+    as_json: options.Json = False,
+) -> None:
+    """List tenants with limits, running calls or costs: use and limit of each.
+
+    Of a rate: what is missing in its bucket, and the bucket, which is filled with the rate (docs/limits.md).
+    """
+    found = client.list_tenants(tenant)
+    if as_json:
+        listed = [output.message_object(one) for one in found.tenants]
+        output.write_json({"currency": found.currency, "tenants": listed})
+        return
+    rows = []
+    for one in found.tenants:
+        who = (one.tenant, str(one.running), f"{one.cost_last_hour:.4g}")
+        uses = [(use.name, f"{use.used:.4g}", f"{use.limit:.4g}") for use in one.limits]
+        rows += [(*who, *use) for use in uses or [("-", "-", "-")]]
+    headers = ("tenant", "running", f"{found.currency} last hour", "limit", "used", "of")
+    output.write_table(headers, sorted(rows))
+
+
+@tenants.command()
+def forget(
+    tenant: Annotated[str, typer.Argument(metavar="NAME")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    address: options.Address = options.ADDRESS,
+    as_json: options.Json = False,
+) -> None:
+    """Delete everything of a tenant: jobs, API keys, answers, records, audit, outcomes, dead letters.
+
+    Costs and counts stay. It can be called again when it was interrupted.
+    """
+    if not yes and not typer.confirm(f"Delete all that is kept of {tenant}?"):
+        raise CommandFailed("CANCELLED", "nothing was deleted")
+    # Without identities the metadata says whose jobs are listed; with them the operator sees all.
+    named = None if os.environ.get(API_KEY_VARIABLE) else tenant
+    with Client(address, tenant=named) as client:
+        done = client.forget_tenant(tenant)
+        jobs = _delete_jobs(client, tenant)
+    counts = {"jobs": jobs, **{name: getattr(done, name) for name in _COUNTED}}
+    silent = list(done.unreached_gateways)
+    described = {**counts, "unreached_gateways": silent, "kept": list(done.kept)}
+    rows = [(name, str(count)) for name, count in counts.items()]
+    output.show(as_json, described, lambda: output.write_table(("kind", "deleted"), rows))
+    if silent:
+        raise CommandFailed(
+            "GATEWAYS_UNREACHED", f"{', '.join(silent)} did not answer: call it again", counts
+        )
+    if done.kept:
+        raise CommandFailed("NOT_ALL_DELETED", "; ".join(done.kept), counts)
+
+
+def _delete_jobs(client: Client, tenant: str) -> int:
+    try:
+        jobs = [job for job in client.jobs.list() if job.tenant == tenant]
+    except JobsDisabled:
+        return 0
+    for job in jobs:
+        with suppress(WrongJobState):  # it is over
+            client.jobs.cancel(job.id)
+        client.jobs.delete(job.id)
+    return len(jobs)

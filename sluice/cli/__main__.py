@@ -1,5 +1,0 @@
-"""`python -m sluice.cli` is the `sluice` command."""
-
-from sluice.cli.main import main
-
-main()

@@ -1,0 +1,24 @@
+"""Runs the command in this process, beside the test's loop."""
+
+import asyncio
+import io
+import sys
+
+import pytest
+
+from cli.main import run
+from tests.cli.commands import Cli, Ran
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """``await cli("generate", "hi", stdin=b"")``; there is no SLUICE_ADDRESS."""
+    monkeypatch.delenv("SLUICE_ADDRESS", raising=False)
+
+    async def run_here(*arguments: str, stdin: bytes = b"") -> Ran:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        code = await asyncio.to_thread(run, arguments)
+        captured = capsys.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return run_here

@@ -1,0 +1,117 @@
+"""`sluice drift`."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from sluice.client import AsyncClient
+from sluice.v1 import admin_pb2 as pb
+from sluice.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
+from tests.cli.commands import Cli
+
+ROUTERS = (
+    pb.RouterHealth(
+        policy="routing",
+        version="3f9a12c4d5e6",
+        head="ROUTER_HEAD_PROMPT",
+        inputs=pb.InputDrift(
+            state=pb.DRIFT_STATE_DRIFTED, rows=1000, stability_index=0.41, limit=0.25
+        ),
+        accuracy=pb.AccuracyDrift(
+            state=pb.DRIFT_STATE_DRIFTED, rows=240, bias=-0.12, half_width=0.08, brier=0.2
+        ),
+    ),
+    pb.RouterHealth(
+        policy="routing.policies.legal",
+        version="3f9a12c4d5e6",
+        head="ROUTER_HEAD_CASCADE",
+        inputs=pb.InputDrift(
+            state=pb.DRIFT_STATE_STABLE, rows=300, stability_index=0.04, limit=0.25
+        ),
+        accuracy=pb.AccuracyDrift(
+            state=pb.DRIFT_STATE_STABLE, rows=240, bias=0.01, half_width=0.08, brier=0.2
+        ),
+    ),
+    pb.RouterHealth(
+        policy="routing.policies.new",
+        version="000000000000",
+        head="ROUTER_HEAD_PROMPT",
+        inputs=pb.InputDrift(state=pb.DRIFT_STATE_GATHERING, rows=12, limit=0.25),
+        accuracy=pb.AccuracyDrift(state=pb.DRIFT_STATE_GATHERING),
+    ),
+    pb.RouterHealth(
+        policy="routing.policies.few",
+        version="000000000000",
+        head="ROUTER_HEAD_PROMPT",
+        inputs=pb.InputDrift(
+            state=pb.DRIFT_STATE_DRIFTED, rows=1000, stability_index=0.2, limit=0.25
+        ),
+        accuracy=pb.AccuracyDrift(
+            state=pb.DRIFT_STATE_GATHERING, rows=3, bias=0.5, half_width=0.9, brier=0.3
+        ),
+    ),
+)
+
+
+class Admin(AdminServiceServicer):
+    def __init__(self, routers: tuple[pb.RouterHealth, ...]) -> None:
+        self._routers = routers
+
+    async def GetRouterHealth(self, request: pb.GetRouterHealthRequest, context: Any) -> Any:
+        return pb.GetRouterHealthResponse(routers=self._routers, gateway="gw-1")
+
+
+@asynccontextmanager
+async def serving(*routers: pb.RouterHealth) -> AsyncIterator[str]:
+    server = grpc.aio.server()
+    add_AdminServiceServicer_to_server(Admin(routers), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+async def test_one_line_a_router_for_people(cli: Cli) -> None:
+    async with serving(*ROUTERS) as address:
+        ran = await cli("drift", "--address", address)
+    assert ran.code == 0
+    assert ran.out.splitlines() == [
+        "router routing (prompt, 3f9a12c4d5e6): inputs shifted (PSI 0.41 > 0.25, 1000 requests);"
+        " accuracy drifted, bias -0.12 +- 0.08 on 240 outcomes",
+        "router routing.policies.legal (cascade, 3f9a12c4d5e6): inputs stable (PSI 0.04 <= 0.25,"
+        " 300 requests); accuracy holds, bias +0.01 +- 0.08 on 240 outcomes",
+        "router routing.policies.new (prompt, 000000000000): inputs unknown, 12 requests are too few;"
+        " accuracy unknown, no outcomes",
+        "router routing.policies.few (prompt, 000000000000): inputs shifted (PSI 0.20 <= 0.25,"
+        " 1000 requests); accuracy bias +0.50 +- 0.90 on 3 outcomes, too few",
+    ]
+
+
+async def test_without_a_learned_router_it_says_so(cli: Cli) -> None:
+    async with serving() as address:
+        ran = await cli("drift", "--address", address)
+    assert (ran.code, ran.out) == (0, "no learned router is in use\n")
+
+
+async def test_for_programs(cli: Cli) -> None:
+    async with serving(*ROUTERS) as address:
+        ran = await cli("drift", "--json", "--address", address)
+        async with AsyncClient(address) as client:
+            health = await client.router_health()
+    first, _, third, _ = json.loads(ran.out)["routers"]
+    assert first["inputs"]["stability_index"] == pytest.approx(0.41)
+    assert (first["accuracy"]["state"], first["accuracy"]["bias"]) == ("drifted", -0.12)
+    assert third["inputs"]["stability_index"] is None
+    assert third["accuracy"]["brier"] is None
+    assert [one.head for one in health] == ["prompt", "cascade", "prompt", "prompt"]
+
+
+async def test_without_a_gateway_there_is_one_line_and_a_code(cli: Cli) -> None:
+    ran = await cli("drift", "--address", "127.0.0.1:1")
+    assert ran.code == 1

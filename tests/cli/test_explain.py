@@ -1,0 +1,223 @@
+"""`sluice explain` and `sluice feedback`."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from sluice.v1 import admin_pb2
+from sluice.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
+from sluice.v1.inference_pb2 import (
+    FINISH_REASON_STOP,
+    PRIORITY_STANDARD,
+    ROUTE_STRATEGY_RULES,
+    Timings,
+)
+from sluice.v1.safety_pb2 import SAFETY_ACTION_FLAG, SAFETY_ACTION_REDACT
+from sluice.wire.clock import duration, timestamp
+from tests.cli.commands import Cli
+
+RECORD = admin_pb2.RequestRecord(
+    request_id="req-1",
+    trace_id="ab" * 16,
+    tenant="acme",
+    priority=PRIORITY_STANDARD,
+    workload="invoices",
+    requested_model="auto",
+    arrival_time=timestamp(0),
+    policy="default@1",
+    decisions=[
+        admin_pb2.SafetyDecision(rule="pii.iban", action=SAFETY_ACTION_REDACT, count=2),
+        admin_pb2.SafetyDecision(
+            rule="secret.jwt", action=SAFETY_ACTION_REDACT, count=1, in_answer=True
+        ),
+        admin_pb2.SafetyDecision(rule="guard.harm.S1", action=SAFETY_ACTION_FLAG, count=1),
+    ],
+    guards=[
+        admin_pb2.GuardCheck(
+            guard="harm",
+            model="lg",
+            outcome=admin_pb2.GUARD_OUTCOME_FLAGGED,
+            categories=["S1", "S9"],
+            action=SAFETY_ACTION_FLAG,
+            score=0.75,
+            duration=duration(12.5),
+            cost=0.001,
+        ),
+        admin_pb2.GuardCheck(
+            guard="harm",
+            model="lg",
+            in_answer=True,
+            answer_tokens=64,
+            outcome=admin_pb2.GUARD_OUTCOME_NO_VERDICT,
+            failure="timeout",
+            action=SAFETY_ACTION_FLAG,
+            duration=duration(1000),
+        ),
+    ],
+    route=admin_pb2.RouteRecord(
+        strategy=ROUTE_STRATEGY_RULES,
+        reason="long",
+        candidates=[
+            admin_pb2.RouteCandidate(
+                model="large",
+                tier="large",
+                quality=0.875,
+                cost=0.002,
+                expected_wait=duration(12),
+                reason="long",
+            )
+        ],
+        versions={"routing": "v7"},
+        scores=[
+            admin_pb2.RouterScore(
+                policy="routing",
+                version="r1",
+                head=admin_pb2.ROUTER_HEAD_PROMPT,
+                gain=0.375,
+                chances={"small": 0.5, "large": 0.875},
+            )
+        ],
+    ),
+    attempts=[
+        admin_pb2.ModelAttempt(
+            model="large",
+            prompt_tokens=20,
+            completion_tokens=5,
+            cost=0.001,
+            attempt=1,
+            worker="w-1",
+            batch_id="ba-1",
+            batch_cause="worker_idle",
+            batch_rows=3,
+            padding_share=0.25,
+            queue_wait=duration(1.5),
+            queue_wait_max=duration(4),
+        ),
+        admin_pb2.ModelAttempt(model="huge", prompt_tokens=20),
+    ],
+    shadows=[
+        admin_pb2.ShadowRun(
+            model="small",
+            agreement=0.5,
+            prompt_tokens=20,
+            completion_tokens=4,
+            cost=0.001,
+            duration=duration(12.5),
+        ),
+        admin_pb2.ShadowRun(model="next", dropped="in_flight"),
+    ],
+    timings=Timings(queue=duration(1.5), time_to_first_token=duration(8), total=duration(20)),
+    finish_reason=FINISH_REASON_STOP,
+    gateway="gw-1",
+    currency="EUR",
+)
+
+
+class Admin(AdminServiceServicer):
+    """Knows one request; remembers grades."""
+
+    def __init__(self) -> None:
+        self.grades: list[tuple[str, float]] = []
+
+    async def GetRequestRecord(
+        self, request: admin_pb2.GetRequestRecordRequest, context: Any
+    ) -> Any:
+        response = admin_pb2.GetRequestRecordResponse(record=RECORD)
+        response.grade.grade = 0.5
+        return response
+
+    async def GetAuditEntry(self, request: admin_pb2.GetAuditEntryRequest, context: Any) -> Any:
+        return admin_pb2.GetAuditEntryResponse(
+            request_id=request.request_id,
+            tenant="acme",
+            policy="default@1",
+            decisions=RECORD.decisions,
+            blocked=True,
+            governed_model="large",
+            prompt_hmac=b"\xab\xcd",
+            with_text=True,
+        )
+
+    async def SubmitFeedback(self, request: admin_pb2.SubmitFeedbackRequest, context: Any) -> Any:
+        self.grades.append((request.request_id, request.grade))
+        return admin_pb2.SubmitFeedbackResponse()
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[Admin, str]]:
+    server = grpc.aio.server()
+    service = Admin()
+    add_AdminServiceServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield service, f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+async def test_for_people(cli: Cli) -> None:
+    async with serving() as (_, address):
+        ran = await cli("explain", "req-1", "--address", address)
+    assert ran.code == 0
+    assert ran.out.splitlines() == [
+        f"request   req-1, trace {'ab' * 16}, gateway gw-1",
+        "asked     1970-01-01 00:00:00 UTC by acme, standard, task invoices",
+        "safety    pii.iban x2 redact, secret.jwt x1 redact (answer), policy default@1",
+        "guard     harm (lg) on the prompt: S1, S9, flag, score 0.75; 12.5 ms, cost 0.001 EUR",
+        "guard     harm (lg) on the answer, 64 tokens: timeout, flag; 1000.0 ms, cost 0 EUR",
+        "route     asked for auto: rules, long",
+        "          routing v7",
+        "          routing, prompt head of r1: gain 0.38 (large 0.88, small 0.50)",
+        "  1.      large (large), quality 0.88, cost 0.002, wait 12 ms: long",
+        "model     large: 20 + 5 tokens, cost 0.001 EUR, attempt 1",
+        "batch     ba-1 of 3 rows on w-1 (worker_idle), 25% padding; waited 1.5 ms, the longest of it 4.0 ms",
+        "model     huge: 20 + 0 tokens, cost 0 EUR, attempt 0",
+        "shadow    small agrees to 50%: 20 + 4 tokens, cost 0.001 EUR, 12.5 ms",
+        "shadow    next: in_flight; cost 0 EUR",
+        "time      safety 0.0, route 0.0, tokenize 0.0, publish 0.0, queue 1.5, batch 0.0, prefill 0.0,"
+        " decode 0.0 ms; first token 8.0 ms, total 20.0 ms",
+        "end       stop",
+        "grade     0.5",
+    ]
+
+
+async def test_the_audit_for_people_and_programs(cli: Cli) -> None:
+    async with serving() as (_, address):
+        ran = await cli("explain", "req-1", "--audit", "--address", address)
+        told = await cli("explain", "req-1", "--audit", "--json", "--address", address)
+    assert ran.out.splitlines() == [
+        "request   req-1 of acme",
+        "decided   1970-01-01 00:00:00 UTC, policy default@1",
+        "safety    pii.iban x2 redact, secret.jwt x1 redact (answer), guard.harm.S1 x1 flag",
+        "          the prompt was refused",
+        "          answered by the governed model large",
+        "prompt    HMAC abcd",
+        "          its text is in the entry",
+    ]
+    assert json.loads(told.out)["decisions"][0]["rule"] == "pii.iban"
+
+
+async def test_for_programs(cli: Cli) -> None:
+    async with serving() as (_, address):
+        ran = await cli("explain", "req-1", "--json", "--address", address)
+    explained = json.loads(ran.out)
+    assert explained["record"]["attempts"][0]["batch_cause"] == "worker_idle"
+    assert explained["grade"] == {"grade": 0.5}
+
+
+async def test_feedback_is_sent(cli: Cli) -> None:
+    async with serving() as (service, address):
+        ran = await cli("feedback", "req-1", "0.25", "--address", address)
+    assert ran.code == 0
+    assert service.grades == [("req-1", 0.25)]
+
+
+async def test_without_a_gateway_there_is_one_line_and_a_code(cli: Cli) -> None:
+    ran = await cli("explain", "req-1", "--address", "127.0.0.1:1")
+    assert ran.code == 1
+    assert len(ran.err.splitlines()) == 1

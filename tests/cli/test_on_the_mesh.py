@@ -1,0 +1,160 @@
+"""The commands against the real mesh."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from cli.record import Recorder
+from learning import train as training
+from tests.cli.commands import Cli
+from tests.support.mesh import RunningMesh
+
+pytestmark = pytest.mark.mesh
+
+QUESTION = "Sort ascending: 12, 3, 7"
+
+
+@pytest.mark.parametrize("model", ["small", "large"])
+async def test_generate(cli: Cli, mesh: RunningMesh, model: str) -> None:
+    arguments = ("generate", QUESTION, "-m", model, "--address", mesh.address)
+    whole = await cli(*arguments, "--json")
+    assert whole.code == 0, whole.err
+    answer = json.loads(whole.out)
+    assert (answer["model"], answer["tier"]) == (model, model)
+    assert answer["text"].strip()
+    assert len(answer["token_ids"]) == answer["usage"]["completion_tokens"]
+    assert 0 < answer["timings"]["time_to_first_token_ms"] <= answer["timings"]["total_ms"]
+    streamed = await cli(*arguments)
+    assert (streamed.code, streamed.out) == (0, answer["text"] + "\n")
+
+
+SCHEMA = """{
+  "type": "object",
+  "properties": {"order": {"type": "string", "pattern": "^D-[0-9]{5}$"}, "refund": {"type": "boolean"}},
+  "required": ["order", "refund"],
+  "additionalProperties": false
+}"""
+
+
+async def test_answers_are_held_to_their_constraint(cli: Cli, mesh: RunningMesh) -> None:
+    common = ("-m", "small", "--json", "--address", mesh.address, "--temperature", "1.5")
+    ran = await cli("generate", QUESTION, *common, "--json-schema", SCHEMA)
+    assert ran.code == 0, ran.err
+    answer = json.loads(ran.out)
+    assert answer["finish_reason"] == "stop"
+    jsonschema.validate(json.loads(answer["text"]), json.loads(SCHEMA))
+    ran = await cli("generate", QUESTION, *common, "--regex", "(yes|no), [0-9]{3}")
+    assert re.fullmatch("(yes|no), [0-9]{3}", json.loads(ran.out)["text"])
+
+
+async def test_an_answer_cannot_end_before_min_tokens(cli: Cli, mesh: RunningMesh) -> None:
+    ran = await cli(
+        *("generate", QUESTION, "-m", "small", "--json", "--address", mesh.address),
+        *("--min-tokens", "60", "--presence-penalty", "1", "--frequency-penalty", "0.5"),
+    )
+    assert json.loads(ran.out)["usage"]["completion_tokens"] >= 60
+
+
+async def test_chat(cli: Cli, mesh: RunningMesh) -> None:
+    arguments = ("chat", "-m", "small", "--json", "--address", mesh.address)
+    ran = await cli(*arguments, stdin=f"{QUESTION}\nAnd 4, 1?\n".encode())
+    assert ran.code == 0, ran.err
+    first, second = (json.loads(line) for line in ran.out.splitlines())
+    assert second["usage"]["prompt_tokens"] > first["usage"]["prompt_tokens"]
+
+
+async def test_models(cli: Cli, mesh: RunningMesh) -> None:
+    ran = await cli("models", "--json", "--address", mesh.address)
+    listed: list[dict[str, Any]] = json.loads(ran.out)["models"]
+    assert [model["name"] for model in listed] == [m.name for m in mesh.settings.models]
+    assert all(model["ready"] for model in listed)
+
+
+async def test_eval(cli: Cli, mesh: RunningMesh) -> None:
+    ran = await cli(
+        *("eval", "--n", "2", "-m", "small", "-m", "auto", "--json", "--address", mesh.address)
+    )
+    assert ran.code == 0, ran.err
+    totals = [s for s in json.loads(ran.out)["scores"] if s["kind"] == "all"]
+    assert [total["model"] for total in totals] == ["small", "auto"]
+    assert all(total["errors"] == 0 and total["tokens"]["small"] > 0 for total in totals)
+    assert totals[1]["tokens"]["large"] > 0, "four numbers go to the large model"
+
+
+async def test_outcomes_are_learned_from(
+    cli: Cli, mesh: RunningMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "TREES", 10)
+    table, router = tmp_path / "outcomes.csv", tmp_path / "desk.router"
+    ran = await cli(
+        *("eval", "--n", "6", "--outcomes", str(table), "--json", "--address", mesh.address)
+    )
+    assert ran.code == 0, ran.err
+    rows = json.loads(ran.out)["rows"]
+    ran = await cli("router", "train", str(table), "--out", str(router), "--cascade", "--json")
+    assert ran.code == 0, ran.err
+    heads = json.loads(ran.out)["heads"]
+    assert heads["prompts"]["rows"] == heads["cascade"]["rows"] == rows
+    assert heads["prompts"]["held_out"]["strong"] > heads["prompts"]["held_out"]["weak"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["-m", "nobody"], "MODEL_UNKNOWN"),
+        (["--max-tokens", "0"], "REQUEST_INVALID"),
+        (["--max-tokens", "4000000000"], "REQUEST_INVALID"),
+        (["--temperature", "9"], "REQUEST_INVALID"),
+        (["--regex", "("], "REQUEST_INVALID"),
+        (["--label", f"{'k' * 65}=v"], "REQUEST_INVALID"),
+    ],
+)
+async def test_refusal_is_typed(
+    cli: Cli, mesh: RunningMesh, arguments: list[str], reason: str
+) -> None:
+    ran = await cli("generate", QUESTION, *arguments, "--json", "--address", mesh.address)
+    assert ran.code == 1
+    assert json.loads(ran.out)["error"]["reason"] == reason
+    assert ran.err.startswith(f"sluice: {reason}: ")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [
+        (b"", "REQUEST_INVALID"),
+        (b"seven " * 5000, "PROMPT_TOO_LONG"),
+        (b"seven " * 200_000, "MESSAGE_TOO_LARGE"),
+    ],
+    ids=["empty", "long", "large"],
+)
+async def test_prompt_that_cannot_be_taken(
+    cli: Cli, mesh: RunningMesh, prompt: bytes, reason: str
+) -> None:
+    ran = await cli("generate", "-", "--json", "--address", mesh.address, stdin=prompt)
+    assert ran.code == 1
+    assert json.loads(ran.out)["error"]["reason"] == reason
+
+
+async def test_record_and_simulate(cli: Cli, mesh: RunningMesh, tmp_path: Path) -> None:
+    lines: list[str] = []
+    recorder = Recorder(lines.append)
+    nats_url = mesh.settings.nats.url
+    assert nats_url is not None
+    recording = asyncio.create_task(recorder.run(nats_url, 1.0, 10.0))
+    while not recording.done():
+        ran = await cli("generate", QUESTION, "-m", "small", "--address", mesh.address)
+        assert ran.code == 0, ran.err
+    await recording
+    assert recorder.written > 0
+    assert recorder.unfinished == 0
+    out = tmp_path / "trace.jsonl"
+    out.write_text("\n".join(lines))
+    ran = await cli("simulate", "--trace", str(out), "--cost", "small-cpu", "--json")
+    (seen,) = json.loads(ran.out)["policies"]["continuous"]["classes"]
+    assert seen["finished"] == recorder.written
+    assert all(line["ttft_s"] > 0 for line in map(json.loads, lines))

@@ -1,0 +1,155 @@
+"""`sluice simulate` and `sluice plan` as they are called."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import Cli
+
+LOAD = ("--arrivals", "poisson:rate=10,class=interactive,lengths=desk", "--seconds", "5")
+LINE = '{"at_s": %s, "prompt_tokens": 30, "answer_tokens": 9, "class": "bulk", "model": "%s"}'
+
+
+async def test_policies_are_compared_in_one_run(cli: Cli) -> None:
+    ran = await cli("simulate", *LOAD, "--policies", "fixed,continuous", "--worker-hour-price", "2")
+    assert (ran.code, ran.err) == (0, "")
+    for word in ("fixed", "continuous", "ttft p50", "in slo", "padding", "utilization", "cost"):
+        assert word in ran.out
+
+
+async def test_json_has_every_number(cli: Cli) -> None:
+    ran = await cli("simulate", *LOAD, "--json")
+    (name, summary), *rest = json.loads(ran.out)["policies"].items()
+    assert (name, rest) == ("continuous", [])
+    assert summary["classes"][0]["arrived"] == summary["classes"][0]["finished"] > 0
+    assert set(summary["classes"][0]["ttft_s"]) == {"p50", "p95", "p99"}
+    assert summary["cost"] is None
+
+
+async def test_a_trace_is_played(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text("\n".join([LINE % (0.5, "small"), LINE % (0.1, "large"), LINE % (1, "small")]))
+    ran = await cli("simulate", "--trace", str(file), "--model", "small", "--json")
+    (bulk,) = json.loads(ran.out)["policies"]["continuous"]["classes"]
+    assert (bulk["priority_class"], bulk["arrived"], bulk["answer_tokens"]) == ("bulk", 2, 18)
+
+
+async def test_pictures_are_written(cli: Cli, tmp_path: Path) -> None:
+    ran = await cli("simulate", *LOAD, "--plot", str(tmp_path / "plots"))
+    assert ran.code == 0
+    for name in ("load.png", "queue.png"):
+        assert (tmp_path / "plots" / name).stat().st_size > 10_000
+        assert name in ran.out
+
+
+async def test_a_cost_may_be_fitted_to_a_file(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "steps.jsonl"
+    points = [[rows, 0, 1000 * (1 + rows)] for rows in range(1, 20)]
+    file.write_text(json.dumps({"figure": "engine_cost", "phase": "decode", "points": points}))
+    ran = await cli("simulate", *LOAD, "--cost", str(file), "--json")
+    summary = json.loads(ran.out)["policies"]["continuous"]
+    assert summary["classes"][0]["latency_s"]["p50"] > 5
+
+
+async def test_a_policy_of_the_configuration_can_be_simulated(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "sluice.yaml"
+    file.write_text("batcher: {policy: {name: fixed, max_rows: 3}}\ngateway: {queue_max: 1}\n")
+    load = ("--arrivals", "flood:count=40,lengths=desk")
+    ran = await cli("simulate", *load, "--config", str(file), "--policies", "config", "--json")
+    summary = json.loads(ran.out)["policies"]["config"]
+    assert summary["rows_per_batch"] <= 3
+    assert summary["classes"][0]["refused"] == 39
+    ran = await cli("simulate", *load, "--config", str(file), "--no-admission", "--json")
+    assert json.loads(ran.out)["policies"]["continuous"]["classes"][0]["refused"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ((), 2, "give either --trace or --arrivals"),
+        (("--arrivals", "poisson"), 1, "--arrivals: 'poisson': rate is missing"),
+        ((*LOAD, "--policies", "fastest"), 2, "no policy 'fastest'; there are fixed"),
+        ((*LOAD, "--engine", "steam"), 2, "no engine 'steam'; there are continuous, padded"),
+        ((*LOAD, "--cost", "huge"), 1, "--cost: no cost 'huge'"),
+        ((*LOAD, "--slo", "bulk:now"), 1, "--slo: 'bulk:now'"),
+        (("--trace", "/no/such/file"), 1, "/no/such/file cannot be read"),
+    ],
+)
+async def test_what_cannot_be_simulated_is_told(
+    cli: Cli, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    ran = await cli("simulate", *arguments)
+    assert ran.code == code
+    assert said in ran.err
+
+
+async def test_a_wrong_trace_is_told_by_line(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text(LINE % (0, "small") + '\n{"at_s": "now"}\n')
+    ran = await cli("simulate", "--trace", str(file))
+    assert ran.code == 1
+    assert f"{file}: line 2: answer_tokens is missing" in ran.err
+    file.write_text(LINE % (0, "small"))
+    ran = await cli("simulate", "--trace", str(file), "--model", "other")
+    assert "no request to model 'other'" in ran.err
+
+
+async def test_a_plan_for_a_trace(cli: Cli) -> None:
+    load = ("--arrivals", "poisson:rate=150,class=interactive,lengths=desk", "--seconds", "2")
+    ran = await cli("plan", *load, "--slo", "interactive:ttft=0.3", "--json")
+    plan = json.loads(ran.out)
+    assert plan["workers"] > 1
+    assert plan["summary"]["classes"][0]["within_slo"] >= 0.99
+    assert plan["one_less"]["classes"][0]["within_slo"] < 0.99
+    ran = await cli("plan", *load, "--slo", "interactive:ttft=0.3")
+    assert f"{plan['workers']} workers meet the SLOs" in ran.out
+    ran = await cli("plan", *load, "--slo", "interactive:ttft=0.3", "--workers-max", "1")
+    assert ran.code == 1
+    assert "1 workers do not meet the SLOs" in ran.err
+
+
+async def test_a_plan_for_a_job(cli: Cli) -> None:
+    lengths = ("--prompt-tokens", "lognormal/100/0.7/512", "--answer-tokens", "uniform/5/15")
+    job = ("--documents", "100000000", "--hours", "24", "--worker-hour-price", "0.5", *lengths)
+    ran = await cli("plan", *job, "--json")
+    plan = json.loads(ran.out)
+    assert plan["documents_per_s"] == pytest.approx(1157.4, abs=0.1)
+    assert abs(plan["shortcut_error"]) < 0.2
+    assert plan["cost"] == pytest.approx(plan["worker_hours"] / 2)
+    ran = await cli("plan", *job)
+    assert "computed against simulated" in ran.out
+    ran = await cli("plan", *job, *LOAD)
+    assert ran.code == 2
+
+
+@pytest.mark.long
+async def test_a_plan_for_a_job_names_all_processes(cli: Cli, tmp_path: Path) -> None:
+    job = ("plan", "--documents", "100000000")
+    ran = await cli(*job, "--json")
+    spread = {kind["name"]: kind for kind in json.loads(ran.out)["fleet"]}
+    ran = await cli(*job, "--json", "--zones", "1", "--headroom", "0")
+    least = {kind["name"]: kind for kind in json.loads(ran.out)["fleet"]}
+    assert set(spread) == {"gateway", "batcher", "nats", "triton", "worker"}
+    for name, kind in spread.items():
+        assert kind["low"] <= kind["processes"] <= kind["high"]
+        assert kind["processes"] % 3 == 0
+        assert least[name]["processes"] < kind["processes"]
+    costs = tmp_path / "costs.jsonl"
+    costs.write_text('{"figure": "process_cost_nats"}\n')
+    ran = await cli(*job, "--process-costs", str(costs))
+    assert ran.code == 1
+    assert "line 1" in ran.err
+
+
+@pytest.mark.long
+async def test_plans_of_docs_scale_are_what_the_command_prints(cli: Cli) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```\n\$ sluice (plan [^\n]+)\n(.*?)```", page, re.DOTALL)
+    assert blocks
+    for command, printed in blocks:
+        ran = await cli(*command.split())
+        assert [line.split() for line in ran.out.splitlines()] == [
+            line.split() for line in printed.splitlines()
+        ]

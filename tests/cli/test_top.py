@@ -1,0 +1,229 @@
+"""`sluice top`, `requests`, `cancel` and `drain`, against a scripted AdminService."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from cli import top as top_command
+from cli.top_view import Choice, Sample, View, lines, quantile
+from sluice.telemetry import catalog, names
+from sluice.telemetry.catalog import Metric
+from sluice.v1 import admin_pb2 as pb
+from sluice.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
+from sluice.v1.inference_pb2 import PRIORITY_INTERACTIVE
+from sluice.wire.clock import duration
+from tests.cli.commands import Cli
+
+WORKER = "127.0.0.1:8001/small"
+OTHER = "127.0.0.1:8002/small"
+GEN_AI = ("chat", "sluice", "small", "interactive")
+
+
+def series(metric: Metric, *points: tuple[tuple[str, ...], float]) -> pb.MetricSeries:
+    found = [pb.MetricPoint(labels=labels, value=value) for labels, value in points]
+    return pb.MetricSeries(name=metric.name, labels=metric.labels, points=found)
+
+
+def histogram(
+    metric: Metric, labels: tuple[str, ...], place: int, count: int, total: float
+) -> pb.MetricSeries:
+    buckets = [0] * (len(metric.bounds) + 1)
+    buckets[place] = count
+    point = pb.MetricPoint(labels=labels, value=total, buckets=buckets)
+    return pb.MetricSeries(name=metric.name, bounds=metric.bounds, points=[point])
+
+
+def metrics(moment: int) -> pb.ReadMetricsResponse:
+    """Of a gateway and two batchers that see the same worker; ``moment`` s after they started."""
+    gateway = [
+        series(
+            catalog.REQUESTS,
+            (("small", "interactive", "stop"), 3 * moment),
+            (("small", "interactive", "OVERLOADED"), moment),
+        ),
+        histogram(catalog.FIRST_TOKEN, GEN_AI, 4, 10 * moment, 0.3),
+    ]
+    batcher = [
+        series(catalog.QUEUED, (("small", "interactive"), 2)),
+        series(catalog.BACKLOG, (("small", "interactive"), 5)),
+        series(catalog.WORKER_LIVE, (("small", WORKER), 1), (("small", OTHER), 0)),
+        series(catalog.WORKER_DRAINED, (("small", WORKER), 0), (("small", OTHER), 1)),
+        series(catalog.WORKER_SLOTS, (("small", WORKER), 32)),
+        series(catalog.WORKER_RUNNING, (("small", WORKER), 7)),
+        series(catalog.WORKER_CACHE, (("small", WORKER), 0.25)),
+        series(catalog.WORKER_TOKENS, (("small", WORKER, "output"), 500 * moment)),
+        histogram(catalog.STEP_TIME, ("small", WORKER), 1, 10 * moment, 0.02 * moment),
+    ]
+    service, batchers = names.SERVICE_GATEWAY, names.SERVICE_BATCHER
+    return pb.ReadMetricsResponse(
+        processes=[
+            pb.ProcessMetrics(service=service, instance="gw1", metrics=gateway),
+            pb.ProcessMetrics(service=batchers, instance="b1", metrics=batcher),
+            pb.ProcessMetrics(service=batchers, instance="b2", metrics=batcher),
+        ]
+    )
+
+
+RUNNING = pb.ListRequestsResponse(
+    requests=[
+        pb.RunningRequest(
+            request_id="req-1", tenant="acme", priority=PRIORITY_INTERACTIVE, model="small",
+            state=pb.REQUEST_STATE_STREAMING, age=duration(1500), completion_tokens=12, gateway="gw1",
+        )
+    ],
+    counts=[
+        pb.RunningCount(
+            tenant="acme", model="small", priority=PRIORITY_INTERACTIVE, requests=4, waiting=1,
+            completion_tokens=99, oldest_age=duration(2500),
+        )
+    ],
+    gateways=["gw1"],
+)  # fmt: skip
+
+
+class Admin(AdminServiceServicer):
+    """Counts its calls, and grows with them."""
+
+    def __init__(self) -> None:
+        self.moment = 0
+        self.asked: list[Any] = []
+
+    async def ReadMetrics(self, request: pb.ReadMetricsRequest, context: Any) -> Any:
+        self.moment += 1
+        found = metrics(self.moment)
+        for process in found.processes:
+            wanted = [one for one in process.metrics if one.name in request.names]
+            del process.metrics[:]
+            process.metrics.extend(wanted)
+        return found
+
+    async def ListRequests(self, request: pb.ListRequestsRequest, context: Any) -> Any:
+        self.asked.append(request)
+        return RUNNING
+
+    async def CancelRequests(self, request: pb.CancelRequestsRequest, context: Any) -> Any:
+        return pb.CancelRequestsResponse(request_ids=["req-1"], silent_gateways=["gw2"])
+
+    async def DrainWorker(self, request: pb.DrainWorkerRequest, context: Any) -> Any:
+        self.asked.append(request)
+        return pb.DrainWorkerResponse(drained=[f"{request.model} {request.worker}"])
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[Admin, str]]:
+    server, service = grpc.aio.server(), Admin()
+    add_AdminServiceServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield service, f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+def view(seconds: int = 1) -> View:
+    first = Sample.of(0.0, metrics(1), RUNNING)
+    return View(Sample.of(float(seconds), metrics(1 + seconds), RUNNING), first, None)
+
+
+def test_the_tables_sum_processes_and_take_a_worker_once() -> None:
+    made = view(2)
+    (model,) = made.tables["models"].objects()
+    assert (model["run"], model["queue"], model["req/s"], model["err/s"]) == (4, 9, 4, 1)
+    assert model["ttft50"] == pytest.approx(30)
+    assert model["itl50"] is None
+    one, other = made.tables["workers"].objects()
+    assert (one["state"], other["state"]) == ("live", "drained")
+    assert (one["rows"], one["slots"], one["kv%"], one["tok/s"]) == (7, 32, 25, 500)
+    assert one["step"] == pytest.approx(2)
+    assert made.summary()["output_tokens_per_s"] == 500
+    assert made.processes() == "2 batcher, 1 gateway"
+
+
+def test_a_process_that_started_again_counts_from_zero() -> None:
+    before = Sample.of(0.0, metrics(9), RUNNING)
+    made = View(Sample.of(1.0, metrics(2), RUNNING), before, before)
+    (model,) = made.tables["models"].objects()
+    assert model["req/s"] == 8
+
+
+def test_the_screen_fits_and_is_filtered_and_sorted() -> None:
+    shown = lines("sluice top", view(), Choice(), 80, 24)
+    assert max(map(len, shown)) <= 80
+    assert shown == lines("sluice top", view(), Choice(), 200, 24), "nothing is cut off"
+    assert any(line.startswith("127.0.0.1:8001/small") for line in shown)
+    assert any(line.startswith("acme") for line in shown)
+    few = lines("sluice top", view(), Choice(), 80, 5)
+    assert len(few) == 5
+    assert "more lines" in few[-1]
+    filtered = lines("sluice top", view(), Choice(text="8002", hidden={3}), 80, 24)
+    assert not any("8001" in line or line.startswith(("acme", "small ")) for line in filtered)
+    workers = view().tables["workers"]
+    assert [row[0] for row in workers.ordered("running", reverse=True, text="")] == [OTHER, WORKER]
+
+
+def test_a_quantile_lies_in_its_bucket() -> None:
+    metric = catalog.FIRST_TOKEN
+    counts = [0.0] * (len(metric.bounds) + 1)
+    assert quantile(metric, (0.0, *counts), 0.5) is None
+    counts[2] = 4
+    assert quantile(metric, (0.0, *counts), 0.5) == pytest.approx(0.0075)
+    counts[-1] = 40
+    assert quantile(metric, (0.0, *counts), 0.95) == metric.bounds[-1]
+
+
+async def test_once_for_people_and_programs(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top_command, "_ONCE_S", 0.0)
+    async with serving() as (_, address):
+        ran = await cli("top", "--once", "--address", address)
+        told = await cli("top", "--json", "--address", address)
+        wrong = await cli("top", "--sort", "colour", "--address", address)
+    assert ran.code == 0, ran.err
+    assert ran.out.startswith(f"sluice top  {address}  2 batcher, 1 gateway")
+    assert json.loads(told.out)["tenants"][0]["tenant"] == "acme"
+    assert wrong.code == 2
+
+
+async def test_requests_are_listed(cli: Cli) -> None:
+    async with serving() as (service, address):
+        ran = await cli("requests", "--tenant", "acme", "--address", address)
+        told = await cli("requests", "--json", "--address", address)
+    assert ran.out.splitlines()[1].split() == [
+        *("req-1", "acme", "interactive", "small", "streaming", "1.5", "12", "gw1")
+    ]
+    assert ran.out.splitlines()[-1] == "4 requests run, the oldest 1 are shown"
+    assert service.asked[0].tenant == "acme"
+    assert json.loads(told.out)["total"] == 4
+
+
+async def test_requests_are_cancelled(cli: Cli) -> None:
+    async with serving() as (_, address):
+        ran = await cli("cancel", "req-1", "--address", address)
+        part = await cli("cancel", "req-1", "req-2", "--json", "--address", address)
+        wrong = await cli("cancel", "--address", address)
+    assert ran.code == 0, ran.err
+    assert ran.out.splitlines() == [
+        *("req-1", "1 requests cancelled", "no answer from gw2: their requests may go on")
+    ]
+    assert part.code == 1
+    assert json.loads(part.out)["not_running"] == ["req-2"]
+    assert wrong.code == 2
+
+
+async def test_a_worker_is_drained(cli: Cli) -> None:
+    async with serving() as (service, address):
+        ran = await cli("drain", "small", WORKER, "--address", address)
+        back = await cli("drain", "small", WORKER, "--undo", "--address", address)
+        late = await cli("drain", "small", WORKER, "--wait", "0.1", "--address", address)
+    assert ran.out.splitlines() == [
+        f"{WORKER} of small: drained, 7 rows run",
+        "no other worker serves small: its requests wait or fail until --undo",
+    ]
+    assert back.out == f"{WORKER} of small: back in service\n"
+    assert service.asked[1].undo
+    assert late.code == 1
+    assert "ROWS_LEFT" in late.err

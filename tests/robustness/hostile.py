@@ -1,0 +1,536 @@
+"""Hostile tenants of tests/robustness/abuse.py, run in a process of their own that gives way to others (nice 10).
+
+Each kind is a tenant with an API key of its own, and begins its calls at the rate of `RATES`, whatever becomes of those
+before; `OPEN_MAX` of a kind are open at most. What it began ends with the process; it deletes its jobs first. The last
+line of its output has how the calls ended, by kind and code.
+
+    python tests/robustness/hostile.py GRPC HTTP SECONDS     keys by tenant come as JSON on the standard input
+"""
+
+import asyncio
+import gzip
+import io
+import json
+import os
+import random
+import struct
+import sys
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import grpc
+import uvloop
+from backports import zstd
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from sluice.v1 import inference_pb2 as pb
+from sluice.v1 import jobs_pb2
+from sluice.v1.inference_pb2_grpc import InferenceServiceStub
+from sluice.v1.jobs_pb2_grpc import JobServiceStub
+from sluice.v1.safety_pb2 import CheckTextRequest
+from sluice.v1.safety_pb2_grpc import SafetyServiceStub
+from tests.robustness.attacks import MODEL, constraints, texts, value_of_class
+
+NICE: Final = 10
+CALL_S: Final = 60.0
+OPEN_MAX: Final = 64
+MIB: Final = 1 << 20
+UPLOAD_PIECE: Final = 500_000
+RATES: Final[Mapping[str, float]] = {
+    "schemas": 1.0,  # constraints that are slow to compile, each another one
+    "texts": 0.5,  # 190 KB to be inspected
+    "megabyte": 0.5,  # requests of 1 MB: labels, stop strings, tokens, nested JSON
+    "audio": 0.5,  # 1 MB of sound over gRPC and HTTP, and WAV files that lie about their length
+    "tables": 0.1,  # jobs of CSV and Parquet
+    "archives": 0.1,  # jobs of gzip and zstd that grow to 64 MiB
+    "webhooks": 0.5,  # jobs of three items whose webhook never answers, or a byte a second
+    "subjects": 1.0,  # subjects, ids and names with wildcards, of JetStream's API, of other tenants
+    "watchers": 2.0,  # watch a job, read results that do not come, list jobs
+    "slow": 2.0,  # read one event of the longest answer, and then nothing
+    "vanished": 2.0,  # end their connection while an answer is computed
+    "bulk": 10.0,  # bulk and standard calls
+    "heads": 2.0,  # calls whose message never comes, or stops in its middle
+    "anonymous": 2.0,  # 1 MB without credentials, half of them unfinished
+    "http": 1.0,  # bodies of 1 MB, nested, unfinished, and requests that are none
+    "keys": 2.0,  # credentials that are none
+}
+"""Calls that each kind begins, a second."""
+KINDS: Final = tuple(RATES)
+_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+
+Outcomes = Counter[str]
+
+
+class Tenant:
+    """One hostile tenant, with its connection."""
+
+    def __init__(self, kind: str, address: str, http: str, key: str, hook: int) -> None:
+        """``hook``: the port of the server that webhooks hang on."""
+        self.kind, self.address, self.http, self.key, self.hook = kind, address, http, key, hook
+        self.outcomes: Outcomes = Counter()
+        self.metadata = (("authorization", f"Bearer {key}"),)
+        self.channel = self.connect()
+        self.calls: Any = InferenceServiceStub(self.channel)
+        self.jobs: Any = JobServiceStub(self.channel)
+        self.random = random.Random(kind)
+        self.number = 0
+        self.made: list[str] = []
+        """Jobs."""
+
+    def connect(self) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(self.address, [("grpc.use_local_subchannel_pool", 1)])
+
+    async def run(self, attack: Callable[["Tenant"], Awaitable[None]], per_s: float) -> None:
+        """Begins calls until it is cancelled."""
+        running: set[asyncio.Task[None]] = set()
+        loop = asyncio.get_running_loop()
+        due = loop.time() + self.random.random() / per_s
+        try:
+            while True:
+                await asyncio.sleep(max(0.0, due - loop.time()))
+                due = max(due + 1 / per_s, loop.time() - 1.0)
+                if len(running) >= OPEN_MAX:
+                    self.outcomes["not begun"] += 1
+                    continue
+                self.number += 1
+                task = asyncio.create_task(self._counted(attack))
+                running.add(task)
+                task.add_done_callback(running.discard)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _counted(self, attack: Callable[["Tenant"], Awaitable[None]]) -> None:
+        try:
+            await attack(self)
+            self.outcomes["OK"] += 1
+        except grpc.aio.AioRpcError as error:
+            typed = "grpc-status-details-bin" in dict(error.trailing_metadata() or ())
+            self.outcomes[f"{error.code().name}{'' if typed else ' untyped'}"] += 1
+        except (OSError, EOFError, TimeoutError) as error:
+            self.outcomes[type(error).__name__] += 1
+
+    async def read(self, request: pb.GenerateRequest) -> None:
+        """Reads an answer to its end."""
+        call = self.calls.Generate(request, timeout=CALL_S, metadata=self.metadata)
+        try:
+            async for _ in call:
+                pass
+        finally:
+            call.cancel()
+
+    async def job(self, name: str, data: bytes, spec: jobs_pb2.JobSpec) -> None:
+        """Uploads ``data`` and makes a job of it; of its jobs the last 20 stay."""
+
+        async def pieces() -> AsyncIterator[jobs_pb2.UploadInputRequest]:
+            for at in range(0, len(data), UPLOAD_PIECE):
+                piece = data[at : at + UPLOAD_PIECE]
+                yield jobs_pb2.UploadInputRequest(name="" if at else name, data=piece)
+
+        of_call: Any = {"timeout": CALL_S, "metadata": self.metadata}
+        upload = await self.jobs.UploadInput(pieces(), **of_call)
+        spec.model, spec.input.upload_id = MODEL, upload.upload_id
+        await self.create(spec)
+
+    async def create(self, spec: jobs_pb2.JobSpec) -> str:
+        """The id of a new job."""
+        of_call: Any = {"timeout": CALL_S, "metadata": self.metadata}
+        request = jobs_pb2.CreateJobRequest(spec=spec)
+        made = await self.jobs.CreateJob(request, **of_call)
+        self.made.append(made.job.id)
+        if len(self.made) > 20:
+            await self.delete(self.made.pop(0))
+        return str(made.job.id)
+
+    async def delete(self, job: str) -> None:
+        """A job and what is kept of it, as far as it can be."""
+        of_call: Any = {"timeout": 10.0, "metadata": self.metadata}
+        with suppress(grpc.aio.AioRpcError):
+            await self.jobs.CancelJob(jobs_pb2.CancelJobRequest(id=job), **of_call)
+        with suppress(grpc.aio.AioRpcError):
+            await self.jobs.DeleteJob(jobs_pb2.DeleteJobRequest(id=job), **of_call)
+
+
+def _asked(**fields: Any) -> pb.GenerateRequest:
+    sampling = fields.pop("sampling", pb.SamplingParams(max_tokens=8))
+    return pb.GenerateRequest(model=MODEL, sampling=sampling, **fields)
+
+
+async def schemas(tenant: Tenant) -> None:
+    """A constraint that is slow to compile; the number makes it another one than before."""
+    params = pb.SamplingParams()
+    params.CopyFrom(tenant.random.choice(_constraints()))
+    if params.HasField("json_schema"):
+        params.json_schema = params.json_schema[:-1] + f',"title":"{tenant.number}"}}'
+    else:
+        params.regex += f"|{tenant.number}"
+    await tenant.read(_asked(prompt="a", sampling=params))
+
+
+def _constraints() -> list[pb.SamplingParams]:
+    patterns = [{"pattern": f".*{chr(97 + at)}{{{at + 1}}}.*{chr(98 + at)}"} for at in range(20)]
+    files = "".join(rf"(File: {one}\n(\n|[^`].*?\n)*```\n\n)?" for one in "ABCDEFGH")
+    slow = (
+        pb.SamplingParams(max_tokens=8, json_schema=json.dumps({"allOf": patterns})),
+        pb.SamplingParams(max_tokens=8, json_schema='{"type":"integer","multipleOf":9973}'),
+        pb.SamplingParams(max_tokens=8, regex=files),
+        pb.SamplingParams(max_tokens=8, regex=r"(.*a.{30})*b"),
+    )
+    return [*constraints(), *slow * 3]
+
+
+_TEXTS: Final = tuple(texts().values())
+
+
+async def inspected(tenant: Tenant) -> None:
+    """A long text to be checked."""
+    request = CheckTextRequest(text=tenant.random.choice(_TEXTS))
+    stub: Any = SafetyServiceStub(tenant.channel)
+    await stub.CheckText(request, timeout=CALL_S, metadata=tenant.metadata)
+
+
+async def megabyte(tenant: Tenant) -> None:
+    """1 MB in one of the fields."""
+    large: tuple[Callable[[], pb.GenerateRequest], ...] = (
+        lambda: _asked(prompt="a", labels={str(at): "x" for at in range(60_000)}),
+        lambda: _asked(prompt="a", sampling=pb.SamplingParams(stop=["a"] * 300_000)),
+        lambda: _asked(prompt="a", sampling=pb.SamplingParams(stop_token_ids=[1] * 900_000)),
+        lambda: _asked(prompt="a", resume=pb.Resume(token_ids=[1] * 900_000)),
+        lambda: _asked(prompt="a", sampling=pb.SamplingParams(json_schema='{"a":' * 150_000)),
+        lambda: _asked(prompt="a", sampling=pb.SamplingParams(regex="a" * 1_000_000)),
+        lambda: _asked(prompt="lorem ipsum " * 80_000),
+        lambda: _asked(
+            chat=pb.ChatInput(messages=[pb.ChatMessage(role=pb.ROLE_USER, content="a")] * 60_000)
+        ),
+    )
+    await tenant.read(tenant.random.choice(large)())
+
+
+def _wav(samples: int, said: int) -> bytes:
+    form = struct.pack("<HHIIHH", 1, 1, 16_000, 32_000, 2, 16)
+    head = b"RIFF\xff\xff\xff\xffWAVEfmt " + struct.pack("<I", 16) + form + b"data"
+    return head + struct.pack("<I", said) + bytes(2 * samples)
+
+
+async def audio(tenant: Tenant) -> None:
+    """Sound for models of which none takes any: it is received and looked at all the same."""
+    data = tenant.random.choice(
+        (_wav(450_000, 900_000), _wav(9, 2**32 - 1), b"RIFF\0\0\0\0WAVE" + b"LIST\0\0\0\0" * 90_000)
+    )
+    if tenant.number % 2:
+        await tenant.read(_asked(audio=pb.AudioInput(data=data)))
+        return
+    body = (
+        b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\necho\r\n--x\r\nContent-Disposition: '
+        b'form-data; name="file"; filename="a.wav"\r\n\r\n' + data + b"\r\n--x--\r\n"
+    )
+    kind = "multipart/form-data; boundary=x"
+    await _post(tenant, "/v1/audio/transcriptions", body, kind=kind)
+
+
+def _parquet() -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = io.BytesIO()
+    pq.write_table(pa.table({"prompt": ["x" * 900_000] * 2000}), file, compression="zstd")
+    return file.getvalue()
+
+
+_TABLES: Final[Mapping[str, Callable[[], bytes]]] = {
+    "a.csv": lambda: b"id,prompt\n" + b'1,"' + b"x\n" * MIB,
+    "b.csv": lambda: b"prompt\n" + b"\n" * (3 * MIB),
+    "c.csv": lambda: b"a" * 999_999 + b",prompt\n" + b'"",' * 300_000,
+    "d.parquet": _parquet,
+    "e.parquet": lambda: b"PAR1" + os.urandom(1000) + b"\xff\xff\xff\x7fPAR1",
+    "f.jsonl": lambda: b'{"id":' + b"[" * 900_000 + b"\n" + b'{"prompt":"a"}\n' * 1000,
+}
+_ARCHIVES: Final[Mapping[str, Callable[[], bytes]]] = {
+    "a.jsonl.gz": lambda: gzip.compress(b"\n" * (64 * MIB)),
+    "b.jsonl.gz": lambda: gzip.compress(b'{"prompt":"a"}\n' * (4 * MIB)),
+    "c.jsonl.zst": lambda: zstd.compress(b'{"id":1}\n' * (7 * MIB)),
+    "d.csv.zst": lambda: zstd.compress(b"prompt\n" + b"0" * (200 * MIB)),
+    "e.jsonl.gz": lambda: gzip.compress(gzip.compress(b"0" * (64 * MIB)))[:-4],
+}
+
+
+async def tables(tenant: Tenant) -> None:
+    """A table that is broken, deep, or whose rows are many times its bytes."""
+    await _file(tenant, _TABLES)
+
+
+async def archives(tenant: Tenant) -> None:
+    """An archive that grows."""
+    await _file(tenant, _ARCHIVES)
+
+
+_FILES: Final[dict[str, bytes]] = {}
+
+
+async def _file(tenant: Tenant, kinds: Mapping[str, Callable[[], bytes]]) -> None:
+    name = tuple(kinds)[tenant.number % len(kinds)]
+    if name not in _FILES:
+        _FILES[name] = await asyncio.to_thread(kinds[name])
+    await tenant.job(name, _FILES[name], jobs_pb2.JobSpec())
+
+
+async def hooks(tenant: Tenant) -> None:
+    """Three items, and a webhook that hangs."""
+    spec = jobs_pb2.JobSpec(name="x" * 100)
+    spec.webhook.url = f"http://127.0.0.1:{tenant.hook}/{tenant.number}"
+    spec.webhook.secret = "whsec_" + "YWJj" * 8
+    lines = (b'{"id":%d,"prompt":"%d","max_tokens":1}\n' % (at, tenant.number) for at in range(3))
+    await tenant.job("a.jsonl", b"".join(lines), spec)
+
+
+async def subjects(tenant: Tenant) -> None:
+    """Names that mean something to NATS, to the file system or to this network."""
+    names = ("*", ">", "a.>", "$JS.API.STREAM.DELETE.KV_SLUICE_JOBS", "$KV.SLUICE_API_KEYS.>", "a b\r\nPUB x 0",
+             "../../etc/passwd", "_INBOX.jobs.>", "sluice.control", "$SYS.>")  # fmt: skip
+    name = tenant.random.choice(names)
+    urls = (
+        "file:///etc/passwd",
+        "http://169.254.169.254/",
+        "s3://b/c",
+        f"https://{name}/",
+        "http://[::1]:4222/",
+    )
+    of_call: Any = {"timeout": CALL_S, "metadata": tenant.metadata}
+    match tenant.number % 5:
+        case 0:
+            await tenant.create(jobs_pb2.JobSpec(model=MODEL, input={"nats_subject": name}))
+        case 1:
+            url = tenant.random.choice(urls)
+            await tenant.create(jobs_pb2.JobSpec(model=MODEL, input={"url": url}))
+        case 2:
+            await tenant.jobs.GetJob(jobs_pb2.GetJobRequest(id=name), **of_call)
+        case 3:
+            await tenant.read(_asked(prompt="a", idempotency_key=name))
+        case _:
+            request = jobs_pb2.CreateJobRequest(
+                spec=jobs_pb2.JobSpec(model=name, input={"upload_id": name}, labels={name: name}),
+                idempotency_key=name,
+            )
+            await tenant.jobs.CreateJob(request, **of_call)
+
+
+async def watchers(tenant: Tenant) -> None:
+    """A stream about a job that waits."""
+    if not tenant.made:
+        lines = b'{"id":"a","prompt":"a"}\n' * 2
+        await tenant.job("a.jsonl", lines, jobs_pb2.JobSpec())
+    job = tenant.made[0]
+    of_call: Any = {"timeout": 20.0, "metadata": tenant.metadata}
+    if tenant.number % 3 == 0:
+        await tenant.jobs.ListJobs(jobs_pb2.ListJobsRequest(page_size=1000), **of_call)
+        return
+    call = (
+        tenant.jobs.WatchJob(jobs_pb2.WatchJobRequest(id=job), **of_call)
+        if tenant.number % 3 == 1
+        else tenant.jobs.GetResults(jobs_pb2.GetResultsRequest(id=job, follow=True), **of_call)
+    )
+    try:
+        async for _ in call:
+            await asyncio.sleep(1.0)
+    finally:
+        call.cancel()
+
+
+def _long(tenant: Tenant) -> pb.GenerateRequest:
+    longest = pb.SamplingParams()  # as long as the context allows
+    kind = value_of_class(tenant.number)
+    return _asked(prompt="one two three four " * 10, priority=kind, sampling=longest)
+
+
+async def slow(tenant: Tenant) -> None:
+    """Reads one event and then nothing for 20 s."""
+    call = tenant.calls.Generate(_long(tenant), timeout=CALL_S, metadata=tenant.metadata)
+    try:
+        await call.read()
+        await asyncio.sleep(20.0)
+    finally:
+        call.cancel()
+
+
+async def vanished(tenant: Tenant) -> None:
+    """Ends its connection after the first event."""
+    channel = tenant.connect()
+    try:
+        stub: Any = InferenceServiceStub(channel)
+        await stub.Generate(_long(tenant), timeout=CALL_S, metadata=tenant.metadata).read()
+    finally:
+        await channel.close(None)
+
+
+async def bulk(tenant: Tenant) -> None:
+    """A call that is not interactive."""
+    kind = pb.PRIORITY_BULK if tenant.number % 2 else pb.PRIORITY_STANDARD
+    await tenant.read(_asked(prompt=f"bulk {tenant.number}", priority=kind))
+
+
+def _headers(path: str, key: str, authority: str) -> bytes:
+    """A block of HPACK with all names and values as they are."""
+    fields = ((":method", "POST"), (":scheme", "http"), (":path", path), (":authority", authority),
+              ("te", "trailers"), ("content-type", "application/grpc"), ("authorization", f"Bearer {key}"))  # fmt: skip
+    block = b""
+    for name, value in fields:
+        block += b"\0" + bytes((len(name),)) + name.encode() + bytes((len(value),)) + value.encode()
+    return block
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + payload
+
+
+async def _unfinished(tenant: Tenant, key: str, calls: int) -> None:
+    """Calls over one connection whose messages are announced as 1 MB; 15 KB of each come, and then nothing."""
+    host, _, port = tenant.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(_PREFACE)
+        path = "/sluice.v1.InferenceService/Generate"
+        for stream in range(1, 2 * calls, 2):
+            writer.write(_frame(1, 4, stream, _headers(path, key, tenant.address)))
+            message = b"\0" + (1_000_000).to_bytes(4) + b"\n\xc0\x84\x3d" + b"x" * 15_000
+            writer.write(_frame(0, 0, stream, message[:15_000]) if calls < 5 else b"")
+        await writer.drain()
+        async with asyncio.timeout(20.0):
+            while await reader.read(65_536):
+                pass
+    finally:
+        writer.close()
+
+
+async def heads(tenant: Tenant) -> None:
+    """With credentials, calls whose message never comes, or not to its end."""
+    await _unfinished(tenant, tenant.key, 4 if tenant.number % 2 else 20)
+
+
+async def anonymous(tenant: Tenant) -> None:
+    """Without credentials: 1 MB, or calls that are never complete."""
+    if tenant.number % 2:
+        await _unfinished(tenant, "slc_" + "0" * 60, 4)
+        return
+    request = _asked(prompt="x" * 1_000_000)
+    call = tenant.calls.Generate(request, timeout=CALL_S)
+    try:
+        await call.read()
+    finally:
+        call.cancel()
+
+
+async def http(tenant: Tenant) -> None:
+    """A large, deep or endless body, or none of HTTP."""
+    bodies = (
+        b'{"model":"echo","messages":' + b"[" * 900_000,
+        json.dumps({"model": "echo", "messages": [{"role": "user", "content": "a"}] * 20_000}),
+        json.dumps({"model": "echo", "input": ["a"] * 100_000}),
+        json.dumps({"model": "echo", "prompt": "x" * 900_000}),
+    )
+    body = bodies[tenant.number % len(bodies)]
+    path = ("/v1/chat/completions", "/v1/embeddings", "/v1/completions")[tenant.number % 3]
+    payload = body.encode() if isinstance(body, str) else body
+    cut = len(payload) // 2 if tenant.number % 4 == 3 else None
+    await _post(tenant, path, payload, sent=cut)
+
+
+async def _post(
+    tenant: Tenant,
+    path: str,
+    body: bytes,
+    *,
+    kind: str = "application/json",
+    sent: int | None = None,
+) -> None:
+    """Sends ``body``, or the first ``sent`` bytes of it, and reads the answer for 20 s at most."""
+    where = urlsplit(f"//{tenant.http}")
+    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: {tenant.http}\r\nAuthorization: Bearer {tenant.key}\r\n"
+        f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    try:
+        writer.write(head.encode() + body[:sent])
+        async with asyncio.timeout(20.0):
+            status = await reader.readline()
+            tenant.outcomes[f"status {status[9:12].decode() or 'none'}"] += 1
+            while await reader.read(65_536):
+                pass
+    finally:
+        writer.close()
+
+
+async def keys(tenant: Tenant) -> None:
+    """A credential that is none."""
+    chosen = (
+        "",
+        "slc_" + uuid.uuid4().hex,
+        "a." * 5000,
+        "eyJhbGciOiJub25lIn0.e30.",
+        tenant.key[:-1] + "!",
+    )
+    metadata = (("authorization", f"Bearer {tenant.random.choice(chosen)}"),)
+    request = pb.CountTokensRequest(model=MODEL, prompt="a")
+    await tenant.calls.CountTokens(request, timeout=CALL_S, metadata=metadata)
+
+
+ATTACKS: Final[Mapping[str, Callable[[Tenant], Awaitable[None]]]] = {
+    **{
+        one.__name__: one
+        for one in (schemas, megabyte, audio, tables, archives, subjects, watchers)
+    },
+    **{one.__name__: one for one in (slow, vanished, bulk, heads, anonymous, http, keys)},
+    "texts": inspected,
+    "webhooks": hooks,
+}
+
+
+async def _hook(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Never answers, or a byte a second."""
+    drip: Iterator[int] = iter(b"HTTP/1.1 200 OK\r\nA: " + b"a" * 1000)
+    with suppress(OSError, EOFError, asyncio.CancelledError):  # it is cancelled at the end
+        asked = await reader.readline()
+        for byte in drip:
+            await asyncio.sleep(1.0)
+            if int(asked.split()[1][1:]) % 2:
+                writer.write(bytes((byte,)))
+                await writer.drain()
+    writer.close()
+
+
+async def attack(
+    address: str, http_address: str, seconds: float, keys_by: Mapping[str, str]
+) -> dict[str, Outcomes]:
+    """All kinds for ``seconds``; how their calls ended."""
+    hook = await asyncio.start_server(_hook, "127.0.0.1", 0)
+    port = hook.sockets[0].getsockname()[1]
+    tenants = [
+        Tenant(kind, address, http_address, key, port)
+        for kind, key in keys_by.items()
+        if kind in RATES
+    ]
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
+            for tenant in tenants:
+                group.create_task(tenant.run(ATTACKS[tenant.kind], RATES[tenant.kind]))
+    for tenant in tenants:
+        await asyncio.gather(*map(tenant.delete, tenant.made))
+        await tenant.channel.close(None)
+    hook.close()
+    return {tenant.kind: tenant.outcomes for tenant in tenants}
+
+
+if __name__ == "__main__":
+    os.nice(NICE)
+    with suppress(OSError):  # where the kernel shares cores by session
+        Path("/proc/self/autogroup").write_text(str(NICE), encoding="ascii")
+    where, http_where, how_long = sys.argv[1:]
+    given = json.loads(sys.stdin.readline())
+    print(json.dumps(uvloop.run(attack(where, http_where, float(how_long), given))))

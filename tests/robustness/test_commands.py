@@ -1,0 +1,77 @@
+"""A short run of each command, as scripts/robustness starts it."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.robustness.attacks import ATTACKS
+from tests.robustness.hostile import RATES
+
+ROOT = Path(__file__).parents[2]
+
+
+def lines(name: str, *arguments: str) -> list[dict[str, object]]:
+    result = subprocess.run(
+        ["scripts/robustness", name, "--json", *arguments],
+        env={**os.environ, "PYTHON": sys.executable},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert result.returncode == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+
+
+def test_a_command_that_is_none_names_those_that_are() -> None:
+    result = subprocess.run(
+        ["scripts/robustness", "quake"], cwd=ROOT, capture_output=True, text=True, timeout=20
+    )
+    assert result.returncode == 2
+    assert "chaos|fuzz|abuse|soak|jobs" in result.stderr
+
+
+@pytest.mark.long
+@pytest.mark.mesh
+@pytest.mark.timeout(300)
+async def test_memory_of_a_short_soak_is_printed() -> None:
+    found = await asyncio.to_thread(lines, "soak", "--runs", "1")
+    assert found
+    for figure in found:
+        assert {"figure", "ours", "unit", "runs", "machine", "note"} <= set(figure)
+        assert figure["ours"] is not None
+
+
+@pytest.mark.long
+@pytest.mark.mesh
+@pytest.mark.timeout(300)
+async def test_hostile_calls_end_with_typed_errors_and_cost_an_interactive_caller_no_call() -> None:
+    options = ["--size", "100", "--hold", "1"]
+    found = await asyncio.to_thread(lines, "abuse", *options)
+    assert len(found) == len(ATTACKS)
+    for line in found:
+        assert (line["exit_code"], line["interactive_errors"]) == (0, {}), line
+        outcomes = line["outcomes"]
+        assert isinstance(outcomes, dict)
+        assert not any(word in kind for kind in outcomes for word in ("untyped", "INTERNAL")), line
+
+
+@pytest.mark.long
+@pytest.mark.mesh
+@pytest.mark.timeout(300)
+async def test_hostile_tenants_end_no_process_and_no_call_of_a_quiet_one() -> None:
+    options = ["--attacks", "hostile", "--minutes", "0.5", "--cycle", "0.5"]
+    found = {one["figure"]: one for one in await asyncio.to_thread(lines, "abuse", *options)}
+    assert found["abuse_quiet_failed"]["ours"] == 0, found
+    assert found["abuse_ended"]["ours"] == 0, found
+    assert found["abuse_internal"]["ours"] == 0, found
+    assert found["abuse_memory_above_idle"]["ours"] < 300, found
+    settings = found["abuse_internal"]["settings"]
+    assert isinstance(settings, dict)
+    kinds = {name.split()[0] for name in settings["ends"]}
+    assert kinds == set(RATES)

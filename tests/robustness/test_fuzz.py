@@ -1,0 +1,85 @@
+"""A slice of the fuzzing of tests/robustness/fuzz.py, which runs a million inputs."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+from unittest.mock import patch
+
+import pytest
+from nats.errors import BadSubjectError
+
+from tests.robustness.fuzz import Run
+from tests.robustness.fuzz_nats import MemoryNats
+from tests.robustness.fuzz_targets import TARGETS, Fuzzed
+from tests.robustness.mutator import Mutator
+
+
+@pytest.mark.parametrize("name", TARGETS)
+async def test_a_slice_finds_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run, count = Run(name, seed=18), 8 if name == "parquet" else 60
+    with patch("sluice.telemetry.exchange.GATHER_S", 0.0):
+        await run.blocks(0, count)
+    assert not run.findings, capsys.readouterr().out
+    assert run.line["inputs"] == count
+
+
+async def test_a_message_may_have_any_subject_for_its_reply_and_any_header() -> None:
+    drawn = [Mutator(Random(seed)).envelope() for seed in range(200)]
+    assert {one.get("reply") for one in drawn} > {
+        None,
+        "",
+        "$KV.SLUICE_API_KEYS.x",
+        "sluice.control",
+    }
+    nats = MemoryNats()
+    with pytest.raises(BadSubjectError):
+        await nats.publish("")
+    with pytest.raises(BadSubjectError):
+        await nats.publish("a", reply="b c")
+
+
+async def test_an_input_of_a_constraint_that_is_slow_to_look_at_is_a_finding(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = Run("constraints", seed=1)
+    with patch("tests.robustness.fuzz_inputs.LOOP_S", 0.0):
+        await run.blocks(0, 1)
+    assert run.findings == 1
+    assert "characters of a" in capsys.readouterr().out
+
+
+async def test_a_url_that_leads_to_a_private_address_is_a_finding(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = Run("urls", seed=1)
+    with patch("jobs.outbound.Outbound._may", lambda *_: True):
+        await run.blocks(0, 300)
+    assert " led to " in capsys.readouterr().out
+
+
+async def test_a_finding_says_how_to_replay_it(capsys: pytest.CaptureFixture[str]) -> None:
+    drawn: list[list[int]] = []
+
+    async def fuzzed(draw: Mutator) -> str:
+        number = draw.number(0, 2**64)
+        drawn[-1].append(number)
+        if len(drawn[-1]) == 8:
+            raise ZeroDivisionError
+        return "taken"
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Fuzzed]:
+        drawn.append([])
+        yield fuzzed
+
+    with patch.dict("tests.robustness.fuzz.TARGETS", {"test": opened}):
+        for _ in range(2):
+            run = Run("test", seed=5)
+            await run.blocks(3, 10)
+            assert run.findings == 1
+    assert drawn[0] == drawn[1]
+    line = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert line["finding"] == "block 3, input 7"
+    assert line["replay"] == "--seed 5 --targets test"
+    assert line["error"][-1] == "ZeroDivisionError"
