@@ -17,7 +17,7 @@ from batcher.drains import Drained, Drains
 from batcher.gateways import Gateways, Reporter
 from batcher.metrics import BatcherMetrics
 from batcher.model_loop import ModelLoop, Process
-from batcher.spans import RowSpans, by_gateway
+from batcher.spans import RowSpans
 from sluice.background import BackgroundTasks
 from sluice.internal.v1 import control_pb2, frame_pb2
 from sluice.settings import ModelSettings, Settings, SettingsError
@@ -38,8 +38,8 @@ CLOSE_S: Final = 5.0
 RESTART_S: Final = 0.5
 """Pause before a model starts again after a fault of its loop, seconds."""
 
-STAND_IN_S: Final = 1.0
-"""How long a gateway may take to export spans that it has sent, unless it is killed; seconds."""
+LOOK_S: Final = 1.0
+"""How often it is asked whether gateways are there whose spans may not be sent yet, seconds."""
 
 LIVE_KEYS: Final = frozenset(
     f"batcher.{name}"
@@ -153,16 +153,14 @@ class Batcher:
     def on_control(self, message: control_pb2.ControlMessage, *, broadcast: bool) -> None:
         """Cancels rows, answers which of them this batcher has, or reports to a new gateway."""
         self._gateways.heard(message.gateway, time.monotonic())
-        if message.HasField("announce"):
+        if message.announce.leaving:
+            self._spans.gateway_left(message.gateway)
+        elif message.HasField("announce"):
             # It has just begun: rows under its name are of the process before it, and would only delay its own.
             self.on_gateway_gone(message.gateway)
-            self._spans.gateway_begins(message.gateway)
             self._reporter.changed()
         if message.HasField("drains_changed"):
             self._drains.read_now()
-        self._spans.sent(message.spans_sent.spans, time.monotonic())
-        if message.spans_sent.all:
-            self._spans.gateway_ends(message.gateway)
         for loop in self._loops.values():
             loop.on_cancel(message.cancel.rows)
         unknown = [
@@ -200,11 +198,11 @@ class Batcher:
         async with self._group as group:
             reporting = group.create_task(self._reporter.run())
             draining = group.create_task(self._drains.run())
-            standing_in = group.create_task(self._stand_in())
+            looking = group.create_task(self._look_for_gateways())
             for model in self._settings.served:
                 self._start(model)
             await stop.wait()
-            await _end(reporting, draining, standing_in)
+            await _end(reporting, draining, looking)
             await self._reporter.leave()
             await self._drain()
             await _end(*self._running.values())
@@ -212,13 +210,13 @@ class Batcher:
         for loop in self._loops.values():
             await loop.close()
 
-    async def _stand_in(self) -> None:
-        """Traces of gateways that were killed get their attempt spans from this batcher."""
+    async def _look_for_gateways(self) -> None:
+        """Traces whose gateway was killed say that they are incomplete."""
         while True:
-            await asyncio.sleep(STAND_IN_S)
-            ended = self._spans.ended(time.monotonic() - STAND_IN_S)
-            if ended:
-                self._spans.settle(ended, await self._gateways.ask_sent(by_gateway(ended)))
+            await asyncio.sleep(LOOK_S)
+            gateways = self._spans.gateways(time.monotonic())
+            for gateway in await self._gateways.absent(gateways) if gateways else ():
+                self._spans.gateway_lost(gateway, time.monotonic())
 
     async def _serve(self, model: ModelSettings) -> None:
         """Runs a model; after a fault it begins anew, and gateways send its rows again."""

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, Protocol
 
 import nats.errors
@@ -100,14 +100,13 @@ class Gateways:
         """Tells a gateway which of the rows that it asked about this batcher does not have."""
         await self._publish(gateway, frame_pb2.FrameBundle(batcher=self._batcher, unknown=rows))
 
-    async def ask_sent(self, spans: Mapping[str, Sequence[int]]) -> set[str]:
-        """Asks gateways which of these spans they have sent; returns those that nobody is any more, as NATS says."""
+    async def absent(self, gateways: Collection[str]) -> set[str]:
+        """Those of ``gateways`` that are not there, as NATS says of a message without content."""
         asked_at = time.monotonic()
-        for gateway, ids in spans.items():
-            bundle = frame_pb2.FrameBundle(batcher=self._batcher, ended_spans=ids)
-            await self._publish(gateway, bundle)
+        for gateway in gateways:
+            await self._publish(gateway, frame_pb2.FrameBundle(batcher=self._batcher))
         await asyncio.sleep(ABSENT_ANSWER_S)
-        return {one for one in spans if self._absent.get(one, (0.0, 0.0))[1] >= asked_at}
+        return {one for one in gateways if self._absent.get(one, (0.0, 0.0))[1] >= asked_at}
 
     async def listen(self, events: GatewayEvents) -> None:
         """Takes messages until the connection closes."""

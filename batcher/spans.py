@@ -4,8 +4,7 @@ They follow the state changes of rows: a row that is sent twice has two queue an
 """
 
 import time
-from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,7 +22,6 @@ from sluice.telemetry.tracing import (
     TRACEPARENT,
     context_of,
     is_unsampled,
-    send_in_place,
     traceparent_of,
 )
 from sluice.wire import subjects
@@ -40,12 +38,6 @@ _FINISH_REASONS: Mapping[int, str] = {
 }
 
 
-ENDING_MAX: Final = 256
-"""Gateways that have ended and are remembered; they may have rows here for a moment."""
-ENDED_MAX: Final = 20_000
-"""Attempts that are kept in case their gateway is lost."""
-
-
 @dataclass(slots=True)
 class _Spans:
     task: Span
@@ -54,31 +46,8 @@ class _Spans:
     batch: Span | None = field(default=None)
 
 
-@dataclass(slots=True)
-class EndedAttempt:
-    """An attempt whose rows here have ended, in case its gateway is lost with the spans above.
-
-    Attributes:
-        headers: with its context.
-        ended_at: monotonic seconds; once it was sent, when that was known.
-        times_ns: of its task spans, Unix nanoseconds.
-        sent: whether its gateway has sent it.
-    """
-
-    gateway: str
-    headers: Mapping[str, str]
-    ended_at: float
-    times_ns: tuple[int, int]
-    attributes: Mapping[str, str | int]
-    sent: bool = False
-
-
-def by_gateway(attempts: Mapping[int, EndedAttempt]) -> dict[str, list[int]]:
-    """The ids of the attempts of each gateway."""
-    found: defaultdict[str, list[int]] = defaultdict(list)
-    for span_id, attempt in attempts.items():
-        found[attempt.gateway].append(span_id)
-    return found
+GATEWAY_UNSENT_S: Final = 30.0
+"""A gateway may keep its spans for so long after a row has ended: its caller reads, or a guard does."""
 
 
 class RowSpans:
@@ -88,10 +57,7 @@ class RowSpans:
         self._tracer = tracer
         self._open: dict[Row, _Spans] = {}
         self._recent = RecentRows(tracer, "worker")
-        self._ended: dict[int, EndedAttempt] = {}
-        """By the id of their span, the one that ended first before the others."""
-        self._ending: deque[str] = deque(maxlen=ENDING_MAX)
-        """Gateways that send their spans themselves, and end."""
+        self._of_gateways = RecentRows(tracer, "gateway", keep_s=GATEWAY_UNSENT_S)
 
     def moved(self, move: Move) -> None:
         """Opens and closes the spans of a row's states; its task span hangs under the context in its headers."""
@@ -112,7 +78,7 @@ class RowSpans:
             spans.queue = self._start_queue(move.row, spans.context)
         elif move.after in (RowState.ENDED, RowState.CLOSED):
             _end_task(spans.task, move.row)
-            self._keep(spans.task, move.row)
+            self._of_gateways.ended(move.row.task.gateway, move.row.headers, time.monotonic())
             del self._open[move.row]
 
     def worker_lost(self, worker: str, now: float) -> None:
@@ -140,65 +106,17 @@ class RowSpans:
         spans = self._open.get(row)
         return None if spans is None else spans.task.get_span_context()
 
-    def gateway_ends(self, gateway: str) -> None:
-        """A gateway sends all of its spans, and ends."""
-        self._ending.append(gateway)
-        self._ended = {one: kept for one, kept in self._ended.items() if kept.gateway != gateway}
+    def gateways(self, now: float) -> set[str]:
+        """Gateways of rows that have ended lately: what they have of those traces may not be sent yet."""
+        return self._of_gateways.processes(now)
 
-    def gateway_begins(self, gateway: str) -> None:
-        """A gateway has started, maybe one that has ended before."""
-        if gateway in self._ending:
-            self._ending.remove(gateway)
+    def gateway_lost(self, gateway: str, now: float) -> None:
+        """A gateway was lost, maybe with the spans above those of rows that have ended."""
+        self._of_gateways.lost(gateway, now)
 
-    def _keep(self, span: Span, row: Row) -> None:
-        if row.task.gateway in self._ending:
-            return
-        sender = _sender_of(span)
-        if sender is None or not (isinstance(span, ReadableSpan) and span.end_time):
-            return
-        if row.final is not None and row.final.end == frame_pb2.ROW_END_RETURNED:
-            return  # another batcher gets it
-        earlier = self._ended.pop(sender.span_id, None)
-        began = (span.start_time or 0) if earlier is None else earlier.times_ns[0]
-        self._ended[sender.span_id] = EndedAttempt(
-            gateway=row.task.gateway,
-            headers=row.headers,
-            ended_at=time.monotonic(),
-            times_ns=(began, span.end_time),
-            attributes=_attempt_attributes(row.task),
-        )
-        if len(self._ended) > ENDED_MAX:
-            del self._ended[next(iter(self._ended))]
-
-    def ended(self, before: float) -> dict[int, EndedAttempt]:
-        """Attempts that ended before a moment, and are not settled."""
-        return {one: ended for one, ended in self._ended.items() if ended.ended_at < before}
-
-    def sent(self, span_ids: Iterable[int], now: float) -> None:
-        """A gateway has sent these attempts."""
-        for ended in filter(None, map(self._ended.get, span_ids)):
-            if not ended.sent:
-                ended.sent, ended.ended_at = True, now
-
-    def settle(self, attempts: Mapping[int, EndedAttempt], gone: Collection[str]) -> None:
-        """Forgets those of ``attempts`` that were sent; sends others in place of those of gateways that are gone."""
-        running = self._running() if gone else ()
-        for span_id, ended in attempts.items():
-            lost = ended.gateway in gone and span_id not in running
-            if (lost or ended.sent) and self._ended.get(span_id) is ended:
-                del self._ended[span_id]
-                if lost:
-                    self._stand_in(ended)
-
-    def _stand_in(self, ended: EndedAttempt) -> None:
-        send_in_place(
-            self._tracer, ended.headers, names.SPAN_ATTEMPT, ended.times_ns, ended.attributes
-        )
-
-    def _running(self) -> set[int]:
-        """The ids of attempts that have rows here."""
-        tasks = (spans.task for spans in self._open.values())
-        return {sender.span_id for sender in map(_sender_of, tasks) if sender}
+    def gateway_left(self, gateway: str) -> None:
+        """A gateway has ended, and sends all of its spans."""
+        self._of_gateways.forget(gateway)
 
     def close(self) -> None:
         """Ends the open spans."""
@@ -226,18 +144,6 @@ class RowSpans:
         return self._tracer.start_span(
             names.SPAN_BATCH, context, attributes=attributes, links=links
         )
-
-
-def _attempt_attributes(task: task_pb2.Task) -> dict[str, str | int]:
-    """Of a span in place of the gateway's."""
-    return {
-        names.END: names.GATEWAY_LOST,
-        names.REQUEST_ID: task.request_id,
-        names.TENANT: task.tenant,
-        names.PRIORITY_CLASS: task.priority_class,
-        names.GEN_AI_REQUEST_MODEL: task.model,
-        names.TASK_ATTEMPT: task.attempt // ATTEMPTS_PER_TASK,
-    }
 
 
 def _links_to(tasks: Iterable[Span]) -> list[Link]:

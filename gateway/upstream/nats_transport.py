@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
-from functools import partial
 from typing import Final
 
 from nats.aio.client import Client
@@ -23,11 +22,9 @@ from sluice.errors import (
     SluiceError,
     TransportUnavailable,
 )
-from sluice.internal.v1.control_pb2 import Announce, ControlMessage, SpansSent
-from sluice.internal.v1.frame_pb2 import FrameBundle
+from sluice.internal.v1.control_pb2 import Announce, ControlMessage
 from sluice.settings import NatsSettings
 from sluice.telemetry.lost_spans import RecentRows
-from sluice.telemetry.tracing import unsent
 from sluice.wire import jetstream, subjects
 from sluice.wire.codec import (
     MalformedMessage,
@@ -78,7 +75,6 @@ class NatsTransport:
         """``tracer``: of this process."""
         self._settings = settings
         self.gateway_id = gateway_id
-        self._unsent = partial(unsent, tracer)
         self._recent = RecentRows(tracer, "batcher")
         self._registry = registry
         self._loads = loads
@@ -124,8 +120,8 @@ class NatsTransport:
         if self._client is None:
             return
         await self._flush()
-        all_sent = ControlMessage(gateway=self.gateway_id, spans_sent=SpansSent(all=True))
-        await self._send_control("", all_sent)
+        leaving = ControlMessage(gateway=self.gateway_id, announce=Announce(leaving=True))
+        await self._send_control("", leaving)
         await self._working.settle(CLOSE_S)
         await disconnect(self._client)
 
@@ -272,8 +268,6 @@ class NatsTransport:
         except MalformedMessage as error:
             _log.error("NATS: frames are dropped: %s", error)
             return
-        if bundle.ended_spans:
-            self._working.spawn(self._say_sent(bundle))
         now = time.monotonic()
         for frame in bundle.frames:
             if frame.HasField("final"):
@@ -283,13 +277,6 @@ class NatsTransport:
         if self._registry.take(bundle, now) and not self._taking:
             self._taking = True
             self._working.spawn(self._take_more())
-
-    async def _say_sent(self, bundle: FrameBundle) -> None:
-        """A batcher makes the spans that are lost with this process."""
-        sent = SpansSent(spans=[one for one in bundle.ended_spans if not self._unsent(one)])
-        if sent.spans:
-            message = ControlMessage(gateway=self.gateway_id, spans_sent=sent)
-            await self._send_control(bundle.batcher, message)
 
     async def _take_more(self) -> None:
         """Other work of the loop comes between the pieces."""

@@ -28,6 +28,7 @@ from opentelemetry.trace import (
     TraceState,
 )
 from opentelemetry.util.types import Attributes, AttributeValue
+from typing_extensions import override
 
 UNSET: Final = Status(StatusCode.UNSET)
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
@@ -71,10 +72,10 @@ class LightTracer(Tracer):
         return span
 
     @contextmanager
+    @override
     def start_as_current_span(  # type: ignore[override]
         self, name: str, *about: Any, **more: Any
     ) -> Iterator[Span]:
-        """See `opentelemetry.trace.Tracer`."""
         with trace.use_span(self.start_span(name, *about, **more), end_on_exit=True) as span:
             yield span
 

@@ -14,7 +14,8 @@ from sluice.telemetry import names
 from sluice.telemetry.tracing import EXPORT_DELAY_MS, context_of, is_unsampled
 
 UNSENT_S: Final = 2.0 + 3 * EXPORT_DELAY_MS / 1e3
-"""How long a row is remembered: what a process may keep its spans, and the loss of it may go unnoticed; seconds."""
+"""How long a row is remembered unless said otherwise: what a process may keep its spans, and the loss of it may go
+unnoticed; seconds."""
 ROWS_MAX: Final = 20_000
 
 
@@ -25,17 +26,18 @@ class _Row(NamedTuple):
 
 
 class RecentRows:
-    """Rows that have just ended at other processes of one ``kind``, "worker" or "batcher"."""
+    """Rows that have just ended at other processes of one ``kind``: "worker", "batcher" or "gateway"."""
 
-    def __init__(self, tracer: Tracer, kind: str) -> None:
+    def __init__(self, tracer: Tracer, kind: str, keep_s: float = UNSENT_S) -> None:
+        """``keep_s``: how long a row is remembered."""
         self._tracer = tracer
         self._kind = kind
+        self._keep_s = keep_s
         self._rows: deque[_Row] = deque(maxlen=ROWS_MAX)
 
     def ended(self, process: str, headers: Mapping[str, str], now: float) -> None:
         """A row ended at ``process``; its spans hang under the context in ``headers``."""
-        while self._rows and self._rows[0].at < now - UNSENT_S:
-            self._rows.popleft()
+        self._expire(now)
         if headers and not is_unsampled(headers):
             self._rows.append(_Row(process, headers, now))
 
@@ -45,10 +47,23 @@ class RecentRows:
         for row in self._rows:
             if row.process != process:
                 kept.append(row)
-            elif row.at >= now - UNSENT_S:
+            elif row.at >= now - self._keep_s:
                 self._tracer.start_span(
                     names.SPAN_INCOMPLETE,
                     context_of(row.headers),
                     attributes={names.INCOMPLETE_FROM: self._kind},
                 ).end()
         self._rows = kept
+
+    def processes(self, now: float) -> set[str]:
+        """Those with rows that are remembered."""
+        self._expire(now)
+        return {row.process for row in self._rows}
+
+    def forget(self, process: str) -> None:
+        """``process`` has sent its spans."""
+        self._rows = deque((row for row in self._rows if row.process != process), maxlen=ROWS_MAX)
+
+    def _expire(self, now: float) -> None:
+        while self._rows and self._rows[0].at < now - self._keep_s:
+            self._rows.popleft()

@@ -24,9 +24,8 @@ Triton's spans of a batch hang under the attempt of its first row; of many batch
 sends the spans of one request together, so one that is killed leaves none without a parent; those of a worker whose
 batcher is lost hang under the attempt.
 An answer that a batcher or worker gave a moment before it was killed may lack that process's spans; who had the row
-from it, a gateway or a batcher, adds ``incomplete`` under the attempt.
-The spans of a gateway that is killed are lost with it; its batchers make an attempt span with the same id in place of
-each lost one, which is the root of what is left.
+from it, a gateway or a batcher, adds ``incomplete`` under the attempt. The spans of a gateway that is killed are lost
+with it; its batchers add ``incomplete``, and what is left has no root.
 bench/support/trace_rules.py has the rules of a trace.
 
 An item's server span is the child of its job's span, of `jobs`, which lasts while one process has the job:
@@ -82,9 +81,7 @@ ATTEMPT: Final = "sluice.attempt"
 TASK_ATTEMPT: Final = "sluice.task.attempt"
 """How often its gateway had sent the task before."""
 END: Final = "sluice.end"
-"""How an attempt ended: "answered", "escalated", "unused", "lost", "refused", "returned", "superseded", ..."""
-GATEWAY_LOST: Final = "gateway_lost"
-"""The end of an attempt whose gateway was lost, by its batcher."""
+"""How an attempt ended: "answered", "escalated", "lost", "refused", "returned", "superseded", ..."""
 CACHED: Final = "sluice.cached"
 RECOVERED: Final = "sluice.recovered"
 """How often another process continued the answer."""

@@ -21,9 +21,9 @@ from opentelemetry.sdk.trace.sampling import (
     SamplingResult,
     TraceIdRatioBased,
 )
-from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, Tracer, TraceState
+from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer, TraceState
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from opentelemetry.util.types import Attributes, AttributeValue
+from opentelemetry.util.types import Attributes
 
 from sluice import __version__
 from sluice.telemetry import catalog
@@ -187,10 +187,6 @@ class _CountingProcessor(BatchSpanProcessor):
         else:
             below.append(span)
 
-    def unsent(self, span_id: int) -> bool:
-        """Whether a span of this process is open, or waits for the first one of its tree."""
-        return span_id in self._first
-
     def _send(self, span: ReadableSpan) -> None:
         context = span.get_span_context()
         if context is not None:
@@ -231,40 +227,6 @@ def tracer(service: str) -> Tracer:
     """The tracer of a process; made from the provider that `start_tracing` set."""
     found = trace.get_tracer(service, __version__)
     return LightTracer(found) if isinstance(found, SdkTracer) else found
-
-
-def unsent(tracer: Tracer, span_id: int) -> bool:
-    """Whether a span of this process has not been sent yet, and will be."""
-    base = tracer.base if isinstance(tracer, LightTracer) else tracer
-    processors = getattr(getattr(base, "span_processor", None), "_span_processors", ())
-    return any(isinstance(one, _CountingProcessor) and one.unsent(span_id) for one in processors)
-
-
-def send_in_place(
-    tracer: Tracer,
-    headers: Mapping[str, str],
-    name: str,
-    times_ns: tuple[int, int],
-    attributes: Mapping[str, AttributeValue],
-) -> None:
-    """Sends a span under the ids in ``headers``, in place of one whose process was killed before it could send it."""
-    tracer = tracer.base if isinstance(tracer, LightTracer) else tracer
-    if not isinstance(tracer, SdkTracer):
-        return
-    lost = trace.get_current_span(context_of(headers)).get_span_context()
-    span = ReadableSpan(
-        name,
-        context=SpanContext(
-            lost.trace_id, lost.span_id, is_remote=False, trace_flags=lost.trace_flags
-        ),
-        resource=tracer.resource,
-        attributes=attributes,
-        kind=SpanKind.PRODUCER,
-        start_time=times_ns[0],
-        end_time=times_ns[1],
-        instrumentation_scope=tracer._instrumentation_scope,
-    )
-    tracer.span_processor.on_end(span)
 
 
 def context_of(headers: Mapping[str, str] | None) -> Context:

@@ -23,6 +23,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _RequestState:
@@ -1671,10 +1676,26 @@ class ModelAttempt(_message.Message):
     """Why another model answered instead, when this is not the last attempt."""
     kept_reason: _builtins.str
     """Why its answer was kept although it was in doubt."""
-    unused_reason: _builtins.str
-    """Why its work was thrown away, where the second model of a speculative cascade was not needed."""
-    single_start_reason: _builtins.str
-    """Why the second model of a speculative cascade did not start together with this attempt."""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def unused_reason(self) -> _builtins.str:
+        """Not set any more: why its work was thrown away, where two models started together."""
+
+    @unused_reason.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def unused_reason(self, value: _builtins.str) -> None:
+        """Not set any more: why its work was thrown away, where two models started together."""
+
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def single_start_reason(self) -> _builtins.str:
+        """Not set any more: why no second model started together with this attempt."""
+
+    @single_start_reason.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def single_start_reason(self, value: _builtins.str) -> None:
+        """Not set any more: why no second model started together with this attempt."""
+
     resumed_tokens: _builtins.int
     """Of completion_tokens, those that the caller brought with `resume`; they are not in the cost."""
     server_prompt_tokens: _builtins.int

@@ -24,6 +24,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _AudioFormat:
@@ -180,8 +185,10 @@ class _RouteStrategyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RouteSt
     """A learned router."""
     ROUTE_STRATEGY_CASCADE: _RouteStrategy.ValueType  # 5
     """A cascade: the first model answers, and the second one answers instead when that answer is in doubt."""
-    ROUTE_STRATEGY_SPECULATIVE: _RouteStrategy.ValueType  # 6
-    """A cascade whose second model starts together with the first."""
+    @_builtins.property
+    @_deprecated("""This enum value has been marked as deprecated using proto enum value options.""")
+    def ROUTE_STRATEGY_SPECULATIVE(self) -> _RouteStrategy.ValueType:   # 6
+        """Not given any more: a cascade whose second model started together with the first."""
     ROUTE_STRATEGY_CANARY: _RouteStrategy.ValueType  # 7
     """The share of requests that tries another model."""
     ROUTE_STRATEGY_BUDGET: _RouteStrategy.ValueType  # 8
@@ -205,7 +212,7 @@ ROUTE_STRATEGY_LEARNED: RouteStrategy.ValueType  # 4
 ROUTE_STRATEGY_CASCADE: RouteStrategy.ValueType  # 5
 """A cascade: the first model answers, and the second one answers instead when that answer is in doubt."""
 ROUTE_STRATEGY_SPECULATIVE: RouteStrategy.ValueType  # 6
-"""A cascade whose second model starts together with the first."""
+"""Not given any more: a cascade whose second model started together with the first."""
 ROUTE_STRATEGY_CANARY: RouteStrategy.ValueType  # 7
 """The share of requests that tries another model."""
 ROUTE_STRATEGY_BUDGET: RouteStrategy.ValueType  # 8
@@ -1268,8 +1275,16 @@ class ModelUsage(_message.Message):
     UNUSED_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model."""
-    unused: _builtins.bool
-    """Whether its work was thrown away: it began together with another model, and was not needed."""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def unused(self) -> _builtins.bool:
+        """Not set any more: whether it began together with another model, and was not needed."""
+
+    @unused.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def unused(self, value: _builtins.bool) -> None:
+        """Not set any more: whether it began together with another model, and was not needed."""
+
     @_builtins.property
     def usage(self) -> Global___Usage:
         """Tokens used."""

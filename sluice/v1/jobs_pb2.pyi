@@ -22,6 +22,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _JobInputFormat:
@@ -713,14 +718,26 @@ class JobReport(_message.Message):
     """Items a second of running_time."""
     tokens_per_second: _builtins.float
     """Tokens of answers a second of running_time."""
-    workers_busy_share: _builtins.float
-    """The share of the time that workers of the job's models were busy, other requests included; unset: the job was too
-    short to know.
-    """
-    padding_share: _builtins.float
-    """The share of the cells of their batches that would have been padding, had each row been as long as the longest;
-    unset as above.
-    """
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def workers_busy_share(self) -> _builtins.float:
+        """Not set any more: the share of the time that workers were busy."""
+
+    @workers_busy_share.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def workers_busy_share(self, value: _builtins.float) -> None:
+        """Not set any more: the share of the time that workers were busy."""
+
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def padding_share(self) -> _builtins.float:
+        """Not set any more: the share of padding in their batches."""
+
+    @padding_share.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def padding_share(self, value: _builtins.float) -> None:
+        """Not set any more: the share of padding in their batches."""
+
     @_builtins.property
     def progress(self) -> Global___JobProgress:
         """The progress at the end."""

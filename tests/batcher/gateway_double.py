@@ -47,7 +47,6 @@ class GatewayDouble:
         held: by request, batchers that said that they have it, in order.
         unknown: by request, how often a batcher did not know it.
         returned: requests that batchers returned, in order.
-        asked_spans: of which batchers asked whether they were sent, each time; nobody answers.
         senders: batchers that frames came from, by request.
         settlements: the last word of batchers about a bulk task, by its sequence in the stream.
         deliveries: how often a bulk task had been delivered when a batcher last spoke of it, by its sequence.
@@ -63,7 +62,6 @@ class GatewayDouble:
         self.held: defaultdict[str, list[str]] = defaultdict(list)
         self.unknown: defaultdict[str, int] = defaultdict(int)
         self.returned: list[str] = []
-        self.asked_spans: list[int] = []
         self.deliveries: dict[int, int] = {}
         self.senders: dict[str, set[str]] = {}
         self.settlements: dict[int, bytes] = {}
@@ -289,7 +287,6 @@ class GatewayDouble:
 
     async def _frames(self, message: Msg) -> None:
         bundle = frame_pb2.FrameBundle.FromString(message.data)
-        self.asked_spans.extend(bundle.ended_spans)
         for ref in bundle.held:
             self._hold(bundle.batcher, ref)
         for ref in bundle.unknown:

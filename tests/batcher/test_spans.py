@@ -1,6 +1,5 @@
 """The batcher's spans: parents, links and attributes, as sluice/telemetry/names.py promises them."""
 
-import math
 import time
 from collections.abc import Iterator
 
@@ -14,7 +13,7 @@ from batcher.core.requests import Requests
 from batcher.core.row import Row
 from batcher.core.scheduler.capacity import Capacity
 from batcher.metrics import BatcherMetrics
-from batcher.spans import RowSpans, by_gateway
+from batcher.spans import GATEWAY_UNSENT_S, RowSpans
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
 from sluice.settings.batching import Policy
 from sluice.telemetry import names
@@ -186,66 +185,46 @@ def test_a_batch_without_sampled_rows_is_not_traced(scene: Scene) -> None:
     assert scene.traceparents[0] == ""
 
 
-def test_the_attempt_of_a_lost_gateway_is_made_again_under_its_id(scene: Scene) -> None:
+def test_a_row_that_ended_before_its_gateway_was_lost_is_marked(scene: Scene) -> None:
     scene.add("a")
     scene.add("b", {"traceparent": f"00-{TRACE}-{PARENT}-00"})
     scene.run("a", "b")
-    assert not scene.spans.ended(math.inf)
+    assert scene.spans.gateways(time.monotonic()) == set()
     scene.end("a")
     scene.end("b")
-    ended = scene.spans.ended(math.inf)
-    assert by_gateway(ended) == {"g": [int(PARENT, 16)]}
-    scene.spans.settle(ended, ())
-    assert scene.spans.ended(math.inf) == ended
-    scene.spans.settle(ended, {"g"})
-    assert not scene.spans.ended(math.inf)
-    (attempt,), (task,) = scene.named(names.SPAN_ATTEMPT), scene.named(names.SPAN_TASK)
-    context = attempt.get_span_context()
-    assert context is not None
-    assert task.parent is not None
-    assert (context.trace_id, context.span_id) == (int(TRACE, 16), int(PARENT, 16))
-    assert (task.parent.span_id, attempt.parent) == (context.span_id, None)
-    assert (attempt.start_time, attempt.end_time) == (task.start_time, task.end_time)
-    assert attempt.attributes is not None
-    assert attempt.attributes[names.END] == names.GATEWAY_LOST
+    assert scene.spans.gateways(time.monotonic()) == {"g"}
+    scene.spans.gateway_lost("other", time.monotonic())
+    assert scene.named(INCOMPLETE) == []
+
+    scene.spans.gateway_lost("g", time.monotonic())
+
+    assert scene.spans.gateways(time.monotonic()) == set()
+    (mark,) = scene.named(INCOMPLETE)
+    assert mark.parent is not None
+    assert f"{mark.parent.span_id:016x}" == PARENT
+    assert mark.attributes == {names.INCOMPLETE_FROM: "gateway"}
 
 
-def test_an_attempt_is_kept_until_its_gateway_has_sent_it(scene: Scene) -> None:
+def test_a_row_that_ended_long_before_its_gateway_was_lost_is_not_marked(scene: Scene) -> None:
     scene.add("a")
     scene.run("a")
     scene.end("a")
-    scene.spans.sent([int(PARENT, 16), 7], now=math.inf)
-    assert not scene.spans.ended(1e9)  # it may still be lost on its way
-    scene.spans.sent([int(PARENT, 16)], now=math.inf)
-    scene.spans.settle(scene.spans._ended.copy(), ())
-    assert not scene.spans._ended
-    assert not scene.named(names.SPAN_ATTEMPT)
+    late = time.monotonic() + GATEWAY_UNSENT_S + 1
+
+    assert scene.spans.gateways(late) == set()
+    scene.spans.gateway_lost("g", late)
+
+    assert scene.named(INCOMPLETE) == []
 
 
-def test_an_attempt_with_several_rows_is_made_once_when_the_last_has_ended(scene: Scene) -> None:
-    for name in ("a", "b"):
-        scene.add(name)
-    scene.run("a", "b")
+def test_a_gateway_that_leaves_sends_its_spans_itself(scene: Scene) -> None:
+    scene.add("a")
+    scene.run("a")
     scene.end("a")
-    scene.spans.settle(scene.spans.ended(math.inf), {"g"})
-    assert not scene.named(names.SPAN_ATTEMPT)
-    scene.end("b")
-    scene.spans.settle(scene.spans.ended(math.inf), {"g"})
-    (attempt,), tasks = scene.named(names.SPAN_ATTEMPT), scene.named(names.SPAN_TASK)
-    assert (attempt.start_time, attempt.end_time) == (tasks[0].start_time, tasks[1].end_time)
-
-
-def test_a_gateway_that_ends_sends_its_spans_itself(scene: Scene) -> None:
-    for name, sender in (("a", 1), ("b", 2), ("c", 3)):
-        scene.add(name, {"traceparent": f"00-{TRACE}-{sender:016x}-01"})
-    scene.run("a", "b", "c")
-    scene.end("a")
-    scene.spans.gateway_ends("g")
-    scene.end("b")
-    assert not scene.spans.ended(math.inf)
-    scene.spans.gateway_begins("g")
-    scene.end("c")
-    assert scene.spans.ended(math.inf).keys() == {3}
+    scene.spans.gateway_left("g")
+    assert scene.spans.gateways(time.monotonic()) == set()
+    scene.spans.gateway_lost("g", time.monotonic())
+    assert scene.named(INCOMPLETE) == []
 
 
 def test_a_row_that_ended_at_a_worker_just_before_it_was_lost_is_marked(scene: Scene) -> None:

@@ -31,7 +31,6 @@ class ControlMessage(_message.Message):
     QUERY_FIELD_NUMBER: _builtins.int
     ANNOUNCE_FIELD_NUMBER: _builtins.int
     DRAINS_CHANGED_FIELD_NUMBER: _builtins.int
-    SPANS_SENT_FIELD_NUMBER: _builtins.int
     GATEWAY_FIELD_NUMBER: _builtins.int
     gateway: _builtins.str
     """The gateway that sends it."""
@@ -45,15 +44,11 @@ class ControlMessage(_message.Message):
 
     @_builtins.property
     def announce(self) -> Global___Announce:
-        """A gateway has started: report at once."""
+        """A gateway has started, or ends."""
 
     @_builtins.property
     def drains_changed(self) -> Global___DrainsChanged:
         """Workers were drained or put back."""
-
-    @_builtins.property
-    def spans_sent(self) -> Global___SpansSent:
-        """Spans that the gateway has sent."""
 
     def __init__(
         self,
@@ -62,14 +57,13 @@ class ControlMessage(_message.Message):
         query: Global___RowsQuery | None = ...,
         announce: Global___Announce | None = ...,
         drains_changed: Global___DrainsChanged | None = ...,
-        spans_sent: Global___SpansSent | None = ...,
         gateway: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "cancel", b"cancel", "drains_changed", b"drains_changed", "message", b"message", "query", b"query", "spans_sent", b"spans_sent"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "cancel", b"cancel", "drains_changed", b"drains_changed", "message", b"message", "query", b"query"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "cancel", b"cancel", "drains_changed", b"drains_changed", "gateway", b"gateway", "message", b"message", "query", b"query", "spans_sent", b"spans_sent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "cancel", b"cancel", "drains_changed", b"drains_changed", "gateway", b"gateway", "message", b"message", "query", b"query"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["cancel", "query", "announce", "drains_changed", "spans_sent"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["cancel", "query", "announce", "drains_changed"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -101,16 +95,21 @@ Global___Cancel: _TypeAlias = Cancel  # noqa: Y015
 
 @_typing.final
 class Announce(_message.Message):
-    """A gateway has started and knows no batcher yet. Sent to all."""
+    """A gateway has started and knows no batcher yet: report at once. Sent to all."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    LEAVING_FIELD_NUMBER: _builtins.int
+    leaving: _builtins.bool
+    """It ends instead, and sends all of its spans."""
     def __init__(
         self,
+        *,
+        leaving: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leaving", b"leaving"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -132,34 +131,6 @@ class DrainsChanged(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainsChanged: _TypeAlias = DrainsChanged  # noqa: Y015
-
-@_typing.final
-class SpansSent(_message.Message):
-    """Of the spans in FrameBundle.ended_spans those that were sent, or are just being sent: the requests are over."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SPANS_FIELD_NUMBER: _builtins.int
-    ALL_FIELD_NUMBER: _builtins.int
-    all: _builtins.bool
-    """The gateway ends, and sends all that it has. To all batchers."""
-    @_builtins.property
-    def spans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Their ids."""
-
-    def __init__(
-        self,
-        *,
-        spans: _abc.Iterable[_builtins.int] | None = ...,
-        all: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "spans", b"spans"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SpansSent: _TypeAlias = SpansSent  # noqa: Y015
 
 @_typing.final
 class ReloadQuestion(_message.Message):

@@ -389,7 +389,6 @@ class FrameBundle(_message.Message):
     FRAMES_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     UNKNOWN_FIELD_NUMBER: _builtins.int
-    ENDED_SPANS_FIELD_NUMBER: _builtins.int
     batcher: _builtins.str
     """The batcher that sends them."""
     @_builtins.property
@@ -404,10 +403,6 @@ class FrameBundle(_message.Message):
     def unknown(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowRef]:
         """Rows that it was asked for and does not have."""
 
-    @_builtins.property
-    def ended_spans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Ids of spans of the gateway whose rows have ended here: which of them has it sent? Answered with SpansSent."""
-
     def __init__(
         self,
         *,
@@ -415,11 +410,10 @@ class FrameBundle(_message.Message):
         frames: _abc.Iterable[Global___Frame] | None = ...,
         held: _abc.Iterable[Global___RowRef] | None = ...,
         unknown: _abc.Iterable[Global___RowRef] | None = ...,
-        ended_spans: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batcher", b"batcher", "ended_spans", b"ended_spans", "frames", b"frames", "held", b"held", "unknown", b"unknown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batcher", b"batcher", "frames", b"frames", "held", b"held", "unknown", b"unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

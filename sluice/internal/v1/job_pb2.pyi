@@ -17,6 +17,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
@@ -75,8 +80,9 @@ class JobRecord(_message.Message):
         """Of the dead letters that the round runs again, those with one of these reasons; empty: all."""
 
     @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def use(self) -> Global___MeshUse:
-        """What workers and batchers did while processes worked on it."""
+        """Not written any more: what workers and batchers did while processes worked on it."""
 
     def __init__(
         self,
@@ -107,7 +113,7 @@ Global___JobRecord: _TypeAlias = JobRecord  # noqa: Y015
 
 @_typing.final
 class MeshUse(_message.Message):
-    """What the workers of a job's models and their batchers did in some time, other requests included."""
+    """What the workers of a job's models and their batchers did in some time; not written any more."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
