@@ -20,7 +20,6 @@ from sluice.errors import SluiceError, TransportUnavailable, from_status
 from sluice.internal.v1.items_pb2 import RunRequest, RunResponse
 from sluice.internal.v1.items_pb2_grpc import ItemsServiceStub
 from sluice.tls import channel_credentials
-from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.v1.inference_pb2 import EmbedRequest
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from sluice.wire.clock import duration
@@ -48,7 +47,6 @@ class Gateways:
         )
         self.stub: Any = ItemsServiceStub(self._channel)  # its types are those of blocking calls
         self.models = InferenceServiceStub(self._channel)
-        self.admin = AdminServiceStub(self._channel)
         self.count = max(1, len(address.split(",")))
 
     async def close(self) -> None:

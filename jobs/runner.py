@@ -18,19 +18,16 @@ from opentelemetry.trace import SpanKind, Tracer
 from jobs.answers import AnswerCache
 from jobs.core.leases import BEAT_S, is_suspect
 from jobs.core.pace import Speed
-from jobs.core.usage import shares
 from jobs.gateways import Gateways
 from jobs.messages import MessageSource
 from jobs.metrics import JobMetrics
 from jobs.quotas import Quotas
-from jobs.recent import Recent
 from jobs.sources import Block, InputSource, retried
 from jobs.stage_pass import JobStops, PassContext, StagePass, input_unreadable
 from jobs.stages import Splitter, StageSource, stage_of
 from jobs.store import RETRY_AFTER_S, Fenced, JobStore
 from jobs.uploads import Outside, begin_messages
-from jobs.usage import READ_S, WorkerUse
-from sluice.defaults import AUTO, TENANT_METADATA
+from sluice.defaults import TENANT_METADATA
 from sluice.errors import (
     InvalidRequest,
     LimitReached,
@@ -41,7 +38,6 @@ from sluice.errors import (
 from sluice.internal.v1.job_pb2 import JobRecord
 from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
-from sluice.v1.admin_pb2 import ReadMetricsResponse
 from sluice.v1.jobs_pb2 import (
     JOB_STATE_CANCELLED,
     JOB_STATE_COMPLETED,
@@ -51,15 +47,12 @@ from sluice.v1.jobs_pb2 import (
     JOB_STATE_RUNNING,
     JobProgress,
     JobReport,
-    JobSpec,
     JobState,
 )
 from sluice.wire.clock import duration, ms_of, timestamp, unix_ms
 
 _log = logging.getLogger(__name__)
 
-LONG_MS: Final = 5000
-"""A job that took longer waits for a last reading of how busy the workers were."""
 FLUSH_S: Final = 3.0
 """How long a job that is stopped may take to write what has come back."""
 
@@ -97,7 +90,6 @@ class JobRunner:
         record: JobRecord,
         revision: int,
         quotas: Quotas,
-        metrics_of_mesh: Recent[ReadMetricsResponse],
     ) -> None:
         self._store = store
         self._gateways = gateways
@@ -119,8 +111,6 @@ class JobRunner:
         self._speed = Speed()
         self._begun_at = self.beat_at = time.monotonic()
         self._ran_ms = record.running_ms
-        self._use = record.use
-        self._worker_use = WorkerUse(metrics_of_mesh, models_of(record.job.spec))
         self._stopped = asyncio.Event()
         self._writing = asyncio.Lock()
 
@@ -151,13 +141,12 @@ class JobRunner:
         beating = asyncio.ensure_future(self._beat())
         stopping = asyncio.ensure_future(self._stopped.wait())
         tasks = (working, beating, stopping)
-        reading = asyncio.ensure_future(self._read_use())
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (*tasks, reading):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, reading, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
         ended = [task for task in (beating, working) if not task.cancelled()]
         error = next((task.exception() for task in ended if task.exception()), None)
         if isinstance(error, JobLost | Fenced):
@@ -167,8 +156,6 @@ class JobRunner:
 
     async def _leave(self, error: BaseException | None) -> None:
         """Writes what has come back, and why the job stops here."""
-        if error is None and not self._stopped.is_set() and self._record.running_ms > LONG_MS:
-            await self._worker_use.read(self._use, fresh=True)
         try:
             async with asyncio.timeout(FLUSH_S):
                 with suppress(StorageFull):  # what is not stored is computed again
@@ -284,11 +271,6 @@ class JobRunner:
         upload = await self._store.upload(record.upload_id)
         return InputSource(self._store, record, upload, self._outside.reading, skipped)
 
-    async def _read_use(self) -> None:
-        while True:
-            await self._worker_use.read(self._use)
-            await asyncio.sleep(READ_S)
-
     # The record.
 
     async def _beat(self) -> None:
@@ -338,7 +320,6 @@ class JobRunner:
         now = time.monotonic()
         record.running_ms = self._ran_ms + round((now - self._begun_at) * 1e3)
         self.beat_at = now
-        record.use.CopyFrom(self._use)
         if isinstance(self._source, MessageSource) and self._source.sequence:
             record.job.nats_last_sequence = self._source.sequence
         progress = self._progress(record, now)
@@ -406,22 +387,13 @@ class JobRunner:
         reasons = Counter(self._earlier.reasons)
         if self._pass is not None:
             reasons.update(self._pass.dead_by_reason)
-        busy, padding = shares(record.use)
         return JobReport(
-            workers_busy_share=busy,
-            padding_share=padding,
             progress=progress,
             running_time=duration(record.running_ms),
             items_per_second=(progress.succeeded + progress.dead) / running_s,
             tokens_per_second=progress.completion_tokens / running_s,
             dead_by_reason={reason: count for reason, count in reasons.items() if count > 0},
         )
-
-
-def models_of(spec: JobSpec) -> set[str]:
-    """The models that a job names, if it names them all."""
-    names = {stage.model or spec.model for stage in spec.stages} or {spec.model}
-    return set() if names & {"", AUTO} else names
 
 
 class _Totals:

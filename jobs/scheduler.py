@@ -29,7 +29,6 @@ from jobs.quotas import Quotas
 from jobs.runner import JobRunner
 from jobs.store import JobStore, read_record
 from jobs.uploads import Outside
-from jobs.usage import metrics_of
 from sluice.errors import JobUnknown, SluiceError
 from sluice.internal.v1.job_pb2 import JobRecord, UploadRecord
 from sluice.settings import JobsSettings
@@ -110,7 +109,6 @@ class Scheduler:
         self._leaving: set[str] = set()
         self._runners: dict[str, JobRunner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._metrics_of_mesh = metrics_of(gateways)
         metrics.show(self._runners.values())
         self._heard = asyncio.Event()
         self._starts: dict[str, Rate] = {}
@@ -317,7 +315,6 @@ class Scheduler:
             record,
             taken,
             self._quotas,
-            self._metrics_of_mesh,
         )
         self._runners[job.id] = runner
         self._tasks[job.id] = asyncio.create_task(self._run(runner), name=f"job {job.id}")

@@ -4,9 +4,8 @@ import asyncio
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from itertools import repeat
 from typing import Any, Self
 
 import grpc
@@ -18,8 +17,6 @@ from sluice.internal.v1.items_pb2_grpc import (
     add_ItemsServiceServicer_to_server,
 )
 from sluice.v1 import inference_pb2 as pb
-from sluice.v1.admin_pb2 import ProcessMetrics, ReadMetricsResponse
-from sluice.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
 from sluice.v1.inference_pb2_grpc import (
     InferenceServiceServicer,
     add_InferenceServiceServicer_to_server,
@@ -29,7 +26,7 @@ Plan = Callable[[str, int], SluiceError | None]
 """The error of the n-th try (from 1) of a prompt; None: it is answered."""
 
 
-class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer, AdminServiceServicer):
+class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
     """Answers a prompt with itself in capitals; one token a word.
 
     Attributes:
@@ -39,7 +36,6 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer, AdminService
         answer: of a prompt.
         hold: set: answers go; cleared: they wait, those of prompts that are `held`.
         in_flight_most: of all items at the same time.
-        metrics: of the mesh, each time that they are read.
     """
 
     def __init__(self) -> None:
@@ -53,14 +49,12 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer, AdminService
         self.context = 1000
         self.answer: Callable[[str], str] = str.upper
         self.tenants: set[str] = set()
-        self.metrics: Iterator[list[ProcessMetrics]] = repeat([])
         self.cached_tokens = 0
 
     async def __aenter__(self) -> Self:
         self._server = grpc.aio.server()
         add_ItemsServiceServicer_to_server(self, self._server)
         add_InferenceServiceServicer_to_server(self, self._server)
-        add_AdminServiceServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()
         return self
@@ -71,9 +65,6 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer, AdminService
 
     async def ListModels(self, request: Any, context: Any) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(models=[pb.Model(name="echo")])
-
-    async def ReadMetrics(self, request: Any, context: Any) -> ReadMetricsResponse:  # type: ignore[override]
-        return ReadMetricsResponse(processes=next(self.metrics))
 
     async def CountTokens(self, request: Any, context: Any) -> pb.CountTokensResponse:
         assert request.prompt.strip(), "a gateway refuses an empty prompt"
