@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
+from typing_extensions import override
+
 from gateway.admission.overload import OverloadControl
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.tenant_limits import Payer, TenantLimits
 from gateway.routing.breaker import Breakers
 from gateway.routing.budget import Reservation, Spending
 from gateway.routing.plan import Plan
-from gateway.routing.router import ModelFacts
+from gateway.routing.router import ModelFacts, RuntimeState
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.stream import Stream
 from sluice.errors import DeadlinePassed, EngineFailed, ModelUnavailable, SluiceError
@@ -71,10 +73,7 @@ class UsageAccounting:
             cost = self.cost(attempt)
             self.spending.add(tenant, cost, now)
             self.days.add(tenant, cost, now)
-            if attempt is stream.current:
-                self.record_result(attempt, stream.error, now)
-            else:
-                self._record_other_attempt(attempt, now)
+            self.record_result(attempt, stream.error if attempt is stream.current else None, now)
         return tokens
 
     def reserve(self, tenant: str, plan: Plan, answer_tokens: int) -> Reservation:
@@ -133,16 +132,9 @@ class UsageAccounting:
             one.assembler.last_token_at > since for one in live if one.model == attempt.model
         )
 
-    def _record_other_attempt(self, attempt: ModelAttempt, now: float) -> None:
-        """An attempt that did not give the answer. One that was cancelled before its first frame does not count."""
-        if attempt.error is None and attempt.unused_reason and not attempt.assembler.has_frames:
-            self.breakers.abandoned(attempt.model)
-        else:
-            self.record_result(attempt, attempt.error, now)
-
 
 @dataclass(frozen=True)
-class CurrentLoad:
+class CurrentLoad(RuntimeState):
     """`gateway.routing.router.RuntimeState` for a request of one class, at one moment."""
 
     usage: UsageAccounting
@@ -151,14 +143,14 @@ class CurrentLoad:
     at: float
     tenant: str = ""
 
+    @override
     def wait_s(self, model: str) -> float:
-        """See `RuntimeState.wait_s`."""
         return self.overload.wait_s(model, self.priority_class, self.at, self.tenant)
 
+    @override
     def spent(self, tenant: str) -> float:
-        """See `RuntimeState.spent`."""
         return self.usage.spending.spent(tenant, self.at)
 
+    @override
     def soft_limit(self, tenant: str) -> tuple[str, str] | None:
-        """See `RuntimeState.soft_limit`."""
         return self.usage.limits.soft_limit(tenant)

@@ -130,8 +130,6 @@ def _attempt_attributes(attempt: ModelAttempt, stream: Stream) -> Attributes:
 
 
 def _end(attempt: ModelAttempt, stream: Stream) -> str:
-    if attempt.escalation_reason:
-        return "escalated"
     if attempt is not stream.current:
-        return "unused"
+        return "escalated"
     return "answered" if stream.error is None else stream.error.reason.lower()

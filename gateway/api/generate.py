@@ -340,7 +340,6 @@ class _Call:
             chunks.start(stream)
         elif not stream.row_ended:
             self._upstream.send(context, first, admitted.first)
-            self._registry.start_backup(stream, time.monotonic())
         if guards is not None and not stream.ended:
             guards.check_prompt(stream)  # beside the row
         return stream

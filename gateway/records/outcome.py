@@ -151,7 +151,7 @@ def _compare_draft(outcome: Outcome, stream: Stream) -> None:
     """Compares the draft of the weak model with the answer of a cascade that escalated; a cut-off draft scores 0."""
     others = (one for one in stream.attempts if one is not stream.current)
     draft = next((one for one in others if one.model == outcome.weak_model), None)
-    if draft is None or draft.error is not None:  # a failure does not count against the model
+    if draft is None:
         return
     complete = draft.transcript.closed
     agreed = agreement(draft.raw_text, stream.current.raw_text) if complete else 0.0

@@ -207,8 +207,6 @@ class RecordBuilder:
             attempt=attempt.assembler.attempt,
             escalation_reason=attempt.escalation_reason,
             kept_reason=attempt.kept_reason,
-            unused_reason=attempt.unused_reason,
-            single_start_reason=attempt.single_start_reason,
         )
         counted = attempt.server_tokens
         if counted is not None:

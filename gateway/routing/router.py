@@ -9,7 +9,7 @@ These questions are asked in order; the first with an answer names the model, th
 5. Has the tenant spent its budget? Then the model named for that answers, also where the caller names a dearer one. Is
    the wait too long? Then the model named for that answers.
 6. Is the request drawn for a canary of the model?
-7. May the answer escalate to a second model (cascade; speculative: both start together)?
+7. May the answer escalate to a second model (cascade)?
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,6 +18,7 @@ from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from gateway.routing.features import Features
 from gateway.routing.plan import (
@@ -29,7 +30,6 @@ from gateway.routing.plan import (
     PINNED,
     RULES,
     SAFETY,
-    SPECULATIVE,
     Candidate,
     Learning,
     Plan,
@@ -67,19 +67,19 @@ class RuntimeState(Protocol):
         """The model that answers instead of others while the tenant is near a limit, and why."""
 
 
-class NoLoad:
+class NoLoad(RuntimeState):
     """`RuntimeState` of a mesh where nothing waits and nothing is spent."""
 
+    @override
     def wait_s(self, model: str) -> float:
-        """See `RuntimeState.wait_s`."""
         return 0.0
 
+    @override
     def spent(self, tenant: str) -> float:
-        """See `RuntimeState.spent`."""
         return 0.0
 
+    @override
     def soft_limit(self, tenant: str) -> tuple[str, str] | None:
-        """See `RuntimeState.soft_limit`."""
         return None
 
 
@@ -222,12 +222,10 @@ class Router:
         others = tuple(one for one in plan.candidates if one.model != second.model)
         known = next((one for one in plan.candidates if one.model == second.model), second)
         candidates = (*others, replace(known, reason=second.reason))
-        together = cascade.start == "together"
-        begins = ", and begins together with it" if together else ""
-        reason = f"{plan.reason}; {cascade.second} where it is in doubt{begins}"
+        reason = f"{plan.reason}; {cascade.second} where it is in doubt"
         return replace(
             plan,
-            strategy=SPECULATIVE if together else CASCADE,
+            strategy=CASCADE,
             reason=reason,
             cascade=cascade,
             answer_predictor=self._answer_predictors.get(name),

@@ -48,9 +48,6 @@ class ModelAttempt:
         stopped: a stop string or the safety policy ended the answer; the row itself may go on.
         escalation_reason: why another model answers instead; empty for the last attempt.
         kept_reason: why the answer was kept although in doubt.
-        single_start_reason: why no second model was started together with this one, where the cascade is speculative.
-        unused_reason: why its output was thrown away; empty for what was the answer at some time.
-        error: what went wrong with it, where another attempt gave the answer.
     """
 
     row_id: str
@@ -67,9 +64,6 @@ class ModelAttempt:
     stopped: bool = False
     escalation_reason: str = ""
     kept_reason: str = ""
-    single_start_reason: str = ""
-    unused_reason: str = ""
-    error: SluiceError | None = None
 
     @property
     def raw_text(self) -> str:
@@ -155,16 +149,6 @@ class ModelAttempt:
         if self.final is None or not self.final.HasField("batch"):
             return None
         return self.final.batch
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing is left to compute."""
-        return self.stopped or self.final is not None
-
-    @property
-    def has_output(self) -> bool:
-        """Whether switching to it shows something at once."""
-        return self.complete or bool(self.transcript.token_ids)
 
     def accept(self, frame: frame_pb2.Frame, now: float) -> AcceptedFrame:
         """Adds what is new in ``frame``."""

@@ -136,11 +136,6 @@ class Registry:
             stream.delivery.detach()
             self.fail(stream, error)
 
-    def start_backup(self, stream: Stream, now: float) -> None:
-        """Starts the row of a second model together with the first, where the cascade is speculative."""
-        stream.cascade.start_backup(now)
-        self._update(stream, now)
-
     def stored(self, row_id: str, sequence: int, now: float) -> None:
         """The task of a row is in JetStream."""
         self.dispatch.stored(row_id, sequence, now)

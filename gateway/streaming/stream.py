@@ -1,7 +1,7 @@
 """One request that waits for its answer: frames go in, events come out.
 
-A `Stream` joins the parts and decides what follows from each event: its `Lifecycle` (the base class) says how far the
-answer is, its `CascadeState` which model gives it, its `Delivery` what callers may see.
+A `Stream` knows how far the answer is (`lifecycle` has the legal moves), and decides what follows from each event: its
+`CascadeState` says which model gives the answer, its `Delivery` what callers may see.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from gateway.safety.findings import Finding
 from gateway.safety.guards.checks import Checks
 from gateway.safety.output.windows import Window
 from gateway.streaming.attempt import ModelAttempt, error_of, finish_reason_of
-from gateway.streaming.cascade_state import ENDED, REROUTED, Cascade, CascadeState
+from gateway.streaming.cascade_state import Cascade, CascadeState
 from gateway.streaming.delivery import Delivery, Reader
 from gateway.streaming.dispatch import Dispatch
-from gateway.streaming.lifecycle import Lifecycle, StreamSpec, StreamState
+from gateway.streaming.lifecycle import ENDED, LEGAL_MOVES, StreamSpec, StreamState
 from sluice.errors import InvalidRequest, SluiceError
 from sluice.internal.v1.frame_pb2 import Frame, RowTimings
 from sluice.internal.v1.gateway_pb2 import KeyRecord
@@ -47,11 +47,16 @@ class Guards(Protocol):
         """The answer of ``stream`` has grown, or ended: starts the checks that are due."""
 
 
-class Stream(Lifecycle):
+class Stream:
     """The answer to one request while it is computed, and after its end.
 
     Attributes:
         spec: what was fixed at admission.
+        state: how far it is.
+        error: why it failed, in state FAILED.
+        finished: how it ended, in state FINISHED.
+        first_frame_at: when the first frame arrived, seconds.
+        first_token_at: when there was something to show for the first time, seconds.
         cascade: the models that work on it.
         delivery: what callers may see of it.
         guards: its checks, if the policy has guard models.
@@ -65,12 +70,28 @@ class Stream(Lifecycle):
         cascade: Cascade | None = None,
         guards: Guards | None = None,
     ) -> None:
-        super().__init__()
         self.spec = spec
-        self.cascade = CascadeState(first, cascade, dispatch)
+        self.state = StreamState.PUBLISHING
+        self.error: SluiceError | None = None
+        self.finished: Finished | None = None
+        self.first_frame_at: float | None = None
+        self.first_token_at: float | None = None
+        self._row_end: tuple[FinishReason.ValueType, RowTimings] | None = None
+        """How the answer ends if no guard objects, in state CHECKING."""
+        self.cascade = CascadeState(first, cascade)
         self.delivery = Delivery(spec, first)
         self.guards = guards
         self._dispatch = dispatch
+
+    @property
+    def ended(self) -> bool:
+        """Whether the answer is complete or failed."""
+        return self.state in ENDED
+
+    @property
+    def row_ended(self) -> bool:
+        """Whether no row computes the answer any more."""
+        return self.ended or self.state is StreamState.CHECKING
 
     @property
     def request_id(self) -> str:
@@ -155,25 +176,19 @@ class Stream(Lifecycle):
         """A batcher or JetStream has the task of the row."""
         attempt = self.cascade.attempt_of(row_id)
         attempt.published = True
-        if attempt is self.current:
-            self._set_published()
+        if attempt is self.current and self.state is StreamState.PUBLISHING:
+            self._move(StreamState.WAITING)
         self.delivery.wake()
 
     def publish_failed(self, row_id: str, error: SluiceError) -> None:
         """The task of the row could not be sent, as far as is known: frames prove the contrary."""
-        if self.cascade.is_backup(row_id):
-            unknown = not self.cascade.attempt_of(row_id).assembler.has_frames
-        else:
-            unknown = self.state is StreamState.PUBLISHING
-        if unknown:
+        if self.state is StreamState.PUBLISHING:
             self.row_failed(row_id, error)
         self.delivery.wake()
 
     def row_failed(self, row_id: str, error: SluiceError) -> None:
-        """A frame of the row could not be processed: fails the answer, or only the backup."""
-        if self.cascade.is_backup(row_id):
-            self.cascade.fail_backup(error)
-        elif row_id == self.current.row_id:
+        """A frame of the row could not be processed: fails the answer, if it is its current row."""
+        if row_id == self.current.row_id:
             self.fail(error)
 
     def accept(self, frame: Frame, now: float) -> None:
@@ -195,7 +210,7 @@ class Stream(Lifecycle):
             self.delivery.notify(_RECOVERED)
         if self.cascade.should_escalate(accepted, now):
             self._dispatch.release(attempt.row_id, attempt.final)
-            self._escalate(now)
+            self._restart(self.cascade.escalate(now))
             return
         if accepted.token_ids and not self.hidden:
             self._note_shown(now)
@@ -213,7 +228,7 @@ class Stream(Lifecycle):
         """A governed model gives the answer with ``attempt``; its task must still be sent."""
         self._cancel_row()
         self.current.escalation_reason = reason
-        self.cascade.commit(REROUTED)
+        self.cascade.commit()
         self._restart(self.cascade.switch_to(attempt))
 
     def verdict_passed(self, now: float) -> None:
@@ -235,7 +250,7 @@ class Stream(Lifecycle):
     def block(self, rules: tuple[str, ...], now: float) -> None:
         """A guard ends the answer: callers keep what was delivered, nothing else is shown."""
         self._cancel_row()
-        self.cascade.commit(ENDED)
+        self.cascade.commit()
         self.delivery.withhold(rules)
         self.current.transcript.close(truncated=True)
         row = RowTimings() if self._row_end is None else self._row_end[1]
@@ -249,7 +264,7 @@ class Stream(Lifecycle):
 
     def finish(self, reason: "FinishReason.ValueType", row: RowTimings, now: float) -> None:
         """Ends with the answer complete, or with an error when it is not what the caller holds."""
-        self.cascade.commit(ENDED)
+        self.cascade.commit()
         attempt = self.current
         attempt.transcript.end()
         if self.guards is None or not attempt.unread:
@@ -299,7 +314,7 @@ class Stream(Lifecycle):
         self.delivery.wake()
 
     def _fail(self, error: SluiceError) -> None:
-        self.cascade.commit(ENDED)
+        self.cascade.commit()
         self.error = error
         self._move(StreamState.FAILED)
         self.delivery.stop(error)
@@ -307,18 +322,6 @@ class Stream(Lifecycle):
     def _cancel_row(self) -> None:
         if not self.row_ended:
             self._dispatch.cancel(self.current.row_id)
-
-    def _escalate(self, now: float) -> None:
-        """The second model answers; what the first one answered is void."""
-        self._restart(self.cascade.escalate(now))
-        # A backup may have been published, have tokens, and be complete.
-        if self.current.published:
-            self._set_published()
-        self._set_frame_arrived(with_tokens=bool(self.current.transcript.token_ids), now=now)
-        self._finish_if_complete(now)  # batchers were told when its row ended
-        self._check_answer()
-        if not self.hidden:
-            self._show_held_back(now)
 
     def _restart(self, notice: Notice) -> None:
         if self.guards is not None:
@@ -336,8 +339,18 @@ class Stream(Lifecycle):
         self.delivery.show_held_back()
 
     def _note_shown(self, now: float) -> None:
-        if self.current.transcript.visible.token_ids:
-            self._set_shown(now)
+        if self.first_token_at is None and self.current.transcript.visible.token_ids:
+            self.first_token_at = now
+
+    def _set_frame_arrived(self, *, with_tokens: bool, now: float) -> None:
+        if self.first_frame_at is None:
+            self.first_frame_at = now
+        if with_tokens and self.state is not StreamState.STREAMING:
+            self._move(StreamState.STREAMING)
+
+    def _move(self, target: StreamState) -> None:
+        assert target in LEGAL_MOVES[self.state], f"{self.state.name} to {target.name}"
+        self.state = target
 
     def _finished_event(
         self, reason: "FinishReason.ValueType", row: RowTimings, now: float
@@ -356,10 +369,7 @@ class Stream(Lifecycle):
             ),
             rules=withheld_by or transcript.blocked,
             model=self.current.model,
-            attempts=[
-                ModelUsage(model=one.model, usage=one.usage, unused=bool(one.unused_reason))
-                for one in self.attempts
-            ],
+            attempts=[ModelUsage(model=one.model, usage=one.usage) for one in self.attempts],
         )
 
 

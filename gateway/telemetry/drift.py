@@ -11,9 +11,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.routing import plan as strategies
 from gateway.routing.learned.drift import Change, HeadHealth, HeadMonitor, Signal, State
-from gateway.routing.plan import Plan
+from gateway.routing.plan import CASCADE, Plan
 from gateway.routing.prediction import PROMPT, HeadKey, HeadScore
 from sluice.settings.routing import DriftSettings
 from sluice.telemetry import catalog
@@ -34,7 +33,7 @@ from sluice.v1.admin_pb2 import (
     RouterHead,
     RouterHealth,
 )
-from sluice.v1.inference_pb2 import RouteStrategy
+from sluice.v1.inference_pb2 import ROUTE_STRATEGY_CASCADE
 from sluice.wire.clock import timestamp, unix_ms
 from sluice.wire.enums import value_of, word_of
 
@@ -44,8 +43,6 @@ Announce = Callable[[RouterDriftEvent], None]
 HeldOut = Mapping[HeadKey, NDArray[np.float32]]
 """See `gateway.routing.router.Router.held_out`."""
 
-_CASCADES: Final = frozenset({strategies.CASCADE, strategies.SPECULATIVE})
-"""Strategies that keep or discard an answer by what it says."""
 _GAUGES: Final = (catalog.INPUT_DRIFT, catalog.ACCURACY_BIAS, catalog.BRIER)
 
 
@@ -100,12 +97,12 @@ class DriftMonitor:
         kept because it looks good, so the kept ones are better than the prediction for all.
         """
         scores = record.route.scores
-        models = [one.model for one in record.attempts if not one.unused_reason]
+        models = [one.model for one in record.attempts]
         if not scores or not models or record.error_reason:
             return
         last, model = scores[-1], models[-1]
         by = HeadKey(last.policy, last.version, word_of(RouterHead, last.head))
-        if by.head == PROMPT and word_of(RouteStrategy, record.route.strategy) in _CASCADES:
+        if by.head == PROMPT and record.route.strategy == ROUTE_STRATEGY_CASCADE:
             return
         if model in last.chances:
             self.observed(by, last.chances[model], grade, record.request_id)
@@ -116,7 +113,7 @@ class DriftMonitor:
         It does not count in a cascade, for the reason given at `graded`.
         """
         prompt = next((score for score in plan.scores if score.by.head == PROMPT), None)
-        if not self._settings.shadows or prompt is None or plan.strategy in _CASCADES:
+        if not self._settings.shadows or prompt is None or plan.strategy == CASCADE:
             return
         if weak in prompt.chances:
             self.observed(prompt.by, prompt.chances[weak], agreement, row_id)

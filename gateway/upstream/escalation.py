@@ -1,19 +1,21 @@
 """The cascade of one request, decided by the limits and the load of the gateway."""
 
 from dataclasses import replace
-from itertools import count
+
+from typing_extensions import override
 
 from gateway.admission.prompts import PreparedPrompt, encode_now, fit
 from gateway.routing.cascade.limit import EscalationLimiter
 from gateway.routing.cascade.monitor import AnswerMonitor
 from gateway.streaming.attempt import ModelAttempt
+from gateway.streaming.cascade_state import Cascade
 from gateway.upstream.rows import RequestContext, Upstream
 from sluice.errors import SluiceError
 
 HINT = "{prompt}\n\nA draft of an answer, which may be wrong:\n{draft}"
 
 
-class Escalation:
+class Escalation(Cascade):
     """Implements `gateway.streaming.cascade_state.Cascade` for one request."""
 
     def __init__(
@@ -24,7 +26,6 @@ class Escalation:
         assert admitted.second is not None
         self._route = route = admitted.plan.cascade
         self.holds = route.mode == "hold" or not request.accept_replace
-        self.speculative = route.start == "together"
         self.monitor = AnswerMonitor(
             route,
             admitted.conversation.user_text,
@@ -34,47 +35,39 @@ class Escalation:
         self._upstream = upstream
         self._context = context
         self._prepared = admitted.second
-        # A row that is started again needs another name: frames of the one before may still come.
-        self._row_ids = (f"{context.request_id}-{number}" for number in count(2))
         self._attempt = limiter.started(request.tenant)
 
-    def refusal(self, now: float, *, ahead: bool) -> str:
-        """See `Cascade.refusal`."""
-        reason = "" if self._attempt.escalated else self._limit_reached(ahead)
-        if reason:
+    @override
+    def refusal(self, now: float) -> str:
+        if reason := self._limit_reached():
             return reason
         overload, scheduling = self._upstream.overload, self._context.admitted.scheduling
         problem = overload.problem(self._route.second, scheduling, now)
         return "" if problem is None else problem.message
 
+    @override
     def start(self, draft: str, now: float) -> ModelAttempt:
-        """See `Cascade.start`."""
         self._attempt.escalated = True
         if self._route.hint and draft:
             self._prepared = self._with_hint(draft)
         upstream, context = self._upstream, self._context
-        attempt = upstream.new_attempt(context.request, self._prepared, next(self._row_ids))
+        attempt = upstream.new_attempt(context.request, self._prepared, f"{context.request_id}-2")
         upstream.send(context, attempt, self._prepared)
         return attempt
 
-    def backup_dropped(self) -> None:
-        """See `Cascade.backup_dropped`."""
-        self._attempt.escalated = False
-
-    def _limit_reached(self, ahead: bool) -> str:
+    def _limit_reached(self) -> str:
         """Which limit of the cascade is reached, if one is."""
         route, tenant = self._route, self._context.request.tenant
         if not self._attempt.may_escalate(route.max_share):
             return f"{tenant} has escalated {route.max_share:.0%} of its latest requests"
-        if self._cost(ahead) > (route.max_cost or float("inf")):
+        if self._cost() > (route.max_cost or float("inf")):
             return f"{route.second} would cost more than is left of {route.max_cost:g}"
         return ""
 
-    def _cost(self, ahead: bool) -> float:
-        """Of both attempts, the second answer at its longest; ``ahead``: the first one's too."""
+    def _cost(self) -> float:
+        """Of both attempts, the second answer at its longest."""
         facts, first = self._upstream.usage.models, self._context.admitted.first
-        prepared = self._prepared
-        tokens = first.sampling.max_tokens if ahead else self.monitor.tokens
+        prepared, tokens = self._prepared, self.monitor.tokens
         return facts[first.model.name].cost(len(first.prompt_token_ids), tokens) + facts[
             prepared.model.name
         ].cost(len(prepared.prompt_token_ids), prepared.sampling.max_tokens)

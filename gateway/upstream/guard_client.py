@@ -11,8 +11,9 @@ from typing import Final, TypeVar
 
 from opentelemetry.trace import INVALID_SPAN, Span
 from opentelemetry.util.types import AttributeValue
+from typing_extensions import override
 
-from gateway.admission.entities import Asker, Reading
+from gateway.admission.entities import Asker, EntityReader, Reading
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.texts import UNDRAWN
 from gateway.models.catalog import ServedModel
@@ -114,7 +115,7 @@ class _Rows:
 
 
 @dataclass(frozen=True)
-class GuardClient:
+class GuardClient(EntityReader):
     """Asks guards; also a `gateway.admission.entities.EntityReader`."""
 
     upstream: Upstream
@@ -124,8 +125,8 @@ class GuardClient:
         rows = _Rows(question.asker, question.check, question.headers, [])
         return await self._within_budget(rows, partial(self._verdict, question, rows))
 
+    @override
     async def read(self, asker: Asker, check: Check, texts: Sequence[str]) -> Reading:
-        """See `gateway.admission.entities.EntityReader.read`."""
         with check_span(asker, check) as span:
             start = time.monotonic()
             rows = _Rows(asker, check, headers_of(span), [])

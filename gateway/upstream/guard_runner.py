@@ -10,7 +10,6 @@ from gateway.safety.guards.checks import Check, Checks, Cost, Decided
 from gateway.safety.guards.families import Failure, Message
 from gateway.safety.output.windows import Window
 from gateway.streaming.attempt import ModelAttempt
-from gateway.streaming.cascade_state import REROUTED
 from gateway.streaming.stream import Stream
 from gateway.upstream.guard_client import GuardClient, Question, check_span, set_outcome
 from gateway.upstream.rows import RequestContext
@@ -44,7 +43,7 @@ class GuardRunner:
         self._registry.verdict_passed(stream, time.monotonic())
 
     def check_answer(self, stream: Stream, *, ended: bool) -> None:
-        """See `Guards.check_answer`."""
+        """The answer of ``stream`` has grown, or ended; it is `Guards.check_answer`."""
         attempt = stream.current
         due = self.checks.produced(attempt.completion_tokens, lambda: attempt.raw_text, ended)
         self._start(stream, due)
@@ -133,7 +132,7 @@ class GuardRunner:
     async def _reroute(self, stream: Stream, decided: Decided) -> None:
         model = decided.check.guard.settings.action.model
         assert model is not None, "a route has a model"
-        stream.cascade.commit(REROUTED)
+        stream.cascade.commit()
         if stream.current.model == model:
             self.checks.followed(decided.check)
             self._continue(stream)

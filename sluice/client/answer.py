@@ -158,11 +158,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ModelUsage:
-    """What one model used; ``unused``: it began together with another one, and its work was thrown away."""
+    """What one model used."""
 
     model: str
     usage: Usage
-    unused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +343,7 @@ def finished_of(message: pb.Finished) -> Finished:
         message.stop,
         tuple(message.rules),
         message.model,
-        tuple(ModelUsage(leg.model, _usage_of(leg.usage), leg.unused) for leg in message.attempts),
+        tuple(ModelUsage(leg.model, _usage_of(leg.usage)) for leg in message.attempts),
         message.stop_token_id if message.HasField("stop_token_id") else None,
     )
 

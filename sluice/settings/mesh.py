@@ -30,6 +30,7 @@ from sluice.settings.batching import Policy
 from sluice.settings.identity import IdentitySettings
 from sluice.settings.limits import LimitSettings
 from sluice.settings.models import ModelSettings
+from sluice.settings.removed import replacement
 from sluice.settings.routing import RouteRule as RouteRule
 from sluice.settings.routing import RoutingSettings as RoutingSettings
 from sluice.settings.tls import TlsSettings
@@ -474,7 +475,8 @@ def _read(path: Path) -> dict[str, Any]:
 def _first_problem(error: ValidationError) -> str:
     problem = error.errors()[0]
     key = ".".join(str(part) for part in problem["loc"])
-    text = problem["msg"].removeprefix("Value error, ")
+    text = replacement(key) if problem["type"] == "extra_forbidden" else None
+    text = text or problem["msg"].removeprefix("Value error, ")
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     return f"{key}: {text}{more}" if key else f"{text}{more}"
 

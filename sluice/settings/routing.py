@@ -67,8 +67,6 @@ class CascadeRoute(Section):
 
     first: Name
     second: Name
-    start: Literal["after", "together"] = "after"
-    """When the second model begins: "after" the first one is in doubt, or "together" with it (speculative)."""
     mode: Literal["hold", "replace"] = "hold"
     """"hold" sends nothing before the commit point; "replace" streams at once to callers that accept a replacement."""
     commit_tokens: int = Field(32, ge=1)
@@ -88,14 +86,8 @@ class CascadeRoute(Section):
     hint: bool = False
     """Whether the second model sees the first one's draft."""
     max_share: Share = 0.5
-    """Of a tenant's latest 100 requests that may have had the second model at work; above it the first answer is kept,
-    or with ``start: together`` the second model begins only in doubt."""
-
-    @model_validator(mode="after")
-    def _draft_exists(self) -> Self:
-        if self.hint and self.start == "together":
-            raise ValueError("hint: there is no draft yet with start: together")
-        return self
+    """Of a tenant's latest 100 requests that may have had the second model at work; above it the first answer
+    is kept."""
 
 
 class Budget(Section):

@@ -1,15 +1,13 @@
 """Checks of a cascade's first answer that need no model. A policy names them: ``checks: [finished, json, sums]``.
 
-To add a check, write a function from `WholeAnswer` to `Result` and enter it into `CHECKS` under its name.
+To add a check, write a function of `WholeAnswer` and enter it into `CHECKS` under its name.
 """
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Final
 
-from gateway.routing.cascade.lists import is_as_asked
 from gateway.routing.learned.arithmetic import Sum, sums
 
 
@@ -17,30 +15,22 @@ from gateway.routing.learned.arithmetic import Sum, sums
 class WholeAnswer:
     """An answer that ended before its commit point."""
 
-    prompt: str
     text: str
     truncated: bool
     """Whether it ran out of tokens."""
     wants_json: bool
 
 
-class Verified(Enum):
-    """The answer is known to be right: nothing else is checked."""
-
-    VERIFIED = auto()
+Check = Callable[[WholeAnswer], str]
+"""Says why the answer is in doubt, in one sentence without any text of it; empty: it found nothing."""
 
 
-Result = str | Verified
-"""Why the answer is in doubt, one sentence without any text of it; empty: the check found nothing."""
-Check = Callable[[WholeAnswer], Result]
-
-
-def finished(answer: WholeAnswer) -> Result:
+def finished(answer: WholeAnswer) -> str:
     """Doubts an answer that ran out of tokens."""
     return "the answer is unfinished" if answer.truncated else ""
 
 
-def is_json(answer: WholeAnswer) -> Result:
+def is_json(answer: WholeAnswer) -> str:
     """Doubts an answer that is not one JSON value, where the request asked for JSON."""
     if not answer.wants_json:
         return ""
@@ -51,7 +41,7 @@ def is_json(answer: WholeAnswer) -> Result:
     return ""
 
 
-def sums_add_up(answer: WholeAnswer) -> Result:
+def sums_add_up(answer: WholeAnswer) -> str:
     """Doubts an answer with an equation that does not hold, such as "2 + 2 = 5".
 
     Whole numbers must agree exactly; with decimals or a division, rounding is accepted. What cannot be evaluated is
@@ -61,20 +51,10 @@ def sums_add_up(answer: WholeAnswer) -> Result:
     return "a sum in the answer does not add up" if wrong else ""
 
 
-def lists(answer: WholeAnswer) -> Result:
-    """Computes what a prompt with one list of numbers asks for, the sorted list or the total. An example of a check
-    that knows the task; off by default."""
-    right = is_as_asked(answer.prompt, answer.text)
-    if right is None:
-        return ""
-    return Verified.VERIFIED if right else "the numbers are not sorted or added up as asked"
-
-
 CHECKS: Final[Mapping[str, Check]] = {
     "finished": finished,
     "json": is_json,
     "sums": sums_add_up,
-    "lists": lists,
 }
 """By name."""
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Final
 
-from gateway.routing.cascade.checks import CHECKS, Verified, WholeAnswer
+from gateway.routing.cascade.checks import CHECKS, WholeAnswer
 from gateway.routing.prediction import AnswerPredictor, HeadScore
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.settings.routing import CascadeRoute
@@ -74,7 +74,7 @@ class AnswerMonitor:
 
     def end(self, text: str, *, truncated: bool) -> CascadeDecision:
         """The answer ended before its commit point; ``truncated``: it ran out of tokens."""
-        self.reason = self._doubt(WholeAnswer(self._prompt, text, truncated, self._wants_json))
+        self.reason = self._doubt(WholeAnswer(text, truncated, self._wants_json))
         return CascadeDecision.ESCALATE if self.reason else CascadeDecision.COMMIT
 
     def _by_confidence(self) -> CascadeDecision:
@@ -102,9 +102,8 @@ class AnswerMonitor:
     def _doubt(self, answer: WholeAnswer) -> str:
         """Checks in the order of the policy, then confidence, then the prediction; the first doubt counts."""
         for name in self._route.checks:
-            result = CHECKS[name](answer)
-            if result:
-                return "" if isinstance(result, Verified) else result
+            if reason := CHECKS[name](answer):
+                return reason
         if self.tokens and (reason := self._low_confidence()):
             return reason
         return "" if self._predictor is None else self._predicted(self._predictor, answer.text)

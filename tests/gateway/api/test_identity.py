@@ -14,7 +14,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_reflection.v1alpha import reflection_pb2_grpc
 
-from sluice.cli.main import run
+from cli.main import run
 from sluice.errors import SluiceError
 from sluice.internal.v1.items_pb2 import RunRequest
 from sluice.internal.v1.items_pb2_grpc import ItemsServiceStub

@@ -8,7 +8,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc.aio import AioRpcError
 
-from sluice.cli.main import run
+from cli.main import run
 from sluice.errors import LimitReached
 from sluice.settings import Settings, TenantSettings
 from sluice.settings.limits import LimitSettings

@@ -68,7 +68,7 @@ def test_an_artefact_that_is_damaged_missing_or_lacks_a_part_is_named(
 def test_an_unknown_check_is_refused_with_those_that_are_known() -> None:
     cascade = {"first": "small", "second": "large", "checks": ["finished", "spelling"]}
     routing = RoutingSettings.model_validate({"policies": {"p": {"cascade": cascade}}})
-    known = "known: finished, json, sums, lists"
+    known = "known: finished, json, sums"
     where = r"^routing\.policies\.p\.cascade\.checks\.1: no check 'spelling'; "
     with pytest.raises(SettingsError, match=where + known):
         load_router(Settings(routing=routing), MODELS)

@@ -13,7 +13,7 @@ import pytest
 from gateway.config.routers import load_router
 from gateway.identity.caller import ANY, Caller
 from gateway.records import outcome as outcomes
-from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_STOP, Logprobs, RowError
+from sluice.internal.v1.frame_pb2 import ROW_END_STOP, Logprobs
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import Settings
 from sluice.settings.routing import RoutingSettings
@@ -162,19 +162,6 @@ async def test_a_cascade_that_goes_over_compares_draft_and_answer(
     assert found.weak_source == OUTCOME_SOURCE_CASCADE
     assert (found.weak, found.strong) == (0.5 if complete else 0.0, 1.0)
     assert found.HasField("weak_answer") is complete
-
-
-async def test_a_first_answer_that_broke_says_nothing_of_its_model(opened: Any) -> None:
-    async with opened({"cascade": {**CASCADE, "start": "together"}}) as wire:
-        call = wire.stub.Generate(prompt(model=""), metadata=(("sluice-tenant", "acme"),))
-        first, second = await wire.batcher.task(), await wire.batcher.task("large")
-        broken = RowError(reason="ENGINE_FAILED", message="no luck")
-        await wire.batcher.send(first, frame(0, end=ROW_END_FAILED, error=broken))
-        await wire.batcher.send(second, last(0, wire.tokens("hello world")))
-        await events_of(call)
-        await graded(wire, first.request_id, 0.75)
-        found = await outcome_of(wire, first, lambda one: one.HasField("strong"))
-    assert (found.strong, found.HasField("weak")) == (0.75, False)
 
 
 async def test_the_text_is_that_which_the_model_saw(opened: Any) -> None:

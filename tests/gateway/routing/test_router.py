@@ -225,18 +225,6 @@ def test_a_cascade_begins_where_its_first_model_would_answer() -> None:
     assert plan(settings, auto("a long prompt")).cascade is None
 
 
-def test_a_cascade_whose_models_begin_together_is_speculative() -> None:
-    found = plan({"cascade": CASCADE | {"start": "together"}}, auto("short"))
-    assert (found.model, found.strategy) == ("small", "speculative")
-    assert found.reason.endswith("large where it is in doubt, and begins together with it")
-    assert [one.model for one in found.candidates] == ["small", "large"]
-
-
-def test_what_begins_together_has_seen_no_draft() -> None:
-    with pytest.raises(ValueError, match=r"cascade\n.*hint: .* start: together"):
-        RoutingSettings.model_validate({"cascade": CASCADE | {"start": "together", "hint": True}})
-
-
 def test_a_spent_budget_does_not_escalate() -> None:
     settings = {
         "learned": LEARNED,

@@ -176,7 +176,6 @@ def test_a_reload_keeps_what_is_known_of_the_same_artefact_and_forgets_another()
         (record(PROMPT), {PROMPT}),
         (record(PROMPT, CASCADE, strategy="cascade"), {CASCADE}),
         (record(PROMPT, strategy="cascade"), set()),
-        (record(PROMPT, strategy="speculative"), set()),
         (record(PROMPT, model="another"), set()),
         (record(), set()),
         (RequestRecord(route=RouteRecord()), set()),
@@ -196,18 +195,6 @@ def test_a_grade_counts_for_the_head_that_was_asked_last(
         assert router.accuracy.HasField("bias") is (word_of(RouterHead, router.head) in counts_for)
         if word_of(RouterHead, router.head) in counts_for:
             assert router.accuracy.bias == 0.5
-
-
-def test_a_row_that_was_not_needed_gave_no_answer() -> None:
-    heard = Heard()
-    heard.drift.use(held_out(PROMPT_HEAD, CASCADE_HEAD), SETTINGS)
-    graded = record(PROMPT, CASCADE, strategy="speculative")
-    graded.attempts.append(
-        ModelAttempt(model="large", unused_reason="the first answer passed its commit point")
-    )
-    heard.drift.graded(graded, 1.0)
-    (router,) = [one for one in heard.drift.health().routers if one.accuracy.rows]
-    assert router.accuracy.bias == 0.5  # of the small model; the large one's would be 0.25
 
 
 def test_an_answer_that_failed_is_not_counted() -> None:

@@ -77,6 +77,13 @@ def test_models_alone_are_a_configuration(models: str, default: str, tmp_path: P
     assert len(settings.load().routing.rules) == 1
 
 
+def test_a_setting_that_is_gone_is_told_with_what_replaces_it(tmp_path: Path) -> None:
+    text = "routing: {cascade: {first: small, second: large, start: together}}"
+    told = r"routing\.cascade\.start: is gone: the second model starts when"
+    with pytest.raises(settings.SettingsError, match=told):
+        load(tmp_path, text)
+
+
 @pytest.mark.parametrize(
     ("text", "key"),
     [

@@ -11,7 +11,7 @@ from gateway.routing.cascade.checks import WholeAnswer, is_json, sums_add_up
 
 
 def whole(text: str, wants_json: bool = False) -> WholeAnswer:
-    return WholeAnswer("prompt", text, truncated=False, wants_json=wants_json)
+    return WholeAnswer(text, truncated=False, wants_json=wants_json)
 
 
 @pytest.mark.parametrize(

@@ -74,37 +74,17 @@ def test_json_is_checked_only_where_it_was_asked_for() -> None:
     assert watch().end('{"a": 1', truncated=False) is CascadeDecision.COMMIT
 
 
-def test_what_can_be_worked_out_is_not_guessed_at() -> None:
-    sort, total = "Sort 31, 7, 19", "What is the total of 27, 54?"
-    for prompt, text, verdict in (
-        (sort, "7, 31, 19", CascadeDecision.ESCALATE),
-        (sort, "7, 19, 31", CascadeDecision.COMMIT),
-        # Its working is in a notation that "sums" takes for wrong.
-        (total, "Units first: 7200 +4500 =1800\nTotal: 81", CascadeDecision.COMMIT),
-        (total, "Units first: 7200 +4500 =1800\nTotal: 82", CascadeDecision.ESCALATE),
-    ):
-        made = AnswerMonitor(route(checks=("lists", "sums")), prompt, wants_json=False)
-        assert made.end(text, truncated=False) is verdict, text
-
-
-def test_task_checks_are_off_by_default() -> None:
-    made = AnswerMonitor(route(), "Sort 31, 7, 19", wants_json=False)
-    assert made.end("31, 7, 19", truncated=False) is CascadeDecision.COMMIT
-
-
 @pytest.mark.parametrize(
     ("check", "text", "truncated"),
     [
         ("finished", "and so", True),
         ("json", "{", False),
         ("sums", "2 + 2 = 5", False),
-        ("lists", "3, 1", False),
     ],
 )
 def test_checks_can_be_left_out(check: str, text: str, truncated: bool) -> None:
-    prompt = "Sort 3, 1" if check == "lists" else "prompt"
     for checks, verdict in (((check,), CascadeDecision.ESCALATE), ((), CascadeDecision.COMMIT)):
-        made = AnswerMonitor(route(checks=checks), prompt, wants_json=True)
+        made = AnswerMonitor(route(checks=checks), "prompt", wants_json=True)
         assert made.end(text, truncated=truncated) is verdict
 
 

@@ -1,0 +1,14 @@
+"""Settings of the release before this one that are gone, and what replaces them."""
+
+from collections.abc import Mapping
+from typing import Final
+
+_REMOVED: Final[Mapping[str, str]] = {
+    "cascade.start": "is gone: the second model starts when the first answer is in doubt; leave it out",
+}
+"""By the end of the key."""
+
+
+def replacement(key: str) -> str | None:
+    """What to do about ``key``, which is no setting; None: it never was one."""
+    return next((text for end, text in _REMOVED.items() if f".{key}".endswith(f".{end}")), None)
