@@ -19,6 +19,7 @@ from typing import Final
 
 import grpc
 from nats.aio.client import Client
+from typing_extensions import override
 
 from batcher.core.effects import Effects
 from batcher.core.frames import final_frame
@@ -30,7 +31,7 @@ from batcher.gateways import Gateways
 from batcher.jetstream.inbox import Inbox
 from batcher.metrics import BatcherMetrics
 from batcher.spans import RowSpans
-from batcher.workers.worker import Fleet, name_of
+from batcher.workers.worker import Fleet, WorkerEvents, name_of
 from sluice.background import BackgroundTasks
 from sluice.errors import EngineFailed, Overloaded
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
@@ -66,7 +67,7 @@ class Process:
     worker_credentials: grpc.ChannelCredentials | None = None
 
 
-class ModelLoop:
+class ModelLoop(WorkerEvents):
     """One model of the batcher.
 
     Attributes:
@@ -232,24 +233,24 @@ class ModelLoop:
             if wakes:
                 self.wake()
 
+    @override
     def on_step(self, worker: str, report: worker_pb2.StepReport) -> None:
-        """See `batcher.workers.worker.WorkerEvents`."""
         self.wake()
         self._requests.step(worker, report, time.monotonic())
 
+    @override
     def on_live(self, worker: str) -> None:
-        """See `batcher.workers.worker.WorkerEvents`."""
         self._process.on_readiness()
 
+    @override
     def on_queued(self, worker: str, batch_id: str) -> None:
-        """See `batcher.workers.worker.WorkerEvents`."""
         with self._event(wakes=False):
             hurry = self._requests.queued(worker, batch_id, time.monotonic())
         if hurry:
             self.wake()
 
+    @override
     def on_lost(self, worker: str) -> None:
-        """See `batcher.workers.worker.WorkerEvents`."""
         now = time.monotonic()
         self._requests.lost(worker, now)
         self._process.spans.worker_lost(worker, now)

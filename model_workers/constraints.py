@@ -15,6 +15,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from model_workers.engine.protocol import RowInvalid, Sampling
 from sluice.constraints import (
@@ -134,7 +135,7 @@ class CompiledGrammar:
         return spare is not None
 
 
-class TokenMatcher:
+class TokenMatcher(Matcher):
     """`Matcher` over llguidance. Any stop token ends an answer, and only where the answer is complete.
 
     When the limit that rows share is exceeded, the matcher restarts from the row's tokens; the row fails when that
@@ -151,8 +152,8 @@ class TokenMatcher:
         self._restarted_at = -RESTART_TOKENS
         self._ended = False
 
+    @override
     def mask(self) -> NDArray[np.int32]:
-        """See `Matcher.mask`."""
         words = np.zeros((1, self._words), np.int32)
         mask: NDArray[np.int32] = words[0]
         if self._ended:
@@ -167,8 +168,8 @@ class TokenMatcher:
         _put(mask, self._stops, may_end)
         return mask
 
+    @override
     def take(self, token_ids: Sequence[int]) -> int:
-        """See `Matcher.take`."""
         taken = 0
         for token_id in token_ids:
             if self._ended or not self._take(token_id):
@@ -176,8 +177,8 @@ class TokenMatcher:
             taken += 1
         return taken
 
+    @override
     def give_back(self, count: int) -> None:
-        """See `Matcher.give_back`."""
         if self._ended and count:
             self._ended = False
             count -= 1

@@ -9,6 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from typing_extensions import override
+
 from model_workers.engine.protocol import (
     ENGINE_FAILED,
     Engine,
@@ -40,7 +42,7 @@ class _Opening:
     cancelled: bool = False
 
 
-class PreparedEngine:
+class PreparedEngine(Engine):
     """See `Engine`. Rows without constraints go to ``engine`` at once.
 
     Attributes:
@@ -68,20 +70,20 @@ class PreparedEngine:
         self._opening[row.request_id] = _Opening(row, now, matcher)
         matcher.add_done_callback(lambda _: self.wake())
 
+    @override
     def cancel(self, request_ids: Collection[str]) -> None:
-        """See `Engine.cancel`."""
         for request_id in request_ids:
             if request_id in self._opening:
                 self._opening[request_id].cancelled = True
         self._engine.cancel(request_ids)
 
+    @override
     def step(self, now: float) -> list[RowStep]:
-        """See `Engine.step`."""
         ends = [end for one in self._ready() if (end := self._entered(one, now)) is not None]
         return [*ends, *(self._engine.step(now) if self._engine.has_rows() else ())]
 
+    @override
     def abort(self, message: str) -> list[RowStep]:
-        """See `Engine.abort`."""
         opening, self._opening = list(self._opening.values()), {}
         ends = [_ended(one.row, RowEnd.RETURNED, message) for one in opening]
         return [*ends, *self._engine.abort(message)]
@@ -90,8 +92,8 @@ class PreparedEngine:
         """See `Engine.has_rows`; rows that are not ready are none."""
         return self._engine.has_rows() or bool(self._ready())
 
+    @override
     def load(self) -> worker_pb2.WorkerLoad:
-        """See `Engine.load`."""
         load = self._engine.load()
         load.waiting += len(self._opening)
         return load

@@ -53,7 +53,7 @@ class RankProcesses:
         meet(devices, 0, port)
 
     def send(self, call: str, *arguments: Any) -> None:
-        """See `Followers.send`."""
+        """Has the ranks make a call; it is `Followers.send`."""
         for process in self._processes:
             _write(process, (call, arguments))
 

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, Protocol, TypeVar
 
+from typing_extensions import override
+
 from simulator.trace import Arrival, SimulationError
 from sluice.wire.subjects import CLASSES
 
@@ -38,38 +40,38 @@ class Lengths(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class Fixed(Lengths):
     """Always the same."""
 
     tokens: int
 
+    @override
     def draw(self, rng: Random) -> int:
-        """See `Lengths`."""
         return self.tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Uniform:
+class Uniform(Lengths):
     """Uniform from ``low`` to ``high``."""
 
     low: int
     high: int
 
+    @override
     def draw(self, rng: Random) -> int:
-        """See `Lengths`."""
         return rng.randint(self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
-class Lognormal:
+class Lognormal(Lengths):
     """The logarithm is normal; ``cap`` cuts the tail off."""
 
     median: float
     sigma: float
     cap: int
 
+    @override
     def draw(self, rng: Random) -> int:
-        """See `Lengths`."""
         return max(1, min(self.cap, round(rng.lognormvariate(math.log(self.median), self.sigma))))
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
+from typing_extensions import override
+
 from model_workers.engine.blocks import CPU_BLOCK_TOKENS, BlockManager
 from model_workers.engine.protocol import EngineFull, RowSpec, Sampling
 from model_workers.engine.rows import Row, RowLimits
@@ -105,7 +107,7 @@ class Engine(Protocol):
         preempted for a more urgent one."""
 
 
-class ContinuousEngine:
+class ContinuousEngine(Engine):
     """See `Engine`. Each row's tokens are unlike those of all others, so rows share no prefix.
 
     Args:
@@ -133,8 +135,8 @@ class ContinuousEngine:
         self._steps = 0
         self._admitted = 0
 
+    @override
     def admit(self, rows: Sequence[EngineRow]) -> list[str]:
-        """See `Engine`."""
         refused = []
         for row in rows:
             try:
@@ -143,12 +145,12 @@ class ContinuousEngine:
                 refused.append(row.request_id)
         return refused
 
+    @override
     def cancel(self, request_id: str) -> None:
-        """See `Engine`."""
         self._scheduler.cancel((request_id,))
 
+    @override
     def stretch(self) -> Stretch | None:
-        """See `Engine`."""
         self._scheduler.sweep(0.0)
         self._plan = self._scheduler.schedule()
         if not self._plan:
@@ -163,8 +165,8 @@ class ContinuousEngine:
         steps = 1 if prompts else self._equal_steps(decoding)
         return Stretch(steps, lambda n: n * one + growth * n * (n - 1) / 2)
 
+    @override
     def advance(self, steps: int) -> Progress:
-        """See `Engine`."""
         progress = Progress()
         self._steps += steps
         for row, count in self._plan:
@@ -175,8 +177,8 @@ class ContinuousEngine:
         self._plan = []
         return progress
 
+    @override
     def load(self) -> worker_pb2.WorkerLoad:
-        """See `Engine`."""
         load = self._scheduler.load(self._steps)
         if not self._limits.cache_tokens:
             load.block_tokens = load.cache_blocks = load.free_blocks = 0
@@ -221,7 +223,7 @@ def _decodes(row: Row) -> bool:
     return row.pending == 1 and row.answered > 0
 
 
-class PaddedEngine:
+class PaddedEngine(Engine):
     """Static batches: every row is computed as long as the longest, and a batch ends before the next begins.
 
     A batch of n rows takes one step over n times the longest prompt, and then as many steps over n rows as the longest
@@ -253,8 +255,8 @@ class PaddedEngine:
         if any(row.request_id == request_id for row in rows):
             self._cancelled.add(request_id)
 
+    @override
     def stretch(self) -> Stretch | None:
-        """See `Engine`."""
         while not self._batch and self._waiting:
             members = self._waiting.popleft()
             self._batch = [row for row in members if row.request_id not in self._cancelled]
@@ -269,8 +271,8 @@ class PaddedEngine:
         growth = self._cost.context_token_s * rows
         return Stretch(self._longest - self._done, lambda n: n * one + growth * n * (n - 1) / 2)
 
+    @override
     def advance(self, steps: int) -> Progress:
-        """See `Engine`."""
         progress = Progress()
         if not self._done:
             progress.first = [row.request_id for row in self._batch]

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from typing_extensions import override
+
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import Batch, QueuedTask
 from model_workers.gather import end_wait_s, gathered_until
@@ -19,7 +21,7 @@ from simulator.cost import StepCost
 from simulator.engines import ENGINES, EngineKind, EngineLimits, EngineRow, Progress
 from simulator.results import Ending, History, Outcome, QueueSample
 from simulator.trace import Arrival
-from simulator.worker import EventQueue, SimulatedWorker
+from simulator.worker import EventQueue, SimulatedWorker, WorkerEvents
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES, RANKS
 
@@ -71,7 +73,7 @@ def simulate(trace: Sequence[Arrival], setup: Setup) -> History:
     return Simulation(trace, setup).run()
 
 
-class Simulation:
+class Simulation(WorkerEvents):
     """One run."""
 
     def __init__(self, trace: Sequence[Arrival], setup: Setup) -> None:
@@ -241,16 +243,16 @@ class Simulation:
 
     # Workers.
 
+    @override
     def on_admitted(self, worker: SimulatedWorker, refused: Sequence[str]) -> None:
-        """See `WorkerEvents`."""
         for request_id in refused:
             if self._at_worker.pop(request_id, None) is not None:
                 self._queued_at[request_id] = self._events.now
                 self._queue.requeue(request_id, 0, self._events.now)
         self._nudge()
 
+    @override
     def on_progress(self, worker: SimulatedWorker, progress: Progress) -> None:
-        """See `WorkerEvents`."""
         now, links = self._events.now, self._setup.links
         for request_id in progress.first:
             outcome = self._outcomes[int(request_id)]

@@ -294,7 +294,7 @@ class Fleet:
             await worker.close()
 
     def send(self, worker: str, batch: worker_pb2.Batch, traceparent: str) -> None:
-        """See `Worker.send`."""
+        """Sends a batch to the worker of that name, as `Worker.send`."""
         self._workers[worker].send(batch, traceparent)
 
     async def cancel(self, rows: Iterable[Cancelled]) -> None:

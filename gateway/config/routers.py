@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from gateway.routing import language
 from gateway.routing.cascade.checks import CHECKS
@@ -30,7 +31,7 @@ HeldOut = dict[HeadKey, NDArray[np.float32]]
 """See `Router.held_out`."""
 
 
-class LearnedPredictor:
+class LearnedPredictor(PromptPredictor):
     """`PromptPredictor` by the prompt head of an artefact and the target of ``route``."""
 
     def __init__(self, policy: str, router: LearnedRouter, route: LearnedRoute) -> None:
@@ -39,12 +40,12 @@ class LearnedPredictor:
         self._router = router
         self._models = route.weak, route.strong
 
+    @override
     def predict(self, prompt: str) -> Prediction:
-        """See `PromptPredictor.predict`."""
         return _prediction(self.by, self._models, self._router.score(prompt), self.threshold)
 
 
-class LearnedAnswerPredictor:
+class LearnedAnswerPredictor(AnswerPredictor):
     """`AnswerPredictor` by the cascade head of an artefact and the target of ``route``."""
 
     def __init__(self, policy: str, router: LearnedRouter, route: CascadeRoute) -> None:
@@ -54,8 +55,8 @@ class LearnedAnswerPredictor:
         self._models = route.first, route.second
         self._threshold = _threshold(router.cascade.calibration, route.target)
 
+    @override
     def predict(self, prompt: str, answer: str) -> Prediction:
-        """See `AnswerPredictor.predict`."""
         found = self._router.score_with_answer(prompt, answer)
         return _prediction(self.by, self._models, found, self._threshold)
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import uvicorn
 from starlette.types import ASGIApp
+from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.api.server import connections_max
@@ -121,8 +122,8 @@ class _Server(uvicorn.Server):
 class Connection(HttpToolsProtocol):
     """A connection whose heads are bounded in size and time, and that a call can cut."""
 
+    @override
     def connection_made(self, transport: Any) -> None:
-        """See `asyncio.Protocol`."""
         super().connection_made(transport)
         if len(self.connections) > connections_max():
             body = encode(error_body(503, Overloaded.reason, "too many connections are open"))
@@ -133,8 +134,8 @@ class Connection(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._begin_head()
 
+    @override
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         self._head_bytes += len(data)
         super().data_received(data)
         if self._head_timer is not None and self._head_bytes > HEAD_BYTES:
@@ -152,8 +153,8 @@ class Connection(HttpToolsProtocol):
         self._end_head()
         super().on_headers_complete()
 
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
         self._end_head()
         super().connection_lost(exc)
 

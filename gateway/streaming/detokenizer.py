@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
+from typing_extensions import override
 
 _NONE: Final[Mapping[int, str]] = MappingProxyType({})
 
@@ -24,7 +25,7 @@ class Detokenizer(Protocol):
         """What was held back, when no more tokens come; U+FFFD stands for bytes that are no character."""
 
 
-class StreamDetokenizer:
+class StreamDetokenizer(Detokenizer):
     """`Detokenizer` of a Hugging Face tokenizer; special and ``hidden`` tokens have no text, but ``shown`` ones."""
 
     def __init__(
@@ -41,8 +42,8 @@ class StreamDetokenizer:
         self._shown: list[int] = []
         self._held: list[int] = []
 
+    @override
     def push(self, token_id: int) -> str:
-        """See `Detokenizer.push`."""
         if token_id in self._special:
             before, self._shown = self.flush(), []
             self._stream = DecodeStream(skip_special_tokens=True)
@@ -62,8 +63,8 @@ class StreamDetokenizer:
         self._shown, self._held = self._held, []
         return text
 
+    @override
     def flush(self) -> str:
-        """See `Detokenizer.flush`."""
         text = self._held_text()
         self._shown, self._held = self._held, []
         return text

@@ -4,14 +4,16 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
+from typing_extensions import override
+
 from model_workers.engine.blocks import BlockManager
-from model_workers.engine.protocol import RowEnd, RowSpec, RowStep, TokenLogprobs
+from model_workers.engine.protocol import Engine, RowEnd, RowSpec, RowStep, TokenLogprobs
 from model_workers.engine.rows import Row, RowLimits
 from model_workers.engine.scheduler import Scheduler
 from sluice.internal.v1 import worker_pb2
 
 
-class CachelessEngine:
+class CachelessEngine(Engine):
     """The parts of `Engine` that do not depend on what is computed; `add` and `step` are the engine's own."""
 
     def __init__(self, limits: RowLimits) -> None:
@@ -20,23 +22,23 @@ class CachelessEngine:
         self._scheduler = Scheduler(blocks, limits)
         self._steps = 0
 
+    @override
     def cancel(self, request_ids: Collection[str]) -> None:
-        """See `Engine.cancel`."""
         self._scheduler.cancel(request_ids)
 
+    @override
     def abort(self, message: str) -> list[RowStep]:
-        """See `Engine.abort`."""
         rows = self._scheduler.rows()
         for row in rows:
             self._scheduler.finish(row)
         return [row.end_step(RowEnd.RETURNED, message) for row in rows]
 
+    @override
     def has_rows(self) -> bool:
-        """See `Engine.has_rows`."""
         return self._scheduler.has_rows()
 
+    @override
     def load(self) -> worker_pb2.WorkerLoad:
-        """See `Engine.load`."""
         load = self._scheduler.load(self._steps)
         load.block_tokens = load.cache_blocks = load.free_blocks = 0
         return load
@@ -48,13 +50,13 @@ class WholeTextEngine(CachelessEngine):
     The scheduler admits ``prefill_tokens`` a step, so that cancels and urgent rows are handled in between.
     """
 
+    @override
     def add(self, row: RowSpec, now: float) -> None:
-        """See `Engine.add`."""
         sampling = replace(row.sampling, stop_token_ids=frozenset(), max_tokens=1)
         self._scheduler.add(replace(row, sampling=sampling))
 
+    @override
     def step(self, now: float) -> list[RowStep]:
-        """See `Engine.step`."""
         self._steps += 1
         steps = [row.end_step(end) for row, end in self._scheduler.sweep(now)]
         whole = []
@@ -90,13 +92,13 @@ class EchoEngine(CachelessEngine):
         super().__init__(RowLimits(slots, max_waiting, context_tokens, slots * context_tokens))
         self._pause = pause
 
+    @override
     def add(self, row: RowSpec, now: float) -> None:
-        """See `Engine.add`."""
         sampling = replace(row.sampling, stop_token_ids=frozenset())
         self._scheduler.add(replace(row, sampling=sampling))
 
+    @override
     def step(self, now: float) -> list[RowStep]:
-        """See `Engine.step`."""
         self._pause()
         self._steps += 1
         steps = [row.end_step(end) for row, end in self._scheduler.sweep(now)]

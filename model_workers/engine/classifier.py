@@ -59,7 +59,7 @@ class SequenceClassifier:
 
     @torch.inference_mode()
     def logprobs(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """See `Classify`."""
+        """The log-probabilities of each text's labels; it is a `Classify`."""
         longest = max(len(text) for text in texts)
         ids = torch.full((len(texts), longest), self._pad, dtype=torch.long)
         mask = torch.zeros((len(texts), longest), dtype=torch.long)

@@ -18,6 +18,7 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
+from typing_extensions import override
 
 from model_workers.engine.cacheless import CachelessEngine
 from model_workers.engine.checkpoint import find_constraints
@@ -356,8 +357,8 @@ class EncoderDecoderEngine(CachelessEngine):
         self._sides = sides
         self._batch = Batch(limits.slots, model.places_max or sides.prompt)
 
+    @override
     def add(self, row: RowSpec, now: float) -> None:
-        """See `Engine.add`."""
         if row.values is not None:
             raise RowInvalid("this model gives answers, and no embeddings or scores")
         self._model.check(row)
@@ -374,8 +375,8 @@ class EncoderDecoderEngine(CachelessEngine):
         self._scheduler.add(row).sampling = sampling
 
     @torch.inference_mode()
+    @override
     def step(self, now: float) -> list[RowStep]:
-        """See `Engine.step`."""
         self._steps += 1
         steps = [row.end_step(end) for row, end in self._scheduler.sweep(now)]
         planned = self._scheduler.schedule()
@@ -397,8 +398,8 @@ class EncoderDecoderEngine(CachelessEngine):
         self._batch.keep({row for row in self._batch.rows if row.state is RowState.RUNNING})
         return steps
 
+    @override
     def abort(self, message: str) -> list[RowStep]:
-        """See `Engine.abort`."""
         self._batch.keep(())
         return super().abort(message)
 

@@ -18,10 +18,11 @@ from typing import Final
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from model_workers.engine.blocks import BlockManager
 from model_workers.engine.paged_model import Fault, FaultIsolator, PagedModel, RowChunk
-from model_workers.engine.protocol import RowEnd, RowInvalid, RowSpec, RowStep
+from model_workers.engine.protocol import Engine, RowEnd, RowInvalid, RowSpec, RowStep
 from model_workers.engine.rows import Row, RowLimits, RowState
 from model_workers.engine.sampling.sampler import (
     NO_DISTRIBUTION,
@@ -100,7 +101,7 @@ class BegunStep:
         )
 
 
-class PagedEngine:
+class PagedEngine(Engine):
     """See `Engine`. The scheduler decides, the model computes, the sampler draws."""
 
     def __init__(
@@ -134,8 +135,8 @@ class PagedEngine:
         self._begun: BegunStep | None = None
         self._steps = 0
 
+    @override
     def add(self, row: RowSpec, now: float) -> None:
-        """See `Engine.add`."""
         highest = max((*row.prompt, *row.produced), default=0)
         if highest >= self._vocabulary:
             raise RowInvalid(f"token {highest} is not one of the model's {self._vocabulary}")
@@ -144,13 +145,13 @@ class PagedEngine:
         sampling = self.sampler.open(row)
         self._scheduler.add(row).sampling = sampling
 
+    @override
     def cancel(self, request_ids: Collection[str]) -> None:
-        """See `Engine.cancel`."""
         self._scheduler.cancel(request_ids)
 
     @torch.inference_mode()
+    @override
     def step(self, now: float) -> list[RowStep]:
-        """See `Engine.step`."""
         self._steps += 1
         swept = self._scheduler.sweep(now)
         steps = [row.end_step(end) for row, end in swept]
@@ -162,17 +163,17 @@ class PagedEngine:
                 return steps + self._speculate(planned, self._speculator)
             return steps + self._compute([PlannedRow(*pair) for pair in planned])
 
+    @override
     def abort(self, message: str) -> list[RowStep]:
-        """See `Engine.abort`."""
         self._begun = None
         return [self._fail(row, Fault(message)) for row in self._scheduler.rows()]
 
+    @override
     def has_rows(self) -> bool:
-        """See `Engine.has_rows`."""
         return self._scheduler.has_rows()
 
+    @override
     def load(self) -> worker_pb2.WorkerLoad:
-        """See `Engine.load`."""
         load = self._scheduler.load(self._steps)
         load.preemptions = self._scheduler.preemptions
         if self._speculator is not None:

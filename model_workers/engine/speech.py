@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
+from typing_extensions import override
 
 from model_workers.engine.encoder_decoder import EncoderDecoder
 from model_workers.engine.protocol import AudioSpec, RowInvalid, RowSpec
@@ -41,8 +42,8 @@ class SpeechModel(EncoderDecoder):
         )
         self._not_first = list(generation.begin_suppress_tokens or ())
 
+    @override
     def check(self, row: RowSpec) -> None:
-        """See `EncoderDecoder.check`."""
         if row.audio is None:
             raise RowInvalid("this model takes audio, and no text alone")
         if len(row.audio.pcm) > 2 * self._extractor.n_samples:

@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
+from typing_extensions import override
 
 from model_workers.engine.cacheless import WholeTextEngine
 from model_workers.engine.devices import find_device
@@ -22,7 +23,14 @@ from model_workers.engine.forward.encoder import PaddedTexts, Text, hidden_of
 from model_workers.engine.forward.hub import replace_linear_layers
 from model_workers.engine.forward.load import find_dtype
 from model_workers.engine.forward.pooling import Pipeline
-from model_workers.engine.protocol import RowEnd, RowInvalid, RowSpec, RowStep, Sampling, ValuesSpec
+from model_workers.engine.protocol import (
+    RowEnd,
+    RowInvalid,
+    RowSpec,
+    RowStep,
+    Sampling,
+    ValuesSpec,
+)
 from model_workers.engine.rows import Row, RowLimits
 from model_workers.engine.weights import read_whole
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
@@ -51,8 +59,8 @@ class ValuesEngine(WholeTextEngine):
         self._compute = compute
         self._vocab_size = vocab_size
 
+    @override
     def add(self, row: RowSpec, now: float) -> None:
-        """See `Engine.add`."""
         if row.values is None or row.values.scored_token_ids:
             raise RowInvalid("this model gives no tokens; ask for an embedding or a score of texts")
         if max(row.prompt, default=0) >= self._vocab_size:
@@ -78,7 +86,7 @@ class Embedder:
         self._pipeline = pipeline
 
     def __call__(self, rows: Sequence[RowSpec]) -> list[Values]:
-        """See `Compute`."""
+        """The embedding of each row's text."""
         hidden = self._hidden([Text(row.prompt) for row in rows])
         found: Values = self._pipeline(hidden).cpu().numpy()
         return [
@@ -102,7 +110,7 @@ class Reranker:
         self._activation = _activation(model.config)
 
     def __call__(self, rows: Sequence[RowSpec]) -> list[Values]:
-        """See `Compute`."""
+        """The score of each row's pair of texts, [1]."""
         pairs = [Text(row.prompt, row.values.second_text if row.values else 0) for row in rows]
         scores = self._activation(torch.stack(self._logits(pairs)))
         return list(scores.cpu().numpy().reshape(-1, 1))

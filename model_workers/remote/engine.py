@@ -13,8 +13,11 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from typing_extensions import override
+
 from model_workers.engine.protocol import (
     ENGINE_FAILED,
+    Engine,
     EngineFull,
     RowEnd,
     RowInvalid,
@@ -109,7 +112,7 @@ class RemoteLimits:
 
 
 @dataclass
-class RemoteEngine:
+class RemoteEngine(Engine):
     """See `Engine`; ``wake`` tells the worker that there is something to report."""
 
     client: ServerClient
@@ -126,8 +129,8 @@ class RemoteEngine:
 
     # Of the engine's thread.
 
+    @override
     def add(self, row: RowSpec, now: float) -> None:
-        """See `Engine.add`."""
         old = self._rows.get(row.request_id)
         self._check(row, old)
         if old is not None:
@@ -152,8 +155,8 @@ class RemoteEngine:
                 del self._rows[step.request_id]
         return steps
 
+    @override
     def abort(self, message: str) -> list[RowStep]:
-        """See `Engine.abort`."""
         rows = list(self._rows.values())
         self._rows.clear()
         for row in rows:

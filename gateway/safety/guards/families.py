@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from typing_extensions import override
+
 from gateway.safety.patterns import compiled
 from gateway.safety.settings import GuardSettings
 
@@ -198,13 +200,13 @@ def family_of(settings: GuardSettings, labels: Sequence[str] = ()) -> Family:
 
 
 @dataclass(frozen=True)
-class LlamaGuardReader:
+class LlamaGuardReader(VerdictReader):
     """`VerdictReader` of Llama Guard."""
 
     threshold: float | None = None
 
+    @override
     def read(self, said: Said) -> GuardVerdict:
-        """See `VerdictReader.read`."""
         lines = [line.strip() for line in said.text.strip().splitlines() if line.strip()]
         word = lines[0].lower() if lines else ""
         if word not in ("safe", "unsafe"):
@@ -219,14 +221,14 @@ class LlamaGuardReader:
 
 
 @dataclass(frozen=True)
-class YesNoReader:
+class YesNoReader(VerdictReader):
     """`VerdictReader` of guards that answer a question: ShieldGemma, Granite Guardian."""
 
     category: str
     threshold: float | None = None
 
+    @override
     def read(self, said: Said) -> GuardVerdict:
-        """See `VerdictReader.read`."""
         text = _THOUGHT.sub("", said.text)
         found = _SCORE.search(text) or _WORD.match(text)
         word = found.group(1).lower() if found else ""
@@ -240,15 +242,15 @@ class YesNoReader:
 
 
 @dataclass(frozen=True)
-class ClassifierReader:
+class ClassifierReader(VerdictReader):
     """`VerdictReader` of sequence classifiers: a row's one token is the index of a label, its options all labels."""
 
     labels: Sequence[str]
     bad: Sequence[str]
     threshold: float | None = None
 
+    @override
     def read(self, said: Said) -> GuardVerdict:
-        """See `VerdictReader.read`."""
         options = said.options[0] if said.options else ()
         known = [one for one in options if one.token_id < len(self.labels)]
         if not known:
@@ -261,15 +263,15 @@ class ClassifierReader:
         return GuardVerdict(flagged, tuple(told[:1]) if flagged else (), score)
 
 
-class PatternReader:
+class PatternReader(VerdictReader):
     """`VerdictReader` of a custom prompt: one pattern for objections, one for the rest."""
 
     def __init__(self, unsafe: str, safe: str) -> None:
         self._unsafe = compiled(unsafe, any_case=True, captures=True)
         self._safe = compiled(safe, any_case=True)
 
+    @override
     def read(self, said: Said) -> GuardVerdict:
-        """See `VerdictReader.read`."""
         found = self._unsafe.search(said.text)
         if found is None:
             if self._safe.search(said.text) is None:

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from typing import Final
 
 import re2
+from typing_extensions import override
 
 from gateway.safety.findings import Finding, Severity
+from gateway.safety.output.view import Scanner
 from gateway.safety.output.watched import WatchedRule
 
 CANARY: Final = "output.canary"
@@ -27,7 +29,7 @@ ANSI_PATTERN: Final = (
 _HOST: Final = re.compile(r"[/\\]{2}(?:[^/?#\s)\\]{0,200}@)?([A-Za-z0-9.-]{1,255})")
 
 
-class ShapeScanner:
+class ShapeScanner(Scanner):
     """Finds the shapes that are switched on."""
 
     def __init__(
@@ -49,8 +51,8 @@ class ShapeScanner:
             for pattern in patterns
         ]
 
+    @override
     def scan(self, text: str) -> list[Finding]:
-        """See `Scanner.scan`."""
         return [
             Finding(rule, match.start(), match.end(), severity)
             for rule, pattern, severity in self._compiled

@@ -11,6 +11,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final, Protocol
 
+from typing_extensions import override
+
 from gateway.safety.findings import Finding
 
 _INVISIBLE: Final = (
@@ -85,14 +87,14 @@ def before_seen(text: str, chars: int) -> int:
     return at
 
 
-class ViewScanner:
+class ViewScanner(Scanner):
     """A scanner that looks at the view and reports spans of the text itself."""
 
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner
 
+    @override
     def scan(self, text: str) -> list[Finding]:
-        """See `Scanner.scan`."""
         plain, offsets = view(text)
         found = self._scanner.scan(plain)
         if plain is text:

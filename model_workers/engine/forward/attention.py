@@ -19,10 +19,11 @@ from typing import Final, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from model_workers.engine.forward.kv_cache import Fp8KvCache, KvCache, LayerShape, on_device
 from model_workers.engine.forward.packing import Ints, PackedChunk, pack
-from model_workers.engine.paged_model import RowChunk
+from model_workers.engine.paged_model import PagedModel, RowChunk
 
 PIECE_TOKENS: Final = 128
 """Most queries of a piece in prefill."""
@@ -257,7 +258,7 @@ class PagedAttention:
         self._decode: list[PagedDecodeAttention] = []
 
     def begin(self, chunks: Sequence[RowChunk]) -> ModelInputs:
-        """See `Attention.begin`."""
+        """A step begins; it is `Attention.begin`."""
         step = pack(chunks, self.cache.block_tokens)
         if isinstance(self.cache, Fp8KvCache):
             used, step = step.compact()
@@ -284,7 +285,7 @@ class PagedAttention:
         *,
         scaling: float,
     ) -> Tensor:
-        """See `Attention.attend`."""
+        """Attention of one layer; it is `Attention.attend`."""
         self.cache.write(layer, self._blocks, self._offsets, key, value)
         layer_cache, shape = self._layer_cache(layer), self._shape_of_layer[layer]
         query = query * scaling
@@ -315,7 +316,7 @@ class PagedAttention:
             ]
 
 
-class CachedModel:
+class CachedModel(PagedModel):
     """What models over the paged cache share; see `PagedModel`."""
 
     def __init__(self, attention: Attention, context_tokens: int, vocab_size: int) -> None:
@@ -327,20 +328,20 @@ class CachedModel:
         # On CUDA from the start, because graphs read it.
         self._drawn = self._no_tokens() if attention.cache.device.type == "cuda" else None
 
+    @override
     def feed(self, drawn: Tensor) -> None:
-        """See `PagedModel.feed`."""
         if self._drawn is None:
             self._drawn = self._no_tokens()
         # A row without a distribution has no token; what is computed for it is dropped.
         self._drawn[: len(drawn)] = drawn.clamp_min(0)
 
+    @override
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """See `PagedModel.copy_blocks`."""
         if pairs:
             self._attention.cache.copy(pairs)
 
+    @override
     def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """See `PagedModel.clear_blocks`."""
         if blocks:
             self._attention.cache.clear(blocks)
 

@@ -111,7 +111,7 @@ class PackedTexts:
 
     @torch.inference_mode()
     def __call__(self, texts: Sequence[Text]) -> list[Tensor]:
-        """See `Hidden`."""
+        """The last hidden states of packed texts; it is a `Hidden`."""
         spans = list(_spans_of(texts))
         inputs = {
             "input_ids": _row(token for text in texts for token in text.tokens),

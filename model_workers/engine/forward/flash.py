@@ -202,7 +202,7 @@ class FlashAttention:
         self._kernel = kernel or _varlen_attn()
 
     def begin(self, chunks: Sequence[RowChunk]) -> ModelInputs:
-        """See `Attention.begin`."""
+        """A step begins; it is `Attention.begin`."""
         compact = isinstance(self.cache, Fp8KvCache)
         return self.use(self.upload(lay_out(chunks, self.cache.block_tokens, compact=compact)))
 
@@ -227,7 +227,7 @@ class FlashAttention:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float
     ) -> Tensor:
-        """See `Attention.attend`."""
+        """Attention of one layer; it is `Attention.attend`."""
         self.cache.write_slots(layer, self._slots, key, value)
         keys, values = self._keys_values(layer)
         query_ends, key_ends, lengths, table = self._rows
@@ -380,7 +380,7 @@ class CudaCapture:
         self._pool: Any = None
 
     def __call__(self, compute: Callable[[], Tensor]) -> tuple[Callable[[], Any], Tensor]:
-        """See `Capture`."""
+        """Records the graph of a step; it is a `Capture`."""
         # Streams belong to the current device, which is the first one if nobody says otherwise.
         with torch.cuda.device(self._device):
             return self._captured(compute)

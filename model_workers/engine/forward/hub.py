@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
+from typing_extensions import override
 
 from model_workers.engine.forward.attention import Attention, CachedModel, ModelInputs
 from model_workers.engine.forward.kv_cache import LayerShape
@@ -234,8 +235,8 @@ class HubModel(CachedModel):
         self._model = model
 
     @torch.inference_mode()
+    @override
     def forward(self, chunks: Sequence[RowChunk]) -> Tensor:
-        """See `PagedModel.forward`."""
         inputs = self._attention.begin(chunks)
         inputs = replace(inputs, tokens=self._known(inputs.tokens))
         return run(self._model, self._attend, inputs).float()

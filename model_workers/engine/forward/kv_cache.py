@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +137,18 @@ class Fp8KvCache(KvCache):
         ]
 
     @staticmethod
+    @override
     def bytes_per_block(shapes: Sequence[LayerShape], block_tokens: int, dtype: torch.dtype) -> int:
-        """See `KvCache.bytes_per_block`."""
         return sum(s.values_per_token() + 2 * s.kv_heads for s in shapes) * block_tokens
 
+    @override
     def write(
         self, layer: int, blocks: Tensor, offsets: Tensor, key: Tensor, value: Tensor
     ) -> None:
-        """See `KvCache.write`."""
         self.write_slots(layer, blocks * self.block_tokens + offsets, key, value)
 
     def write_slots(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        """See `FlashKvCache.write_slots`."""
+        """Writes keys and values, scaled, as `FlashKvCache.write_slots` does."""
         pairs = zip(self.of(layer), self._exponents[layer], (key, value), strict=True)
         for table, exponents, new in pairs:
             exponent = torch.frexp(new.abs().amax(-1).float()).exponent - FP8_EXPONENT

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 LAYOUT_ROWS: Final = 32
 """For how many rows the layout is chosen; it holds for any number."""
@@ -49,14 +50,14 @@ class PackedLinear(Linear):
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), LAYOUT_ROWS)
         super().__init__(packed, bias)
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
-        """See `Linear.forward`."""
         if _is_alone(x):
             return self.forward(_doubled(x))[..., :1, :]
         return _product(x, self.weight, self.bias, "none", [], "")
 
+    @override
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """See `Linear.add`."""
         if _is_alone(x):
             return self.add(_doubled(x), _doubled(residual))[..., :1, :]
         return _product_and(x, residual, self.weight, self.bias, "add")
@@ -76,8 +77,8 @@ class Int8Linear(Linear):
         self.scales = scales.to(weight.dtype)
         self._has_kernel = weight.device.type == "cpu" and weight.dtype is torch.bfloat16
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
-        """See `Linear.forward`."""
         if self._has_kernel and x.numel() <= x.shape[-1] * INT8_ROWS:
             flat = x.reshape(-1, x.shape[-1])
             product = torch._weight_int8pack_mm(flat, self.weight, self.scales)
@@ -100,8 +101,8 @@ class Fp8Linear(Linear):
         super().__init__(rounded, bias)
         self.scales = scales.T.contiguous()
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
-        """See `Linear.forward`."""
         rows, scales = _in_fp8(x.reshape(-1, x.shape[-1]))
         if x.is_cuda or can_scale():
             product = _scaled_product(rows, scales, self.weight, self.scales, x)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 from model_workers.engine.forward.attention import Attention, CachedModel, ModelInputs
 from model_workers.engine.forward.flash import DecodeGraphs, FlashAttention
@@ -109,8 +110,8 @@ class FusedModel(CachedModel):
             self._graphs = DecodeGraphs(attention, self._compute, context_tokens)
 
     @torch.inference_mode()
+    @override
     def forward(self, chunks: Sequence[RowChunk]) -> Tensor:
-        """See `PagedModel.forward`."""
         if self._graphs is not None:
             return self._graphs.run(chunks)
         return self._compute(self._attention.begin(chunks))

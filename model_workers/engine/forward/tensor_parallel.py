@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
+from typing_extensions import override
 
 from model_workers.engine.paged_model import PagedModel, RowChunk
 from sluice.settings import SettingsError
@@ -23,7 +24,7 @@ class Followers(Protocol):
         """A call of rank 0 failed: the ranks are no longer in the same call, and the worker is of no use."""
 
 
-class LeadRank:
+class LeadRank(PagedModel):
     """See `PagedModel`. What fails in one rank ends the worker: its rows continue on another one."""
 
     def __init__(self, model: PagedModel, followers: Followers) -> None:
@@ -34,8 +35,8 @@ class LeadRank:
         self._model = model
         self._followers = followers
 
+    @override
     def forward(self, chunks: Sequence[RowChunk]) -> Tensor:
-        """See `PagedModel.forward`."""
         try:
             self._followers.send("forward", chunks)
             return self._model.forward(chunks)
@@ -48,13 +49,13 @@ class LeadRank:
         self._followers.send("feed", drawn.cpu())
         self._model.feed(drawn)
 
+    @override
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """See `PagedModel.copy_blocks`."""
         self._followers.send("copy_blocks", pairs)
         self._model.copy_blocks(pairs)
 
+    @override
     def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """See `PagedModel.clear_blocks`."""
         self._followers.send("clear_blocks", blocks)
         self._model.clear_blocks(blocks)
 
