@@ -33,6 +33,9 @@ ROWS: Final = 300
 SHORT: Final = 32
 LONG: Final = 160
 RUNS: Final = 5
+LONGEST: Final = 900
+"""Tokens of the answer that others wait behind."""
+HELD_S: Final = 0.3
 SLOTS: Final = 32
 CALL_S: Final = 120.0
 SETTLE_S: Final = 5.0
@@ -92,13 +95,13 @@ async def gateway_path(gateway: Probed, caller: Caller) -> dict[str, Any]:
 async def held_classes(gateway: Probed, caller: Caller) -> list[str]:
     """`classes`."""
     async with asyncio.TaskGroup() as group:
-        running = [group.create_task(caller.ask(1500, model=ONE))]
-        await asyncio.sleep(1.0)  # its slot is taken
+        running = [group.create_task(caller.ask(LONGEST, model=ONE))]
+        await asyncio.sleep(HELD_S)  # its slot is taken
         before = Counter(await gateway.ask("instances"))
         running += [
             group.create_task(caller.ask(1, model=ONE, number=number)) for number in range(HELD)
         ]
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(HELD_S)
         after = Counter(await gateway.ask("instances"))
         assert not any(task.done() for task in running), "the first answer ended too soon"
         for task in running:

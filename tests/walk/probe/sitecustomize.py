@@ -65,8 +65,9 @@ class Probe:
                 found: Counter[str] = Counter()
                 for one in gc.get_objects():
                     of = type(one)
-                    if of.__module__.split(".")[0] == self._package:
-                        found[f"{of.__module__}.{of.__qualname__}"] += 1
+                    module = of.__module__
+                    if isinstance(module, str) and module.split(".")[0] == self._package:
+                        found[f"{module}.{of.__qualname__}"] += 1
                 return found
         raise ValueError(command)
 
