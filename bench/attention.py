@@ -2,9 +2,9 @@
 
     python bench/attention.py [--rows N] [--threads N] [--cpu-time]
 
-The figures behind docs/decisions/paged-attention-cpu.md: rows of 60 to 190 tokens in shuffled blocks, 8 heads, 4 KV
-heads, head size 64. Every way is run in turn, 30 times; the table shows the fastest run. `--cpu-time` counts the
-processor's time instead of the clock's: for a machine that is shared (only with one thread).
+The figures behind docs/internals/decisions/paged-attention-cpu.md: rows of 60 to 190 tokens in shuffled blocks, 8
+heads, 4 KV heads, head size 64. Every way is run in turn, 30 times; the table shows the fastest run. `--cpu-time`
+counts the processor's time instead of the clock's: for a machine that is shared (only with one thread).
 """
 
 import argparse

@@ -11,7 +11,8 @@ product, on the same prompts in turn.
 tenth of the rows (--folds) that the router has not learned from, every row once. The peer is a plain baseline that
 learns from the same rows: logistic regression on hashed words and pairs of words of the prompt; for `cascade_...`,
 where the rows have the small model's answers, of the answer. `also` has a router by the length of the prompt. Columns
-of the shipped heads were chosen on two of these sets (docs/routing.md), so on them these figures are optimistic.
+of the shipped heads were chosen on two of these sets (docs/concepts/routing.md), so on them these figures are
+optimistic.
 
     python bench/router.py [--json] [--runs N] [--tiers] [--n N] [--plot FILE.png] [--decision] [--rules]
         [--outcomes FILE] [--folds N]

@@ -80,7 +80,7 @@ class GoldenOptions:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Score answers against the references of a JSONL or CSV file (docs/evaluation.md).",
+            help="Score answers against the references of a JSONL or CSV file (docs/use/evaluation.md).",
         ),
     ] = None
     compare: Annotated[

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MORE: Final = (
     "the answers of both models are needed: give one a share of the other's requests with routing.shadows"
-    " (docs/routing.md), and ask again when there has been more traffic"
+    " (docs/concepts/routing.md), and ask again when there has been more traffic"
 )
 """How to get outcomes of both sides."""
 

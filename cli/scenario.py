@@ -27,7 +27,9 @@ class Traffic:
 
     trace: Annotated[
         Path | None,
-        typer.Option(help="JSON lines, as `sluice record` writes them; see docs/simulation.md."),
+        typer.Option(
+            help="JSON lines, as `sluice record` writes them; see docs/operate/simulation.md."
+        ),
     ] = None
     arrivals: Annotated[
         list[str] | None,

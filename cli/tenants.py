@@ -30,7 +30,7 @@ def list_(
 ) -> None:
     """List tenants with limits, running calls or costs: use and limit of each.
 
-    Of a rate: what is missing in its bucket, and the bucket, which is filled with the rate (docs/limits.md).
+    Of a rate: what is missing in its bucket, and the bucket, which is filled with the rate (docs/operate/limits.md).
     """
     found = client.list_tenants(tenant)
     if as_json:

@@ -178,7 +178,7 @@ def _weight_files(folder: Path) -> Iterable[Path]:
         return [folder / name for name in sorted(set(files))]
     if any(folder.glob("*.bin")):
         raise SettingsError(
-            f"{folder} has pickled weights only; convert them to {WEIGHTS} (docs/engine.md)"
+            f"{folder} has pickled weights only; convert them to {WEIGHTS} (docs/internals/engine.md)"
         )
     raise SettingsError(f"{folder} has no weights: neither {WEIGHTS} nor {INDEX}")
 

@@ -96,7 +96,7 @@ MIXES: Final = {
 """Mixes by name. The means of the first two are those of the data sets as Kwon et al. measured them ("Efficient Memory
 Management for Large Language Model Serving with PagedAttention", SOSP 2023, figure 11: prompts and answers of ShareGPT
 161.31 and 337.99 tokens, of Alpaca 19.31 and 58.45); the spread is ours, chosen for tails like those of their
-histograms. ``desk`` is about what the support tasks of the shipped tiers have (docs/tiers.md)."""
+histograms. ``desk`` is about what the support tasks of the shipped tiers have (docs/concepts/tiers.md)."""
 
 
 def parse_lengths(text: str) -> Lengths:

@@ -82,7 +82,7 @@ SHIPPED: Final[Mapping[str, StepCost]] = {
     "small-cpu": StepCost(1.6e-3, 1.5e-5, 2.5e-5, 3.0e-7, 4.5e-4),
     "large-cpu": StepCost(2.1e-3, 4.0e-5, 8.5e-5, 4.8e-7, 3.8e-4),
 }
-"""The shipped tiers on the CPU, see docs/simulation.md for the machine and the command."""
+"""The shipped tiers on the CPU, see docs/operate/simulation.md for the machine and the command."""
 
 
 def named_cost(name: str) -> StepCost:

@@ -21,7 +21,7 @@ CALLER: Final = "caller"
 OPERATOR: Final = "operator"
 AUDITOR: Final = "auditor"
 ROLES: Final = (CALLER, OPERATOR, AUDITOR)
-"""What an API key or a token allows; docs/security.md."""
+"""What an API key or a token allows; docs/operate/security.md."""
 
 LABELS_MAX: Final = 32
 LABEL_KEY_CHARS_MAX: Final = 64

@@ -72,7 +72,8 @@ _MARGIN_S: Final = 3.0
 """What a stop may take on top of the drain, seconds."""
 MODELS_NICE: Final = 10
 """Engines compute without a pause; on cores that they share with gateways, batchers and NATS, frames would wait at each
-of those. With two workers on two cores a gateway stood still for 0.4 to 1.2 s again and again (docs/deploy.md)."""
+of those. With two workers on two cores a gateway stood still for 0.4 to 1.2 s again and again
+(docs/operate/deploy.md)."""
 JOBS_NICE: Final = 19
 """Archives and tables of one tenant take a core for seconds; calls of others go first, and so do engines, which those
 wait for."""

@@ -10,7 +10,7 @@ Rules for that of the wheel; another one, such as that of NVIDIA's container, fi
 - Nobody makes the restricted calls, so nobody is told their secret. It is on the command line, the only place where
   Triton takes it: it stops other programs on the port, not a user who can list this user's processes.
 
-docs/notes-triton.md has the measurements.
+docs/internals/notes-triton.md has the measurements.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 effect.
 
 The owner calls `advance` after events and when `wake_at` comes, and then `take`s the effects. The rules are those of
-docs/wire.md:
+docs/internals/wire.md:
 
 - The gateway of a row leads its recovery: it asks about rows that are silent, and sends what is lost again, with the
   tokens it has and a higher attempt. So a row that this table forgets is never lost, and nothing here is durable.

@@ -84,8 +84,8 @@ class WorkerClient:
 class Reports:
     """The reports of a channel in their order, while its request is now and then replaced by a new one.
 
-    Triton 2.51 keeps 1.1 KB of each response of a request until the request is complete (docs/notes-triton.md). The
-    first responses of the new request may overtake the last ones of the old.
+    Triton 2.51 keeps 1.1 KB of each response of a request until the request is complete
+    (docs/internals/notes-triton.md). The first responses of the new request may overtake the last ones of the old.
 
     Attributes:
         renewing: the old request is not complete yet.

@@ -25,7 +25,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "open-loop": ("mesh", "openloop_ttft"),
     "secured": ("mesh", "secured_vs_open", "tls_vs_plain"),
     "limits": ("limits",),
-    "growth": ("growth", "--plot", "docs/growth.png"),
+    "growth": ("growth", "--plot", "docs/internals/growth.png"),
     "processes": ("processes",),
     "plan": ("plan",),
     "peers": ("peers",),
@@ -43,7 +43,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "safety-mesh": ("safety", "--only", "mesh"),
     "router-decision": ("router", "--decision"),
     "router-rules": ("router", "--rules"),
-    "router-tiers": ("router", "--tiers", "--plot", "docs/strategies.png"),
+    "router-tiers": ("router", "--tiers", "--plot", "docs/concepts/strategies.png"),
     "router-outcomes": ("router",),
     "overload": ("overload",),
     "telemetry-mesh": ("telemetry", "mesh"),
@@ -60,7 +60,7 @@ OUTCOMES: Final = "router-outcomes"
 """The part that needs files, which are not in this repository; without --outcomes it is left out."""
 
 RESULTS: Final = ROOT / "bench" / "results"
-PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 
 def main(arguments: list[str] | None = None) -> int:

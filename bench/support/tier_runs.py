@@ -36,7 +36,7 @@ LEARN_FROM: Final = 100
 HELDOUT_SEED: Final = 3001
 """Of the first round; `max_prompt_chars` of the shipped rule was chosen on 1001 to 1005."""
 HEADLINE: Final = "cascade-judged"
-"""The cascade whose figures docs/routing.md publishes."""
+"""The cascade whose figures docs/concepts/routing.md publishes."""
 ACCURACY_MIN: Final = 0.99
 TOKENS_MAX: Final = 0.4
 

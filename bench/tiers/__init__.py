@@ -1,1 +1,1 @@
-"""How the shipped tiers were trained and measured (docs/tiers.md); no process of a mesh needs it."""
+"""How the shipped tiers were trained and measured (docs/concepts/tiers.md); no process of a mesh needs it."""

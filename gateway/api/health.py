@@ -1,4 +1,4 @@
-"""Readiness over ``grpc.health.v1``, of the service and of every model (docs/wire.md, Readiness).
+"""Readiness over ``grpc.health.v1``, of the service and of every model (docs/internals/wire.md, Readiness).
 
 The service is ready while it can answer something: a guard, a classifier or one of several models that is missing fails
 the requests that need it, and they alone. ``tasks.<name>`` is SERVING while requests may send tasks to that version of

@@ -298,7 +298,8 @@ def model_folder(path: str, engine: str = "") -> Path:
         tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file() and not has_marian_pieces(folder):
         raise SettingsError(
-            f"{tokenizer.parent}: no tokenizer.json; have transformers write one (docs/engine.md, Other formats)"
+            f"{tokenizer.parent}: no tokenizer.json; "
+            "have transformers write one (docs/internals/engine.md, Other formats)"
         )
     return folder
 

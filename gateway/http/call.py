@@ -95,7 +95,7 @@ class HttpCall:
         Raises:
             InvalidRequest, MessageTooLarge, BodyTooSlow, ClientGone: there is none.
         """
-        # Browsers send other types to other origins unasked; see docs/http.md.
+        # Browsers send other types to other origins unasked; see docs/use/http.md.
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != _JSON:
             raise InvalidRequest.of("content-type", f"must be {_JSON}")

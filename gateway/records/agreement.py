@@ -1,4 +1,4 @@
-"""Agreement of two answers to one prompt. Pure code; docs/routing.md lists the rules with examples.
+"""Agreement of two answers to one prompt. Pure code; docs/concepts/routing.md lists the rules with examples.
 
 The first rule that applies to both answers decides:
 

@@ -1,4 +1,5 @@
-"""Answers that are kept for equal requests, in each gateway's memory and in a JetStream bucket of all (docs/cache.md).
+"""Answers that are kept for equal requests, in each gateway's memory and in a JetStream bucket of all
+(docs/concepts/cache.md).
 
 Kept are complete answers that would come out the same again: of greedy requests, and of those that name a seed. Their
 names are hashes over all that they depend on: the files and settings of the models, the tokens of the prompt, the

@@ -1,4 +1,4 @@
-"""Puts the frames of one request in order (docs/wire.md, Frames).
+"""Puts the frames of one request in order (docs/internals/wire.md, Frames).
 
 The rules, with ``next_index`` the number of tokens held:
 

@@ -1,4 +1,4 @@
-"""Which batcher has which row, and what becomes of rows that nobody seems to have (docs/wire.md, Recovery).
+"""Which batcher has which row, and what becomes of rows that nobody seems to have (docs/internals/wire.md, Recovery).
 
 The gateway leads: it knows every row that somebody waits for, and the tokens that it has of it.
 

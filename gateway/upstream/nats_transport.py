@@ -1,4 +1,4 @@
-"""The gateway's NATS client: sends tasks and control messages, receives frames and reports (docs/wire.md)."""
+"""The gateway's NATS client: sends tasks and control messages, receives frames and reports (docs/internals/wire.md)."""
 
 import asyncio
 import logging

@@ -26,7 +26,7 @@ from typing import Final
 _DIGEST_BYTES: Final = 16
 
 CPU_BLOCK_TOKENS: Final = 32
-"""Size of a block on a CPU; docs/decisions/paged-attention-cpu.md has the figures."""
+"""Size of a block on a CPU; docs/internals/decisions/paged-attention-cpu.md has the figures."""
 SHARE_TOKENS: Final = 64
 """Size of a unit in blocks of a multiple of it."""
 

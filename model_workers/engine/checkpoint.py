@@ -1,6 +1,7 @@
 """Loads the engine of a model: weights, KV cache, constraints, draft model.
 
-On a CPU the weights are computed in float32, whatever they are stored in: docs/decisions/engine-numerics.md says why.
+On a CPU the weights are computed in float32, whatever they are stored in: docs/internals/decisions/engine-numerics.md
+says why.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Continuous batching over a paged model; docs/engine.md walks through a step.
+"""Continuous batching over a paged model; docs/internals/engine.md walks through a step.
 
 With ``overlap`` the host plans and begins a step while the device still computes the one before, whose draws are read
 after that (asynchronous scheduling, as vLLM and SGLang call it). The tokens of those draws are fed from draw to step on

@@ -387,7 +387,7 @@ class AsyncClient(AsyncCaller):
     async def metrics(
         self, *names: str, timeout_s: float = channel.LOOKUP_S
     ) -> admin_pb2.ReadMetricsResponse:
-        """What all processes have counted: the metrics of these `names`, or all; docs/telemetry.md lists them.
+        """What all processes have counted: the metrics of these `names`, or all; docs/operate/telemetry.md lists them.
 
         Raises:
             SluiceError: they cannot be read.

@@ -146,7 +146,7 @@ class Usage:
 
     ``cached_prompt_tokens``: those of the prompt that the worker found in its prefix cache. ``resumed_tokens``: those
     of the answer that an earlier call produced, which cost nothing again. ``cached``: the answer was kept of an earlier
-    equal request, and cost nothing (docs/cache.md).
+    equal request, and cost nothing (docs/concepts/cache.md).
     """
 
     prompt_tokens: int

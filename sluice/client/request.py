@@ -40,7 +40,7 @@ class Tool:
 
     Attributes:
         parameters: a JSON Schema of an object, as a JSON text or as the object; empty: no arguments.
-        strict: the arguments of each call are held to it; docs/tools.md.
+        strict: the arguments of each call are held to it; docs/use/tools.md.
     """
 
     name: str
@@ -76,7 +76,7 @@ Prompt = str | Sequence[Message] | Audio
 
 
 class SamplingOptions(TypedDict, total=False):
-    """How tokens are drawn; what is not given takes the model's default. docs/sampling.md is the reference.
+    """How tokens are drawn; what is not given takes the model's default. docs/use/sampling.md is the reference.
 
     Keys:
         json_schema: what the answer is to be, as a JSON text or as the object.

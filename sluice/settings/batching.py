@@ -1,6 +1,7 @@
 """Policies of the batcher: one set of switches and limits, and named presets of it.
 
-docs/batching.md describes the presets. A policy in the YAML file is the name of a preset, or a mapping whose other
+docs/concepts/batching.md describes the presets. A policy in the YAML file is the name of a preset, or a mapping whose
+other
 keys override the preset:
 
     batcher:

@@ -1,4 +1,5 @@
-"""The section ``identity``: who may call, and as whom. Without it calls are not authenticated (docs/security.md)."""
+"""The section ``identity``: who may call, and as whom. Without it calls are not authenticated
+(docs/operate/security.md)."""
 
 from typing import Literal, Self
 from urllib.parse import urlsplit

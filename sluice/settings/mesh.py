@@ -54,7 +54,7 @@ class GatewaySettings(Section):
     allow_remote: bool = False
     """Other machines may call although no credentials are asked for: only behind a network policy or a proxy."""
     allow_remote_outcomes: bool = False
-    """Callers on other machines may read outcomes, which have the prompts of tenants (docs/security.md)."""
+    """Callers on other machines may read outcomes, which have the prompts of tenants (docs/operate/security.md)."""
     max_message_bytes: int = Field(1024 * 1024, ge=1024, le=64 * 1024 * 1024)
     audio_max_s: float = Field(900.0, gt=0, le=7200)
     """The longest audio of a request, seconds, where a model takes audio: messages may have its bytes in addition."""
@@ -82,11 +82,12 @@ class GatewaySettings(Section):
     connection_age_s: float = Field(30.0, ge=1)
     """After this long a client is told to connect again, so that added gateways get their share; streams go on."""
     replicas: int = Field(1, ge=1, le=64)
-    """Gateways that `sluice up` starts; the first has ``address``, the others the ports behind it. docs/gateways.md."""
+    """Gateways that `sluice up` starts; the first has ``address``, the others the ports behind it.
+    docs/concepts/gateways.md."""
 
 
 class HttpSettings(Section):
-    """OpenAI's HTTP API, in the gateway; see docs/http.md."""
+    """OpenAI's HTTP API, in the gateway; see docs/use/http.md."""
 
     address: str | None = None
     """Unset: 127.0.0.1:8000 in `sluice up`, and no HTTP in a gateway by itself. Null: no HTTP. Of several gateways the
@@ -97,7 +98,8 @@ class BatcherSettings(Section):
     """Batch formation and the channel to the workers."""
 
     policy: Policy = Policy()
-    """How batches are formed: a preset's name, or a mapping with a name and overrides; see docs/batching.md."""
+    """How batches are formed: a preset's name, or a mapping with a name and overrides; see
+    docs/concepts/batching.md."""
     policies: dict[Name, Policy] = Field(default_factory=dict)
     """Policies of single models, by the model's name."""
     prefetch_rows: int = Field(1024, ge=1, le=65536)
@@ -175,7 +177,7 @@ class RecordsSettings(Section):
 
 
 class CacheSettings(Section):
-    """Answers that are kept for equal requests; see docs/cache.md."""
+    """Answers that are kept for equal requests; see docs/concepts/cache.md."""
 
     enabled: bool = False
     tenants: frozenset[Name] = frozenset()
@@ -188,7 +190,7 @@ class CacheSettings(Section):
 
 
 class JobsSettings(Section):
-    """Offline jobs; see docs/jobs.md."""
+    """Offline jobs; see docs/use/jobs.md."""
 
     replicas: int = Field(1, ge=0, le=16)
     """Processes that `sluice up` starts; 0: no jobs."""
@@ -211,10 +213,10 @@ class JobsSettings(Section):
     """Jobs of one tenant that are kept, those that are over included; of its uploads twice as many are kept."""
     input_prefixes: list[str] = Field(default_factory=list)
     """URLs below these may be inputs ("s3://bucket/prompts", "s3://bucket/{tenant}" for a folder of each tenant's own);
-    unless listed none is opened. docs/job-inputs.md."""
+    unless listed none is opened. docs/use/job-inputs.md."""
     input_streams: dict[Name, list[str]] = Field(default_factory=dict)
     """Streams of JetStream, and of each the subjects that may be inputs ({PROMPTS: ["prompts.{tenant}.>"]}; without
-    {tenant} they are those of all tenants); unless listed none is read. docs/job-inputs.md."""
+    {tenant} they are those of all tenants); unless listed none is read. docs/use/job-inputs.md."""
     input_tenants: dict[str, list[Name]] = Field(default_factory=dict)
     """Of prefixes and streams listed above, those that only some tenants may use ({"s3://bucket/payroll": [hr]})."""
     private_hosts: list[str] = Field(default_factory=list)
@@ -245,7 +247,8 @@ class PrometheusSettings(Section):
 
 
 class TelemetrySettings(Section):
-    """Where traces and metrics go; OTEL_EXPORTER_OTLP_ENDPOINT (gRPC) switches both on. See docs/telemetry.md."""
+    """Where traces and metrics go; OTEL_EXPORTER_OTLP_ENDPOINT (gRPC) switches both on. See
+    docs/operate/telemetry.md."""
 
     trace_ratio: float = Field(1.0, ge=0, le=1)
     """Part of the requests that are traced, where the caller has not decided that. Of the others the span of the call
@@ -304,7 +307,7 @@ class Settings(BaseSettings):
     )
     retiring: tuple[ModelSettings, ...] = ()
     """Models that were replaced or removed while the mesh ran, until their last rows have ended; `sluice reload` writes
-    it (docs/deploy.md)."""
+    it (docs/operate/deploy.md)."""
     currency: str = Field("USD", pattern=r"^[A-Z]{3}$")
     """Of all prices and budgets, ISO 4217."""
     routing: RoutingSettings = _SHIPPED_ROUTING
@@ -322,9 +325,9 @@ class Settings(BaseSettings):
     tenants: dict[Name, TenantSettings] = Field(default_factory=dict)
     """Tenants that differ from the default, by name."""
     limits: LimitSettings = LimitSettings()
-    """Of every tenant without limits of its own; see docs/limits.md."""
+    """Of every tenant without limits of its own; see docs/operate/limits.md."""
     safety: dict[str, Any] = Field(default_factory=dict)
-    """Policies for prompts, see docs/safety.md. The gateway checks it."""
+    """Policies for prompts, see docs/concepts/safety.md. The gateway checks it."""
 
     @classmethod
     def settings_customise_sources(

@@ -41,7 +41,7 @@ _NESTED: Final = re.compile(
     r"|(mm_)?vision_tower"
 )
 """Keys of a config.json that models of several modalities have and text models have not."""
-ELSEWHERE: Final = "serve it with vLLM behind `engine: openai` (docs/remote-models.md)"
+ELSEWHERE: Final = "serve it with vLLM behind `engine: openai` (docs/use/remote-models.md)"
 """What to do with a model that our own engine does not compute."""
 _ORIGINAL: Final = "original_max_position_embeddings"
 
@@ -58,7 +58,7 @@ class ModelSettings(Section):
     name: Name
     generation: int = Field(0, ge=0)
     """Counts how often the model was replaced while the mesh ran; `sluice reload` sets it. Tasks of each generation go
-    to its own workers (docs/deploy.md)."""
+    to its own workers (docs/operate/deploy.md)."""
     tier: Name = "small"
     path: str
     """A folder in Hugging Face layout, a hub id, or "builtin:small" and "builtin:large" for the shipped tiers. Of the
@@ -73,8 +73,8 @@ class ModelSettings(Section):
         "openai",
     ] = "transformers"
     """"classifier" judges texts (a sequence classification head), "token_classifier" finds entities in them (a token
-    classification head, NER): both are for guards (docs/safety.md) and answer no requests of callers.
-    "embedding" gives embeddings of texts, "reranker" scores of pairs of texts (one label): docs/embeddings.md.
+    classification head, NER): both are for guards (docs/concepts/safety.md) and answer no requests of callers.
+    "embedding" gives embeddings of texts, "reranker" scores of pairs of texts (one label): docs/use/embeddings.md.
     "echo" answers with the prompt's own tokens and no model: for load tests. "openai": ``server`` computes it."""
     server: ServerSettings | None = None
     """Somebody else's server, of the engine "openai"; ``slots`` is how many requests it gets at the same time."""
@@ -100,16 +100,17 @@ class ModelSettings(Section):
     """Share of its device's memory that one worker may take, weights and cache; unset: the workers of a device have
     equal shares of what others leave."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What the model computes in; docs/decisions/engine-numerics.md says what "auto" takes and why."""
+    """What the model computes in; docs/internals/decisions/engine-numerics.md says what "auto" takes and why."""
     quantization: Literal["none", "int8", "fp8"] = "none"
     """Keeps the weights of linear layers in 8 bits: "int8" for CPUs, "fp8" for GPUs from Ada and Hopper on;
-    docs/decisions/engine-numerics.md says what it costs."""
+    docs/internals/decisions/engine-numerics.md says what it costs."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    """"fp8" keeps the KV cache in 8 bits: twice the tokens in the same memory, slower steps (docs/engine.md)."""
+    """"fp8" keeps the KV cache in 8 bits: twice the tokens in the same memory, slower steps
+    (docs/internals/engine.md)."""
     cache_gb: float | None = Field(None, gt=0)
-    """Memory of the KV cache, GB; unset: what ``memory_share`` leaves (docs/engine.md)."""
+    """Memory of the KV cache, GB; unset: what ``memory_share`` leaves (docs/internals/engine.md)."""
     block_tokens: int | None = Field(None, ge=1, le=4096)
-    """Tokens of a block of the KV cache; unset: what suits the device (docs/engine.md)."""
+    """Tokens of a block of the KV cache; unset: what suits the device (docs/internals/engine.md)."""
     prefill_tokens: int = Field(512, ge=1)
     """Most tokens of prompts in one step, beside one of every row that decodes."""
     prefix_cache: bool = True
@@ -119,7 +120,7 @@ class ModelSettings(Section):
     draft_tokens: int = Field(3, ge=1, le=16)
     """Tokens that are drafted at a time."""
     tool_format: Literal["hermes", "llama3", "mistral"] | None = None
-    """How the model writes calls of tools (docs/tools.md); unset: as its chat template shows."""
+    """How the model writes calls of tools (docs/use/tools.md); unset: as its chat template shows."""
     prompt_price: float = Field(0.0, ge=0)
     answer_price: float = Field(0.0, ge=0)
     """Per million tokens of prompt and of answer, in a currency of the operator's choice."""

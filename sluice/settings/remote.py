@@ -57,7 +57,7 @@ _DEFAULTS: Final[Mapping[str, Mapping[Parameter, str]]] = {
 
 
 class ServerSettings(Section):
-    """A server that speaks OpenAI's API; see docs/remote-models.md."""
+    """A server that speaks OpenAI's API; see docs/use/remote-models.md."""
 
     url: Url | tuple[Url, ...]
     """Where the API begins, such as http://10.0.0.7:8000/v1. Several: each has workers of its own."""

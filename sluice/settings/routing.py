@@ -1,4 +1,4 @@
-"""Settings of the section ``routing``; docs/routing.md explains each part."""
+"""Settings of the section ``routing``; docs/concepts/routing.md explains each part."""
 
 from typing import Annotated, Literal, Self
 
@@ -76,7 +76,7 @@ class CascadeRoute(Section):
     min_margin: float = Field(0.0, ge=0, le=1)
     """Smallest difference of probability between a drawn token and the runner-up; 0 does not look at it."""
     checks: tuple[Name, ...] = ("finished", "json", "sums")
-    """Checks of an answer that ends before the commit point, in this order; docs/routing.md lists them."""
+    """Checks of an answer that ends before the commit point, in this order; docs/concepts/routing.md lists them."""
     artefact: str | None = None
     """Trained with `sluice router train --cascade`: judges an answer that ends before the commit point."""
     target: Target = Target(quality=0.99)
@@ -217,7 +217,7 @@ class OutcomeSettings(Section):
 
 
 class DriftSettings(Section):
-    """When a learned router counts as drifted: docs/routing.md, "Drift"."""
+    """When a learned router counts as drifted: docs/concepts/routing.md, "Drift"."""
 
     window: int = Field(1000, ge=50, le=100_000)
     """Newest predictions of a head, and newest outcomes, that are looked at."""

@@ -6,7 +6,8 @@ from sluice.settings.base import Section
 
 
 class TlsSettings(Section):
-    """Encryption; docs/security.md. A folder has the form of cert-manager's Secrets: `tls.crt`, `tls.key`, `ca.crt`."""
+    """Encryption; docs/operate/security.md. A folder has the form of cert-manager's Secrets: `tls.crt`, `tls.key`,
+    `ca.crt`."""
 
     embedded: bool = False
     """`sluice up` makes an authority in its state directory, and certificates for all that it starts."""

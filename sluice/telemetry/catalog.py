@@ -1,4 +1,5 @@
-"""Every metric: its name, kind, unit and labels, and which process emits it. docs/telemetry.md has this as tables.
+"""Every metric: its name, kind, unit and labels, and which process emits it. docs/operate/telemetry.md has this as
+tables.
 
 Labels are models, classes, workers, policies and fixed words. Tenants, requests and texts are not: they are unbounded.
 """
@@ -140,7 +141,7 @@ RUNNING: Final = Metric(
 )  # fmt: skip
 INPUT_DRIFT: Final = Metric(
     "sluice.router.input_drift", _GAUGE, "", _OF_ROUTER,
-    "population stability index of the predicted gains: [routing.md](routing.md#drift)", _GATEWAY,
+    "population stability index of the predicted gains: [routing.md](../concepts/routing.md#drift)", _GATEWAY,
 )  # fmt: skip
 ACCURACY_BIAS: Final = Metric(
     "sluice.router.accuracy_bias", _GAUGE, "", _OF_ROUTER,

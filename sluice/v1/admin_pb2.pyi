@@ -529,7 +529,7 @@ class ReadMetricsRequest(_message.Message):
     NAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Their names as in docs/telemetry.md, such as "sluice.queue.tasks"; empty: all."""
+        """Their names as in docs/operate/telemetry.md, such as "sluice.queue.tasks"; empty: all."""
 
     def __init__(
         self,
@@ -1103,7 +1103,7 @@ Global___StreamOutcomesRequest: _TypeAlias = StreamOutcomesRequest  # noqa: Y015
 
 @_typing.final
 class StreamOutcomesResponse(_message.Message):
-    """The outcome of two models on one request; docs/routing.md has the table of labels."""
+    """The outcome of two models on one request; docs/concepts/routing.md has the table of labels."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1667,7 +1667,7 @@ class ModelAttempt(_message.Message):
     batch_id: _builtins.str
     """The batch that it was sent in last."""
     batch_cause: _builtins.str
-    """Why that batch was formed when it was; docs/batching.md lists the causes."""
+    """Why that batch was formed when it was; docs/concepts/batching.md lists the causes."""
     batch_rows: _builtins.int
     """Rows of that batch, this one included."""
     padding_share: _builtins.float
@@ -1699,7 +1699,7 @@ class ModelAttempt(_message.Message):
     resumed_tokens: _builtins.int
     """Of completion_tokens, those that the caller brought with `resume`; they are not in the cost."""
     server_prompt_tokens: _builtins.int
-    """As somebody else's server counts and bills the tokens (docs/remote-models.md), which the cost follows; unset: no such
+    """As somebody else's server counts and bills the tokens (docs/use/remote-models.md), which the cost follows; unset: no such
     server, or it did not say, and the tokens above count.
     """
     server_completion_tokens: _builtins.int

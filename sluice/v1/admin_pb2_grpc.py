@@ -124,7 +124,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReadMetrics(self, request, context):
-        """What the processes of the mesh have counted so far; docs/telemetry.md lists the metrics.
+        """What the processes of the mesh have counted so far; docs/operate/telemetry.md lists the metrics.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -146,7 +146,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTenants(self, request, context):
-        """What tenants use of their limits (docs/limits.md), over all gateways. A caller sees its own tenant.
+        """What tenants use of their limits (docs/operate/limits.md), over all gateways. A caller sees its own tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -44,7 +44,7 @@ class AdminServiceStub:
     end. It stays drained when processes restart.
     """
     ReadMetrics: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ReadMetricsRequest, _admin_pb2.ReadMetricsResponse]
-    """What the processes of the mesh have counted so far; docs/telemetry.md lists the metrics."""
+    """What the processes of the mesh have counted so far; docs/operate/telemetry.md lists the metrics."""
     GetRequestRecord: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetRequestRecordRequest, _admin_pb2.GetRequestRecordResponse]
     """All decisions about one request, without any text of prompt or answer. Records are kept for a bounded time and are
     available shortly after the end of the request.
@@ -52,7 +52,7 @@ class AdminServiceStub:
     GetAuditEntry: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetAuditEntryRequest, _admin_pb2.GetAuditEntryResponse]
     """The audit entry of one request: the decisions of the safety layer. Kept longer than records, and never changed."""
     ListTenants: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTenantsRequest, _admin_pb2.ListTenantsResponse]
-    """What tenants use of their limits (docs/limits.md), over all gateways. A caller sees its own tenant."""
+    """What tenants use of their limits (docs/operate/limits.md), over all gateways. A caller sees its own tenant."""
     ForgetTenant: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ForgetTenantRequest, _admin_pb2.ForgetTenantResponse]
     """Deletes what is kept of a tenant, at all gateways: API keys, answers, records, audit entries, outcomes, dead letters.
     Its running requests are cancelled. Jobs are deleted through JobService. For operators.
@@ -82,7 +82,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     end. It stays drained when processes restart.
     """
     ReadMetrics: _aio.UnaryUnaryMultiCallable[_admin_pb2.ReadMetricsRequest, _admin_pb2.ReadMetricsResponse]  # type: ignore[assignment]
-    """What the processes of the mesh have counted so far; docs/telemetry.md lists the metrics."""
+    """What the processes of the mesh have counted so far; docs/operate/telemetry.md lists the metrics."""
     GetRequestRecord: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetRequestRecordRequest, _admin_pb2.GetRequestRecordResponse]  # type: ignore[assignment]
     """All decisions about one request, without any text of prompt or answer. Records are kept for a bounded time and are
     available shortly after the end of the request.
@@ -90,7 +90,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     GetAuditEntry: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetAuditEntryRequest, _admin_pb2.GetAuditEntryResponse]  # type: ignore[assignment]
     """The audit entry of one request: the decisions of the safety layer. Kept longer than records, and never changed."""
     ListTenants: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTenantsRequest, _admin_pb2.ListTenantsResponse]  # type: ignore[assignment]
-    """What tenants use of their limits (docs/limits.md), over all gateways. A caller sees its own tenant."""
+    """What tenants use of their limits (docs/operate/limits.md), over all gateways. A caller sees its own tenant."""
     ForgetTenant: _aio.UnaryUnaryMultiCallable[_admin_pb2.ForgetTenantRequest, _admin_pb2.ForgetTenantResponse]  # type: ignore[assignment]
     """Deletes what is kept of a tenant, at all gateways: API keys, answers, records, audit entries, outcomes, dead letters.
     Its running requests are cancelled. Jobs are deleted through JobService. For operators.
@@ -141,7 +141,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ReadMetricsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ReadMetricsResponse, _abc.Awaitable[_admin_pb2.ReadMetricsResponse]]:
-        """What the processes of the mesh have counted so far; docs/telemetry.md lists the metrics."""
+        """What the processes of the mesh have counted so far; docs/operate/telemetry.md lists the metrics."""
 
     @_abc_1.abstractmethod
     def GetRequestRecord(
@@ -167,7 +167,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListTenantsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListTenantsResponse, _abc.Awaitable[_admin_pb2.ListTenantsResponse]]:
-        """What tenants use of their limits (docs/limits.md), over all gateways. A caller sees its own tenant."""
+        """What tenants use of their limits (docs/operate/limits.md), over all gateways. A caller sees its own tenant."""
 
     @_abc_1.abstractmethod
     def ForgetTenant(

@@ -1,4 +1,4 @@
-"""The gateway's side of the inner wires, played by a test; it takes frames by the rules of docs/wire.md."""
+"""The gateway's side of the inner wires, played by a test; it takes frames by the rules of docs/internals/wire.md."""
 
 import asyncio
 import itertools

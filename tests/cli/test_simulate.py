@@ -145,7 +145,7 @@ async def test_a_plan_for_a_job_names_all_processes(cli: Cli, tmp_path: Path) ->
 
 @pytest.mark.long
 async def test_plans_of_docs_scale_are_what_the_command_prints(cli: Cli) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "operate" / "scale.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```\n\$ sluice (plan [^\n]+)\n(.*?)```", page, re.DOTALL)
     assert blocks
     for command, printed in blocks:

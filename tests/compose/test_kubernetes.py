@@ -252,7 +252,7 @@ def test_configurations_secrets_and_claims_exist(overlay: str) -> None:
         for source in pod["spec"]["containers"][0].get("envFrom", ()):
             if "configMapRef" in source:
                 assert source["configMapRef"]["name"] in configs
-            else:  # made by hand: docs/deploy.md
+            else:  # made by hand: docs/operate/deploy.md
                 assert source["secretRef"] == {"name": "sluice-secrets", "optional": True}
         for volume in pod["spec"].get("volumes", ()):
             assert volume.get("configMap", {"name": None})["name"] in {None, *configs}

@@ -196,7 +196,8 @@ async def test_the_services_of_compose_answer_and_are_healthy(tmp_path: Path) ->
 
 
 async def spans_of_every_service(receiver: OtlpReceiver, address: str) -> None:
-    """Asks until Triton's spans are there too: it loses the context of some streams (docs/notes-triton.md)."""
+    """Asks until Triton's spans are there too: it loses the context of some streams
+    (docs/internals/notes-triton.md)."""
     wanted = {
         names.SERVICE_GATEWAY,
         names.SERVICE_BATCHER,

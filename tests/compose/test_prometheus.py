@@ -25,7 +25,7 @@ RULES: list[dict[str, Any]] = [
 RECORDED = recorded(RULES)
 ALERTS = {rule["alert"]: rule for rule in RULES if "alert" in rule}
 DOCS = ROOT / "docs"
-RUNBOOK = (DOCS / "runbook.md").read_text(encoding="utf-8")
+RUNBOOK = (DOCS / "operate" / "runbook.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("record") or rule["alert"])
@@ -42,7 +42,7 @@ def test_a_wrong_name_would_be_seen() -> None:
 def test_each_alert_has_its_section_in_the_runbook() -> None:
     assert re.findall(r"^## (.*)$", RUNBOOK, re.MULTILINE) == list(ALERTS)
     for name, rule in ALERTS.items():
-        assert rule["annotations"]["runbook"] == f"docs/runbook.md#{name.lower()}"
+        assert rule["annotations"]["runbook"] == f"docs/operate/runbook.md#{name.lower()}"
         assert rule["labels"]["severity"] in ("page", "ticket")
         section = RUNBOOK.partition(f"## {name}\n")[2].partition("\n## ")[0]
         assert "- Look: " in section, name
@@ -53,7 +53,9 @@ def test_the_commands_of_the_runbook_exist() -> None:
     named = set(re.findall(r"(?:`|^    )sluice (\w+)", RUNBOOK, re.MULTILINE))
     assert {"top", "requests", "cancel", "drain", "logs", "trace"} <= named
     assert named <= set(COMMANDS)
-    assert set(re.findall(r"\((\w+\.md)", RUNBOOK)) <= {one.name for one in DOCS.iterdir()}
+    assert all(
+        (DOCS / "operate" / page).is_file() for page in re.findall(r"\]\(([\w./-]+\.md)", RUNBOOK)
+    )
 
 
 def test_every_alert_has_a_unit_test() -> None:

@@ -66,7 +66,7 @@ async def test_the_commands_of_the_documents(mesh: RunningMesh, tmp_path: Path) 
     line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
     (tmp_path / "requests.jsonl").write_text(json.dumps(line))
     answers, file_id = [], ""
-    for page in ("README.md", "docs/http.md"):
+    for page in ("README.md", "docs/use/http.md"):
         for command in _COMMAND.findall((ROOT / page).read_text(encoding="utf-8")):
             command = command.replace("127.0.0.1:8000", mesh.http)
             command = command.replace("file-upload-...", file_id)

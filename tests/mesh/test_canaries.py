@@ -37,8 +37,8 @@ STOP: Final = "zqstop18dd"
 FIELD: Final = "zqfield42ee"
 """Text in a field where it does not belong."""
 STORED: Final = {"KV_SLUICE_KEYS": {PROMPT}}
-"""Streams that have text on purpose (docs/security.md): complete answers of named idempotency keys, which here repeat
-the prompt."""
+"""Streams that have text on purpose (docs/operate/security.md): complete answers of named idempotency keys, which here
+repeat the prompt."""
 CRASHED: Final = ("gateway", "batcher", "echo")
 CALLED: Final = {"type": "object", "properties": {TOOL: {"type": "string", "const": TOOL}}}
 

@@ -1,6 +1,7 @@
 """One trace per request: who emits which span, every parent edge, every link (sluice/telemetry/names.py).
 
-Triton 2.51 loses the context of some streams (docs/notes-triton.md), so its own spans are asked for until they come.
+Triton 2.51 loses the context of some streams (docs/internals/notes-triton.md), so its own spans are asked for until
+they come.
 """
 
 import asyncio

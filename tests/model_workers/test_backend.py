@@ -220,7 +220,8 @@ async def test_a_higher_attempt_goes_on_behind_what_was_produced(served: Served)
 
 
 async def test_a_malformed_request_is_an_error_and_nothing_else_changes(tmp_path: Path) -> None:
-    # On a server of its own: Triton 2.51 sometimes dies when a stream ends with an error (docs/notes-triton.md).
+    # On a server of its own: Triton 2.51 sometimes dies when a stream ends with an error
+    # (docs/internals/notes-triton.md).
     for _ in range(TRIES):
         server = running_triton(tmp_path, (ECHO_MODEL,))
         running = await asyncio.to_thread(server.__enter__)

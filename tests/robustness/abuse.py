@@ -8,8 +8,9 @@ before, at the highest and a moment after.
 
     scripts/robustness abuse [--attacks turns,megabyte,bulk,resume,schemas,slow,vanished,idle] [--size N] [--raised]
 
---size: bulk calls, slow readers, vanished callers and idle connections (5,000 and 10,000 in docs/faults.md). --raised:
-`max_concurrent_requests` is twice the size and no share is kept, so that all slow readers and vanished callers come in.
+--size: bulk calls, slow readers, vanished callers and idle connections (5,000 and 10,000 in docs/concepts/faults.md).
+--raised: `max_concurrent_requests` is twice the size and no share is kept, so that all slow readers and vanished
+callers come in.
 
     scripts/robustness abuse --attacks hostile [--minutes 60] [--cycle 5]
 

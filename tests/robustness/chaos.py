@@ -18,8 +18,8 @@ has 160 tokens), one fault follows the other, and one line says what the callers
         [--gateways N] [--batchers N] [--workers N] [--standby N] [--nats 1|3] [--client sdk|plain]
         [--limit 30] [--keep DIR]
 
-The exit code is 1 when an answer was different, lost or doubled, or when a fault could not be done. docs/faults.md has
-the figures and says what each process promises; `--list` names the faults.
+The exit code is 1 when an answer was different, lost or doubled, or when a fault could not be done.
+docs/concepts/faults.md has the figures and says what each process promises; `--list` names the faults.
 """
 
 import argparse

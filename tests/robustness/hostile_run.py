@@ -17,7 +17,7 @@ Definitions, fixed before the first run:
   sampled once a second, the most resident memory above what it had after `WARM_CALLS` calls and before the first part,
   MiB; bound: 300.
 - `abuse_child_memory`: the most resident memory of a process that has limits of its own, MiB; bound: what
-  docs/security.md says of its kind.
+  docs/operate/security.md says of its kind.
 - `abuse_ended`: processes of the mesh that ended; bound: 0. Those with limits of their own may be ended by them.
 - `abuse_internal`: hostile calls that ended with INTERNAL or UNKNOWN; bound: 0.
 """

@@ -1,4 +1,4 @@
-"""docs/security.md names a test for every attack and every wrong input, and each of them is there."""
+"""docs/operate/security.md names a test for every attack and every wrong input, and each of them is there."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 def rows() -> Iterator[tuple[str, str]]:
     """What, and its tests, of each table with a column of tests."""
     has_tests = False
-    for line in (ROOT / "docs/security.md").read_text(encoding="utf-8").splitlines():
+    for line in (ROOT / "docs/operate/security.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if not line.startswith("|"):
             has_tests = False

@@ -6,7 +6,7 @@ Chunks of few tokens (decoding) and chunks of prompts (prefill) are computed in 
   what `torch.embedding_bag` computes, with the rows found by index and summed in registers: a score for all tokens of a
   block is the sum over the head size of (query number) x (row of that block's keys, tokens innermost); the answer is
   the sum over tokens of (probability) x (that token's value). Each sum has a fixed order, so a row's numbers do not
-  depend on the other rows of the batch. docs/decisions/paged-attention-cpu.md says what else was measured.
+  depend on the other rows of the batch. docs/internals/decisions/paged-attention-cpu.md says what else was measured.
 - Prefill: the row's blocks are gathered once, and the products are plain matrix products. Queries go in pieces, each
   against the keys up to its own end: the scores of a piece stay in the processor's cache, and half of a causal product
   is never computed.

@@ -1,8 +1,8 @@
 """Linear layers: plain, packed for oneDNN on CPUs, and quantized to 8-bit integers or floats.
 
 On a CPU the weight is laid out for oneDNN once, at load: 1.3 to 2.5 times faster than a plain product, and a row's
-result does not depend on how many rows are computed with it (docs/decisions/engine-numerics.md). The operators are
-those of torch's own compiler; a torch without them computes a plain product.
+result does not depend on how many rows are computed with it (docs/internals/decisions/engine-numerics.md). The
+operators are those of torch's own compiler; a torch without them computes a plain product.
 """
 
 from functools import cache
@@ -93,7 +93,7 @@ class Fp8Linear(Linear):
     input is rounded to 8 bits too, with a scale of its own.
 
     The numbers are those of torchao's `Float8DynamicActivationFloat8WeightConfig` with `PerRow`, and so is the kernel,
-    which torch has itself; docs/decisions/engine-numerics.md says why torchao is not asked.
+    which torch has itself; docs/internals/decisions/engine-numerics.md says why torchao is not asked.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:

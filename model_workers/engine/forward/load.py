@@ -159,7 +159,7 @@ def _check_quantization(quantization: str, device: torch.device) -> None:
 
 
 def find_dtype(name: str, device: torch.device) -> torch.dtype:
-    """What to compute in; "auto" is float32 on a CPU, else bfloat16 (docs/decisions/engine-numerics.md)."""
+    """What to compute in; "auto" is float32 on a CPU, else bfloat16 (docs/internals/decisions/engine-numerics.md)."""
     if name == "auto":
         name = "float32" if device.type == "cpu" else "bfloat16"
     dtype: torch.dtype = getattr(torch, name)

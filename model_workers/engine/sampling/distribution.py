@@ -1,7 +1,7 @@
 """The distribution at positions that need more than the most probable token, and draws from it.
 
 In this order: biases; masks of the constraint and of ``min_tokens``; repetition, presence and frequency penalties;
-temperature; log-probabilities; top-k, top-p, min-p; draw. docs/sampling.md is the reference.
+temperature; log-probabilities; top-k, top-p, min-p; draw. docs/use/sampling.md is the reference.
 """
 
 import math

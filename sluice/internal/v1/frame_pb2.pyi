@@ -259,7 +259,7 @@ class BatchInfo(_message.Message):
     batch_id: _builtins.str
     """The batch, as its spans name it."""
     cause: _builtins.str
-    """Why it was formed when it was, such as "worker_idle"; docs/batching.md lists the causes."""
+    """Why it was formed when it was, such as "worker_idle"; docs/concepts/batching.md lists the causes."""
     rows: _builtins.int
     """Its rows, this one included."""
     padding_share: _builtins.float

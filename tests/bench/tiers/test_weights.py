@@ -35,7 +35,8 @@ def test_both_tiers_together_stay_within_the_size_bound() -> None:
 
 @pytest.mark.parametrize("tier", ["small", pytest.param("large", marks=pytest.mark.long)])
 def test_a_tier_answers_as_its_table_says(tier: str) -> None:
-    # docs/tiers.md: 97 to 100 % but for the small tier's hard sorts, 34 %, and totals, 0 %. One miss in 16 is chance.
+    # docs/concepts/tiers.md: 97 to 100 % but for the small tier's hard sorts, 34 %, and totals, 0 %. One miss in 16 is
+    # chance.
     tokenizer = AutoTokenizer.from_pretrained(MODELS / tier)
     model = LlamaForCausalLM.from_pretrained(MODELS / tier, dtype=torch.bfloat16).eval()
     for (kind, level), right in score(model, tokenizer, heldout(16, 11)).items():

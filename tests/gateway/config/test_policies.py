@@ -13,7 +13,7 @@ from gateway.safety.findings import Severity
 from sluice import settings as configuration
 from sluice.settings import Settings, SettingsError
 
-PAGE = Path(__file__).parents[3] / "docs" / "safety.md"
+PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "safety.md"
 
 
 def load(tmp_path: Path, text: str) -> tuple[Settings, Path]:

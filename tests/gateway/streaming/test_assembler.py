@@ -1,4 +1,4 @@
-"""The rules of docs/wire.md, Frames."""
+"""The rules of docs/internals/wire.md, Frames."""
 
 import hypothesis.strategies as st
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What callers saw of a fault, and what is counted of it. docs/faults.md explains each figure.
+"""What callers saw of a fault, and what is counted of it. docs/concepts/faults.md explains each figure.
 
 A call is compared with the answer that its question got on a calm mesh:
 

@@ -1,4 +1,4 @@
-"""docs/telemetry.md lists every metric, and every metric is one that a process emits."""
+"""docs/operate/telemetry.md lists every metric, and every metric is one that a process emits."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from sluice.telemetry.registry import MetricRegistry
 from sluice.telemetry.tracing import start_tracing
 
 SERVICES = (names.SERVICE_GATEWAY, names.SERVICE_BATCHER, names.SERVICE_JOBS)
-PAGE = Path(__file__).parents[3] / "docs" / "telemetry.md"
+PAGE = Path(__file__).parents[3] / "docs" / "operate" / "telemetry.md"
 
 
 def table(*services: str) -> str:

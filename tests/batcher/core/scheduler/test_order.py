@@ -118,7 +118,7 @@ def test_without_deadlines_the_order_of_arrival_counts_but_the_late_expire() -> 
 def test_a_class_is_passed_over_no_longer_than_its_aging_and_the_turns_of_others_overdue(
     rows: int, aging_rows: int, step_s: float, standard_s: float, bulk_s: float
 ) -> None:
-    """The bound of docs/batching.md, under a flood of interactive tasks."""
+    """The bound of docs/concepts/batching.md, under a flood of interactive tasks."""
     agings = {"standard": {"aging_s": standard_s}, "bulk": {"aging_s": bulk_s}}
     queue = Queue(policy(classes=agings, aging_rows=aging_rows))
     for number in range(300):
