@@ -1,8 +1,8 @@
 """Benchmark of the batcher: cost of a decision, padding saved by its order, and shares under a mixed load.
 
-    python bench/batcher.py [--json] [--runs N] [--only core|order|loads|mesh]
+    python bench/batcher.py [--json] [--runs N] [--only core|order|loads]
 
-Without --only all but mesh. Seeds are 1 to N; policies are as shipped, with the shipped prefetch.
+Seeds are 1 to N; policies are as shipped, with the shipped prefetch.
 
 - core: a decision is a task that is added and one that is handed out, in processor time of this process; what ends a
   task is not counted. `core_decisions_per_s`: 1,000,000 queued tasks of 3 classes and 20 tenants, batches of up to 32
@@ -17,11 +17,9 @@ Without --only all but mesh. Seeds are 1 to N; policies are as shipped, with the
   tokens/s of bulk beside interactive traffic, the peer is half of what bulk gets alone. `tenant_share_error`: two
   tenants of equal weight with 450 documents each waiting, one behind the other's; `flooded_tenant_share_error`:
   100,000 and 10,000, of which the batcher prefetches 1,024 in order of arrival. The peer takes all in order of arrival.
-- mesh: the loads on the embedded mesh, as bench/support/mesh_load.py describes.
 """
 
 import argparse
-import asyncio
 import statistics
 import sys
 from collections.abc import Callable, Mapping
@@ -31,7 +29,7 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.support import core_load, mesh_load, mixed_load
+from bench.support import core_load, mixed_load
 from bench.support.harness import MIN_RUNS, Figure, emit, machine, run_count
 from sluice.settings.batching import Policy
 
@@ -212,13 +210,12 @@ PARTS: Final[Mapping[str, Callable[[int], list[Figure]]]] = {
     "core": core_figures,
     "order": order_figures,
     "loads": load_figures,
-    "mesh": lambda runs: asyncio.run(mesh_load.figures(runs)),
 }
 
 
 def main(args: argparse.Namespace) -> None:
     """Runs the figures asked for and prints them."""
-    names = [args.only] if args.only else [name for name in PARTS if name != "mesh"]
+    names = [args.only] if args.only else list(PARTS)
     emit([figure for name in names for figure in PARTS[name](args.runs)], args.json)
 
 

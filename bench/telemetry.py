@@ -1,248 +1,175 @@
-"""Cost of telemetry: in throughput of a whole mesh, and of the gateway's part of it per request.
+"""What tracing costs a mesh, in throughput: two meshes side by side, one with it and one without.
 
-Of the part `mesh`, defined in bench/support/telemetry_cost.py: `traced_vs_untraced`, `traced_vs_untraced_one_token`,
-`metrics_vs_none`. Of the part `parts`, with a metrics reader attached:
+    python bench/telemetry.py [--json] [--runs N] [--seconds S]
 
-`request_metrics_us`: counting one answered request; the peer calls an instrument of OpenTelemetry for each of its seven
-facts. `drift_feed_us`: one prediction of a learned router into its monitor, judgements included; the peer is one call.
-`scrape_ms`: one scrape of a gateway with ten models over HTTP; the peer is prometheus_client, which makes the same.
-`top_core_percent`: see bench/support/top_cost.py.
+Both have the shipped large tier and an echo model, `CALLERS` slots each, one gateway, everything else as shipped. Runs
+of `seconds` alternate after one warm-up of each; the mesh that is not measured is idle. Callers use the plain stubs, on
+the same machine, and each sends its next request when the last has ended; what is counted are the tokens that arrived,
+divided by the time. Sampling is greedy.
 
-    python bench/telemetry.py [--json] [--runs N] [--seconds S] [mesh] [parts]
+- `traced_vs_untraced`: the large tier, `CALLERS` callers, answers of `ANSWER_TOKENS` tokens at most; tokens/s. Ours
+  samples every request (OTEL_TRACES_SAMPLER is not set) and sends all spans, Triton's too, to a receiver that reads
+  and forgets them (`bench/support/otlp_sink.py`, a process on the same machine); the peer has no endpoint. Neither
+  sends metrics.
+- `traced_vs_untraced_one_token`: the same with answers of one token from the echo model, so that the work of the model
+  is next to nothing; requests/s.
 """
 
 import argparse
 import asyncio
+import os
 import sys
+import tempfile
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from functools import partial
-from itertools import accumulate, product
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
+import grpc
 import uvloop
-from opentelemetry.metrics import Meter
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.trace import SpanContext, TraceFlags
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client import Metric as Family
-from prometheus_client.registry import Collector
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from batcher.metrics import BatcherMetrics
 from bench.support.harness import MIN_RUNS, Figure, Run, compare, emit, run_count
-from bench.support.telemetry_cost import telemetry_cost
-from bench.support.top_cost import top_cost
-from gateway.routing.prediction import PROMPT, HeadKey, HeadScore
-from gateway.telemetry.drift import DriftMonitor
-from gateway.telemetry.metrics import RequestMetrics
-from sluice.settings.routing import DriftSettings
-from sluice.telemetry import names
-from sluice.telemetry.catalog import SECONDS, Kind, Metric
-from sluice.telemetry.page import serving
-from sluice.telemetry.registry import MetricRegistry, Point, Series
-from sluice.v1.admin_pb2 import ModelAttempt, RequestRecord
-from sluice.v1.inference_pb2 import FINISH_REASON_STOP
+from sluice import settings as config
+from sluice.settings.routing import RoutingSettings
+from sluice.v1 import inference_pb2, inference_pb2_grpc
+from supervisor.mesh import running_mesh
 
-COUNT: Final = 20_000
-SCRAPES: Final = 20
-LABELS: Final = {
-    names.GEN_AI_RESPONSE_MODEL: [f"model-{number}" for number in range(10)],
-    names.PRIORITY_CLASS: ["interactive", "standard", "bulk"],
-    names.OUTCOME: ["stop", "length", "CANCELLED", "OVERLOADED", "DEADLINE_PASSED"],
-    names.ERROR_REASON: ["", "CANCELLED", "OVERLOADED", "DEADLINE_PASSED"],
-    names.GEN_AI_TOKEN_TYPE: ["input", "output"],
-}
-"""The values of labels that have several."""
+if TYPE_CHECKING:
+    Stub = inference_pb2_grpc.InferenceServiceAsyncStub
+
+PROMPT: Final = "What is the total of 314, 272, 973, 323, 486?"
+LARGE, ECHO = "large", "echo"
+CALLERS: Final = 32
+ANSWER_TOKENS: Final = 64
+CALL_S: Final = 120.0
+
+
+async def telemetry_cost(runs: int, seconds: float) -> list[Figure]:
+    """The figures above."""
+    said = {"callers": CALLERS, "answer_tokens": ANSWER_TOKENS, "seconds": seconds}
+    async with mesh() as plain, receiver() as endpoints, mesh(endpoints) as traced:
+        return [
+            await compare(
+                "traced_vs_untraced",
+                load(traced, LARGE, ANSWER_TOKENS, seconds),
+                load(plain, LARGE, ANSWER_TOKENS, seconds),
+                unit="tokens/s",
+                higher_is_better=True,
+                note=f"large tier, {CALLERS} callers, every request traced; peer: no receiver",
+                runs=runs,
+                settings=said,
+            ),
+            await compare(
+                "traced_vs_untraced_one_token",
+                load(traced, ECHO, 1, seconds),
+                load(plain, ECHO, 1, seconds),
+                unit="requests/s",
+                higher_is_better=True,
+                note=f"echo, {CALLERS} callers, every request traced; peer: no receiver",
+                runs=runs,
+                settings=said,
+            ),
+        ]
+
+
+def load(stub: "Stub", model: str, tokens: int, seconds: float) -> Run:
+    """Tokens/s of all callers."""
+    request = inference_pb2.GenerateRequest(
+        prompt=PROMPT, model=model, sampling=inference_pb2.SamplingParams(max_tokens=tokens)
+    )
+
+    async def measured() -> float:
+        begun, came = time.perf_counter(), 0
+
+        async def caller() -> None:
+            nonlocal came
+            while time.perf_counter() - begun < seconds:
+                async for response in stub.Generate(request, timeout=CALL_S):
+                    came += len(response.delta.token_ids)
+
+        await asyncio.gather(*(caller() for _ in range(CALLERS)))
+        return came / (time.perf_counter() - begun)
+
+    return measured
+
+
+@asynccontextmanager
+async def receiver() -> AsyncIterator[tuple[str, str]]:
+    """Endpoints of a receiver in a process of its own: gRPC, and HTTP with its path."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(Path(__file__).parent / "support" / "otlp_sink.py"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    grpc_port, http_port = (await asyncio.wait_for(process.stdout.readline(), 30)).split()
+    try:
+        yield (
+            f"http://127.0.0.1:{int(grpc_port)}",
+            f"http://127.0.0.1:{int(http_port)}/v1/traces",
+        )
+    finally:
+        process.stdin.close()
+        await asyncio.wait_for(process.wait(), 10)
+
+
+@asynccontextmanager
+async def mesh(endpoints: tuple[str, str] | None = None) -> AsyncIterator["Stub"]:
+    """A mesh that sends its spans to ``endpoints``."""
+    settings = config.Settings(
+        models=(
+            config.ModelSettings(name=LARGE, tier="large", path="builtin:large", slots=CALLERS),
+            config.ModelSettings(
+                name=ECHO, tier="small", path="builtin:small", engine="echo", slots=CALLERS
+            ),
+        ),
+        routing=RoutingSettings(default=LARGE),
+        gateway=config.GatewaySettings(address="127.0.0.1:0"),
+        telemetry=config.TelemetrySettings(otlp_http_endpoint=endpoints and endpoints[1]),
+    )
+    environment = {"OTEL_METRICS_EXPORTER": "none"}
+    if endpoints is not None:
+        environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = endpoints[0]
+    with (
+        tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder,
+        variables(environment),
+    ):
+        async with (
+            running_mesh(settings, state_dir=Path(folder)) as running,
+            grpc.aio.insecure_channel(running.address) as channel,
+        ):
+            yield inference_pb2_grpc.InferenceServiceStub(channel)
+
+
+@contextmanager
+def variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables that processes started inside the block inherit."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 def main() -> None:
+    """Prints the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--runs", type=run_count, default=MIN_RUNS)
-    parser.add_argument(
-        "--seconds", type=float, default=20.0, help="of a run of a whole mesh, and of sluice top"
-    )
-    parser.add_argument("part", nargs="*", choices=("mesh", "parts", []), default=[])
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a run")
     options = parser.parse_args()
-    parts = options.part or ("mesh", "parts")
-    found = asyncio.run(figures(options.runs, options.seconds)) if "parts" in parts else []
-    if "mesh" in parts:
-        found += uvloop.run(telemetry_cost(options.runs, options.seconds))
-    emit(found, options.json)
-
-
-async def figures(runs: int, seconds: float) -> list[Figure]:
-    return [
-        await compare(
-            "request_metrics_us",
-            run(counting()),
-            run(instruments(7)),
-            unit="us",
-            higher_is_better=False,
-            note=f"{COUNT} requests a run; the peer is seven instrument calls",
-            runs=runs,
-        ),
-        await compare(
-            "drift_feed_us",
-            run(feeding()),
-            run(instruments(1)),
-            unit="us",
-            higher_is_better=False,
-            note=f"{COUNT} predictions a run; the peer is one instrument call",
-            runs=runs,
-        ),
-        await scrape(runs),
-        await top_cost(runs, seconds, [filled(RequestMetrics), filled(BatcherMetrics)]),
-    ]
-
-
-async def scrape(runs: int) -> Figure:
-    registry = filled(RequestMetrics)
-    families = CollectorRegistry()
-    families.register(Families(registry))
-    with serving(registry, {"service_name": "bench"}, "127.0.0.1", 0) as port:
-        url = f"http://127.0.0.1:{port}/metrics"
-
-        def ours() -> int:
-            with urllib.request.urlopen(url, timeout=10) as response:
-                return len(response.read())
-
-        return await compare(
-            "scrape_ms",
-            partial(asyncio.to_thread, per_scrape, ours),
-            partial(asyncio.to_thread, per_scrape, lambda: len(generate_latest(families))),
-            unit="ms",
-            higher_is_better=False,
-            note=f"{ours() / 1e3:.0f} kB; {SCRAPES} scrapes a run",
-            runs=runs,
-        )
-
-
-def per_scrape(one: Callable[[], int]) -> float:
-    """The mean of some scrapes, milliseconds."""
-    start = time.perf_counter()
-    for _ in range(SCRAPES):
-        one()
-    return (time.perf_counter() - start) / SCRAPES * 1e3
-
-
-def filled(metrics: Callable[[MetricRegistry], object]) -> MetricRegistry:
-    """The metrics of a process with a value for each combination of `LABELS`."""
-    known, registry = MetricRegistry(), MetricRegistry()
-    metrics(known)
-    for metric in known.metrics:
-        every = list(product(*(LABELS.get(label, ["one"]) for label in metric.labels)))
-        if metric.kind is Kind.HISTOGRAM:
-            histogram = registry.histogram(metric)
-            for labels, value in product(every, metric.bounds):
-                histogram.record(labels, value)
-        else:
-            registry.counter(metric).update(dict.fromkeys(every, 1234.5))
-    return registry
-
-
-class Families(Collector):
-    """A registry's values as prometheus_client's."""
-
-    def __init__(self, registry: MetricRegistry) -> None:
-        self._families = [self._family(*one) for one in registry.collect()]
-
-    def collect(self) -> Iterator[Family]:
-        """Gives all."""
-        yield from self._families
-
-    @staticmethod
-    def _family(metric: Metric, points: list[Point]) -> Family:
-        family = Family(metric.page_name, metric.what, metric.kind.value)
-        for values, value in points:
-            labels = dict(zip(metric.page_labels, values, strict=True))
-            if isinstance(value, Series):
-                counts = accumulate(value.counts)
-                for bound, count in zip((*metric.bounds, "+Inf"), counts, strict=True):
-                    sample = {**labels, "le": str(bound)}
-                    family.add_sample(f"{metric.page_name}_bucket", sample, count)
-                family.add_sample(f"{metric.page_name}_sum", labels, value.total)
-            else:
-                family.add_sample(f"{metric.page_name}_total", labels, value)
-        return family
-
-
-def run(one: Callable[[], None]) -> Run:
-    """The mean of many calls, microseconds."""
-
-    async def measured() -> float:
-        start = time.perf_counter()
-        for _ in range(COUNT):
-            one()
-        return (time.perf_counter() - start) / COUNT * 1e6
-
-    return measured
-
-
-def new_meter() -> Meter:
-    return MeterProvider([InMemoryMetricReader()]).get_meter("bench")
-
-
-def counting() -> Callable[[], None]:
-    metrics = RequestMetrics(MetricRegistry())
-    request: Any = SimpleNamespace(
-        priority_class="interactive", conversation=SimpleNamespace(raw=False)
-    )
-    assembler = SimpleNamespace(recoveries=0)
-    attempt = SimpleNamespace(
-        model="small",
-        billed_tokens=(20, 40),
-        completion_tokens=40,
-        resumed=0,
-        escalation_reason="",
-        assembler=assembler,
-    )
-    stream: Any = SimpleNamespace(
-        current=attempt,
-        attempts=(attempt,),
-        error=None,
-        finished=SimpleNamespace(reason=FINISH_REASON_STOP),
-        first_token_s=0.05,
-        first_token_at=time.monotonic(),
-        spec=SimpleNamespace(timings=SimpleNamespace(arrived_at=time.monotonic())),
-    )
-    plan: Any = SimpleNamespace(model="small", strategy="rules", degraded=False)
-    record = RequestRecord(attempts=[ModelAttempt(model="small", cost=0.1)], currency="USD")
-    flags = TraceFlags(TraceFlags.SAMPLED)
-    span = SpanContext(1, 2, is_remote=False, trace_flags=flags)
-    return lambda: metrics.count_stream(request, plan, stream, record, span)
-
-
-def feeding() -> Callable[[], None]:
-    by = HeadKey("routing", "0123456789ab", PROMPT)
-    draw = np.random.default_rng(0)
-    drift = DriftMonitor("gw", lambda event: None, MetricRegistry())
-    drift.use({by: draw.normal(0.1, 0.1, 1500).astype(np.float32)}, DriftSettings())
-    scores = iter([HeadScore(by, gain, {}) for gain in draw.normal(0.1, 0.1, COUNT * 100).tolist()])
-    return lambda: drift.scored(next(scores))
-
-
-def instruments(count: int) -> Callable[[], None]:
-    histogram = new_meter().create_histogram(
-        names.GEN_AI_TTFT, "s", explicit_bucket_boundaries_advisory=SECONDS
-    )
-
-    def call() -> None:
-        for _ in range(count):
-            histogram.record(
-                0.05, {names.GEN_AI_RESPONSE_MODEL: "small", names.PRIORITY_CLASS: "interactive"}
-            )
-
-    return call
+    emit(uvloop.run(telemetry_cost(options.runs, options.seconds)), options.json)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,9 @@ SHORT = {
 }
 """Arguments of a run without a mesh."""
 ON_A_MESH = {
-    "growth": ["--runs", "1", "--streams", "1", "64"],
-    "jobs": ["--runs", "1", "--items", "200", "dedupe"],
-    "limits": ["--minutes", "0.2", "--tenants", "2", "--burst", "10"],
+    "jobs": ["--runs", "1", "--items", "60", "interactive"],
     "mesh": ["--runs", "1"],
     "processes": ["--runs", "1"],
-    "overload": ["--runs", "1", "--seconds", "1"],
     "telemetry": ["--runs", "1", "--seconds", "2"],
 }
 

@@ -75,4 +75,4 @@ def test_what_cannot_be_measured_is_refused(
 
 def test_the_parts_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert record.main(["--list"]) == 0
-    assert "sluice bench batcher --only mesh" in capsys.readouterr().out
+    assert "sluice bench safety --only mesh" in capsys.readouterr().out

@@ -21,13 +21,13 @@ from typing import Any, Final
 
 from bench.support.harness import Figure, machine
 from bench.support.job_client import pieces, short_lines
-from bench.support.mesh_memory import memory_of
 from sluice import settings as config
 from sluice.client import AsyncClient
 from sluice.errors import SluiceError
 from sluice.settings.routing import RoutingSettings
 from sluice.v1 import jobs_pb2 as pb
 from supervisor.mesh import Mesh, running_mesh
+from tests.robustness.mesh_memory import memory_of
 
 MODEL: Final = "echo"
 ITEMS: Final = 3

@@ -25,12 +25,12 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.support.harness import MIN_RUNS, Figure, emit, machine
-from bench.support.mesh_memory import memory_of
 from sluice import settings as config
 from sluice.settings import RecordsSettings
 from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2, inference_pb2_grpc
 from supervisor.mesh import running_mesh
+from tests.robustness.mesh_memory import memory_of
 
 if TYPE_CHECKING:
     Stub = inference_pb2_grpc.InferenceServiceAsyncStub

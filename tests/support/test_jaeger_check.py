@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from bench.support.trace_rules import TraceSpan
 from sluice.telemetry import names
-from tests.bench.test_trace_rules import TRACE
+from tests.support.test_trace_rules import TRACE
+from tests.support.trace_rules import TraceSpan
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "jaeger-check"
 
