@@ -26,7 +26,7 @@ from sluice.wire.clock import ms_of, unix_ms
 from sluice.wire.subjects import covers, is_pattern
 
 MESSAGE_BYTES_MAX: Final = 1_000_000
-"""Of a line; a chunk with a longer one would be more than NATS takes."""
+"""The longest line; a chunk with a longer one would be more than NATS takes."""
 POLL_S: Final = 0.1
 """How often new messages are looked for."""
 GATHER_S: Final = 0.25

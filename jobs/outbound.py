@@ -18,9 +18,9 @@ from urllib.parse import SplitResult, urlsplit
 from sluice.errors import InvalidRequest, TransportUnavailable
 
 TIMEOUT_S: Final = 10.0
-"""Of connecting, and of each read or write."""
+"""The limit of connecting, and of each read or write, seconds."""
 POST_S: Final = 20.0
-"""Of a whole call with an answer, seconds."""
+"""The limit of a whole call with an answer, seconds."""
 PIECE_BYTES: Final = 256 * 1024
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address

@@ -43,7 +43,7 @@ class KnownUpload:
 
 
 class Quotas:
-    """Of all tenants, as one process knows it.
+    """The use of all tenants, as one process knows it.
 
     Attributes:
         jobs: by id.

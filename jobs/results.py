@@ -26,7 +26,7 @@ class OrderedLog:
         self._sequence = 0
 
     async def read(self) -> AsyncIterator[ItemOutcome]:
-        """Those that are there."""
+        """Reads the segments that are there."""
         if not self._sequence:
             self._sequence = await self._start()
         while (found := await self._store.segment_at(*self._pass, self._sequence)) is not None:
@@ -103,7 +103,7 @@ async def dead_letters(
     first: int = 0,
     reasons: Collection[str] = (),
 ) -> AsyncIterator[ItemOutcome]:
-    """Those of `merged` that failed, for one of ``reasons`` if there are any."""
+    """Outcomes of `merged` that failed, for one of ``reasons`` if there are any."""
     async for outcome in merged(store, job, stage, rounds, first):
         error = outcome.result
         if error.HasField("error") and (not reasons or error.error.reason in reasons):

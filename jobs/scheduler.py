@@ -48,7 +48,7 @@ GATHER_S: Final = 0.02
 """Changes of records are gathered for so long."""
 EXPIRED_AT_ONCE: Final = 16
 STARTS_PER_MINUTE: Final = 600
-"""Of jobs of one tenant in a process: beginning and ending one takes more than a small job itself."""
+"""The jobs of one tenant that a process starts: beginning and ending one takes more than a small job itself."""
 SCAN_S: Final = 30.0
 """How often all records are read, whatever was heard of them."""
 UNUSED_UPLOAD_MS: Final = 24 * 3600 * 1000
@@ -103,9 +103,9 @@ class Scheduler:
         self._ends: dict[str, int] = {}
         """When those that wait or are paused are too late, Unix milliseconds."""
         self._had: set[str] = set()
-        """Those that this process has run: what it has left is not lost."""
+        """Jobs that this process has run: what it has left is not lost."""
         self._left: set[str] = set()
-        """Those that are running, and that no process has any more."""
+        """Running jobs that no process has any more."""
         self._leaving: set[str] = set()
         self._runners: dict[str, JobRunner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}

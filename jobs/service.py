@@ -56,7 +56,7 @@ LIST_BYTES: Final = 4 * 1024 * 1024
 """A page of a list ends behind the entry that reaches it, however few it has."""
 PAGE_SIZE: Final = 100
 READS: Final = 16
-"""Of records for one call, at the same time."""
+"""The number of records that one call reads at the same time."""
 READS_OF_TENANT: Final = 4
 """Calls of a tenant that read or write the store at the same time; calls and streams of it beyond that wait in turn."""
 PAGE_SIZE_MAX: Final = 1000
@@ -438,7 +438,7 @@ class JobService(JobServiceServicer):
             _check_owner(record, tenant)
 
     async def _fingerprint(self, spec: pb.JobSpec) -> bytes:
-        """The same for a file that is sent again, and for a deadline that counts from now."""
+        """A hash that is equal for a file that is sent again, and for a deadline that counts from now."""
         named = pb.JobSpec()
         named.CopyFrom(spec)
         if spec.input.upload_id:
@@ -488,7 +488,7 @@ class JobService(JobServiceServicer):
     async def _followed(
         self, record: JobRecord, stage: int, first: int, context: Any
     ) -> AsyncIterator[ItemOutcome]:
-        """Of the first pass, until the job is over."""
+        """Follows the results of the first pass until the job is over."""
         log, job = OrderedLog(self._store, record.job.id, stage, 0, first), record.job.id
         while True:
             over = (await self._own(job, context)).job.state in OVER
@@ -533,7 +533,7 @@ async def _each(
 
 
 async def _fitting(found: AsyncIterator[_Listed]) -> tuple[list[_Listed], bool]:
-    """As many as an answer has room for, and whether there are more."""
+    """The results that an answer has room for, and whether there are more."""
     taken: list[_Listed] = []
     size = 0
     async for one in found:
@@ -564,7 +564,7 @@ def scope_of(context: Any) -> str | None:
 
 
 def new_job_id(tenant: str, key: str) -> str:
-    """The same for the same key of a tenant; else one that no other job has."""
+    """A job's id: one and the same for a tenant's key; else one that no other job has."""
     if not key:
         return f"job-{secrets.token_hex(10)}"
     return f"job-{hashlib.sha256(f'{tenant}/{key}'.encode()).hexdigest()[:20]}"

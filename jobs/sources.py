@@ -54,7 +54,7 @@ class InputSource:
 
     @property
     def share_read(self) -> float:
-        """Of the bytes of the input, 0 to 1."""
+        """The share of the input's bytes that was read, 0 to 1."""
         return self.chunks_read / max(1, self.upload.chunks)
 
     async def blocks(self) -> AsyncIterator[Block]:
@@ -148,7 +148,7 @@ def entry_of(job: Job, index: int, item: Item) -> Entry:
 
 
 def ask_whole(request: GenerateRequest, spec: JobSpec) -> None:
-    """Of the class of the job, and answered in one piece."""
+    """Gives the item the job's class, and asks for an answer in one piece."""
     request.priority = spec.priority or PRIORITY_BULK
     request.gather.seconds = WHOLE_S
 
@@ -177,7 +177,7 @@ def bad_line(index: int, line: BadLine) -> ItemOutcome:
 async def retried(
     source: AsyncIterator[Block], store: JobStore, record: JobRecord, stage: int
 ) -> AsyncIterator[Block]:
-    """Of ``source`` what was a dead letter before this round and is to run again."""
+    """The entries of ``source`` that were dead letters before this round and are to run again."""
     dead = dead_letters(
         store, record.job.id, stage, record.round - 1, 0, list(record.retry_reasons)
     )

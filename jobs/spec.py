@@ -64,7 +64,7 @@ def check_spec(spec: pb.JobSpec) -> None:
 
 
 def check_limits(limits: pb.JobLimits) -> None:
-    """As `check_spec`."""
+    """Checks the limits of a job; raises as `check_spec` does."""
     if limits.HasField("max_bad_line_share") and not 0 <= limits.max_bad_line_share <= 1:
         raise InvalidRequest.of("limits.max_bad_line_share", "must be in [0, 1]")
     if not 0 <= limits.max_cost < math.inf:  # NaN too

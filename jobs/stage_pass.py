@@ -46,7 +46,7 @@ UNWRITTEN_MAX: Final = 2048
 """Outcomes that may wait for JetStream; above it nothing is sent."""
 OUTCOME_BYTES_MAX: Final = 192 * 1024
 ITEM_TIMEOUT_S: Final = 3600.0
-"""Of an item that waits for what interactive traffic leaves; gateways cut it to theirs."""
+"""The timeout of an item that waits for what interactive traffic leaves, seconds; gateways cut it to theirs."""
 NO_GATEWAY_WAIT_S: Final = 0.25
 BAD_LINES_FROM: Final = 100
 BAD_LINE_SHARE: Final = 0.1

@@ -147,13 +147,13 @@ class StageSource:
         self._index = 0
 
     async def first(self, documents: AsyncIterator[Block]) -> AsyncIterator[Block]:
-        """Those of the first stage: parts of ``documents``."""
+        """The entries of the first stage: parts of ``documents``."""
         parts = (await self._of_line(one) async for block in documents for one in block)
         async for block in _blocks(parts):
             yield block
 
     async def later(self) -> AsyncIterator[Block]:
-        """Those of a later stage, out of the outcomes of the stage before."""
+        """The entries of a later stage, out of the outcomes of the stage before."""
         parts = (await self._of_document(one) async for one in self._documents())
         async for block in _blocks(parts):
             yield block
@@ -257,7 +257,7 @@ class StageSource:
 
 
 async def _blocks(parts: AsyncIterator[Block]) -> AsyncIterator[Block]:
-    """The same entries, `BLOCK` at a time, or fewer that have `BLOCK_BYTES`."""
+    """Gives the entries `BLOCK` at a time, or fewer that have `BLOCK_BYTES`."""
     made: Block = []
     size = 0
     async for some in parts:

@@ -35,7 +35,7 @@ from sluice.wire.codec import MalformedMessage, pack, unpack
 ANSWER_S: Final = 5.0
 """Longest wait for JetStream, seconds."""
 APPEND_S: Final = 1.5
-"""The same for a segment, which may be written again: a nats-server that ends takes its answer along."""
+"""The limit of a segment, seconds; it may be written again: a nats-server that ends takes its answer along."""
 RETRY_AFTER_S: Final = 1.0
 CHUNK_BYTES: Final = 512 * 1024
 SEGMENT_BYTES_MAX: Final = 768 * 1024
@@ -310,7 +310,7 @@ def read_record(kind: type[_Record], key: str, payload: bytes) -> _Record | None
 
 
 def job_unknown(job: str) -> JobUnknown:
-    """The same for a job that is not there and for another tenant's."""
+    """The error of a job that is not there, and of another tenant's."""
     return JobUnknown(f"there is no job {job!r}")
 
 

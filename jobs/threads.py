@@ -69,7 +69,7 @@ class Places:
 
 
 class Threads:
-    """Of one kind of work."""
+    """The threads of one kind of work."""
 
     def __init__(self, name: str, of_tenant: int = OF_TENANT) -> None:
         self._executor = ThreadPoolExecutor(THREADS_MAX, name)

@@ -126,18 +126,18 @@ class Outside:
 
     @classmethod
     def of(cls, settings: JobsSettings) -> "Outside":
-        """As the operator lists it."""
+        """The address as the operator lists it."""
         private = Outbound(settings.private_hosts)
         threads = Threads("inputs"), Threads("names"), Threads("webhooks")
         prefixes, streams = tuple(settings.input_prefixes), settings.input_streams
         return cls(prefixes, private, streams, settings.input_tenants, *threads)
 
     def prefixes_of(self, tenant: str) -> list[str]:
-        """Of URLs that are inputs of ``tenant``."""
+        """Prefixes of URLs that are inputs of ``tenant``."""
         return [one.replace(TENANT, tenant) for one in self.prefixes if self._may(tenant, one)]
 
     def streams_of(self, tenant: str) -> Streams:
-        """Of JetStream, with the subjects that are inputs of ``tenant``."""
+        """Streams of JetStream, with the subjects that are inputs of ``tenant``."""
         return {
             stream: [one.replace(TENANT, tenant) for one in subjects]
             for stream, subjects in self.streams.items()

@@ -59,6 +59,6 @@ def build_engine(settings: ModelSettings) -> Engine:
 
 
 def _may_have_encoder(settings: ModelSettings) -> bool:
-    """Of a folder its configuration says it, as to a gateway; to ask transformers costs a start seconds."""
+    """Whether the model may have an encoder. The configuration of a folder says it; transformers takes seconds to."""
     file = Path(resolve_model_path(settings.path), CONFIG)
     return not file.is_file() or bool(json.loads(file.read_text()).get("is_encoder_decoder"))

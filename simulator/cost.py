@@ -36,7 +36,7 @@ class StepCost:
     decode_row_s: float
     context_token_s: float
     prefill_s: float = 0.0
-    """Of a step that computes any prompt: engines take another pass over the model for it."""
+    """Seconds more of a step that computes any prompt: engines take another pass over the model for it."""
     attended_s: float = 0.0
 
     def __call__(

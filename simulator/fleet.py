@@ -13,7 +13,7 @@ from typing import Any, Final
 from simulator.trace import SimulationError
 
 FIGURE: Final = "process_cost_"
-"""Of a line, in front of the name of the process."""
+"""The beginning of a line's figure, in front of the name of the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Fleet:
 
 
 def fleet(name: str, needed: float, error: float, sizing: Sizing) -> Fleet:
-    """Of one kind, from full processes needed and the error as a share of them."""
+    """The processes of one kind, from full ones needed and the error as a share of them."""
     counts = (sizing.processes(needed * factor) for factor in (1.0, 1 - min(error, 1), 1 + error))
     return Fleet(name, needed, error, *counts)
 
@@ -96,7 +96,7 @@ def fleet(name: str, needed: float, error: float, sizing: Sizing) -> Fleet:
 def fleets(
     requests_per_s: float, tokens: float, costs: Mapping[str, ProcessCost], sizing: Sizing
 ) -> list[Fleet]:
-    """Of all processes but the engines, for requests with ``tokens`` of answer."""
+    """The processes of all kinds but the engines, for requests with ``tokens`` of answer."""
     found = []
     for name, cost in costs.items():
         core_s, error_s = cost.core_s(tokens)

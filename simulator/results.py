@@ -152,7 +152,7 @@ def _parse_slo(text: str, rest: str) -> Slo:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of seconds; None without a value."""
+    """Percentiles of durations in seconds; None without a value."""
 
     p50: float | None
     p95: float | None

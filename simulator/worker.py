@@ -73,7 +73,7 @@ class SimulatedWorker:
         self._stretch: Stretch | None = None
         self._started_at = 0.0
         self._version = 0
-        """Of the planned end of the stretch; an end of an earlier version is void."""
+        """The version of the planned end of the stretch; an end of an earlier version is void."""
         self._leaving: list[str] = []
         self._arrived: list[Sequence[EngineRow]] = []
         self._sent: dict[str, int] = {}

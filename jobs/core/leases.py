@@ -43,7 +43,7 @@ class Leases:
         return now - since >= LEASE_S
 
     def forget(self, jobs: Sequence[str]) -> None:
-        """Those are of no interest any more."""
+        """Forgets jobs that are of no interest any more."""
         for job in jobs:
             self._seen.pop(job, None)
 

@@ -26,9 +26,9 @@ BLOCK_BYTES: Final = 4 * 1024 * 1024
 SPAN_MAX: Final = 8192
 """Items between the oldest without an outcome and the newest in memory."""
 BYTES_MAX: Final = 32 * 1024 * 1024
-"""Of the requests in memory."""
+"""The limit of the requests in memory, bytes."""
 ITEM_BYTES: Final = 16 * 1024
-"""Of the requests in flight, on average over the items that may be; another one goes below it."""
+"""Bytes of requests in flight, on average over the items that may be; another one goes below it."""
 NO_ROOM_WAIT_S_MAX: Final = 15.0
 _BEGINNING: Final = 64
 """Characters of a prompt that tell which beginning it shares."""
@@ -67,7 +67,7 @@ class Entry:
 
 
 ANSWER_TOKENS: Final = 256
-"""Of an answer without a limit, before the first one is known."""
+"""Tokens expected of an answer without a limit, before the first one is known."""
 BYTES_A_TOKEN: Final = 4
 
 

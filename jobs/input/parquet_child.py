@@ -13,10 +13,10 @@ import sys
 from typing import Any, Final
 
 MEMORY_BYTES: Final = 512 * 1024 * 1024
-"""That a file may take, beside the process itself."""
+"""The memory that a file may take, beside the process itself."""
 ROW_BYTES_MAX: Final = 1 << 20
 CPU_S: Final = 600
-"""Of a whole file."""
+"""Processor time of a whole file, seconds."""
 _ROWS: Final = 64
 _OUT_BYTES: Final = 1 << 16
 

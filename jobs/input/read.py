@@ -20,7 +20,7 @@ from sluice.openai.fields import BadField, load_json
 from sluice.v1 import inference_pb2 as pb
 
 LINE_BYTES_MAX: Final = 1 << 20
-"""As much as a gateway takes of one request by default (`gateway.max_message_bytes`)."""
+"""The size that a gateway takes of one request by default (`gateway.max_message_bytes`)."""
 ID_CHARS_MAX: Final = 256
 ID_FIELDS: Final = ("custom_id", "id")
 DUPLICATE: Final = "DUPLICATE_ID"
@@ -132,12 +132,12 @@ class ItemParser:
         return BadLine(one.line, one.custom_id, reason, DUPLICATE)
 
     def of_text(self, number: int, line: bytes) -> Item | BadLine:
-        """Of a line that is a prompt."""
+        """Makes the item of a line that is a prompt."""
         row = {"prompt": line.decode("utf-8", "surrogateescape").strip()}
         return self.of_row(number, row, tables.PROMPT)
 
     def of_json(self, number: int, line: bytes) -> Item | BadLine:
-        """Of a line that should be an object."""
+        """Makes the item of a line that should be an object."""
         if len(line) > self.line_bytes_max:
             return self.too_long(number)
         try:
@@ -151,13 +151,13 @@ class ItemParser:
         return self.of_row(number, value, self.template)
 
     def too_long(self, number: int) -> BadLine:
-        """Of a line with too many bytes."""
+        """Makes the item of a line with too many bytes."""
         return BadLine(number, None, f"is longer than {self.line_bytes_max} bytes")
 
     def of_row(
         self, number: int, row: Mapping[str, Any], template: Template | None
     ) -> Item | BadLine:
-        """Of fields by name."""
+        """Makes the item of fields by name."""
         custom_id = None
         request: Request
         try:

@@ -8,7 +8,7 @@ from sluice.errors import InvalidRequest
 from sluice.openai.fields import BadField
 
 PROMPT_CHARS_MAX: Final = 1 << 20
-"""As much as a gateway takes of one request by default (`gateway.max_message_bytes`)."""
+"""The size that a gateway takes of one request by default (`gateway.max_message_bytes`)."""
 _HINT: Final = "a column stands as {name}, a brace itself as {{ or }}"
 
 

@@ -53,7 +53,7 @@ class BlockTable:
 
     @property
     def block_hashes(self) -> list[bytes]:
-        """Of the row's full blocks."""
+        """Hashes of the row's full blocks."""
         return self.hashes[self.block_units - 1 :: self.block_units]
 
 
@@ -124,7 +124,7 @@ class BlockManager:
         return copies
 
     def cached_tokens(self, table: BlockTable, tokens: int) -> int:
-        """Of ``tokens`` in a table just opened, how many need not be computed."""
+        """The number of ``tokens`` in a table just opened that need not be computed."""
         return min(table.known * self.share_tokens, tokens - 1)
 
     def grow(self, table: BlockTable, tokens: int) -> bool:
@@ -157,7 +157,7 @@ class BlockManager:
         return freed
 
     def discard(self, table: BlockTable) -> list[int]:
-        """As `close`, of a row whose cache content is not to be trusted: none of its blocks stays known."""
+        """Closes the table of a row whose cache content is not to be trusted: none of its blocks stays known."""
         for block in table.blocks:
             self._forget(block)
         return self.close(table)

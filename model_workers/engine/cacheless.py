@@ -45,7 +45,7 @@ class CachelessEngine(Engine):
 
 
 class WholeTextEngine(CachelessEngine):
-    """The same of models that read a text at once; `_answers` is the engine's own.
+    """An engine of models that read a text at once; `_answers` is the engine's own.
 
     The scheduler admits ``prefill_tokens`` a step, so that cancels and urgent rows are handled in between.
     """

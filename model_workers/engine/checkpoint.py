@@ -166,7 +166,7 @@ def _load_draft(settings: ModelSettings, path: str, loaded: LoadedModel) -> Load
 def _cache_size(
     settings: ModelSettings, loaded: LoadedModel, draft: LoadedModel | None
 ) -> CacheSize:
-    """As many blocks as ``cache_gb`` or a share of the free memory holds, and no more than all slots could fill.
+    """The blocks that ``cache_gb`` or a share of the free memory holds, and no more than all slots could fill.
 
     A draft model has as many blocks of its own.
 

@@ -8,9 +8,9 @@ import torch
 from sluice.settings import SettingsError
 
 CPU_SHARE: Final = 0.5
-"""Of the memory that is available at start, what the caches of all workers take at most when nothing is set."""
+"""The share of the memory available at start that the caches of all workers take at most when nothing is set."""
 CUDA_SHARE: Final = 0.85
-"""Of a worker's memory that the weights leave, what its cache takes; the rest is for what a step computes with."""
+"""The share of what the weights leave that a worker's cache takes; the rest is for what a step computes with."""
 
 
 def find_device(name: str) -> torch.device:

@@ -123,9 +123,9 @@ class Batch:
         self._slots = slots
         self._text_max = text_max
         self._lengths: list[int] = []
-        """Of the answers, with the tokens before them."""
+        """Lengths of the answers, with the tokens before them."""
         self._sizes: list[int] = []
-        """Of the texts."""
+        """Lengths of the texts."""
         self._own: list[Buffer] = []
         self._texts: list[Buffer] = []
         self._end = 0

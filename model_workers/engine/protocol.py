@@ -93,7 +93,7 @@ class RowSpec:
     sampling: Sampling
     deadline: float | None = None
     rank: int = 0
-    """Of its class: 0 is the most urgent. Rows of a higher rank may be preempted for those of a lower one."""
+    """The rank of its class: 0 is the most urgent. Rows of a higher rank may be preempted for those of a lower one."""
     gather_s: float = 0.0
     """How long its tokens may wait for more before they are sent, seconds."""
     step_prefill_tokens: int = 0
@@ -103,7 +103,7 @@ class RowSpec:
     audio: AudioSpec | None = None
     """What it hears; the prompt is what its decoder begins with. None: nothing."""
     tenant: str = ""
-    """Whose it is: the prefix cache is shared by the rows of a tenant."""
+    """The tenant whose row it is: the prefix cache is shared by the rows of a tenant."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ class SpeculationController:
 
     @property
     def tokens_per_row(self) -> float:
-        """Of a step with drafts; 0 before the first is measured."""
+        """Mean tokens a row of a step with drafts; 0 before the first is measured."""
         return self._tokens_per_row.value
 
     def gain(self, rows: int) -> float:

@@ -22,7 +22,7 @@ from sluice.settings import SettingsError
 
 SAMPLES_A_SECOND: Final = 16_000
 _LOUDEST: Final = 32_768.0
-"""Of a sample of 16 bits."""
+"""The largest value of a sample of 16 bits."""
 
 
 class SpeechModel(EncoderDecoder):

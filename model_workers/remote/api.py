@@ -183,7 +183,7 @@ class ServerApi:
         return body
 
     def _alternatives(self, sampling: Sampling) -> int | None:
-        """Of a chat whether there are some: their number has a name of its own."""
+        """The value of ``logprobs``: in a chat whether there are alternatives, their number has a field of its own."""
         if not sampling.logprobs:
             return None
         return True if self.settings.api == "chat" else sampling.top_logprobs
@@ -268,7 +268,7 @@ def _usage(said: Mapping[str, Any] | None) -> ServerUsage | None:
 
 
 def _server_tokens(said: Mapping[str, Any] | None) -> tuple[ServerToken, ...]:
-    """Of a chat; a refusal has none of its own."""
+    """Tokens of a chat as the server counts them; a refusal has none of its own."""
     return tuple(
         ServerToken(
             _bytes_of(one),
@@ -289,7 +289,7 @@ def _bytes_of(token: Mapping[str, Any]) -> bytes:
 
 
 def _logprobs(said: Mapping[str, Any] | None) -> tuple[TokenLogprobs, ...]:
-    """Of vLLM with return_tokens_as_token_ids: tokens are "token_id:N"."""
+    """Log-probabilities as vLLM gives them with return_tokens_as_token_ids: tokens are "token_id:N"."""
     if not said:
         return ()
     alternatives = said.get("top_logprobs") or [{}] * len(said["token_logprobs"])

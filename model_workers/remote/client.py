@@ -203,7 +203,7 @@ class ServerClient:
 
 
 def _proxy_of(url: str) -> str | None:
-    """As HTTPS_PROXY and NO_PROXY say. aiohttp would read them, and ~/.netrc, for every request, in a thread."""
+    """The proxy by HTTPS_PROXY and NO_PROXY. aiohttp would read them, and ~/.netrc, for every request, in a thread."""
     parts = urlsplit(url)
     bypassed = proxy_bypass(parts.hostname or "")
     return None if bypassed else getproxies().get(parts.scheme)

@@ -88,7 +88,7 @@ class RemoteRow:
         )
 
     def _billed(self, usage: ServerUsage | None) -> tuple[int, int] | None:
-        """Of a row that was begun before, nobody knows what was billed then."""
+        """What was billed for a row; of one that was begun before, nobody knows what was billed then."""
         if usage is None or self.spec.produced:
             return None
         return usage.prompt_tokens, usage.answer_tokens

@@ -20,7 +20,7 @@ class Retry(Enum):
     """Whether the same request may be sent again, and when."""
 
     NEVER = auto()
-    """It would fail again."""
+    """A call that would fail again."""
     SOON = auto()
     """The server has failed, or cannot be reached."""
     WHEN_ALLOWED = auto()

@@ -85,7 +85,7 @@ def _exhausted_s(headers: Mapping[str, str], what: str) -> float:
 
 
 def _duration_s(headers: Mapping[str, str], what: str) -> float:
-    """Of ``1.5``, ``20ms`` or ``6m0s``; a default for anything else."""
+    """Seconds of ``1.5``, ``20ms`` or ``6m0s``; a default for anything else."""
     said = headers.get(f"x-ratelimit-reset-{what}", "").strip()
     if (seconds := _number(said)) is not None:
         return seconds

@@ -220,7 +220,7 @@ class FlashAttention:
         return layout.inputs()
 
     def upload(self, layout: FlashLayout) -> FlashLayout:
-        """The same on the device."""
+        """Copies the arrays to the device."""
         wide, narrow = (on_device(part, self.cache.device) for part in (layout.wide, layout.narrow))
         return replace(layout, wide=wide, narrow=narrow)
 
@@ -355,7 +355,7 @@ class DecodeGraphs:
 
 
 def _wanted(chunks: Sequence[RowChunk]) -> list[int]:
-    """Of all tokens, one after the other, those whose logits are wanted."""
+    """Positions, among all tokens one after the other, whose logits are wanted."""
     ends = accumulate(len(chunk.tokens) for chunk in chunks)
     pairs = zip(ends, chunks, strict=True)
     return [place for end, chunk in pairs for place in range(end - chunk.logits, end)]

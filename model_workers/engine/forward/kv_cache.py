@@ -118,7 +118,7 @@ FP8: Final = torch.float8_e4m3fn
 FP8_EXPONENT: Final = 8
 """Numbers are scaled to below 2 to the power of this: the format holds up to 448."""
 EXPONENT_MAX: Final = 120
-"""Of a scale: it is kept in 8 bits."""
+"""The largest exponent of a scale: it is kept in 8 bits."""
 
 
 class Fp8KvCache(KvCache):

@@ -44,7 +44,7 @@ class Linear(nn.Module):
 
 
 class PackedLinear(Linear):
-    """The same on a CPU, the weight in oneDNN's layout."""
+    """A linear layer on a CPU, the weight in oneDNN's layout."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), LAYOUT_ROWS)
@@ -64,7 +64,7 @@ class PackedLinear(Linear):
 
 
 class Int8Linear(Linear):
-    """The same with the weight in 8-bit integers and one scale per output: a quarter of float32's memory.
+    """A linear layer with the weight in 8-bit integers and one scale per output: a quarter of float32's memory.
 
     Few rows in bfloat16 on a CPU are multiplied with the integers themselves; else the weight becomes a number format
     that can be multiplied for as long as the product takes.
@@ -89,7 +89,7 @@ class Int8Linear(Linear):
 
 
 class Fp8Linear(Linear):
-    """The same with the weight in 8-bit floats (e4m3) and one scale per output, multiplied as such: each row of the
+    """A linear layer with the weight in 8-bit floats (e4m3), one scale per output, multiplied as such: each row of the
     input is rounded to 8 bits too, with a scale of its own.
 
     The numbers are those of torchao's `Float8DynamicActivationFloat8WeightConfig` with `PerRow`, and so is the kernel,

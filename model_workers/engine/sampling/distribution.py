@@ -25,7 +25,7 @@ Token = tuple[int, TokenLogprobs | None]
 _MASK: Final = (1 << 64) - 1
 _GAMMA: Final = 0x9E3779B97F4A7C15
 _MINUS_INFINITY: Final = -2139095041
-"""As `_ordered_bits` has it."""
+"""Minus infinity as `_ordered_bits` has it."""
 TOP_K_FAST: Final = 1024
 """Up to so many highest scores a device finds faster than the border between scores."""
 
