@@ -13,6 +13,7 @@ from nats.errors import Error as NatsError
 from opentelemetry.trace import Tracer
 
 from gateway.admission.arriving import Arriving
+from gateway.admission.calls import CallChecks
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.load_table import ModelLoadTable
 from gateway.admission.overload import OverloadControl
@@ -49,7 +50,7 @@ from gateway.upstream.nats_transport import NatsTransport
 from gateway.upstream.rows import Upstream
 from gateway.upstream.served_models import ServedModels
 from gateway.upstream.shadow_runner import ShadowRunner
-from sluice.errors import SetupError, ShuttingDown, SluiceError, TransportUnavailable
+from sluice.errors import RETRY_AFTER_S, SetupError, ShuttingDown, SluiceError, TransportUnavailable
 from sluice.internal.v1.items_pb2_grpc import add_ItemsServiceServicer_to_server
 from sluice.settings import Settings, SettingsError
 from sluice.settings.routing import RoutingSettings
@@ -70,7 +71,6 @@ _log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.1
 """Interval of the checks of deadlines, stalls and readiness, seconds."""
-RETRY_AFTER_S: Final = 1.0
 _RECORDS_S: Final = 2.0
 _STORE_RETRY_S: Final = 0.2
 
@@ -151,6 +151,7 @@ class Gateway:
             int(limits.audio_max_s * BYTES_A_SECOND) + HEAD_BYTES if hears else 0
         )
         self._arriving = Arriving(limits.max_message_bytes + self._audio_max_bytes)
+        self._checks = CallChecks(self.authenticator, self._limiter, self._arriving)
         self._grpc = self._make_grpc()
         http = settings.http.address
         self.http = None if http is None else self._make_http(http)
@@ -345,11 +346,7 @@ class Gateway:
     def _make_grpc(self) -> GrpcServer:
         settings, limits = self._settings, self._settings.gateway
         interceptor = ErrorInterceptor(
-            limits.max_message_bytes,
-            self._limiter,
-            self.authenticator,
-            self._arriving,
-            self._audio_max_bytes,
+            limits.max_message_bytes, self._checks, self._audio_max_bytes
         )
         grpc_server = GrpcServer(settings, interceptor)
         server, texts = grpc_server.server, TextCalls(self._generator)
@@ -377,8 +374,7 @@ class Gateway:
             self._generator,
             self._loads,
             self._jobs,
-            self.authenticator,
-            self._arriving,
+            self._checks,
             lambda: self._health.serving,
             local_only=not (self._settings.gateway.allow_remote or self.authenticator.on),
         )

@@ -58,6 +58,8 @@ FIELD_MAX: Final = 128
 """Bytes of the path of a wrong field, sent likewise."""
 VIOLATIONS_MAX: Final = 2000
 """Bytes of all wrong fields together; the others are left out."""
+RETRY_AFTER_S: Final = 1.0
+"""After how many seconds a call may succeed that was refused for want of room, or of a process that will be back."""
 
 
 @dataclass(frozen=True)

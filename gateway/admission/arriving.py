@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
-from sluice.errors import DeadlinePassed, Overloaded
+from sluice.errors import RETRY_AFTER_S, DeadlinePassed, Overloaded
 
 RECEIVE_S: Final = 30.0
 """How long the message of a call may take to arrive, seconds."""
@@ -27,7 +27,6 @@ SENDING_MAX: Final = 4
 """Those of them whose client may send many messages: uploads."""
 HEALTH_MAX: Final = 1024
 """Calls of an address about health, which anybody may ask."""
-RETRY_AFTER_S: Final = 1.0
 
 _Message = TypeVar("_Message")
 

@@ -21,7 +21,7 @@ from typing import Final
 from gateway.admission.constraint_child import MEMORY_BYTES, SECONDS
 from gateway.admission.tenant_threads import TenantQueue
 from sluice.constraints import costly_part, problem_before
-from sluice.errors import Overloaded
+from sluice.errors import RETRY_AFTER_S, Overloaded
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,6 @@ KNOWN_MAX: Final = 4096
 """Findings that are kept; the oldest make room."""
 WAITING_MAX: Final = 16
 """Constraints of a tenant that may wait to be compiled."""
-RETRY_AFTER_S: Final = 1.0
 _START_S: Final = 20.0
 
 

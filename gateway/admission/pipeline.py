@@ -16,7 +16,6 @@ from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.admission.prompts import PreparedPrompt, check_length, encode, is_long, prepare
 from gateway.admission.tenant_threads import TenantThreads
 from gateway.admission.usage import CurrentLoad, UsageAccounting
-from gateway.identity.caller import current_caller
 from gateway.models.catalog import Catalog, ServedModel
 from gateway.records.record_builder import RecordBuilder
 from gateway.routing.budget import Reservation
@@ -227,7 +226,7 @@ class Admission:
                 first = await self._prepare(request, prompt, plan.model)
                 span.set_attribute(names.GEN_AI_INPUT_TOKENS, len(first.prompt_token_ids))
                 second = await self._prepare_second(request, prompt, plan, first)
-            self._usage.hold_longest(reservation, current_caller(), first, second)
+            self._usage.hold_longest(reservation, request.caller, first, second)
         return AdmittedRequest(
             plan,
             prompt.conversation,
@@ -254,7 +253,7 @@ class Admission:
                 rows = await self.threads.run(tenant, work) if long else work()
                 tokens = sum(len(row.prompt_token_ids) for row in rows)
                 span.set_attribute(names.GEN_AI_INPUT_TOKENS, tokens)
-            self._usage.hold_longest(decided.reservation, current_caller(), *rows)
+            self._usage.hold_longest(decided.reservation, incoming.request.caller, *rows)
         return AdmittedTexts(plan, decided.scheduling, rows, decided.reservation)
 
     async def _decide(self, incoming: IncomingRequest, *, one_prompt: bool) -> _Decided:
@@ -268,7 +267,7 @@ class Admission:
             request.tenant,
         )
         # Before any work is done for it: a refusal must be quick when most requests are refused.
-        self._usage.limits.enter(current_caller())
+        self._usage.limits.enter(request.caller)
         models = self.catalog.reading if request.model is None else (request.model,)
         self._overload.refuse_hopeless(models, scheduling, time.monotonic())
         if one_prompt:

@@ -7,9 +7,10 @@ each rate of tokens before it is sent. At its end what it has used takes the pla
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final, Protocol
+from typing import Final
 
 from gateway.admission.token_bucket import STALE_S, TokenBucket
+from gateway.identity.caller import Caller
 from gateway.routing.budget import Spending
 from sluice.errors import LimitReached
 from sluice.settings.limits import LimitSettings, RateLimits
@@ -19,22 +20,6 @@ RUNNING_RETRY_S: Final = 1.0
 _MINUTE_S: Final = 60.0
 _REQUESTS: Final = "requests_per_minute"
 _TOKENS: Final = "tokens_per_minute"
-
-
-class Payer(Protocol):
-    """Who is limited: a tenant, and the key of the call if it has one."""
-
-    @property
-    def tenant(self) -> str:
-        """Its name."""
-
-    @property
-    def key_id(self) -> str:
-        """Empty: none."""
-
-    @property
-    def key_limits(self) -> RateLimits:
-        """Of the key alone."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +107,7 @@ class TenantLimits:
         every = (self._default, *self._tenants.values())
         return any(one.cost_per_day is not None or one.cost_per_month is not None for one in every)
 
-    def enter(self, payer: Payer) -> None:
+    def enter(self, payer: Caller) -> None:
         """A request of ``payer`` comes; raises LimitReached."""
         limits, now = self.of(payer.tenant), self._clock()
         for name, limit, spent in self._costs(payer.tenant, limits, now):
@@ -136,7 +121,7 @@ class TenantLimits:
             if (wait_s := bucket.wait_s(1.0, now)) > 0:
                 raise bucket.reached(wait_s)
 
-    def reserve(self, payer: Payer, model: str, tokens: float) -> HeldTokens:
+    def reserve(self, payer: Caller, model: str, tokens: float) -> HeldTokens:
         """A request that goes to ``model`` may take so many tokens; raises LimitReached."""
         limits, now = self.of(payer.tenant), self._clock()
         buckets = list(self._rates(payer, limits, _TOKENS))
@@ -182,7 +167,7 @@ class TenantLimits:
             Use(name, limit, spent) for name, limit, spent in self._costs(tenant, limits, now)
         ]
 
-    def headers(self, payer: Payer) -> dict[str, str]:
+    def headers(self, payer: Caller) -> dict[str, str]:
         """The rates of a tenant as headers of HTTP, with OpenAI's names."""
         now, headers = self._clock(), {}
         for kind in (_REQUESTS, _TOKENS):
@@ -243,7 +228,7 @@ class TenantLimits:
             bucket.take(part, now)
         return held
 
-    def _rates(self, payer: Payer, limits: LimitSettings, kind: str) -> "Iterator[LimitBucket]":
+    def _rates(self, payer: Caller, limits: LimitSettings, kind: str) -> "Iterator[LimitBucket]":
         yield from self._buckets_of(f"tenant {payer.tenant}", limits, limits, kind)
         if payer.key_id:
             yield from self._buckets_of(f"key {payer.key_id}", payer.key_limits, limits, kind)

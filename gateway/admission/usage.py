@@ -9,7 +9,8 @@ from typing_extensions import override
 
 from gateway.admission.overload import OverloadControl
 from gateway.admission.prompts import PreparedPrompt
-from gateway.admission.tenant_limits import Payer, TenantLimits
+from gateway.admission.tenant_limits import TenantLimits
+from gateway.identity.caller import Caller
 from gateway.routing.breaker import Breakers
 from gateway.routing.budget import Reservation, Spending
 from gateway.routing.plan import Plan
@@ -85,7 +86,7 @@ class UsageAccounting:
         return self.spending.reserve(tenant, cost)
 
     def hold_longest(
-        self, reservation: Reservation, payer: Payer, *prepared: PreparedPrompt | None
+        self, reservation: Reservation, payer: Caller, *prepared: PreparedPrompt | None
     ) -> None:
         """A request of ``payer`` may take and cost the longest answers to ``prepared``; raises LimitReached."""
         rows = [one for one in prepared if one is not None]

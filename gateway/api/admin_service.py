@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
-from gateway.api.metadata import is_local
-from gateway.identity.caller import current_caller
+from gateway.api.interceptor import is_local
 from gateway.records.record_builder import audit_response
 from gateway.records.store import RecordStore
 from gateway.shared.forget import Forgetting
@@ -56,7 +55,7 @@ class AdminService(AdminServiceServicer):
         if request.limit > LIST_MAX:
             raise InvalidRequest.of("limit", f"must be at most {LIST_MAX}")
         _check_names(tenant=request.tenant, model=request.model)
-        request.tenant = current_caller().reads or request.tenant
+        request.tenant = context.caller.reads or request.tenant
         return await self._shared.running.listed(request)
 
     async def ListTenants(
@@ -64,7 +63,7 @@ class AdminService(AdminServiceServicer):
     ) -> pb.ListTenantsResponse:
         """See the proto."""
         _check_names(tenant=request.tenant)
-        tenant = current_caller().reads or request.tenant
+        tenant = context.caller.reads or request.tenant
         return self._shared.limits.listed(tenant, self._settings.currency)
 
     async def ForgetTenant(
@@ -126,14 +125,14 @@ class AdminService(AdminServiceServicer):
         self, request: pb.GetRequestRecordRequest, context: Any
     ) -> pb.GetRequestRecordResponse:
         """See the proto."""
-        return await self._store.explain(_request_id(request.request_id), current_caller().reads)
+        return await self._store.explain(_request_id(request.request_id), context.caller.reads)
 
     async def GetAuditEntry(
         self, request: pb.GetAuditEntryRequest, context: Any
     ) -> pb.GetAuditEntryResponse:
         """See the proto."""
         request_id = _request_id(request.request_id)
-        return audit_response(await self._store.audit_entry(request_id, current_caller().reads))
+        return audit_response(await self._store.audit_entry(request_id, context.caller.reads))
 
     async def SubmitFeedback(
         self, request: pb.SubmitFeedbackRequest, context: Any
@@ -143,7 +142,7 @@ class AdminService(AdminServiceServicer):
             raise InvalidRequest.of("grade", "must be in [0, 1]")
         grade = pb.Grade(grade=request.grade, create_time=timestamp(unix_ms()))
         request_id = _request_id(request.request_id)
-        record = await self._store.grade(request_id, grade, current_caller().changes)
+        record = await self._store.grade(request_id, grade, context.caller.changes)
         self._drift.graded(record, grade.grade)
         return pb.SubmitFeedbackResponse()
 
@@ -179,7 +178,7 @@ class AdminService(AdminServiceServicer):
 
     def _readable(self, tenants: list[str], context: Any) -> list[str]:
         """The tenants whose outcomes are asked for, empty for all; raises PermissionDenied."""
-        caller = current_caller()
+        caller = context.caller
         allowed = self._settings.gateway.allow_remote_outcomes or is_local(context.peer())
         if not allowed:
             raise PermissionDenied(

@@ -24,7 +24,7 @@ from gateway.api.call_attributes import (
     started_attributes,
 )
 from gateway.api.several import Write, answer_all, requests_of
-from gateway.identity.caller import current_caller
+from gateway.identity.caller import Caller
 from gateway.records.record_builder import RecordBuilder, RecordBuilders
 from gateway.routing.cascade.limit import EscalationLimiter
 from gateway.shared.state import SharedState
@@ -122,13 +122,14 @@ class Generator:
     async def answer(
         self,
         request: GenerateRequest,
+        caller: Caller,
         write: Callable[[GenerateResponse], Awaitable[None]],
         remaining_s: float | None,
         metadata: Mapping[str, str],
         *,
         is_item: bool = False,
     ) -> None:
-        """Passes all events of the answer to `current_caller` to ``write``.
+        """Passes all events of the answer to ``caller`` to ``write``.
 
         Args:
             remaining_s: until the deadline of the call.
@@ -141,7 +142,7 @@ class Generator:
         spans = CallSpans(self.tracer, names.SPAN_GENERATE, metadata)
         with spans.call():
             call = _Call(self, spans, write)
-            valid = call.validated(request, remaining_s, current_caller().tenant)
+            valid = call.validated(request, remaining_s, caller)
             if is_item:
                 valid = replace(valid, is_item=True)
             if valid.sampling.n <= 1:
@@ -196,14 +197,14 @@ class _Call:
         """Why the call was stopped."""
 
     def validated(
-        self, wire: GenerateRequest, remaining_s: float | None, tenant: str
+        self, wire: GenerateRequest, remaining_s: float | None, caller: Caller
     ) -> ValidRequest:
         catalog, settings = self._upstream.admission.catalog, self._shared.settings
         timeout_s = self._shared.timeout_s(remaining_s)
-        self._spans.describe(call_attributes, wire, tenant, self._request_id)
+        self._spans.describe(call_attributes, wire, caller.tenant, self._request_id)
         about_request(self._request_id, self._spans.trace_id)
         request = validate(
-            wire, catalog, timeout_s, tenant, self._shared.state.resume_key, settings.audio_max_s
+            wire, catalog, timeout_s, caller, self._shared.state.resume_key, settings.audio_max_s
         )
         self._spans.describe(request_attributes, request)
         return request

@@ -7,9 +7,8 @@ from typing import Any, Final
 from gateway.admission.entities import asker_of
 from gateway.admission.load_table import ModelLoadTable
 from gateway.api.generate import Generator, new_request_id
-from gateway.api.metadata import metadata_of, timeout_of
 from gateway.api.texts import TextCalls
-from gateway.identity.caller import current_caller
+from gateway.identity.caller import Caller
 from gateway.validation.requests import UNSTATED_CLASS, request_about, validate_count
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
@@ -30,8 +29,9 @@ class InferenceService(InferenceServiceServicer):
         self, request: pb.GenerateRequest, context: Any
     ) -> None:
         """See the proto."""
+        remaining_s = context.time_remaining()
         await self._generator.answer(
-            request, context.write, context.time_remaining(), metadata_of(context)
+            request, context.caller, context.write, remaining_s, context.metadata
         )
 
     async def GenerateText(
@@ -39,29 +39,34 @@ class InferenceService(InferenceServiceServicer):
     ) -> pb.GenerateTextResponse:
         """See the proto."""
         return await whole_answer(
-            self._generator, request, context.time_remaining(), metadata_of(context)
+            self._generator, request, context.caller, context.time_remaining(), context.metadata
         )
 
     async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
         """See the proto."""
-        return await self._texts.embed(request, context.time_remaining(), metadata_of(context))
+        return await self._texts.embed(
+            request, context.caller, context.time_remaining(), context.metadata
+        )
 
     async def Rerank(self, request: pb.RerankRequest, context: Any) -> pb.RerankResponse:
         """See the proto."""
-        return await self._texts.rerank(request, context.time_remaining(), metadata_of(context))
+        return await self._texts.rerank(
+            request, context.caller, context.time_remaining(), context.metadata
+        )
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
         """See the proto."""
-        return await self._texts.score(request, context.time_remaining(), metadata_of(context))
+        return await self._texts.score(
+            request, context.caller, context.time_remaining(), context.metadata
+        )
 
     async def CountTokens(
         self, request: pb.CountTokensRequest, context: Any
     ) -> pb.CountTokensResponse:
         """See the proto."""
         conversation, name = validate_count(request, self._admission.catalog)
-        tenant = current_caller().tenant
-        async with self._generator.limiter.slot(UNSTATED_CLASS, tenant):
-            asked = request_about(conversation, tenant, {}, timeout_of(context))
+        async with self._generator.limiter.slot(UNSTATED_CLASS, context.caller.tenant):
+            asked = request_about(conversation, context.caller, {}, context.guards_timeout_s)
             asker = asker_of(asked, new_request_id(), time.monotonic())
             count, model = await self._admission.count(conversation, name, asker)
         return pb.CountTokensResponse(
@@ -95,6 +100,7 @@ class InferenceService(InferenceServiceServicer):
 async def whole_answer(
     generator: Generator,
     request: pb.GenerateRequest,
+    caller: Caller,
     remaining_s: float | None,
     metadata: Mapping[str, str],
     *,
@@ -112,7 +118,7 @@ async def whole_answer(
     async def collect(event: pb.GenerateResponse) -> None:
         add_event(answer, event)
 
-    await generator.answer(request, collect, remaining_s, metadata, is_item=is_item)
+    await generator.answer(request, caller, collect, remaining_s, metadata, is_item=is_item)
     return answer
 
 

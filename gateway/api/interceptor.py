@@ -8,33 +8,23 @@ request that it cannot parse; here it becomes an error of ours.
 
 import asyncio
 import inspect
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, Final
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.descriptor_pool import Default as default_pool
 from google.protobuf.message import Message
 
 from gateway.admission import arriving
-from gateway.admission.arriving import Arriving
-from gateway.admission.class_limiter import ClassLimiter
-from gateway.api.metadata import host_of, metadata_of
-from gateway.identity.authenticator import Authenticator
-from gateway.identity.caller import MESH, Caller, roles_for, set_caller
+from gateway.admission.calls import CallChecks, guarded
+from gateway.identity.caller import MESH, Caller, roles_for
 from gateway.validation.requests import class_of
-from sluice.errors import (
-    DeadlinePassed,
-    InternalError,
-    InvalidRequest,
-    MessageTooLarge,
-    SluiceError,
-)
+from sluice.errors import DeadlinePassed, InvalidRequest, MessageTooLarge, SluiceError
+from sluice.startup import is_loopback
 from sluice.v1.inference_pb2 import GenerateRequest
 from sluice.wire.codec import request_reader
-
-_log = logging.getLogger(__name__)
 
 _OURS: Final = "/sluice."
 _OPERATORS: Final = frozenset(
@@ -45,12 +35,39 @@ _OPERATORS: Final = frozenset(
 _OPEN: Final = "/grpc.health.v1.Health/"
 _MESH_ONLY: Final = frozenset({MESH})
 ABORT_S: Final = 5.0
+GUARDS_S: Final = 60.0
 HEALTH_BYTES_MAX: Final = 1024
 METHODS_MAX: Final = 256
 """Methods whose handlers are kept."""
 
-Behaviour = Callable[[Any, Any], Awaitable[Any]]
 Read = Callable[[bytes], Message | SluiceError]
+
+
+class GrpcCall:
+    """A call whose caller is known; the methods of our services get it in place of grpc's context.
+
+    Attributes:
+        metadata: its text entries; the trace context is among them.
+        write, time_remaining, peer, abort: of grpc's context.
+    """
+
+    __slots__ = ("abort", "caller", "metadata", "peer", "time_remaining", "write")
+
+    def __init__(self, context: Any) -> None:
+        """The call of ``context``; ``caller`` is not known yet."""
+        self.caller: Caller
+        entries = context.invocation_metadata() or ()
+        self.metadata = {key: value for key, value in entries if isinstance(value, str)}
+        self.write: Callable[[Any], Awaitable[None]] = context.write
+        self.time_remaining: Callable[[], float | None] = context.time_remaining
+        self.peer: Callable[[], str] = context.peer
+        self.abort: Callable[..., Awaitable[None]] = context.abort
+
+    @property
+    def guards_timeout_s(self) -> float:
+        """How long it may wait for guard models if it has no deadline of its own kind, seconds."""
+        remaining = self.time_remaining()
+        return GUARDS_S if remaining is None else min(remaining, GUARDS_S)
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -61,19 +78,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """
 
     def __init__(
-        self,
-        max_message_bytes: int,
-        limiter: ClassLimiter,
-        authenticator: Authenticator,
-        arriving: Arriving,
-        audio_max_bytes: int = 0,
+        self, max_message_bytes: int, checks: CallChecks, audio_max_bytes: int = 0
     ) -> None:
         """``audio_max_bytes``: what a message may have in addition, if that is audio."""
         self._max_message_bytes = max_message_bytes
         self.max_bytes = max_message_bytes + audio_max_bytes
-        self._limiter = limiter
-        self._authenticator = authenticator
-        self._arriving = arriving
+        self._checks = checks
+        self._arriving = checks.arriving
         self._handlers: dict[str, Any] = {}
         """By method."""
 
@@ -83,7 +94,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         """Wraps the method that is called."""
-        self._limiter.turns.arrived()
+        self._checks.limiter.turns.arrived()
         method = str(handler_call_details.method)
         known = self._handlers.get(method)
         if known is not None:
@@ -101,25 +112,22 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             self._handlers[method] = made
         return made
 
-    async def _admit(self, context: Any, method: str, roles: frozenset[str]) -> Caller:
-        """The caller, `current_caller` from now on in this task; raises as `Authenticator.caller_of`."""
-        names = _certificate_names(context) if self._authenticator.takes_certificates else ()
-        caller = await self._authenticator.caller_of(metadata_of(context), names)
-        caller.require(roles, method.removeprefix("/"))
-        set_caller(caller)
-        return caller
+    async def _call(self, context: Any, method: str, roles: frozenset[str]) -> GrpcCall:
+        """The call of ``context``; raises as `CallChecks.caller_of`."""
+        call, checks = GrpcCall(context), self._checks
+        names = _certificate_names(context) if checks.authenticator.takes_certificates else ()
+        call.caller = await checks.caller_of(call.metadata, names, roles, method.removeprefix("/"))
+        return call
 
     def _opened(self, handler: Any) -> Any:
         """Of health, which anybody may ask: what a tenant is to other calls is an address here."""
         behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
         read = request_reader(handler.request_deserializer)
 
-        async def answer(context: Any) -> None:
+        async def answer(_: Any, context: Any) -> None:
             address = f"of {host_of(context.peer())}"
             with self._arriving.health(address):
-                payload = await self._arriving.receive(address, context.read)
-                if payload is grpc.aio.EOF:
-                    raise InvalidRequest("the call ended without a message")
+                payload = await self._receive(address, context)
                 if len(payload) > HEALTH_BYTES_MAX:
                     raise _too_large(len(payload), HEALTH_BYTES_MAX)
                 request = read(payload)
@@ -129,13 +137,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 if not handler.response_streaming:
                     await context.write(response)
 
-        async def guarded(_: Any, context: Any) -> None:
-            try:
-                await answer(context)
-            except SluiceError as error:
-                await abort(context, error.with_traceback(None))
-
-        return grpc.stream_stream_rpc_method_handler(guarded, None, handler.response_serializer)
+        return _guarded(_OPEN, answer, None, handler.response_serializer)
 
     def _streamed(self, method: str, handler: Any) -> Any:
         """Of a method with many requests, which parses and counts them itself: items, jobs, reflection."""
@@ -143,30 +145,26 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         behaviour, roles = handler.stream_stream, roles_for(method)
         generates, sends = inspect.isasyncgenfunction(behaviour), _sends_many(method)
 
-        async def answer(requests: Any, context: Any, caller: Caller) -> None:
-            taken = self._one(requests, caller.tenant) if not sends else requests
+        async def behave(requests: Any, call: GrpcCall) -> None:
+            taken = self._one(requests, call.caller.tenant) if not sends else requests
             if sends and roles != _MESH_ONLY and method.startswith(_OURS):
                 taken = _pieces(requests)
             if not generates:
-                await behaviour(taken, context)
+                await behaviour(taken, call)
                 return
-            async for response in behaviour(taken, context):
-                await context.write(response)
+            async for response in behaviour(taken, call):
+                await call.write(response)
 
-        async def guarded(requests: Any, context: Any) -> None:
-            try:
-                caller = await self._admit(context, method, roles)
-                if roles == _MESH_ONLY:
-                    await answer(requests, context, caller)
-                    return
-                with self._arriving.stream(caller.tenant, sends=sends):
-                    await answer(requests, context, caller)
-            except SluiceError as error:
-                await abort(context, error)
+        async def answer(requests: Any, context: Any) -> None:
+            call = await self._call(context, method, roles)
+            if roles == _MESH_ONLY:
+                await behave(requests, call)
+                return
+            with self._arriving.stream(call.caller.tenant, sends=sends):
+                await behave(requests, call)
 
-        return grpc.stream_stream_rpc_method_handler(
-            guarded, handler.request_deserializer, handler.response_serializer
-        )
+        read, write = handler.request_deserializer, handler.response_serializer
+        return _guarded(method, answer, read, write)
 
     async def _one(self, requests: Any, tenant: str) -> AsyncIterator[Any]:
         """The only message of a call; what comes behind it is not read."""
@@ -174,50 +172,41 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if message is not None:
             yield message
 
+    async def _receive(self, tenant: str, context: Any) -> bytes:
+        """The only message of a call, in bytes."""
+        payload = await self._arriving.receive(tenant, context.read)
+        if payload is grpc.aio.EOF:
+            raise InvalidRequest("the call ended without a message")
+        return bytes(payload)
+
     def _parsed(self, method: str, handler: Any) -> Any:
         """Of a method with one request."""
         streams, roles = handler.response_streaming, roles_for(method)
         behaviour = handler.unary_stream if streams else handler.unary_unary
         read = self._reader(handler.request_deserializer)
-        limiter = None if method in _OPERATORS else self._limiter
 
-        async def answer(request: Any, context: Any) -> None:
-            response = await behaviour(request, context)
+        async def behave(request: Any, call: GrpcCall) -> None:
+            response = await behaviour(request, call)
             if not streams:
-                await context.write(response)
+                await call.write(response)
 
-        async def call(context: Any) -> None:
-            tenant = (await self._admit(context, method, roles)).tenant
-            payload = await self._arriving.receive(tenant, context.read)
-            if payload is grpc.aio.EOF:
-                raise InvalidRequest("the call ended without a message")
+        async def answer(_: Any, context: Any) -> None:
+            call = await self._call(context, method, roles)
+            tenant = call.caller.tenant
+            payload = await self._receive(tenant, context)
             with self._arriving.kept_by(tenant) as kept:
                 kept.add(len(payload))
                 request = read(payload)
                 del payload
                 if isinstance(request, SluiceError):
                     raise request
-                if limiter is None:
-                    await answer(request, context)
+                if method in _OPERATORS:
+                    await behave(request, call)
                     return
-                priority_class = class_of(request)
-                await limiter.turn(priority_class)
-                with limiter.call(priority_class, tenant):
-                    await answer(request, context)
+                async with self._checks.running(class_of(request), tenant):
+                    await behave(request, call)
 
-        async def guarded(_: Any, context: Any) -> None:
-            try:
-                await call(context)
-            except SluiceError as error:
-                # Without its frames, which have the request: a client that does not read would keep it in memory.
-                await abort(context, error.with_traceback(None))
-            except (grpc.aio.AbortError, grpc.aio.UsageError):
-                raise
-            except Exception:  # grpc would show the text of the exception to the caller
-                _log.exception("a call failed")
-                await abort(context, InternalError("the gateway failed; its log has the reason"))
-
-        return grpc.stream_stream_rpc_method_handler(guarded, None, handler.response_serializer)
+        return _guarded(method, answer, None, handler.response_serializer)
 
     def _reader(self, parse: Callable[[bytes], Message]) -> Read:
         parsed = request_reader(parse)
@@ -234,6 +223,17 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return message
 
         return read
+
+
+def _guarded(
+    method: str, answer: Callable[[Any, Any], Awaitable[None]], read: Any, write: Any
+) -> Any:
+    """To gRPC every method is a stream of messages in both directions."""
+
+    async def handle(requests: Any, context: Any) -> None:
+        await guarded(answer(requests, context), partial(abort, context), method)
+
+    return grpc.stream_stream_rpc_method_handler(handle, read, write)
 
 
 async def _pieces(requests: Any) -> AsyncIterator[Any]:
@@ -273,6 +273,18 @@ async def abort(context: Any, error: SluiceError) -> None:
             await context.abort(*error.as_abort())
     except TimeoutError:
         raise asyncio.CancelledError from None
+
+
+def host_of(peer: str) -> str:
+    """The address of the caller; ``peer`` as gRPC names it, "ipv4:HOST:PORT"."""
+    kind, _, address = unquote(peer).partition(":")
+    return kind if kind == "unix" else address.rpartition(":")[0].strip("[]")
+
+
+def is_local(peer: str) -> bool:
+    """Whether the caller runs on this machine; ``peer`` as in `host_of`."""
+    host = host_of(peer)
+    return host == "unix" or is_loopback(host)
 
 
 def _certificate_names(context: Any) -> list[str]:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from gateway.api.interceptor import abort
-from gateway.api.metadata import metadata_of
-from gateway.identity.caller import JOB_READS, MESH, Caller, current_caller
+from gateway.api.interceptor import GrpcCall
+from gateway.identity.caller import JOB_READS, MESH, Caller
 from sluice.client.channel import (
     RECONNECT_IN_MESH_MS_MAX,
     error_of,
@@ -20,6 +19,7 @@ from sluice.client.channel import (
 )
 from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
 from sluice.errors import (
+    RETRY_AFTER_S,
     STATUS_DETAILS,
     JobsDisabled,
     MessageTooLarge,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from sluice.v1.jobs_pb2_grpc import JobServiceAsyncStub
 
 JOB_SERVICE: Final = jobs_pb2.DESCRIPTOR.services_by_name["JobService"].full_name
-RETRY_AFTER_S: Final = 1.0
 MESSAGE_BYTES_MAX: Final = 1 << 20
 """Of one message; a process of jobs takes a specification of 64 KiB, and pieces of a file of 512 KiB."""
 _TRACE: Final = re.compile(r"[0-9a-f-]{55,128}")
@@ -71,15 +70,15 @@ class JobForwarder(grpc.GenericRpcHandler):
         return JobServiceStub(self._open())
 
     def metadata(
-        self, of_caller: Mapping[str, str], method: str = ""
+        self, caller: Caller, sent: Mapping[str, str], method: str = ""
     ) -> tuple[tuple[str, str], ...]:
-        """What a process of `jobs` is told of `current_caller`, who sent ``of_caller``.
+        """What a process of `jobs` is told of ``caller``, who ``sent`` this metadata.
 
         ``method``: it may see the jobs of other tenants where its role lets it call this one for them; unset: not.
         """
-        trace = of_caller.get(TRACEPARENT, "")
+        trace = sent.get(TRACEPARENT, "")
         return (
-            *signed(dict(_identity(current_caller(), method)), self._mesh_key()),
+            *signed(dict(_identity(caller, method)), self._mesh_key()),
             # A header of HTTP may have characters that metadata cannot; a trace context has none of them.
             *(((TRACEPARENT, trace),) if _TRACE.fullmatch(trace) else ()),
         )
@@ -89,14 +88,10 @@ class JobForwarder(grpc.GenericRpcHandler):
         if self._channel is not None:
             await self._channel.close()
 
-    async def _forward(self, method: str, requests: AsyncIterator[bytes], context: Any) -> None:
-        try:
-            await self._exchange(method, requests, context)
-        except SluiceError as error:
-            await abort(context, error)
-
-    async def _exchange(self, method: str, requests: AsyncIterator[bytes], context: Any) -> None:
-        metadata = self.metadata(metadata_of(context), method)
+    async def _forward(
+        self, method: str, requests: AsyncIterator[bytes], context: GrpcCall
+    ) -> None:
+        metadata = self.metadata(context.caller, context.metadata, method)
         call: Any = self._open().stream_stream(method)(
             timeout=context.time_remaining(), metadata=metadata
         )
@@ -164,7 +159,7 @@ async def _send(requests: AsyncIterator[bytes], call: Any) -> None:
         raise
 
 
-async def _pass_on(error: grpc.aio.AioRpcError, context: Any) -> None:
+async def _pass_on(error: grpc.aio.AioRpcError, context: GrpcCall) -> None:
     trailer = _details(error)
     if not trailer and error.code() is grpc.StatusCode.UNAVAILABLE:
         raise _unreachable()

@@ -8,8 +8,6 @@ from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.entities import asker_of
 from gateway.admission.pipeline import Admission, SafetyOutcome
 from gateway.api.generate import new_request_id
-from gateway.api.metadata import timeout_of
-from gateway.identity.caller import current_caller
 from gateway.safety.actions import Action
 from gateway.safety.dry_run import DryRun
 from gateway.safety.inspector import PromptFinding
@@ -40,10 +38,9 @@ class SafetyService(SafetyServiceServicer):
     async def CheckText(self, request: pb.CheckTextRequest, context: Any) -> pb.CheckTextResponse:
         """See the proto."""
         check_labels(request.labels)
-        tenant = current_caller().tenant
-        async with self._limiter.slot(UNSTATED_CLASS, tenant):
+        async with self._limiter.slot(UNSTATED_CLASS, context.caller.tenant):
             text = Conversation((Turn(USER, request.text),), raw=True)
-            asked = request_about(text, tenant, request.labels, timeout_of(context))
+            asked = request_about(text, context.caller, request.labels, context.guards_timeout_s)
             asker = asker_of(asked, new_request_id(), time.monotonic())
             safety = await self._admission.check(asker)
             if len(safety.inspected[0].found) > ASIDE_FINDINGS:

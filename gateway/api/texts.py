@@ -19,7 +19,7 @@ from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.texts import embed_rows, rerank_rows, score_rows
 from gateway.api.call_attributes import request_attributes
 from gateway.api.generate import Generator, departure, error_of, new_request_id
-from gateway.identity.caller import current_caller
+from gateway.identity.caller import Caller
 from gateway.records.record_builder import RecordBuilder
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.lifecycle import RequestTimings
@@ -36,8 +36,8 @@ from sluice.v1 import inference_pb2 as pb
 TRACED_ROWS: Final = 16
 """Rows of a call whose way is traced; of thousands the spans would cost more than the work."""
 
-Validate = Callable[[float, str], ValidRequest]
-"""The request, by the time that is left, seconds, and its tenant."""
+Validate = Callable[[float, Caller], ValidRequest]
+"""The request, by the time that is left, seconds, and its caller."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ class TextCalls:
     async def embed(
         self,
         wire: pb.EmbedRequest,
+        caller: Caller,
         remaining_s: float | None,
         metadata: Mapping[str, str],
         *,
@@ -100,10 +101,12 @@ class TextCalls:
         """
         catalog = self.shared.upstream.admission.catalog
 
-        def validate(timeout_s: float, tenant: str) -> ValidRequest:
-            return replace(validate_embed(wire, catalog, timeout_s, tenant), is_item=is_item)
+        def validate(timeout_s: float, caller: Caller) -> ValidRequest:
+            return replace(validate_embed(wire, catalog, timeout_s, caller), is_item=is_item)
 
-        done = await self._run(EMBED, validate, partial(embed_rows, wire), remaining_s, metadata)
+        done = await self._run(
+            EMBED, validate, partial(embed_rows, wire), caller, remaining_s, metadata
+        )
         embeddings = [
             pb.Embedding(
                 values=values, token_count=len(row.prompt_token_ids), truncated=row.truncated
@@ -113,11 +116,17 @@ class TextCalls:
         return pb.EmbedResponse(**done.facts, embeddings=embeddings)
 
     async def rerank(
-        self, wire: pb.RerankRequest, remaining_s: float | None, metadata: Mapping[str, str]
+        self,
+        wire: pb.RerankRequest,
+        caller: Caller,
+        remaining_s: float | None,
+        metadata: Mapping[str, str],
     ) -> pb.RerankResponse:
         """The documents by score; as `embed`."""
         validate = partial(validate_rerank, wire, self.shared.upstream.admission.catalog)
-        done = await self._run(RERANK, validate, partial(rerank_rows, wire), remaining_s, metadata)
+        done = await self._run(
+            RERANK, validate, partial(rerank_rows, wire), caller, remaining_s, metadata
+        )
         found = [
             pb.RankedDocument(index=place, score=_floats(values)[0], truncated=row.truncated)
             for place, (values, row) in enumerate(zip(done.values, done.admitted.rows, strict=True))
@@ -126,11 +135,17 @@ class TextCalls:
         return pb.RerankResponse(**done.facts, results=found[: wire.top_n or None])
 
     async def score(
-        self, wire: pb.ScoreRequest, remaining_s: float | None, metadata: Mapping[str, str]
+        self,
+        wire: pb.ScoreRequest,
+        caller: Caller,
+        remaining_s: float | None,
+        metadata: Mapping[str, str],
     ) -> pb.ScoreResponse:
         """The log-probabilities; as `embed`."""
         validate = partial(validate_score, wire, self.shared.upstream.admission.catalog)
-        done = await self._run(SCORE, validate, partial(score_rows, wire), remaining_s, metadata)
+        done = await self._run(
+            SCORE, validate, partial(score_rows, wire), caller, remaining_s, metadata
+        )
         answers = []
         for values, row in zip(done.values, done.admitted.rows, strict=True):
             assert row.values is not None, "its tokens are scored"
@@ -144,12 +159,13 @@ class TextCalls:
         kind: _Kind,
         validate: Validate,
         prepare: PrepareTexts,
+        caller: Caller,
         remaining_s: float | None,
         metadata: Mapping[str, str],
     ) -> _Done:
         spans = CallSpans(self.shared.tracer, kind.span, metadata)
         with spans.call():
-            request = validate(self.shared.timeout_s(remaining_s), current_caller().tenant)
+            request = validate(self.shared.timeout_s(remaining_s), caller)
             call = _Call(self.shared, kind, request, spans)
             try:
                 with self.shared.limiter.rows(request.tenant, len(request.conversation.turns)):

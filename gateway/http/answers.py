@@ -16,7 +16,7 @@ DONE: Final = b"data: [DONE]\n\n"
 EndTokens = Callable[[str], Collection[int]]
 """Of a model by name, the tokens that end its answers and have no text in them."""
 _WAIT_S_MAX: Final = 60.0
-_RETRIED: Final = (408, 409, 429)
+_RETRIED: Final = (409, 429)
 """Statuses that OpenAI's clients retry beside those of 500 and above, unless a header says otherwise."""
 
 
@@ -56,9 +56,8 @@ class Chunks:
         shape: Shape,
         created: int,
         ends: EndTokens,
-        *,
         include_usage: bool,
-        continuous_usage: bool = False,
+        continuous_usage: bool,
     ) -> None:
         """``created``: in seconds since 1970; the others as of a `GenerateCall`."""
         self.request_id = ""

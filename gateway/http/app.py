@@ -1,6 +1,5 @@
 """The routes of the HTTP API."""
 
-import time
 from collections.abc import Callable, Mapping
 
 from starlette.applications import Starlette
@@ -9,20 +8,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from gateway.admission.arriving import Arriving
+from gateway.admission.calls import CallChecks
 from gateway.admission.load_table import ModelLoadTable
 from gateway.api.generate import Generator, new_request_id
 from gateway.api.job_forwarder import JobForwarder
-from gateway.api.texts import TextCalls
 from gateway.http.audio import TRANSCRIPTIONS, TRANSLATIONS, Audio
 from gateway.http.batches import Batches, Files
-from gateway.http.call import Behaviour, CallChecks, Endpoint
-from gateway.http.completions import Completions
+from gateway.http.call import Behaviour, Endpoint
 from gateway.http.headers import class_of
-from gateway.http.models import Models
-from gateway.http.responses import RESPONSES, Responses
-from gateway.http.texts import Texts
-from gateway.identity.authenticator import Authenticator
+from gateway.http.inference import RESPONSES, ModelCalls
 from gateway.identity.caller import ANY, ASKS, CHANGES
 from gateway.validation.requests import UNSTATED_CLASS
 from sluice.openai.embeddings import EMBEDDINGS, RERANK
@@ -34,8 +28,7 @@ def make_app(
     generator: Generator,
     loads: ModelLoadTable,
     jobs: JobForwarder,
-    authenticator: Authenticator,
-    arriving: Arriving,
+    checks: CallChecks,
     serving: Callable[[], bool],
     *,
     local_only: bool,
@@ -43,19 +36,11 @@ def make_app(
     """The application.
 
     Args:
-        arriving: what all ways in share.
+        checks: what calls pass, over gRPC too.
         serving: whether the gateway can answer.
-        local_only: see `CallChecks`.
+        local_only: as in `Endpoint`.
     """
-    catalog = generator.upstream.admission.catalog
-    checks = CallChecks(
-        authenticator,
-        generator.limiter,
-        arriving,
-        generator.upstream.usage.limits,
-        generator.settings.max_message_bytes,
-        local_only,
-    )
+    limits, max_bytes = generator.upstream.usage.limits, generator.settings.max_message_bytes
 
     def route(
         method: str,
@@ -64,27 +49,26 @@ def make_app(
         roles: frozenset[str] = ANY,
         class_of: Callable[[Mapping[str, str]], str] = lambda _: UNSTATED_CLASS,
     ) -> Route:
-        return Route(path, Endpoint(checks, behaviour, roles, class_of), methods=[method])
+        endpoint = Endpoint(checks, limits, max_bytes, local_only, behaviour, roles, class_of)
+        return Route(path, endpoint, methods=[method])
 
     async def health(request: Request) -> Response:
         ready = serving()
         return JSONResponse({"status": "ok" if ready else "not ready"}, 200 if ready else 503)
 
-    texts = Texts(TextCalls(generator))
+    calls, files, batches = ModelCalls(generator, loads), Files(jobs), Batches(jobs)
     asking: dict[str, Behaviour] = {
-        **{url: Completions(generator, catalog, url) for url in URLS},
-        **{url: Audio(generator, catalog, url) for url in (TRANSCRIPTIONS, TRANSLATIONS)},
-        **dict.fromkeys(RERANK, texts.rerank),
-        EMBEDDINGS: texts.embed,
-        RESPONSES: Responses(generator),
+        **dict.fromkeys(URLS, calls.complete),
+        **{url: Audio(generator, url) for url in (TRANSCRIPTIONS, TRANSLATIONS)},
+        **dict.fromkeys(RERANK, calls.rerank),
+        EMBEDDINGS: calls.embed,
+        RESPONSES: calls.respond,
     }
-    models = Models(catalog, loads, int(time.time()), time.monotonic)
-    files, batches = Files(jobs), Batches(jobs)
     return Starlette(
         routes=[
             *(route("POST", url, answer, ASKS, class_of) for url, answer in asking.items()),
-            route("GET", "/v1/models", models.list),
-            route("GET", "/v1/models/{name:path}", models.get),
+            route("GET", "/v1/models", calls.models),
+            route("GET", "/v1/models/{name:path}", calls.model),
             route("POST", "/v1/files", files.upload, ASKS),
             route("GET", "/v1/files", files.page),
             route("GET", "/v1/files/{id}", files.get),

@@ -10,7 +10,6 @@ from gateway.http import headers as header_fields
 from gateway.http.answers import encode, sse
 from gateway.http.call import SSE, HttpCall
 from gateway.http.multipart import FileForm
-from gateway.models.catalog import Catalog
 from sluice.errors import InvalidRequest, MessageTooLarge, UnknownModel
 from sluice.v1 import inference_pb2 as pb
 
@@ -48,23 +47,23 @@ class Transcript:
 class Audio:
     """Answers the calls of one URL."""
 
-    def __init__(self, generator: Generator, catalog: Catalog, url: str) -> None:
+    def __init__(self, generator: Generator, url: str) -> None:
         self._generator = generator
-        self._catalog = catalog
+        self._catalog = generator.upstream.admission.catalog
         self._translates = url == TRANSLATIONS
 
     async def __call__(self, call: HttpCall) -> None:
         """Answers one call.
 
         Raises:
-            SluiceError, ClientGone: it ends with that.
+            SluiceError, ClientDisconnect: it ends with that.
         """
         if not self._catalog.hearing:
             raise UnknownModel("no model of this mesh takes audio", metadata={"models": ""})
-        form = FileForm(call.headers.get("content-type", ""))
+        form = FileForm(call.metadata.get("content-type", ""))
         data = await self._file(call, form)
         request, streams, shape = self._request(form.fields, data)
-        timeout_s = header_fields.apply(call.headers, request, streams=streams)
+        timeout_s = header_fields.apply(call.metadata, request, streams=streams)
         transcript = Transcript()
 
         # The head is sent with the first text: an error before it has a status of its own.
@@ -72,10 +71,11 @@ class Audio:
             new = transcript.take(event)
             if new and streams:
                 delta = {"type": "transcript.text.delta", "delta": new}
-                await call.write(sse(delta), {**SSE, "x-request-id": transcript.request_id})
+                headers = {**SSE, "x-request-id": transcript.request_id}
+                await call.write(sse(delta), headers, more=True)
 
         with call.while_connected():
-            await self._generator.answer(request, take, timeout_s, call.headers)
+            await self._generator.answer(request, call.caller, take, timeout_s, call.metadata)
             await self._end(call, transcript, request, shape, streams=streams)
 
     async def _end(
@@ -93,11 +93,11 @@ class Audio:
         usage = {"type": "duration", "seconds": math.ceil(seconds)}
         if streams:
             done = {"type": "transcript.text.done", "text": text, "usage": usage}
-            await call.end(sse(done), {**SSE, **headers})
+            await call.write(sse(done), {**SSE, **headers})
         elif shape == "text":
-            await call.answer(200, f"{text}\n".encode(), {**headers, **_TEXT})
+            await call.write(f"{text}\n".encode(), {**headers, **_TEXT})
         elif shape == "json":
-            await call.answer(200, encode({"text": text, "usage": usage}), headers)
+            await call.write(encode({"text": text, "usage": usage}), headers)
         else:
             verbose = {
                 "task": "translate" if self._translates else "transcribe",
@@ -106,7 +106,7 @@ class Audio:
                 "text": text,
                 "usage": usage,
             }
-            await call.answer(200, encode(verbose), headers)
+            await call.write(encode(verbose), headers)
 
     def _language(self, transcript: Transcript, request: pb.GenerateRequest) -> str:
         speech = self._catalog[transcript.model].speech
@@ -117,7 +117,7 @@ class Audio:
         limit = int(self._generator.settings.audio_max_s * BYTES_A_SECOND) + HEAD_BYTES
         data = bytearray()
         async for piece in call.pieces():
-            call.keep(len(piece))
+            call.held.add(len(piece))
             data += form.feed(piece)
             if len(data) > limit:
                 raise MessageTooLarge(

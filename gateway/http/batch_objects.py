@@ -143,10 +143,11 @@ def file_page(files: Iterable[Json], query: Mapping[str, str]) -> Json:
     """
     if unknown := query.keys() - {"purpose", "limit", "order", "after"}:
         raise InvalidRequest.of(min(unknown), "is not served")
-    limit = page_limit(query.get("limit", str(FILES_MAX)), FILES_MAX)
-    if (order := query.get("order", "desc")) not in ("asc", "desc"):
+    limit = page_limit(query.get("limit") or str(FILES_MAX), FILES_MAX)
+    if (order := query.get("order") or "desc") not in ("asc", "desc"):
         raise InvalidRequest.of("order", "must be asc or desc")
-    kept = [one for one in files if query.get("purpose", one["purpose"]) == one["purpose"]]
+    wanted = query.get("purpose")
+    kept = [one for one in files if not wanted or wanted == one["purpose"]]
     kept.sort(
         key=lambda one: (one["created_at"], one["purpose"], one["id"]), reverse=order == "desc"
     )

@@ -34,8 +34,8 @@ class Files:
 
     async def upload(self, call: HttpCall) -> None:
         """Stores a file, as it arrives."""
-        form = FileForm(call.headers.get("content-type", ""))
-        metadata = self._jobs.metadata(call.headers)
+        form = FileForm(call.metadata.get("content-type", ""))
+        metadata = self._jobs.metadata(call.caller, call.metadata)
         with _errors_of_jobs():
             storing: Any = self._jobs.stub().UploadInput(metadata=metadata, timeout=UPLOAD_S)
             try:
@@ -47,11 +47,11 @@ class Files:
         described = objects.file_object(
             file_id, form.name, stored.size_bytes, int(time.time()), objects.PURPOSE
         )
-        await call.answer(200, encode(described))
+        await call.write(encode(described))
 
     async def get(self, call: HttpCall) -> None:
         """What is known of a file."""
-        file_id = call.path["id"]
+        file_id = call.path_params["id"]
         result = objects.result_file(file_id)
         if result is None:
             of_upload = pb.GetUploadRequest(upload_id=objects.upload_of(file_id))
@@ -60,7 +60,7 @@ class Files:
             described = objects.file_object(file_id, found.name, size, created, objects.PURPOSE)
         else:
             described = objects.result_object(await self._job(call, result[0]), file_id)
-        await call.answer(200, encode(described))
+        await call.write(encode(described))
 
     async def page(self, call: HttpCall) -> None:
         """A page of the tenant's files: uploads, and the results of batches that are over."""
@@ -73,27 +73,30 @@ class Files:
         ]
         async for job in _all(self._jobs, call, "jobs", pb.ListJobsRequest()):
             files += objects.result_files(job)
-        await call.answer(200, encode(objects.file_page(files, call.query)))
+        await call.write(encode(objects.file_page(files, call.query_params)))
 
     async def delete(self, call: HttpCall) -> None:
         """Deletes an upload."""
-        file_id = call.path["id"]
+        file_id = call.path_params["id"]
         if result := objects.result_file(file_id):
             raise InvalidRequest.of(
                 "id", f"results go with their job: `sluice batch delete {result[0]}`"
             )
         request = pb.DeleteUploadRequest(upload_id=objects.upload_of(file_id))
         await _ask(self._jobs, call, "DeleteUpload", request)
-        await call.answer(200, encode({"id": file_id, "object": "file", "deleted": True}))
+        await call.write(encode({"id": file_id, "object": "file", "deleted": True}))
 
     async def content(self, call: HttpCall) -> None:
         """The lines of a file of results, in the order of the input."""
-        file_id = call.path["id"]
+        file_id = call.path_params["id"]
         result = objects.result_file(file_id)
         if result is None:
             raise UploadUnknown("only output and error files of batches can be read")
         job, part = result
-        of_call: Any = {"metadata": self._jobs.metadata(call.headers), "timeout": UPLOAD_S}
+        of_call: Any = {
+            "metadata": self._jobs.metadata(call.caller, call.metadata),
+            "timeout": UPLOAD_S,
+        }
         with _errors_of_jobs(), call.while_connected():
             await self._job(call, job)
             stub = self._jobs.stub()
@@ -104,10 +107,10 @@ class Files:
             )
             try:
                 async for page in pages:
-                    await call.write(_lines(job, page.results, part), _LINES)
+                    await call.write(_lines(job, page.results, part), _LINES, more=True)
             finally:
                 pages.cancel()
-        await call.end(b"", _LINES)
+        await call.write(b"", _LINES)
 
     async def _job(self, call: HttpCall, job: str) -> pb.Job:
         """A job that is over."""
@@ -126,27 +129,29 @@ class Batches:
 
     async def create(self, call: HttpCall) -> None:
         """A new job."""
-        request = objects.create_request(await call.json(), call.headers, unix_ms())
+        request = objects.create_request(await call.object(), call.metadata, unix_ms())
         await self._answer(call, "CreateJob", request)
 
     async def get(self, call: HttpCall) -> None:
         """A job as it is now."""
-        await self._answer(call, "GetJob", pb.GetJobRequest(id=objects.job_of(call.path["id"])))
+        await self._answer(
+            call, "GetJob", pb.GetJobRequest(id=objects.job_of(call.path_params["id"]))
+        )
 
     async def cancel(self, call: HttpCall) -> None:
         """Ends a job."""
-        job = objects.job_of(call.path["id"])
+        job = objects.job_of(call.path_params["id"])
         await self._answer(call, "CancelJob", pb.CancelJobRequest(id=job))
 
     async def page(self, call: HttpCall) -> None:
         """A page of the tenant's jobs, newest first."""
-        if unknown := call.query.keys() - {"after", "limit"}:
+        if unknown := call.query_params.keys() - {"after", "limit"}:
             raise InvalidRequest.of(min(unknown), "is not served")
-        limit = objects.page_limit(call.query.get("limit", "20"), objects.BATCHES_MAX)
-        after = call.query.get("after")
+        limit = objects.page_limit(call.query_params.get("limit") or "20", objects.BATCHES_MAX)
+        after = call.query_params.get("after") or None
         jobs, has_more = await self._jobs_behind(call, after and objects.job_of(after), limit)
         data = [objects.batch_object(job) for job in jobs]
-        await call.answer(200, encode(objects.list_object(data, has_more=has_more)))
+        await call.write(encode(objects.list_object(data, has_more=has_more)))
 
     async def _jobs_behind(
         self, call: HttpCall, after: str | None, limit: int
@@ -164,12 +169,12 @@ class Batches:
 
     async def _answer(self, call: HttpCall, method: str, request: Any) -> None:
         response = await _ask(self._jobs, call, method, request)
-        await call.answer(200, encode(objects.batch_object(response.job)))
+        await call.write(encode(objects.batch_object(response.job)))
 
 
 async def _ask(jobs: JobForwarder, call: HttpCall, method: str, request: Any) -> Any:
     """What JobService answers to the caller of ``call``."""
-    metadata = jobs.metadata(call.headers)
+    metadata = jobs.metadata(call.caller, call.metadata)
     with _errors_of_jobs():
         return await getattr(jobs.stub(), method)(request, metadata=metadata, timeout=JOBS_S)
 

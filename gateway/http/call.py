@@ -1,42 +1,33 @@
 """One HTTP call: its body within its limits, its answer, and the end of its work when the client has gone.
 
-`Endpoint` is what every route passes: the limits of class and tenant, as gRPC's interceptor has them, and errors.
+`Endpoint` is what every route passes: the checks of all calls, and those that browsers make necessary.
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
-from urllib.parse import parse_qsl
 
+import grpc
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from gateway.admission.arriving import Arriving, Held
-from gateway.admission.class_limiter import ClassLimiter
+from gateway.admission.arriving import Held
+from gateway.admission.calls import CallChecks, guarded
 from gateway.admission.tenant_limits import TenantLimits
 from gateway.api.generate import new_request_id
 from gateway.http.answers import encode, error_answer, sse
-from gateway.http.headers import headers_of, host_of, is_foreign_page
+from gateway.http.headers import host_of, is_foreign_page
 from gateway.http.requests import field_name, parse_json
-from gateway.identity.authenticator import AUTHORIZATION, Authenticator
-from gateway.identity.caller import set_caller
-from sluice.errors import (
-    InternalError,
-    InvalidRequest,
-    MessageTooLarge,
-    PermissionDenied,
-    SluiceError,
-)
-from sluice.openai.errors import error_body
+from gateway.identity.authenticator import AUTHORIZATION
+from gateway.identity.caller import Caller
+from sluice.errors import InvalidRequest, MessageTooLarge, PermissionDenied, SluiceError
 from sluice.startup import is_loopback
 
-_log = logging.getLogger(__name__)
-
 BODY_S: Final = 30.0
-"""How long a client may take to send its body, seconds."""
+"""How long a client may take to send its body, or the next piece of an upload, seconds."""
 FAIL_S: Final = 5.0
 """How long a client that does not read may keep the last event of its stream, seconds."""
 ABORT: Final = "sluice.abort"
@@ -51,106 +42,108 @@ SSE: Final = {
 }
 
 
-class ClientGone(Exception):
-    """The client closed the connection; nobody reads an answer."""
-
-
-class BodyTooSlow(Exception):
+class BodyTooSlow(SluiceError):
     """The body did not arrive in time."""
 
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    reason = "BODY_TOO_SLOW"
 
-class HttpCall:
-    """One call.
+
+class HttpCall(Request):
+    """One call: a request of starlette's, and the answer to it.
 
     Attributes:
         request_id: of its answer, where nothing that it asked for has one.
-        headers: names in lower case.
-        path: the parameters of its path.
-        query: those behind the "?"; of one that comes twice the last.
+        metadata: its headers, names in lower case; of one that comes twice the last.
+        caller: who calls.
+        held: the bytes of its body that are kept.
         sent: the headers that have been sent; None: none yet.
         limit_headers: what its answer says of the limits of its tenant.
         named: what the API of the call calls the field at a path of the proto; of errors.
         failing: the event that ends its stream with an error, by the body of the error.
-        keep: called with the bytes of each piece of the body that is kept; raises Overloaded where they are too many.
     """
 
+    caller: Caller
+    held: Held
+
     def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
+        super().__init__(scope, receive, send)
         self.request_id = new_request_id()
-        self.headers: Mapping[str, str] = headers_of(scope["headers"])
-        self.path: Mapping[str, str] = scope.get("path_params", {})
-        self.query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+        self.metadata: Mapping[str, str] = dict(self.headers.items())
         self.sent: Mapping[str, str] | None = None
         self.limit_headers: Callable[[], Mapping[str, str]] = dict
         self.named: Callable[[str], str] = field_name
         self.failing: Callable[[Mapping[str, Any]], bytes] = sse
-        self.keep: Callable[[int], None] = lambda _: None
-        self._abort: Callable[[], None] = scope.get(ABORT, lambda: None)
-        self._receive = receive
-        self._send = send
         self._max_body_bytes = max_body_bytes
 
-    async def json(self) -> dict[str, Any]:
+    async def object(self) -> dict[str, Any]:
         """The body, a JSON object.
 
         Raises:
-            InvalidRequest, MessageTooLarge, BodyTooSlow, ClientGone: there is none.
+            InvalidRequest, MessageTooLarge, BodyTooSlow, ClientDisconnect: there is none.
         """
         # Browsers send other types to other origins unasked; see docs/use/http.md.
-        kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        kind = self.metadata.get("content-type", "").partition(";")[0].strip().lower()
         if kind != _JSON:
             raise InvalidRequest.of("content-type", f"must be {_JSON}")
-        return parse_json(await self._body())
+        length = self.metadata.get("content-length", "")
+        if length.isdecimal() and float(length) > self._max_body_bytes:
+            raise self._too_large(length)
+        body = bytearray()
+        with _in_time():
+            async with asyncio.timeout(BODY_S):
+                async for piece in self.stream():
+                    self.held.add(len(piece))
+                    body += piece
+                    if len(body) > self._max_body_bytes:
+                        raise self._too_large(f"more than {self._max_body_bytes}")
+        return parse_json(bytes(body))
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """A body of any length, piece by piece.
 
         Raises:
-            BodyTooSlow, ClientGone: it does not go on.
+            BodyTooSlow, ClientDisconnect: it does not go on.
         """
-        more = True
-        while more:
-            try:
+        pieces = self.stream()
+        piece: bytes | None = b""
+        while piece is not None:
+            with _in_time():
                 async with asyncio.timeout(BODY_S):
-                    message = await self._receive()
-            except TimeoutError:
-                raise BodyTooSlow from None
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            more = message["more_body"]
-            yield message["body"]
+                    piece = await anext(pieces, None)
+            yield piece or b""
 
-    async def answer(self, status: int, body: bytes, headers: Mapping[str, str] = {}) -> None:
-        """Sends a whole answer; of JSON where ``headers`` name no other type."""
-        length = {"content-length": str(len(body))}
-        await self._start(status, {"content-type": _JSON, **headers, **length})
-        await self._send({"type": "http.response.body", "body": body})
+    async def write(
+        self, data: bytes, headers: Mapping[str, str] = {}, status: int = 200, *, more: bool = False
+    ) -> None:
+        """Sends an answer, or its next part; blocks while the client does not read.
 
-    async def write(self, data: bytes, headers: Mapping[str, str]) -> None:
-        """Sends a part of the answer, ``headers`` before the first; blocks while the client does not read."""
+        Args:
+            headers: sent before the first part; without a type in them it is JSON.
+            more: another part follows.
+        """
         if self.sent is None:
-            await self._start(200, headers)
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def end(self, data: bytes, headers: Mapping[str, str]) -> None:
-        """Sends the last part."""
-        if self.sent is None:
-            await self._start(200, headers)
-        await self._send({"type": "http.response.body", "body": data})
+            length = {} if more else {"content-length": str(len(data))}
+            own = {"x-request-id": self.request_id, "content-type": _JSON}
+            self.sent = {**own, **self.limit_headers(), **headers, **length}
+            raw = [
+                (name.encode("latin-1"), one.encode("latin-1")) for name, one in self.sent.items()
+            ]
+            await self._send({"type": "http.response.start", "status": status, "headers": raw})
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def fail(self, error: SluiceError) -> None:
         """Ends the answer with ``error``: as its status; as an event of a stream; else by cutting the connection."""
         status, headers, body = error_answer(error, self.named)
         if self.sent is None:
-            await self.answer(status, encode(body), headers)
+            await self.write(encode(body), headers, status)
             return
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(FAIL_S):
                 if self.sent["content-type"] == SSE["content-type"]:
-                    await self.end(self.failing(body), {})
+                    await self.write(self.failing(body))
                     return
-        except TimeoutError:
-            pass
-        self._abort()
+        self.scope.get(ABORT, lambda: None)()
         await asyncio.sleep(0)  # the server hears of it
 
     @contextmanager
@@ -158,7 +151,7 @@ class HttpCall:
         """Cancels the block when the client closes the connection. The body must have been read.
 
         Raises:
-            ClientGone: it has.
+            ClientDisconnect: it has.
         """
         task, gone = asyncio.current_task(), False
         assert task is not None
@@ -175,32 +168,10 @@ class HttpCall:
             yield
         except asyncio.CancelledError:
             if gone and task.uncancel() == 0:
-                raise ClientGone from None
+                raise ClientDisconnect from None
             raise
         finally:
             watching.cancel()
-
-    async def _start(self, status: int, headers: Mapping[str, str]) -> None:
-        headers = {"x-request-id": self.request_id, **self.limit_headers(), **headers}
-        self.sent = headers
-        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        await self._send({"type": "http.response.start", "status": status, "headers": raw})
-
-    async def _body(self) -> bytes:
-        length = self.headers.get("content-length", "")
-        if length.isdecimal() and float(length) > self._max_body_bytes:
-            raise self._too_large(length)
-        body = bytearray()
-        try:
-            async with asyncio.timeout(BODY_S):
-                async for piece in self.pieces():
-                    self.keep(len(piece))
-                    body += piece
-                    if len(body) > self._max_body_bytes:
-                        raise self._too_large(f"more than {self._max_body_bytes}")
-        except TimeoutError:
-            raise BodyTooSlow from None
-        return bytes(body)
 
     def _too_large(self, size: str) -> MessageTooLarge:
         return MessageTooLarge(
@@ -209,24 +180,15 @@ class HttpCall:
         )
 
 
+@contextmanager
+def _in_time() -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError:
+        raise BodyTooSlow(f"the body did not arrive within {BODY_S:g} s") from None
+
+
 Behaviour = Callable[[HttpCall], Awaitable[None]]
-
-
-@dataclass(frozen=True)
-class CallChecks:
-    """What every call passes before other work is done for it.
-
-    Attributes:
-        local_only: the header "host" must name this machine. A web page can give its own name the address of this
-            machine, and then ask us like its own server; a browser sends that name.
-    """
-
-    authenticator: Authenticator
-    limiter: ClassLimiter
-    arriving: Arriving
-    limits: TenantLimits
-    max_body_bytes: int
-    local_only: bool
 
 
 @dataclass(frozen=True)
@@ -234,56 +196,41 @@ class Endpoint:
     """A route as an ASGI application.
 
     Attributes:
+        local_only: the header "host" must name this machine. A web page can give its own name the address of this
+            machine, and then ask us like its own server; a browser sends that name.
         roles: who may call it.
         class_of: the class of a call by its headers, for the limits that come before all other work.
     """
 
     checks: CallChecks
+    limits: TenantLimits
+    max_body_bytes: int
+    local_only: bool
     behaviour: Behaviour
     roles: frozenset[str]
     class_of: Callable[[Mapping[str, str]], str]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one call."""
-        checks = self.checks
-        limiter = checks.limiter
-        call = HttpCall(scope, receive, send, checks.max_body_bytes)
-        limiter.turns.arrived()
-        held: Held | None = None
-        with suppress(ClientGone):
-            try:
-                if checks.local_only and not is_loopback(host_of(call.headers)):
-                    raise PermissionDenied(
-                        "host: must be an address of this machine while the gateway asks for no credentials; behind a "
-                        "proxy set gateway.allow_remote"
-                    )
-                if AUTHORIZATION not in call.headers and is_foreign_page(call.headers):
-                    raise PermissionDenied(
-                        "origin: a web page of another origin may not call the gateway; behind a proxy keep the header "
-                        "'host' as the browser sent it"
-                    )
-                names = scope.get(CERTIFICATE_NAMES, ())
-                caller = await checks.authenticator.caller_of(call.headers, names)
-                caller.require(self.roles, scope["path"])
-                set_caller(caller)
-                call.limit_headers = partial(checks.limits.headers, caller)
-                held = checks.arriving.kept_by(caller.tenant)
-                call.keep = held.add
-                priority_class = self.class_of(call.headers)
-                await limiter.turn(priority_class)
-                with limiter.call(priority_class, caller.tenant):
-                    await self.behaviour(call)
-            except SluiceError as error:
-                # Without its frames, which have the body: a client that does not read would keep it in memory.
-                await call.fail(error.with_traceback(None))
-            except BodyTooSlow:
-                message = f"the body did not arrive within {BODY_S:g} s"
-                await call.answer(408, encode(error_body(408, "BODY_TOO_SLOW", message)))
-            except ClientGone:
-                raise
-            except Exception:  # the text of an exception is not for the caller
-                _log.exception("the call %s failed", call.request_id)
-                await call.fail(InternalError("the gateway failed; its log has the reason"))
-            finally:
-                if held is not None:
-                    held.release()
+        call = HttpCall(scope, receive, send, self.max_body_bytes)
+        self.checks.limiter.turns.arrived()
+        await guarded(self._answer(call), call.fail, call.request_id)
+
+    async def _answer(self, call: HttpCall) -> None:
+        headers, checks = call.metadata, self.checks
+        if self.local_only and not is_loopback(host_of(headers)):
+            raise PermissionDenied(
+                "host: must be an address of this machine while the gateway asks for no credentials; behind a "
+                "proxy set gateway.allow_remote"
+            )
+        if AUTHORIZATION not in headers and is_foreign_page(headers):
+            raise PermissionDenied(
+                "origin: a web page of another origin may not call the gateway; behind a proxy keep the header "
+                "'host' as the browser sent it"
+            )
+        names, path = call.scope.get(CERTIFICATE_NAMES, ()), call.scope["path"]
+        call.caller = caller = await checks.caller_of(headers, names, self.roles, path)
+        call.limit_headers = partial(self.limits.headers, caller)
+        with suppress(ClientDisconnect), checks.arriving.kept_by(caller.tenant) as call.held:
+            async with checks.running(self.class_of(headers), caller.tenant):
+                await self.behaviour(call)

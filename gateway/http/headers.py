@@ -5,7 +5,7 @@ The tenant and the trace context are read from the same mapping as from a gRPC c
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -22,11 +22,6 @@ IDEMPOTENCY_KEY: Final = "idempotency-key"
 _OURS: Final = "x-sluice-"
 _CLIENT_TIMEOUTS: Final = ("x-stainless-timeout", "x-stainless-read-timeout")
 """How long OpenAI's clients wait for a response, seconds."""
-
-
-def headers_of(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The headers of an ASGI scope; of one that comes twice the last."""
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in raw}
 
 
 def host_of(headers: Mapping[str, str]) -> str:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Collection, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
 
@@ -127,16 +126,3 @@ def tenant_of(metadata: Mapping[str, str]) -> str:
             f"metadata.{TENANT_METADATA}", "must be 1 to 64 letters, digits, '-' and '_'"
         )
     return name
-
-
-_current: ContextVar[Caller] = ContextVar("caller")
-
-
-def set_caller(caller: Caller) -> None:
-    """The present task, which is one call's, is that of ``caller``."""
-    _current.set(caller)
-
-
-def current_caller() -> Caller:
-    """Whose call the present task answers. A task whose call was never authenticated has none: LookupError."""
-    return _current.get()

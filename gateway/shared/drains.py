@@ -6,13 +6,12 @@ from typing import Final
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
-from sluice.errors import TransportUnavailable
+from sluice.errors import RETRY_AFTER_S, TransportUnavailable
 from sluice.internal.v1.control_pb2 import ControlMessage, DrainsChanged
 from sluice.internal.v1.gateway_pb2 import DrainedWorker, DrainRecord
 from sluice.wire import subjects
 from sluice.wire.bucket import Bucket
 from sluice.wire.codec import pack
-from sluice.wire.jetstream import RETRY_AFTER_S
 
 _log = logging.getLogger(__name__)
 

@@ -19,10 +19,9 @@ from gateway.shared.peers import Peers
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, KeyStep, next_step
 from gateway.streaming.registry import Registry
 from gateway.streaming.stream import Stream
-from sluice.errors import Cancelled, SluiceError, TransportUnavailable
+from sluice.errors import RETRY_AFTER_S, Cancelled, SluiceError, TransportUnavailable
 from sluice.internal.v1 import gateway_pb2
 from sluice.wire.bucket import Bucket
-from sluice.wire.jetstream import RETRY_AFTER_S
 
 STORED_S: Final = 1.0
 """How long the end of an answer waits until it is stored for the other gateways, seconds."""

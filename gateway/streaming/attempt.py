@@ -10,7 +10,7 @@ from gateway.safety.output.windows import Window
 from gateway.streaming.assembler import AcceptedFrame, Assembler
 from gateway.streaming.transcript import Transcript
 from sluice import errors
-from sluice.errors import SluiceError
+from sluice.errors import RETRY_AFTER_S, SluiceError
 from sluice.internal.v1 import frame_pb2
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_CONTENT_FILTER,
@@ -21,7 +21,6 @@ from sluice.v1.inference_pb2 import (
     Usage,
 )
 
-RETRY_AFTER_S: Final = 1.0
 """When to retry what failed for lack of capacity, seconds."""
 
 _REASONS: Final[Mapping[int, "FinishReason.ValueType"]] = {

@@ -23,7 +23,7 @@ from enum import Enum, auto
 from typing import Final, Protocol
 
 from gateway.streaming.attempt import ModelAttempt
-from sluice.errors import EngineFailed, ModelUnavailable, Overloaded, SluiceError
+from sluice.errors import RETRY_AFTER_S, EngineFailed, ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.control_pb2 import AskedRow, Cancel, ControlMessage, RowsQuery
 from sluice.internal.v1.task_pb2 import Task
@@ -35,7 +35,6 @@ NO_BATCHER_S: Final = 30.0
 """A row without a token fails when no batcher could take it for this long, seconds."""
 RETRY_S: Final = 0.1
 """How often a row without a batcher is tried again, seconds."""
-RETRY_AFTER_S: Final = 1.0
 """When callers may try again, seconds."""
 AVOID_S: Final = 1.0
 """A batcher that returned a row gets no other for this long, seconds."""

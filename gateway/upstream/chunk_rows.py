@@ -15,10 +15,10 @@ from itertools import count, islice
 from typing import Final
 
 from gateway.audio.chunks import JoinedTexts
-from gateway.streaming.attempt import RETRY_AFTER_S, ModelAttempt
+from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.stream import Stream
 from gateway.upstream.rows import InternalRow, RequestContext, Upstream, attempt_headers
-from sluice.errors import InternalError, Overloaded, SluiceError
+from sluice.errors import RETRY_AFTER_S, InternalError, Overloaded, SluiceError
 from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH, ROW_END_STOP, Frame
 from sluice.v1.inference_pb2 import FINISH_REASON_LENGTH, SamplingParams
 

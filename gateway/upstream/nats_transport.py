@@ -17,6 +17,7 @@ from gateway.streaming.dispatch import SentRow
 from gateway.streaming.registry import Registry
 from sluice.background import BackgroundTasks
 from sluice.errors import (
+    RETRY_AFTER_S,
     MessageTooLarge,
     Overloaded,
     SluiceError,
@@ -47,7 +48,6 @@ UNSTORED_S: Final = 5.0
 """Tasks of class bulk are refused for this long after JetStream took one not, seconds: callers need not wait again."""
 TELL_S: Final = 10.0
 """How often batchers hear of the same model and tenant, seconds; they listen for longer."""
-RETRY_AFTER_S: Final = 1.0
 CLOSE_S: Final = 2.0
 _SETTLE_S: Final = 2.0
 _TOLD_MAX: Final = 4096

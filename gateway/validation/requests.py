@@ -7,6 +7,7 @@ from typing import Final
 
 from google.protobuf.message import Message
 
+from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog
 from gateway.streaming.resume_token import ResumeKey
 from gateway.tools.tool import ToolUse
@@ -58,7 +59,7 @@ class ValidRequest:
     sampling: SamplingParams
     labels: Mapping[str, str]
     timeout_s: float
-    tenant: str
+    caller: Caller
     key: str = ""
     """Idempotency key with the tenant; empty without one."""
     key_is_shared: bool = False
@@ -95,6 +96,11 @@ class ValidRequest:
         return int.from_bytes(digest[:8]) >> 1
 
     @property
+    def tenant(self) -> str:
+        """Whose request it is."""
+        return self.caller.tenant
+
+    @property
     def workload(self) -> str:
         """The workload; may be empty."""
         return self.labels.get(WORKLOAD_LABEL, "")
@@ -104,7 +110,7 @@ def validate(
     request: GenerateRequest,
     catalog: Catalog,
     timeout_s: float,
-    tenant: str,
+    caller: Caller,
     resume_key: ResumeKey,
     audio_max_s: float = 0.0,
 ) -> ValidRequest:
@@ -139,12 +145,12 @@ def validate(
         sampling=sampling,
         labels=dict(request.labels),
         # Tenants do not share keys. A tenant's name has no space.
-        key=request.idempotency_key and f"{tenant} {request.idempotency_key}",
+        key=request.idempotency_key and f"{caller.tenant} {request.idempotency_key}",
         key_is_shared=bool(request.idempotency_key) and not request.idempotency_key_generated,
         fingerprint=fingerprint,
         resume=resume,
         timeout_s=timeout_s,
-        tenant=tenant,
+        caller=caller,
         allow_degraded=request.allow_degraded and audio is None,
         accept_replace=request.accept_replace,
         gather_ms=gather_ms,
@@ -160,7 +166,7 @@ def valid_request(
     texts: Conversation,
     model: str | None,
     timeout_s: float,
-    tenant: str,
+    caller: Caller,
     found: FieldViolations,
 ) -> ValidRequest:
     """The request whose ``texts`` are worked on one by one; ``found`` has what is wrong with them.
@@ -174,12 +180,12 @@ def valid_request(
     _check_priority_and_labels(request, found)
     found.raise_if_any()
     priority_class = _CLASSES[request.priority]
-    return request_about(texts, tenant, request.labels, timeout_s, model, priority_class)
+    return request_about(texts, caller, request.labels, timeout_s, model, priority_class)
 
 
 def request_about(
     texts: Conversation,
-    tenant: str,
+    caller: Caller,
     labels: Mapping[str, str],
     timeout_s: float,
     model: str | None = None,
@@ -193,7 +199,7 @@ def request_about(
         sampling=SamplingParams(),
         labels=dict(labels),
         timeout_s=timeout_s,
-        tenant=tenant,
+        caller=caller,
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog
 from gateway.validation.conversation import ASSISTANT, USER, Conversation, Turn, conversation_of
 from gateway.validation.requests import ValidRequest, valid_request
@@ -16,7 +17,7 @@ TEXTS_MAX: Final = 2048
 
 
 def validate_embed(
-    request: EmbedRequest, catalog: Catalog, timeout_s: float, tenant: str
+    request: EmbedRequest, catalog: Catalog, timeout_s: float, caller: Caller
 ) -> ValidRequest:
     """Checks all of ``request``; raises as `gateway.validation.requests.validate`."""
     found = FieldViolations()
@@ -24,11 +25,11 @@ def validate_embed(
     model = _only_model(request.model, catalog, "embedding", found)
     if model is not None:
         _check_embedding(request, catalog, model, found)
-    return valid_request(request, _said(USER, request.texts), model, timeout_s, tenant, found)
+    return valid_request(request, _said(USER, request.texts), model, timeout_s, caller, found)
 
 
 def validate_rerank(
-    request: RerankRequest, catalog: Catalog, timeout_s: float, tenant: str
+    request: RerankRequest, catalog: Catalog, timeout_s: float, caller: Caller
 ) -> ValidRequest:
     """As `validate_embed`; the first text is the query."""
     found = FieldViolations()
@@ -36,11 +37,11 @@ def validate_rerank(
     _check_texts("documents", request.documents, found)
     model = _only_model(request.model, catalog, "reranker", found)
     texts = _said(USER, [request.query, *request.documents])
-    return valid_request(request, texts, model, timeout_s, tenant, found)
+    return valid_request(request, texts, model, timeout_s, caller, found)
 
 
 def validate_score(
-    request: ScoreRequest, catalog: Catalog, timeout_s: float, tenant: str
+    request: ScoreRequest, catalog: Catalog, timeout_s: float, caller: Caller
 ) -> ValidRequest:
     """As `validate_embed`; the last texts are the answers."""
     found = FieldViolations()
@@ -55,7 +56,7 @@ def validate_score(
         found.add("model", f"gives no log-probabilities; known: {', '.join(known)}, or {AUTO}")
     model = None if request.model in ("", AUTO) else request.model
     said = Conversation((*turns, *answers), raw=request.raw_prompt)
-    return valid_request(request, said, model, timeout_s, tenant, found)
+    return valid_request(request, said, model, timeout_s, caller, found)
 
 
 def _said(role: str, texts: Sequence[str]) -> Conversation:

@@ -20,7 +20,11 @@ _STATUS: Final[Mapping[int, int]] = {
     code_pb2.UNAVAILABLE: 503,
     code_pb2.DEADLINE_EXCEEDED: 504,
 }
-_STATUS_OF_REASON: Final[Mapping[str, int]] = {"MESSAGE_TOO_LARGE": 413, "STORAGE_FULL": 507}
+_STATUS_OF_REASON: Final[Mapping[str, int]] = {
+    "BODY_TOO_SLOW": 408,
+    "MESSAGE_TOO_LARGE": 413,
+    "STORAGE_FULL": 507,
+}
 _CODES: Final[Mapping[str, str]] = {
     "MODEL_UNKNOWN": "model_not_found",
     "PROMPT_TOO_LONG": "context_length_exceeded",

@@ -10,7 +10,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from sluice.errors import TransportUnavailable
+from sluice.errors import RETRY_AFTER_S, TransportUnavailable
 from sluice.telemetry.registry import MetricRegistry, Series
 from sluice.v1.admin_pb2 import MetricPoint, MetricSeries, ProcessMetrics, ReadMetricsRequest
 from sluice.wire import subjects
@@ -18,7 +18,6 @@ from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, unpack
 
 _log = logging.getLogger(__name__)
 
-RETRY_AFTER_S: Final = 1.0
 GATHER_S: Final = 0.25
 """How long answers are waited for, seconds: nobody knows how many processes there are."""
 

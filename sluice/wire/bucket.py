@@ -13,11 +13,11 @@ from nats.js import JetStreamContext
 from nats.js.api import Header, StreamConfig
 from nats.js.errors import APIError, NotFoundError
 
-from sluice.errors import TransportUnavailable
+from sluice.errors import RETRY_AFTER_S, TransportUnavailable
 from sluice.settings import Settings
 from sluice.wire import jetstream, subjects
 from sluice.wire.codec import MalformedMessage, pack, unpack
-from sluice.wire.jetstream import RETRY_AFTER_S, answering
+from sluice.wire.jetstream import answering
 
 M = TypeVar("M", bound=Message)
 

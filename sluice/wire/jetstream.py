@@ -21,7 +21,7 @@ from nats.js.api import (
 )
 from nats.js.errors import APIError
 
-from sluice.errors import TransportUnavailable
+from sluice.errors import RETRY_AFTER_S, TransportUnavailable
 from sluice.settings import JobsSettings, NatsSettings
 from sluice.wire import subjects
 from sluice.wire.codec import OversizedMessage
@@ -36,7 +36,6 @@ MAX_DELIVER: Final = 5
 ACKS_PENDING_MAX: Final = 16_384
 """Tasks of one model on their way to batchers."""
 
-RETRY_AFTER_S: Final = 1.0
 FETCH_MAX: Final = 256
 _INACTIVE_S: Final = 30.0
 """The server deletes the consumer of an aborted read after this time."""

@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from gateway.admission.arriving import Arriving
+from gateway.admission.calls import CallChecks
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.api.interceptor import ErrorInterceptor
 from gateway.identity.authenticator import Authenticator
@@ -51,9 +52,8 @@ class Admin(AdminServiceServicer):
 async def serving(rows: Sequence[StreamOutcomesResponse]) -> AsyncIterator[tuple[Admin, str]]:
     authenticator = Authenticator(IdentitySettings())
     limiter = ClassLimiter(8, CallShares())
-    server = grpc.aio.server(
-        interceptors=[ErrorInterceptor(1 << 20, limiter, authenticator, Arriving(1 << 20))]
-    )
+    checks = CallChecks(authenticator, limiter, Arriving(1 << 20))
+    server = grpc.aio.server(interceptors=[ErrorInterceptor(1 << 20, checks)])
     service = Admin(rows)
     add_AdminServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.admission import turns as module
-from gateway.admission.turns import Turns
+from gateway.admission import class_limiter as module
+from gateway.admission.class_limiter import Turns
 from sluice.errors import Overloaded
 
 BOUND_S = 60.0

@@ -12,6 +12,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from gateway.admission import arriving as arriving_module
 from gateway.admission.arriving import STREAMS_MAX, Arriving
+from gateway.admission.calls import CallChecks
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.api.interceptor import HEALTH_BYTES_MAX, ErrorInterceptor
 from gateway.identity.authenticator import Authenticator
@@ -95,7 +96,8 @@ class Door:
 async def opened(arriving: Arriving) -> AsyncIterator[Door]:
     identity = IdentitySettings(api_keys=True, mesh_key=KEY)
     limiter = ClassLimiter(64, CallShares())
-    interceptor = ErrorInterceptor(1 << 20, limiter, Authenticator(identity), arriving)
+    checks = CallChecks(Authenticator(identity), limiter, arriving)
+    interceptor = ErrorInterceptor(1 << 20, checks)
     server, service = grpc.aio.server(interceptors=[interceptor]), Service()
     server.add_generic_rpc_handlers((service,))
     port = server.add_insecure_port("127.0.0.1:0")

@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from nats.js.api import StreamConfig
 
-from gateway.identity.caller import Caller, set_caller
+from gateway.identity.caller import Caller
 from sluice.errors import ShuttingDown, SluiceError
 from sluice.internal.v1.frame_pb2 import ROW_END_RETURNED, Frame, RowError
 from sluice.settings import NatsSettings
@@ -298,8 +298,9 @@ async def test_the_first_event_is_written_whole(wire: Wire) -> None:
         written.append(event)
 
     generator = wire.gateway._generator
-    set_caller(Caller("default"))
-    answering = asyncio.ensure_future(generator.answer(prompt(), write, None, {}))
+    answering = asyncio.ensure_future(
+        generator.answer(prompt(), Caller("default"), write, None, {})
+    )
     await wire.batcher.task()
     with pytest.raises(ShuttingDown):
         await answering

@@ -10,11 +10,12 @@ from google.rpc import status_pb2
 
 from gateway.admission import arriving
 from gateway.admission.arriving import Arriving
+from gateway.admission.calls import CallChecks
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.api.interceptor import ErrorInterceptor
 from gateway.api.job_forwarder import MESSAGE_BYTES_MAX, JobForwarder
 from gateway.identity.authenticator import Authenticator
-from gateway.identity.caller import Caller, set_caller
+from gateway.identity.caller import Caller
 from sluice import errors
 from sluice.client.channel import error_of as typed_error_of
 from sluice.errors import from_status
@@ -115,9 +116,8 @@ async def forwarding(address: str) -> tuple[grpc.aio.Server, Any, JobForwarder]:
     forwarder = JobForwarder(JobsSettings(address=address), lambda: "the key of the mesh")
     authenticator = Authenticator(IdentitySettings())
     limiter = ClassLimiter(8, CallShares())
-    server = grpc.aio.server(
-        interceptors=[ErrorInterceptor(1 << 20, limiter, authenticator, Arriving(1 << 20))]
-    )
+    checks = CallChecks(authenticator, limiter, Arriving(1 << 20))
+    server = grpc.aio.server(interceptors=[ErrorInterceptor(1 << 20, checks)])
     server.add_generic_rpc_handlers((forwarder,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -205,7 +205,7 @@ async def test_a_request_that_does_not_arrive_ends_the_call(
 @pytest.mark.parametrize("trace", ["é", "00-\t-", "x" * 55, "0" * 5000])
 async def test_a_trace_context_that_is_none_is_not_passed_on(trace: str) -> None:
     forwarder = JobForwarder(JobsSettings(address="127.0.0.1:1"), lambda: None)
-    set_caller(Caller("acme"))
-    assert forwarder.metadata({"traceparent": trace}) == (("sluice-tenant", "acme"),)
+    acme = Caller("acme")
+    assert forwarder.metadata(acme, {"traceparent": trace}) == (("sluice-tenant", "acme"),)
     valid = f"00-{'1' * 32}-{'2' * 16}-01"
-    assert forwarder.metadata({"traceparent": valid})[-1] == ("traceparent", valid)
+    assert forwarder.metadata(acme, {"traceparent": valid})[-1] == ("traceparent", valid)

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.api.metadata import is_local
+from gateway.api.interceptor import is_local
 
 
 @pytest.mark.parametrize(

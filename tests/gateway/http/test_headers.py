@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.http.headers import apply, class_of, headers_of, labels_of, timeout_s
+from gateway.http.headers import apply, class_of, labels_of, timeout_s
 from sluice.errors import InvalidRequest
 from sluice.v1.inference_pb2 import PRIORITY_BULK, EmbedRequest, GenerateRequest
 
@@ -42,14 +42,12 @@ def test_a_time_of_ours_that_is_none_is_refused(value: str, streams: bool) -> No
 
 def test_class_labels_and_key_are_those_of_the_request() -> None:
     request = GenerateRequest()
-    headers = headers_of(
-        [
-            (b"x-sluice-priority", b"bulk"),
-            (b"x-sluice-label-team", b"a"),
-            (b"idempotency-key", b"k"),
-            (b"other", b"x"),
-        ]
-    )
+    headers = {
+        "x-sluice-priority": "bulk",
+        "x-sluice-label-team": "a",
+        "idempotency-key": "k",
+        "other": "x",
+    }
     assert apply(headers, request) is None
     assert (request.priority, request.idempotency_key) == (PRIORITY_BULK, "k")
     assert dict(request.labels) == {"team": "a"}

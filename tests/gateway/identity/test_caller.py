@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.identity.caller import ANY, Caller, current_caller, roles_for, set_caller, tenant_of
+from gateway.identity.caller import ANY, Caller, roles_for, tenant_of
 from sluice.errors import InvalidRequest, PermissionDenied
 
 PROTOS = Path(__file__).parents[3] / "protos"
@@ -121,10 +121,3 @@ def test_what_is_no_name_of_a_tenant(name: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         tenant_of({"sluice-tenant": name})
     assert [one.field for one in refused.value.violations] == ["metadata.sluice-tenant"]
-
-
-async def test_a_task_without_a_caller_has_none() -> None:
-    with pytest.raises(LookupError):
-        current_caller()
-    set_caller(Caller("acme"))
-    assert current_caller().tenant == "acme"

@@ -10,6 +10,7 @@ import grpc
 import nats
 import pytest
 
+from gateway.admission.calls import CallChecks
 from gateway.config.routers import load_router
 from gateway.identity.caller import ANY, Caller
 from gateway.records import outcome as outcomes
@@ -227,7 +228,11 @@ async def test_a_caller_of_another_machine_gets_no_prompts(
 ) -> None:
     monkeypatch.setattr("gateway.api.admin_service.is_local", lambda peer: False)
     caller = Caller("acme", frozenset(roles))
-    monkeypatch.setattr("gateway.api.admin_service.current_caller", lambda: caller)
+
+    async def called(*_: Any) -> Caller:
+        return caller
+
+    monkeypatch.setattr(CallChecks, "caller_of", called)
     async with opened({}) as wire:
         stub: Any = AdminServiceStub(wire.channel)
         code, error = await error_of(stub.StreamOutcomes(StreamOutcomesRequest()))

@@ -8,6 +8,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from gateway.admission.prompts import fit
+from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog
 from gateway.streaming.resume_token import ResumeKey
 from gateway.validation.conversation import MESSAGES_MAX
@@ -26,7 +27,7 @@ from tests.gateway.kit.wire import RESUME_KEY, resumed
 
 
 def check(catalog: Catalog, request: GenerateRequest, timeout_s: float = 300.0) -> Any:
-    return validate(request, catalog, timeout_s, "default", ResumeKey(RESUME_KEY))
+    return validate(request, catalog, timeout_s, Caller("default"), ResumeKey(RESUME_KEY))
 
 
 def violations(catalog: Catalog, **fields: Any) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog
 from gateway.validation import texts
 from gateway.validation.requests import check_labels
@@ -27,7 +28,7 @@ TEXTS: list[tuple[Callable[..., Any], Any, str]] = [
 )
 def test_texts(validate: Callable[..., Any], request_: Any, field: str, catalog: Catalog) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        validate(request_, catalog, 300.0, "acme")
+        validate(request_, catalog, 300.0, Caller("acme"))
     assert [one.field for one in refused.value.violations] == [field]
 
 
