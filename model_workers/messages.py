@@ -43,7 +43,6 @@ def row_spec(row: worker_pb2.Row, owner: str, now: float) -> RowSpec:
         deadline=now + row.timeout_ms / 1000 if row.timeout_ms else None,
         rank=_rank(task.priority_class),
         gather_s=task.gather_ms / 1000,
-        step_prefill_tokens=row.step_prefill_tokens,
         values=_values(task.values) if task.HasField("values") else None,
         audio=_audio(task.audio) if task.HasField("audio") else None,
         tenant=task.tenant,

@@ -15,6 +15,7 @@ from typing import Final, Literal, Protocol
 from typing_extensions import override
 
 from model_workers.engine.blocks import CPU_BLOCK_TOKENS, BlockManager
+from model_workers.engine.pace import BulkPace
 from model_workers.engine.protocol import EngineFull, RowSpec, Sampling
 from model_workers.engine.rows import Row, RowLimits
 from model_workers.engine.scheduler import Scheduler
@@ -29,14 +30,12 @@ class EngineRow:
 
     Attributes:
         rank: of its class; 0 is the most urgent.
-        step_prefill_tokens: see `RowSpec`.
     """
 
     request_id: str
     rank: int
     prompt: int
     answer: int
-    step_prefill_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ class Engine(Protocol):
     def cancel(self, request_id: str) -> None:
         """Drops a row before the next `stretch`; an unknown one is ignored."""
 
-    def stretch(self) -> Stretch | None:
+    def stretch(self, now: float) -> Stretch | None:
         """The next steps; None without rows. Rows admitted meanwhile join after the steps that `advance` does."""
 
     def advance(self, steps: int) -> Progress:
@@ -131,6 +130,7 @@ class ContinuousEngine(Engine):
                 limits.slots, limits.waiting, longest, limits.prefill_tokens or blocks * size
             ),
         )
+        self._pace = BulkPace(cost.prefill_token_s)
         self._plan: list[tuple[Row, int]] = []
         self._steps = 0
         self._admitted = 0
@@ -150,9 +150,10 @@ class ContinuousEngine(Engine):
         self._scheduler.cancel((request_id,))
 
     @override
-    def stretch(self) -> Stretch | None:
+    def stretch(self, now: float) -> Stretch | None:
         self._scheduler.sweep(0.0)
-        self._plan = self._scheduler.schedule()
+        limit = self._pace.limit(self._scheduler.most_urgent(), now)
+        self._plan = self._scheduler.schedule(limit)
         if not self._plan:
             return None
         decoding = [row for row, _ in self._plan if _decodes(row)]
@@ -196,7 +197,6 @@ class ContinuousEngine(Engine):
             produced=(),
             sampling=Sampling(max_tokens=row.answer),
             rank=row.rank if self._limits.preempts else 0,
-            step_prefill_tokens=row.step_prefill_tokens,
         )
 
     def _equal_steps(self, decoding: Sequence[Row]) -> int:
@@ -256,7 +256,7 @@ class PaddedEngine(Engine):
             self._cancelled.add(request_id)
 
     @override
-    def stretch(self) -> Stretch | None:
+    def stretch(self, now: float) -> Stretch | None:
         while not self._batch and self._waiting:
             members = self._waiting.popleft()
             self._batch = [row for row in members if row.request_id not in self._cancelled]

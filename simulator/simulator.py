@@ -215,7 +215,6 @@ class Simulation(WorkerEvents):
             RANKS[arrival.priority_class],
             arrival.prompt_tokens,
             arrival.answer_tokens,
-            member.step_prefill_tokens,
         )
 
     def _leave_queue(self, request_id: str) -> None:

@@ -170,7 +170,8 @@ class SimulatedWorker:
         for rows in self._arrived:
             self._admit(rows)
         self._arrived.clear()
-        self._stretch, self._started_at = self._engine.stretch(), self._events.now
+        self._started_at = self._events.now
+        self._stretch = self._engine.stretch(self._started_at)
         if self._stretch is not None:
             self._finish_after(self._stretch.steps)
 

@@ -160,7 +160,6 @@ class Row(QueuedTask):
         del message.task.produced_token_ids[:]
         message.task.produced_token_ids.extend(self.produced)
         message.task.gather_ms = self.gather_ms
-        message.step_prefill_tokens = self.step_prefill_tokens
         left_ms = (self.deadline - now) * 1e3
         if left_ms < TIMEOUT_MS_MAX:
             message.timeout_ms = max(1, int(left_ms))

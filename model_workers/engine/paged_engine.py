@@ -21,6 +21,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from model_workers.engine.blocks import BlockManager
+from model_workers.engine.pace import BulkPace
 from model_workers.engine.paged_model import Fault, FaultIsolator, PagedModel, RowChunk
 from model_workers.engine.protocol import Engine, RowEnd, RowInvalid, RowSpec, RowStep
 from model_workers.engine.rows import Row, RowLimits, RowState
@@ -132,6 +133,7 @@ class PagedEngine(Engine):
         # A thread's current device is the first one, and pinned memory, streams and libraries follow it.
         self._on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         self._overlap = overlap and speculator is None
+        self._pace = BulkPace()
         self._begun: BegunStep | None = None
         self._steps = 0
 
@@ -155,13 +157,18 @@ class PagedEngine(Engine):
         self._steps += 1
         swept = self._scheduler.sweep(now)
         steps = [row.end_step(end) for row, end in swept]
-        planned = self._scheduler.schedule()
+        planned = self._scheduler.schedule(self._pace.limit(self._scheduler.most_urgent(), now))
         if not planned and self._begun is None:
             return steps
+        self._pace.begin(sum(count for row, count in planned if row.pending > 1), now)
         with self._on_device:
             if self._speculator is not None:
-                return steps + self._speculate(planned, self._speculator)
-            return steps + self._compute([PlannedRow(*pair) for pair in planned])
+                steps += self._speculate(planned, self._speculator)
+            else:
+                steps += self._compute([PlannedRow(*pair) for pair in planned])
+        if not self._scheduler.has_rows():
+            self._pace.pause()
+        return steps
 
     @override
     def abort(self, message: str) -> list[RowStep]:

@@ -96,8 +96,6 @@ class RowSpec:
     """The rank of its class: 0 is the most urgent. Rows of a higher rank may be preempted for those of a lower one."""
     gather_s: float = 0.0
     """How long its tokens may wait for more before they are sent, seconds."""
-    step_prefill_tokens: int = 0
-    """Most tokens of prompts in a step that computes a part of its prompt; 0: no limit but the engine's."""
     values: ValuesSpec | None = None
     """None: tokens are wanted."""
     audio: AudioSpec | None = None

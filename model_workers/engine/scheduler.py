@@ -16,9 +16,9 @@ and hold no blocks; RUNNING rows hold blocks for all their tokens. A step is pla
    blocks for all its tokens are there, and one more in reserve for every running row. Of rows that want
    log-probabilities, `SCORED_TOKENS` positions are computed in a step. For a row of a more urgent rank,
    running rows of less urgent ranks are preempted. No row joins before the head of the queue.
-   Where a row has a limit of its own (`RowSpec.step_prefill_tokens`), a step with a part of its prompt has no more
-   prompt tokens than that. A step with prompts of a more urgent rank then has none of it, so that they are answered
-   after a short one; but not more than `WITHHELD_STEPS` times in a row.
+   While more urgent rows come, a step with a part of a bulk prompt has no more prompt tokens than ``bulk_tokens``. A
+   step with prompts of a more urgent rank then has none of it, so that they are answered after a short one; but not
+   more than `WITHHELD_STEPS` times in a row.
 
 A step may be planned while the one before is computed: then the last token of a row may be one that is being drawn
 (`Row.expect`). Such a row decodes as if it were known, unless it is the last one it has room for.
@@ -32,16 +32,16 @@ from collections.abc import Collection
 from typing import Final
 
 from model_workers.engine.blocks import BlockManager
+from model_workers.engine.pace import BULK_RANK
 from model_workers.engine.protocol import RowEnd, RowSpec
 from model_workers.engine.rows import RequestIndex, Row, RowLimits, RowState
 from sluice.internal.v1 import worker_pb2
-from sluice.wire.subjects import CLASSES
 
 SCORED_TOKENS: Final = 256
 """Positions of a step whose logits are kept for log-probabilities: each has as many numbers as the vocabulary."""
 WITHHELD_STEPS: Final = 4
-"""Steps in a row in which prompts with a limit of their own wait for those of more urgent ranks."""
-LOAD_RANKS: Final = len(CLASSES)
+"""Steps in a row in which bulk prompts that are limited wait for those of more urgent ranks."""
+LOAD_RANKS: Final = BULK_RANK + 1
 """Ranks that a load distinguishes; rows of higher ranks count with the last."""
 
 
@@ -62,7 +62,7 @@ class Scheduler:
         self._plan: dict[Row, int] = {}
         self._computing: set[bytes] = set()
         self._scored_left = SCORED_TOKENS
-        self._withheld = 0
+        self._bulk_tokens = self._withheld = 0
 
     def add(self, spec: RowSpec) -> Row:
         """Takes a row; see `Engine.add`."""
@@ -83,9 +83,18 @@ class Scheduler:
             self.finish(row)
         return ended
 
-    def schedule(self) -> list[tuple[Row, int]]:
-        """Plans a step: rows, and how many of their pending tokens to compute. Each is to be advanced or finished."""
+    def most_urgent(self) -> int:
+        """The smallest rank of all rows; without rows that of bulk."""
+        ranks = [rows[0].spec.rank for rows in (self._queue, self._running) if rows]
+        return min(ranks, default=BULK_RANK)
+
+    def schedule(self, bulk_tokens: int = 0) -> list[tuple[Row, int]]:
+        """Plans a step: rows, and how many of their pending tokens to compute. Each is to be advanced or finished.
+
+        ``bulk_tokens``: most prompt tokens of a step with a part of a bulk prompt; 0: no limit of its own.
+        """
         self.copies = []
+        self._bulk_tokens = bulk_tokens
         self._computing.clear()
         for row in tuple(self._running):
             decodes = row.pending == 1 and not row.full
@@ -200,8 +209,8 @@ class Scheduler:
 
     def _prefill_tokens(self, row: Row, urgent_rank: int | None) -> int:
         """Most prompt tokens of a step with a part of the row's prompt; ``urgent_rank``: of the first prompt in it."""
-        own = row.spec.step_prefill_tokens
-        if not own:
+        own = self._bulk_tokens
+        if not own or row.spec.rank < BULK_RANK:
             return self.limits.prefill_tokens
         is_urgent = urgent_rank is not None and urgent_rank < row.spec.rank
         if is_urgent and self._withheld < WITHHELD_STEPS:

@@ -58,9 +58,6 @@ class ClassPolicy(Section):
     spare_rows: int = Field(0, ge=0)
     """Rows that the class leaves free for more urgent ones, while such are seen, in workers where it would not give
     its slots to them."""
-    prefill_s_max: float = Field(math.inf, ge=0)
-    """What computing prompts may take in a step of a worker with prompts of the class, while more urgent classes are
-    seen."""
     gather_s: float = Field(0.0, ge=0, le=3600)
     """How long tokens are gathered in the worker before they are sent, where the request does not say."""
 
@@ -70,7 +67,7 @@ class ClassPolicies(Section):
 
     interactive: ClassPolicy = ClassPolicy()
     standard: ClassPolicy = ClassPolicy(aging_s=2.0, gather_s=0.05)
-    bulk: ClassPolicy = ClassPolicy(aging_s=10.0, spare_rows=8, prefill_s_max=0.02, gather_s=0.25)
+    bulk: ClassPolicy = ClassPolicy(aging_s=10.0, spare_rows=8, gather_s=0.25)
 
     @model_validator(mode="before")
     @classmethod

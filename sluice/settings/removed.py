@@ -5,6 +5,7 @@ from typing import Final
 
 _REMOVED: Final[Mapping[str, str]] = {
     "cascade.start": "is gone: the second model starts when the first answer is in doubt; leave it out",
+    "prefill_s_max": "is gone: the engine bounds bulk prompts beside more urgent ones itself; leave it out",
 }
 """By the end of the key."""
 

@@ -34,7 +34,7 @@ class Played:
         self.steps = 0
         self.first: dict[str, float] = {}
         self.ended: dict[str, float] = {}
-        while (stretch := engine.stretch()) is not None:
+        while (stretch := engine.stretch(0.0)) is not None:
             steps = stretch.steps if chance is None else chance.randint(1, stretch.steps)
             self.seconds += stretch.seconds(steps)
             progress = engine.advance(steps)
@@ -99,7 +99,7 @@ def test_the_cache_is_never_overfull(
     engine = continuous(EngineLimits(slots, 100, 16, cache_tokens=150))
     engine.admit([row(str(i), *spec) for i, spec in enumerate(specs)])
     chance = Random(seed)
-    while (stretch := engine.stretch()) is not None:
+    while (stretch := engine.stretch(0.0)) is not None:
         engine.advance(chance.randint(1, stretch.steps))
         load = engine.load()
         assert load.running <= slots
@@ -120,11 +120,11 @@ def test_time_is_that_of_the_cost() -> None:
 def test_prompts_are_computed_in_chunks_beside_rows_that_decode() -> None:
     engine = continuous(EngineLimits(slots=2, prefill_tokens=8))
     engine.admit([row("a", 4, 50)])
-    engine.advance(1) if engine.stretch() else None
+    engine.advance(1) if engine.stretch(0.0) else None
     engine.admit([row("b", 20, 2)])
     first = []
     for _ in range(3):
-        stretch = engine.stretch()
+        stretch = engine.stretch(0.0)
         assert stretch is not None
         assert stretch.steps == 1
         first.append(engine.advance(1).first)
@@ -135,7 +135,7 @@ def test_an_urgent_row_takes_the_slot_of_the_youngest_of_the_least_urgent() -> N
     engine = continuous(EngineLimits(slots=2))
     engine.admit([row("old", 5, 30, rank=2), row("young", 5, 30, rank=2)])
     for _ in range(3):
-        assert engine.stretch() is not None
+        assert engine.stretch(0.0) is not None
         engine.advance(1)
     engine.admit([row("urgent", 5, 2)])
     played = Played(engine)
@@ -146,7 +146,7 @@ def test_an_urgent_row_takes_the_slot_of_the_youngest_of_the_least_urgent() -> N
 def test_the_budget_of_a_step_goes_to_the_most_urgent_prompt() -> None:
     engine = continuous(EngineLimits(slots=4, prefill_tokens=10))
     engine.admit([row("bulk", 100, 2, rank=2)])
-    assert engine.stretch() is not None
+    assert engine.stretch(0.0) is not None
     engine.advance(1)
     engine.admit([row("urgent", 14, 2)])
     assert list(Played(engine).first) == ["urgent", "bulk"]
@@ -171,7 +171,7 @@ def test_a_cancelled_row_does_not_end(kind: type[ContinuousEngine] | type[Padded
     engine = kind(COST, EngineLimits(slots=2), LONGEST)
     engine.admit([row("a", 5, 9), row("b", 5, 9)])
     engine.admit([row("c", 5, 9)])
-    assert engine.stretch() is not None
+    assert engine.stretch(0.0) is not None
     engine.advance(1)
     for name in ("a", "c", "unknown"):
         engine.cancel(name)
@@ -192,8 +192,8 @@ def test_a_padded_batch_costs_what_its_longest_row_costs() -> None:
 def test_the_step_that_runs_is_found() -> None:
     engine = continuous(EngineLimits(slots=1))
     engine.admit([row("a", 1, 50)])
-    engine.advance(1) if engine.stretch() else None
-    stretch = engine.stretch()
+    engine.advance(1) if engine.stretch(0.0) else None
+    stretch = engine.stretch(0.0)
     assert stretch is not None
     for step in range(1, stretch.steps + 1):
         middle = (stretch.seconds(step) + stretch.seconds(step - 1)) / 2

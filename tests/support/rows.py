@@ -17,7 +17,6 @@ def row_spec(
     attempt: int = 0,
     deadline: float | None = None,
     rank: int = 0,
-    step_prefill_tokens: int = 0,
 ) -> RowSpec:
     """A row with defaults."""
     return RowSpec(
@@ -29,7 +28,6 @@ def row_spec(
         sampling or Sampling(max_tokens=8),
         deadline,
         rank,
-        step_prefill_tokens=step_prefill_tokens,
     )
 
 

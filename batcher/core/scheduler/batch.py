@@ -171,8 +171,7 @@ class BatchFormer:
     def _narrow(self, filling: "Filling", quota: ClassQuota) -> None:
         capacity = filling.capacity
         free_rows = self._placement.free_rows(capacity, quota)
-        step_prefill_tokens = self._placement.step_prefill_tokens(capacity, quota)
-        filling.narrow(self._open_batches.max_rows, free_rows, step_prefill_tokens)
+        filling.narrow(self._open_batches.max_rows, free_rows)
 
     def _take(self, filling: "Filling", task: QueuedTask, now: float) -> None:
         self._waiting.take(task, now)
@@ -206,12 +205,10 @@ class Filling:
         self._padding_max = policy.padding_max
         self._tokens_max = policy.batch_tokens_max
         self._prefill_max = policy.waiting_tokens_max - capacity.waiting_tokens
-        self._step_prefill_tokens = 0
         self._tokens = self._longest = self._cache = 0
 
-    def narrow(self, batch_rows: int, free_rows: int, step_prefill_tokens: int) -> None:
-        """Rows that follow may join up to so many rows; see `QueuedTask` for the last."""
-        self._step_prefill_tokens = step_prefill_tokens
+    def narrow(self, batch_rows: int, free_rows: int) -> None:
+        """Rows that follow may join up to so many rows."""
         self._rows_max = min(batch_rows, free_rows)
         self._rows_limit = BatchLimit.ROWS if batch_rows < free_rows else BatchLimit.WORKER_ROWS
 
@@ -246,7 +243,6 @@ class Filling:
         """``task`` joins."""
         prefill_tokens = task.prefill_tokens
         task.open_batch = self._batch
-        task.step_prefill_tokens = self._step_prefill_tokens
         task.waited_s = now - task.waiting_since
         self._tokens += prefill_tokens
         self._cache += task.cache_tokens

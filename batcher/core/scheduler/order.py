@@ -224,8 +224,6 @@ class ClassQuota(NamedTuple):
     """Out of its rank, because it has waited too long."""
     spare_rows: int
     """Rows of a worker that it leaves free."""
-    prefill_s_max: float
-    """Limit on the time that a step of an engine with prompts of the class takes for prompts."""
     is_modest: bool
     """It leaves rows free for the sake of more urgent classes."""
 
@@ -334,9 +332,7 @@ class Waiting:
                 overdue_at = members.passed_since + members.policy.aging_s
                 if overdue_at <= now:
                     rows = self._policy.aging_rows
-                    overdue.append(
-                        (overdue_at, ClassQuota(members, rows, True, 0, math.inf, False))
-                    )
+                    overdue.append((overdue_at, ClassQuota(members, rows, True, 0, False)))
             more_urgent_until = max(more_urgent_until, members.seen_at + self._policy.spare_s)
         overdue.sort(key=lambda each: each[0])
         return [quota for _, quota in overdue] + ranked
@@ -355,6 +351,6 @@ class Waiting:
 def _quota(members: WaitingClass, *, is_modest: bool) -> ClassQuota:
     own = members.policy
     if not is_modest:
-        return ClassQuota(members, math.inf, False, 0, math.inf, False)
+        return ClassQuota(members, math.inf, False, 0, False)
     is_less = own.spare_rows > 0
-    return ClassQuota(members, math.inf, False, own.spare_rows, own.prefill_s_max, is_less)
+    return ClassQuota(members, math.inf, False, own.spare_rows, is_less)

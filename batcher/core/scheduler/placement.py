@@ -5,7 +5,6 @@ A worker that computed a prompt with the same beginning is preferred to
 the soonest one while the difference is at most the time to compute the prompt, which its prefix cache may save.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -96,12 +95,6 @@ class Placement:
         if not quota.spare_rows or (self.policy.takes_slots and capacity.preempts):
             return free
         return free - min(quota.spare_rows, (free + capacity.running_rows) // 4)
-
-    def step_prefill_tokens(self, capacity: Capacity, quota: ClassQuota) -> int:
-        """Prompt tokens of a step of the worker that computes prompts of the class; 0: no limit."""
-        if quota.prefill_s_max == math.inf or not capacity.prefill_token_s:
-            return 0
-        return max(1, int(quota.prefill_s_max / capacity.prefill_token_s))
 
     def sent(self, task: QueuedTask, worker: str) -> None:
         """``task``, whose prompt's prefix is known, was sent to ``worker``."""

@@ -55,7 +55,6 @@ class QueuedTask:
         share: its tenant's in its class.
         bucket: the number of its length bucket.
         open_batch: the batch it was handed out with.
-        step_prefill_tokens: most prompt tokens of a step of the engine that computes a part of its prompt; 0: no limit.
         avoid: the worker that could not go on with it; others are preferred.
         alone: whether no other task may be in its batch.
     """
@@ -80,7 +79,6 @@ class QueuedTask:
         "request_id",
         "returned",
         "share",
-        "step_prefill_tokens",
         "tenant",
         "waited_s",
         "waiting_since",
@@ -126,7 +124,6 @@ class QueuedTask:
         self.alone = False
         self.charged = 0
         self.number = 0
-        self.step_prefill_tokens = 0
 
     def charge(self, tokens: int) -> None:
         """Sets the task's charge to ``tokens``, whatever it was before."""

@@ -21,6 +21,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
@@ -153,8 +158,16 @@ class Row(_message.Message):
     """Milliseconds until the deadline, counted from the arrival at the worker (clocks need not agree); 0 means none."""
     origin: _builtins.str
     """W3C traceparent that they hang under when the batcher is lost: that of who sent the task; may be empty."""
-    step_prefill_tokens: _builtins.int
-    """A step that computes a part of this row's prompt computes at most so many tokens of prompts; 0: no limit of its own."""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def step_prefill_tokens(self) -> _builtins.int:
+        """Ignored: the engine bounds bulk prompts itself."""
+
+    @step_prefill_tokens.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def step_prefill_tokens(self, value: _builtins.int) -> None:
+        """Ignored: the engine bounds bulk prompts itself."""
+
     @_builtins.property
     def task(self) -> _task_pb2.Task:
         """The task."""

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from model_workers.engine.blocks import BlockManager
+from model_workers.engine.pace import BULK_RANK
 from model_workers.engine.protocol import (
     EngineFull,
     RowEnd,
@@ -35,9 +36,9 @@ def scheduler(
     )
 
 
-def step(core: Scheduler, token: int = 1) -> dict[str, int]:
+def step(core: Scheduler, token: int = 1, bulk_tokens: int = 0) -> dict[str, int]:
     """Computes what is planned; rows whose tokens are all computed draw ``token``."""
-    planned = core.schedule()
+    planned = core.schedule(bulk_tokens)
     for row, count in planned:
         if count == row.pending:
             end = row.take((token,)).end
@@ -54,39 +55,35 @@ def long(name: str, prompt: int = 1, tokens: int = 20, rank: int = 0) -> RowSpec
     return row_spec(name, range(start, start + prompt), Sampling(tokens), rank=rank)
 
 
-def limited(name: str, prompt: int, rank: int = 2) -> RowSpec:
-    start = ord(name[0])
-    tokens = range(start, start + prompt)
-    return row_spec(name, tokens, Sampling(20), rank=rank, step_prefill_tokens=6)
-
-
-def test_a_step_with_limited_prompts_has_no_more_tokens_of_prompts_than_their_limit() -> None:
+def test_a_step_with_bulk_prompts_has_no_more_tokens_of_prompts_than_their_limit() -> None:
     core = scheduler(slots=6)
-    core.add(limited("a", 4))
-    core.add(limited("b", 9))
-    assert step(core) == {"a": 4, "b": 2}
-    core.add(long("unlimited", 9, rank=2))
-    assert step(core) == {"a": 1, "b": 6}
-    assert step(core) == {"a": 1, "b": 1, "unlimited": 9}
+    core.add(long("a", 4, rank=2))
+    core.add(long("b", 12, rank=2))
+    assert step(core, bulk_tokens=6) == {"a": 4, "b": 2}
+    assert step(core, bulk_tokens=6) == {"a": 1, "b": 6}
+    core.add(long("standard", 9, rank=1))
+    assert step(core, bulk_tokens=6) == {"a": 1, "standard": 9}
+    core.add(long("c", 9, rank=2))
+    assert step(core) == {"a": 1, "b": 4, "c": 9, "standard": 1}
 
 
 def test_a_more_urgent_prompt_is_computed_without_limited_ones() -> None:
     core = scheduler(slots=6)
-    core.add(limited("b", 12))
-    assert step(core) == {"b": 6}
+    core.add(long("b", 12, rank=2))
+    assert step(core, bulk_tokens=6) == {"b": 6}
     core.add(long("a", 3))
-    assert step(core) == {"a": 3}
-    assert step(core) == {"a": 1, "b": 6}
+    assert step(core, bulk_tokens=6) == {"a": 3}
+    assert step(core, bulk_tokens=6) == {"a": 1, "b": 6}
 
 
 def test_limited_prompts_do_not_wait_for_urgent_ones_for_ever() -> None:
     core = scheduler(slots=40, max_waiting=0)
-    core.add(limited("bulk", 20))
-    assert step(core) == {"bulk": 6}
+    core.add(long("bulk", 20, rank=2))
+    assert step(core, bulk_tokens=6) == {"bulk": 6}
     planned = []
     for name in "abcdefghij":
         core.add(long(name, 2))
-        planned.append(step(core).get("bulk", 0))
+        planned.append(step(core, bulk_tokens=6).get("bulk", 0))
     assert planned == [0] * WITHHELD_STEPS + [4] + [0] * WITHHELD_STEPS + [4]
 
 
@@ -250,9 +247,8 @@ class AnyOrder(RuleBasedStateMachine):
         prompt=st.integers(1, 30),
         rank=st.integers(0, 2),
         wait=st.integers(1, 30),
-        limit=st.sampled_from([0, 0, 1, 4, 9]),
     )
-    def add(self, name: str, attempt: int, prompt: int, rank: int, wait: int, limit: int) -> None:
+    def add(self, name: str, attempt: int, prompt: int, rank: int, wait: int) -> None:
         before = self.core.load(0)
         spec = row_spec(
             name,
@@ -260,7 +256,6 @@ class AnyOrder(RuleBasedStateMachine):
             attempt=attempt,
             deadline=self.now + wait,
             rank=rank,
-            step_prefill_tokens=limit,
         )
         try:
             self.core.add(spec)
@@ -283,17 +278,17 @@ class AnyOrder(RuleBasedStateMachine):
         assert all(row.end_now(self.now) is not None for row, _ in swept)
         assert all(row.end_now(self.now) is None for row in self.rows())
 
-    @rule(fails=st.booleans())
-    def step(self, fails: bool) -> None:
+    @rule(fails=st.booleans(), limit=st.sampled_from([0, 0, 1, 4, 9]))
+    def step(self, fails: bool, limit: int) -> None:
         rows = self.rows()
         urgent = min(rows, key=lambda row: row.urgency, default=None)
         runs = urgent is not None and urgent.state is RowState.RUNNING
         before = len(rows)
-        planned = dict(self.core.schedule())
+        planned = dict(self.core.schedule(limit))
         assert bool(planned) == bool(rows)
         prompts = {row: n for row, n in planned.items() if row.pending > 1}
-        limits = (row.spec.step_prefill_tokens for row in prompts)
-        assert sum(prompts.values()) <= min([6, *filter(None, limits)])
+        bulk = any(row.spec.rank == BULK_RANK for row in prompts)
+        assert sum(prompts.values()) <= (min(6, limit) if bulk and limit else 6)
         assert all(row.state is RowState.RUNNING for row in planned)
         if runs:
             assert urgent in planned, "the most urgent row stands still"
@@ -348,7 +343,7 @@ class AnyOrder(RuleBasedStateMachine):
             if not self.core.has_rows():
                 break
             self.core.sweep(0.0)
-            self.step(False)
+            self.step(False, 0)
         assert not self.core.has_rows(), "the scheduler is stuck"
 
 

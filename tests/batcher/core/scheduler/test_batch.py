@@ -128,7 +128,7 @@ def test_without_the_switch_nobody_gives_way() -> None:
 
 def test_where_bulk_gives_way_it_leaves_no_slot_free() -> None:
     for preempts, rows in ((False, 4), (True, 8)):
-        queue = Queue(policy(classes={"bulk": {"prefill_s_max": 9.0}}))
+        queue = Queue(policy(classes={"bulk": {"gather_s": 9.0}}))
         fill(queue, 5, priority_class="interactive")
         batch_of(queue, 0.0, Capacity("w", 1))
         fill(queue, *[5] * 20, priority_class="bulk")
@@ -153,22 +153,6 @@ def test_bulk_leaves_rows_free_while_more_urgent_tasks_come() -> None:
     decision = queue.next_batch(1.0, [busy(free_rows=2, running_rows=30)])
     assert (decision.batch, decision.wake_at) == (None, 6.0)
     assert len(batch_of(queue, 6.0, busy(free_rows=2, running_rows=30)).rows) == 2
-
-
-def test_steps_with_bulk_prompts_are_short_while_more_urgent_tasks_come() -> None:
-    queue = Queue(policy(classes={"bulk": {"prefill_s_max": 0.1, "spare_rows": 0}}, spare_s=5.0))
-    worker = busy(running_rows=2, prefill_token_s=0.001)
-
-    def limits(now: float, worker: Capacity) -> list[int]:
-        return [row.step_prefill_tokens for row in batch_of(queue, now, worker).rows]
-
-    fill(queue, 5, now=1.0)
-    fill(queue, 20, 20, priority_class="bulk", now=1.0)
-    assert limits(1.0, worker) == [0, 100, 100]
-    fill(queue, 20, priority_class="bulk", now=5.0)
-    assert limits(5.0, replace(worker, prefill_token_s=0.0)) == [0], "the cost is not known"
-    fill(queue, 20, priority_class="bulk", now=6.0)
-    assert limits(6.0, worker) == [0], "no urgent task for 5 s"
 
 
 # Simple batchers.

@@ -23,7 +23,7 @@ def placement(policy: Policy | None = None) -> Placement:
 
 def quota(spare_rows: int = 0) -> ClassQuota:
     members = WaitingClass(Policy(), "bulk", {}, OutputLengths(0.9))
-    return ClassQuota(members, math.inf, False, spare_rows, prefill_s_max=math.inf, is_modest=True)
+    return ClassQuota(members, math.inf, False, spare_rows, is_modest=True)
 
 
 def chosen(

@@ -141,9 +141,7 @@ def strict(max_rows: int) -> Policy:
         max_rows=max_rows,
         horizon_s=HORIZON_S,
         urgency=0.0,
-        classes=ClassPolicies(
-            standard=never, bulk={**never, "spare_rows": 0, "prefill_s_max": math.inf}
-        ),
+        classes=ClassPolicies(standard=never, bulk={**never, "spare_rows": 0}),
     )
 
 
