@@ -29,7 +29,6 @@ from gateway.api.job_forwarder import JOB_SERVICE, JobForwarder
 from gateway.api.reflection import add_reflection
 from gateway.api.safety_service import SAFETY_SERVICE, SafetyService
 from gateway.api.server import GrpcServer
-from gateway.api.texts import TextCalls
 from gateway.audio.wav import BYTES_A_SECOND, HEAD_BYTES
 from gateway.identity.authenticator import Authenticator
 from gateway.models.catalog import Catalog
@@ -349,8 +348,8 @@ class Gateway:
             limits.max_message_bytes, self._checks, self._audio_max_bytes
         )
         grpc_server = GrpcServer(settings, interceptor)
-        server, texts = grpc_server.server, TextCalls(self._generator)
-        inference = InferenceService(self._generator, texts, self._loads)
+        server = grpc_server.server
+        inference = InferenceService(self._generator, self._loads)
         add_InferenceServiceServicer_to_server(inference, server)
         admin = AdminService(
             settings, self.shared, self.registry, self._store, self._drift, self._exchange
@@ -358,7 +357,7 @@ class Gateway:
         add_AdminServiceServicer_to_server(admin, server)
         safety = SafetyService(self._admission, self._limiter, self.shared.peers)
         add_SafetyServiceServicer_to_server(safety, server)
-        add_ItemsServiceServicer_to_server(ItemsService(self._generator, texts), server)
+        add_ItemsServiceServicer_to_server(ItemsService(self._generator), server)
         server.add_generic_rpc_handlers((self._jobs,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         services = (SERVICE, JOB_SERVICE, SAFETY_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME)

@@ -1,17 +1,17 @@
 """From a valid request to a task in three hops: inspect, route, tokenize."""
 
+import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, Protocol, TypeVar
 
 from opentelemetry.trace import Span
 
 from gateway.admission.constraint_checks import ConstraintChecks
-from gateway.admission.entities import Asker, EntityReader, find_entities
 from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.admission.prompts import PreparedPrompt, check_length, encode, is_long, prepare
 from gateway.admission.tenant_threads import TenantThreads
@@ -22,8 +22,11 @@ from gateway.routing.budget import Reservation
 from gateway.routing.features import Features, Governed
 from gateway.routing.plan import BUDGET, SAFETY, Plan
 from gateway.routing.router import NoLoad, Router
+from gateway.safety.actions import Action
 from gateway.safety.dry_run import move_labels
-from gateway.safety.guards.checks import Decided, EntityGuard, Guard
+from gateway.safety.findings import Finding
+from gateway.safety.guards.checks import Check, Cost, Decided, found_of
+from gateway.safety.guards.families import Failure
 from gateway.safety.inspector import (
     NO_ENTITIES,
     FoundEntities,
@@ -33,7 +36,6 @@ from gateway.safety.inspector import (
     RequestInspection,
     verdict_on,
 )
-from gateway.safety.policy import Policy
 from gateway.streaming.lifecycle import RequestTimings
 from gateway.telemetry.spans import CallSpans, finding_attributes
 from gateway.tools.formats import HERMES
@@ -51,25 +53,54 @@ _T = TypeVar("_T")
 _Hop = Literal["safety_ms", "route_ms", "tokenize_ms"]
 
 
-@dataclass(frozen=True)
-class IncomingRequest:
-    """A valid request on its way through the gateway, and what is said about it.
+class AdmittedRequest:
+    """A valid request, and all that is decided about it. `Admission` alone fills it in, hop by hop.
+
+    Args:
+        arrived_at: monotonic seconds.
 
     Attributes:
-        record: the decisions.
         spans: of its call.
         timings: of its hops.
+        record: the decisions; a request that only checks or counts a text has none.
+        conversation: as a model may see it.
+        inspection: of its texts, by the policy in force.
+        rows: the prompts: one, or of a request about texts one for each text, pair or answer, in order.
+        second: for the second model of a cascade.
+        reservation: what it may cost; released when the request ends.
     """
 
-    request: ValidRequest
     record: RecordBuilder
-    spans: CallSpans
-    timings: RequestTimings
+    inspection: RequestInspection
+    plan: Plan
+    rows: Sequence[PreparedPrompt]
+    reservation: Reservation
+
+    def __init__(
+        self, request: ValidRequest, request_id: str, spans: CallSpans, arrived_at: float
+    ) -> None:
+        self.request = request
+        self.request_id = request_id
+        self.spans = spans
+        self.timings = RequestTimings(arrived_at)
+        self.scheduling = SchedulingParams(
+            request.priority_class,
+            arrived_at + request.timeout_s,
+            request.allow_degraded,
+            request.tenant,
+        )
+        self.conversation = request.conversation
+        self.second: PreparedPrompt | None = None
 
     @property
-    def request_id(self) -> str:
-        """The name of the request."""
-        return self.record.request_id
+    def deadline(self) -> float:
+        """Monotonic seconds."""
+        return self.scheduling.deadline
+
+    @property
+    def first(self) -> PreparedPrompt:
+        """The prompt of the model that is asked first."""
+        return self.rows[0]
 
     @contextmanager
     def hop(self, name: str, hop: _Hop) -> Iterator[Span]:
@@ -83,66 +114,46 @@ class IncomingRequest:
         setattr(self.timings, hop, (time.monotonic() - start) * 1000)
 
 
-@dataclass(frozen=True)
-class AdmittedRequest:
-    """A request with all decisions made.
-
-    Attributes:
-        conversation: as a model may see it.
-        second: for the second model of a cascade.
-        guards: the guard models of the policy.
-        entity_guards: its token classifiers that read answers.
-        policy: version of the policy.
-        reservation: what it may cost; released when the request ends.
-        prepare_for: prepares the prompt for the model that a guard's policy names; raises as `Admission.admit`.
-    """
-
-    plan: Plan
-    conversation: Conversation
-    scheduling: SchedulingParams
-    first: PreparedPrompt
-    second: PreparedPrompt | None
-    guards: tuple[Guard, ...]
-    entity_guards: tuple[EntityGuard, ...]
-    policy: str
-    reservation: Reservation
-    prepare_for: Callable[[str], Awaitable[PreparedPrompt]]
+RowsOf = Callable[[Conversation, ServedModel], Sequence[PreparedPrompt]]
+"""The rows of a request about texts, by the texts as a model may see them."""
 
 
 @dataclass(frozen=True)
-class AdmittedTexts:
-    """A request about texts, each of which is a row, with all decisions made.
+class Reading:
+    """What a token classifier says of texts.
 
     Attributes:
-        rows: one for each text, pair or answer, in order.
-        reservation: as in `AdmittedRequest`.
+        outcome: the entities in each text, by offset in it.
     """
 
-    plan: Plan
-    scheduling: SchedulingParams
-    rows: Sequence[PreparedPrompt]
-    reservation: Reservation
+    outcome: Sequence[Sequence[Finding]] | Failure
+    cost: Cost
+
+    def taken(self, check: Check) -> tuple[tuple[str, Action], ...]:
+        """What is recorded of it."""
+        if isinstance(self.outcome, Failure):
+            return found_of(check.guard, self.outcome)
+        return found_of(check.guard, [one for text in self.outcome for one in text])
 
 
-PrepareTexts = Callable[[Conversation, ServedModel], Sequence[PreparedPrompt]]
-"""The rows of a request, by its texts as a model may see them."""
+class EntityReader(Protocol):
+    """Asks token classifiers."""
+
+    async def read(self, about: AdmittedRequest, check: Check, texts: Sequence[str]) -> Reading:
+        """What the classifier of ``check`` finds in ``texts``; without an answer in time a `Failure`."""
 
 
 @dataclass(frozen=True)
 class SafetyOutcome:
     """What the safety layer decided about the texts of a request."""
 
-    inspection: RequestInspection
+    policy: str
+    """Its version."""
     entities: FoundEntities
     inspected: Sequence[InspectedText]
     verdict: PromptVerdict
-    checks: Sequence[Decided] = ()
+    checks: Sequence[Decided]
     """Of token classifiers."""
-
-    @property
-    def policy(self) -> Policy:
-        """The policy that decided."""
-        return self.inspection.policy
 
     @property
     def governed(self) -> Governed | None:
@@ -151,24 +162,6 @@ class SafetyOutcome:
         if route is None or route.model is None:
             return None
         return Governed(route.model, route.rule)
-
-
-@dataclass(frozen=True)
-class _InspectedPrompt:
-    """A conversation as a model may see it, with the outcome of its inspection."""
-
-    conversation: Conversation
-    safety: SafetyOutcome
-
-
-@dataclass(frozen=True)
-class _Decided:
-    """A request that is inspected and routed; as in `AdmittedRequest`."""
-
-    prompt: _InspectedPrompt
-    plan: Plan
-    scheduling: SchedulingParams
-    reservation: Reservation
 
 
 class Admission:
@@ -206,8 +199,8 @@ class Admission:
         self.threads.close()
         self._constraints.close()
 
-    async def admit(self, incoming: IncomingRequest) -> AdmittedRequest:
-        """Decides everything; times and decisions go into ``incoming``.
+    async def admit(self, incoming: AdmittedRequest, rows_of: RowsOf | None = None) -> None:
+        """Decides everything about a request. ``rows_of``: it is about texts, each of which is a row.
 
         Raises:
             SafetyBlocked: the policy does not let the prompt through.
@@ -217,101 +210,82 @@ class Admission:
             LimitReached: of its tenant, its key, or the tenant's use of the model.
             BudgetSpent: the tenant has spent its budget, and names a model that costs more than that of the budget.
         """
-        request, decided = incoming.request, await self._decide(incoming, one_prompt=True)
-        prompt, plan, reservation = decided.prompt, decided.plan, decided.reservation
-        with reservation.released_on_error():
-            if request.audio is not None:
-                _check_governed(plan, request.model)
-            with incoming.hop(names.SPAN_TOKENIZE, "tokenize_ms") as span:
-                first = await self._prepare(request, prompt, plan.model)
-                span.set_attribute(names.GEN_AI_INPUT_TOKENS, len(first.prompt_token_ids))
-                second = await self._prepare_second(request, prompt, plan, first)
-            self._usage.hold_longest(reservation, request.caller, first, second)
-        return AdmittedRequest(
-            plan,
-            prompt.conversation,
-            decided.scheduling,
-            first,
-            second,
-            prompt.safety.inspection.guards,
-            prompt.safety.inspection.answer_readers,
-            prompt.safety.policy.version,
-            reservation,
-            partial(self._prepare_governed, request, prompt, decided.scheduling),
-        )
-
-    async def admit_texts(self, incoming: IncomingRequest, prepare: PrepareTexts) -> AdmittedTexts:
-        """As `admit`, of a request whose texts ``prepare`` makes a row each; raises as that."""
-        decided = await self._decide(incoming, one_prompt=False)
-        plan, conversation = decided.plan, decided.prompt.conversation
-        with decided.reservation.released_on_error():
-            _check_governed(plan, incoming.request.model)
-            with incoming.hop(names.SPAN_TOKENIZE, "tokenize_ms") as span:
-                work = partial(prepare, conversation, self.catalog[plan.model])
-                long = is_long([turn.content for turn in conversation.turns])
-                tenant = incoming.request.tenant
-                rows = await self.threads.run(tenant, work) if long else work()
-                tokens = sum(len(row.prompt_token_ids) for row in rows)
-                span.set_attribute(names.GEN_AI_INPUT_TOKENS, tokens)
-            self._usage.hold_longest(decided.reservation, incoming.request.caller, *rows)
-        return AdmittedTexts(plan, decided.scheduling, rows, decided.reservation)
-
-    async def _decide(self, incoming: IncomingRequest, *, one_prompt: bool) -> _Decided:
-        """Inspects and routes. ``one_prompt``: all texts together must fit a context, with an answer."""
-        request = incoming.request
-        router = self.router  # one version of the policies for all of the request
-        scheduling = SchedulingParams(
-            request.priority_class,
-            incoming.timings.arrived_at + request.timeout_s,
-            request.allow_degraded,
-            request.tenant,
-        )
+        request, router = incoming.request, self.router  # one version of the policies for all of it
         # Before any work is done for it: a refusal must be quick when most requests are refused.
         self._usage.limits.enter(request.caller)
         models = self.catalog.reading if request.model is None else (request.model,)
-        self._overload.refuse_hopeless(models, scheduling, time.monotonic())
-        if one_prompt:
-            texts = request.conversation.texts
-            check_length(texts, [self.catalog[model] for model in models])
+        self._overload.refuse_hopeless(models, incoming.scheduling, time.monotonic())
+        if rows_of is None:
+            check_length(request.conversation.texts, [self.catalog[model] for model in models])
         await self._check_constraint(request)
         with incoming.hop(names.SPAN_SAFETY, "safety_ms") as span:
-            asker = Asker(request, incoming.request_id, scheduling, incoming.spans)
-            prompt = await self._inspect(asker, span, incoming.record)
+            safety = await self._inspect(incoming, span)
         with incoming.hop(names.SPAN_ROUTE, "route_ms") as span:
-            plan = await self._route(router, incoming, prompt, scheduling, span)
-        unnamed = one_prompt and not request.sampling.max_tokens
-        longest = self.catalog[plan.model].max_answer_tokens if unnamed else 0
-        reservation = self._usage.reserve(request.tenant, plan, longest)
-        return _Decided(prompt, plan, scheduling, reservation)
+            incoming.plan = await self._route(router, incoming, safety, span)
+        unnamed = rows_of is None and not request.sampling.max_tokens
+        longest = self.catalog[incoming.plan.model].max_answer_tokens if unnamed else 0
+        incoming.reservation = self._usage.reserve(request.tenant, incoming.plan, longest)
+        with incoming.reservation.released_on_error():
+            if rows_of is not None or request.audio is not None:
+                _check_governed(incoming.plan, request.model)
+            with incoming.hop(names.SPAN_TOKENIZE, "tokenize_ms") as span:
+                await self._tokenize(incoming, rows_of)
+                tokens = sum(len(row.prompt_token_ids) for row in incoming.rows)
+                span.set_attribute(names.GEN_AI_INPUT_TOKENS, tokens)
+            self._usage.hold_longest(
+                incoming.reservation, request.caller, *incoming.rows, incoming.second
+            )
 
     def sent(self, prepared: PreparedPrompt, priority_class: str) -> None:
         """A task is published now."""
         tokens = len(prepared.prompt_token_ids) + prepared.sampling.max_tokens
         self._overload.sent(prepared.model.name, priority_class, tokens, time.monotonic())
 
-    async def count(
-        self, conversation: Conversation, name: str | None, asker: Asker
-    ) -> tuple[int, ServedModel]:
-        """Tokens of the prompt, and the model whose tokenizer counted them."""
-        tenant = asker.request.tenant
-        safety = await self.check(asker)
-        prompt = _InspectedPrompt(_passed(conversation, safety), safety)
-        features = await self._features(self.router, prompt, name, {}, tenant)
+    async def count(self, name: str | None, incoming: AdmittedRequest) -> tuple[int, ServedModel]:
+        """Tokens of the prompt, and the model, ``name`` or the router's, whose tokenizer counted them."""
+        safety = await self.check(incoming)
+        incoming.conversation = _passed(incoming.conversation, safety)
+        features = await self._features(self.router, incoming, safety, name, {})
         model = self.catalog[self.router.plan(features, NoLoad()).model]
-        return len(await encode(prompt.conversation, model, self.threads, tenant)), model
+        tokens = await encode(incoming.conversation, model, self.threads, incoming.request.tenant)
+        return len(tokens), model
 
-    async def check(self, asker: Asker) -> SafetyOutcome:
+    async def check(self, incoming: AdmittedRequest) -> SafetyOutcome:
         """Inspects the texts of a request."""
-        request, texts = asker.request, asker.request.conversation.texts
+        request, texts = incoming.request, incoming.request.conversation.texts
         begin = partial(self.inspector.begin, request.tenant, request.labels, texts)
-        inspection = await self._run(request.tenant, begin, texts)
-        entities = NO_ENTITIES
-        checks: tuple[Decided, ...] = ()
-        if inspection.entity_guards:
-            entities, checks = await find_entities(self.entities, inspection, asker)
-        return await self._run(
-            request.tenant, partial(_decide, inspection, entities, checks), texts
+        incoming.inspection = await self._run(request.tenant, begin, texts)
+        entities, checks = await self._find_entities(incoming)
+        decide = partial(_verdict, incoming.inspection, entities, checks)
+        return await self._run(request.tenant, decide, texts)
+
+    async def _find_entities(
+        self, incoming: AdmittedRequest
+    ) -> tuple[FoundEntities, tuple[Decided, ...]]:
+        """What the classifiers of the policy find in the prompt, and what is recorded of each."""
+        guards = [
+            guard for guard in incoming.inspection.entity_guards if "input" in guard.settings.checks
+        ]
+        if not guards:
+            return NO_ENTITIES, ()
+        texts = incoming.inspection.normalized
+        checks = [Check(number, guard) for number, guard in enumerate(guards, 1)]
+        readings = await asyncio.gather(
+            *(self.entities.read(incoming, check, texts) for check in checks)
         )
+        by_text: list[list[Finding]] = [[] for _ in texts]
+        failed: list[tuple[str, Action]] = []
+        for check, reading in zip(checks, readings, strict=True):
+            if isinstance(reading.outcome, Failure):
+                failed += reading.taken(check)
+                continue
+            for found, mine in zip(by_text, reading.outcome, strict=True):
+                found += mine
+        decided = tuple(
+            Decided(check, reading.taken(check), cost=reading.cost)
+            for check, reading in zip(checks, readings, strict=True)
+        )
+        return FoundEntities(by_text, failed), decided
 
     async def _run(self, tenant: str, work: Callable[[], _T], texts: Sequence[str]) -> _T:
         """Does ``work`` on ``texts``: in the thread when they are long, so that the event loop runs other calls."""
@@ -326,39 +300,33 @@ class Admission:
             if problem is not None:
                 raise InvalidRequest.of(field, problem)
 
-    async def _inspect(self, asker: Asker, span: Span, record: RecordBuilder) -> _InspectedPrompt:
-        conversation = asker.request.conversation
-        safety = await self.check(asker)
-        taken = finding_attributes(safety.verdict.taken)
-        span.set_attributes({names.SAFETY_POLICY: safety.policy.version, **taken})
-        seen = [result.text for result in safety.inspected]
-        record.add_inspection(
-            safety.policy.version, safety.verdict, conversation.texts, seen, safety.checks
+    async def _inspect(self, incoming: AdmittedRequest, span: Span) -> SafetyOutcome:
+        safety, before, tenant = (
+            await self.check(incoming),
+            incoming.conversation.texts,
+            incoming.request.tenant,
         )
-        await self._rehearse(safety, asker.request.tenant, span)
-        return _InspectedPrompt(_passed(conversation, safety), safety)
-
-    async def _rehearse(self, safety: SafetyOutcome, tenant: str, span: Span) -> None:
-        """Tries the dry-run policy, if there is one, on the same texts."""
-        rehearse = partial(self.inspector.rehearse, safety.inspection, safety.entities)
-        tried = await self._run(tenant, rehearse, safety.inspection.texts)
+        taken = finding_attributes(safety.verdict.taken)
+        span.set_attributes({names.SAFETY_POLICY: safety.policy, **taken})
+        seen = [result.text for result in safety.inspected]
+        incoming.record.add_inspection(safety.policy, safety.verdict, before, seen, safety.checks)
+        # The dry-run policy, if there is incoming, is tried on the same texts.
+        rehearse = partial(self.inspector.rehearse, incoming.inspection, safety.entities)
+        tried = await self._run(tenant, rehearse, incoming.inspection.texts)
         moves = self.inspector.count(safety.inspected, tried)
         if moves:
             span.set_attribute(names.DRY_RUN, move_labels(moves))
+        incoming.conversation = _passed(incoming.conversation, safety)
+        return safety
 
     async def _route(
-        self,
-        router: Router,
-        incoming: IncomingRequest,
-        prompt: _InspectedPrompt,
-        scheduling: SchedulingParams,
-        span: Span,
+        self, router: Router, incoming: AdmittedRequest, safety: SafetyOutcome, span: Span
     ) -> Plan:
         request = incoming.request
         # A resumed answer continues on the model that its tokens came from.
         named = (request.resume and request.resume_model) or request.model or None
         features = replace(
-            await self._features(router, prompt, named, request.labels, request.tenant),
+            await self._features(router, incoming, safety, named, request.labels),
             resumed=bool(request.resume and request.resume_model),
             answer_tokens=request.sampling.max_tokens,
             key=request.route_key or incoming.request_id,
@@ -376,7 +344,7 @@ class Admission:
                 " set allow_degraded",
                 retry_after_s=BUDGET_RETRY_S,
             )
-        plan = self._overload.choose(plan, scheduling, now)
+        plan = self._overload.choose(plan, incoming.scheduling, now)
         span.set_attributes(
             {
                 names.ROUTE_STRATEGY: plan.strategy,
@@ -394,15 +362,15 @@ class Admission:
     async def _features(
         self,
         router: Router,
-        prompt: _InspectedPrompt,
+        incoming: AdmittedRequest,
+        safety: SafetyOutcome,
         model: str | None,
         labels: Mapping[str, str],
-        tenant: str,
     ) -> Features:
-        safety = prompt.safety
+        tenant = incoming.request.tenant
         features = Features(
             model=model,
-            text=prompt.conversation.user_text,
+            text=incoming.conversation.user_text,
             labels=labels,
             tenant=tenant,
             findings=frozenset(rule for rule, _ in safety.verdict.taken),
@@ -412,16 +380,35 @@ class Admission:
         if not routed or not router.needs_prompt_tokens:
             return features
         default = self.catalog[self.catalog.default]
-        tokens = await encode(prompt.conversation, default, self.threads, tenant)
+        tokens = await encode(incoming.conversation, default, self.threads, tenant)
         return replace(features, prompt_tokens=len(tokens))
 
-    async def _prepare(
-        self, request: ValidRequest, prompt: _InspectedPrompt, model: str
-    ) -> PreparedPrompt:
-        conversation, inspection = prompt.conversation, prompt.safety.inspection
-        inspect = partial(self.inspector.answer, inspection, conversation.system_text)
-        version = self._version(request, model)
-        return await prepare(request, conversation, version, inspect, self.threads)
+    async def _tokenize(self, incoming: AdmittedRequest, rows_of: RowsOf | None) -> None:
+        """The prompts, also that of a cascade's second model, so that an escalation does not wait for it."""
+        if rows_of is not None:
+            work = partial(rows_of, incoming.conversation, self.catalog[incoming.plan.model])
+            long = is_long([turn.content for turn in incoming.conversation.turns])
+            incoming.rows = (
+                await self.threads.run(incoming.request.tenant, work) if long else work()
+            )
+            return
+        first = await self._prepare(incoming, incoming.plan.model)
+        incoming.rows = (first,)
+        if incoming.plan.cascade is not None:
+            incoming.second = await self._prepare(incoming, incoming.plan.cascade.second)
+            incoming.second.sampling.seed = first.sampling.seed
+            # The first answer is judged by its log-probabilities, whether the caller wants them or not.
+            first.sampling.logprobs = True
+            first.sampling.top_logprobs = max(first.sampling.top_logprobs, WATCHED_ALTERNATIVES)
+
+    async def _prepare(self, incoming: AdmittedRequest, model: str) -> PreparedPrompt:
+        inspect = partial(
+            self.inspector.answer, incoming.inspection, incoming.conversation.system_text
+        )
+        version = self._version(incoming.request, model)
+        return await prepare(
+            incoming.request, incoming.conversation, version, inspect, self.threads
+        )
 
     def _version(self, request: ValidRequest, model: str) -> ServedModel:
         """The version of ``model`` that answers: for tokens that the caller holds the one that they came from."""
@@ -435,30 +422,12 @@ class Admission:
             )
         return served
 
-    async def _prepare_second(
-        self, request: ValidRequest, prompt: _InspectedPrompt, plan: Plan, first: PreparedPrompt
-    ) -> PreparedPrompt | None:
-        """For the second model of a cascade; prepared now, so that an escalation does not wait for it."""
-        if plan.cascade is None:
-            return None
-        second = await self._prepare(request, prompt, plan.cascade.second)
-        second.sampling.seed = first.sampling.seed
-        # The first answer is judged by its log-probabilities, whether the caller wants them or not.
-        first.sampling.logprobs = True
-        first.sampling.top_logprobs = max(first.sampling.top_logprobs, WATCHED_ALTERNATIVES)
-        return second
-
-    async def _prepare_governed(
-        self,
-        request: ValidRequest,
-        prompt: _InspectedPrompt,
-        scheduling: SchedulingParams,
-        model: str,
-    ) -> PreparedPrompt:
-        problem = self._overload.problem(model, scheduling, time.monotonic())
+    async def prepare_for(self, incoming: AdmittedRequest, model: str) -> PreparedPrompt:
+        """The prompt of an admitted request for the model that a guard's policy names; raises as `admit`."""
+        problem = self._overload.problem(model, incoming.scheduling, time.monotonic())
         if problem is not None:
             raise problem
-        return await self._prepare(request, prompt, model)
+        return await self._prepare(incoming, model)
 
 
 def _constraints_of(request: ValidRequest) -> Iterator[tuple[str, str, str]]:
@@ -476,12 +445,12 @@ def _constraints_of(request: ValidRequest) -> Iterator[tuple[str, str, str]]:
         yield "tools", "grammar", grammar_of(HERMES, tools)
 
 
-def _decide(
+def _verdict(
     inspection: RequestInspection, entities: FoundEntities, checks: Sequence[Decided]
 ) -> SafetyOutcome:
     inspected = list(inspection.results(entities))
     verdict = verdict_on(inspected, entities.failed)
-    return SafetyOutcome(inspection, entities, inspected, verdict, checks)
+    return SafetyOutcome(inspection.policy.version, entities, inspected, verdict, checks)
 
 
 def _check_governed(plan: Plan, model: str | None) -> None:
@@ -500,7 +469,7 @@ def _passed(conversation: Conversation, safety: SafetyOutcome) -> Conversation:
         SafetyBlocked: the policy blocks it.
         InvalidRequest: nothing is left of a turn.
     """
-    rules, version = safety.verdict.blocked, safety.policy.version
+    rules, version = safety.verdict.blocked, safety.policy
     if rules:
         raise SafetyBlocked(
             f"the safety policy {version} blocks the prompt: {', '.join(rules)}",

@@ -1,21 +1,38 @@
-"""One call of Generate, from the request to its last event."""
+"""One call of Generate, from the request to its last event.
+
+Several answers to one request (``n``) are a call each, inside the caller's. Each is admitted, limited, recorded, traced
+and kept by idempotency key for itself, so all that holds of one answer holds of each. Their rows have one prompt: a
+worker computes it once and shares its blocks (prefix cache), and it is counted once, with the first answer. When one of
+the calls fails, so does the caller's.
+"""
 
 import asyncio
+import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import grpc
 from opentelemetry.trace import Tracer
 
 from gateway.admission.class_limiter import ClassLimiter
-from gateway.admission.pipeline import IncomingRequest
-from gateway.api.call_attributes import (
+from gateway.admission.pipeline import AdmittedRequest
+from gateway.identity.caller import Caller
+from gateway.records.record_builder import RecordBuilders
+from gateway.routing.cascade.limit import EscalationLimiter
+from gateway.shared.state import SharedState
+from gateway.streaming.delivery import Reader
+from gateway.streaming.idempotency import Replay
+from gateway.streaming.stream import Stream
+from gateway.telemetry.drift import DriftMonitor
+from gateway.telemetry.metrics import RequestMetrics
+from gateway.telemetry.spans import (
+    CallSpans,
     attempt_end,
     call_attributes,
     end_attributes,
@@ -23,25 +40,13 @@ from gateway.api.call_attributes import (
     request_attributes,
     started_attributes,
 )
-from gateway.api.several import Write, answer_all, requests_of
-from gateway.identity.caller import Caller
-from gateway.records.record_builder import RecordBuilder, RecordBuilders
-from gateway.routing.cascade.limit import EscalationLimiter
-from gateway.shared.state import SharedState
-from gateway.streaming.delivery import Reader
-from gateway.streaming.idempotency import Replay
-from gateway.streaming.lifecycle import RequestTimings
-from gateway.streaming.stream import Stream
-from gateway.telemetry.drift import DriftMonitor
-from gateway.telemetry.metrics import RequestMetrics
-from gateway.telemetry.spans import CallSpans
 from gateway.tools.events import PartEvents
 from gateway.tools.formats import ToolFormat
 from gateway.upstream.chunk_rows import ChunkRows
 from gateway.upstream.escalation import Escalation
 from gateway.upstream.guard_client import GuardClient
 from gateway.upstream.guard_runner import GuardRunner
-from gateway.upstream.rows import RequestContext, Upstream, already_complete
+from gateway.upstream.rows import Upstream, already_complete, stream_spec
 from gateway.upstream.shadow_runner import ShadowRunner
 from gateway.validation.requests import ValidRequest, validate
 from sluice.errors import Cancelled, DeadlinePassed, InternalError, SluiceError
@@ -56,11 +61,15 @@ from sluice.v1.inference_pb2 import (
     GenerateRequest,
     GenerateResponse,
     Notice,
+    SamplingParams,
     Started,
 )
 from sluice.wire.enums import word_of
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+Write = Callable[[GenerateResponse], Awaitable[None]]
 
 _REPLAYED: Final = GenerateResponse(
     notice=Notice(
@@ -79,19 +88,14 @@ class RequestObservers:
     drift: DriftMonitor
     shadows: ShadowRunner
 
-    def refused(self, request: ValidRequest, record: RecordBuilder, error: SluiceError) -> None:
-        """A valid request ended before it had a stream."""
-        record.finish_with_error(error)
-        self.metrics.count_refusal(request.priority_class, error.reason, record.record)
-
-    def kept(self, context: RequestContext, answer: Replay) -> None:
+    def kept(self, context: AdmittedRequest, answer: Replay) -> None:
         """An admitted request gets the answer of an earlier one."""
         context.record.finish_kept(answer.finished)
         self.metrics.count_kept(context.request, answer.finished, context.record.record)
 
-    def ended(self, context: RequestContext, cascade: Escalation | None, stream: Stream) -> None:
+    def ended(self, context: AdmittedRequest, cascade: Escalation | None, stream: Stream) -> None:
         """The stream of an admitted request ended."""
-        score, plan = None if cascade is None else cascade.monitor.score, context.admitted.plan
+        score, plan = None if cascade is None else cascade.monitor.score, context.plan
         if score is not None:
             self.drift.scored(score)
             context.record.add_plan(replace(plan, scores=(*plan.scores, score)))
@@ -99,6 +103,26 @@ class RequestObservers:
         self.shadows.ended(context, stream)
         record, span = context.record.record, context.spans.server.get_span_context()
         self.metrics.count_stream(context.request, plan, stream, record, span)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What differs between the methods.
+
+    Attributes:
+        span: the name of a call's span.
+        operation: as telemetry and records name the method; empty: it is a prompt or a chat.
+        late: the message of an error when the deadline has passed.
+    """
+
+    span: str
+    operation: str
+    late: str
+
+
+GENERATE: Final = Kind(
+    names.SPAN_GENERATE, "", "the deadline passed before the answer was complete"
+)
 
 
 @dataclass(frozen=True)
@@ -139,9 +163,9 @@ class Generator:
         Raises:
             SluiceError: the call ends with it.
         """
-        spans = CallSpans(self.tracer, names.SPAN_GENERATE, metadata)
+        spans = CallSpans(self.tracer, GENERATE.span, metadata)
         with spans.call():
-            call = _Call(self, spans, write)
+            call = _GenerateCall(self, spans, write)
             valid = call.validated(request, remaining_s, caller)
             if is_item:
                 valid = replace(valid, is_item=True)
@@ -164,7 +188,7 @@ class Generator:
             own = CallSpans(self.tracer, names.SPAN_GENERATE, headers_of(spans.server))
             further = self.limiter.call(one.priority_class, one.tenant)
             with own.call(), further if one.answer_index else nullcontext():
-                call = _Call(self, own, write_one)
+                call = _GenerateCall(self, own, write_one)
                 call.describe(wire, one)
                 await call.run(one)
 
@@ -172,37 +196,87 @@ class Generator:
         spans.describe(reasons_attribute, [reasons[index] for index in sorted(reasons)])
 
 
-class _Call:
-    """The state of one call. Its methods stand in the order in which they run."""
+class RunningCall:
+    """A call of any kind while it runs: its deadline, its record, and the error that it ends with."""
 
-    def __init__(
-        self,
-        shared: Generator,
-        spans: CallSpans,
-        write: Callable[[GenerateResponse], Awaitable[None]],
-    ) -> None:
+    def __init__(self, shared: Generator, kind: Kind, spans: CallSpans) -> None:
+        self.request_id = new_request_id()
         self._shared = shared
         self._upstream = shared.upstream
-        self._registry = shared.upstream.registry
+        self._kind = kind
         self._spans = spans
+        self._arrived_at = time.monotonic()
+        self._timeout: asyncio.Timeout
+        self._stopped: SluiceError | None = None
+        """Why the call was ended from outside."""
+
+    async def within_deadline(
+        self, request: ValidRequest, work: Callable[[AdmittedRequest], Awaitable[_T]]
+    ) -> _T:
+        """What ``work`` gives, which it has until the deadline of ``request``.
+
+        Raises:
+            SluiceError: with the id of the request.
+        """
+        incoming = AdmittedRequest(request, self.request_id, self._spans, self._arrived_at)
+        try:
+            async with asyncio.timeout(request.timeout_s) as self._timeout:
+                return await work(incoming)
+        except TimeoutError:
+            error = self._stopped or DeadlinePassed(self._kind.late)
+            raise error.of_request(self.request_id) from None
+        except SluiceError as error:
+            _log_failure(error, request.tenant)
+            raise error.of_request(self.request_id) from error
+
+    @contextmanager
+    def recorded(self, incoming: AdmittedRequest) -> Iterator[None]:
+        """The request is admitted in the block. One that is refused, or ends before that, leaves a record too."""
+        observers, request = self._shared.observers, incoming.request
+        record = observers.records.open(
+            request, self.request_id, self._spans.trace_id, self._kind.operation
+        )
+        incoming.record = record
+        try:
+            yield
+        except BaseException as error:
+            reason = self.error_of(error, request)
+            record.finish_with_error(reason)
+            observers.metrics.count_refusal(request.priority_class, reason.reason, record.record)
+            raise
+
+    def error_of(self, error: BaseException, request: ValidRequest) -> SluiceError:
+        """What the call ends with that ``error`` ended."""
+        if isinstance(error, SluiceError):
+            return error
+        if isinstance(error, asyncio.CancelledError):
+            return self.departure(request)
+        return InternalError("the gateway failed; its log has the reason")
+
+    def departure(self, request: ValidRequest) -> SluiceError:
+        """Why the caller does not wait any more. It ends its call by its own clock; gRPC rounds deadlines by 1 %."""
+        late = time.monotonic() - self._arrived_at >= 0.98 * request.timeout_s
+        return DeadlinePassed(self._kind.late) if late else Cancelled("the caller has gone")
+
+
+class _GenerateCall(RunningCall):
+    """A call of Generate. Its methods stand in the order in which they run."""
+
+    def __init__(self, shared: Generator, spans: CallSpans, write: Write) -> None:
+        super().__init__(shared, GENERATE, spans)
+        self._registry = shared.upstream.registry
         self._write = write
-        self._timings = RequestTimings(arrived_at=time.monotonic())
         self._parts: PartEvents | None = None
         """Finds calls and reasoning in the answer; None: it can have neither."""
         self._has_events = asyncio.Event()
-        self._request_id = new_request_id()
-        """Of this call until it reads the stream of an earlier one."""
-        self._timeout: asyncio.Timeout
-        self._error: SluiceError | None = None
-        """Why the call was stopped."""
 
     def validated(
         self, wire: GenerateRequest, remaining_s: float | None, caller: Caller
     ) -> ValidRequest:
         catalog, settings = self._upstream.admission.catalog, self._shared.settings
         timeout_s = self._shared.timeout_s(remaining_s)
-        self._spans.describe(call_attributes, wire, caller.tenant, self._request_id)
-        about_request(self._request_id, self._spans.trace_id)
+        self._spans.describe(call_attributes, wire, caller.tenant, self.request_id)
+        about_request(self.request_id, self._spans.trace_id)
         request = validate(
             wire, catalog, timeout_s, caller, self._shared.state.resume_key, settings.audio_max_s
         )
@@ -211,22 +285,22 @@ class _Call:
 
     def describe(self, wire: GenerateRequest, request: ValidRequest) -> None:
         """For a call whose request another one has validated."""
-        about_request(self._request_id, self._spans.trace_id)
-        self._spans.describe(call_attributes, wire, request.tenant, self._request_id)
+        about_request(self.request_id, self._spans.trace_id)
+        self._spans.describe(call_attributes, wire, request.tenant, self.request_id)
         self._spans.describe(request_attributes, request)
 
     async def run(self, request: ValidRequest) -> None:
-        try:
-            async with asyncio.timeout(request.timeout_s) as self._timeout:
-                await self._answer(request)
-        except TimeoutError:
-            raise (self._error or _deadline_passed()).of_request(self._request_id) from None
-        except SluiceError as error:
-            _log_failure(error, request.tenant)
-            raise error.of_request(self._request_id) from error
+        await self.within_deadline(request, self._answer)
 
-    async def _answer(self, request: ValidRequest) -> None:
-        found = await self._admit(request)
+    async def _answer(self, incoming: AdmittedRequest) -> None:
+        request = incoming.request
+        with self.recorded(incoming):
+            found = await self._shared.state.keys.once(
+                request,
+                self.request_id,
+                partial(self._find, request),
+                partial(self._begin, incoming),
+            )
         if request.tools is not None or self._upstream.admission.catalog.marks_reasoning:
             parts_of = self._tool_format, self._marks_reasoning, found.text_before
             self._parts = PartEvents(request.tools, *parts_of, len(request.resume))
@@ -235,133 +309,92 @@ class _Call:
         else:
             await self._read(request, found)
 
-    async def _admit(self, request: ValidRequest) -> Stream | Replay:
-        """A new stream, or the answer that the key names. What is refused, or ends before that, leaves a record too."""
-        observers = self._shared.observers
-        record = observers.records.open(request, self._request_id, self._spans.trace_id)
-        try:
-            return self._find(request) or await self._begin(request, record)
-        except BaseException as error:
-            observers.refused(request, record, error_of(error, self._departure(request)))
-            raise
-
-    async def _begin(self, request: ValidRequest, record: RecordBuilder) -> Stream | Replay:
-        if not request.key_is_shared:
-            return await self._begin_in_slot(request, record)
-        claim = self._shared.state.keys.claimed(request.key, request.fingerprint, request.timeout_s)
-        async with claim:
-            return self._find(request) or await self._begin_in_slot(request, record)
-
-    async def _begin_in_slot(self, request: ValidRequest, record: RecordBuilder) -> Stream | Replay:
-        async with self._shared.limiter.slot(request.priority_class, request.tenant):
-            # Another call with the same key may have come while this one waited.
-            found = self._find(request)
-            if found is not None:
-                return found
-            known = request, record, self._spans, self._timings
-            admitted = await self._upstream.admission.admit(IncomingRequest(*known))
-        with admitted.reservation.released_on_error():
-            return await self._begin_admitted(RequestContext(*known, admitted))
-
-    async def _begin_admitted(self, context: RequestContext) -> Stream | Replay:
-        """A kept answer, the stream that another call with the same key opened meanwhile, or a new one."""
-        request, answers = context.request, self._shared.state.answers
-        key = answers.key_of(context)
-        if key:
-            context.record.keep_answer(key)
-            kept = await answers.find(context, key)
-            if kept is not None:
-                return self._kept(context, kept)
-        try:
-            found = self._find(request)
-            if found is None and request.key_is_shared:
-                self._shared.state.keys.check(request.key)
-            if found is None:
-                return self._open(context, key)
-        except BaseException:
-            answers.given_up(key, context.request_id)
-            raise
-        answers.given_up(key, context.request_id)
-        context.admitted.reservation.release()
-        return found
-
-    def _kept(self, context: RequestContext, kept: Replay) -> Replay:
-        """The answer of an earlier equal request, as that to this one."""
-        context.admitted.reservation.release()
-        spec, now = context.stream_spec(self._shared.state.resume_key), time.monotonic()
-        assert spec.resume_token is not None, "callers read it"
-        token = spec.resume_token(kept.finished.model)
-        answer = kept.answer_to(spec.started, self._timings.with_row(RowTimings(), now, now), token)
-        self._shared.observers.kept(context, answer)
-        return answer
-
     def _find(self, request: ValidRequest) -> Stream | Replay | None:
+        """The live or complete answer that the key of the request names."""
         now = time.monotonic()
         return self._registry.find(
             request.key, request.fingerprint, request.resume, request.resume_model, now
         )
 
-    def _departure(self, request: ValidRequest) -> SluiceError:
-        """Why the caller does not wait any more."""
-        return departure(request, self._timings, _deadline_passed())
+    async def _begin(self, incoming: AdmittedRequest) -> Stream | Replay:
+        """A new stream, or the kept answer to an equal request."""
+        request, answers = incoming.request, self._shared.state.answers
+        async with self._shared.limiter.slot(request.priority_class, request.tenant):
+            await self._upstream.admission.admit(incoming)
+        with incoming.reservation.released_on_error():
+            key = answers.key_of(incoming)
+            if key:
+                incoming.record.keep_answer(key)
+                kept = await answers.find(incoming, key)
+                if kept is not None:
+                    return self._kept(incoming, kept)
+            try:
+                if request.key_is_shared:
+                    self._shared.state.keys.check(request.key)
+                return self._open(incoming, key)
+            except BaseException:
+                answers.given_up(key, incoming.request_id)
+                raise
 
-    def _stop(self, error: SluiceError) -> None:
-        """Ends the call with ``error``, whatever it waits for: a client that does not read blocks `_write`."""
-        self._error = error
-        if self._timeout.when() is not None and not self._timeout.expired():
-            self._timeout.reschedule(0.0)
+    def _kept(self, context: AdmittedRequest, kept: Replay) -> Replay:
+        """The answer of an earlier equal request, as that to this one."""
+        context.reservation.release()
+        spec, now = stream_spec(context, self._shared.state.resume_key), time.monotonic()
+        assert spec.resume_token is not None, "callers read it"
+        token, timings = spec.resume_token(kept.finished.model), context.timings
+        answer = kept.answer_to(spec.started, timings.with_row(RowTimings(), now, now), token)
+        self._shared.observers.kept(context, answer)
+        return answer
 
-    def _open(self, context: RequestContext, answer_key: str) -> Stream:
+    def _open(self, context: AdmittedRequest, answer_key: str) -> Stream:
         """A new stream, its task on the way. Nothing is awaited after it is open: the caller's `leave` closes it."""
-        request, admitted = context.request, context.admitted
-        for score in admitted.plan.scores:
+        request, prepared = context.request, context.first
+        for score in context.plan.scores:
             self._shared.observers.drift.scored(score)
         cascade = guards = chunks = None
-        if admitted.second is not None:
+        if context.second is not None:
             cascade = Escalation(self._upstream, self._shared.escalations, context)
-        if admitted.guards or admitted.entity_guards:
+        if context.inspection.guards or context.inspection.answer_readers:
             guards = GuardRunner(self._shared.guards, context)
         first = self._upstream.new_attempt(
             request,
-            admitted.first,
+            prepared,
             context.request_id,
             request.resume,
             counts_prompt=request.answer_index == 0,
         )
-        if admitted.first.chunks:
+        if prepared.chunks:
             chunks = ChunkRows(self._upstream, context, first)
         on_end = partial(self._ended, context, answer_key, cascade, guards, chunks)
-        stream = self._registry.open(
-            context.stream_spec(self._shared.state.resume_key), first, cascade, guards, on_end
-        )
-        reason = already_complete(admitted.first.sampling, first.transcript)
+        spec = stream_spec(context, self._shared.state.resume_key)
+        stream = self._registry.open(spec, first, cascade, guards, on_end)
+        reason = already_complete(prepared.sampling, first.transcript)
         if reason is not None:
             self._registry.finish(stream, reason, time.monotonic())
         if chunks is not None and not stream.row_ended:
             chunks.start(stream)
         elif not stream.row_ended:
-            self._upstream.send(context, first, admitted.first)
+            self._upstream.send(context, first, prepared)
         if guards is not None and not stream.ended:
             guards.check_prompt(stream)  # beside the row
         return stream
 
     def _ended(
         self,
-        context: RequestContext,
+        context: AdmittedRequest,
         answer_key: str,
         cascade: Escalation | None,
         guards: GuardRunner | None,
         chunks: ChunkRows | None,
         stream: Stream,
     ) -> None:
-        if guards is not None:
-            guards.close()
-        if chunks is not None:
-            chunks.close()
+        for one in (guards, chunks):
+            if one is not None:
+                one.close()
         now = time.monotonic()
         context.spans.end_attempts(partial(attempt_end, stream, now))
         used = self._upstream.usage.record_stream(context.request.tenant, stream, now)
-        context.admitted.reservation.release(used)
+        context.reservation.release(used)
         self._shared.state.keys.ended(context.request.key, stream)
         if answer_key:
             self._shared.state.answers.ended(answer_key, stream)
@@ -369,7 +402,7 @@ class _Call:
 
     async def _read(self, request: ValidRequest, stream: Stream) -> None:
         """Writes the events of a stream as they come."""
-        self._request_id = stream.request_id
+        self.request_id = stream.request_id
         limit = self._shared.settings.reader_buffer_tokens
         reader = Reader(len(request.resume), limit, self._has_events.set, self._stop)
         self._registry.join(stream, reader, request.resume_model)
@@ -377,8 +410,14 @@ class _Call:
             await self._write_started(await self._started(stream, reader, request.resume_model))
             await self._write_events(request, stream, reader)
         finally:
-            self._registry.leave(stream, reader, self._departure(request))
+            self._registry.leave(stream, reader, self.departure(request))
             self._record_end(stream)
+
+    def _stop(self, error: SluiceError) -> None:
+        """Ends the call with ``error``, whatever it waits for: a client that does not read blocks `_write`."""
+        self._stopped = error
+        if self._timeout.when() is not None and not self._timeout.expired():
+            self._timeout.reschedule(0.0)
 
     async def _started(self, stream: Stream, reader: Reader, held_model: str) -> Started:
         """The first event, once JetStream has stored the task or frames prove it."""
@@ -395,7 +434,7 @@ class _Call:
         deadline = self._timeout.when()
         self._timeout.reschedule(None)
         await self._put(GenerateResponse(started=started))
-        self._timeout.reschedule(deadline if self._error is None else 0.0)
+        self._timeout.reschedule(deadline if self._stopped is None else 0.0)
 
     async def _write_events(self, request: ValidRequest, stream: Stream, reader: Reader) -> None:
         while True:
@@ -439,24 +478,6 @@ class _Call:
         self._spans.describe(end_attributes, answer, self._upstream.usage.models)
 
 
-def error_of(error: BaseException, departure: SluiceError) -> SluiceError:
-    """What a call ends with that ``error`` ended; ``departure``: why its caller does not wait any more."""
-    if isinstance(error, SluiceError):
-        return error
-    if isinstance(error, asyncio.CancelledError):
-        return departure
-    return InternalError("the gateway failed; its log has the reason")
-
-
-def departure(request: ValidRequest, timings: RequestTimings, late: DeadlinePassed) -> SluiceError:
-    """Why the caller of ``request`` does not wait any more; ``late`` when its deadline has passed.
-
-    It ends its call by its own clock; gRPC rounds deadlines by 1 %.
-    """
-    waited_s = time.monotonic() - timings.arrived_at
-    return late if waited_s >= 0.98 * request.timeout_s else Cancelled("the caller has gone")
-
-
 def _log_failure(error: SluiceError, tenant: str) -> None:
     """Callers hear of every error; the log has those that somebody has to look at.
 
@@ -468,10 +489,62 @@ def _log_failure(error: SluiceError, tenant: str) -> None:
         _log.debug("%s of %s", error.reason, tenant)
 
 
-def _deadline_passed() -> DeadlinePassed:
-    return DeadlinePassed("the deadline passed before the answer was complete")
-
-
 def new_request_id() -> str:
     """A unique name; 15 random bytes are 20 url-safe characters."""
     return f"req-{secrets.token_urlsafe(15)}"
+
+
+def requests_of(request: ValidRequest) -> list[ValidRequest]:
+    """One request for each of the n answers."""
+    route_key = secrets.token_hex(8)
+    return [
+        replace(
+            request,
+            sampling=_sampling(request.sampling, index),
+            # No tenant has "#" in its name.
+            key=request.key.replace(" ", f"#{index} ", 1) if index else request.key,
+            answer_index=index,
+            route_key=route_key,
+        )
+        for index in range(request.sampling.n)
+    ]
+
+
+def _sampling(params: SamplingParams, index: int) -> SamplingParams:
+    """For one answer; the first has the request's seed, the others seeds that depend on it and their index alone."""
+    sampling = SamplingParams()
+    sampling.CopyFrom(params)
+    sampling.ClearField("n")
+    if index and sampling.HasField("seed"):
+        digest = hashlib.sha256(f"{sampling.seed} {index}".encode()).digest()
+        sampling.seed = int.from_bytes(digest[:8]) >> 1
+    return sampling
+
+
+async def answer_all(
+    requests: Sequence[ValidRequest],
+    answer: Callable[[ValidRequest, Write], Coroutine[Any, Any, None]],
+    write: Write,
+) -> None:
+    """Runs ``answer`` for each request; their events go to ``write``, one at a time and with the index of the answer.
+
+    Raises:
+        SluiceError: the first that one of them raised; the others were cancelled.
+    """
+    turn = asyncio.Lock()
+
+    def numbered(index: int) -> Write:
+        async def write_next(event: GenerateResponse) -> None:
+            copy = GenerateResponse(answer_index=index)
+            copy.MergeFrom(event)
+            async with turn:
+                await write(copy)
+
+        return write_next
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for request in requests:
+                group.create_task(answer(request, numbered(request.answer_index)))
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None

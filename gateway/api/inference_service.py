@@ -4,11 +4,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gateway.admission.entities import asker_of
 from gateway.admission.load_table import ModelLoadTable
+from gateway.admission.pipeline import AdmittedRequest
 from gateway.api.generate import Generator, new_request_id
-from gateway.api.texts import TextCalls
+from gateway.api.texts import EMBED, RERANK, SCORE, answer_texts
 from gateway.identity.caller import Caller
+from gateway.telemetry.spans import UNTRACED
 from gateway.validation.requests import UNSTATED_CLASS, request_about, validate_count
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
@@ -18,9 +19,8 @@ from sluice.v1.inference_pb2_grpc import InferenceServiceServicer
 class InferenceService(InferenceServiceServicer):
     """Answers prompts, and says what can answer."""
 
-    def __init__(self, generator: Generator, texts: TextCalls, loads: ModelLoadTable) -> None:
+    def __init__(self, generator: Generator, loads: ModelLoadTable) -> None:
         self._generator = generator
-        self._texts = texts
         self._admission = generator.upstream.admission
         self._loads = loads
 
@@ -44,20 +44,35 @@ class InferenceService(InferenceServiceServicer):
 
     async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
         """See the proto."""
-        return await self._texts.embed(
-            request, context.caller, context.time_remaining(), context.metadata
+        return await answer_texts(
+            self._generator,
+            EMBED,
+            request,
+            context.caller,
+            context.time_remaining(),
+            context.metadata,
         )
 
     async def Rerank(self, request: pb.RerankRequest, context: Any) -> pb.RerankResponse:
         """See the proto."""
-        return await self._texts.rerank(
-            request, context.caller, context.time_remaining(), context.metadata
+        return await answer_texts(
+            self._generator,
+            RERANK,
+            request,
+            context.caller,
+            context.time_remaining(),
+            context.metadata,
         )
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
         """See the proto."""
-        return await self._texts.score(
-            request, context.caller, context.time_remaining(), context.metadata
+        return await answer_texts(
+            self._generator,
+            SCORE,
+            request,
+            context.caller,
+            context.time_remaining(),
+            context.metadata,
         )
 
     async def CountTokens(
@@ -67,8 +82,8 @@ class InferenceService(InferenceServiceServicer):
         conversation, name = validate_count(request, self._admission.catalog)
         async with self._generator.limiter.slot(UNSTATED_CLASS, context.caller.tenant):
             asked = request_about(conversation, context.caller, {}, context.guards_timeout_s)
-            asker = asker_of(asked, new_request_id(), time.monotonic())
-            count, model = await self._admission.count(conversation, name, asker)
+            about = AdmittedRequest(asked, new_request_id(), UNTRACED, time.monotonic())
+            count, model = await self._admission.count(name, about)
         return pb.CountTokensResponse(
             token_count=count, context_tokens=model.context_tokens, model=model.name
         )

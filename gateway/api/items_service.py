@@ -9,7 +9,7 @@ from gateway.admission.calls import guarded
 from gateway.api.generate import Generator
 from gateway.api.inference_service import whole_answer
 from gateway.api.interceptor import GrpcCall
-from gateway.api.texts import TextCalls
+from gateway.api.texts import EMBED, answer_texts
 from gateway.validation.requests import class_of
 from sluice.defaults import AUTO
 from sluice.errors import SluiceError, UnknownModel
@@ -29,9 +29,8 @@ _Answers = asyncio.Queue[RunResponse | None]
 class ItemsService(ItemsServiceServicer):
     """Answers items. Those above the limit for one tenant's bulk calls are not read, and wait at the sender."""
 
-    def __init__(self, generator: Generator, texts: TextCalls) -> None:
+    def __init__(self, generator: Generator) -> None:
         self._generator = generator
-        self._texts = texts
         self._catalog = generator.upstream.admission.catalog
         self._facts = self._catalog.facts
         limits = generator.settings
@@ -87,7 +86,7 @@ class ItemsService(ItemsServiceServicer):
         whose = call.caller, remaining_s, call.metadata
         with self._generator.limiter.call(class_of(asked), call.caller.tenant):
             if isinstance(asked, EmbedRequest):
-                found = await self._texts.embed(asked, *whose, is_item=True)
+                found = await answer_texts(self._generator, EMBED, asked, *whose, is_item=True)
                 cost = self._facts[found.model].cost(found.usage.prompt_tokens, 0)
                 return RunResponse(id=request.id, embedded=found, cost=cost)
             answer = await whole_answer(self._generator, asked, *whose, is_item=True)

@@ -5,14 +5,14 @@ import time
 from typing import Any, Final
 
 from gateway.admission.class_limiter import ClassLimiter
-from gateway.admission.entities import asker_of
-from gateway.admission.pipeline import Admission, SafetyOutcome
+from gateway.admission.pipeline import Admission, AdmittedRequest, SafetyOutcome
 from gateway.api.generate import new_request_id
 from gateway.safety.actions import Action
 from gateway.safety.dry_run import DryRun
 from gateway.safety.inspector import PromptFinding
 from gateway.shared.peers import Peers
 from gateway.shared.sums import sum_dry_runs
+from gateway.telemetry.spans import UNTRACED
 from gateway.validation.conversation import USER, Conversation, Turn
 from gateway.validation.requests import UNSTATED_CLASS, check_labels, request_about
 from sluice.errors import NoDryRun
@@ -41,8 +41,8 @@ class SafetyService(SafetyServiceServicer):
         async with self._limiter.slot(UNSTATED_CLASS, context.caller.tenant):
             text = Conversation((Turn(USER, request.text),), raw=True)
             asked = request_about(text, context.caller, request.labels, context.guards_timeout_s)
-            asker = asker_of(asked, new_request_id(), time.monotonic())
-            safety = await self._admission.check(asker)
+            about = AdmittedRequest(asked, new_request_id(), UNTRACED, time.monotonic())
+            safety = await self._admission.check(about)
             if len(safety.inspected[0].found) > ASIDE_FINDINGS:
                 return await asyncio.to_thread(_checked, safety)
             return _checked(safety)
@@ -70,7 +70,7 @@ def _checked(safety: SafetyOutcome) -> pb.CheckTextResponse:
         normalized_text=inspected.normalized,
         text="" if blocked else inspected.text,
         findings=[*map(_finding, inspected.found), *map(_failure, safety.entities.failed)],
-        policy=safety.policy.version,
+        policy=safety.policy,
         blocked=blocked,
         model=safety.governed.model if safety.governed else "",
     )

@@ -3,31 +3,28 @@
 Rows are those of every other request: queued by class and tenant, batched, recovered when a worker is lost.
 """
 
-import asyncio
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from gateway.admission.pipeline import AdmittedTexts, IncomingRequest, PrepareTexts
+from gateway.admission.pipeline import AdmittedRequest, RowsOf
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.texts import embed_rows, rerank_rows, score_rows
-from gateway.api.call_attributes import request_attributes
-from gateway.api.generate import Generator, departure, error_of, new_request_id
+from gateway.api.generate import Generator, Kind, RunningCall
 from gateway.identity.caller import Caller
-from gateway.records.record_builder import RecordBuilder
+from gateway.models.catalog import Catalog, ServedModel
 from gateway.streaming.attempt import ModelAttempt
-from gateway.streaming.lifecycle import RequestTimings
-from gateway.telemetry.spans import CallSpans
+from gateway.telemetry.spans import CallSpans, request_attributes
 from gateway.upstream.rows import InternalRow, row_attributes
+from gateway.validation.conversation import Conversation
 from gateway.validation.requests import WORKLOAD_LABEL, ValidRequest
 from gateway.validation.texts import validate_embed, validate_rerank, validate_score
-from sluice.errors import DeadlinePassed, SluiceError
 from sluice.internal.v1.frame_pb2 import RowTimings
 from sluice.telemetry import names
 from sluice.telemetry.tracing import TRACEPARENT, UNSAMPLED, headers_of
@@ -36,30 +33,15 @@ from sluice.v1 import inference_pb2 as pb
 TRACED_ROWS: Final = 16
 """Rows of a call whose way is traced; of thousands the spans would cost more than the work."""
 
-Validate = Callable[[float, Caller], ValidRequest]
-"""The request, by the time that is left, seconds, and its caller."""
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """A method, as telemetry and records name it."""
-
-    operation: str
-    span: str
-
-
-EMBED: Final = _Kind("embeddings", names.SPAN_EMBED)
-RERANK: Final = _Kind("rerank", names.SPAN_RERANK)
-SCORE: Final = _Kind("score", names.SPAN_SCORE)
+_Q = TypeVar("_Q", pb.EmbedRequest, pb.RerankRequest, pb.ScoreRequest)
+_R = TypeVar("_R")
 
 
 @dataclass(frozen=True)
 class _Done:
     """A call whose rows have all ended."""
 
-    request_id: str
-    trace_id: str
-    admitted: AdmittedTexts
+    admitted: AdmittedRequest
     attempts: Sequence[ModelAttempt]
     values: Sequence[bytes]
     """Of each row, float32."""
@@ -70,8 +52,8 @@ class _Done:
         cached = sum(one.usage.cached_prompt_tokens for one in self.attempts)
         tokens = sum(len(row.prompt_token_ids) for row in self.admitted.rows)
         return {
-            "request_id": self.request_id,
-            "trace_id": self.trace_id,
+            "request_id": self.admitted.request_id,
+            "trace_id": self.admitted.spans.trace_id,
             "model": self.admitted.plan.model,
             "usage": pb.Usage(
                 prompt_tokens=tokens, cached_prompt_tokens=cached, cached=not self.attempts
@@ -80,149 +62,116 @@ class _Done:
 
 
 @dataclass(frozen=True)
-class TextCalls:
-    """Answers them, with what calls of Generate have too."""
+class TextsKind(Kind, Generic[_Q, _R]):
+    """A method that works on texts.
 
-    shared: Generator
+    Attributes:
+        validate: a request with catalog, seconds that are left, and caller.
+        rows: of a request, by its texts as a model may see them.
+        response: to a request.
+        keeps: whether what a row gives is kept for equal rows.
+    """
 
-    async def embed(
-        self,
-        wire: pb.EmbedRequest,
-        caller: Caller,
-        remaining_s: float | None,
-        metadata: Mapping[str, str],
-        *,
-        is_item: bool = False,
-    ) -> pb.EmbedResponse:
-        """The embeddings; ``remaining_s``: until the deadline of the call. ``is_item``: of a job.
-
-        Raises:
-            SluiceError: the call ends with it.
-        """
-        catalog = self.shared.upstream.admission.catalog
-
-        def validate(timeout_s: float, caller: Caller) -> ValidRequest:
-            return replace(validate_embed(wire, catalog, timeout_s, caller), is_item=is_item)
-
-        done = await self._run(
-            EMBED, validate, partial(embed_rows, wire), caller, remaining_s, metadata
-        )
-        embeddings = [
-            pb.Embedding(
-                values=values, token_count=len(row.prompt_token_ids), truncated=row.truncated
-            )
-            for values, row in zip(done.values, done.admitted.rows, strict=True)
-        ]
-        return pb.EmbedResponse(**done.facts, embeddings=embeddings)
-
-    async def rerank(
-        self,
-        wire: pb.RerankRequest,
-        caller: Caller,
-        remaining_s: float | None,
-        metadata: Mapping[str, str],
-    ) -> pb.RerankResponse:
-        """The documents by score; as `embed`."""
-        validate = partial(validate_rerank, wire, self.shared.upstream.admission.catalog)
-        done = await self._run(
-            RERANK, validate, partial(rerank_rows, wire), caller, remaining_s, metadata
-        )
-        found = [
-            pb.RankedDocument(index=place, score=_floats(values)[0], truncated=row.truncated)
-            for place, (values, row) in enumerate(zip(done.values, done.admitted.rows, strict=True))
-        ]
-        found.sort(key=lambda one: -one.score)
-        return pb.RerankResponse(**done.facts, results=found[: wire.top_n or None])
-
-    async def score(
-        self,
-        wire: pb.ScoreRequest,
-        caller: Caller,
-        remaining_s: float | None,
-        metadata: Mapping[str, str],
-    ) -> pb.ScoreResponse:
-        """The log-probabilities; as `embed`."""
-        validate = partial(validate_score, wire, self.shared.upstream.admission.catalog)
-        done = await self._run(
-            SCORE, validate, partial(score_rows, wire), caller, remaining_s, metadata
-        )
-        answers = []
-        for values, row in zip(done.values, done.admitted.rows, strict=True):
-            assert row.values is not None, "its tokens are scored"
-            found = _floats(values)
-            scored = row.values.scored_token_ids
-            answers.append(pb.ScoredAnswer(logprob=sum(found), token_ids=scored, logprobs=found))
-        return pb.ScoreResponse(**done.facts, answers=answers)
-
-    async def _run(
-        self,
-        kind: _Kind,
-        validate: Validate,
-        prepare: PrepareTexts,
-        caller: Caller,
-        remaining_s: float | None,
-        metadata: Mapping[str, str],
-    ) -> _Done:
-        spans = CallSpans(self.shared.tracer, kind.span, metadata)
-        with spans.call():
-            request = validate(self.shared.timeout_s(remaining_s), caller)
-            call = _Call(self.shared, kind, request, spans)
-            try:
-                with self.shared.limiter.rows(request.tenant, len(request.conversation.turns)):
-                    async with asyncio.timeout(request.timeout_s):
-                        return await call.run(prepare)
-            except TimeoutError:
-                raise _deadline_passed().of_request(call.request_id) from None
-            except SluiceError as error:
-                raise error.of_request(call.request_id) from error
+    validate: Callable[[_Q, Catalog, float, Caller], ValidRequest]
+    rows: Callable[[_Q, Conversation, ServedModel], Sequence[PreparedPrompt]]
+    response: Callable[[_Q, _Done], _R]
+    keeps: bool = False
 
 
-class _Call:
-    """One call. Its methods stand in the order in which they run."""
+def _embedded(wire: pb.EmbedRequest, done: _Done) -> pb.EmbedResponse:
+    embeddings = [
+        pb.Embedding(values=values, token_count=len(row.prompt_token_ids), truncated=row.truncated)
+        for values, row in zip(done.values, done.admitted.rows, strict=True)
+    ]
+    return pb.EmbedResponse(**done.facts, embeddings=embeddings)
 
-    def __init__(
-        self, shared: Generator, kind: _Kind, request: ValidRequest, spans: CallSpans
-    ) -> None:
-        self.request_id = new_request_id()
-        self._shared = shared
-        self._upstream = shared.upstream
-        self._kind = kind
-        self._request = request
-        self._spans = spans
-        self._timings = RequestTimings(arrived_at=time.monotonic())
+
+def _ranked(wire: pb.RerankRequest, done: _Done) -> pb.RerankResponse:
+    """The documents by score."""
+    found = [
+        pb.RankedDocument(index=place, score=_floats(values)[0], truncated=row.truncated)
+        for place, (values, row) in enumerate(zip(done.values, done.admitted.rows, strict=True))
+    ]
+    found.sort(key=lambda one: -one.score)
+    return pb.RerankResponse(**done.facts, results=found[: wire.top_n or None])
+
+
+def _scored(wire: pb.ScoreRequest, done: _Done) -> pb.ScoreResponse:
+    answers = []
+    for values, row in zip(done.values, done.admitted.rows, strict=True):
+        assert row.values is not None, "its tokens are scored"
+        found = _floats(values)
+        scored = row.values.scored_token_ids
+        answers.append(pb.ScoredAnswer(logprob=sum(found), token_ids=scored, logprobs=found))
+    return pb.ScoreResponse(**done.facts, answers=answers)
+
+
+_LATE: Final = "the deadline passed before all texts were computed"
+EMBED: Final = TextsKind(
+    names.SPAN_EMBED, "embeddings", _LATE, validate_embed, embed_rows, _embedded, keeps=True
+)
+RERANK: Final = TextsKind(names.SPAN_RERANK, "rerank", _LATE, validate_rerank, rerank_rows, _ranked)
+SCORE: Final = TextsKind(names.SPAN_SCORE, "score", _LATE, validate_score, score_rows, _scored)
+
+
+async def answer_texts(
+    shared: Generator,
+    kind: TextsKind[_Q, _R],
+    wire: _Q,
+    caller: Caller,
+    remaining_s: float | None,
+    metadata: Mapping[str, str],
+    *,
+    is_item: bool = False,
+) -> _R:
+    """The response to a call of ``kind``; the rest is as in `Generator.answer`.
+
+    Raises:
+        SluiceError: the call ends with it.
+    """
+    spans = CallSpans(shared.tracer, kind.span, metadata)
+    with spans.call():
+        catalog, timeout_s = shared.upstream.admission.catalog, shared.timeout_s(remaining_s)
+        request = kind.validate(wire, catalog, timeout_s, caller)
+        if is_item:
+            request = replace(request, is_item=True)
+        call = _TextsCall(shared, kind, spans)
+        with shared.limiter.rows(request.tenant, len(request.conversation.turns)):
+            done = await call.run(request, partial(kind.rows, wire))
+        return kind.response(wire, done)
+
+
+class _TextsCall(RunningCall):
+    """A call about texts. Its methods stand in the order in which they run."""
+
+    def __init__(self, shared: Generator, kind: TextsKind[Any, Any], spans: CallSpans) -> None:
+        super().__init__(shared, kind, spans)
+        self._keeps = kind.keeps
         self._rows: list[InternalRow] = []
-        spans.describe(self._attributes)
 
-    async def run(self, prepare: PrepareTexts) -> _Done:
-        observers = self._shared.observers
-        record = observers.records.open(
-            self._request, self.request_id, self._spans.trace_id, self._kind.operation
-        )
+    async def run(self, request: ValidRequest, rows_of: RowsOf) -> _Done:
+        self._spans.describe(self._attributes, request)
+        return await self.within_deadline(request, partial(self._answer, rows_of))
+
+    async def _answer(self, rows_of: RowsOf, incoming: AdmittedRequest) -> _Done:
+        request = incoming.request
+        with self.recorded(incoming):
+            async with self._shared.limiter.slot(request.priority_class, request.tenant):
+                await self._upstream.admission.admit(incoming, rows_of)
         try:
-            admitted = await self._admit(record, prepare)
+            values = await self._work(incoming)
         except BaseException as error:
-            observers.refused(self._request, record, self._error_of(error))
+            self._ended(incoming, self.error_of(error, request).reason)
             raise
-        try:
-            values = await self._work(admitted)
-        except BaseException as error:
-            self._ended(admitted, record, self._error_of(error).reason)
-            raise
-        self._ended(admitted, record, "")
-        attempts = [row.attempt for row in self._rows]
-        return _Done(self.request_id, self._spans.trace_id, admitted, attempts, values)
+        self._ended(incoming, "")
+        return _Done(incoming, [row.attempt for row in self._rows], values)
 
-    async def _admit(self, record: RecordBuilder, prepare: PrepareTexts) -> AdmittedTexts:
-        incoming = IncomingRequest(self._request, record, self._spans, self._timings)
-        async with self._shared.limiter.slot(self._request.priority_class, self._request.tenant):
-            return await self._upstream.admission.admit_texts(incoming, prepare)
-
-    async def _work(self, admitted: AdmittedTexts) -> list[bytes]:
+    async def _work(self, admitted: AdmittedRequest) -> list[bytes]:
         """What each row gives: those that are kept do not need to be computed, and equal ones only once."""
-        if self._kind is not EMBED:
+        if not self._keeps:
             return await self._compute(admitted, admitted.rows)
         answers = self._shared.state.answers
-        keys = answers.value_keys(self._request.tenant, admitted.rows)
+        keys = answers.value_keys(admitted.request.tenant, admitted.rows)
         if not any(keys):
             return await self._compute(admitted, admitted.rows)
         found = await answers.find_values(keys)
@@ -236,12 +185,12 @@ class _Call:
         return [found[key] for key in keys]
 
     async def _compute(
-        self, admitted: AdmittedTexts, rows: Sequence[PreparedPrompt]
+        self, admitted: AdmittedRequest, rows: Sequence[PreparedPrompt]
     ) -> list[bytes]:
         """Sends ``rows``, and waits until they have ended; when one fails the others are cancelled."""
         # Answers of no tokens must not count as short answers of the caller's own kind of work.
-        request = replace(self._request, labels={WORKLOAD_LABEL: self._kind.operation})
-        deadline = admitted.scheduling.deadline
+        request = replace(admitted.request, labels={WORKLOAD_LABEL: self._kind.operation})
+        deadline = admitted.deadline
         try:
             for number, row in enumerate(rows):
                 row_id = f"{self.request_id}-{number}"
@@ -258,34 +207,31 @@ class _Call:
                 one.close()
         return [_values_of(one.attempt) for one in self._rows]
 
-    def _ended(self, admitted: AdmittedTexts, record: RecordBuilder, error: str) -> None:
+    def _ended(self, admitted: AdmittedRequest, error: str) -> None:
         now, attempts = time.monotonic(), [row.attempt for row in self._rows]
+        request, record = admitted.request, admitted.record
         record_stream = self._upstream.usage.record_stream
-        used = sum(record_stream(self._request.tenant, row.stream, now) for row in self._rows)
+        used = sum(record_stream(request.tenant, row.stream, now) for row in self._rows)
         admitted.reservation.release(used)
         last = next((one.final.timings for one in reversed(attempts) if one.final), RowTimings())
-        timings = self._timings.with_row(last, now, now)
+        timings = admitted.timings.with_row(last, now, now)
         record.finish_rows(admitted.plan.model, attempts, timings, error)
         span = self._spans.server.get_span_context()
         self._shared.observers.metrics.count_rows(
-            self._request, self._kind.operation, admitted.plan, attempts, record.record, span
+            request, self._kind.operation, admitted.plan, attempts, record.record, span
         )
         self._spans.describe(lambda: _end_attributes(admitted, attempts))
 
-    def _error_of(self, error: BaseException) -> SluiceError:
-        """What the call ends with that ``error`` ended."""
-        return error_of(error, departure(self._request, self._timings, _deadline_passed()))
-
-    def _attributes(self) -> Mapping[str, AttributeValue]:
+    def _attributes(self, request: ValidRequest) -> Mapping[str, AttributeValue]:
         return {
-            **request_attributes(self._request, self._kind.operation),
+            **request_attributes(request, self._kind.operation),
             names.REQUEST_ID: self.request_id,
-            names.TEXTS: len(self._request.conversation.turns),
+            names.TEXTS: len(request.conversation.turns),
         }
 
 
 def _end_attributes(
-    admitted: AdmittedTexts, attempts: Sequence[ModelAttempt]
+    admitted: AdmittedRequest, attempts: Sequence[ModelAttempt]
 ) -> Mapping[str, AttributeValue]:
     tokens = sum(len(row.prompt_token_ids) for row in admitted.rows)
     attributes: dict[str, AttributeValue] = {
@@ -315,7 +261,3 @@ def _untraced(headers: Mapping[str, str]) -> Mapping[str, str]:
     """The same parent, of which nothing is recorded."""
     parent = headers.get(TRACEPARENT, "")
     return {TRACEPARENT: parent[:-3] + UNSAMPLED} if parent else {}
-
-
-def _deadline_passed() -> DeadlinePassed:
-    return DeadlinePassed("the deadline passed before all texts were computed")

@@ -6,10 +6,9 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from gateway.admission.load_table import ModelLoadTable
-from gateway.api.generate import Generator
+from gateway.api.generate import Generator, Write
 from gateway.api.inference_service import add_event
-from gateway.api.several import Write
-from gateway.api.texts import TextCalls
+from gateway.api.texts import EMBED, RERANK, answer_texts
 from gateway.http import headers as header_fields
 from gateway.http.answers import Chunks, encode, whole
 from gateway.http.call import SSE, HttpCall
@@ -43,7 +42,6 @@ class ModelCalls:
 
     def __init__(self, generator: Generator, loads: ModelLoadTable) -> None:
         self._generator = generator
-        self._texts = TextCalls(generator)
         self._catalog = generator.upstream.admission.catalog
         self._loads = loads
         self._created = int(time.time())
@@ -93,7 +91,9 @@ class ModelCalls:
             request = embed_request(body)
         timeout_s = header_fields.apply(call.metadata, request)
         with call.while_connected():
-            response = await self._texts.embed(request, call.caller, timeout_s, call.metadata)
+            response = await answer_texts(
+                self._generator, EMBED, request, call.caller, timeout_s, call.metadata
+            )
             answer = encode(embeddings_object(response, format_of(body)))
             await call.write(answer, {"x-request-id": response.request_id})
 
@@ -104,7 +104,9 @@ class ModelCalls:
             request, returned = rerank_request(body)
         timeout_s = header_fields.apply(call.metadata, request)
         with call.while_connected():
-            response = await self._texts.rerank(request, call.caller, timeout_s, call.metadata)
+            response = await answer_texts(
+                self._generator, RERANK, request, call.caller, timeout_s, call.metadata
+            )
             answer = encode(rerank_object(response, request.documents, returned=returned))
             await call.write(answer, {"x-request-id": response.request_id})
 

@@ -16,14 +16,14 @@ import logging
 import time
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.admission.pipeline import AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt
+from gateway.shared.keys import Leader, SingleFlight
 from gateway.shared.peers import Peers
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache, is_whole
 from gateway.streaming.stream import Stream
-from gateway.upstream.rows import RequestContext
 from sluice.background import BackgroundTasks
 from sluice.errors import Cancelled, DeadlinePassed, InvalidRequest, SluiceError
 from sluice.internal.v1.gateway_pb2 import GatewayAnswer, GatewayQuestion, KeyRecord
@@ -53,18 +53,6 @@ _WHOLE: Final = frozenset({FINISH_REASON_STOP, FINISH_REASON_LENGTH, FINISH_REAS
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class _Computation:
-    """The request that computes an answer for all that ask the same meanwhile."""
-
-    request_id: str
-    rank: int
-    is_for_all: asyncio.Future[bool] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-    """Whether to look again: the answer is kept, or another request has to compute it. False: it cannot be kept."""
-
-
 class AnswerCache:
     """The answers that this gateway keeps."""
 
@@ -73,12 +61,12 @@ class AnswerCache:
         self._bucket = bucket
         self._peers = peers
         self._memory = ReplayCache(ENTRIES_MAX, settings.max_age_s)
-        self._computations: dict[str, _Computation] = {}
+        self._computing = SingleFlight()
         self._storing = BackgroundTasks()
         self._paused_until = 0.0
         peers.answer("clear_answers", self._on_clear)
 
-    def key_of(self, context: RequestContext) -> str:
+    def key_of(self, context: AdmittedRequest) -> str:
         """The name of the answer to a request; empty when none is kept."""
         request = context.request
         if not self._keeps(request.tenant):
@@ -88,10 +76,10 @@ class AnswerCache:
         # A key that the caller named belongs to one request, and its answer is kept under it. Of several answers the
         # first alone is as that of a request for one: the others do not count the prompt.
         own = request.resume or request.key_is_shared or request.answer_index
-        admitted = context.admitted
-        if not certain or own or admitted.guards or admitted.entity_guards:
+        guarded = context.inspection.guards or context.inspection.answer_readers
+        if not certain or own or guarded:
             return ""
-        return self._key(request.tenant, admitted.plan.model, _parts(context))
+        return self._key(request.tenant, context.plan.model, _parts(context))
 
     def value_keys(self, tenant: str, rows: Sequence[PreparedPrompt]) -> list[str]:
         """The names of the embeddings of texts; empty strings when none are kept."""
@@ -121,17 +109,17 @@ class AnswerCache:
         self._memory.put(key, record, time.monotonic())
         self._store(key, record)
 
-    async def find(self, context: RequestContext, key: str) -> Replay | None:
+    async def find(self, context: AdmittedRequest, key: str) -> Replay | None:
         """The answer kept under ``key``. None: the request is computed, and `ended` or `given_up` is called for it.
 
         Waits while an equal request is computed; the caller limits that.
         """
         rank = RANKS[context.request.priority_class]
         while (kept := self._memory.get(key, time.monotonic())) is None:
-            running = self._computations.get(key)
-            if running is None:
-                return await self._lead(key, _Computation(context.request_id, rank))
-            if rank < running.rank or not await asyncio.shield(running.is_for_all):
+            first = self._computing.claim(key, Leader(context.request_id, rank))
+            if first is None:
+                return await self._lead(key, context.request_id)
+            if rank < first.rank or not await asyncio.shield(first.ended):
                 return None
         return kept
 
@@ -148,11 +136,11 @@ class AnswerCache:
             self._store(key, record)
         # The next one computes it when only this caller did not wait for it.
         left = isinstance(error, Cancelled | DeadlinePassed)
-        self._release(key, stream.request_id, is_for_all=record is not None or left)
+        self._computing.release(key, stream.request_id, again=record is not None or left)
 
     def given_up(self, key: str, request_id: str) -> None:
         """A request that `find` left to be computed has no stream."""
-        self._release(key, request_id, is_for_all=True)
+        self._computing.release(key, request_id)
 
     async def clear(self, request: ClearAnswersRequest) -> list[str]:
         """Forgets answers at all gateways; returns those that did not answer.
@@ -180,18 +168,17 @@ class AnswerCache:
         scope = EVERYONE if self._settings.across_tenants else tenant
         return f"{scope}.{model}.{hashlib.sha256(b''.join(_sized(parts))).hexdigest()}"
 
-    async def _lead(self, key: str, computation: _Computation) -> Replay | None:
+    async def _lead(self, key: str, request_id: str) -> Replay | None:
         """This request computes the answer, unless another gateway has it."""
-        self._computations[key] = computation
         try:
             record = await self._read(key)
         except BaseException:
-            self.given_up(key, computation.request_id)
+            self.given_up(key, request_id)
             raise
         if record is None or not is_whole(record):
             return None
         self._memory.put(key, record, time.monotonic())
-        self.given_up(key, computation.request_id)
+        self.given_up(key, request_id)
         return Replay(record)
 
     async def _read(self, key: str) -> KeyRecord | None:
@@ -219,12 +206,6 @@ class AnswerCache:
             _log.warning("answers are kept in memory alone for %g s: %s", PAUSE_S, error)
         self._paused_until = time.monotonic() + PAUSE_S
 
-    def _release(self, key: str, request_id: str, *, is_for_all: bool) -> None:
-        running = self._computations.get(key)
-        if running is not None and running.request_id == request_id:
-            del self._computations[key]
-            running.is_for_all.set_result(is_for_all)
-
     async def _on_clear(self, question: GatewayQuestion) -> GatewayAnswer:
         self._forget(_pattern(question.clear_answers))
         return GatewayAnswer()
@@ -238,17 +219,17 @@ class AnswerCache:
         )
 
 
-def _parts(context: RequestContext) -> Iterator[bytes]:
+def _parts(context: AdmittedRequest) -> Iterator[bytes]:
     """All that the answer depends on."""
-    request, admitted = context.request, context.admitted
-    yield admitted.policy.encode()
+    request = context.request
+    yield context.inspection.policy.version.encode()
     yield request.sampling.SerializeToString(deterministic=True)
     # All of it as the caller sent it: what an answer restores or hides depends on what the rules have replaced.
     yield repr((request.conversation, request.tools)).encode()
     if request.audio is not None:
         yield hashlib.sha256(request.audio.pcm).digest()
         yield repr((request.audio.language, request.audio.translate)).encode()
-    for prepared in (admitted.first, admitted.second):
+    for prepared in (context.first, context.second):
         if prepared is not None:
             sampling = Sampling()
             sampling.CopyFrom(prepared.sampling)

@@ -10,15 +10,15 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Final
-from weakref import WeakValueDictionary
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
 
 from gateway.shared.peers import Peers
-from gateway.streaming.idempotency import REPLAY_BYTES_MAX, KeyStep, next_step
+from gateway.streaming.idempotency import REPLAY_BYTES_MAX, KeyStep, check_fingerprint, next_step
 from gateway.streaming.registry import Registry
 from gateway.streaming.stream import Stream
+from gateway.validation.requests import ValidRequest
 from sluice.errors import RETRY_AFTER_S, Cancelled, SluiceError, TransportUnavailable
 from sluice.internal.v1 import gateway_pb2
 from sluice.wire.bucket import Bucket
@@ -31,6 +31,40 @@ GRACE_S: Final = 30.0
 """A key whose gateway is gone is free this long after the deadline of its request, seconds."""
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Leader:
+    """The request that works on what a key names; others that want the same wait until it has ended."""
+
+    request_id: str
+    rank: int = 0
+    """Of its class."""
+    fingerprint: bytes = b""
+    ended: asyncio.Future[bool] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    """Whether to look again: there is a result, or another request must work. False: it is for that request alone."""
+
+
+class SingleFlight:
+    """What a key names is worked on by one request at a time."""
+
+    def __init__(self) -> None:
+        self._leaders: dict[str, Leader] = {}
+
+    def claim(self, key: str, leader: Leader) -> Leader | None:
+        """Who works on ``key`` already. None: ``leader`` does, until `release`."""
+        first = self._leaders.setdefault(key, leader)
+        return None if first is leader else first
+
+    def release(self, key: str, request_id: str, *, again: bool = True) -> None:
+        """That request does not work on ``key`` any more; ``again``: see `Leader.ended`."""
+        leader = self._leaders.get(key)
+        if leader is not None and leader.request_id == request_id:
+            del self._leaders[key]
+            leader.ended.set_result(again)
 
 
 class SharedKeys:
@@ -47,30 +81,54 @@ class SharedKeys:
         self._keep_s = keep_s
         self._claims: dict[str, int] = {}
         """Revisions of this gateway's records, by key; 0 while the first one is written."""
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._beginning = SingleFlight()
         self._storing: dict[str, asyncio.Task[None]] = {}
         peers.answer("hand_over", self._hand_over)
 
-    @asynccontextmanager
-    async def claimed(self, key: str, fingerprint: bytes, timeout_s: float) -> AsyncIterator[None]:
-        """In the block this gateway alone answers ``key``, or the registry has the complete answer.
+    async def once(
+        self,
+        request: ValidRequest,
+        request_id: str,
+        find: Callable[[], _T | None],
+        begin: Callable[[], Awaitable[_T]],
+    ) -> _T:
+        """What ``find`` finds under the key of ``request``, or else what ``begin`` makes, for one call at a time.
 
-        The claim outlasts the block, until `ended`; it ends with the block when that fails.
+        Where other gateways may get the key, this one alone answers it until `ended`, or until ``begin`` fails.
 
         Raises:
             IdempotencyConflict: the key belongs to another request.
             TransportUnavailable: JetStream does not answer, so it is not known who has the key.
         """
-        async with self._turns.setdefault(key, asyncio.Lock()):
-            claims = self._registry.live(key) is None
-            try:
-                if claims:
-                    await self._claim(key, fingerprint, timeout_s + GRACE_S)
-                yield
-            except BaseException:
-                if claims:
-                    self._release(key, None)
-                raise
+        if not request.key:
+            return await begin()
+        while (found := find()) is None:
+            first = self._beginning.claim(
+                request.key, Leader(request_id, fingerprint=request.fingerprint)
+            )
+            if first is None:
+                try:
+                    return await self._begin(request, find, begin)
+                finally:
+                    self._beginning.release(request.key, request_id)
+            check_fingerprint(first.fingerprint, request.fingerprint)
+            await asyncio.shield(first.ended)
+        return found
+
+    async def _begin(
+        self,
+        request: ValidRequest,
+        find: Callable[[], _T | None],
+        begin: Callable[[], Awaitable[_T]],
+    ) -> _T:
+        if not request.key_is_shared:
+            return await begin()
+        try:
+            await self._claim(request.key, request.fingerprint, request.timeout_s + GRACE_S)
+            return find() or await begin()
+        except BaseException:
+            self._release(request.key, None)
+            raise
 
     def check(self, key: str) -> None:
         """Raises Cancelled when ``key`` was claimed by this gateway, and another one has asked for it since."""

@@ -14,10 +14,11 @@ from dataclasses import replace
 from itertools import count, islice
 from typing import Final
 
+from gateway.admission.pipeline import AdmittedRequest
 from gateway.audio.chunks import JoinedTexts
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.stream import Stream
-from gateway.upstream.rows import InternalRow, RequestContext, Upstream, attempt_headers
+from gateway.upstream.rows import InternalRow, Upstream, attempt_headers
 from sluice.errors import RETRY_AFTER_S, InternalError, Overloaded, SluiceError
 from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH, ROW_END_STOP, Frame
 from sluice.v1.inference_pb2 import FINISH_REASON_LENGTH, SamplingParams
@@ -31,11 +32,11 @@ _log = logging.getLogger(__name__)
 class ChunkRows:
     """Those of one request."""
 
-    def __init__(self, upstream: Upstream, context: RequestContext, attempt: ModelAttempt) -> None:
+    def __init__(self, upstream: Upstream, context: AdmittedRequest, attempt: ModelAttempt) -> None:
         self._upstream = upstream
         self._context = context
         self._attempt = attempt
-        self._prepared = context.admitted.first
+        self._prepared = context.first
         # Stop strings are those of the joined text.
         self._request = replace(context.request, sampling=SamplingParams())
         self._joined = JoinedTexts()

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 from typing_extensions import override
 
+from gateway.admission.pipeline import AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt, encode_now, fit
 from gateway.routing.cascade.limit import EscalationLimiter
 from gateway.routing.cascade.monitor import AnswerMonitor
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.cascade_state import Cascade
-from gateway.upstream.rows import RequestContext, Upstream
+from gateway.upstream.rows import Upstream
 from sluice.errors import SluiceError
 
 HINT = "{prompt}\n\nA draft of an answer, which may be wrong:\n{draft}"
@@ -19,29 +20,29 @@ class Escalation(Cascade):
     """Implements `gateway.streaming.cascade_state.Cascade` for one request."""
 
     def __init__(
-        self, upstream: Upstream, limiter: EscalationLimiter, context: RequestContext
+        self, upstream: Upstream, limiter: EscalationLimiter, context: AdmittedRequest
     ) -> None:
-        admitted, request = context.admitted, context.request
-        assert admitted.plan.cascade is not None
-        assert admitted.second is not None
-        self._route = route = admitted.plan.cascade
+        request, route, second = context.request, context.plan.cascade, context.second
+        assert route is not None
+        assert second is not None
+        self._route = route
         self.holds = route.mode == "hold" or not request.accept_replace
         self.monitor = AnswerMonitor(
             route,
-            admitted.conversation.user_text,
+            context.conversation.user_text,
             wants_json=request.sampling.HasField("json_schema") and request.tools is None,
-            predictor=admitted.plan.answer_predictor,
+            predictor=context.plan.answer_predictor,
         )
         self._upstream = upstream
         self._context = context
-        self._prepared = admitted.second
+        self._prepared = second
         self._attempt = limiter.started(request.tenant)
 
     @override
     def refusal(self, now: float) -> str:
         if reason := self._limit_reached():
             return reason
-        overload, scheduling = self._upstream.overload, self._context.admitted.scheduling
+        overload, scheduling = self._upstream.overload, self._context.scheduling
         problem = overload.problem(self._route.second, scheduling, now)
         return "" if problem is None else problem.message
 
@@ -66,7 +67,7 @@ class Escalation(Cascade):
 
     def _cost(self) -> float:
         """Of both attempts, the second answer at its longest."""
-        facts, first = self._upstream.usage.models, self._context.admitted.first
+        facts, first = self._upstream.usage.models, self._context.first
         prepared, tokens = self._prepared, self.monitor.tokens
         return facts[first.model.name].cost(len(first.prompt_token_ids), tokens) + facts[
             prepared.model.name
@@ -74,7 +75,7 @@ class Escalation(Cascade):
 
     def _with_hint(self, draft: str) -> PreparedPrompt:
         """The second model's prompt with the draft in it; without it where it does not fit."""
-        conversation, prepared = self._context.admitted.conversation, self._prepared
+        conversation, prepared = self._context.conversation, self._prepared
         *before, last = conversation.turns
         text = HINT.format(prompt=last.content, draft=draft)
         with_hint = replace(conversation, turns=(*before, replace(last, content=text)))

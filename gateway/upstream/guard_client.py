@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
 
-from opentelemetry.trace import INVALID_SPAN, Span
+from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 from typing_extensions import override
 
-from gateway.admission.entities import Asker, EntityReader, Reading
+from gateway.admission.pipeline import AdmittedRequest, EntityReader, Reading
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.texts import UNDRAWN
 from gateway.models.catalog import ServedModel
@@ -77,7 +77,7 @@ class Question:
     """
 
     check: Check
-    asker: Asker
+    about: AdmittedRequest
     turns: Sequence[Message]
     headers: Mapping[str, str]
 
@@ -101,7 +101,7 @@ class _Rows:
         attempts: those that were opened, in order.
     """
 
-    asker: Asker
+    about: AdmittedRequest
     check: Check
     headers: Mapping[str, str]
     attempts: list[ModelAttempt]
@@ -110,26 +110,26 @@ class _Rows:
         """The name of the ``number``-th."""
         reads = isinstance(self.check.guard, EntityGuard)
         kind = ("w" if self.check.in_answer else "e") if reads else "g"
-        name = f"{self.asker.request_id}-{kind}{self.check.number}"
+        name = f"{self.about.request_id}-{kind}{self.check.number}"
         return f"{name}-{number}" if number else name
 
 
 @dataclass(frozen=True)
 class GuardClient(EntityReader):
-    """Asks guards; also a `gateway.admission.entities.EntityReader`."""
+    """Asks guards; also a `gateway.admission.pipeline.EntityReader`."""
 
     upstream: Upstream
 
     async def ask(self, question: Question) -> tuple[Outcome, float]:
         """The outcome, within the guard's time budget, and what it cost."""
-        rows = _Rows(question.asker, question.check, question.headers, [])
+        rows = _Rows(question.about, question.check, question.headers, [])
         return await self._within_budget(rows, partial(self._verdict, question, rows))
 
     @override
-    async def read(self, asker: Asker, check: Check, texts: Sequence[str]) -> Reading:
-        with check_span(asker, check) as span:
+    async def read(self, about: AdmittedRequest, check: Check, texts: Sequence[str]) -> Reading:
+        with check_span(about, check) as span:
             start = time.monotonic()
-            rows = _Rows(asker, check, headers_of(span), [])
+            rows = _Rows(about, check, headers_of(span), [])
             outcome, cost = await self._within_budget(rows, partial(self._found, rows, texts))
             reading = Reading(outcome, Cost((time.monotonic() - start) * 1000, cost))
             set_outcome(span, reading.taken(check))
@@ -164,7 +164,7 @@ class GuardClient(EntityReader):
     async def _found(self, rows: _Rows, texts: Sequence[str]) -> list[list[Finding]]:
         model, guard = self._model(rows), rows.check.guard
         assert isinstance(guard, EntityGuard), "the others find no entities"
-        segments = await self._segments_of(texts, model, rows.asker.request.tenant)
+        segments = await self._segments_of(texts, model, rows.about.request.tenant)
         if len(segments) > READ_SEGMENTS_MAX:
             raise _NoVerdict(Failure.TOO_LONG)
         prepared = [
@@ -179,7 +179,7 @@ class GuardClient(EntityReader):
 
     def _model(self, rows: _Rows) -> ServedModel:
         model = self.upstream.admission.catalog[rows.check.guard.settings.model]
-        scheduling = rows.asker.scheduling
+        scheduling = rows.about.scheduling
         problem = self.upstream.overload.problem(model.name, scheduling, time.monotonic())
         if problem is not None:
             raise _NoVerdict(_failure_of(problem))
@@ -202,11 +202,11 @@ class GuardClient(EntityReader):
     async def _answer(
         self, rows: _Rows, prepared: PreparedPrompt, sampling: SamplingParams, number: int
     ) -> ModelAttempt:
-        asker, budget_s = rows.asker, rows.check.guard.settings.budget_s
+        about, budget_s = rows.about, rows.check.guard.settings.budget_s
         request = replace(
-            asker.request, labels={WORKLOAD_LABEL: WORKLOAD}, sampling=sampling, tools=None
+            about.request, labels={WORKLOAD_LABEL: WORKLOAD}, sampling=sampling, tools=None
         )
-        deadline = min(asker.deadline, time.monotonic() + budget_s)
+        deadline = min(about.deadline, time.monotonic() + budget_s)
         row = InternalRow(self.upstream, request, prepared, rows.row_id(number), deadline)
         rows.attempts.append(row.attempt)
         try:
@@ -239,23 +239,20 @@ class GuardClient(EntityReader):
         chars = sum(len(turn["content"]) for turn in question.turns) + len(question.check.answer)
         if chars > _THREAD_CHARS:
             run = self.upstream.admission.threads.run
-            return await run(question.asker.request.tenant, partial(_prompts_now, question, model))
+            return await run(question.about.request.tenant, partial(_prompts_now, question, model))
         return _prompts_now(question, model)
 
 
 @contextmanager
-def check_span(asker: Asker, check: Check) -> Iterator[Span]:
+def check_span(about: AdmittedRequest, check: Check) -> Iterator[Span]:
     """The span of a check."""
-    if asker.spans is None:
-        yield INVALID_SPAN
-        return
     attributes: dict[str, AttributeValue] = {
         names.GEN_AI_OPERATION: names.GUARDRAIL_OPERATION,
         names.GEN_AI_REQUEST_MODEL: check.guard.settings.model,
         names.GUARDRAIL_NAME: check.guard.name,
         names.GUARDRAIL_TARGET: "output" if check.in_answer else "input",
     }
-    with asker.spans.hop(names.SPAN_GUARD, attributes=attributes) as span:
+    with about.spans.hop(names.SPAN_GUARD, attributes=attributes) as span:
         yield span
 
 

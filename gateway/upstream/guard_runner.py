@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 
+from gateway.admission.pipeline import AdmittedRequest
 from gateway.safety.actions import Action
 from gateway.safety.findings import Finding
 from gateway.safety.guards.checks import Check, Checks, Cost, Decided
@@ -12,7 +13,6 @@ from gateway.safety.output.windows import Window
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.stream import Stream
 from gateway.upstream.guard_client import GuardClient, Question, check_span, set_outcome
-from gateway.upstream.rows import RequestContext
 from gateway.validation.conversation import SYSTEM, TOOL, USER, Conversation
 from sluice.background import BackgroundTasks
 from sluice.errors import InternalError, SafetyBlocked, SluiceError
@@ -28,13 +28,13 @@ class GuardRunner:
         checks: which are due, and their outcomes.
     """
 
-    def __init__(self, client: GuardClient, context: RequestContext) -> None:
-        self.checks = Checks(context.admitted.guards)
+    def __init__(self, client: GuardClient, context: AdmittedRequest) -> None:
+        self.checks = Checks(context.inspection.guards)
         self._client = client
         self._upstream = client.upstream
         self._registry = client.upstream.registry
         self._context = context
-        self._turns = _turns(context.admitted.conversation)
+        self._turns = _turns(context.conversation)
         self._running = BackgroundTasks()
 
     def check_prompt(self, stream: Stream) -> None:
@@ -83,10 +83,10 @@ class GuardRunner:
         self, attempt: ModelAttempt, window: Window
     ) -> tuple[list[Decided], list[Finding]]:
         """What is recorded of each classifier, and all that they found in ``window``."""
-        asker, guards = self._context.asker, self._context.admitted.entity_guards
+        context, guards = self._context, self._context.inspection.answer_readers
         checks = [self.checks.reading(one, attempt.completion_tokens) for one in guards]
         readings = await asyncio.gather(
-            *(self._client.read(asker, check, [window.text]) for check in checks)
+            *(self._client.read(context, check, [window.text]) for check in checks)
         )
         both = list(zip(checks, readings, strict=True))
         decided = [self.checks.read(check, one.taken(check), one.cost) for check, one in both]
@@ -108,10 +108,9 @@ class GuardRunner:
             self._registry.fail(stream, error)
 
     async def _decide(self, check: Check) -> Decided | None:
-        asker = self._context.asker
-        with check_span(asker, check) as span:
+        with check_span(self._context, check) as span:
             start = time.monotonic()
-            question = Question(check, asker, self._turns, headers_of(span))
+            question = Question(check, self._context, self._turns, headers_of(span))
             outcome, cost = await self._client.ask(question)
             took_ms = (time.monotonic() - start) * 1000
             decided = self.checks.decide(check, outcome, Cost(took_ms, cost))
@@ -138,7 +137,7 @@ class GuardRunner:
             self._continue(stream)
             return
         try:
-            prepared = await self._context.admitted.prepare_for(model)
+            prepared = await self._upstream.admission.prepare_for(self._context, model)
         except SluiceError as error:
             self._registry.fail(stream, error)
             return
@@ -154,7 +153,7 @@ class GuardRunner:
         self._registry.verdict_passed(stream, time.monotonic())
 
     def _blocked(self, decided: Decided) -> SafetyBlocked:
-        rules, policy = decided.rules, self._context.admitted.policy
+        rules, policy = decided.rules, self._context.inspection.policy.version
         return SafetyBlocked(
             f"the safety policy {policy} blocks the prompt: {', '.join(rules)}",
             metadata={"rules": ",".join(rules), "policy": policy},

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.admission.entities import Asker
 from gateway.admission.overload import OverloadControl
-from gateway.admission.pipeline import Admission, AdmittedRequest, IncomingRequest
+from gateway.admission.pipeline import Admission, AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.usage import UsageAccounting
 from gateway.streaming.assembler import Assembler
@@ -42,61 +41,6 @@ WATCHED_GATHER_MS: Final = 250
 at most: more would be computed in vain."""
 WHOLE_MS: Final = 3_600_000
 """So long are tokens gathered of which nobody reads a part."""
-
-
-@dataclass(frozen=True)
-class RequestContext(IncomingRequest):
-    """An admitted request, and what its parts share while it runs."""
-
-    admitted: AdmittedRequest
-
-    @property
-    def deadline(self) -> float:
-        """Monotonic seconds."""
-        return self.admitted.scheduling.deadline
-
-    @property
-    def asker(self) -> Asker:
-        """As guard models are asked about it."""
-        return Asker(self.request, self.request_id, self.admitted.scheduling, self.spans)
-
-    def stream_spec(self, resume_key: ResumeKey) -> StreamSpec:
-        """What is fixed about its stream."""
-        request, sampling = self.request, self.admitted.first.sampling
-        seed = sampling.seed if sampling.temperature > 0 else 0
-        models = [one.model for one in (self.admitted.first, self.admitted.second) if one]
-        task_names = {model.name: model.settings.task_name for model in models}
-        return StreamSpec(
-            started=self._started(),
-            deadline=self.deadline,
-            with_logprobs=request.sampling.HasField("logprobs"),
-            timings=self.timings,
-            tenant=request.tenant,
-            priority_class=request.priority_class,
-            key=request.key,
-            fingerprint=request.fingerprint,
-            # Tokens of one version of a model are not continued by another.
-            resume_token=lambda model: resume_key.token(
-                request.fingerprint, task_names.get(model, model), seed
-            ),
-        )
-
-    def _started(self) -> Started:
-        """The first event of the answer."""
-        plan, first = self.admitted.plan, self.admitted.first
-        return Started(
-            request_id=self.request_id,
-            trace_id=self.spans.trace_id,
-            model=plan.model,
-            route=Route(
-                tier=plan.tier,
-                strategy=value_of(RouteStrategy, plan.strategy),
-                reason=plan.reason,
-                degraded=plan.degraded,
-            ),
-            seed=first.sampling.seed,
-            prompt_tokens=len(first.prompt_token_ids),
-        )
 
 
 @dataclass(frozen=True)
@@ -168,15 +112,15 @@ class Upstream:
         )
 
     def send(
-        self, context: RequestContext, attempt: ModelAttempt, prepared: PreparedPrompt
+        self, context: AdmittedRequest, attempt: ModelAttempt, prepared: PreparedPrompt
     ) -> None:
         """Sends the row of ``attempt`` for the request; returns at once."""
         attempt.sent = True
         begun, task = time.monotonic(), self.task_of(attempt, context.request, prepared)
-        watched = context.request.sampling.stop or context.admitted.second is not None
+        watched = context.request.sampling.stop or context.second is not None
         if watched and task.gather_ms > WATCHED_GATHER_MS:
             task.gather_ms = WATCHED_GATHER_MS
-        if prepared is context.admitted.first:  # the second model's row did not wait for admission
+        if prepared is context.first:  # the second model's row did not wait for admission
             task.waited_us = round((begun - context.timings.arrived_at) * 1e6)
         headers = attempt_headers(context, attempt)
 
@@ -267,7 +211,43 @@ class InternalRow:
         self._upstream.registry.fail(self.stream, no_reader)
 
 
-def attempt_headers(context: RequestContext, attempt: ModelAttempt) -> Mapping[str, str]:
+def stream_spec(context: AdmittedRequest, resume_key: ResumeKey) -> StreamSpec:
+    """What is fixed about the stream of a request."""
+    request, plan, first = context.request, context.plan, context.first
+    seed = first.sampling.seed if first.sampling.temperature > 0 else 0
+    models = [one.model for one in (first, context.second) if one]
+    task_names = {model.name: model.settings.task_name for model in models}
+    route = Route(
+        tier=plan.tier,
+        strategy=value_of(RouteStrategy, plan.strategy),
+        reason=plan.reason,
+        degraded=plan.degraded,
+    )
+    started = Started(
+        request_id=context.request_id,
+        trace_id=context.spans.trace_id,
+        model=plan.model,
+        route=route,
+        seed=first.sampling.seed,
+        prompt_tokens=len(first.prompt_token_ids),
+    )
+    return StreamSpec(
+        started=started,
+        deadline=context.deadline,
+        with_logprobs=request.sampling.HasField("logprobs"),
+        timings=context.timings,
+        tenant=request.tenant,
+        priority_class=request.priority_class,
+        key=request.key,
+        fingerprint=request.fingerprint,
+        # Tokens of one version of a model are not continued by another.
+        resume_token=lambda model: resume_key.token(
+            request.fingerprint, task_names.get(model, model), seed
+        ),
+    )
+
+
+def attempt_headers(context: AdmittedRequest, attempt: ModelAttempt) -> Mapping[str, str]:
     """Begins the span of ``attempt``; what its tasks carry of it."""
     attributes = row_attributes(attempt.model, attempt.row_id, context.request.priority_class)
     return headers_of(context.spans.start_attempt(attempt.row_id, attributes))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.admission.overload import SchedulingParams
+from gateway.admission.pipeline import AdmittedRequest
 from gateway.admission.prompts import prepare
 from gateway.records.agreement import agreement
 from gateway.records.outcome import add_shadow, blocked, learnable, outcome_of
@@ -19,7 +20,7 @@ from gateway.routing.rules import SHADOW, drawn
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.stream import Stream
 from gateway.telemetry.drift import DriftMonitor
-from gateway.upstream.rows import InternalRow, RequestContext, Upstream
+from gateway.upstream.rows import InternalRow, Upstream
 from sluice.background import BackgroundTasks
 from sluice.errors import SluiceError
 from sluice.internal.v1.outcome_pb2 import Outcome
@@ -46,7 +47,7 @@ _FAILED: Final = "internal"
 class _Shadow:
     """One model that is given the request of ``answered``; ``run`` is filled in."""
 
-    context: RequestContext
+    context: AdmittedRequest
     answered: ModelAttempt
     outcome: Outcome | None
     row_id: str
@@ -67,7 +68,7 @@ class ShadowRunner:
         self._drift = drift
         self._running = BackgroundTasks()
 
-    def ended(self, context: RequestContext, stream: Stream) -> None:
+    def ended(self, context: AdmittedRequest, stream: Stream) -> None:
         """Keeps the outcome of a request that has just ended, and starts its shadows."""
         try:
             self._learn_from(context, stream)
@@ -80,11 +81,11 @@ class ShadowRunner:
             _log.info("shadows dropped: %s", dict(self.dropped))
         await self._running.close()
 
-    def _learn_from(self, context: RequestContext, stream: Stream) -> None:
-        learning = context.admitted.plan.learning
+    def _learn_from(self, context: AdmittedRequest, stream: Stream) -> None:
+        learning = context.plan.learning
         if learning is None or not learnable(context.request, stream):
             return
-        prompt = context.admitted.conversation.user_text
+        prompt = context.conversation.user_text
         outcome = outcome_of(context.request, prompt, learning, stream)
         if outcome is not None:
             self._store.write_outcome(outcome)
@@ -138,12 +139,12 @@ class ShadowRunner:
 
     async def _row(self, shadow: _Shadow, now: float) -> InternalRow:
         """The same conversation and sampling parameters for another model."""
-        upstream, admitted = self._upstream, shadow.context.admitted
+        upstream, context = self._upstream, shadow.context
         model = upstream.admission.catalog[shadow.run.model]
-        request = replace(shadow.context.request, priority_class=CLASS)
-        inspect, threads = admitted.first.inspect, upstream.admission.threads
-        prepared = await prepare(request, admitted.conversation, model, inspect, threads)
-        prepared.sampling.seed = admitted.first.sampling.seed
+        request = replace(context.request, priority_class=CLASS)
+        inspect, threads = context.first.inspect, upstream.admission.threads
+        prepared = await prepare(request, context.conversation, model, inspect, threads)
+        prepared.sampling.seed = context.first.sampling.seed
         return InternalRow(upstream, request, prepared, shadow.row_id, now + LIMIT_S)
 
     def _compare(self, shadow: _Shadow, attempt: ModelAttempt, agreed: float) -> None:
@@ -156,7 +157,7 @@ class ShadowRunner:
 
     def _observe_drift(self, shadow: _Shadow, agreed: float) -> None:
         """Reports how the weak one of the router's two models did; routers predict nothing of other models."""
-        plan = shadow.context.admitted.plan
+        plan = shadow.context.plan
         assert plan.learning is not None, "it has shadows"
         pair = plan.learning.pair
         if pair is not None and {shadow.answered.model, shadow.run.model} == set(pair):

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 from random import Random
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -109,18 +110,25 @@ class Gateway:
         await self.world.pause()
         return answer
 
-    async def request(self, number: int) -> str:
+    async def request(self, number: int, fingerprint: bytes = b"f") -> str:
         """What a call of Generate does: the answer of the key, or a new stream."""
+
+        def find() -> str | None:
+            if KEY in self.streams:
+                return "joined"
+            return None if self.kept is None else f"replayed {self.kept}"
+
+        async def begin() -> str:
+            await self.world.pause()  # admission
+            self.keys.check(KEY)
+            self.streams[KEY] = MemoryStream(f"{self.gateway_id}-{number}")
+            return "opened"
+
+        request: Any = SimpleNamespace(
+            key=KEY, fingerprint=fingerprint, key_is_shared=True, timeout_s=10.0
+        )
         try:
-            async with self.keys.claimed(KEY, b"f", 10.0):
-                if KEY in self.streams:
-                    return "joined"
-                if self.kept is not None:
-                    return f"replayed {self.kept}"
-                await self.world.pause()  # admission
-                self.keys.check(KEY)
-                self.streams[KEY] = MemoryStream(f"{self.gateway_id}-{number}")
-                return "opened"
+            return await self.keys.once(request, f"{number}", find, begin)
         except Cancelled:
             return "displaced"
         except TransportUnavailable:
@@ -205,8 +213,7 @@ def test_a_key_of_another_request_is_a_conflict() -> None:
         one, two = world.gateways.values()
         assert await one.request(1) == "opened"
         with pytest.raises(IdempotencyConflict):
-            async with two.keys.claimed(KEY, b"other", 10.0):
-                pass
+            await two.request(1, b"other")
         assert KEY in one.streams
 
     asyncio.run(scenario())
