@@ -90,8 +90,8 @@ class RequestObservers:
 
     def kept(self, context: AdmittedRequest, answer: Replay) -> None:
         """An admitted request gets the answer of an earlier one."""
-        context.record.finish_kept(answer.finished)
-        self.metrics.count_kept(context.request, answer.finished, context.record.record)
+        context.record.finish(answer.finished)
+        self.metrics.count(context.request, context.record.record, answer.finished.model)
 
     def ended(self, context: AdmittedRequest, cascade: Escalation | None, stream: Stream) -> None:
         """The stream of an admitted request ended."""
@@ -99,10 +99,11 @@ class RequestObservers:
         if score is not None:
             self.drift.scored(score)
             context.record.add_plan(replace(plan, scores=(*plan.scores, score)))
-        context.record.finish(stream)
+        context.record.finish_stream(stream)
         self.shadows.ended(context, stream)
-        record, span = context.record.record, context.spans.server.get_span_context()
-        self.metrics.count_stream(context.request, plan, stream, record, span)
+        request, record, model = context.request, context.record.record, stream.current.model
+        self.metrics.count(request, record, model, plan, stream.attempts)
+        self.metrics.time_stream(request, stream, context.spans.server.get_span_context())
 
 
 @dataclass(frozen=True)
@@ -240,9 +241,8 @@ class RunningCall:
         try:
             yield
         except BaseException as error:
-            reason = self.error_of(error, request)
-            record.finish_with_error(reason)
-            observers.metrics.count_refusal(request.priority_class, reason.reason, record.record)
+            record.finish(error=self.error_of(error, request).reason)
+            observers.metrics.count(request, record.record)
             raise
 
     def error_of(self, error: BaseException, request: ValidRequest) -> SluiceError:

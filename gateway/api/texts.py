@@ -217,9 +217,9 @@ class _TextsCall(RunningCall):
         timings = admitted.timings.with_row(last, now, now)
         record.finish_rows(admitted.plan.model, attempts, timings, error)
         span = self._spans.server.get_span_context()
-        self._shared.observers.metrics.count_rows(
-            request, self._kind.operation, admitted.plan, attempts, record.record, span
-        )
+        metrics, model = self._shared.observers.metrics, admitted.plan.model
+        metrics.count(request, record.record, model, admitted.plan, attempts)
+        metrics.time_rows(request, record.record, model, span)
         self._spans.describe(lambda: _end_attributes(admitted, attempts))
 
     def _attributes(self, request: ValidRequest) -> Mapping[str, AttributeValue]:

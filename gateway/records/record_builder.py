@@ -22,16 +22,17 @@ from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.stream import Stream
 from gateway.validation.requests import ValidRequest
 from sluice.defaults import AUTO
-from sluice.errors import SluiceError
 from sluice.internal.v1.audit_pb2 import AuditDecision, AuditEntry
 from sluice.settings import RecordsSettings
 from sluice.v1 import admin_pb2 as pb
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_STOP,
+    FINISH_REASON_UNSPECIFIED,
     Finished,
     Priority,
     RouteStrategy,
     Timings,
+    Usage,
 )
 from sluice.v1.safety_pb2 import SAFETY_ACTION_UNSPECIFIED, SafetyAction
 from sluice.wire.clock import duration, timestamp, unix_ms
@@ -130,20 +131,17 @@ class RecordBuilder:
             )
         )
 
-    def finish_with_error(self, error: SluiceError) -> None:
-        """The request ended before it had a stream."""
-        self._record.error_reason = error.reason
-        self._shared.store.write_record(self._record)
-
     def keep_answer(self, key: str) -> None:
         """The answer is kept, or was found, under ``key``."""
         self._record.answer_key = key
 
-    def finish_kept(self, finished: Finished) -> None:
-        """The request got the answer of an earlier one, which ended as ``finished``."""
-        self._record.cached = True
-        self._record.finish_reason = finished.reason
-        self._record.timings.CopyFrom(finished.timings)
+    def finish(self, finished: Finished | None = None, error: str = "") -> None:
+        """The request ended as ``finished``, or with an error of that reason."""
+        if finished is not None:
+            self._record.finish_reason = finished.reason
+            self._record.timings.CopyFrom(finished.timings)
+            self._record.cached = finished.usage.cached
+        self._record.error_reason = error
         self._shared.store.write_record(self._record)
 
     def finish_rows(
@@ -155,28 +153,20 @@ class RecordBuilder:
             total, billed = self._record.attempts[0], [one.billed_tokens[0] for one in attempts]
             total.rows, total.prompt_tokens = len(attempts), sum(billed)
             total.cost = self._shared.models[model].cost(sum(billed), 0)
-        self._record.cached = not attempts and not error
-        self._record.timings.CopyFrom(timings)
-        self._record.error_reason = error
-        if not error:
-            self._record.finish_reason = FINISH_REASON_STOP
-        self._shared.store.write_record(self._record)
+        reason = FINISH_REASON_UNSPECIFIED if error else FINISH_REASON_STOP
+        cached = not attempts and not error
+        self.finish(Finished(reason=reason, timings=timings, usage=Usage(cached=cached)), error)
 
-    def finish(self, stream: Stream) -> None:
+    def finish_stream(self, stream: Stream) -> None:
         """The stream of the request ended."""
         decided = len(self._entry.decisions)
         for attempt in stream.attempts:
             self._add_attempt(attempt)
         if stream.guards is not None:
             self._add_guards(stream.guards.checks)
-        if stream.finished is not None:
-            self._record.finish_reason = stream.finished.reason
-            self._record.timings.CopyFrom(stream.finished.timings)
-            if stream.current.inspection is not None:
-                self._add_decisions(stream.current.inspection.outcome().taken, in_answer=True)
-        elif stream.error is not None:
-            self._record.error_reason = stream.error.reason
-        self._shared.store.write_record(self._record)
+        if stream.finished is not None and stream.current.inspection is not None:
+            self._add_decisions(stream.current.inspection.outcome().taken, in_answer=True)
+        self.finish(stream.finished, "" if stream.error is None else stream.error.reason)
         if len(self._entry.decisions) > decided:
             self._append_audit()
 
