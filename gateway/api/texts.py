@@ -14,8 +14,7 @@ from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
 from gateway.admission.pipeline import AdmittedRequest, RowsOf
-from gateway.admission.prompts import PreparedPrompt
-from gateway.admission.texts import embed_rows, rerank_rows, score_rows
+from gateway.admission.prompts import PreparedPrompt, embed_rows, rerank_rows, score_rows
 from gateway.api.generate import Generator, Kind, RunningCall
 from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog, ServedModel
@@ -23,8 +22,13 @@ from gateway.streaming.attempt import ModelAttempt
 from gateway.telemetry.spans import CallSpans, request_attributes
 from gateway.upstream.rows import InternalRow, row_attributes
 from gateway.validation.conversation import Conversation
-from gateway.validation.requests import WORKLOAD_LABEL, ValidRequest
-from gateway.validation.texts import validate_embed, validate_rerank, validate_score
+from gateway.validation.requests import (
+    WORKLOAD_LABEL,
+    ValidRequest,
+    validate_embed,
+    validate_rerank,
+    validate_score,
+)
 from sluice.internal.v1.frame_pb2 import RowTimings
 from sluice.telemetry import names
 from sluice.telemetry.tracing import TRACEPARENT, UNSAMPLED, headers_of

@@ -14,8 +14,7 @@ from opentelemetry.util.types import AttributeValue
 from typing_extensions import override
 
 from gateway.admission.pipeline import AdmittedRequest, EntityReader, Reading
-from gateway.admission.prompts import PreparedPrompt
-from gateway.admission.texts import UNDRAWN
+from gateway.admission.prompts import UNDRAWN, PreparedPrompt
 from gateway.models.catalog import ServedModel
 from gateway.models.tokenizer import Segment, TemplateRefused
 from gateway.safety.actions import Action

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gateway.audio.wav import BYTES_A_SECOND, SAMPLE_BYTES, BadAudio, pcm_of_wav
 from gateway.models.catalog import Catalog
-from gateway.validation.violations import FieldViolations
+from gateway.validation.fields import FieldViolations
 from sluice.defaults import AUTO
 from sluice.errors import UnknownModel
 from sluice.v1 import inference_pb2

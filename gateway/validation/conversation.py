@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.tools.tool import Tool, ToolCall, map_texts, texts_in
+from gateway.validation.fields import FieldViolations
 from gateway.validation.tools import VALUES_MAX, calls_of, has_room_for_calls
-from gateway.validation.violations import FieldViolations
 from sluice.v1 import inference_pb2
 from sluice.v1.inference_pb2 import (
     ChatMessage,

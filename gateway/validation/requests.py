@@ -1,4 +1,7 @@
-"""Validates a `GenerateRequest`: a `ValidRequest`, or one error that names every wrong field."""
+"""Validates requests: each becomes a `ValidRequest`, or one error that names every wrong field.
+
+The turns of requests about texts (Embed, Rerank, Score) are the texts.
+"""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,10 +15,9 @@ from gateway.models.catalog import Catalog
 from gateway.streaming.resume_token import ResumeKey
 from gateway.tools.tool import ToolUse
 from gateway.validation.audio import ValidAudio, audio_of, hearing_model
-from gateway.validation.conversation import Conversation, conversation_of
-from gateway.validation.sampling import sampling_of
+from gateway.validation.conversation import ASSISTANT, USER, Conversation, Turn, conversation_of
+from gateway.validation.fields import FieldViolations, sampling_of
 from gateway.validation.tools import tool_use_of, tools_of
-from gateway.validation.violations import FieldViolations
 from sluice.defaults import AUTO, LABEL_KEY_CHARS_MAX, LABEL_VALUE_CHARS_MAX, LABELS_MAX
 from sluice.errors import DeadlinePassed, InvalidRequest, UnknownModel
 from sluice.v1 import inference_pb2
@@ -31,6 +33,8 @@ from sluice.wire.tokens import VisibleToken, tokens_of
 
 MAX_KEY_CHARS: Final = 128
 MAX_GATHER_S: Final = 3600
+TEXTS_MAX: Final = 2048
+"""Texts of one request; each is a row."""
 WORKLOAD_LABEL: Final = "task"
 """The label that names the workload of a request."""
 
@@ -161,7 +165,100 @@ def validate(
     )
 
 
-def valid_request(
+def validate_embed(
+    request: EmbedRequest, catalog: Catalog, timeout_s: float, caller: Caller
+) -> ValidRequest:
+    """Checks all of ``request``; raises as `validate`."""
+    found = FieldViolations()
+    _check_texts("texts", request.texts, found)
+    model = _only_model(request.model, catalog, "embedding", found)
+    if model is not None:
+        _check_embedding(request, catalog, model, found)
+    return _valid(request, _said(USER, request.texts), model, timeout_s, caller, found)
+
+
+def validate_rerank(
+    request: RerankRequest, catalog: Catalog, timeout_s: float, caller: Caller
+) -> ValidRequest:
+    """As `validate_embed`; the first text is the query."""
+    found = FieldViolations()
+    found.check(bool(request.query.strip()), "query", "must not be empty")
+    _check_texts("documents", request.documents, found)
+    model = _only_model(request.model, catalog, "reranker", found)
+    texts = _said(USER, [request.query, *request.documents])
+    return _valid(request, texts, model, timeout_s, caller, found)
+
+
+def validate_score(
+    request: ScoreRequest, catalog: Catalog, timeout_s: float, caller: Caller
+) -> ValidRequest:
+    """As `validate_embed`; the last texts are the answers."""
+    found = FieldViolations()
+    _check_texts("answers", request.answers, found)
+    asked = None if request.WhichOneof("input") is None else conversation_of(request, found)
+    turns = () if asked is None else asked.turns
+    answers = _said(ASSISTANT, request.answers).turns
+    known = catalog.of_engine("transformers")
+    if not known:
+        raise UnknownModel("no model of this mesh gives log-probabilities", metadata={"models": ""})
+    if request.model not in ("", AUTO, *known):
+        found.add("model", f"gives no log-probabilities; known: {', '.join(known)}, or {AUTO}")
+    model = None if request.model in ("", AUTO) else request.model
+    said = Conversation((*turns, *answers), raw=request.raw_prompt)
+    return _valid(request, said, model, timeout_s, caller, found)
+
+
+def _said(role: str, texts: Sequence[str]) -> Conversation:
+    return Conversation(tuple(Turn(role, text) for text in texts), raw=True)
+
+
+def _check_texts(field: str, texts: Sequence[str], found: FieldViolations) -> None:
+    """Raises for too many at once: a message has room for a million."""
+    found.check(0 < len(texts) <= TEXTS_MAX, field, f"must have 1 to {TEXTS_MAX} entries")
+    if len(texts) > TEXTS_MAX:
+        found.raise_if_any()
+    for place, text in enumerate(texts):
+        found.check(bool(text.strip()), f"{field}[{place}]", "must not be empty")
+
+
+def _only_model(name: str, catalog: Catalog, engine: str, found: FieldViolations) -> str | None:
+    """The named model, else the only one with ``engine``; None with a violation.
+
+    Raises:
+        UnknownModel: there is none.
+    """
+    known = catalog.of_engine(engine)
+    if not known or (name not in ("", AUTO) and name not in catalog.names):
+        names = ", ".join(known)
+        named = f"known: {names}" if known else f"configure one with engine: {engine}"
+        message = f"there is no model of that name with engine {engine}; {named}"
+        raise UnknownModel(message, metadata={"models": names})
+    if name in known or (name in ("", AUTO) and len(known) == 1):
+        return name if name in known else known[0]
+    found.add("model", f"must be one with engine {engine}: {', '.join(known)}")
+    return None
+
+
+def _check_embedding(
+    request: EmbedRequest, catalog: Catalog, model: str, found: FieldViolations
+) -> None:
+    served = catalog[model]
+    assert served.sentence is not None, "it is an embedding model"
+    prompts = served.sentence.prompts
+    found.check(
+        not request.prompt_name or request.prompt_name in prompts,
+        "prompt_name",
+        f"{model} has no such prompt; known: {', '.join(sorted(prompts))}",
+    )
+    size = served.sentence.size
+    found.check(
+        not size or request.dimensions <= size,
+        "dimensions",
+        f"must be at most {size}, the size of an embedding of {model}",
+    )
+
+
+def _valid(
     request: EmbedRequest | RerankRequest | ScoreRequest,
     texts: Conversation,
     model: str | None,

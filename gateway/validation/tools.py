@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gateway.tools.tool import Tool, ToolCall, ToolUse
-from gateway.validation.violations import FieldViolations
+from gateway.validation.fields import FieldViolations
 from sluice.constraints import JSON_SCHEMA_MAX_BYTES
 from sluice.openai.fields import values_in
 from sluice.v1 import inference_pb2 as pb

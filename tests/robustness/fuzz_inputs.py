@@ -20,7 +20,7 @@ from gateway.admission.constraint_checks import ConstraintChecks
 from gateway.audio.chunks import JoinedTexts, chunks_of
 from gateway.models.speech import SpeechTokens
 from gateway.validation.audio import audio_of, hearing_model
-from gateway.validation.violations import FieldViolations
+from gateway.validation.fields import FieldViolations
 from jobs import webhooks
 from jobs.input import Format, Template, read_items
 from jobs.input.urls import check_url

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from gateway.admission.texts import embed_rows, rerank_rows
+from gateway.admission.prompts import embed_rows, rerank_rows
 from gateway.config.models import load_tokenizer, sentence_of
 from gateway.models.catalog import ServedModel
 from gateway.validation.conversation import USER, Conversation, Turn

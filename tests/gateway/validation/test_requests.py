@@ -12,8 +12,8 @@ from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog
 from gateway.streaming.resume_token import ResumeKey
 from gateway.validation.conversation import MESSAGES_MAX
+from gateway.validation.fields import NAMED_MAX
 from gateway.validation.requests import ValidRequest, _issued_by, fingerprint_of, validate
-from gateway.validation.violations import NAMED_MAX
 from sluice.errors import DeadlinePassed, InvalidRequest, PromptTooLong, UnknownModel
 from sluice.v1.inference_pb2 import (
     ChatInput,
