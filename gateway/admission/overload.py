@@ -26,7 +26,7 @@ RETRY_MAX_S: Final = 60.0
 UNAVAILABLE_RETRY_S: Final = 1.0
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class SchedulingParams:
     """Class, deadline and degradation of a request, for the estimate of its wait."""
 

@@ -53,7 +53,7 @@ _T = TypeVar("_T")
 _Hop = Literal["safety_ms", "route_ms", "tokenize_ms"]
 
 
-class AdmittedRequest:
+class AdmittedRequest(SchedulingParams):
     """A valid request, and all that is decided about it. `Admission` alone fills it in, hop by hop.
 
     Args:
@@ -79,23 +79,14 @@ class AdmittedRequest:
     def __init__(
         self, request: ValidRequest, request_id: str, spans: CallSpans, arrived_at: float
     ) -> None:
+        deadline = arrived_at + request.timeout_s
+        super().__init__(request.priority_class, deadline, request.allow_degraded, request.tenant)
         self.request = request
         self.request_id = request_id
         self.spans = spans
         self.timings = RequestTimings(arrived_at)
-        self.scheduling = SchedulingParams(
-            request.priority_class,
-            arrived_at + request.timeout_s,
-            request.allow_degraded,
-            request.tenant,
-        )
         self.conversation = request.conversation
         self.second: PreparedPrompt | None = None
-
-    @property
-    def deadline(self) -> float:
-        """Monotonic seconds."""
-        return self.scheduling.deadline
 
     @property
     def first(self) -> PreparedPrompt:
@@ -214,10 +205,11 @@ class Admission:
         # Before any work is done for it: a refusal must be quick when most requests are refused.
         self._usage.limits.enter(request.caller)
         models = self.catalog.reading if request.model is None else (request.model,)
-        self._overload.refuse_hopeless(models, incoming.scheduling, time.monotonic())
+        self._overload.refuse_hopeless(models, incoming, time.monotonic())
         if rows_of is None:
             check_length(request.conversation.texts, [self.catalog[model] for model in models])
-        await self._check_constraint(request)
+        if request.tools is not None or request.sampling.WhichOneof("constraint"):
+            await self._check_constraints(request)
         with incoming.hop(names.SPAN_SAFETY, "safety_ms") as span:
             safety = await self._inspect(incoming, span)
         with incoming.hop(names.SPAN_ROUTE, "route_ms") as span:
@@ -235,11 +227,6 @@ class Admission:
             self._usage.hold_longest(
                 incoming.reservation, request.caller, *incoming.rows, incoming.second
             )
-
-    def sent(self, prepared: PreparedPrompt, priority_class: str) -> None:
-        """A task is published now."""
-        tokens = len(prepared.prompt_token_ids) + prepared.sampling.max_tokens
-        self._overload.sent(prepared.model.name, priority_class, tokens, time.monotonic())
 
     async def count(self, name: str | None, incoming: AdmittedRequest) -> tuple[int, ServedModel]:
         """Tokens of the prompt, and the model, ``name`` or the router's, whose tokenizer counted them."""
@@ -293,7 +280,7 @@ class Admission:
             return work()
         return await self._inspections.run(tenant, work)
 
-    async def _check_constraint(self, request: ValidRequest) -> None:
+    async def _check_constraints(self, request: ValidRequest) -> None:
         """Raises InvalidRequest for a constraint that no worker could enforce."""
         for field, kind, text in _constraints_of(request):
             problem = await self._constraints.problem(kind, text, request.tenant)
@@ -344,7 +331,7 @@ class Admission:
                 " set allow_degraded",
                 retry_after_s=BUDGET_RETRY_S,
             )
-        plan = self._overload.choose(plan, incoming.scheduling, now)
+        plan = self._overload.choose(plan, incoming, now)
         span.set_attributes(
             {
                 names.ROUTE_STRATEGY: plan.strategy,
@@ -402,29 +389,22 @@ class Admission:
             first.sampling.top_logprobs = max(first.sampling.top_logprobs, WATCHED_ALTERNATIVES)
 
     async def _prepare(self, incoming: AdmittedRequest, model: str) -> PreparedPrompt:
-        inspect = partial(
-            self.inspector.answer, incoming.inspection, incoming.conversation.system_text
-        )
-        version = self._version(incoming.request, model)
-        return await prepare(
-            incoming.request, incoming.conversation, version, inspect, self.threads
-        )
-
-    def _version(self, request: ValidRequest, model: str) -> ServedModel:
-        """The version of ``model`` that answers: for tokens that the caller holds the one that they came from."""
-        served = self.catalog.version(model, request.resume_version)
-        if served is not self.catalog[model] and not self._overload.serves(
-            served.settings.task_name, time.monotonic()
+        """The prompt for ``model``: for tokens that the caller holds for the version that they came from."""
+        request, conversation = incoming.request, incoming.conversation
+        version = self.catalog.version(model, request.resume_version)
+        if version is not self.catalog[model] and not self._overload.serves(
+            version.settings.task_name, time.monotonic()
         ):
             raise InvalidRequest.of(
                 "resume.resume_token",
                 "is of a version of the model that was replaced: ask again without resume",
             )
-        return served
+        inspect = partial(self.inspector.answer, incoming.inspection, conversation.system_text)
+        return await prepare(request, conversation, version, inspect, self.threads)
 
     async def prepare_for(self, incoming: AdmittedRequest, model: str) -> PreparedPrompt:
         """The prompt of an admitted request for the model that a guard's policy names; raises as `admit`."""
-        problem = self._overload.problem(model, incoming.scheduling, time.monotonic())
+        problem = self._overload.problem(model, incoming, time.monotonic())
         if problem is not None:
             raise problem
         return await self._prepare(incoming, model)

@@ -5,7 +5,7 @@ A prompt is a row. Of a request about texts there is a row for each text, pair o
 
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -22,7 +22,8 @@ from gateway.validation.conversation import Conversation
 from gateway.validation.requests import ValidRequest, in_vocabulary
 from sluice.errors import FieldViolation, InvalidRequest, PromptTooLong
 from sluice.internal.v1.task_pb2 import Audio, Sampling, Values
-from sluice.v1.inference_pb2 import EmbedRequest, RerankRequest, SamplingParams, ScoreRequest
+from sluice.settings.remote import ServerSettings
+from sluice.v1.inference_pb2 import EmbedRequest, RerankRequest, ScoreRequest
 
 LOOP_CHARS: Final = 8192
 """Longer conversations are prepared in threads: they take more than a few milliseconds."""
@@ -73,9 +74,7 @@ def check_length(texts: Sequence[str], models: Sequence[ServedModel]) -> None:
     model = max(models, key=lambda model: model.context_tokens * model.tokenizer.token_chars_max)
     tokens_min = math.ceil(chars / model.tokenizer.token_chars_max)
     if tokens_min >= model.context_tokens:
-        raise _too_long(
-            model.name, f"{chars} characters, at least", tokens_min, model.context_tokens
-        )
+        raise _prompt_too_long(model, f"{chars} characters, at least {tokens_min}", tokens_min)
 
 
 async def prepare(
@@ -183,17 +182,19 @@ def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampli
     """
     context = model.context_tokens
     if prompt_tokens >= context:
-        raise _too_long(model.name, "", prompt_tokens, context)
+        raise _prompt_too_long(model, f"{prompt_tokens}", prompt_tokens)
     _check_model(request, model)
     sampling, constraint = request.sampling, request.sampling.WhichOneof("constraint")
     limit = min(model.max_answer_tokens, context - prompt_tokens)
     max_tokens = min(sampling.max_tokens or limit, limit)
+    # A request that is repeated at another gateway gets the same answer, whatever became of the first one.
+    seed = sampling.seed if sampling.HasField("seed") else request.seed_of_key
     fitted = Sampling(
         max_tokens=max_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
-        seed=_seed(request),
+        seed=secrets.randbits(63) if seed is None else seed,
         repetition_penalty=sampling.repetition_penalty,
         logprobs=sampling.HasField("logprobs"),
         top_logprobs=sampling.logprobs,
@@ -213,36 +214,28 @@ def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampli
     return fitted
 
 
-def _seed(request: ValidRequest) -> int:
-    if request.sampling.HasField("seed"):
-        return request.sampling.seed
-    # A request that is repeated at another gateway gets the same answer, whatever became of the first one.
-    of_key = request.seed_of_key
-    return secrets.randbits(63) if of_key is None else of_key
-
-
-def _too_long(model: str, estimate: str, prompt_tokens: int, context: int) -> PromptTooLong:
-    message = (
-        f"the prompt has {estimate}{' ' if estimate else ''}{prompt_tokens} tokens, "
-        f"the context of {model} has {context}, answer included"
-    )
-    return PromptTooLong(
-        message,
-        metadata={"prompt_tokens": str(prompt_tokens), "context_tokens": str(context)},
-        violations=[FieldViolation("input", message)],
-    )
-
-
-def too_long(model: str, field: str, tokens: int, room: int) -> PromptTooLong:
-    """One text of several does not fit."""
-    message = (
-        f"{field}: has {tokens} tokens, {model} has room for {room}; shorten it, or set truncate"
-    )
+def _too_long(message: str, tokens: int, room: int, field: str = "input") -> PromptTooLong:
     return PromptTooLong(
         message,
         metadata={"prompt_tokens": str(tokens), "context_tokens": str(room)},
         violations=[FieldViolation(field, message)],
     )
+
+
+def _prompt_too_long(model: ServedModel, size: str, tokens: int) -> PromptTooLong:
+    room = model.context_tokens
+    message = (
+        f"the prompt has {size} tokens, the context of {model.name} has {room}, answer included"
+    )
+    return _too_long(message, tokens, room)
+
+
+def _text_too_long(model: str, field: str, tokens: int, room: int) -> PromptTooLong:
+    """One text of several does not fit."""
+    message = (
+        f"{field}: has {tokens} tokens, {model} has room for {room}; shorten it, or set truncate"
+    )
+    return _too_long(message, tokens, room, field)
 
 
 def _check_model(request: ValidRequest, model: ServedModel) -> None:
@@ -254,26 +247,15 @@ def _check_model(request: ValidRequest, model: ServedModel) -> None:
         "sampling.logit_bias": sampling.logit_bias,
     }
     for field, token_ids in fields.items():
-        if not in_vocabulary(token_ids, size):
+        if token_ids and not in_vocabulary(token_ids, size):
             raise InvalidRequest.of(field, f"must be below {size}, the vocabulary of {model.name}")
     if sampling.logit_bias and request.model != model.name:
         raise InvalidRequest.of(
             "sampling.logit_bias",
             f"has token ids of one model: name it in model; {model.name} would answer now",
         )
-    for field in _not_taken(sampling, model):
-        raise InvalidRequest.of(
-            f"sampling.{field}", f"the server of {model.name} does not take it; leave it out"
-        )
-    if model.settings.server is not None and request.tools is not None and request.tools.forced:
-        raise InvalidRequest.of(
-            "tool_choice", f"the server of {model.name} cannot be held to a call; let it choose"
-        )
-    server = model.settings.server
-    if server is not None and server.api != "chat" and request.tools and request.tools.schema:
-        raise InvalidRequest.of(
-            "sampling.json_schema", f"the server of {model.name} takes none beside tools"
-        )
+    if model.settings.server is not None:
+        _check_server(request, model.name, model.settings.server)
     constraint = sampling.WhichOneof("constraint")
     field = f"sampling.{constraint}" if constraint else ""
     if request.tools is not None and request.tools.constrained:
@@ -282,16 +264,22 @@ def _check_model(request: ValidRequest, model: ServedModel) -> None:
         raise InvalidRequest.of(field, f"{model.name} has no token that ends an answer")
 
 
-def _not_taken(sampling: SamplingParams, model: ServedModel) -> Iterator[str]:
-    """Parameters that ask for something that the server of a model of ``engine: openai`` cannot be asked."""
-    server = model.settings.server
-    if server is None:
-        return
-    for field, value in sampling.ListFields():
-        name = field.name
-        asks = name in ASKING or value != NEUTRAL.get(name, 0)
-        if asks and name not in SERVED_HERE and name not in server.names:
-            yield name
+def _check_server(request: ValidRequest, name: str, server: ServerSettings) -> None:
+    """The checks for a model of ``engine: openai``: whether its server can be asked for all that is wanted."""
+    for field, value in request.sampling.ListFields():
+        asks = field.name in ASKING or value != NEUTRAL.get(field.name, 0)
+        if asks and field.name not in SERVED_HERE and field.name not in server.names:
+            raise InvalidRequest.of(
+                f"sampling.{field.name}", f"the server of {name} does not take it; leave it out"
+            )
+    if request.tools is not None and request.tools.forced:
+        raise InvalidRequest.of(
+            "tool_choice", f"the server of {name} cannot be held to a call; let it choose"
+        )
+    if server.api != "chat" and request.tools and request.tools.schema:
+        raise InvalidRequest.of(
+            "sampling.json_schema", f"the server of {name} takes none beside tools"
+        )
 
 
 def embed_rows(
@@ -328,7 +316,7 @@ def rerank_rows(
     asked = _tokens(model, query)
     room = model.context_tokens - tokenizer.added(2) - len(asked)
     if room < 1:
-        raise too_long(model.name, "query", len(asked), model.context_tokens)
+        raise _text_too_long(model.name, "query", len(asked), model.context_tokens)
     rows = []
     for place, document in enumerate(documents):
         token_ids = _tokens(model, document)
@@ -370,5 +358,5 @@ def _tokens(model: ServedModel, text: str) -> list[int]:
 def _cut(model: ServedModel, field: str, tokens: int, room: int, truncate: bool) -> bool:
     """Whether a text must be cut to fit."""
     if tokens > room and not truncate:
-        raise too_long(model.name, field, tokens, room)
+        raise _text_too_long(model.name, field, tokens, room)
     return tokens > room

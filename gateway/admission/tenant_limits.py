@@ -7,6 +7,7 @@ each rate of tokens before it is sent. At its end what it has used takes the pla
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 
 from gateway.admission.token_bucket import STALE_S, TokenBucket
@@ -38,21 +39,6 @@ class _Running:
     calls: Mapping[str, int]
     bulk: Mapping[str, int]
     told_at: float
-
-
-class HeldTokens:
-    """What one request has reserved."""
-
-    def __init__(
-        self, buckets: Sequence[tuple[TokenBucket, float]], clock: Callable[[], float]
-    ) -> None:
-        self._buckets, self._clock = buckets, clock
-
-    def settle(self, used: float) -> None:
-        """The request has ended and used so many tokens."""
-        now = self._clock()
-        for bucket, held in self._buckets:
-            bucket.take(used - held, now)
 
 
 class TenantLimits:
@@ -121,15 +107,23 @@ class TenantLimits:
             if (wait_s := bucket.wait_s(1.0, now)) > 0:
                 raise bucket.reached(wait_s)
 
-    def reserve(self, payer: Caller, model: str, tokens: float) -> HeldTokens:
-        """A request that goes to ``model`` may take so many tokens; raises LimitReached."""
+    def reserve(self, payer: Caller, model: str, tokens: float) -> Callable[[float], None]:
+        """A request that goes to ``model`` may take so many tokens; raises LimitReached.
+
+        What is returned is called when it has ended, with the tokens that it used.
+        """
         limits, now = self.of(payer.tenant), self._clock()
         buckets = list(self._rates(payer, limits, _TOKENS))
         if (rates := limits.models.get(model)) is not None:
             subject = f"tenant {payer.tenant} model {model}"
             self._take(list(self._buckets_of(subject, rates, limits, _REQUESTS)), 1.0, now)
             buckets += self._buckets_of(subject, rates, limits, _TOKENS)
-        return HeldTokens(self._take(buckets, tokens, now), self._clock)
+        return partial(self._settle, self._take(buckets, tokens, now))
+
+    def _settle(self, taken: Sequence[tuple[TokenBucket, float]], used: float) -> None:
+        now = self._clock()
+        for bucket, held in taken:
+            bucket.take(used - held, now)
 
     def check_running(self, tenant: str, calls: int, bulk: int | None) -> None:
         """Another call of ``tenant`` comes, while so many run at this gateway.

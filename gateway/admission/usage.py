@@ -97,7 +97,7 @@ class UsageAccounting:
         )
         reservation.change(sum(costs))
         tokens = sum(map(sum, lengths))
-        reservation.tokens = self.limits.reserve(payer, rows[0].model.name, tokens)
+        reservation.settle = self.limits.reserve(payer, rows[0].model.name, tokens)
 
     def cost(self, attempt: ModelAttempt) -> float:
         """The cost of the tokens of an attempt so far."""

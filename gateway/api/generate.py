@@ -171,7 +171,7 @@ class Generator:
             if is_item:
                 valid = replace(valid, is_item=True)
             if valid.sampling.n <= 1:
-                await call.run(valid)
+                await call.within_deadline(valid, call.answer)
             else:
                 await self._answer_several(request, valid, write, spans)
 
@@ -191,7 +191,7 @@ class Generator:
             with own.call(), further if one.answer_index else nullcontext():
                 call = _GenerateCall(self, own, write_one)
                 call.describe(wire, one)
-                await call.run(one)
+                await call.within_deadline(one, call.answer)
 
         await answer_all(requests_of(request), answer, note)
         spans.describe(reasons_attribute, [reasons[index] for index in sorted(reasons)])
@@ -289,10 +289,7 @@ class _GenerateCall(RunningCall):
         self._spans.describe(call_attributes, wire, request.tenant, self.request_id)
         self._spans.describe(request_attributes, request)
 
-    async def run(self, request: ValidRequest) -> None:
-        await self.within_deadline(request, self._answer)
-
-    async def _answer(self, incoming: AdmittedRequest) -> None:
+    async def answer(self, incoming: AdmittedRequest) -> None:
         request = incoming.request
         with self.recorded(incoming):
             found = await self._shared.state.keys.once(

@@ -140,8 +140,10 @@ async def answer_texts(
         if is_item:
             request = replace(request, is_item=True)
         call = _TextsCall(shared, kind, spans)
+        spans.describe(call.attributes, request)
         with shared.limiter.rows(request.tenant, len(request.conversation.turns)):
-            done = await call.run(request, partial(kind.rows, wire))
+            work = partial(call.answer, partial(kind.rows, wire))
+            done = await call.within_deadline(request, work)
         return kind.response(wire, done)
 
 
@@ -153,11 +155,7 @@ class _TextsCall(RunningCall):
         self._keeps = kind.keeps
         self._rows: list[InternalRow] = []
 
-    async def run(self, request: ValidRequest, rows_of: RowsOf) -> _Done:
-        self._spans.describe(self._attributes, request)
-        return await self.within_deadline(request, partial(self._answer, rows_of))
-
-    async def _answer(self, rows_of: RowsOf, incoming: AdmittedRequest) -> _Done:
+    async def answer(self, rows_of: RowsOf, incoming: AdmittedRequest) -> _Done:
         request = incoming.request
         with self.recorded(incoming):
             async with self._shared.limiter.slot(request.priority_class, request.tenant):
@@ -226,7 +224,7 @@ class _TextsCall(RunningCall):
         metrics.time_rows(request, record.record, model, span)
         self._spans.describe(lambda: _end_attributes(admitted, attempts))
 
-    def _attributes(self, request: ValidRequest) -> Mapping[str, AttributeValue]:
+    def attributes(self, request: ValidRequest) -> Mapping[str, AttributeValue]:
         return {
             **request_attributes(request, self._kind.operation),
             names.REQUEST_ID: self.request_id,

@@ -4,9 +4,9 @@ Gateways tell each other their costs of each minute and their reservations, so t
 together. Minutes are those of the Unix epoch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Final
 
 WINDOW_MINUTES: Final = 60
 STALE_S: Final = 3.5
@@ -18,22 +18,15 @@ Costs = Mapping[str, float]
 """By tenant, in the currency of the prices."""
 
 
-class SettledTokens(Protocol):
-    """Tokens that a request has reserved."""
-
-    def settle(self, used: float) -> None:
-        """It has used so many."""
-
-
 class Reservation:
     """What one running request may cost at most.
 
     Attributes:
-        tokens: what it has reserved of its limits.
+        settle: gives back what it has reserved of its limits, less what it has used.
     """
 
     def __init__(self, reserved: "_Reserved", tenant: str, cost: float) -> None:
-        self.tokens: SettledTokens | None = None
+        self.settle: Callable[[float], None] | None = None
         self._reserved, self._tenant, self._cost = reserved, tenant, 0.0
         self._held = True
         reserved.running[tenant] = reserved.running.get(tenant, 0) + 1
@@ -58,8 +51,8 @@ class Reservation:
         """The request has ended, and used so many tokens; a second call has no effect."""
         if not self._held:
             return
-        if self.tokens is not None:
-            self.tokens.settle(tokens)
+        if self.settle is not None:
+            self.settle(tokens)
         self.change(0.0)
         self._held = False
         self._reserved.running[self._tenant] -= 1

@@ -42,8 +42,7 @@ class Escalation(Cascade):
     def refusal(self, now: float) -> str:
         if reason := self._limit_reached():
             return reason
-        overload, scheduling = self._upstream.overload, self._context.scheduling
-        problem = overload.problem(self._route.second, scheduling, now)
+        problem = self._upstream.overload.problem(self._route.second, self._context, now)
         return "" if problem is None else problem.message
 
     @override

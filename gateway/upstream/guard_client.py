@@ -178,8 +178,7 @@ class GuardClient(EntityReader):
 
     def _model(self, rows: _Rows) -> ServedModel:
         model = self.upstream.admission.catalog[rows.check.guard.settings.model]
-        scheduling = rows.about.scheduling
-        problem = self.upstream.overload.problem(model.name, scheduling, time.monotonic())
+        problem = self.upstream.overload.problem(model.name, rows.about, time.monotonic())
         if problem is not None:
             raise _NoVerdict(_failure_of(problem))
         return model

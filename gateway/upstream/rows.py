@@ -127,13 +127,14 @@ class Upstream:
         def on_taken() -> None:
             context.timings.publish_ms += (time.monotonic() - begun) * 1000
 
-        self.admission.sent(prepared, context.request.priority_class)
         is_item = context.request.is_item
         self.send_row(SentRow(task, headers, attempt, context.deadline, is_item, on_taken=on_taken))
 
     def send_row(self, row: SentRow) -> None:
         """Sends a row, or fails it at once when that is impossible."""
-        now = time.monotonic()
+        now, task = time.monotonic(), row.task
+        tokens = len(task.prompt_token_ids) + task.sampling.max_tokens
+        self.overload.sent(row.attempt.model, task.priority_class, tokens, now)
         problem = self.transport.problem(row, now)
         if problem is None:
             self.registry.dispatch.send(row, now)
@@ -173,7 +174,6 @@ class InternalRow:
         self._task.gather_ms = WHOLE_MS
         self._is_item = request.is_item
         self.attempt.sent = True
-        upstream.admission.sent(prepared, request.priority_class)
 
     async def answer(self, headers: Mapping[str, str]) -> Stream:
         """Sends the row with the trace context ``headers``; returns its stream when that has ended.

@@ -1,6 +1,6 @@
 """The wrong fields of a request, collected so that one error names all of them; and its sampling parameters."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from sluice.errors import FieldViolation, InvalidRequest
@@ -69,12 +69,7 @@ def sampling_of(
         return sampling
     sampling.MergeFrom(params)
     _check_numbers(sampling, max_answer_tokens, found)
-    _check_min_tokens(sampling, max_answer_tokens, found)
-    _check_stops(sampling.stop, found)
-    _check_stop_tokens(sampling, found)
-    _check_logit_bias(sampling.logit_bias, found)
-    within = not sampling.HasField("n") or 1 <= sampling.n <= MAX_ANSWERS
-    found.check(within, "sampling.n", f"must be between 1 and {MAX_ANSWERS}")
+    _check_ends(sampling, max_answer_tokens, found)
     return sampling
 
 
@@ -103,48 +98,27 @@ def _check_numbers(s: SamplingParams, max_answer_tokens: int, found: FieldViolat
             found.add(f"sampling.{name}", f"must be in [{low:g}, {high:g}]")
     found.check(0 < s.top_p <= 1, "sampling.top_p", "must be above 0 and at most 1")
     found.check(s.top_k <= MAX_TOP_K, "sampling.top_k", f"must be at most {MAX_TOP_K}; 0 is none")
+    if not all(-MAX_BIAS <= bias <= MAX_BIAS for bias in s.logit_bias.values()):
+        found.add("sampling.logit_bias", f"values must be in [-{MAX_BIAS}, {MAX_BIAS}]")
+    within = not s.HasField("n") or 1 <= s.n <= MAX_ANSWERS
+    found.check(within, "sampling.n", f"must be between 1 and {MAX_ANSWERS}")
     found.check(s.logprobs <= MAX_LOGPROBS, "sampling.logprobs", f"must be at most {MAX_LOGPROBS}")
 
 
-def _check_min_tokens(s: SamplingParams, max_answer_tokens: int, found: FieldViolations) -> None:
-    limit = s.max_tokens or max_answer_tokens
+def _check_ends(s: SamplingParams, max_answer_tokens: int, found: FieldViolations) -> None:
+    """What says where an answer ends: a constraint does so alone."""
+    limit, kind = s.max_tokens or max_answer_tokens, s.WhichOneof("constraint")
     found.check(
         s.min_tokens <= limit, "sampling.min_tokens", f"must be at most max_tokens, {limit}"
     )
-    # An answer that is complete by its constraint but must not end yet could not continue.
-    constraint = s.WhichOneof("constraint")
-    found.check(
-        not (s.min_tokens and constraint),
-        "sampling.min_tokens",
-        f"cannot be combined with {_words(constraint)}, which determines where the answer ends",
-    )
-
-
-def _words(constraint: str | None) -> str:
-    return CONSTRAINTS.get(constraint or "", "")
-
-
-def _check_stops(stops: Sequence[str], found: FieldViolations) -> None:
-    for index, stop in enumerate(stops):
+    if kind is not None:
+        beside = f"cannot be combined with {CONSTRAINTS.get(kind, '')}, which determines where the answer ends"
+        # An answer that is complete by its constraint but must not end yet could not continue.
+        found.check(not s.min_tokens, "sampling.min_tokens", beside)
+        found.check(not s.stop_token_ids, "sampling.stop_token_ids", beside)
+    for index, stop in enumerate(s.stop):
         found.check(
             1 <= len(stop) <= MAX_STOP_CHARS,
             f"sampling.stop[{index}]",
             f"must have 1 to {MAX_STOP_CHARS} characters",
         )
-
-
-def _check_stop_tokens(s: SamplingParams, found: FieldViolations) -> None:
-    constraint = s.WhichOneof("constraint")
-    found.check(
-        not (s.stop_token_ids and constraint),
-        "sampling.stop_token_ids",
-        f"cannot be combined with {_words(constraint)}, which determines where the answer ends",
-    )
-
-
-def _check_logit_bias(biases: Mapping[int, float], found: FieldViolations) -> None:
-    found.check(
-        all(-MAX_BIAS <= bias <= MAX_BIAS for bias in biases.values()),
-        "sampling.logit_bias",
-        f"values must be in [-{MAX_BIAS}, {MAX_BIAS}]",
-    )

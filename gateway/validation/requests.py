@@ -135,13 +135,26 @@ def validate(
         conversation = replace(conversation, tools=tools.tools)
     sampling = sampling_of(request.sampling, catalog.max_answer_tokens(request.model), found)
     _check_priority_and_labels(request, found)
-    _check_key(request, found)
-    gather_ms = _gather_ms(request, found)
-    resume = _check_resume(request, sampling, catalog, found)
+    found.check(
+        len(request.idempotency_key) <= MAX_KEY_CHARS,
+        "idempotency_key",
+        f"must have at most {MAX_KEY_CHARS} characters",
+    )
+    gather_ms = None
+    if request.HasField("gather"):
+        gather_s = request.gather.seconds + request.gather.nanos / 1e9
+        found.check(0 <= gather_s <= MAX_GATHER_S, "gather", f"must be 0 to {MAX_GATHER_S} s")
+        gather_ms = round(1000 * gather_s)
+    resume: tuple[VisibleToken, ...] = ()
+    if request.HasField("resume"):
+        resume = _check_resume(request, sampling, catalog, found)
     choose = _model if audio is None else hearing_model
     model = choose(request.model, catalog, found)
     fingerprint = fingerprint_of(request)
-    versions = catalog.task_names(request.resume.model or request.model) if resume else ()
+    version = ""
+    if resume:
+        versions = catalog.task_names(request.resume.model or request.model)
+        version = _issued_by(request, resume, sampling, fingerprint, resume_key, versions)
     return ValidRequest(
         conversation=conversation,
         model=model,
@@ -159,7 +172,7 @@ def validate(
         accept_replace=request.accept_replace,
         gather_ms=gather_ms,
         resume_model=request.resume.model,
-        resume_version=_issued_by(request, resume, sampling, fingerprint, resume_key, versions),
+        resume_version=version,
         tools=tools,
         audio=audio,
     )
@@ -361,14 +374,6 @@ def _check_priority_and_labels(
     _check_labels(request.labels, found)
 
 
-def _check_key(request: GenerateRequest, found: FieldViolations) -> None:
-    found.check(
-        len(request.idempotency_key) <= MAX_KEY_CHARS,
-        "idempotency_key",
-        f"must have at most {MAX_KEY_CHARS} characters",
-    )
-
-
 def _check_labels(labels: Mapping[str, str], found: FieldViolations) -> None:
     if len(labels) > LABELS_MAX:
         found.add("labels", f"has more than {LABELS_MAX} entries")
@@ -383,24 +388,12 @@ def _check_labels(labels: Mapping[str, str], found: FieldViolations) -> None:
     )
 
 
-def _gather_ms(request: GenerateRequest, found: FieldViolations) -> int | None:
-    if not request.HasField("gather"):
-        return None
-    gather_s = request.gather.seconds + request.gather.nanos / 1e9
-    found.check(0 <= gather_s <= MAX_GATHER_S, "gather", f"must be 0 to {MAX_GATHER_S} s")
-    return round(1000 * gather_s)
-
-
 def _check_resume(
     request: GenerateRequest, sampling: SamplingParams, catalog: Catalog, found: FieldViolations
 ) -> tuple[VisibleToken, ...]:
     """The tokens that the caller holds. Also takes the seed from ``resume`` where ``sampling`` has none."""
     resume = request.resume
-    found.check(
-        sampling.n <= 1 or not request.HasField("resume"),
-        "resume",
-        "continues one answer, not n: ask again without it",
-    )
+    found.check(sampling.n <= 1, "resume", "continues one answer, not n: ask again without it")
     limit = sampling.max_tokens or catalog.max_answer_tokens(request.model)
     if max(len(resume.token_ids), len(resume.hidden_indexes)) > limit:
         found.add("resume.token_ids", f"has more tokens than the limit of {limit}")
@@ -432,13 +425,11 @@ def _issued_by(
     resume_key: ResumeKey,
     versions: Sequence[str],
 ) -> str:
-    """Which of ``versions`` the tokens are of; empty without tokens.
+    """Which of ``versions`` the tokens are of.
 
     Raises:
         InvalidRequest: this mesh did not send them in answer to this request.
     """
-    if not held:
-        return ""
     seed = sampling.seed if sampling.temperature > 0 else 0
     for version in versions:
         if resume_key.issued(request.resume.resume_token, fingerprint, version, seed, held):

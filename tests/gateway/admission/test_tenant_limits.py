@@ -39,7 +39,7 @@ def test_a_tenant_without_limits_is_not_limited() -> None:
     world = World()
     for _ in range(1000):
         world.core.enter(ACME)
-    world.core.reserve(ACME, "small", 1e9).settle(1e9)
+    world.core.reserve(ACME, "small", 1e9)(1e9)
     world.core.check_running("acme", 10**6, 10**6)
     assert not world.core.uses("acme")
     assert not world.core.headers(ACME)
@@ -68,14 +68,14 @@ def test_tokens_are_reserved_and_settled() -> None:
     held = world.core.reserve(ACME, "small", 900)
     with pytest.raises(LimitReached, match="tokens_per_minute"):
         world.core.reserve(ACME, "small", 200)
-    held.settle(150)
+    held(150)
     world.core.reserve(ACME, "small", 850)
     assert world.refusal().metadata["limit"] == "tokens_per_minute"
 
 
 def test_a_request_larger_than_the_burst_reserves_the_burst_and_pays_what_it_used() -> None:
     world = World({"tokens_per_minute": 6000, "burst_s": 10})
-    world.core.reserve(ACME, "small", 50_000).settle(3000)
+    world.core.reserve(ACME, "small", 50_000)(3000)
     assert world.refusal().retry_after_s == pytest.approx(20.01)
 
 
@@ -358,7 +358,7 @@ def test_names_that_no_setting_knows_are_not_kept() -> None:
 
 def test_headers_of_what_is_overdrawn_say_that_nothing_remains() -> None:
     world = World({"tokens_per_minute": 600})
-    world.core.reserve(ACME, "small", 100).settle(350)
+    world.core.reserve(ACME, "small", 100)(350)
     assert world.core.headers(ACME) == {
         "x-ratelimit-limit-tokens": "600",
         "x-ratelimit-remaining-tokens": "0",
