@@ -74,9 +74,31 @@ class Arriving:
             if not places.users:
                 del self._receiving[tenant]
 
-    def kept_by(self, tenant: str) -> "Held":
-        """The bytes of one request of ``tenant``; none yet."""
-        return Held(self._held, tenant, self.held_max)
+    @contextmanager
+    def kept_by(self, tenant: str) -> Iterator[Callable[[int], None]]:
+        """Counts the bytes that one request of ``tenant`` keeps, until the block ends.
+
+        Yields what is called with each number of bytes that are kept. It raises Overloaded, and does not count them,
+        where the calls of the tenant keep too many.
+        """
+        size = 0
+
+        def keep(more: int) -> None:
+            nonlocal size
+            if self._held[tenant] + more > self.held_max:
+                raise Overloaded(
+                    f"requests of your tenant that are being answered have {self.held_max} bytes",
+                    retry_after_s=RETRY_AFTER_S,
+                )
+            self._held[tenant] += more
+            size += more
+
+        try:
+            yield keep
+        finally:
+            self._held[tenant] -= size
+            if not self._held[tenant]:
+                del self._held[tenant]
 
     @contextmanager
     def stream(self, tenant: str, *, sends: bool) -> Iterator[None]:
@@ -127,42 +149,3 @@ class _Places:
     def __init__(self, places: int) -> None:
         self.free = asyncio.Semaphore(places)
         self.users = 0
-
-
-class Held:
-    """The bytes of one request, while its call keeps them. As a context manager it releases them at the end."""
-
-    def __init__(self, held: Counter[str], tenant: str, limit: int) -> None:
-        self._held, self._tenant, self._limit = held, tenant, limit
-        self._size = 0
-
-    def add(self, size: int) -> None:
-        """The call keeps ``size`` more.
-
-        Raises:
-            Overloaded: the calls of its tenant keep too many; these are not counted.
-        """
-        if self._held[self._tenant] + size > self._limit:
-            self._forget_none()
-            raise Overloaded(
-                f"requests of your tenant that are being answered have {self._limit} bytes",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        self._held[self._tenant] += size
-        self._size += size
-
-    def release(self) -> None:
-        """It keeps none any more."""
-        self._held[self._tenant] -= self._size
-        self._size = 0
-        self._forget_none()
-
-    def _forget_none(self) -> None:
-        if not self._held[self._tenant]:
-            del self._held[self._tenant]
-
-    def __enter__(self) -> "Held":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()

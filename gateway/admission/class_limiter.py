@@ -16,12 +16,12 @@ import asyncio
 import math
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from typing import Final
 
 from gateway.admission.tenant_limits import TenantLimits
-from gateway.admission.tenant_threads import TenantQueue
+from gateway.admission.tenant_threads import TenantSlots
 from sluice.errors import RETRY_AFTER_S, Overloaded, ShuttingDown
 from sluice.settings import CallShares
 from sluice.wire.subjects import CLASSES, QUEUED_CLASS, RANKS
@@ -73,7 +73,7 @@ class ClassLimiter:
         self._by_tenant: Counter[tuple[str, int]] = Counter()
         self._rows_max = rows_max
         self._rows: Counter[str] = Counter()
-        self._slots = {name: _Slots(count) for name, count in PREPARED_MAX.items()}
+        self._slots = {name: TenantSlots(count) for name, count in PREPARED_MAX.items()}
 
     @property
     def active(self) -> int:
@@ -89,13 +89,27 @@ class ClassLimiter:
         if priority_class == QUEUED_CLASS:
             await self.turns.turn()
 
-    def call(self, priority_class: str, tenant: str) -> "_Running":
+    @contextmanager
+    def call(self, priority_class: str, tenant: str) -> Iterator[None]:
         """Counts a call while it runs.
 
         Raises:
             ShuttingDown, Overloaded: there is no room for it; with the time to retry.
         """
-        return _Running(self, RANKS[priority_class], tenant)
+        rank = RANKS[priority_class]
+        self._check(rank, tenant)
+        self._running[rank] += 1
+        self._by_tenant[tenant, rank] += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self._running[rank] -= 1
+            self._by_tenant[tenant, rank] -= 1
+            if not self._by_tenant[tenant, rank]:
+                del self._by_tenant[tenant, rank]
+            if not self.active:
+                self.idle.set()
 
     @contextmanager
     def rows(self, tenant: str, count: int) -> Iterator[None]:
@@ -132,34 +146,18 @@ class ClassLimiter:
     def _check(self, rank: int, tenant: str) -> None:
         if self.draining:
             raise ShuttingDown("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
-        for upto, limit in enumerate(self._limits[: rank + 1]):
-            if sum(self._running[upto:]) >= limit:
-                kind = "" if upto == 0 else f"{CLASSES[upto]} and less urgent "
-                raise _overloaded(f"{limit} {kind}calls are being answered")
-        for upto, limit in enumerate(self._tenant_limits[: rank + 1]):
-            running = (self._by_tenant.get((tenant, one), 0) for one in range(upto, len(CLASSES)))
-            if sum(running) >= limit:
-                kind = "" if upto == 0 else f"{CLASSES[upto]} and less urgent "
-                raise _overloaded(f"{limit} {kind}calls of your tenant are being answered")
+        own = [self._by_tenant.get((tenant, one), 0) for one in range(len(CLASSES))]
+        for limits, running, whose in (
+            (self._limits, self._running, ""),
+            (self._tenant_limits, own, " of your tenant"),
+        ):
+            for upto, limit in enumerate(limits[: rank + 1]):
+                if sum(running[upto:]) >= limit:
+                    kind = "" if upto == 0 else f"{CLASSES[upto]} and less urgent "
+                    raise _overloaded(f"{limit} {kind}calls{whose} are being answered")
         if self._own_limits is not None:
             bulk = self.running(tenant, bulk=True) if CLASSES[rank] == QUEUED_CLASS else None
             self._own_limits.check_running(tenant, self.running(tenant), bulk)
-
-    def enter(self, rank: int, tenant: str) -> None:
-        """See `call`, whose context calls it."""
-        self._check(rank, tenant)
-        self._running[rank] += 1
-        self._by_tenant[tenant, rank] += 1
-        self.idle.clear()
-
-    def leave(self, rank: int, tenant: str) -> None:
-        """The call has ended; its context calls it."""
-        self._running[rank] -= 1
-        self._by_tenant[tenant, rank] -= 1
-        if not self._by_tenant[tenant, rank]:
-            del self._by_tenant[tenant, rank]
-        if not self.active:
-            self.idle.set()
 
 
 class Turns:
@@ -207,57 +205,6 @@ class Turns:
             if not first.done():  # its caller has not gone
                 first.set_result(None)
                 return
-
-
-class _Running:
-    """A call; it runs inside its context."""
-
-    __slots__ = ("_limiter", "_rank", "_tenant")
-
-    def __init__(self, limiter: ClassLimiter, rank: int, tenant: str) -> None:
-        self._limiter, self._rank, self._tenant = limiter, rank, tenant
-
-    def __enter__(self) -> None:
-        self._limiter.enter(self._rank, self._tenant)
-
-    def __exit__(self, *_: object) -> None:
-        self._limiter.leave(self._rank, self._tenant)
-
-
-class _Slots:
-    """A semaphore whose next place is that of the tenant that waits longest for its turn."""
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._waiting: TenantQueue[asyncio.Future[None]] = TenantQueue()
-
-    @asynccontextmanager
-    async def held(self, tenant: str) -> AsyncIterator[None]:
-        await self._take(tenant)
-        try:
-            yield
-        finally:
-            self._give()
-
-    async def _take(self, tenant: str) -> None:
-        if self._free:
-            self._free -= 1
-            return
-        given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(tenant, given)
-        try:
-            await given
-        except asyncio.CancelledError:
-            if not given.cancelled():  # it came in the same moment
-                self._give()
-            raise
-
-    def _give(self) -> None:
-        while (first := self._waiting.next()) is not None:
-            if not first.done():  # its caller has not gone
-                first.set_result(None)
-                return
-        self._free += 1
 
 
 def _places(limit: int, share: float) -> int:

@@ -3,10 +3,10 @@
 import asyncio
 import os
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from contextlib import asynccontextmanager
+from typing import Final, Generic, TypeVar
 
 CORES_THREADS: Final = min(32, (os.cpu_count() or 1) + 4)
 """As many as asyncio's own pool has, which is one for all tenants."""
@@ -39,44 +39,65 @@ class TenantQueue(Generic[_T]):
         return one
 
 
+class TenantSlots:
+    """A semaphore whose next place is that of the tenant that waits longest for its turn."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: TenantQueue[asyncio.Future[None]] = TenantQueue()
+
+    @asynccontextmanager
+    async def held(self, tenant: str) -> AsyncIterator[None]:
+        """A place, in the block."""
+        await self.take(tenant)
+        try:
+            yield
+        finally:
+            self.give()
+
+    async def take(self, tenant: str) -> None:
+        """Waits for a place; `give` gives it back."""
+        if self._free:
+            self._free -= 1
+            return
+        given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(tenant, given)
+        try:
+            await given
+        except asyncio.CancelledError:
+            if not given.cancelled():  # it came in the same moment
+                self.give()
+            raise
+
+    def give(self) -> None:
+        """A place is free."""
+        while (first := self._waiting.next()) is not None:
+            if not first.done():  # its caller has not gone
+                first.set_result(None)
+                return
+        self._free += 1
+
+    def close(self) -> None:
+        """Who waits is cancelled."""
+        while (first := self._waiting.next()) is not None:
+            first.cancel()
+
+
 class TenantThreads:
     """Threads for one kind of work. That of one tenant, however much, delays that of another by a turn at most."""
 
     def __init__(self, name: str, threads: int = CORES_THREADS) -> None:
         self._executor = ThreadPoolExecutor(threads, name)
-        self._free = threads
-        self._waiting: TenantQueue[tuple[Callable[[], Any], asyncio.Future[Any]]] = TenantQueue()
+        self._slots = TenantSlots(threads)
 
     async def run(self, tenant: str, work: Callable[[], _T]) -> _T:
         """What ``work`` returns or raises, in a thread. Work whose caller has gone before its turn is not begun."""
-        found: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        self._waiting.add(tenant, (work, found))
-        self._begin()
-        return await found
+        await self._slots.take(tenant)
+        running = asyncio.get_running_loop().run_in_executor(self._executor, work)
+        running.add_done_callback(lambda _: self._slots.give())
+        return await asyncio.shield(running)  # a thread goes on when its caller has gone
 
     def close(self) -> None:
         """Begins nothing more."""
-        while (one := self._waiting.next()) is not None:
-            one[1].cancel()
+        self._slots.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
-
-    def _begin(self) -> None:
-        while self._free and (one := self._waiting.next()) is not None:
-            work, found = one
-            if found.done():
-                continue
-            self._free -= 1
-            running = asyncio.get_running_loop().run_in_executor(self._executor, work)
-            running.add_done_callback(partial(self._ended, found))
-
-    def _ended(self, found: "asyncio.Future[Any]", running: "asyncio.Future[Any]") -> None:
-        self._free += 1
-        if running.cancelled():
-            found.cancel()
-        elif found.done():
-            running.exception()  # nobody waits for it
-        elif (error := running.exception()) is not None:
-            found.set_exception(error)
-        else:
-            found.set_result(running.result())
-        self._begin()

@@ -194,8 +194,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             call = await self._call(context, method, roles)
             tenant = call.caller.tenant
             payload = await self._receive(tenant, context)
-            with self._arriving.kept_by(tenant) as kept:
-                kept.add(len(payload))
+            with self._arriving.kept_by(tenant) as keep:
+                keep(len(payload))
                 request = read(payload)
                 del payload
                 if isinstance(request, SluiceError):

@@ -117,7 +117,7 @@ class Audio:
         limit = int(self._generator.settings.audio_max_s * BYTES_A_SECOND) + HEAD_BYTES
         data = bytearray()
         async for piece in call.pieces():
-            call.held.add(len(piece))
+            call.keep(len(piece))
             data += form.feed(piece)
             if len(data) > limit:
                 raise MessageTooLarge(

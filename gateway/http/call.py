@@ -14,7 +14,6 @@ import grpc
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from gateway.admission.arriving import Held
 from gateway.admission.calls import CallChecks, guarded
 from gateway.admission.tenant_limits import TenantLimits
 from gateway.api.generate import new_request_id
@@ -56,7 +55,7 @@ class HttpCall(Request):
         request_id: of its answer, where nothing that it asked for has one.
         metadata: its headers, names in lower case; of one that comes twice the last.
         caller: who calls.
-        held: the bytes of its body that are kept.
+        keep: called with each number of bytes of its body that are kept; raises Overloaded.
         sent: the headers that have been sent; None: none yet.
         limit_headers: what its answer says of the limits of its tenant.
         named: what the API of the call calls the field at a path of the proto; of errors.
@@ -64,7 +63,7 @@ class HttpCall(Request):
     """
 
     caller: Caller
-    held: Held
+    keep: Callable[[int], None]
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
         super().__init__(scope, receive, send)
@@ -93,7 +92,7 @@ class HttpCall(Request):
         with _in_time():
             async with asyncio.timeout(BODY_S):
                 async for piece in self.stream():
-                    self.held.add(len(piece))
+                    self.keep(len(piece))
                     body += piece
                     if len(body) > self._max_body_bytes:
                         raise self._too_large(f"more than {self._max_body_bytes}")
@@ -231,6 +230,6 @@ class Endpoint:
         names, path = call.scope.get(CERTIFICATE_NAMES, ()), call.scope["path"]
         call.caller = caller = await checks.caller_of(headers, names, self.roles, path)
         call.limit_headers = partial(self.limits.headers, caller)
-        with suppress(ClientDisconnect), checks.arriving.kept_by(caller.tenant) as call.held:
+        with suppress(ClientDisconnect), checks.arriving.kept_by(caller.tenant) as call.keep:
             async with checks.running(self.class_of(headers), caller.tenant):
                 await self.behaviour(call)

@@ -1,5 +1,6 @@
 """A body of OpenAI's API and its headers become a `GenerateRequest`, or an error that names the field."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,17 +13,38 @@ from sluice.openai.fields import BadField, load_json
 from sluice.openai.requests import CHAT, request_of_body
 from sluice.v1.inference_pb2 import GenerateRequest
 
-_NAMES: Final = {
-    "sampling.json_schema": "response_format",
-    "idempotency_key": header_fields.IDEMPOTENCY_KEY,
-    "raw_prompt": "prompt",
-    "chat": "messages",
-}
-_OF_RESPONSES: Final = {
-    "max_tokens": "max_output_tokens",
-    "response_format": "text.format",
-    "response_format.json_schema": "text.format",
-}
+
+def _namer(*rules: tuple[str, str]) -> Callable[[str], str]:
+    """What an API calls the field at a path of the proto; ``rules``: patterns in it, and what stands in their place."""
+
+    def named(path: str) -> str:
+        for pattern, name in rules:
+            path = re.sub(pattern, name, path)
+        return path
+
+    return named
+
+
+_RULES: Final = (
+    ("^sampling.json_schema$", "response_format"),
+    ("^idempotency_key$", header_fields.IDEMPOTENCY_KEY),
+    ("^raw_prompt$", "prompt"),
+    ("^chat$", "messages"),
+    ("^texts", "input"),
+    ("^audio.data$", "file"),
+    (r"^(audio|sampling|chat|metadata)\.", ""),
+    (r"^(tools\[\d+\])\.(?!function)", r"\1.function."),
+)
+field_name: Final = _namer(*_RULES)
+chat_field_name: Final = _namer(("^sampling.logprobs$", "top_logprobs"), *_RULES)
+response_field_name: Final = _namer(
+    *_RULES,
+    ("^messages.*", "input"),  # whose items may be parts of one message
+    ("^max_tokens$", "max_output_tokens"),
+    (r"^response_format(\.json_schema)?$", "text.format"),
+    (r"\.function\.", "."),
+)
+"""Of /v1/responses; the path may be a field of the chat that asks the same."""
 
 
 @dataclass(frozen=True)
@@ -68,26 +90,21 @@ def response_call(body: dict[str, Any], headers: Mapping[str, str]) -> GenerateC
     """
     asked = dict(body)
     options = asked.pop("stream_options", None) or {}
-    with bad_fields_refused(response_field_name):
+    with bad_fields_refused():
         if options not in ({}, {"include_obfuscation": False}):
             raise BadField("stream_options: only include_obfuscation: false is served")
         chat = chat_of(asked)
-    return generate_call(CHAT, chat, headers, response_field_name)
+    return generate_call(CHAT, chat, headers)
 
 
-def generate_call(
-    url: str,
-    body: dict[str, Any],
-    headers: Mapping[str, str],
-    named: Callable[[str], str] = str,
-) -> GenerateCall:
-    """What a call of ``url`` asks for; ``named``: what the caller calls a field of the body.
+def generate_call(url: str, body: dict[str, Any], headers: Mapping[str, str]) -> GenerateCall:
+    """What a call of ``url`` asks for.
 
     Raises:
         InvalidRequest: a field or a header is not served, or its value does not fit.
     """
     asked = dict(body)
-    with bad_fields_refused(named):
+    with bad_fields_refused():
         streams, options = _streaming(asked)
         request = request_of_body(url, asked, GenerateRequest())
     timeout_s = header_fields.apply(headers, request, streams=streams)
@@ -95,41 +112,14 @@ def generate_call(
     return GenerateCall(request, streams, *usage, timeout_s)
 
 
-def chat_field_name(path: str) -> str:
-    """As `field_name`, in a chat."""
-    return "top_logprobs" if path == "sampling.logprobs" else field_name(path)
-
-
-def response_field_name(path: str) -> str:
-    """As `field_name`, of /v1/responses; ``path`` may be a field of the chat that asks the same."""
-    name = field_name(path)
-    if name.startswith("messages"):
-        return "input"  # whose items may be parts of one message
-    return _OF_RESPONSES.get(name, name).replace(".function.", ".")
-
-
-def field_name(path: str) -> str:
-    """What OpenAI, or our header, calls the field at ``path`` of a `GenerateRequest`."""
-    if path in _NAMES:
-        return _NAMES[path]
-    if path.startswith("texts"):  # of /v1/embeddings
-        return "input" + path.removeprefix("texts")
-    if path == "audio.data":
-        return "file"
-    path = path.removeprefix("audio.")
-    if path.startswith("tools[") and ".function" not in path:
-        path = path.replace(".", ".function.", 1)
-    return path.removeprefix("sampling.").removeprefix("chat.").removeprefix("metadata.")
-
-
 @contextmanager
-def bad_fields_refused(named: Callable[[str], str] = str) -> Iterator[None]:
-    """A `BadField` in the block becomes InvalidRequest with the field, as the caller has ``named`` it."""
+def bad_fields_refused() -> Iterator[None]:
+    """A `BadField` in the block becomes InvalidRequest with the field."""
     try:
         yield
     except BadField as error:
         field, _, description = str(error).partition(": ")
-        raise InvalidRequest.of(named(field), description) from None
+        raise InvalidRequest.of(field, description) from None
 
 
 def _streaming(body: dict[str, Any]) -> tuple[bool, Mapping[str, Any]]:

@@ -91,39 +91,34 @@ async def test_the_wait_for_others_is_not_the_messages_own(monkeypatch: pytest.M
 
 def test_bytes_of_a_tenants_calls_are_bounded_together() -> None:
     found = Arriving(MIB)
-    one, two, other = found.kept_by("acme"), found.kept_by("acme"), found.kept_by("other")
-    one.add(100 * MIB)
-    two.add(28 * MIB)
-    with pytest.raises(Overloaded) as refused:
-        two.add(1)
-    assert refused.value.retry_after_s == 1.0
-    other.add(128 * MIB)
-    two.release()
-    one.add(28 * MIB)
-    with pytest.raises(Overloaded):
-        one.add(1)
-    with one, two:
-        pass
-    assert found._held.keys() == {"other"}
-    other.release()
-    other.release()
+    with found.kept_by("other") as other:
+        with found.kept_by("acme") as one:
+            one(100 * MIB)
+            with found.kept_by("acme") as two:
+                two(28 * MIB)
+                with pytest.raises(Overloaded) as refused:
+                    two(1)
+                assert refused.value.retry_after_s == 1.0
+                other(128 * MIB)
+            one(28 * MIB)
+            with pytest.raises(Overloaded):
+                one(1)
+        assert found._held.keys() == {"other"}
     assert not found._held
 
 
 def test_what_is_too_large_alone_leaves_nothing_behind() -> None:
     found = Arriving(MIB)
-    held = found.kept_by("acme")
-    with pytest.raises(Overloaded):
-        held.add(128 * MIB + 1)
-    assert not found._held
-    held.add(5)
-    held.add(7)
-    assert found._held["acme"] == 12
-    with pytest.raises(Overloaded):
-        held.add(128 * MIB)
-    assert found._held["acme"] == 12
-    with held as same:
-        assert same is held
+    with found.kept_by("acme") as keep:
+        with pytest.raises(Overloaded):
+            keep(128 * MIB + 1)
+        assert not found._held
+        keep(5)
+        keep(7)
+        assert found._held["acme"] == 12
+        with pytest.raises(Overloaded):
+            keep(128 * MIB)
+        assert found._held["acme"] == 12
     assert not found._held
 
 
