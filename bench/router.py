@@ -11,8 +11,8 @@ product, on the same prompts in turn.
 tenth of the rows (--folds) that the router has not learned from, every row once. The peer is a plain baseline that
 learns from the same rows: logistic regression on hashed words and pairs of words of the prompt; for `cascade_...`,
 where the rows have the small model's answers, of the answer. `also` has a router by the length of the prompt. Columns
-of the shipped heads were chosen on two of these sets (docs/concepts/routing.md), so on them these figures are
-optimistic.
+of the answer and features of the prompt were chosen with a look at two of these sets (docs/concepts/routing.md), so on
+them these figures are optimistic.
 
     python bench/router.py [--json] [--runs N] [--tiers] [--n N] [--plot FILE.png] [--decision] [--rules]
         [--outcomes FILE] [--folds N]
@@ -43,15 +43,9 @@ from bench.safety import CORPORA, prompts, quantiles_ms
 from bench.support import heldout_rules, tier_runs, tradeoff_plot
 from bench.support.harness import MIN_RUNS, Figure, emit, machine, run_count
 from bench.support.tradeoffs import Tradeoff, table
-from gateway.routing.learned.model import (
-    HASHED,
-    Example,
-    Part,
-    Trees,
-    answer_example,
-    mean_of,
-    prompt_example,
-)
+from gateway.routing.learned import answer
+from gateway.routing.learned.features import HASHED, buckets
+from gateway.routing.learned.model import Columns, Words
 from learning import outcomes, report
 from learning.outcomes import Outcome
 from learning.train import train
@@ -112,11 +106,10 @@ def decision(runs: int) -> Figure:
     }
     (p50, ours), (peer_p50, peer) = max(by_corpus.values(), key=lambda sides: sides[0][1])
     each = ", ".join(f"{corpus} {ms[0][1]:.3g}" for corpus, ms in by_corpus.items())
-    (trees,) = (part for part in router.prompts.parts if isinstance(part, Trees))
     return Figure(
         *("decision_p99_ms", ours, peer, peer / ours, "ms", runs, machine()),
         f"p99 of {COUNT} prompts of {SIZE_BYTES} bytes; peer: hashed words and a numpy dot product; {each}",
-        {"rows": LEARN_FROM, "trees": len(trees.roots), "nodes": len(trees.column)},
+        {"rows": LEARN_FROM},
         {"p50_ms": p50, "peer_p50_ms": peer_p50},
     )
 
@@ -158,17 +151,17 @@ def _held_out(read: Sequence[Outcome], folds: int, seed: int) -> dict[str, Sides
         for at in out:
             row = read[at]
             # Before calibration, whose lines differ from fold to fold: pooled rows must be comparable.
-            scores["prompts"][0][at] = _gain(router.prompts.parts, prompt_example(row.prompt))
+            scores["prompts"][0][at] = _gain(router.prompts.part, buckets(row.prompt))
             if router.cascade is not None and row.answer is not None:
-                example = answer_example(row.prompt, row.answer)
-                scores["cascade"][0][at] = _gain(router.cascade.parts, example)
+                columns = answer.columns(row.prompt, row.answer)
+                scores["cascade"][0][at] = _gain(router.cascade.part, columns)
         for head, (_, plain) in scores.items():
             plain[out] = _baseline(head, seen, unseen)
     return scores
 
 
-def _gain(parts: tuple[Part, ...], example: Example) -> float:
-    weak, strong = mean_of(parts, example).tolist()
+def _gain(part: Words | Columns, example: NDArray[Any]) -> float:
+    weak, strong = part.predict(example).tolist()
     return float(strong - weak)
 
 
@@ -217,7 +210,7 @@ def _figure(
 
 
 def _made_up(count: int) -> Iterator[Outcome]:
-    """Outcomes with a known structure, so that trees grow as deep as on recorded ones: hard where numbers are many."""
+    """Outcomes with a known structure, with as many words as recorded ones: hard where numbers are many."""
     rng = np.random.default_rng(0)
     lines = [line for corpus in CORPORA.values() for line in corpus]
     for row in range(count):

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from bench.support.strategies import LABEL, STRONG, WEAK, mesh_settings, strategies
 from gateway.config.routers import load_router
 from gateway.routing.features import Features
@@ -13,8 +11,7 @@ from learning import train as training
 from tests.learning.made_up import outcomes
 
 
-def test_requests_find_their_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "TREES", 5)
+def test_requests_find_their_strategy(tmp_path: Path) -> None:
     file = tmp_path / "desk.router"
     artefact.save_to(training.train(outcomes(60, answers=True)), file)
     named = strategies(file)

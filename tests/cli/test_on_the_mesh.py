@@ -10,7 +10,6 @@ import jsonschema
 import pytest
 
 from cli.record import Recorder
-from learning import train as training
 from tests.cli.commands import Cli
 from tests.support.mesh import RunningMesh
 
@@ -86,10 +85,7 @@ async def test_eval(cli: Cli, mesh: RunningMesh) -> None:
     assert totals[1]["tokens"]["large"] > 0, "four numbers go to the large model"
 
 
-async def test_outcomes_are_learned_from(
-    cli: Cli, mesh: RunningMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(training, "TREES", 10)
+async def test_outcomes_are_learned_from(cli: Cli, mesh: RunningMesh, tmp_path: Path) -> None:
     table, router = tmp_path / "outcomes.csv", tmp_path / "desk.router"
     ran = await cli(
         *("eval", "--n", "6", "--outcomes", str(table), "--json", "--address", mesh.address)

@@ -17,7 +17,6 @@ from gateway.admission.class_limiter import ClassLimiter
 from gateway.api.interceptor import ErrorInterceptor
 from gateway.identity.authenticator import Authenticator
 from gateway.routing.learned.artefact import load
-from learning import train as training
 from sluice.client.aio import AsyncClient
 from sluice.errors import OutcomesNotKept
 from sluice.settings import CallShares, IdentitySettings
@@ -26,11 +25,6 @@ from sluice.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServi
 from sluice.wire.clock import ms_of
 from tests.cli.commands import Cli
 from tests.learning.made_up import EASY, HARD, outcomes
-
-
-@pytest.fixture(autouse=True)
-def _few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "TREES", 10)
 
 
 class Admin(AdminServiceServicer):

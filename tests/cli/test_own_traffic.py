@@ -12,7 +12,6 @@ import pytest
 import pytest_asyncio
 
 from gateway.routing.learned.artefact import load
-from learning import train as training
 from model_workers.tiers.example import Cell, Example
 from model_workers.tiers.tasks import generate
 from sluice import settings as config
@@ -51,9 +50,8 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh]:
 
 @pytest.mark.long
 async def test_a_router_is_learned_from_own_traffic_and_routes_it(
-    mesh: Mesh, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mesh: Mesh, cli: Cli, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(training, "TREES", 20)
     easy, hard = (generate(7, EACH, (kind, level)) for kind, level in KINDS)
     async with AsyncClient(mesh.address, tenant="acme") as client:
         room = asyncio.Semaphore(AT_ONCE)

@@ -8,17 +8,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
-from learning import train as training
 from learning.outcomes import Outcome
 from tests.cli.commands import Cli
 from tests.learning.made_up import HARD, outcomes
-
-
-@pytest.fixture(autouse=True)
-def _few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "TREES", 10)
 
 
 def write(path: Path, rows: Sequence[Outcome]) -> Path:

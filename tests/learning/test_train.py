@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sklearn.ensemble import ExtraTreesRegressor
 
-from gateway.routing.learned.model import LearnedRouter, NoCascadeHead, prompt_example
+from gateway.routing.learned.model import LearnedRouter, NoCascadeHead
 from learning import train as training
 from learning.outcomes import BadOutcomes, OneSided
 from learning.report import curve_of
@@ -74,23 +73,6 @@ def test_rows_count_by_their_weight() -> None:
 def test_too_few_rows_are_refused() -> None:
     with pytest.raises(BadOutcomes, match="29 outcomes, at least 30"):
         training.train(outcomes(29))
-
-
-def test_trees_agree_with_scikit_learn() -> None:
-    rows = outcomes(60)
-    examples = [prompt_example(row.prompt) for row in rows]
-    labels = np.array([(row.weak, row.strong) for row in rows])
-    trees = training._trees(examples, labels, np.ones(60), 4)
-    model = ExtraTreesRegressor(
-        training.TREES,
-        min_samples_leaf=training.LEAF_ROWS_FEW,
-        max_features=training.COLUMNS_SHARE,
-        random_state=4,
-    )
-    table = [[*each.columns, *trees.counts(each.tokens)] for each in examples]
-    model.fit(table, np.column_stack((labels, labels[:, 1] - labels[:, 0])))
-    ours = [trees.predict(each) for each in examples]
-    np.testing.assert_allclose(ours, model.predict(table)[:, :2], atol=1e-6)
 
 
 def test_a_label_between_counts_for_both_sides() -> None:

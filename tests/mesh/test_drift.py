@@ -10,7 +10,6 @@ import pytest
 import pytest_asyncio
 
 from gateway.routing.learned.artefact import save_to
-from learning import train as training
 from learning.train import train
 from sluice import settings as config
 from sluice.client import AsyncClient
@@ -34,9 +33,7 @@ DRIFT = {"window": 50, "min_rows": 20, "judge_every": 10, "min_outcomes": 10}
 @pytest.fixture(scope="module")
 def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("router") / "made_up.router"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "TREES", 20)
-        save_to(train(outcomes(300), seed=1), path)
+    save_to(train(outcomes(300), seed=1), path)
     return path
 
 

@@ -9,11 +9,21 @@ from collections.abc import Mapping, Sequence
 from math import log1p
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gateway.routing.learned import arithmetic
 from gateway.routing.learned.arithmetic import Sum
-from gateway.routing.learned.features import NUMBER_WORDS, VALUE_MAX, ends
+from gateway.routing.learned.features import ends
 
 READ_CHARS_MAX: Final = 4_000
+VALUE_MAX: Final = 1e12
+"""Larger numbers count as this one."""
+NUMBER_WORDS: Final = {
+    "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
+    "eleven": 11, "twelve": 12, "dozen": 12, "half": 2, "twice": 2, "third": 3, "thirds": 3, "double": 2, "triple": 3,
+    "quarter": 4, "fourth": 4, "fifth": 5, "hundred": 100, "thousand": 1000, "twenty": 20, "thirty": 30,
+}  # fmt: skip
 
 _MARKUP: Final = re.compile(r"<+[^<>\s][^<>\n]{0,160}>+")
 """Tags and annotations; what a reader sees is read."""
@@ -38,6 +48,11 @@ _OPERATION_WORDS: Final = {
 }
 
 
+def columns(prompt: str, answer: str) -> NDArray[np.float32]:
+    """[len(NAMES)]: the columns of ``answer`` to ``prompt``."""
+    return np.array([*describe(prompt, answer).values()], np.float32)
+
+
 def describe(prompt: str, answer: str) -> Mapping[str, float]:
     """The columns of ``answer`` to ``prompt`` by name."""
     prompt, answer = ends(prompt, READ_CHARS_MAX), ends(answer.strip(), READ_CHARS_MAX)
@@ -47,7 +62,8 @@ def describe(prompt: str, answer: str) -> Mapping[str, float]:
     words = _WORD.findall(prompt.lower())
     spelled = [NUMBER_WORDS[word] for word in words if word in NUMBER_WORDS]
     lower = answer.lower()
-    columns = {
+    return {
+        **_prompt(len(prompt), len(words), given),
         **_sizes(prompt, answer),
         **_final(prompt, answer, found, given),
         **_sums(found, {*given, *spelled, *_CONSTANTS}),
@@ -56,7 +72,21 @@ def describe(prompt: str, answer: str) -> Mapping[str, float]:
         "percent unused": "%" in prompt and "%" not in answer and "/100" not in answer,
         **{f"says {hedge.strip()}": min(3, lower.count(hedge)) for hedge in _HEDGES},
     }
-    return {f"answer {name}": value for name, value in columns.items()}
+
+
+def _prompt(chars: int, words: int, given: Sequence[float]) -> Mapping[str, float]:
+    """How much the prompt asks for: its size and its numbers."""
+    capped = [min(value, VALUE_MAX) for value in given] or [0]
+    return {
+        "prompt chars log": log1p(chars),
+        "prompt words": words,
+        "prompt number share": len(given) / (1 + words),
+        "prompt decimals": sum(value != int(value) for value in capped),
+        "prompt largest log": log1p(max(capped)),
+        "prompt smallest log": log1p(min(capped)),
+        "prompt small share": sum(value < 10 for value in given) / max(1, len(given)),
+        "prompt distinct numbers": len(set(given)),
+    }
 
 
 def _sizes(prompt: str, answer: str) -> Mapping[str, float]:

@@ -14,16 +14,15 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from gateway.routing.learned import answer, features
+from gateway.routing.learned import answer
 from gateway.routing.learned.calibration import Calibration
-from gateway.routing.learned.model import Head, LearnedRouter, Linear, Trees, Words
+from gateway.routing.learned.model import Columns, Head, LearnedRouter, Words
 
 Tensors = Mapping[str, NDArray[Any]]
 
 KIND: Final = "sluice-router"
-VERSION: Final = 3
-_PARTS: Final = {"linear": Linear, "words": Words, "trees": Trees}
-_COLUMNS: Final = hashlib.sha256("\n".join((*features.NAMES, *answer.NAMES)).encode()).hexdigest()
+VERSION: Final = 4
+_COLUMNS: Final = hashlib.sha256("\n".join(answer.NAMES).encode()).hexdigest()
 
 
 class BadArtefact(ValueError):
@@ -53,15 +52,18 @@ def load(path: Path) -> LearnedRouter:
     if about.get("format") != str(VERSION):
         # Earlier formats had it under the key "version".
         found = about.get("format") or about.get("version")
-        raise BadArtefact(f"{path}: version {found}, this program reads version {VERSION}")
+        raise BadArtefact(
+            f"{path}: format {found}, this program reads format {VERSION}: run `sluice router train`"
+        )
     version = about.pop("hash", "")
     if version != _hash(tensors, about):
         raise BadArtefact(f"{path}: its hash does not match: the file was changed or damaged")
     if about.get("columns") != _COLUMNS:
-        raise BadArtefact(f"{path}: it was trained on other columns than this program reads")
+        raise BadArtefact(f"{path}: trained on other columns: run `sluice router train`")
     try:
-        cascade = _head("cascade", tensors) if "cascade.calibration.gains" in tensors else None
-        return LearnedRouter(_head("prompts", tensors), cascade, version)
+        answers = "cascade.calibration.gains" in tensors
+        cascade = _head("cascade", Columns, tensors) if answers else None
+        return LearnedRouter(_head("prompts", Words, tensors), cascade, version)
     except KeyError as error:
         raise BadArtefact(f"{path}: no {error.args[0]} in it") from error
 
@@ -78,25 +80,18 @@ def _read(path: Path) -> tuple[dict[str, str], Tensors]:
 
 def _tensors(router: LearnedRouter) -> Iterator[tuple[str, NDArray[Any]]]:
     """Every array with its name: head, part, field."""
-    names = {kind: name for name, kind in _PARTS.items()}
-    heads = {"prompts": router.prompts, "cascade": router.cascade}
-    for head_name, head in heads.items():
-        for part in () if head is None else (*head.parts, head.calibration):
-            name = names.get(type(part), "calibration")
+    for head_name, head in (("prompts", router.prompts), ("cascade", router.cascade)):
+        parts = {} if head is None else {"part": head.part, "calibration": head.calibration}
+        for name, part in parts.items():
             for field in fields(part):
-                array = getattr(part, field.name)
-                narrow = array.astype(np.int32) if array.dtype == np.intp else array
-                yield f"{head_name}.{name}.{field.name}", narrow
+                yield f"{head_name}.{name}.{field.name}", getattr(part, field.name)
 
 
-def _head(head: str, tensors: Tensors) -> Head:
+def _head(head: str, kind: Any, tensors: Tensors) -> Head:
     def made(name: str, kind: Any) -> Any:
-        arrays = (tensors[f"{head}.{name}.{field.name}"] for field in fields(kind))
-        return kind(*(each.astype(np.intp) if each.dtype == np.int32 else each for each in arrays))
+        return kind(*(tensors[f"{head}.{name}.{field.name}"] for field in fields(kind)))
 
-    present = {name.split(".")[1] for name in tensors if name.startswith(f"{head}.")}
-    parts = tuple(made(name, kind) for name, kind in _PARTS.items() if name in present)
-    return Head(parts, made("calibration", Calibration))
+    return Head(made("part", kind), made("calibration", Calibration))
 
 
 def _hash(tensors: Tensors, about: Mapping[str, str]) -> str:

@@ -1,6 +1,5 @@
 """Learned routers named in the configuration: loaded, asked, and refused when they cannot work."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,6 @@ from sluice.settings.routing import RoutingSettings
 from tests.learning.made_up import outcomes
 
 MODELS = {"small": ModelFacts("small"), "large": ModelFacts("large")}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _few_trees() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "TREES", 10)
-        yield
 
 
 @pytest.fixture(scope="module")

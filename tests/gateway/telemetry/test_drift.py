@@ -15,7 +15,6 @@ from gateway.routing.learned.artefact import save_to
 from gateway.routing.plan import Plan
 from gateway.routing.prediction import CASCADE, PROMPT, HeadKey, HeadScore
 from gateway.telemetry.drift import DriftMonitor
-from learning import train as training
 from learning.train import train
 from sluice.internal.v1.frame_pb2 import ROW_END_STOP
 from sluice.settings.routing import DriftSettings
@@ -220,9 +219,7 @@ def by_prompt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _artefact(folders: pytest.TempPathFactory, *, answers: bool) -> Path:
     path = folders.mktemp("router") / "made_up.router"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "TREES", 10)
-        save_to(train(outcomes(150, answers=answers), seed=1), path)
+    save_to(train(outcomes(150, answers=answers), seed=1), path)
     return path
 
 

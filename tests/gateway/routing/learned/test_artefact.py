@@ -70,13 +70,16 @@ def test_a_changed_byte_is_refused(file: Path, data: st.DataObject) -> None:
         artefact.load(damaged)
 
 
-def test_another_version_is_refused(
+def test_another_format_is_refused(
     by_prompt: LearnedRouter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as later:
-        later.setattr(artefact, "VERSION", 4)
+        later.setattr(artefact, "VERSION", 3)
         artefact.save_to(by_prompt, tmp_path / "router")
-    with pytest.raises(artefact.BadArtefact, match="version 4, this program reads version 3"):
+    with pytest.raises(
+        artefact.BadArtefact,
+        match="format 3, this program reads format 4: run `sluice router train`",
+    ):
         artefact.load(tmp_path / "router")
 
 
@@ -118,7 +121,7 @@ def test_a_file_with_a_part_left_out_is_refused(
 
 def test_a_write_that_fails_leaves_the_old_file(by_prompt: LearnedRouter, file: Path) -> None:
     before = file.read_bytes()
-    broken = replace(by_prompt, prompts=replace(by_prompt.prompts, parts=(object(),)))  # type: ignore[arg-type]
+    broken = replace(by_prompt, prompts=replace(by_prompt.prompts, part=object()))  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         artefact.save_to(broken, file)
     assert file.read_bytes() == before

@@ -1,62 +1,47 @@
 """Columns of prompts and answers: right for what is known, finite and bounded for anything."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.learned import answer, features
-from gateway.routing.learned.features import READ_CHARS_MAX, parse
-from gateway.routing.learned.model import answer_example, prompt_example
-
-
-def columns(prompt: str) -> dict[str, float]:
-    return dict(features.describe(parse(prompt)))
+from gateway.routing.learned import answer
+from gateway.routing.learned.features import HASHED, READ_CHARS_MAX, buckets
 
 
 def answered(prompt: str, text: str) -> dict[str, float]:
-    row = answer.describe(prompt, text)
-    return {name.removeprefix("answer "): value for name, value in row.items()}
-
-
-def test_a_question_with_options() -> None:
-    found = columns("Which is NOT a prime of 1997?\nA. 2\nB. 4, or 10\nC. I and II\nAnswer:")
-    assert (found["options"], found["lines"], found["asks"]) == (3, 5, 1)
-    assert (found["options with digits"], found["year"], found["roman choices"]) == (
-        pytest.approx(2 / 3),
-        1,
-        1,
-    )
-    assert found["negation share"] > 0
-    assert (found["mark ?"], found["mark ."]) == (1, 3)
-
-
-def test_a_word_problem() -> None:
-    found = columns("Ann has 1,250.50 dollars and half as many 3 coins. How many are left?")
-    assert (found["numbers"], found["decimals"], found["distinct numbers"]) == (2, 1, 2)
-    assert found["quantities"] == 3
+    return dict(answer.describe(prompt, text))
 
 
 def test_of_a_long_prompt_both_ends_are_read() -> None:
-    short = columns("start " + "x" * READ_CHARS_MAX + " then calculate?")
-    assert (short["asks"], short["words"]) == (1, 5)
-    assert short["chars"] > READ_CHARS_MAX
-    assert len(parse("a b " * 1_000_000).tokens) <= READ_CHARS_MAX
+    long = "start " + "x" * READ_CHARS_MAX + " then calculate?"
+    apart = buckets("start"), buckets("calculate"), buckets("?")
+    assert all(set(each) & set(buckets(long)) for each in apart)
+    assert len(buckets("a b " * 1_000_000)) < 20
+
+
+def test_buckets_are_the_same_in_every_process_and_come_once() -> None:
+    found = buckets("The sky, the sea").tolist()
+    assert found == sorted(set(found))
+    assert found == [878, 1857, 7500, 16695, 17470, 20165, 26763, 28134, 29935]
+
+
+@given(st.text())
+def test_anything_gives_buckets(prompt: str) -> None:
+    found = buckets(prompt)
+    assert len(found)
+    assert 0 <= found.min() <= found.max() < HASHED
 
 
 @given(st.text(), st.text())
 def test_anything_gives_finite_columns(prompt: str, text: str) -> None:
-    row = prompt_example(prompt).columns
-    assert row.shape == (len(features.NAMES),)
+    row = answer.columns(prompt, text)
+    assert row.shape == (len(answer.NAMES),)
     assert np.isfinite(row).all()
-    both = answer_example(prompt, text).columns
-    assert both.shape == (len(features.NAMES) + len(answer.NAMES),)
-    assert np.isfinite(both).all()
 
 
 @given(st.text(alphabet="0123456789.,+-*/x=()%$<># \nA", max_size=300))
 def test_anything_like_a_sum_gives_finite_columns(text: str) -> None:
-    assert np.isfinite(answer_example(text, text).columns).all()
+    assert np.isfinite(answer.columns(text, text)).all()
 
 
 def test_an_answer_that_holds_together() -> None:
