@@ -217,3 +217,55 @@ def test_a_key_of_another_request_is_a_conflict() -> None:
         assert KEY in one.streams
 
     asyncio.run(scenario())
+
+
+def asked(fingerprint: bytes = b"f") -> Any:
+    """A request with a key that no other gateway gets."""
+    return SimpleNamespace(key=KEY, fingerprint=fingerprint, key_is_shared=False)
+
+
+async def test_calls_of_a_key_wait_for_the_first_one() -> None:
+    gateway, may_end = Gateway(World(Random(1)), "gw1"), asyncio.Event()
+    began: list[str] = []
+    opened: list[str] = []
+
+    async def begin(name: str) -> str:
+        began.append(name)
+        await may_end.wait()
+        opened.append(name)
+        return name
+
+    def call(name: str, fingerprint: bytes = b"f") -> "asyncio.Task[str]":
+        def find() -> str | None:
+            return opened[0] if opened else None
+
+        once = gateway.keys.once(asked(fingerprint), name, find, lambda: begin(name))
+        return asyncio.ensure_future(once)
+
+    first, second = call("first"), call("second")
+    with pytest.raises(IdempotencyConflict):
+        await call("other", b"other")
+    assert began == ["first"]
+    may_end.set()
+    assert [await first, await second] == ["first", "first"]
+
+
+async def test_when_the_first_call_leaves_the_next_one_begins() -> None:
+    gateway = Gateway(World(Random(1)), "gw1")
+    began: list[str] = []
+
+    async def begin(name: str) -> str:
+        began.append(name)
+        if name == "first":
+            await asyncio.Event().wait()
+        return name
+
+    def call(name: str) -> "asyncio.Task[str]":
+        once = gateway.keys.once(asked(), name, lambda: None, lambda: begin(name))
+        return asyncio.ensure_future(once)
+
+    first, second = call("first"), call("second")
+    await asyncio.wait([first], timeout=0)
+    first.cancel()
+    assert await second == "second"
+    assert began == ["first", "second"]
