@@ -36,7 +36,6 @@ from gateway.telemetry.spans import (
     attempt_end,
     call_attributes,
     end_attributes,
-    reasons_attribute,
     request_attributes,
     started_attributes,
 )
@@ -194,7 +193,8 @@ class Generator:
                 await call.within_deadline(one, call.answer)
 
         await answer_all(requests_of(request), answer, note)
-        spans.describe(reasons_attribute, [reasons[index] for index in sorted(reasons)])
+        ended = [reasons[index] for index in sorted(reasons)]
+        spans.describe(lambda: {names.GEN_AI_FINISH_REASONS: ended})
 
 
 class RunningCall:

@@ -161,30 +161,17 @@ class _TextsCall(RunningCall):
             async with self._shared.limiter.slot(request.priority_class, request.tenant):
                 await self._upstream.admission.admit(incoming, rows_of)
         try:
-            values = await self._work(incoming)
+            compute, answers = partial(self._compute, incoming), self._shared.state.answers
+            values = (
+                await answers.values_of(request.tenant, incoming.rows, compute)
+                if self._keeps
+                else await compute(incoming.rows)
+            )
         except BaseException as error:
             self._ended(incoming, self.error_of(error, request).reason)
             raise
         self._ended(incoming, "")
         return _Done(incoming, [row.attempt for row in self._rows], values)
-
-    async def _work(self, admitted: AdmittedRequest) -> list[bytes]:
-        """What each row gives: those that are kept do not need to be computed, and equal ones only once."""
-        if not self._keeps:
-            return await self._compute(admitted, admitted.rows)
-        answers = self._shared.state.answers
-        keys = answers.value_keys(admitted.request.tenant, admitted.rows)
-        if not any(keys):
-            return await self._compute(admitted, admitted.rows)
-        found = await answers.find_values(keys)
-        wanted = {
-            key: row for key, row in zip(keys, admitted.rows, strict=True) if key not in found
-        }
-        computed = await self._compute(admitted, list(wanted.values())) if wanted else []
-        for key, values in zip(wanted, computed, strict=True):
-            answers.keep_values(key, values)
-            found[key] = values
-        return [found[key] for key in keys]
 
     async def _compute(
         self, admitted: AdmittedRequest, rows: Sequence[PreparedPrompt]

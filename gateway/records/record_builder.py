@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.records.store import RecordStore
-from gateway.routing.plan import Candidate, Plan
-from gateway.routing.prediction import HeadScore
+from gateway.routing.plan import Plan
 from gateway.routing.router import ModelFacts
 from gateway.safety.actions import Action
 from gateway.safety.guards.checks import PASSED, Checks, Decided, outcome_of
@@ -112,7 +111,8 @@ class RecordBuilder:
         self._add_decisions(verdict.taken, in_answer=False)
         entry.blocked = bool(verdict.blocked)
         entry.governed_model = "" if verdict.route is None else verdict.route.model or ""
-        entry.prompt_hmac = _hmac(settings.audit_key, original)
+        if settings.audit_key is not None:
+            entry.prompt_hmac = _hmac(settings.audit_key, original)
         if record.tenant in settings.audit_text_tenants:
             entry.turns.extend(_cut(seen))
         if entry.decisions:
@@ -125,9 +125,28 @@ class RecordBuilder:
                 strategy=value_of(RouteStrategy, plan.strategy),
                 reason=plan.reason,
                 degraded=plan.degraded,
-                candidates=[_candidate(one) for one in plan.candidates],
+                candidates=[
+                    pb.RouteCandidate(
+                        model=one.model,
+                        tier=one.tier,
+                        quality=one.quality,
+                        cost=one.cost,
+                        expected_wait=duration(one.wait_s * 1e3),
+                        reason=one.reason,
+                    )
+                    for one in plan.candidates
+                ],
                 versions=plan.versions,
-                scores=[_score(one) for one in plan.scores],
+                scores=[
+                    pb.RouterScore(
+                        policy=one.by.policy,
+                        version=one.by.version,
+                        head=value_of(pb.RouterHead, one.by.head),
+                        gain=one.gain,
+                        chances=one.chances,
+                    )
+                    for one in plan.scores
+                ],
             )
         )
 
@@ -248,9 +267,7 @@ class RecordBuilder:
         self._shared.store.append_audit(self._entry)
 
 
-def _hmac(key: str | None, turns: Sequence[str]) -> bytes:
-    if key is None:
-        return b""
+def _hmac(key: str, turns: Sequence[str]) -> bytes:
     digest = hmac.new(key.encode(), digestmod=hashlib.sha256)
     for turn in turns:
         data = turn.encode(errors="surrogatepass")
@@ -292,24 +309,3 @@ def _public(one: AuditDecision) -> pb.SafetyDecision:
 
 def _action_value(action: Action) -> "SafetyAction.ValueType":
     return value_of(SafetyAction, action.name)
-
-
-def _candidate(one: Candidate) -> pb.RouteCandidate:
-    return pb.RouteCandidate(
-        model=one.model,
-        tier=one.tier,
-        quality=one.quality,
-        cost=one.cost,
-        expected_wait=duration(one.wait_s * 1e3),
-        reason=one.reason,
-    )
-
-
-def _score(one: HeadScore) -> pb.RouterScore:
-    return pb.RouterScore(
-        policy=one.by.policy,
-        version=one.by.version,
-        head=value_of(pb.RouterHead, one.by.head),
-        gain=one.gain,
-        chances=one.chances,
-    )

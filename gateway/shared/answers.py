@@ -15,7 +15,7 @@ import hashlib
 import logging
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
 from gateway.admission.pipeline import AdmittedRequest
@@ -81,17 +81,31 @@ class AnswerCache:
             return ""
         return self._key(request.tenant, context.plan.model, _parts(context))
 
-    def value_keys(self, tenant: str, rows: Sequence[PreparedPrompt]) -> list[str]:
-        """The names of the embeddings of texts; empty strings when none are kept."""
+    async def values_of(
+        self,
+        tenant: str,
+        rows: Sequence[PreparedPrompt],
+        compute: Callable[[Sequence[PreparedPrompt]], Awaitable[Sequence[bytes]]],
+    ) -> list[bytes]:
+        """The embedding of each row: those that are kept are not computed, and equal ones only once."""
         if not self._keeps(tenant):
-            return [""] * len(rows)
-        return [self._key(tenant, row.model.name, _value_parts(row)) for row in rows]
+            return list(await compute(rows))
+        keys = [self._key(tenant, row.model.name, _value_parts(row)) for row in rows]
+        found = await self.find_values(keys)
+        wanted = {key: row for key, row in zip(keys, rows, strict=True) if key not in found}
+        computed = await compute(list(wanted.values())) if wanted else ()
+        for key, values in zip(wanted, computed, strict=True):
+            record = KeyRecord(values=values)
+            self._memory.put(key, record, time.monotonic())
+            self._store(key, record)
+            found[key] = values
+        return [found[key] for key in keys]
 
     async def find_values(self, keys: Sequence[str]) -> dict[str, bytes]:
         """The embeddings that are kept under ``keys``."""
         now, found = time.monotonic(), {}
         asked: list[str] = []
-        for key in dict.fromkeys(filter(None, keys)):
+        for key in dict.fromkeys(keys):
             record = self._memory.record(key, now)
             if record is not None:
                 found[key] = record.values
@@ -102,12 +116,6 @@ class AnswerCache:
                 self._memory.put(key, record, now)
                 found[key] = record.values
         return found
-
-    def keep_values(self, key: str, values: bytes) -> None:
-        """The embedding of a text was computed."""
-        record = KeyRecord(values=values)
-        self._memory.put(key, record, time.monotonic())
-        self._store(key, record)
 
     async def find(self, context: AdmittedRequest, key: str) -> Replay | None:
         """The answer kept under ``key``. None: the request is computed, and `ended` or `given_up` is called for it.

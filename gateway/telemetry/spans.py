@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -22,7 +22,6 @@ from opentelemetry.util.types import AttributeValue
 from gateway.routing.router import ModelFacts
 from gateway.safety.actions import Action
 from gateway.safety.dry_run import move_labels
-from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.idempotency import Replay
 from gateway.streaming.stream import Stream
 from gateway.validation.requests import ValidRequest
@@ -175,22 +174,14 @@ def started_attributes(started: Started) -> Attributes:
 
 def call_attributes(wire: GenerateRequest, tenant: str, request_id: str) -> Attributes:
     """What every call is searched by, before it is known to be valid."""
+    # Text that was put in the wrong field must not get into traces.
+    model = wire.model or AUTO
     return {
         names.REQUEST_ID: request_id,
         names.TENANT: tenant,
-        # Text that was put in the wrong field must not get into traces.
-        names.GEN_AI_REQUEST_MODEL: _model_name(wire.model or AUTO),
+        names.GEN_AI_REQUEST_MODEL: model if is_token(model) else "invalid",
         names.PRIORITY_CLASS: word_of(Priority, wire.priority),
     }
-
-
-def _model_name(given: str) -> str:
-    return given if is_token(given) else "invalid"
-
-
-def reasons_attribute(reasons: Sequence[str]) -> Attributes:
-    """How the answers ended, for the server span of a call with several."""
-    return {names.GEN_AI_FINISH_REASONS: list(reasons)}
 
 
 def end_attributes(answer: Stream | Replay, models: Mapping[str, ModelFacts]) -> Attributes:
@@ -235,27 +226,17 @@ def attempt_end(stream: Stream, now: float, row_id: str) -> tuple[Attributes, fl
     attempt = next((one for one in stream.attempts if one.row_id == row_id), None)
     if attempt is None:
         return {names.END: "unused"}, 0.0
-    ago_s = 0.0 if attempt is stream.current else now - attempt.left_at(now)
-    return _attempt_attributes(attempt, stream), ago_s
-
-
-def _attempt_attributes(attempt: ModelAttempt, stream: Stream) -> Attributes:
+    last = attempt is stream.current
+    end = "answered" if stream.error is None else stream.error.reason.lower()
     attributes: Attributes = {
-        names.END: _end(attempt, stream),
+        names.END: end if last else "escalated",
         names.TASK_ATTEMPT: attempt.assembler.attempt // ATTEMPTS_PER_TASK,
         names.GEN_AI_OUTPUT_TOKENS: attempt.completion_tokens,
     }
-    if attempt is not stream.current or stream.finished is None or attempt.inspection is None:
-        return attributes
-    outcome = attempt.inspection.outcome()
-    attributes[names.SAFETY_POLICY] = outcome.policy
-    attributes |= finding_attributes(outcome.taken)
-    if outcome.moves:
-        attributes[names.DRY_RUN] = move_labels(outcome.moves)
-    return attributes
-
-
-def _end(attempt: ModelAttempt, stream: Stream) -> str:
-    if attempt is not stream.current:
-        return "escalated"
-    return "answered" if stream.error is None else stream.error.reason.lower()
+    if last and stream.finished is not None and attempt.inspection is not None:
+        outcome = attempt.inspection.outcome()
+        attributes[names.SAFETY_POLICY] = outcome.policy
+        attributes |= finding_attributes(outcome.taken)
+        if outcome.moves:
+            attributes[names.DRY_RUN] = move_labels(outcome.moves)
+    return attributes, 0.0 if last else now - attempt.left_at(now)
