@@ -299,8 +299,13 @@ class _GenerateCall(RunningCall):
                 partial(self._begin, incoming),
             )
         if request.tools is not None or self._upstream.admission.catalog.marks_reasoning:
-            parts_of = self._tool_format, self._marks_reasoning, found.text_before
-            self._parts = PartEvents(request.tools, *parts_of, len(request.resume))
+            self._parts = PartEvents(
+                request.tools,
+                self._tool_format,
+                self._marks_reasoning,
+                found.text_before,
+                len(request.resume),
+            )
         if isinstance(found, Replay):
             await self._replay(request, found)
         else:
@@ -365,7 +370,7 @@ class _GenerateCall(RunningCall):
         on_end = partial(self._ended, context, answer_key, cascade, guards, chunks)
         spec = stream_spec(context, self._shared.state.resume_key)
         stream = self._registry.open(spec, first, cascade, guards, on_end)
-        reason = already_complete(prepared.sampling, first.transcript)
+        reason = already_complete(prepared.sampling, first.transcript) if request.resume else None
         if reason is not None:
             self._registry.finish(stream, reason, time.monotonic())
         if chunks is not None and not stream.row_ended:

@@ -41,6 +41,7 @@ class CallSpans:
     """The server span of one call, and the spans of its hops under it.
 
     Attributes:
+        trace_id: 32 hex digits.
         recorded: whether somebody will see them; else at most the server span is seen.
         unseen: stands for the hops of a call that is not recorded.
     """
@@ -52,12 +53,8 @@ class CallSpans:
         context = self.server.get_span_context()
         self.unseen: Span = NonRecordingSpan(context)
         self.recorded = self.server.is_recording() and context.trace_flags.sampled
+        self.trace_id = trace_id_of(self.server)
         self._attempts: dict[str, Span] = {}
-
-    @property
-    def trace_id(self) -> str:
-        """32 hex digits."""
-        return trace_id_of(self.server)
 
     @contextmanager
     def hop(

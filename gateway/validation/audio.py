@@ -27,10 +27,8 @@ class ValidAudio:
 
 def audio_of(
     request: GenerateRequest, catalog: Catalog, audio_max_s: float, found: FieldViolations
-) -> ValidAudio | None:
-    """The audio of ``request``, None without; what is wrong with it goes into ``found``."""
-    if request.WhichOneof("input") != "audio":
-        return None
+) -> ValidAudio:
+    """The audio of ``request``; what is wrong with it goes into ``found``."""
     audio = request.audio
     pcm = _pcm(audio, found)
     seconds = len(pcm) / BYTES_A_SECOND

@@ -129,7 +129,9 @@ def validate(
         raise DeadlinePassed("the deadline passed before the request arrived")
     found = FieldViolations()
     conversation = conversation_of(request, found)
-    audio = audio_of(request, catalog, audio_max_s, found)
+    audio = None
+    if request.WhichOneof("input") == "audio":
+        audio = audio_of(request, catalog, audio_max_s, found)
     tools = tool_use_of(request, found)
     if tools is not None:
         conversation = replace(conversation, tools=tools.tools)
@@ -371,7 +373,8 @@ def _check_priority_and_labels(
     request: GenerateRequest | EmbedRequest | RerankRequest | ScoreRequest, found: FieldViolations
 ) -> None:
     found.check(request.priority in _CLASSES, "priority", "is none of the known priorities")
-    _check_labels(request.labels, found)
+    if request.labels:
+        _check_labels(request.labels, found)
 
 
 def _check_labels(labels: Mapping[str, str], found: FieldViolations) -> None:

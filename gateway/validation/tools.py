@@ -38,7 +38,7 @@ def tools_of(tools: Sequence[pb.Tool], found: FieldViolations) -> tuple[Tool, ..
 
 def tool_use_of(request: pb.GenerateRequest, found: FieldViolations) -> ToolUse | None:
     """What the answer may call; None without tools."""
-    tools, choice = tools_of(request.tools, found), request.tool_choice
+    choice = request.tool_choice
     if not request.tools:
         wants = choice.function or choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED
         found.check(not wants, "tool_choice", "needs tools")
@@ -46,6 +46,7 @@ def tool_use_of(request: pb.GenerateRequest, found: FieldViolations) -> ToolUse 
             not request.HasField("parallel_tool_calls"), "parallel_tool_calls", "needs tools"
         )
         return None
+    tools = tools_of(request.tools, found)
     found.check(
         choice.mode in pb.ToolChoiceMode.values(), "tool_choice.mode", "is none of the known ones"
     )
