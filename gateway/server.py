@@ -35,7 +35,6 @@ from gateway.models.catalog import Catalog
 from gateway.records.record_builder import RecordBuilders
 from gateway.records.store import RecordStore
 from gateway.routing.breaker import Breakers
-from gateway.routing.cascade.limit import EscalationLimiter
 from gateway.routing.router import Router
 from gateway.safety.inspector import Inspector
 from gateway.shared.state import SharedState
@@ -44,6 +43,7 @@ from gateway.streaming.idempotency import ReplayCache
 from gateway.streaming.registry import Registry
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
+from gateway.upstream.cascade import EscalationLimiter
 from gateway.upstream.guard_client import GuardClient
 from gateway.upstream.nats_transport import NatsTransport
 from gateway.upstream.rows import Upstream

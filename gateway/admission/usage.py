@@ -15,8 +15,8 @@ from gateway.routing.breaker import Breakers
 from gateway.routing.budget import Reservation, Spending
 from gateway.routing.plan import Plan
 from gateway.routing.router import ModelFacts, RuntimeState
-from gateway.streaming.attempt import ModelAttempt
-from gateway.streaming.stream import Stream
+from gateway.streaming.row import Row
+from gateway.streaming.row_result import RowResult
 from sluice.errors import DeadlinePassed, EngineFailed, ModelUnavailable, SluiceError
 from sluice.settings.limits import LimitSettings
 
@@ -47,7 +47,7 @@ class UsageAccounting:
         self,
         breakers: Breakers,
         models: Mapping[str, ModelFacts],
-        streams: Iterable[Stream],
+        streams: Iterable[RowResult],
         unix_offset_s: float = 0.0,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
@@ -61,7 +61,7 @@ class UsageAccounting:
         self._last_token_at: dict[str, float] = {}
         """Of the rows that have ended, by model."""
 
-    def record_stream(self, tenant: str, stream: Stream, now: float) -> int:
+    def record_stream(self, tenant: str, stream: RowResult, now: float) -> int:
         """A stream of ``tenant`` has ended: adds the cost of its attempts, and judges their models.
 
         Returns the tokens of prompt and answers.
@@ -99,11 +99,11 @@ class UsageAccounting:
         tokens = sum(map(sum, lengths))
         reservation.settle = self.limits.reserve(payer, rows[0].model.name, tokens)
 
-    def cost(self, attempt: ModelAttempt) -> float:
+    def cost(self, attempt: Row) -> float:
         """The cost of the tokens of an attempt so far."""
         return self.models[attempt.model].cost(*attempt.billed_tokens)
 
-    def record_result(self, attempt: ModelAttempt, error: SluiceError | None, now: float) -> None:
+    def record_result(self, attempt: Row, error: SluiceError | None, now: float) -> None:
         """A row has ended, with ``error`` or without. Errors that are not its model's fault count neither way."""
         model = attempt.model
         last = max(self._last_token_at.get(model, -inf), attempt.assembler.last_token_at)
@@ -117,7 +117,7 @@ class UsageAccounting:
         else:
             self.breakers.abandoned(model)
 
-    def _hung(self, attempt: ModelAttempt, now: float) -> bool:
+    def _hung(self, attempt: Row, now: float) -> bool:
         """Whether nobody got a token of the model for `HUNG_S` while the row waited for one.
 
         A shorter deadline proves nothing; nor does a wait while the model works for others.

@@ -24,11 +24,10 @@ from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.pipeline import AdmittedRequest
 from gateway.identity.caller import Caller
 from gateway.records.record_builder import RecordBuilders
-from gateway.routing.cascade.limit import EscalationLimiter
 from gateway.shared.state import SharedState
+from gateway.streaming.answer import Answer
 from gateway.streaming.delivery import Reader
 from gateway.streaming.idempotency import Replay
-from gateway.streaming.stream import Stream
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.spans import (
@@ -41,8 +40,8 @@ from gateway.telemetry.spans import (
 )
 from gateway.tools.events import PartEvents
 from gateway.tools.formats import ToolFormat
+from gateway.upstream.cascade import Cascade, EscalationLimiter
 from gateway.upstream.chunk_rows import ChunkRows
-from gateway.upstream.escalation import Escalation
 from gateway.upstream.guard_client import GuardClient
 from gateway.upstream.guard_runner import GuardRunner
 from gateway.upstream.rows import Upstream, already_complete, stream_spec
@@ -92,17 +91,17 @@ class RequestObservers:
         context.record.finish(answer.finished)
         self.metrics.count(context.request, context.record.record, answer.finished.model)
 
-    def ended(self, context: AdmittedRequest, cascade: Escalation | None, stream: Stream) -> None:
-        """The stream of an admitted request ended."""
-        score, plan = None if cascade is None else cascade.monitor.score, context.plan
+    def ended(self, context: AdmittedRequest, cascade: Cascade | None, answer: Answer) -> None:
+        """The answer of an admitted request ended."""
+        score, plan = None if cascade is None else cascade.score, context.plan
         if score is not None:
             self.drift.scored(score)
             context.record.add_plan(replace(plan, scores=(*plan.scores, score)))
-        context.record.finish_stream(stream)
-        self.shadows.ended(context, stream)
-        request, record, model = context.request, context.record.record, stream.current.model
-        self.metrics.count(request, record, model, plan, stream.attempts)
-        self.metrics.time_stream(request, stream, context.spans.server.get_span_context())
+        context.record.finish_stream(answer)
+        self.shadows.ended(context, answer)
+        request, record, model = context.request, context.record.record, answer.current.model
+        self.metrics.count(request, record, model, plan, answer.attempts)
+        self.metrics.time_stream(request, answer, context.spans.server.get_span_context())
 
 
 @dataclass(frozen=True)
@@ -311,15 +310,15 @@ class _GenerateCall(RunningCall):
         else:
             await self._read(request, found)
 
-    def _find(self, request: ValidRequest) -> Stream | Replay | None:
+    def _find(self, request: ValidRequest) -> Answer | Replay | None:
         """The live or complete answer that the key of the request names."""
         now = time.monotonic()
         return self._registry.find(
             request.key, request.fingerprint, request.resume, request.resume_model, now
         )
 
-    async def _begin(self, incoming: AdmittedRequest) -> Stream | Replay:
-        """A new stream, or the kept answer to an equal request."""
+    async def _begin(self, incoming: AdmittedRequest) -> Answer | Replay:
+        """A new answer, or the kept answer to an equal request."""
         request, answers = incoming.request, self._shared.state.answers
         async with self._shared.limiter.slot(request.priority_class, request.tenant):
             await self._upstream.admission.admit(incoming)
@@ -348,17 +347,17 @@ class _GenerateCall(RunningCall):
         self._shared.observers.kept(context, answer)
         return answer
 
-    def _open(self, context: AdmittedRequest, answer_key: str) -> Stream:
-        """A new stream, its task on the way. Nothing is awaited after it is open: the caller's `leave` closes it."""
+    def _open(self, context: AdmittedRequest, answer_key: str) -> Answer:
+        """A new answer, its task on the way. Nothing is awaited after it is open: the caller's `leave` closes it."""
         request, prepared = context.request, context.first
         for score in context.plan.scores:
             self._shared.observers.drift.scored(score)
         cascade = guards = chunks = None
         if context.second is not None:
-            cascade = Escalation(self._upstream, self._shared.escalations, context)
+            cascade = Cascade(self._upstream, self._shared.escalations, context)
         if context.inspection.guards or context.inspection.answer_readers:
             guards = GuardRunner(self._shared.guards, context)
-        first = self._upstream.new_attempt(
+        first = self._upstream.new_row(
             request,
             prepared,
             context.request_id,
@@ -369,51 +368,51 @@ class _GenerateCall(RunningCall):
             chunks = ChunkRows(self._upstream, context, first)
         on_end = partial(self._ended, context, answer_key, cascade, guards, chunks)
         spec = stream_spec(context, self._shared.state.resume_key)
-        stream = self._registry.open(spec, first, cascade, guards, on_end)
+        answer = self._registry.open(spec, first, cascade, guards, on_end)
         reason = already_complete(prepared.sampling, first.transcript) if request.resume else None
         if reason is not None:
-            self._registry.finish(stream, reason, time.monotonic())
-        if chunks is not None and not stream.row_ended:
-            chunks.start(stream)
-        elif not stream.row_ended:
+            answer.finish(reason, RowTimings(), time.monotonic())
+        if chunks is not None and not answer.row_ended:
+            chunks.start(answer)
+        elif not answer.row_ended:
             self._upstream.send(context, first, prepared)
-        if guards is not None and not stream.ended:
-            guards.check_prompt(stream)  # beside the row
-        return stream
+        if guards is not None and not answer.ended:
+            guards.check_prompt(answer)  # beside the row
+        return answer
 
     def _ended(
         self,
         context: AdmittedRequest,
         answer_key: str,
-        cascade: Escalation | None,
+        cascade: Cascade | None,
         guards: GuardRunner | None,
         chunks: ChunkRows | None,
-        stream: Stream,
+        answer: Answer,
     ) -> None:
         for one in (guards, chunks):
             if one is not None:
                 one.close()
         now = time.monotonic()
-        context.spans.end_attempts(partial(attempt_end, stream, now))
-        used = self._upstream.usage.record_stream(context.request.tenant, stream, now)
+        context.spans.end_attempts(partial(attempt_end, answer, now))
+        used = self._upstream.usage.record_stream(context.request.tenant, answer, now)
         context.reservation.release(used)
-        self._shared.state.keys.ended(context.request.key, stream)
+        self._shared.state.keys.ended(context.request.key, answer)
         if answer_key:
-            self._shared.state.answers.ended(answer_key, stream)
-        self._shared.observers.ended(context, cascade, stream)
+            self._shared.state.answers.ended(answer_key, answer)
+        self._shared.observers.ended(context, cascade, answer)
 
-    async def _read(self, request: ValidRequest, stream: Stream) -> None:
-        """Writes the events of a stream as they come."""
-        self.request_id = stream.request_id
+    async def _read(self, request: ValidRequest, answer: Answer) -> None:
+        """Writes the events of a answer as they come."""
+        self.request_id = answer.request_id
         limit = self._shared.settings.reader_buffer_tokens
         reader = Reader(len(request.resume), limit, self._has_events.set, self._stop)
-        self._registry.join(stream, reader, request.resume_model)
+        answer.join(reader, request.resume_model)
         try:
-            await self._write_started(await self._started(stream, reader, request.resume_model))
-            await self._write_events(request, stream, reader)
+            await self._write_started(await self._started(answer, reader, request.resume_model))
+            await self._write_events(request, answer, reader)
         finally:
-            self._registry.leave(stream, reader, self.departure(request))
-            self._record_end(stream)
+            answer.leave(reader, self.departure(request))
+            self._record_end(answer)
 
     def _stop(self, error: SluiceError) -> None:
         """Ends the call with ``error``, whatever it waits for: a client that does not read blocks `_write`."""
@@ -421,11 +420,11 @@ class _GenerateCall(RunningCall):
         if self._timeout.when() is not None and not self._timeout.expired():
             self._timeout.reschedule(0.0)
 
-    async def _started(self, stream: Stream, reader: Reader, held_model: str) -> Started:
+    async def _started(self, answer: Answer, reader: Reader, held_model: str) -> Started:
         """The first event, once JetStream has stored the task or frames prove it."""
         while True:
             self._has_events.clear()
-            started = stream.started(reader, held_model)
+            started = answer.started(reader, held_model)
             if started is not None:
                 return started
             await self._has_events.wait()
@@ -438,10 +437,10 @@ class _GenerateCall(RunningCall):
         await self._put(GenerateResponse(started=started))
         self._timeout.reschedule(deadline if self._stopped is None else 0.0)
 
-    async def _write_events(self, request: ValidRequest, stream: Stream, reader: Reader) -> None:
+    async def _write_events(self, request: ValidRequest, answer: Answer, reader: Reader) -> None:
         while True:
             self._has_events.clear()
-            for event in stream.read(reader):
+            for event in answer.read(reader):
                 if event.HasField("finished"):
                     # Whoever has the whole answer gets it again from every gateway.
                     await self._shared.state.keys.stored(request.key)
@@ -476,7 +475,7 @@ class _GenerateCall(RunningCall):
     def _marks_reasoning(self, model: str) -> bool:
         return self._upstream.admission.catalog[model].tokenizer.marks_reasoning
 
-    def _record_end(self, answer: Stream | Replay) -> None:
+    def _record_end(self, answer: Answer | Replay) -> None:
         self._spans.describe(end_attributes, answer, self._upstream.usage.models)
 
 

@@ -18,7 +18,7 @@ from gateway.admission.prompts import PreparedPrompt, embed_rows, rerank_rows, s
 from gateway.api.generate import Generator, Kind, RunningCall
 from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog, ServedModel
-from gateway.streaming.attempt import ModelAttempt
+from gateway.streaming.row import Row
 from gateway.telemetry.spans import CallSpans, request_attributes
 from gateway.upstream.rows import InternalRow, row_attributes
 from gateway.validation.conversation import Conversation
@@ -46,7 +46,7 @@ class _Done:
     """A call whose rows have all ended."""
 
     admitted: AdmittedRequest
-    attempts: Sequence[ModelAttempt]
+    attempts: Sequence[Row]
     values: Sequence[bytes]
     """Of each row, float32."""
 
@@ -200,7 +200,7 @@ class _TextsCall(RunningCall):
         now, attempts = time.monotonic(), [row.attempt for row in self._rows]
         request, record = admitted.request, admitted.record
         record_stream = self._upstream.usage.record_stream
-        used = sum(record_stream(request.tenant, row.stream, now) for row in self._rows)
+        used = sum(record_stream(request.tenant, row.result, now) for row in self._rows)
         admitted.reservation.release(used)
         last = next((one.final.timings for one in reversed(attempts) if one.final), RowTimings())
         timings = admitted.timings.with_row(last, now, now)
@@ -220,7 +220,7 @@ class _TextsCall(RunningCall):
 
 
 def _end_attributes(
-    admitted: AdmittedRequest, attempts: Sequence[ModelAttempt]
+    admitted: AdmittedRequest, attempts: Sequence[Row]
 ) -> Mapping[str, AttributeValue]:
     tokens = sum(len(row.prompt_token_ids) for row in admitted.rows)
     attributes: dict[str, AttributeValue] = {
@@ -237,7 +237,7 @@ def _end_attributes(
     return attributes
 
 
-def _values_of(attempt: ModelAttempt) -> bytes:
+def _values_of(attempt: Row) -> bytes:
     assert attempt.final is not None, "it has ended"
     return attempt.final.values
 

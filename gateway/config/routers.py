@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from gateway.routing import language
-from gateway.routing.cascade.checks import CHECKS
 from gateway.routing.learned.artefact import BadArtefact, load
 from gateway.routing.learned.calibration import Calibration
 from gateway.routing.learned.model import Estimate, LearnedRouter
@@ -24,6 +23,7 @@ from gateway.routing.prediction import (
     policy_key,
 )
 from gateway.routing.router import ModelFacts, Router
+from gateway.upstream.cascade import CHECKS
 from sluice.settings import Settings, SettingsError
 from sluice.settings.routing import CascadeRoute, LearnedRoute, RoutingPolicy, Target
 

@@ -9,8 +9,9 @@ from gateway.records.agreement import agreement
 from gateway.routing.learned.features import ends
 from gateway.routing.plan import Learning
 from gateway.safety.actions import Action
-from gateway.streaming.attempt import ModelAttempt
-from gateway.streaming.stream import Stream
+from gateway.streaming.answer import Answer
+from gateway.streaming.row import Row
+from gateway.streaming.row_result import RowResult
 from gateway.validation.requests import ValidRequest
 from sluice.internal.v1.outcome_pb2 import Comparison, Outcome
 from sluice.v1 import admin_pb2 as pb
@@ -30,7 +31,7 @@ class Label(NamedTuple):
     source: "pb.OutcomeSource.ValueType"
 
 
-def learnable(request: ValidRequest, stream: Stream) -> bool:
+def learnable(request: ValidRequest, stream: Answer) -> bool:
     """Whether an answer that has ended may be used for learning: it is complete, and no guard blocked or rerouted it.
 
     A resumed answer began in another stream, which counts.
@@ -41,14 +42,13 @@ def learnable(request: ValidRequest, stream: Stream) -> bool:
     return guards is None or all(one.action not in _STEERING for one in guards.checks.decided)
 
 
-def blocked(stream: Stream) -> bool:
+def blocked(result: RowResult) -> bool:
     """Whether the safety policy ended the answer."""
-    finished = stream.finished
-    return finished is not None and finished.reason == FINISH_REASON_CONTENT_FILTER
+    return result.reason == FINISH_REASON_CONTENT_FILTER
 
 
 def outcome_of(
-    request: ValidRequest, prompt: str, learning: Learning, stream: Stream
+    request: ValidRequest, prompt: str, learning: Learning, stream: Answer
 ) -> Outcome | None:
     """The outcome of a `learnable` answer; None where it may not be kept, or no two models are compared.
 
@@ -75,7 +75,7 @@ def outcome_of(
     return outcome
 
 
-def add_shadow(outcome: Outcome, shadow: ModelAttempt, agreed: float) -> bool:
+def add_shadow(outcome: Outcome, shadow: Row, agreed: float) -> bool:
     """Adds the answer of a shadow; False where its model is not the other one of the two."""
     if shadow.model != (outcome.weak_model if outcome.strong_answered else outcome.strong_model):
         return False
@@ -147,7 +147,7 @@ def labels(
     return graded, Label(1 - agreed * (1 - graded.quality), source)
 
 
-def _compare_draft(outcome: Outcome, stream: Stream) -> None:
+def _compare_draft(outcome: Outcome, stream: Answer) -> None:
     """Compares the draft of the weak model with the answer of a cascade that escalated; a cut-off draft scores 0."""
     others = (one for one in stream.attempts if one is not stream.current)
     draft = next((one for one in others if one.model == outcome.weak_model), None)
@@ -160,7 +160,7 @@ def _compare_draft(outcome: Outcome, stream: Stream) -> None:
         _keep_answer(outcome, draft)
 
 
-def _keep_answer(outcome: Outcome, attempt: ModelAttempt) -> None:
+def _keep_answer(outcome: Outcome, attempt: Row) -> None:
     """Keeps an answer unless the safety policy found something in it."""
     output = None if attempt.inspection is None else attempt.inspection.filter
     if output is None or not (output.review().taken or output.echoes):

@@ -17,8 +17,8 @@ from gateway.safety.actions import Action
 from gateway.safety.guards.checks import PASSED, Checks, Decided, outcome_of
 from gateway.safety.guards.families import Failure
 from gateway.safety.inspector import PromptVerdict
-from gateway.streaming.attempt import ModelAttempt
-from gateway.streaming.stream import Stream
+from gateway.streaming.answer import Answer
+from gateway.streaming.row import Row
 from gateway.validation.requests import ValidRequest
 from sluice.defaults import AUTO
 from sluice.internal.v1.audit_pb2 import AuditDecision, AuditEntry
@@ -164,7 +164,7 @@ class RecordBuilder:
         self._shared.store.write_record(self._record)
 
     def finish_rows(
-        self, model: str, attempts: Sequence[ModelAttempt], timings: Timings, error: str
+        self, model: str, attempts: Sequence[Row], timings: Timings, error: str
     ) -> None:
         """All rows of a request about texts have ended; ``error`` is the reason of the one that failed it."""
         if attempts:
@@ -176,7 +176,7 @@ class RecordBuilder:
         cached = not attempts and not error
         self.finish(Finished(reason=reason, timings=timings, usage=Usage(cached=cached)), error)
 
-    def finish_stream(self, stream: Stream) -> None:
+    def finish_stream(self, stream: Answer) -> None:
         """The stream of the request ended."""
         decided = len(self._entry.decisions)
         for attempt in stream.attempts:
@@ -205,7 +205,7 @@ class RecordBuilder:
                 rule=rule, action=action.name.lower(), count=count, in_answer=in_answer
             )
 
-    def _add_attempt(self, attempt: ModelAttempt) -> None:
+    def _add_attempt(self, attempt: Row) -> None:
         """A model's work on the request, and the batch that its row was sent in last."""
         kept = self._record.attempts.add(
             model=attempt.model,

@@ -22,8 +22,8 @@ from gateway.admission.pipeline import AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt
 from gateway.shared.keys import Leader, SingleFlight
 from gateway.shared.peers import Peers
+from gateway.streaming.answer import Answer
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache, is_whole
-from gateway.streaming.stream import Stream
 from sluice.background import BackgroundTasks
 from sluice.errors import Cancelled, DeadlinePassed, InvalidRequest, SluiceError
 from sluice.internal.v1.gateway_pb2 import GatewayAnswer, GatewayQuestion, KeyRecord
@@ -131,7 +131,7 @@ class AnswerCache:
                 return None
         return kept
 
-    def ended(self, key: str, stream: Stream) -> None:
+    def ended(self, key: str, stream: Answer) -> None:
         """The stream of a request that was computed has ended."""
         finished, error = stream.finished, stream.error
         record = None

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from gateway.shared.peers import Peers
+from gateway.streaming.answer import Answer
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, KeyStep, check_fingerprint, next_step
 from gateway.streaming.registry import Registry
-from gateway.streaming.stream import Stream
 from gateway.validation.requests import ValidRequest
 from sluice.errors import RETRY_AFTER_S, Cancelled, SluiceError, TransportUnavailable
 from sluice.internal.v1 import gateway_pb2
@@ -135,7 +135,7 @@ class SharedKeys:
         if key not in self._claims:
             raise _taken_over()
 
-    def ended(self, key: str, stream: Stream) -> None:
+    def ended(self, key: str, stream: Answer) -> None:
         """The stream of ``key`` has ended: its answer is for all gateways, or the key is free."""
         if key not in self._claims:
             return
@@ -211,7 +211,7 @@ class SharedKeys:
         self._claims.pop(key, None)
         stream = self._registry.live(key)
         if stream is not None:
-            self._registry.fail(stream, _taken_over())
+            stream.fail(_taken_over())
         return gateway_pb2.GatewayAnswer()
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from gateway.shared.peers import Peers
 from gateway.streaming.registry import Registry
-from gateway.streaming.stream import Stream
+from gateway.streaming.row_result import RowResult
 from sluice.errors import Cancelled
 from sluice.internal.v1.gateway_pb2 import GatewayAnswer, GatewayQuestion
 from sluice.v1 import admin_pb2 as pb
@@ -85,15 +85,15 @@ class RunningRequests:
             if stream.request_id in names or (wanted.tenant and stream.spec.tenant == wanted.tenant)
         ]
         for stream in streams:
-            self._registry.fail(stream, Cancelled(CANCELLED))
+            stream.fail(Cancelled(CANCELLED))
         return [stream.request_id for stream in streams]
 
 
-def _age_s(stream: Stream, now: float) -> float:
+def _age_s(stream: RowResult, now: float) -> float:
     return now - stream.spec.timings.arrived_at
 
 
-def _described(stream: Stream, gateway: str, now: float) -> pb.RunningRequest:
+def _described(stream: RowResult, gateway: str, now: float) -> pb.RunningRequest:
     current = stream.current
     return pb.RunningRequest(
         request_id=stream.request_id,
@@ -109,8 +109,8 @@ def _described(stream: Stream, gateway: str, now: float) -> pb.RunningRequest:
     )
 
 
-def _counts(streams: Iterable[Stream], now: float) -> list[pb.RunningCount]:
-    groups: defaultdict[tuple[str, str, str], list[Stream]] = defaultdict(list)
+def _counts(streams: Iterable[RowResult], now: float) -> list[pb.RunningCount]:
+    groups: defaultdict[tuple[str, str, str], list[RowResult]] = defaultdict(list)
     for stream in streams:
         spec = stream.spec
         groups[spec.tenant, stream.current.model, spec.priority_class].append(stream)

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.lifecycle import StreamSpec
+from gateway.streaming.row import Row
 from gateway.streaming.transcript import VisibleTokens
 from sluice.errors import SlowReader, SluiceError
 from sluice.internal.v1.gateway_pb2 import ReplacedModel, StoredAnswer
@@ -69,7 +69,7 @@ class Delivery:
         withheld_by: the rules that keep the rest of the answer from every caller, if any do.
     """
 
-    def __init__(self, spec: StreamSpec, first: ModelAttempt) -> None:
+    def __init__(self, spec: StreamSpec, first: Row) -> None:
         self.reader: Reader | None = None
         self.withheld_by: tuple[str, ...] = ()
         self._spec = spec
@@ -82,7 +82,7 @@ class Delivery:
         """Number of tokens that are ever delivered; None: all."""
         self._use(first)
 
-    def _use(self, attempt: ModelAttempt) -> None:
+    def _use(self, attempt: Row) -> None:
         self._model, self._prompt_tokens = attempt.model, attempt.prompt_tokens
         self._tokens: VisibleTokens = attempt.transcript.visible
         self._delivered = 0
@@ -162,7 +162,7 @@ class Delivery:
         """Adds a notice for every reader."""
         self._notices.append(notice)
 
-    def restart(self, attempt: ModelAttempt, notice: Notice) -> None:
+    def restart(self, attempt: Row, notice: Notice) -> None:
         """The answer is that of ``attempt`` from now on, as ``notice`` says; what was delivered is void."""
         self._restart_notice = len(self._notices)
         self._notices.append(notice)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, Protocol
 
-from gateway.streaming.attempt import ModelAttempt
+from gateway.streaming.row import Row
 from sluice.errors import RETRY_AFTER_S, EngineFailed, ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.control_pb2 import AskedRow, Cancel, ControlMessage, RowsQuery
@@ -95,7 +95,7 @@ class SentRow:
 
     task: Task
     headers: Mapping[str, str]
-    attempt: ModelAttempt
+    attempt: Row
     deadline: float
     is_item: bool = False
     place: Place = Place.NOWHERE

@@ -7,8 +7,8 @@ from typing import Final
 from opentelemetry.trace import SpanContext
 
 from gateway.routing.plan import Plan
-from gateway.streaming.attempt import ModelAttempt
-from gateway.streaming.stream import Stream
+from gateway.streaming.answer import Answer
+from gateway.streaming.row import Row
 from gateway.validation.requests import ValidRequest
 from sluice.telemetry import catalog
 from sluice.telemetry.registry import MetricRegistry
@@ -48,7 +48,7 @@ class RequestMetrics:
         record: RequestRecord,
         model: str = "",
         plan: Plan | None = None,
-        attempts: Sequence[ModelAttempt] = (),
+        attempts: Sequence[Row] = (),
     ) -> None:
         """A valid request has ended, as its ``record`` says.
 
@@ -87,7 +87,7 @@ class RequestMetrics:
         labels = record.operation, "sluice", model, request.priority_class, record.error_reason
         self._duration.record(labels, ms_of(record.timings.total) / 1e3, span)
 
-    def time_stream(self, request: ValidRequest, stream: Stream, span: SpanContext) -> None:
+    def time_stream(self, request: ValidRequest, stream: Answer, span: SpanContext) -> None:
         """How long an answer that has just ended took, and its tokens."""
         operation = "text_completion" if request.conversation.raw else "chat"
         labels = operation, "sluice", stream.current.model, request.priority_class

@@ -22,8 +22,8 @@ from opentelemetry.util.types import AttributeValue
 from gateway.routing.router import ModelFacts
 from gateway.safety.actions import Action
 from gateway.safety.dry_run import move_labels
+from gateway.streaming.answer import Answer
 from gateway.streaming.idempotency import Replay
-from gateway.streaming.stream import Stream
 from gateway.validation.requests import ValidRequest
 from sluice.defaults import AUTO
 from sluice.errors import SluiceError
@@ -181,7 +181,7 @@ def call_attributes(wire: GenerateRequest, tenant: str, request_id: str) -> Attr
     }
 
 
-def end_attributes(answer: Stream | Replay, models: Mapping[str, ModelFacts]) -> Attributes:
+def end_attributes(answer: Answer | Replay, models: Mapping[str, ModelFacts]) -> Attributes:
     """How the answer ended, as far as it has, for the server span."""
     attributes: Attributes = {}
     finished = answer.finished
@@ -192,7 +192,7 @@ def end_attributes(answer: Stream | Replay, models: Mapping[str, ModelFacts]) ->
         if finished.usage.cached:
             attributes[names.CACHED] = True
         attributes |= _answering(finished.model, models)
-    if isinstance(answer, Stream):
+    if isinstance(answer, Answer):
         attributes[names.MODELS_TRIED] = [one.model for one in answer.attempts]
         attributes |= _answering(answer.current.model, models) | _recovery(answer)
     if answer.escalation_reason:
@@ -207,7 +207,7 @@ def _answering(model: str, models: Mapping[str, ModelFacts]) -> Attributes:
     return {names.GEN_AI_RESPONSE_MODEL: model, **tier}
 
 
-def _recovery(stream: Stream) -> Attributes:
+def _recovery(stream: Answer) -> Attributes:
     recovered = [one.assembler for one in stream.attempts if one.assembler.recoveries]
     if not recovered:
         return {}
@@ -218,7 +218,7 @@ def _recovery(stream: Stream) -> Attributes:
     }
 
 
-def attempt_end(stream: Stream, now: float, row_id: str) -> tuple[Attributes, float]:
+def attempt_end(stream: Answer, now: float, row_id: str) -> tuple[Attributes, float]:
     """How a row of ``stream``, which has ended now, ended, for its span; and how many seconds ago."""
     attempt = next((one for one in stream.attempts if one.row_id == row_id), None)
     if attempt is None:

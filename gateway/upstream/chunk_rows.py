@@ -16,9 +16,9 @@ from typing import Final
 
 from gateway.admission.pipeline import AdmittedRequest
 from gateway.audio.chunks import JoinedTexts
-from gateway.streaming.attempt import ModelAttempt
-from gateway.streaming.stream import Stream
-from gateway.upstream.rows import InternalRow, Upstream, attempt_headers
+from gateway.streaming.answer import Answer
+from gateway.streaming.row import Row
+from gateway.upstream.rows import InternalRow, Upstream, row_headers
 from sluice.errors import RETRY_AFTER_S, InternalError, Overloaded, SluiceError
 from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH, ROW_END_STOP, Frame
 from sluice.v1.inference_pb2 import FINISH_REASON_LENGTH, SamplingParams
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 class ChunkRows:
     """Those of one request."""
 
-    def __init__(self, upstream: Upstream, context: AdmittedRequest, attempt: ModelAttempt) -> None:
+    def __init__(self, upstream: Upstream, context: AdmittedRequest, attempt: Row) -> None:
         self._upstream = upstream
         self._context = context
         self._attempt = attempt
@@ -46,10 +46,10 @@ class ChunkRows:
         """Whether a chunk's text was longer than the decoder has room for."""
         self._work: asyncio.Task[None] | None = None
 
-    def start(self, stream: Stream) -> None:
+    def start(self, answer: Answer) -> None:
         """Sends the rows of the first chunks; the others follow as these end."""
         self._attempt.sent = True
-        self._work = asyncio.ensure_future(self._run(stream))
+        self._work = asyncio.ensure_future(self._run(answer))
         self._upstream.registry.published(self._attempt.row_id)
 
     def close(self) -> None:
@@ -57,15 +57,15 @@ class ChunkRows:
         if self._work is not None:
             self._work.cancel()
 
-    async def _run(self, stream: Stream) -> None:
+    async def _run(self, answer: Answer) -> None:
         try:
-            await self._answer(attempt_headers(self._context, self._attempt))
+            await self._answer(row_headers(self._context, self._attempt))
         except SluiceError as error:
-            self._upstream.registry.fail(stream, error)
+            answer.fail(error)
         except Exception:  # the task would die silently
-            _log.exception("request %s: its chunks failed", stream.request_id)
+            _log.exception("request %s: its chunks failed", answer.request_id)
             failed = InternalError("the chunks of the audio could not be put together")
-            self._upstream.registry.fail(stream, failed)
+            answer.fail(failed)
 
     async def _answer(self, headers: Mapping[str, str]) -> None:
         numbers = iter(range(len(self._prepared.chunks)))
@@ -101,8 +101,7 @@ class ChunkRows:
         speech = self._prepared.model.speech
         assert speech is not None, "it takes audio"
         said = row.attempt.transcript.token_ids
-        finished = row.stream.finished
-        self._cut |= finished is not None and finished.reason == FINISH_REASON_LENGTH
+        self._cut |= row.result.reason == FINISH_REASON_LENGTH
         self._recoveries += row.attempt.assembler.recoveries
         if not self._sent:
             # The language, which others may have found otherwise, begins the answer of one chunk too.

@@ -31,7 +31,7 @@ from gateway.safety.guards.families import (
     Said,
     Unparsable,
 )
-from gateway.streaming.attempt import ModelAttempt
+from gateway.streaming.row import Row
 from gateway.streaming.transcript import Transcript
 from gateway.upstream.rows import InternalRow, Upstream
 from gateway.validation.requests import WORKLOAD_LABEL
@@ -103,7 +103,7 @@ class _Rows:
     about: AdmittedRequest
     check: Check
     headers: Mapping[str, str]
-    attempts: list[ModelAttempt]
+    attempts: list[Row]
 
     def row_id(self, number: int) -> str:
         """The name of the ``number``-th."""
@@ -185,7 +185,7 @@ class GuardClient(EntityReader):
 
     async def _compute(
         self, rows: _Rows, prepared: Sequence[PreparedPrompt], sampling: SamplingParams
-    ) -> list[ModelAttempt]:
+    ) -> list[Row]:
         # Cancelled together: without an answer about one segment there is none about the text.
         answers = [
             asyncio.ensure_future(self._answer(rows, one, sampling, number))
@@ -199,7 +199,7 @@ class GuardClient(EntityReader):
 
     async def _answer(
         self, rows: _Rows, prepared: PreparedPrompt, sampling: SamplingParams, number: int
-    ) -> ModelAttempt:
+    ) -> Row:
         about, budget_s = rows.about, rows.check.guard.settings.budget_s
         request = replace(
             about.request, labels={WORKLOAD_LABEL: WORKLOAD}, sampling=sampling, tools=None
@@ -212,7 +212,7 @@ class GuardClient(EntityReader):
         except SluiceError as error:
             raise _NoVerdict(_failure_of(error)) from error
         finally:
-            self.upstream.usage.record_stream(request.tenant, row.stream, time.monotonic())
+            self.upstream.usage.record_stream(request.tenant, row.result, time.monotonic())
         return row.attempt
 
     async def _segments_of(
@@ -266,7 +266,7 @@ def set_outcome(
         span.set_attribute(names.GUARDRAIL_SCORE, score)
 
 
-def _labelled(segment: Segment, attempt: ModelAttempt) -> Iterator[LabelledToken]:
+def _labelled(segment: Segment, attempt: Row) -> Iterator[LabelledToken]:
     """The tokens of ``segment`` with what the model said of each: two numbers, its label and the probability."""
     assert attempt.final is not None, "it has ended"
     values = array("f", attempt.final.values)

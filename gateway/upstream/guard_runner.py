@@ -10,8 +10,8 @@ from gateway.safety.findings import Finding
 from gateway.safety.guards.checks import Check, Checks, Cost, Decided
 from gateway.safety.guards.families import Failure, Message
 from gateway.safety.output.windows import Window
-from gateway.streaming.attempt import ModelAttempt
-from gateway.streaming.stream import Stream
+from gateway.streaming.answer import Answer
+from gateway.streaming.row import Row
 from gateway.upstream.guard_client import GuardClient, Question, check_span, set_outcome
 from gateway.validation.conversation import SYSTEM, TOOL, USER, Conversation
 from sluice.background import BackgroundTasks
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class GuardRunner:
-    """Implements `gateway.streaming.stream.Guards` for one request.
+    """Implements `gateway.streaming.answer.Guards` for one request.
 
     Attributes:
         checks: which are due, and their outcomes.
@@ -32,56 +32,53 @@ class GuardRunner:
         self.checks = Checks(context.inspection.guards)
         self._client = client
         self._upstream = client.upstream
-        self._registry = client.upstream.registry
         self._context = context
         self._turns = _turns(context.conversation)
         self._running = BackgroundTasks()
 
-    def check_prompt(self, stream: Stream) -> None:
+    def check_prompt(self, answer: Answer) -> None:
         """Starts the checks of the prompt; the row of the answer is on its way already."""
-        self._start(stream, self.checks.begin())
-        self._registry.verdict_passed(stream, time.monotonic())
+        self._start(answer, self.checks.begin())
+        answer.verdict_passed(time.monotonic())
 
-    def check_answer(self, stream: Stream, *, ended: bool) -> None:
-        """The answer of ``stream`` has grown, or ended; it is `Guards.check_answer`."""
-        attempt = stream.current
+    def check_answer(self, answer: Answer, *, ended: bool) -> None:
+        """The answer of ``answer`` has grown, or ended; it is `Guards.check_answer`."""
+        attempt = answer.current
         due = self.checks.produced(attempt.completion_tokens, lambda: attempt.raw_text, ended)
-        self._start(stream, due)
-        self._read_next(stream, attempt)
+        self._start(answer, due)
+        self._read_next(answer, attempt)
 
     def close(self) -> None:
         """The request has ended: cancels the checks that run."""
         self.checks.close()
         self._running.cancel()
 
-    def _start(self, stream: Stream, due: list[Check]) -> None:
+    def _start(self, answer: Answer, due: list[Check]) -> None:
         for check in due:
-            self._running.spawn(self._run(stream, check))
+            self._running.spawn(self._run(answer, check))
 
-    def _read_next(self, stream: Stream, attempt: ModelAttempt) -> None:
+    def _read_next(self, answer: Answer, attempt: Row) -> None:
         """Token classifiers read the next part of the answer, when it is there."""
         window = attempt.next_window()
         if window is not None:
-            self._running.spawn(self._read(stream, attempt, window))
+            self._running.spawn(self._read(answer, attempt, window))
 
-    async def _read(self, stream: Stream, attempt: ModelAttempt, window: Window) -> None:
+    async def _read(self, answer: Answer, attempt: Row, window: Window) -> None:
         try:
             decided, found = await self._entities(attempt, window)
             now = time.monotonic()
             blocking = [rule for one in decided if one.action is Action.BLOCK for rule in one.rules]
-            if stream.current is attempt and blocking:
-                self._registry.block(stream, tuple(blocking), now)
+            if answer.current is attempt and blocking:
+                answer.block(tuple(blocking), now)
                 return
-            self._registry.settle(stream, attempt, window, found, now)
-            self._continue(stream)
+            answer.settle(attempt, window, found, now)
+            self._continue(answer)
         except Exception:  # the task would die silently, and the answer would wait for it
-            _log.exception("request %s: entities could not be found", stream.request_id)
+            _log.exception("request %s: entities could not be found", answer.request_id)
             error = InternalError("a token classifier of the safety policy failed")
-            self._registry.fail(stream, error)
+            answer.fail(error)
 
-    async def _entities(
-        self, attempt: ModelAttempt, window: Window
-    ) -> tuple[list[Decided], list[Finding]]:
+    async def _entities(self, attempt: Row, window: Window) -> tuple[list[Decided], list[Finding]]:
         """What is recorded of each classifier, and all that they found in ``window``."""
         context, guards = self._context, self._context.inspection.answer_readers
         checks = [self.checks.reading(one, attempt.completion_tokens) for one in guards]
@@ -93,19 +90,19 @@ class GuardRunner:
         outcomes = [one.outcome for one in readings if not isinstance(one.outcome, Failure)]
         return decided, [found for outcome in outcomes for found in outcome[0]]
 
-    async def _run(self, stream: Stream, check: Check) -> None:
+    async def _run(self, answer: Answer, check: Check) -> None:
         try:
             decided = await self._decide(check)
         except Exception:  # the task would die silently, and the answer would wait for its verdict
-            _log.exception("request %s: a check failed", stream.request_id)
+            _log.exception("request %s: a check failed", answer.request_id)
             decided = self.checks.decide(check, Failure.FAILED)
         try:
             if decided is not None:
-                await self._act(stream, decided)
+                await self._act(answer, decided)
         except Exception:  # the task would die silently, and the answer would wait for its verdict
-            _log.exception("request %s: a verdict could not be applied", stream.request_id)
+            _log.exception("request %s: a verdict could not be applied", answer.request_id)
             error = InternalError("a verdict of the safety policy could not be applied")
-            self._registry.fail(stream, error)
+            answer.fail(error)
 
     async def _decide(self, check: Check) -> Decided | None:
         with check_span(self._context, check) as span:
@@ -118,39 +115,39 @@ class GuardRunner:
                 set_outcome(span, decided.taken, decided.score)
             return decided
 
-    async def _act(self, stream: Stream, decided: Decided) -> None:
+    async def _act(self, answer: Answer, decided: Decided) -> None:
         if decided.action is Action.BLOCK and decided.check.in_answer:
-            self._registry.block(stream, decided.rules, time.monotonic())
+            answer.block(decided.rules, time.monotonic())
         elif decided.action is Action.BLOCK:
-            self._registry.fail(stream, self._blocked(decided))
+            answer.fail(self._blocked(decided))
         elif decided.action is Action.ROUTE:
-            await self._reroute(stream, decided)
+            await self._reroute(answer, decided)
         else:
-            self._continue(stream)
+            self._continue(answer)
 
-    async def _reroute(self, stream: Stream, decided: Decided) -> None:
+    async def _reroute(self, answer: Answer, decided: Decided) -> None:
         model = decided.check.guard.settings.action.model
         assert model is not None, "a route has a model"
-        stream.cascade.commit()
-        if stream.current.model == model:
+        answer.commit()
+        if answer.current.model == model:
             self.checks.followed(decided.check)
-            self._continue(stream)
+            self._continue(answer)
             return
         try:
             prepared = await self._upstream.admission.prepare_for(self._context, model)
         except SluiceError as error:
-            self._registry.fail(stream, error)
+            answer.fail(error)
             return
-        row_id = f"{stream.request_id}-r{decided.check.number}"
-        attempt = self._upstream.new_attempt(self._context.request, prepared, row_id)
+        row_id = f"{answer.request_id}-r{decided.check.number}"
+        attempt = self._upstream.new_row(self._context.request, prepared, row_id)
         self.checks.followed(decided.check)
-        if self._registry.reroute(stream, attempt, ", ".join(decided.rules)):
+        if answer.reroute(attempt, ", ".join(decided.rules)):
             self._upstream.send(self._context, attempt, prepared)
 
-    def _continue(self, stream: Stream) -> None:
-        if not stream.ended and not stream.cascade.holding:
-            self.check_answer(stream, ended=stream.row_ended)  # it may have grown meanwhile
-        self._registry.verdict_passed(stream, time.monotonic())
+    def _continue(self, answer: Answer) -> None:
+        if not answer.ended and not answer.holding:
+            self.check_answer(answer, ended=answer.row_ended)  # it may have grown meanwhile
+        answer.verdict_passed(time.monotonic())
 
     def _blocked(self, decided: Decided) -> SafetyBlocked:
         rules, policy = decided.rules, self._context.inspection.policy.version

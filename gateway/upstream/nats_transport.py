@@ -250,10 +250,10 @@ class NatsTransport:
         return pack(row.task, self._nats.max_payload - header_bytes(row.headers))
 
     def _failed(self, row: SentRow, error: Exception) -> None:
-        public, now = _public_error(error), time.monotonic()
+        public = _public_error(error)
         if row.is_queued and isinstance(public, TransportUnavailable):
-            self._unstored_at = now
-        self._registry.publish_failed(row.row_id, public, now)
+            self._unstored_at = time.monotonic()
+        self._registry.publish_failed(row.row_id, public)
 
     @property
     def _nats(self) -> Client:

@@ -11,12 +11,11 @@ from gateway.admission.pipeline import Admission, AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.usage import UsageAccounting
 from gateway.streaming.assembler import Assembler
-from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.dispatch import SentRow
 from gateway.streaming.lifecycle import RequestTimings, StreamSpec
 from gateway.streaming.registry import Registry
 from gateway.streaming.resume_token import ResumeKey
-from gateway.streaming.stream import Stream
+from gateway.streaming.row import Row
 from gateway.streaming.transcript import Transcript
 from gateway.upstream.nats_transport import NatsTransport
 from gateway.validation.requests import ValidRequest
@@ -42,6 +41,9 @@ at most: more would be computed in vain."""
 WHOLE_MS: Final = 3_600_000
 """So long are tokens gathered of which nobody reads a part."""
 
+_UNREAD: Final = Started()
+"""The first event of what no caller reads."""
+
 
 @dataclass(frozen=True)
 class Upstream:
@@ -54,7 +56,7 @@ class Upstream:
     transport: NatsTransport
     stall_s: float
 
-    def new_attempt(
+    def new_row(
         self,
         request: ValidRequest,
         prepared: PreparedPrompt,
@@ -62,8 +64,8 @@ class Upstream:
         held: Sequence[VisibleToken] = (),
         *,
         counts_prompt: bool = True,
-    ) -> ModelAttempt:
-        """A model's attempt at the answer.
+    ) -> Row:
+        """A row of a model's attempt at the answer.
 
         ``held`` are the tokens that the caller was shown before; ``counts_prompt``: no other answer counts the prompt.
         """
@@ -82,7 +84,7 @@ class Upstream:
                 transcript.append(token_id)
         assembler = Assembler(len(transcript.token_ids), self.stall_s, time.monotonic())
         prompt_tokens = len(prepared.prompt_token_ids) if counts_prompt else 0
-        return ModelAttempt(
+        return Row(
             row_id,
             model.name,
             prompt_tokens,
@@ -93,12 +95,10 @@ class Upstream:
             resumed=len(held),
         )
 
-    def task_of(
-        self, attempt: ModelAttempt, request: ValidRequest, prepared: PreparedPrompt
-    ) -> Task:
-        """The task of ``attempt``'s row; `Dispatch` adds what it has of the answer, and the time that is left."""
+    def task_of(self, row: Row, request: ValidRequest, prepared: PreparedPrompt) -> Task:
+        """The task of ``row``; `Dispatch` adds what it has of the answer, and the time that is left."""
         return Task(
-            request_id=attempt.row_id,
+            request_id=row.row_id,
             gateway=self.transport.gateway_id,
             model=prepared.model.settings.task_name,
             tenant=request.tenant,
@@ -111,24 +111,22 @@ class Upstream:
             audio=prepared.audio,
         )
 
-    def send(
-        self, context: AdmittedRequest, attempt: ModelAttempt, prepared: PreparedPrompt
-    ) -> None:
-        """Sends the row of ``attempt`` for the request; returns at once."""
-        attempt.sent = True
-        begun, task = time.monotonic(), self.task_of(attempt, context.request, prepared)
+    def send(self, context: AdmittedRequest, row: Row, prepared: PreparedPrompt) -> None:
+        """Sends ``row`` for the request; returns at once."""
+        row.sent = True
+        begun, task = time.monotonic(), self.task_of(row, context.request, prepared)
         watched = context.request.sampling.stop or context.second is not None
         if watched and task.gather_ms > WATCHED_GATHER_MS:
             task.gather_ms = WATCHED_GATHER_MS
         if prepared is context.first:  # the second model's row did not wait for admission
             task.waited_us = round((begun - context.timings.arrived_at) * 1e6)
-        headers = attempt_headers(context, attempt)
+        headers = row_headers(context, row)
 
         def on_taken() -> None:
             context.timings.publish_ms += (time.monotonic() - begun) * 1000
 
         is_item = context.request.is_item
-        self.send_row(SentRow(task, headers, attempt, context.deadline, is_item, on_taken=on_taken))
+        self.send_row(SentRow(task, headers, row, context.deadline, is_item, on_taken=on_taken))
 
     def send_row(self, row: SentRow) -> None:
         """Sends a row, or fails it at once when that is impossible."""
@@ -140,17 +138,17 @@ class Upstream:
             self.registry.dispatch.send(row, now)
         else:
             row.taken()
-            # Later: the stream may not know its new row yet.
+            # Later: the answer may not know its new row yet.
             loop = asyncio.get_running_loop()
-            loop.call_soon(self.registry.publish_failed, row.row_id, problem, now)
+            loop.call_soon(self.registry.publish_failed, row.row_id, problem)
 
 
 class InternalRow:
-    """A row that the gateway itself wants an answer to: a guard's question, a shadow. No caller reads it.
+    """A row that the gateway itself wants an answer to: a guard's question, a shadow, a text. No caller reads it.
 
     Attributes:
-        attempt: the row.
-        stream: its answer, as far as it has arrived.
+        attempt: its tokens or values.
+        result: how it ended.
     """
 
     def __init__(
@@ -164,51 +162,45 @@ class InternalRow:
         """``request`` gives tenant, class and workload; at ``deadline`` the row fails with `DeadlinePassed`."""
         self._upstream = upstream
         self._ended = asyncio.Event()
-        self.attempt = upstream.new_attempt(request, prepared, row_id)
-        started = Started(request_id=row_id, model=prepared.model.name)
+        self.attempt = upstream.new_row(request, prepared, row_id)
         timings = RequestTimings(time.monotonic())
-        whose = request.tenant, request.priority_class
-        spec = StreamSpec(started, deadline, False, timings, *whose)
-        self.stream = upstream.registry.open(spec, self.attempt, on_end=lambda _: self._ended.set())
+        spec = StreamSpec(_UNREAD, deadline, False, timings, request.tenant, request.priority_class)
+        self.result = upstream.registry.compute(spec, self.attempt, self._ended.set)
         self._task = upstream.task_of(self.attempt, request, prepared)
         self._task.gather_ms = WHOLE_MS
         self._is_item = request.is_item
         self.attempt.sent = True
 
-    async def answer(self, headers: Mapping[str, str]) -> Stream:
-        """Sends the row with the trace context ``headers``; returns its stream when that has ended.
-
-        A cancelled caller cancels the row.
+    async def answer(self, headers: Mapping[str, str]) -> None:
+        """Sends the row with the trace context ``headers``, and waits for its end; a cancelled caller cancels it.
 
         Raises:
             SluiceError: there is no answer.
         """
         try:
             self.send(headers)
-            return await self.ended()
+            await self.ended()
         finally:
             self.close()
 
     def send(self, headers: Mapping[str, str]) -> None:
         """Sends the row with the trace context ``headers``; it must be closed."""
-        deadline = self.stream.spec.deadline
+        deadline = self.result.spec.deadline
         self._upstream.send_row(SentRow(self._task, headers, self.attempt, deadline, self._is_item))
 
-    async def ended(self) -> Stream:
-        """The stream, when it has ended.
+    async def ended(self) -> None:
+        """The row has ended.
 
         Raises:
             SluiceError: there is no answer.
         """
         await self._ended.wait()
-        if self.stream.error is not None:
-            raise self.stream.error
-        return self.stream
+        if self.result.error is not None:
+            raise self.result.error
 
     def close(self) -> None:
         """Cancels the row, unless it has ended."""
-        no_reader = Cancelled("nobody waits for the answer any more")
-        self._upstream.registry.fail(self.stream, no_reader)
+        self.result.fail(Cancelled("nobody waits for the answer any more"))
 
 
 def stream_spec(context: AdmittedRequest, resume_key: ResumeKey) -> StreamSpec:
@@ -247,10 +239,10 @@ def stream_spec(context: AdmittedRequest, resume_key: ResumeKey) -> StreamSpec:
     )
 
 
-def attempt_headers(context: AdmittedRequest, attempt: ModelAttempt) -> Mapping[str, str]:
-    """Begins the span of ``attempt``; what its tasks carry of it."""
-    attributes = row_attributes(attempt.model, attempt.row_id, context.request.priority_class)
-    return headers_of(context.spans.start_attempt(attempt.row_id, attributes))
+def row_headers(context: AdmittedRequest, row: Row) -> Mapping[str, str]:
+    """Begins the span of ``row``; what its tasks carry of it."""
+    attributes = row_attributes(row.model, row.row_id, context.request.priority_class)
+    return headers_of(context.spans.start_attempt(row.row_id, attributes))
 
 
 def row_attributes(model: str, row_id: str, priority_class: str) -> Mapping[str, str]:
@@ -265,7 +257,7 @@ def row_attributes(model: str, row_id: str, priority_class: str) -> Mapping[str,
 
 
 def already_complete(sampling: Sampling, transcript: Transcript) -> "FinishReason.ValueType | None":
-    """Why nothing is left to compute after the held tokens, or None. `Stream.finish` finds stop strings itself."""
+    """Why nothing is left to compute after the held tokens, or None. `Answer.finish` finds stop strings itself."""
     held = transcript.token_ids
     if transcript.closed or (held and held[-1] in sampling.stop_token_ids):
         return FINISH_REASON_STOP

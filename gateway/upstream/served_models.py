@@ -7,7 +7,7 @@ from typing import Final
 from gateway.admission.load_table import ModelLoadTable
 from gateway.models.catalog import Catalog, ServedModel
 from gateway.streaming.dispatch import Dispatch
-from gateway.streaming.stream import Stream
+from gateway.streaming.row_result import RowResult
 
 PREPARE_S: Final = 10.0
 """How long a request may be prepared before it has a stream, seconds."""
@@ -22,7 +22,7 @@ class ServedModels:
     """
 
     def __init__(
-        self, catalog: Catalog, loads: ModelLoadTable, streams: Iterable[Stream], rows: Dispatch
+        self, catalog: Catalog, loads: ModelLoadTable, streams: Iterable[RowResult], rows: Dispatch
     ) -> None:
         self._catalog = catalog
         self._loads = loads

@@ -17,8 +17,8 @@ from gateway.records.agreement import agreement
 from gateway.records.outcome import add_shadow, blocked, learnable, outcome_of
 from gateway.records.store import RecordStore
 from gateway.routing.rules import SHADOW, drawn
-from gateway.streaming.attempt import ModelAttempt
-from gateway.streaming.stream import Stream
+from gateway.streaming.answer import Answer
+from gateway.streaming.row import Row
 from gateway.telemetry.drift import DriftMonitor
 from gateway.upstream.rows import InternalRow, Upstream
 from sluice.background import BackgroundTasks
@@ -48,7 +48,7 @@ class _Shadow:
     """One model that is given the request of ``answered``; ``run`` is filled in."""
 
     context: AdmittedRequest
-    answered: ModelAttempt
+    answered: Row
     outcome: Outcome | None
     row_id: str
     run: ShadowRun
@@ -68,12 +68,12 @@ class ShadowRunner:
         self._drift = drift
         self._running = BackgroundTasks()
 
-    def ended(self, context: AdmittedRequest, stream: Stream) -> None:
+    def ended(self, context: AdmittedRequest, answer: Answer) -> None:
         """Keeps the outcome of a request that has just ended, and starts its shadows."""
         try:
-            self._learn_from(context, stream)
+            self._learn_from(context, answer)
         except Exception:  # the frames of other answers that came with its last one would be lost
-            _log.exception("request %s: nothing was learned", stream.request_id)
+            _log.exception("request %s: nothing was learned", answer.request_id)
 
     async def close(self) -> None:
         """Cancels the shadows in flight, and logs how many were dropped."""
@@ -81,19 +81,19 @@ class ShadowRunner:
             _log.info("shadows dropped: %s", dict(self.dropped))
         await self._running.close()
 
-    def _learn_from(self, context: AdmittedRequest, stream: Stream) -> None:
+    def _learn_from(self, context: AdmittedRequest, answer: Answer) -> None:
         learning = context.plan.learning
-        if learning is None or not learnable(context.request, stream):
+        if learning is None or not learnable(context.request, answer):
             return
         prompt = context.conversation.user_text
-        outcome = outcome_of(context.request, prompt, learning, stream)
+        outcome = outcome_of(context.request, prompt, learning, answer)
         if outcome is not None:
             self._store.write_outcome(outcome)
-        trials = drawn(learning.shadows, stream.current.model, stream.request_id, SHADOW)
+        trials = drawn(learning.shadows, answer.current.model, answer.request_id, SHADOW)
         for number, trial in enumerate(trials, 1):
-            row_id = f"{stream.request_id}-s{number}"
+            row_id = f"{answer.request_id}-s{number}"
             run = ShadowRun(model=trial.model)
-            self._start(_Shadow(context, stream.current, outcome, row_id, run))
+            self._start(_Shadow(context, answer.current, outcome, row_id, run))
 
     def _start(self, shadow: _Shadow) -> None:
         now = time.monotonic()
@@ -121,21 +121,21 @@ class ShadowRunner:
         with shadow.context.spans.hop(names.SPAN_SHADOW, attributes=attributes) as span:
             row = await self._row(shadow, begun)
             try:
-                stream = await row.answer(headers_of(span))
+                await row.answer(headers_of(span))
             finally:
                 now, attempt, usage = time.monotonic(), row.attempt, self._upstream.usage
                 # The result counts for the breaker, but not against the tenant's budget: it did not ask for this.
-                usage.record_result(attempt, row.stream.error, now)
+                usage.record_result(attempt, row.result.error, now)
                 run.prompt_tokens = attempt.prompt_tokens
                 run.completion_tokens = attempt.completion_tokens
                 run.cost = usage.cost(attempt)
                 run.duration.CopyFrom(duration((now - begun) * 1000))
-            if blocked(stream):
+            if blocked(row.result):
                 self._drop(shadow, BLOCKED)
                 return
-            agreed = agreement(shadow.answered.raw_text, stream.current.raw_text)
+            agreed = agreement(shadow.answered.raw_text, attempt.raw_text)
             span.set_attribute(names.SHADOW_AGREEMENT, agreed)
-        self._compare(shadow, stream.current, agreed)
+        self._compare(shadow, attempt, agreed)
 
     async def _row(self, shadow: _Shadow, now: float) -> InternalRow:
         """The same conversation and sampling parameters for another model."""
@@ -147,7 +147,7 @@ class ShadowRunner:
         prepared.sampling.seed = context.first.sampling.seed
         return InternalRow(upstream, request, prepared, shadow.row_id, now + LIMIT_S)
 
-    def _compare(self, shadow: _Shadow, attempt: ModelAttempt, agreed: float) -> None:
+    def _compare(self, shadow: _Shadow, attempt: Row, agreed: float) -> None:
         run, outcome = shadow.run, shadow.outcome
         run.agreement = agreed
         if outcome is not None and add_shadow(outcome, attempt, agreed):

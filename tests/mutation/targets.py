@@ -114,10 +114,11 @@ _DELIVERED: Final = (
 )
 RESUME: Final = Group(
     {
+        "gateway/streaming/answer.py": ("Answer.join",),
         "gateway/streaming/delivery.py": tuple(f"Delivery.{name}" for name in _DELIVERED),
         "gateway/streaming/idempotency.py": (),
         "gateway/streaming/registry.py": (
-            *(f"Registry.{name}" for name in ("find", "drop_replays", "open", "join")),
+            *(f"Registry.{name}" for name in ("find", "drop_replays", "open")),
         ),
         "gateway/streaming/resume_token.py": (),
         "gateway/validation/requests.py": ("_check_resume", "_issued_by"),

@@ -12,14 +12,14 @@ from opentelemetry.trace import NoOpTracer
 from batcher.app import Batcher
 from gateway.admission.load_table import ModelLoadTable
 from gateway.server import TICK_S
+from gateway.streaming.answer import Answer
 from gateway.streaming.assembler import Assembler
-from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.delivery import Reader
 from gateway.streaming.dispatch import Dispatch, SentRow
 from gateway.streaming.idempotency import ReplayCache
 from gateway.streaming.lifecycle import RequestTimings, StreamSpec
 from gateway.streaming.registry import Registry
-from gateway.streaming.stream import Stream
+from gateway.streaming.row import Row
 from gateway.streaming.transcript import Transcript
 from gateway.upstream.nats_transport import NatsTransport
 from sluice.errors import Cancelled, SluiceError
@@ -178,7 +178,7 @@ class GatewayProcess:
         woken = asyncio.Event()
         reader = Reader(0, READER_TOKENS, woken.set, lambda _: woken.set())
         stream = self._open(request)
-        self.registry.join(stream, reader)
+        stream.join(reader)
         try:
             async with asyncio.timeout(request.leaves_s):
                 await self._read(request, stream, reader, woken)
@@ -187,11 +187,11 @@ class GatewayProcess:
         except TimeoutError:
             request.error = Cancelled("the caller has gone")
         finally:
-            self.registry.leave(stream, reader)
+            stream.leave(reader)
             request.ended_at = time.monotonic()
 
     async def _read(
-        self, request: Request, stream: Stream, reader: Reader, woken: asyncio.Event
+        self, request: Request, stream: Answer, reader: Reader, woken: asyncio.Event
     ) -> None:
         while not request.finished:
             woken.clear()
@@ -203,7 +203,7 @@ class GatewayProcess:
             if not request.finished:
                 await woken.wait()
 
-    def _open(self, request: Request) -> Stream:
+    def _open(self, request: Request) -> Answer:
         now, name = time.monotonic(), request.request_id
         request.asked_at = now
         spec = StreamSpec(
@@ -214,7 +214,7 @@ class GatewayProcess:
             priority_class=request.priority_class,
         )
         transcript = Transcript(_NoText(), (), frozenset(), lambda _: ".")
-        attempt = ModelAttempt(
+        attempt = Row(
             name, "echo", len(request.prompt), transcript, Assembler(0, self._stall_s, now)
         )
         stream = self.registry.open(spec, attempt)
@@ -232,5 +232,5 @@ class GatewayProcess:
         if problem is None:
             self.dispatch.send(row, now)
         else:
-            self.registry.publish_failed(name, problem, now)
+            self.registry.publish_failed(name, problem)
         return stream

@@ -18,8 +18,8 @@ from heapq import heappop, heappush
 from typing import Final
 
 from gateway.streaming.assembler import Assembler
-from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.dispatch import Dispatch, SentRow
+from gateway.streaming.row import Row
 from gateway.streaming.transcript import Transcript
 from sluice.errors import SluiceError
 from sluice.internal.v1 import frame_pb2, task_pb2
@@ -215,7 +215,7 @@ class World:
         late = chance.random() < 0.1
         deadline = self.now + (chance.random() * 3 if late else END_S)
         transcript = Transcript(Letters(), (), frozenset(), str)
-        attempt = ModelAttempt(request_id, "m", 1, transcript, Assembler(0, STALL_S, 0.0))
+        attempt = Row(request_id, "m", 1, transcript, Assembler(0, STALL_S, 0.0))
         row = SentRow(task, {}, attempt, deadline)
         self.requests[request_id] = Request(row, late)
         self.dispatch.send(row, self.now)

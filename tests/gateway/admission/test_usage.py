@@ -10,7 +10,7 @@ import pytest
 from gateway.admission.usage import HUNG_S, UsageAccounting
 from gateway.routing.breaker import Breakers
 from gateway.streaming.assembler import Assembler
-from gateway.streaming.attempt import ModelAttempt
+from gateway.streaming.row import Row
 from gateway.streaming.transcript import Transcript
 from sluice.errors import DeadlinePassed
 from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, RowError
@@ -161,16 +161,16 @@ class Rows:
         self._live: list[Any] = []
         self.usage = UsageAccounting(self.breakers, {}, self._live)
 
-    def row(self, sent_at: float, token_at: float | None = None, live: bool = True) -> ModelAttempt:
+    def row(self, sent_at: float, token_at: float | None = None, live: bool = True) -> Row:
         transcript = Transcript(Any, (), frozenset(), chr)
-        row = ModelAttempt("r", "m", 3, transcript, Assembler(0, 3.0, sent_at), published=True)
+        row = Row("r", "m", 3, transcript, Assembler(0, 3.0, sent_at), published=True)
         if token_at is not None:
             row.assembler.accept(frame(0, [1]), token_at)
         if live:
             self._live.append(SimpleNamespace(attempts=[row]))
         return row
 
-    def opens(self, row: ModelAttempt, now: float) -> bool:
+    def opens(self, row: Row, now: float) -> bool:
         """Whether the passed deadline of ``row`` counts against the model."""
         self.usage.record_result(row, DeadlinePassed("late"), now)
         return not self.breakers.allows("m", now)

@@ -3,9 +3,9 @@
 from collections.abc import Collection
 from typing import Final
 
-from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.dispatch import Dispatch, Outgoing, SentRow
 from gateway.streaming.registry import Registry
+from gateway.streaming.row import Row
 from sluice.internal.v1.frame_pb2 import Frame, FrameBundle, RowRef
 from sluice.internal.v1.task_pb2 import Task
 
@@ -26,9 +26,7 @@ def dispatch_to(*batchers: str, stall_s: float) -> Dispatch:
     return Dispatch("g", Batchers(*(batchers or (BATCHER,))), stall_s)
 
 
-def sent_row(
-    attempt: ModelAttempt, deadline: float = 1e6, priority_class: str = "interactive"
-) -> SentRow:
+def sent_row(attempt: Row, deadline: float = 1e6, priority_class: str = "interactive") -> SentRow:
     task = Task(
         request_id=attempt.row_id,
         gateway="g",

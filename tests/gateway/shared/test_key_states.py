@@ -67,7 +67,11 @@ class MemoryBucket:
 @dataclass
 class MemoryStream:
     answer: str
+    gateway: "Gateway"
     finished: Finished | None = None
+
+    def fail(self, error: object) -> None:
+        self.gateway.end(finished=None)
 
     def record(self) -> KeyRecord:
         assert self.finished is not None
@@ -98,9 +102,6 @@ class Gateway:
     def keep(self, key: str, record: KeyRecord, now: float) -> None:
         self.kept = record.answer.started.request_id
 
-    def fail(self, stream: MemoryStream, error: object) -> None:
-        self.end(finished=None)
-
     async def ask(self, gateway: str, question: Any) -> GatewayAnswer | None:
         await self.world.pause()
         owner = self.world.gateways[gateway]
@@ -121,7 +122,7 @@ class Gateway:
         async def begin() -> str:
             await self.world.pause()  # admission
             self.keys.check(KEY)
-            self.streams[KEY] = MemoryStream(f"{self.gateway_id}-{number}")
+            self.streams[KEY] = MemoryStream(f"{self.gateway_id}-{number}", self)
             return "opened"
 
         request: Any = SimpleNamespace(

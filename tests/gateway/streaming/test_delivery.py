@@ -3,10 +3,10 @@
 import pytest
 
 from gateway.streaming.assembler import Assembler
-from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.delivery import Delivery, Reader
 from gateway.streaming.lifecycle import RequestTimings, StreamSpec
 from gateway.streaming.resume_token import ResumeKey
+from gateway.streaming.row import Row
 from gateway.streaming.transcript import Transcript
 from sluice.errors import Cancelled, SlowReader
 from sluice.v1.inference_pb2 import Delta, Finished, GenerateResponse, Notice, Started
@@ -17,19 +17,19 @@ KEY = ResumeKey("secret")
 FINISHED = Finished(model="m")
 
 
-def attempt(text: str = "", model: str = "m", prompt_tokens: int = 3) -> ModelAttempt:
+def attempt(text: str = "", model: str = "m", prompt_tokens: int = 3) -> Row:
     transcript = Transcript(Letters(), [], frozenset(), chr)
-    made = ModelAttempt("r1", model, prompt_tokens, transcript, Assembler(0, 3.0, 0.0))
+    made = Row("r1", model, prompt_tokens, transcript, Assembler(0, 3.0, 0.0))
     say(made, text)
     return made
 
 
-def say(made: ModelAttempt, text: str) -> None:
+def say(made: Row, text: str) -> None:
     for token in ids(text):
         made.transcript.append(token)
 
 
-def delivery(first: ModelAttempt, *, proves: bool = True) -> Delivery:
+def delivery(first: Row, *, proves: bool = True) -> Delivery:
     spec = StreamSpec(
         started=Started(request_id="r1", model="auto", prompt_tokens=9, seed=4),
         deadline=10.0,

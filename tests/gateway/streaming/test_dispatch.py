@@ -3,7 +3,6 @@
 import pytest
 
 from gateway.streaming.assembler import Assembler
-from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.dispatch import (
     BATCHERS_MAX,
     NO_BATCHER_S,
@@ -13,6 +12,7 @@ from gateway.streaming.dispatch import (
     Outgoing,
     SentRow,
 )
+from gateway.streaming.row import Row
 from gateway.streaming.transcript import Transcript
 from sluice.errors import EngineFailed, ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1.frame_pb2 import ROW_END_RETURNED, Frame, RowError, RowRef
@@ -30,9 +30,9 @@ class Letters:
         return ""
 
 
-def new_attempt(row_id: str) -> ModelAttempt:
+def new_attempt(row_id: str) -> Row:
     transcript = Transcript(Letters(), (), frozenset(), chr)
-    return ModelAttempt(row_id, "m", 3, transcript, Assembler(0, STALL_S, 0.0))
+    return Row(row_id, "m", 3, transcript, Assembler(0, STALL_S, 0.0))
 
 
 class Desk:

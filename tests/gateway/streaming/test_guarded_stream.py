@@ -5,13 +5,14 @@ import pytest
 from gateway.safety.guards.checks import Check, Checks, Guard
 from gateway.safety.guards.families import GuardVerdict, family_of
 from gateway.safety.settings import GuardSettings
+from gateway.streaming.answer import Answer
 from gateway.streaming.assembler import Assembler
-from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.delivery import Reader
 from gateway.streaming.idempotency import ReplayCache
-from gateway.streaming.lifecycle import RequestTimings, StreamSpec, StreamState
+from gateway.streaming.lifecycle import RequestTimings, StreamSpec
 from gateway.streaming.registry import Registry
-from gateway.streaming.stream import Stream
+from gateway.streaming.row import Row
+from gateway.streaming.state import StreamState
 from gateway.streaming.transcript import Transcript
 from sluice.errors import DeadlinePassed
 from sluice.v1.inference_pb2 import FINISH_REASON_CONTENT_FILTER, FINISH_REASON_STOP, Started
@@ -39,7 +40,7 @@ class ScriptedGuards:
         self.checks = Checks([guard])
         self.due: list[Check] = self.checks.begin()
 
-    def check_answer(self, stream: Stream, *, ended: bool) -> None:
+    def check_answer(self, stream: Answer, *, ended: bool) -> None:
         tokens = len(stream.current.transcript.token_ids)
         self.due += self.checks.produced(tokens, lambda: stream.current.raw_text, ended)
 
@@ -59,12 +60,12 @@ class Bench:
             timings=RequestTimings(arrived_at=0),
         )
         transcript = Transcript(Letters(), (), frozenset(), chr)
-        first = ModelAttempt("r1", "m", 3, transcript, Assembler(0, STALL_S, 0.0))
+        first = Row("r1", "m", 3, transcript, Assembler(0, STALL_S, 0.0))
         self.stream = self.registry.open(spec, first, guards=self.guards)
         self.dispatch.send(sent_row(first), 0)
         hold(self.registry, "r1")
         self.reader = Reader(0, 4, lambda: None)
-        self.registry.join(self.stream, self.reader)
+        self.stream.join(self.reader)
 
     def take(self, text: str, start: int = 0, *, final: bool = False) -> None:
         ids = [ord(letter) for letter in text]
@@ -74,7 +75,7 @@ class Bench:
 
     def decide(self, verdict: GuardVerdict) -> None:
         assert self.guards.checks.decide(self.guards.due.pop(0), verdict) is not None
-        self.registry.verdict_passed(self.stream, 2.0)
+        self.stream.verdict_passed(2.0)
 
     def text(self) -> str:
         return "".join(event.delta.text for event in self.stream.read(self.reader))
@@ -118,23 +119,23 @@ def test_a_blocked_answer_shows_what_was_taken_and_no_more(final: bool) -> None:
     assert bench.text() == "ab"
     bench.take("cd", 2, final=final)
     bench.dispatch.drain()
-    bench.registry.block(bench.stream, ("guard.g.S1",), 2.0)
+    bench.stream.block(("guard.g.S1",), 2.0)
     (finished,) = bench.stream.read(bench.reader)
     assert finished.finished.reason == FINISH_REASON_CONTENT_FILTER
     assert finished.finished.usage.completion_tokens == 4
     assert said(bench.dispatch.drain()) == ({} if final else {"cancel": ["r1"]})
     again = Reader(0, 4, lambda: None)
-    bench.registry.join(bench.stream, again)
+    bench.stream.join(again)
     assert bench.stream.read(again)[0].delta.text == "ab"
 
 
 def test_a_reroute_restarts_the_answer_and_voids_the_first_one() -> None:
     bench = Bench(checks=["input", "output"], action="block", window_tokens=1)
     bench.take("abc", final=True)
-    attempt = ModelAttempt(
+    attempt = Row(
         "r2", "n", 3, Transcript(Letters(), (), frozenset(), chr), Assembler(0, STALL_S, 0.0)
     )
-    assert bench.registry.reroute(bench.stream, attempt, "guard.g.S1")
+    assert bench.stream.reroute(attempt, "guard.g.S1")
     assert bench.stream.state is StreamState.PUBLISHING
     (prompt, *stale) = bench.guards.due
     assert stale
@@ -153,8 +154,8 @@ def test_a_reroute_restarts_the_answer_and_voids_the_first_one() -> None:
 
 def test_an_ended_answer_cannot_be_rerouted_or_blocked() -> None:
     bench = Bench()
-    bench.registry.fail(bench.stream, DeadlinePassed("over"))
-    bench.registry.block(bench.stream, ("guard.g.S1",), 2.0)
-    bench.registry.verdict_passed(bench.stream, 2.0)
-    assert not bench.registry.reroute(bench.stream, bench.stream.current, "late")
+    bench.stream.fail(DeadlinePassed("over"))
+    bench.stream.block(("guard.g.S1",), 2.0)
+    bench.stream.verdict_passed(2.0)
+    assert not bench.stream.reroute(bench.stream.current, "late")
     assert bench.stream.state is StreamState.FAILED

@@ -8,13 +8,14 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from gateway.streaming.answer import Answer
 from gateway.streaming.assembler import Assembler
-from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.delivery import Reader
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache
-from gateway.streaming.lifecycle import LEGAL_MOVES, RequestTimings, StreamSpec, StreamState
+from gateway.streaming.lifecycle import RequestTimings, StreamSpec
 from gateway.streaming.registry import FRAMES_AT_A_TIME, Registry
-from gateway.streaming.stream import Stream
+from gateway.streaming.row import Row
+from gateway.streaming.state import LEGAL_MOVES, StreamState
 from gateway.streaming.transcript import Transcript
 from sluice.errors import (
     Cancelled,
@@ -73,9 +74,9 @@ class Bench:
         key: str = "",
         stop: str = "",
         now: float = 0.0,
-        on_end: Callable[[Stream], None] | None = None,
+        on_end: Callable[[Answer], None] = lambda _: None,
         priority_class: str = "interactive",
-    ) -> Stream:
+    ) -> Answer:
         spec = StreamSpec(
             started=Started(request_id=name, model="m", prompt_tokens=3),
             deadline=now + 10,
@@ -86,7 +87,7 @@ class Bench:
             fingerprint=b"f",
         )
         transcript = Transcript(Letters(), [stop] if stop else [], frozenset(), chr)
-        attempt = ModelAttempt(name, "m", 3, transcript, Assembler(0, STALL_S, now))
+        attempt = Row(name, "m", 3, transcript, Assembler(0, STALL_S, now))
         stream = self.registry.open(spec, attempt, on_end=on_end)
         self.dispatch.send(sent_row(attempt, now + 10, priority_class), now)
         self.dispatch.drain()
@@ -94,9 +95,9 @@ class Bench:
         hold(self.registry, name, now)
         return stream
 
-    def reader(self, stream: Stream, index: int = 0, limit: int = 4) -> Reader:
+    def reader(self, stream: Answer, index: int = 0, limit: int = 4) -> Reader:
         reader = Reader(index, limit, lambda: None)
-        self.registry.join(stream, reader)
+        stream.join(reader)
         return reader
 
     def take(self, sent: Frame, now: float = 1.0, name: str = "r1") -> None:
@@ -107,7 +108,7 @@ class Bench:
         return said(self.dispatch.drain())
 
 
-def found(bench: Bench, stream: Stream, now: float) -> bool:
+def found(bench: Bench, stream: Answer, now: float) -> bool:
     """Whether the complete answer of ``stream`` can be replayed."""
     replay = bench.registry.find("k", b"f", (), "", now)
     return isinstance(replay, Replay) and replay.finished == stream.finished
@@ -250,7 +251,7 @@ def test_the_deadline_ends_the_stream() -> None:
 def test_a_caller_that_leaves_cancels_its_row() -> None:
     bench = Bench()
     stream = bench.stream()
-    bench.registry.leave(stream, bench.reader(stream))
+    stream.leave(bench.reader(stream))
     assert len(bench.registry) == 0
     assert bench.said() == {"cancel": ["r1"]}
     assert "r1" not in bench.dispatch
@@ -262,7 +263,7 @@ def test_leaving_after_the_end_cancels_nothing() -> None:
     reader = bench.reader(stream)
     bench.take(last(0, ids("a")))
     bench.said()
-    bench.registry.leave(stream, reader)
+    stream.leave(reader)
     assert bench.said() == {}
 
 
@@ -301,7 +302,7 @@ def test_one_bad_row_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) 
 def test_what_fails_at_the_end_of_one_stream_does_not_stop_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def broken(_: Stream) -> None:
+    def broken(_: Answer) -> None:
         raise RuntimeError("no record")
 
     bench = Bench()
@@ -323,7 +324,7 @@ def test_the_same_key_finds_the_live_stream_and_takes_it_over() -> None:
     new = bench.reader(stream, index=1)
     with pytest.raises(Cancelled):
         stream.read(old)
-    bench.registry.leave(stream, old)
+    stream.leave(old)
     assert stream.read(new)[0].delta.text == "b"
     assert bench.said() == {}
 
@@ -332,7 +333,7 @@ def test_a_call_that_reads_again_is_not_displaced_by_itself_and_another_one_is()
     bench = Bench()
     stream = bench.stream(key="k")
     reader = bench.reader(stream)
-    bench.registry.join(stream, reader)
+    stream.join(reader)
     assert reader.displaced_by is None
     assert stream.delivery.reader is reader
     newer = bench.reader(stream)
@@ -347,7 +348,7 @@ def test_a_call_that_joins_holds_tokens_of_the_model_that_it_names() -> None:
     bench.take(frame(0, ids("ab")))
     seen = list[str]()
     stream.delivery.attach = lambda reader, model: seen.append(model)  # type: ignore[method-assign]
-    bench.registry.join(stream, Reader(0, 4, lambda: None), "small")
+    stream.join(Reader(0, 4, lambda: None), "small")
     bench.reader(stream)
     assert seen == ["small", ""]
 

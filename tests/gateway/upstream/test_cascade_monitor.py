@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from gateway.routing.cascade.monitor import DECIDE_TOKENS, AnswerMonitor, CascadeDecision
 from gateway.routing.prediction import CASCADE, HeadKey, HeadScore, Prediction
+from gateway.streaming.answer import Decision
+from gateway.upstream.cascade import DECIDE_TOKENS, AnswerMonitor
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.settings.routing import CascadeRoute
 
@@ -29,15 +30,15 @@ def sure(count: int, logprob: float = -0.01) -> list[Logprobs]:
 
 def test_it_is_promised_at_the_commit_point() -> None:
     made = watch()
-    assert made.push(sure(7)) is CascadeDecision.PENDING
-    assert made.push(sure(1)) is CascadeDecision.COMMIT
+    assert made.push(sure(7)) is Decision.PENDING
+    assert made.push(sure(1)) is Decision.COMMIT
     assert made.reason == ""
 
 
 def test_a_low_mean_is_doubt_but_not_before_it_says_something() -> None:
     made = watch()
-    assert made.push(sure(DECIDE_TOKENS - 1, -3.0)) is CascadeDecision.PENDING
-    assert made.push(sure(1, -3.0)) is CascadeDecision.ESCALATE
+    assert made.push(sure(DECIDE_TOKENS - 1, -3.0)) is Decision.PENDING
+    assert made.push(sure(1, -3.0)) is Decision.ESCALATE
     assert "mean log-probability -3.00 of 4 tokens" in made.reason
 
 
@@ -45,8 +46,8 @@ def test_a_narrow_choice_is_doubt_where_margins_are_watched() -> None:
     narrow = Logprobs(
         logprob=math.log(0.5), top_token_ids=[1, 2], top_logprobs=[math.log(0.5), math.log(0.45)]
     )
-    assert watch(min_margin=0.1).push([*sure(4), narrow]) is CascadeDecision.ESCALATE
-    assert watch().push([*sure(4), narrow]) is CascadeDecision.PENDING
+    assert watch(min_margin=0.1).push([*sure(4), narrow]) is Decision.ESCALATE
+    assert watch().push([*sure(4), narrow]) is Decision.PENDING
 
 
 @pytest.mark.parametrize(
@@ -63,15 +64,15 @@ def test_an_answer_that_ends_early_is_checked_whole(
     made = watch()
     made.push(sure(3))
     verdict = made.end(text, truncated=truncated)
-    assert verdict is (CascadeDecision.ESCALATE if reason else CascadeDecision.COMMIT)
+    assert verdict is (Decision.ESCALATE if reason else Decision.COMMIT)
     assert reason in made.reason
     assert "2 + 2" not in made.reason
 
 
 def test_json_is_checked_only_where_it_was_asked_for() -> None:
-    assert watch(wants_json=True).end('{"a": 1', truncated=False) is CascadeDecision.ESCALATE
-    assert watch(wants_json=True).end('{"a": 1}', truncated=False) is CascadeDecision.COMMIT
-    assert watch().end('{"a": 1', truncated=False) is CascadeDecision.COMMIT
+    assert watch(wants_json=True).end('{"a": 1', truncated=False) is Decision.ESCALATE
+    assert watch(wants_json=True).end('{"a": 1}', truncated=False) is Decision.COMMIT
+    assert watch().end('{"a": 1', truncated=False) is Decision.COMMIT
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_json_is_checked_only_where_it_was_asked_for() -> None:
     ],
 )
 def test_checks_can_be_left_out(check: str, text: str, truncated: bool) -> None:
-    for checks, verdict in (((check,), CascadeDecision.ESCALATE), ((), CascadeDecision.COMMIT)):
+    for checks, verdict in (((check,), Decision.ESCALATE), ((), Decision.COMMIT)):
         made = AnswerMonitor(route(checks=checks), "prompt", wants_json=True)
         assert made.end(text, truncated=truncated) is verdict
 
@@ -93,7 +94,7 @@ def test_the_learned_part_has_the_last_word() -> None:
         def predict(self, prompt: str, answer: str) -> Prediction:
             return Prediction(SCORE, answer == "bad", "learned")
 
-    for text, verdict in (("bad", CascadeDecision.ESCALATE), ("good", CascadeDecision.COMMIT)):
+    for text, verdict in (("bad", Decision.ESCALATE), ("good", Decision.COMMIT)):
         made = AnswerMonitor(route(), "prompt", wants_json=False, predictor=Predictor())
         assert made.end(text, truncated=False) is verdict
         assert made.score is SCORE

@@ -1,5 +1,5 @@
-from gateway.routing.cascade import limit
-from gateway.routing.cascade.limit import EscalationLimiter
+from gateway.upstream import cascade
+from gateway.upstream.cascade import EscalationLimiter
 
 
 def test_a_share_of_the_latest_requests_may_go_over() -> None:
@@ -20,14 +20,14 @@ def test_what_is_long_past_does_not_count() -> None:
     for _ in range(50):
         escalations.started("a").escalated = True
     assert not escalations.started("a").may_escalate(0.5)
-    for _ in range(limit.WINDOW - 2):
+    for _ in range(cascade.WINDOW - 2):
         escalations.started("a")
     assert escalations.started("a").may_escalate(0.5)
 
 
 def test_a_few_requests_may_always_go_over_and_tenants_do_not_share() -> None:
     escalations = EscalationLimiter()
-    for _ in range(limit.ALWAYS_ALLOWED):
+    for _ in range(cascade.ALWAYS_ALLOWED):
         attempt = escalations.started("a")
         assert attempt.may_escalate(0.01)
         attempt.escalated = True
@@ -37,8 +37,8 @@ def test_a_few_requests_may_always_go_over_and_tenants_do_not_share() -> None:
 
 def test_tenants_that_were_not_heard_of_for_longest_are_forgotten() -> None:
     escalations = EscalationLimiter()
-    for _ in range(limit.ALWAYS_ALLOWED):
+    for _ in range(cascade.ALWAYS_ALLOWED):
         escalations.started("old").escalated = True
-    for number in range(limit.TENANTS_MAX):
+    for number in range(cascade.TENANTS_MAX):
         escalations.started(f"t{number}")
     assert escalations.started("old").may_escalate(0.01)

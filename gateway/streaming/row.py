@@ -1,4 +1,4 @@
-"""One model's attempt at an answer: its row, the tokens that arrived, and how the row ended."""
+"""A row: one model's attempt at an answer, the tokens that arrived, and how it ended."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +21,6 @@ from sluice.v1.inference_pb2 import (
     Usage,
 )
 
-"""When to retry what failed for lack of capacity, seconds."""
-
 _REASONS: Final[Mapping[int, "FinishReason.ValueType"]] = {
     frame_pb2.ROW_END_STOP: FINISH_REASON_STOP,
     frame_pb2.ROW_END_LENGTH: FINISH_REASON_LENGTH,
@@ -30,7 +28,7 @@ _REASONS: Final[Mapping[int, "FinishReason.ValueType"]] = {
 
 
 @dataclass(eq=False)
-class ModelAttempt:
+class Row:
     """A row that computes an answer.
 
     Attributes:
@@ -111,6 +109,21 @@ class ModelAttempt:
             resumed_tokens=min(self.resumed, self.completion_tokens),
         )
 
+    @property
+    def timings(self) -> frame_pb2.RowTimings:
+        """How long its steps took; empty until it has ended."""
+        return frame_pb2.RowTimings() if self.final is None else self.final.timings
+
+    def outcome(self) -> "FinishReason.ValueType | SluiceError | None":
+        """Why the answer is complete, or why there is none; None while the row goes on."""
+        if self.stopped:
+            return FINISH_REASON_STOP_SEQUENCE
+        if self.transcript.visible.contradicted:
+            return contradiction()
+        if self.final is None:
+            return None
+        return finish_reason_of(self.final.end) or error_of(self.final)
+
     def left_at(self, now: float) -> float:
         """When it was given up: with its last token, if it had one."""
         return min(now, max(self.assembler.last_token_at, self.assembler.sent_at))
@@ -182,6 +195,15 @@ class ModelAttempt:
 def finish_reason_of(end: "frame_pb2.RowEnd.ValueType") -> "FinishReason.ValueType | None":
     """The reason of a complete answer; None when ``end`` is an error."""
     return _REASONS.get(end)
+
+
+def contradiction() -> SluiceError:
+    """The tokens that the caller resumed with are not those that it would be shown now."""
+    return errors.InvalidRequest.of(
+        "resume.token_ids",
+        "are not the beginning of this answer: the model or the safety policy has changed since; "
+        "ask again without resume",
+    )
 
 
 def error_of(final: frame_pb2.Final) -> SluiceError:

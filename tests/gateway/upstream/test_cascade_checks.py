@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.cascade.checks import WholeAnswer, is_json, sums_add_up
+from gateway.upstream.cascade import WholeAnswer, is_json, sums_add_up
 
 
 def whole(text: str, wants_json: bool = False) -> WholeAnswer:

@@ -1,0 +1,418 @@
+"""One request that waits for its answer: frames go in, events come out.
+
+An `Answer` alone changes how far the answer is (`gateway.streaming.state` has the legal moves), and which model gives
+it. Its `Delivery` knows what callers may see.
+"""
+
+from collections.abc import Callable, MutableMapping, Sequence
+from enum import Enum, auto
+from typing import Final, Protocol
+
+from typing_extensions import override
+
+from gateway.safety.findings import Finding
+from gateway.safety.guards.checks import Checks
+from gateway.safety.output.windows import Window
+from gateway.streaming.assembler import AcceptedFrame
+from gateway.streaming.delivery import Delivery, Reader
+from gateway.streaming.dispatch import Dispatch
+from gateway.streaming.lifecycle import StreamSpec
+from gateway.streaming.row import Row, contradiction, finish_reason_of
+from gateway.streaming.row_result import RowResult
+from gateway.streaming.state import StreamState
+from sluice.errors import Cancelled, SluiceError
+from sluice.internal.v1.frame_pb2 import Frame, Logprobs, RowTimings
+from sluice.internal.v1.gateway_pb2 import KeyRecord
+from sluice.v1.inference_pb2 import (
+    FINISH_REASON_CONTENT_FILTER,
+    FINISH_REASON_LENGTH,
+    FINISH_REASON_STOP,
+    FINISH_REASON_STOP_SEQUENCE,
+    NOTICE_KIND_ESCALATED,
+    NOTICE_KIND_RECOVERED,
+    Finished,
+    FinishReason,
+    GenerateResponse,
+    ModelUsage,
+    Notice,
+    Started,
+)
+from sluice.wire.tokens import VisibleToken
+
+_RECOVERED: Final = Notice(
+    kind=NOTICE_KIND_RECOVERED, message="another process continues the answer at the same token"
+)
+_GONE: Final = Cancelled("the caller has gone")
+
+
+class Decision(Enum):
+    """What to do with the first answer of a cascade now."""
+
+    PENDING = auto()
+    """Keep monitoring."""
+    COMMIT = auto()
+    """It is promised to the caller."""
+    ESCALATE = auto()
+    """It is in doubt: the second model should answer."""
+
+
+class SecondModel(Protocol):
+    """The model to which one answer may escalate, and who decides that.
+
+    Attributes:
+        reason: why the first answer is in doubt.
+        holds: nothing of it is shown before its commit point.
+    """
+
+    reason: str
+    holds: bool
+
+    def push(self, logprobs: Sequence[Logprobs]) -> Decision:
+        """Takes the next tokens of the first answer."""
+
+    def end(self, text: str, *, truncated: bool) -> Decision:
+        """The first answer ended before its commit point; never pending. ``truncated``: it ran out of tokens."""
+
+    def refusal(self, now: float) -> str:
+        """Why the second model may not start now, or ""."""
+
+    def start(self, draft: str) -> Row:
+        """Starts a row of the second model; ``draft`` is what the first one answered."""
+
+
+class Guards(Protocol):
+    """The guard models that check the prompt and the answer of one request."""
+
+    @property
+    def checks(self) -> Checks:
+        """Which checks are due, and their outcomes."""
+
+    def check_answer(self, answer: "Answer", *, ended: bool) -> None:
+        """The answer has grown, or ended: starts the checks that are due."""
+
+
+class Answer(RowResult):
+    """The answer to one request while it is computed, and after its end.
+
+    Attributes:
+        finished: how it ended, in state FINISHED.
+        finished_at: when, seconds.
+        first_frame_at: when the first frame arrived, seconds.
+        first_token_at: when there was something to show for the first time, seconds.
+        holding: nothing is shown before the commit point of a cascade.
+        delivery: what callers may see of it.
+        guards: its checks, if the policy has guard models.
+    """
+
+    def __init__(
+        self,
+        spec: StreamSpec,
+        first: Row,
+        dispatch: Dispatch,
+        waiting: MutableMapping[str, RowResult],
+        on_end: Callable[[], None],
+        cascade: SecondModel | None = None,
+        guards: Guards | None = None,
+    ) -> None:
+        super().__init__(spec, first, dispatch, waiting, on_end)
+        self.finished: Finished | None = None
+        self.finished_at: float | None = None
+        self.first_frame_at: float | None = None
+        self.first_token_at: float | None = None
+        self.holding = cascade is not None and cascade.holds
+        self.delivery = Delivery(spec, first)
+        self.guards = guards
+        self._cascade = cascade
+        """None once the current answer cannot be replaced by the cascade any more."""
+        self._row_end: tuple[FinishReason.ValueType, RowTimings] | None = None
+        """How the answer ends if no guard objects, in state CHECKING."""
+
+    @property
+    def hidden(self) -> bool:
+        """Whether nothing of the answer may be shown yet."""
+        return self.holding or (self.guards is not None and self.guards.checks.holds)
+
+    @property
+    def escalation_reason(self) -> str:
+        """Why another model took over last, if one did."""
+        reasons = [one.escalation_reason for one in self.attempts if one.escalation_reason]
+        return reasons[-1] if reasons else ""
+
+    @property
+    def first_token_s(self) -> float | None:
+        """From the arrival of the request to its first token, seconds."""
+        first_at = self.first_token_at
+        return None if first_at is None else first_at - self.spec.timings.arrived_at
+
+    def matches(self, held: Sequence[VisibleToken], model: str) -> bool:
+        """Whether ``held``, tokens of ``model``, are the beginning of the answer, as far as a caller can know it."""
+        return self.delivery.matches(held, model)
+
+    def record(self) -> KeyRecord:
+        """What is kept of a complete answer."""
+        assert self.finished is not None, "only complete answers are kept"
+        answer = self.delivery.stored(self.finished)
+        answer.escalation_reason = self.escalation_reason
+        if (first_token_s := self.first_token_s) is not None:
+            answer.first_token_s = first_token_s
+        return KeyRecord(fingerprint=self.spec.fingerprint, answer=answer)
+
+    # Who reads it.
+
+    def join(self, reader: Reader, model: str = "") -> None:
+        """``reader`` reads from now on, and holds tokens of ``model``; the call that read ends with `Cancelled`."""
+        previous = self.delivery.detach()
+        if previous is not None and previous is not reader:
+            previous.displace(Cancelled("a newer call with the same idempotency key took over"))
+        self.delivery.attach(reader, model)
+
+    def leave(self, reader: Reader, error: SluiceError = _GONE) -> None:
+        """The call of ``reader`` has ended. Without a reader the row is not needed any more: it ends with ``error``."""
+        if self.delivery.reader is reader:
+            self.delivery.detach()
+            self.fail(error)
+
+    def started(self, reader: Reader, held_model: str) -> Started | None:
+        """The first event for a ``reader`` that holds tokens of ``held_model``; None while the task is published.
+
+        Raises:
+            SluiceError: see `read`.
+        """
+        self._raise_error(reader)
+        if self.state is StreamState.PUBLISHING:
+            return None
+        return self.delivery.started(held_model)
+
+    def text_before(self, index: int) -> str:
+        """What callers see of the tokens before ``index``."""
+        return self.delivery.text_before(index)
+
+    def read(self, reader: Reader) -> list[GenerateResponse]:
+        """The events that ``reader`` has not had, all unread tokens in one delta.
+
+        Raises:
+            SluiceError: the stream ended with it, or another call took over.
+        """
+        self._raise_error(reader)
+        return self.delivery.read(reader, self.finished, hidden=self.hidden)
+
+    def _raise_error(self, reader: Reader) -> None:
+        error = reader.displaced_by or self.error
+        if error is not None:
+            raise error
+
+    # What batchers say.
+
+    @override
+    def published(self, row_id: str) -> None:
+        super().published(row_id)
+        self.delivery.wake()
+
+    @override
+    def accept(self, frame: Frame, now: float) -> None:
+        row = self.current
+        if frame.request_id != row.row_id:
+            # Computed before its batcher learned that it is not needed: it is usage.
+            next(one for one in self.attempts if one.row_id == frame.request_id).accept(frame, now)
+            return
+        if self.state is StreamState.CHECKING:
+            return  # the row has ended: a repeated final frame
+        # A reader is not to blame for tokens that it may not see yet.
+        before = 0 if self.hidden else len(row.transcript.visible.token_ids)
+        accepted = row.accept(frame, now)
+        self._note_arrival(accepted, now)
+        if self._in_doubt(accepted, now):
+            self._escalate()
+            return
+        if accepted.token_ids and not self.hidden:
+            self._note_shown(now)
+        if self._end_with_row(now):
+            self._dispatch.release(row.row_id, row.final)
+        elif accepted.gap:
+            self._dispatch.ask(row.row_id)
+        if self.row_ended:
+            return
+        if self.guards is not None and not self.holding:
+            self.guards.check_answer(self, ended=False)
+        too_slow = None if self.hidden else self.delivery.show_since(before)
+        if too_slow is not None:
+            self.fail(too_slow)
+
+    def _note_arrival(self, accepted: AcceptedFrame, now: float) -> None:
+        if self.first_frame_at is None:
+            self.first_frame_at = now
+        if accepted.token_ids and self.state is not StreamState.STREAMING:
+            self._move(StreamState.STREAMING)
+        if accepted.recovered:
+            self.delivery.notify(_RECOVERED)
+
+    def _end_with_row(self, now: float) -> bool:
+        """Ends the answer when the current row has ended; whether it did."""
+        outcome = self.current.outcome()
+        if isinstance(outcome, SluiceError):
+            self._fail(outcome)
+        elif outcome is not None:
+            self.finish(outcome, self.current.timings, now)
+        return outcome is not None
+
+    # Which model answers.
+
+    def commit(self) -> None:
+        """The current answer stays."""
+        self._cascade, self.holding = None, False
+
+    def _in_doubt(self, accepted: AcceptedFrame, now: float) -> bool:
+        """Whether the second model shall answer, now that ``accepted`` arrived; commits where that is decided."""
+        cascade, row = self._cascade, self.current
+        if cascade is None or row.transcript.visible.contradicted or row.transcript.blocked:
+            return False
+        decision = cascade.push(accepted.logprobs)
+        reason = None if accepted.final is None else finish_reason_of(accepted.final.end)
+        if decision is Decision.PENDING and (row.stopped or reason is not None):
+            row.transcript.end()
+            if not row.unread:
+                row.transcript.close(truncated=reason != FINISH_REASON_STOP)
+            truncated = reason == FINISH_REASON_LENGTH and not row.stopped
+            decision = cascade.end(row.judged_text, truncated=truncated)
+        if decision is Decision.ESCALATE:
+            refusal = cascade.refusal(now)
+            if not refusal:
+                row.escalation_reason = cascade.reason
+                return True
+            row.kept_reason = f"{cascade.reason}; {refusal}"
+        if decision is not Decision.PENDING:
+            self.commit()
+        return False
+
+    def _escalate(self) -> None:
+        """The second model answers from now on, with a row that starts now."""
+        cascade, previous = self._cascade, self.current
+        assert cascade is not None, "it is in doubt"
+        self._dispatch.release(previous.row_id, previous.final)
+        self._switch_to(cascade.start(previous.transcript.text))
+
+    def _switch_to(self, row: Row) -> None:
+        """``row`` gives the answer from now on; the previous answer is void."""
+        previous = self.current
+        self.commit()
+        self._add(row)
+        if self.guards is not None:
+            self.guards.checks.restart()
+        self._row_end = None
+        self._move(StreamState.PUBLISHING)
+        reason = f"{row.model} answers instead of {previous.model}: {previous.escalation_reason}"
+        notice = Notice(kind=NOTICE_KIND_ESCALATED, message=reason, model=row.model)
+        self.delivery.restart(row, notice)
+
+    # What guards say. What comes after the end changes nothing.
+
+    def reroute(self, row: Row, reason: str) -> bool:
+        """A governed model gives the answer with ``row``, whose task must still be sent; False: it has ended."""
+        if self.ended:
+            return False
+        self._cancel_row()
+        self.current.escalation_reason = reason
+        self._switch_to(row)
+        return True
+
+    def verdict_passed(self, now: float) -> None:
+        """A guard lets the answer go on: shows and ends what waited for its verdict alone."""
+        if self.ended:
+            return
+        if self._row_end is not None and not self._waits:
+            self._close(*self._row_end, now)
+        elif not self.hidden and self.delivery.reader is not None:
+            self._note_shown(now)
+            self.delivery.show_held_back()
+
+    def settle(self, row: Row, window: Window, findings: Sequence[Finding], now: float) -> None:
+        """Token classifiers have read ``window`` of what ``row`` answers; `verdict_passed` shows it."""
+        if self.ended:
+            return
+        row.settle(window, findings)
+        if row is self.current and row.stopped and not self.row_ended:
+            self._end_with_row(now)
+            self._dispatch.release(row.row_id, row.final)
+
+    def block(self, rules: tuple[str, ...], now: float) -> None:
+        """A guard ends the answer: callers keep what was delivered, nothing else is shown."""
+        if self.ended:
+            return
+        self._cancel_row()
+        self.commit()
+        self.delivery.withhold(rules)
+        self.current.transcript.close(truncated=True)
+        row = RowTimings() if self._row_end is None else self._row_end[1]
+        self._finish(FINISH_REASON_CONTENT_FILTER, row, now)
+
+    @property
+    def _waits(self) -> bool:
+        """Whether guard models have something to say before the answer may end."""
+        return self.guards is not None and (self.guards.checks.waits or self.current.unread)
+
+    # The end.
+
+    @override
+    def fail(self, error: SluiceError) -> None:
+        if not self.ended:
+            self._cancel_row()
+            self._fail(error)
+
+    def finish(self, reason: "FinishReason.ValueType", row: RowTimings, now: float) -> None:
+        """Ends with the answer complete, or with an error when it is not what the caller holds."""
+        self.commit()
+        current = self.current
+        current.transcript.end()
+        if self.guards is None or not current.unread:
+            reason = current.close(reason)
+        if self.guards is not None and not current.transcript.visible.contradicted:
+            self.guards.check_answer(self, ended=True)
+            if self._waits:
+                self._row_end = reason, row
+                self._move(StreamState.CHECKING)
+                self.delivery.wake()
+                return
+        self._close(reason, row, now)
+
+    def _close(self, reason: "FinishReason.ValueType", row: RowTimings, now: float) -> None:
+        reason = self.current.close(reason)
+        if self.current.transcript.visible.contradicted:
+            self._fail(contradiction())
+        else:
+            self._finish(reason, row, now)
+
+    def _finish(self, reason: "FinishReason.ValueType", row: RowTimings, now: float) -> None:
+        if not self.delivery.withheld_by:
+            self._note_shown(now)
+        self.finished, self.finished_at = self._finished_event(reason, row, now), now
+        self._end(StreamState.FINISHED, reason=reason)
+        self.delivery.wake()
+
+    def _fail(self, error: SluiceError) -> None:
+        self.commit()
+        self._end(StreamState.FAILED, error=error)
+        self.delivery.stop(error)
+
+    def _note_shown(self, now: float) -> None:
+        if self.first_token_at is None and self.current.transcript.visible.token_ids:
+            self.first_token_at = now
+
+    def _finished_event(
+        self, reason: "FinishReason.ValueType", row: RowTimings, now: float
+    ) -> Finished:
+        first_at = now if self.first_token_at is None else self.first_token_at
+        withheld_by, transcript = self.delivery.withheld_by, self.current.transcript
+        return Finished(
+            reason=reason,
+            usage=self.current.usage,
+            timings=self.spec.timings.with_row(row, first_at, now),
+            stop=("" if withheld_by else transcript.stop) or "",
+            stop_token_id=(
+                self.current.stop_token_id
+                if reason == FINISH_REASON_STOP_SEQUENCE and not transcript.stop
+                else None
+            ),
+            rules=withheld_by or transcript.blocked,
+            model=self.current.model,
+            attempts=[ModelUsage(model=one.model, usage=one.usage) for one in self.attempts],
+        )

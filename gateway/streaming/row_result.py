@@ -1,0 +1,132 @@
+"""What a row gives when nobody reads it as a stream: an embedding, a guard's verdict, a shadow, a chunk of audio.
+
+An `gateway.streaming.answer.Answer` is a result that callers read, and that several rows may work on.
+"""
+
+from collections.abc import Callable, MutableMapping
+
+from gateway.streaming.dispatch import Dispatch
+from gateway.streaming.lifecycle import StreamSpec
+from gateway.streaming.row import Row
+from gateway.streaming.state import ENDED, LEGAL_MOVES, StreamState
+from sluice.errors import SluiceError
+from sluice.internal.v1.frame_pb2 import Frame
+from sluice.v1.inference_pb2 import FinishReason
+
+
+class RowResult:
+    """The result of one row, whose tokens nobody reads as they come.
+
+    Attributes:
+        spec: what was fixed when it was sent.
+        state: how far it is.
+        error: why it failed, in state FAILED.
+        reason: why it is complete, in state FINISHED.
+        attempts: the rows that worked on it, in the order in which they began.
+        current: the last of them, whose result it is.
+    """
+
+    def __init__(
+        self,
+        spec: StreamSpec,
+        row: Row,
+        dispatch: Dispatch,
+        waiting: "MutableMapping[str, RowResult]",
+        on_end: Callable[[], None],
+    ) -> None:
+        """Waits for ``row``.
+
+        Args:
+            spec: what is fixed.
+            row: which is sent next.
+            dispatch: where its rows are.
+            waiting: gets an entry for every row.
+            on_end: called once, with the end.
+        """
+        self.spec = spec
+        self.state = StreamState.PUBLISHING
+        self.error: SluiceError | None = None
+        self.reason: FinishReason.ValueType | None = None
+        self.attempts: list[Row] = []
+        self._dispatch = dispatch
+        self._waiting = waiting
+        self._on_end = on_end
+        self._add(row)
+
+    def _add(self, row: Row) -> None:
+        self.current = row
+        self.attempts.append(row)
+        self._waiting[row.row_id] = self
+
+    @property
+    def request_id(self) -> str:
+        """Its name, which is that of its first row."""
+        return self.attempts[0].row_id
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is complete or failed."""
+        return self.state in ENDED
+
+    @property
+    def row_ended(self) -> bool:
+        """Whether no row is computed for it any more."""
+        return self.ended or self.state is StreamState.CHECKING
+
+    def published(self, row_id: str) -> None:
+        """A batcher or JetStream has the task of the row."""
+        row = next(one for one in self.attempts if one.row_id == row_id)
+        row.published = True
+        if row is self.current and self.state is StreamState.PUBLISHING:
+            self._move(StreamState.WAITING)
+
+    def publish_failed(self, row_id: str, error: SluiceError) -> None:
+        """The task of the row could not be sent, as far as is known: frames prove the contrary."""
+        if self.state is StreamState.PUBLISHING:
+            self.row_failed(row_id, error)
+
+    def row_failed(self, row_id: str, error: SluiceError) -> None:
+        """A row cannot be answered: that is the end, if it is the current one."""
+        if row_id == self.current.row_id:
+            self.fail(error)
+
+    def accept(self, frame: Frame, now: float) -> None:
+        """Adds what is new in ``frame``."""
+        accepted, row = self.current.accept(frame, now), self.current
+        if accepted.token_ids and self.state is not StreamState.STREAMING:
+            self._move(StreamState.STREAMING)
+        outcome = row.outcome()
+        if outcome is None:
+            if accepted.gap:
+                self._dispatch.ask(row.row_id)
+            return
+        self._dispatch.release(row.row_id, row.final)
+        if isinstance(outcome, SluiceError):
+            self._end(StreamState.FAILED, error=outcome)
+        else:
+            self._end(StreamState.FINISHED, reason=row.close(outcome))
+
+    def fail(self, error: SluiceError) -> None:
+        """Ends with ``error``, unless it has ended; its row is cancelled."""
+        if not self.ended:
+            self._cancel_row()
+            self._end(StreamState.FAILED, error=error)
+
+    def _cancel_row(self) -> None:
+        if not self.row_ended:
+            self._dispatch.cancel(self.current.row_id)
+
+    def _end(
+        self,
+        state: StreamState,
+        *,
+        reason: "FinishReason.ValueType | None" = None,
+        error: SluiceError | None = None,
+    ) -> None:
+        self.reason, self.error = reason, error
+        self._move(state)
+        self._on_end()
+
+    def _move(self, target: StreamState) -> None:
+        assert target in LEGAL_MOVES[self.state], f"{self.state.name} to {target.name}"
+        self.state = target

@@ -1,0 +1,40 @@
+"""The states of an answer and the legal moves between them.
+
+Only `gateway.streaming.row_result` and `gateway.streaming.answer` import this: nothing else changes a state.
+"""
+
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import Final
+
+
+class StreamState(Enum):
+    """The state of a request."""
+
+    PUBLISHING = auto()
+    """The task is on its way to a batcher, or to JetStream."""
+    WAITING = auto()
+    """A batcher or JetStream has the task; no frame has arrived yet."""
+    STREAMING = auto()
+    """Frames arrive."""
+    CHECKING = auto()
+    """The row has ended; the answer waits for the verdicts of guards."""
+    FINISHED = auto()
+    """The answer is complete."""
+    FAILED = auto()
+    """It ended with an error: the caller left, the deadline passed, the engine failed."""
+
+
+ENDED: Final = frozenset({StreamState.FINISHED, StreamState.FAILED})
+_AFTER_STREAMING: Final = ENDED | {StreamState.PUBLISHING, StreamState.CHECKING}
+
+# Frames, even the last one, may arrive before the word that the task was taken.
+# When another model takes over, its task is published: every live state may return to PUBLISHING.
+LEGAL_MOVES: Final[Mapping[StreamState, frozenset[StreamState]]] = {
+    StreamState.PUBLISHING: frozenset(StreamState),
+    StreamState.WAITING: _AFTER_STREAMING | {StreamState.STREAMING},
+    StreamState.STREAMING: _AFTER_STREAMING,
+    StreamState.CHECKING: ENDED | {StreamState.PUBLISHING},
+    StreamState.FINISHED: frozenset(),
+    StreamState.FAILED: frozenset(),
+}
