@@ -176,8 +176,6 @@ class Simulation(WorkerEvents):
             self._prefetch()
             capacities = [worker.capacity() for worker in self._workers.values()]
             decision = self._queue.next_batch(now, capacities)
-            for request_id in decision.expired:
-                self._expire(int(request_id))
             if decision.batch is None:
                 break
             self._send(decision.batch)
@@ -222,7 +220,7 @@ class Simulation(WorkerEvents):
         self._outcomes[int(request_id)].wait_s += waited
 
     def _expire(self, number: int) -> None:
-        """The deadline has passed: the row leaves its worker; the queue drops a waiting one by itself."""
+        """The deadline has passed: the row leaves the queue or its worker."""
         outcome, request_id = self._outcomes[number], str(number)
         if outcome.ending is not Ending.OPEN:
             return
@@ -230,7 +228,9 @@ class Simulation(WorkerEvents):
         if request_id in self._queued_at:
             self._leave_queue(request_id)
         worker = self._at_worker.pop(request_id, None)
-        if worker is not None:
+        if worker is None:
+            self._queue.cancel(request_id)
+        else:
             worker.drop(request_id)
             worker.forget(request_id)
             self._queue.finish(request_id, 0, self._events.now, whole=False)

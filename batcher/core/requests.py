@@ -258,22 +258,20 @@ class Requests:
         ``capacities`` of them may be left out while no row waits.
         """
         for row in self._late(now):
-            if row.state in IN_FLIGHT or row in self._last_tries:  # Others come out of the queue.
+            if row.state not in _OVER:
                 self._end(row, _deadline(), now)
         self._start_last_try(now)
         while self._ended and (self._ended[0][0] <= now or len(self._ended) > ENDED_MAX):
             row = self._ended.popleft()[1]
             if row.state is RowState.ENDED:
                 self._close(row, now)
-        while True:
-            decision = self.queue.next_batch(now, capacities)
-            for request_id in decision.expired:
-                self._end(self._rows[request_id], _deadline(), now)
-            if decision.batch is None:
-                self._wake_at = decision.wake_at
+        self._wake_at = None
+        while len(self.queue):
+            batch, self._wake_at = self.queue.next_batch(now, capacities)
+            if batch is None:
                 break
-            self._send(decision.batch, now)
-            capacities = [capacity.after(decision.batch) for capacity in capacities]
+            self._send(batch, now)
+            capacities = [capacity.after(batch) for capacity in capacities]
         pauses = (breaker.open_until for breaker in self._breakers.values() if self.waiting)
         self._probe_at = min((until for until in pauses if until > now), default=None)
 

@@ -5,6 +5,7 @@ requests are Poisson at `SHARE` of what the worker can do, of the lengths of the
 `FLOOD` documents at once. What is said of interactive requests is of those that arrive after the flood.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -20,10 +21,10 @@ from sluice.settings import BatcherSettings
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES
 
-FCFS: Final = Policy.model_validate({"name": "window", "wait_s": 0})
+FCFS: Final = Policy(order="arrival", waiting_tokens_max=math.inf)
 """First come, first served, into whatever slot is free: no class, no tenant, no wait. The strongest form of it."""
-PRIORITY: Final = Policy.model_validate({"name": "priority", "wait_s": 0, "max_rows": BATCH_ROWS})
-"""By class alone, without a wait; it takes slots of bulk rows as ours does."""
+PRIORITY: Final = Policy(order="class", waiting_tokens_max=math.inf, max_rows=BATCH_ROWS)
+"""By class alone; it takes slots of bulk rows as ours does."""
 OURS: Final = Policy()
 
 PREFILL_TOKENS: Final = 512

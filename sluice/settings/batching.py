@@ -1,4 +1,4 @@
-"""Policies of the batcher: one set of switches and limits, and named presets of it.
+"""Policies of the batcher: how tasks are ordered, how batches are filled, and named presets of that.
 
 docs/concepts/batching.md describes the presets. A policy in the YAML file is the name of a preset, or a mapping whose
 other
@@ -10,7 +10,7 @@ keys override the preset:
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -20,25 +20,20 @@ PolicyName = Literal["fixed", "window", "adaptive", "priority", "length", "conti
 
 _DEFAULT: Final[PolicyName] = "continuous"
 
-_ALL_OFF: Final[Mapping[str, Any]] = {
-    "by_class": False,
-    "by_deadline": False,
-    "by_tenant": False,
-    "takes_slots": False,
+_WHOLE: Final[Mapping[str, Any]] = {
+    "order": "arrival",
     "sends_to_idle": False,
     "waiting_tokens_max": math.inf,
 }
 
 PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "fixed": {**_ALL_OFF, "max_rows": 8, "wait_s": 0.1, "batches_running_max": 1},
-    "window": {**_ALL_OFF, "wait_s": 0.05},
-    "adaptive": {**_ALL_OFF, "wait_s": 0.05, "latency_target_s": 1.0},
-    "priority": {**_ALL_OFF, "by_class": True, "takes_slots": True, "max_rows": 16, "wait_s": 0.1},
+    "fixed": {**_WHOLE, "max_rows": 8, "wait_s": 0.1, "batches_running_max": 1},
+    "window": {**_WHOLE, "wait_s": 0.05},
+    "adaptive": {**_WHOLE, "wait_s": 0.05, "latency_target_s": 1.0},
+    "priority": {**_WHOLE, "order": "class", "max_rows": 16, "wait_s": 0.1},
     "length": {
-        **_ALL_OFF,
-        "by_class": True,
-        "by_deadline": True,
-        "by_tenant": True,
+        **_WHOLE,
+        "order": "fair",
         "sends_to_idle": True,
         "padding_max": 0.05,
         "batch_tokens_max": 16384,
@@ -47,7 +42,19 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "continuous": {},
 }
-"""What each name stands for, where it differs from the defaults of `Policy`."""
+"""What each name stands for, where it differs from the defaults of `Policy`. All but "continuous" are for engines that
+compute a batch as a whole."""
+
+WHOLE_ONLY: Final = (
+    "batch_tokens_max",
+    "padding_max",
+    "bucket_ratio",
+    "latency_target_s",
+    "wait_s",
+    "sends_to_idle",
+    "batches_running_max",
+)
+"""Settings that make no difference to an engine that takes rows at every step."""
 
 
 class ClassPolicy(Section):
@@ -84,15 +91,9 @@ class Policy(Section):
     name: PolicyName = _DEFAULT
 
     # The order.
-    by_class: bool = True
-    """More urgent classes go first; else classes make no difference."""
-    by_deadline: bool = True
-    """Early deadlines go first; else the order of arrival counts."""
-    by_tenant: bool = True
-    """Tenants share by weight in tokens; else tenants make no difference."""
+    order: Literal["fair", "class", "arrival"] = "fair"
+    """"fair": by class, deadlines and shares of tenants. "class": by class, then by arrival. "arrival": by arrival."""
     classes: ClassPolicies = ClassPolicies()
-    aging_rows: int = Field(1, ge=1)
-    """Rows that an overdue class may send before more urgent ones."""
     takes_slots: bool = True
     """Where there is no room, rows go to a worker in which those of less urgent classes give way to them."""
     spare_s: float = Field(10.0, ge=0)
@@ -118,8 +119,7 @@ class Policy(Section):
 
     # When it goes.
     wait_s: float = Field(0.0, ge=0, le=10)
-    """Longest wait for more rows. An engine that takes rows at every step gains nothing from it: while a step runs,
-    rows gather anyway."""
+    """Longest wait for more rows."""
     sends_to_idle: bool = True
     """No wait while a worker would idle."""
 
@@ -132,6 +132,11 @@ class Policy(Section):
     """Prompt tokens that may wait inside a worker: a longer backlog stays here, where it can be ordered."""
     output_quantile: float = Field(0.9, gt=0, lt=1)
     """Cache room is reserved for this quantile of the observed answer lengths of the tenant's workload."""
+
+    @property
+    def computes_whole(self) -> bool:
+        """Whether it is for engines that compute a batch as a whole."""
+        return self.name != _DEFAULT
 
     @property
     def pads(self) -> bool:
@@ -147,6 +152,16 @@ class Policy(Section):
             return values
         preset = PRESETS.get(str(values.get("name", _DEFAULT)), {})
         return {**preset, **values}
+
+    @model_validator(mode="after")
+    def _says_nothing_in_vain(self) -> Self:
+        for key in () if self.computes_whole else WHOLE_ONLY:
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(
+                    f'{key}: makes no difference to "continuous": leave it out, or name a policy for engines'
+                    " that compute a batch as a whole (docs/batching.md)"
+                )
+        return self
 
     def of_class(self, priority_class: str) -> ClassPolicy:
         """The objectives of the class."""

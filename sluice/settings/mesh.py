@@ -396,10 +396,17 @@ class Settings(BaseSettings):
         if unknown:
             raise ValueError(f"batcher.policies.{min(unknown)}: there is no such model")
         for model in self.models:
-            budget = self.batcher.policy_of(model.name).batch_tokens_max
+            policy = self.batcher.policy_of(model.name)
+            own = model.name in self.batcher.policies
+            key = f"batcher.policies.{model.name}" if own else "batcher.policy"
+            if policy.computes_whole and not model.computes_whole:
+                raise ValueError(
+                    f"{key}: {policy.name!r} is for engines that compute a batch as a whole; the engine of model"
+                    f" {model.name!r} ({model.engine}) takes rows at every step: say continuous here"
+                    + ("" if own else ", and name others under batcher.policies")
+                )
+            budget = policy.batch_tokens_max
             if model.context_tokens is not None and budget < model.context_tokens:
-                own = model.name in self.batcher.policies
-                key = f"batcher.policies.{model.name}" if own else "batcher.policy"
                 raise ValueError(
                     f"{key}.batch_tokens_max: {budget:g} is less than one prompt of model"
                     f" {model.name!r} may have, {model.context_tokens}"

@@ -143,6 +143,11 @@ class ModelSettings(Section):
         return self.model_dump(exclude={*LIVE_FIELDS}) == other.model_dump(exclude={*LIVE_FIELDS})
 
     @property
+    def computes_whole(self) -> bool:
+        """Whether its engine computes a batch of rows as a whole; others take rows at every step."""
+        return not self.answers
+
+    @property
     def answers(self) -> bool:
         """Whether it draws tokens, so that prompts can be sent to it."""
         return self.engine in ("transformers", "echo", "openai")

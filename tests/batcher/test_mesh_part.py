@@ -64,20 +64,12 @@ async def test_a_final_frame_says_where_the_time_went(batcher: str, gateway: Gat
     assert len(answer.logprobs) == len(answer.token_ids)
 
 
-@pytest.mark.parametrize("wait_s", [0.0, 0.02])
-async def test_a_lone_caller_never_waits_for_company(
-    nats_url: str, gateway: GatewayDouble, echo_triton: MortalTriton, wait_s: float
-) -> None:
+async def test_a_lone_caller_never_waits_for_company(batcher: str, gateway: GatewayDouble) -> None:
     """Between its calls the worker is idle, and nothing that it says may make it look busy."""
-    settings = settings_of(nats_url, echo_triton.address, ECHO)
-    policy = settings.batcher.policy.model_copy(update={"wait_s": wait_s})
-    batcher = settings.batcher.model_copy(update={"policy": policy})
-    async with running_batcher(settings.model_copy(update={"batcher": batcher})):
-        await gateway.batcher_live()
-        for _ in range(100):
-            answer = await gateway.finished(await gateway.ask(max_tokens=1))
-            assert answer.final is not None
-            assert answer.final.batch.cause == "worker_idle"
+    for _ in range(100):
+        answer = await gateway.finished(await gateway.ask(max_tokens=1))
+        assert answer.final is not None
+        assert answer.final.batch.cause == "worker_idle"
 
 
 async def test_frames_lost_on_the_way_are_sent_again(batcher: str, gateway: GatewayDouble) -> None:

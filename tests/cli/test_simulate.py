@@ -55,7 +55,7 @@ async def test_a_cost_may_be_fitted_to_a_file(cli: Cli, tmp_path: Path) -> None:
 
 async def test_a_policy_of_the_configuration_can_be_simulated(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "sluice.yaml"
-    file.write_text("batcher: {policy: {name: fixed, max_rows: 3}}\ngateway: {queue_max: 1}\n")
+    file.write_text("batcher: {policy: {max_rows: 3}}\ngateway: {queue_max: 1}\n")
     load = ("--arrivals", "flood:count=40,lengths=desk")
     ran = await cli("simulate", *load, "--config", str(file), "--policies", "config", "--json")
     summary = json.loads(ran.out)["policies"]["config"]

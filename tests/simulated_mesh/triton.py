@@ -209,12 +209,18 @@ class TritonServer:
 
 
 class WorkerProcess:
-    """The Python process of a model."""
+    """The Python process of a model.
+
+    Attributes:
+        fails_until: until then every step of the engine raises.
+    """
 
     def __init__(self, loop: VirtualLoop, name: str, chance: Random, step_s: float) -> None:
         self.process = SimulatedProcess(loop, name)
+        self.fails_until = 0.0
+        self._step_s = step_s
         self.engine = EchoEngine(
-            chance.randrange(2, 7), chance.randrange(5), CONTEXT_TOKENS, lambda: sleep(step_s)
+            chance.randrange(2, 7), chance.randrange(5), CONTEXT_TOKENS, self._step
         )
         self._worker: Worker | None = None
         self.process.soon(self._start)
@@ -234,6 +240,14 @@ class WorkerProcess:
             )
             self._worker.start()
 
+    def _step(self) -> None:
+        """A step of the engine."""
+        thread = this_thread()
+        assert thread is not None
+        thread.sleep(self._step_s)
+        if self.process.loop.time() < self.fails_until:
+            raise RuntimeError("the device failed")
+
     def take(self, payload: bytes, responses: Responses) -> None:
         """As `model_workers.backend` does."""
         assert self._worker is not None, "started before anything arrives"
@@ -242,13 +256,6 @@ class WorkerProcess:
             self._worker.handle(request, responses)
         except (MalformedMessage, InboxFull) as error:
             responses.fail(broken(str(error)))
-
-
-def sleep(seconds: float) -> None:
-    """A step of the engine."""
-    thread = this_thread()
-    assert thread is not None
-    thread.sleep(seconds)
 
 
 class TritonChannel:

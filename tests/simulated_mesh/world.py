@@ -33,6 +33,7 @@ from sluice.errors import (
     TransportUnavailable,
 )
 from sluice.settings import BatcherSettings, GatewaySettings, ModelSettings, Settings
+from sluice.settings.batching import Policy
 from sluice.settings.routing import RoutingSettings
 from sluice.wire.subjects import CLASSES, TASKS_STREAM
 from tests.simulated_mesh.jetstream import JetStreamServer
@@ -149,6 +150,7 @@ class World:
             *(self._crash_gateway, self._stop_gateway, self._crash_worker, self._crash_triton),
             *(self._stop_worker, self._cut, self._cut, self._hold, self._hold),
             *(self._stop_nats, self._restart_nats, self._slow_down, self._lose, self._lose),
+            *(self._change_policy, self._fail_worker),
         ]
         for _ in range(chance.randrange(12)):
             self._at(3.0 + chance.random() * (QUIET_S - 5.0), chance.choice(faults))
@@ -218,6 +220,31 @@ class World:
         triton = self.chance.choice([*self.tritons.values()])
         triton.crash()
         self._after(self.chance.random() * 5, partial(self._reload, triton))
+
+    def _fail_worker(self) -> None:
+        """The engine gives rows back for a while, as one does whose device fails."""
+        triton, seconds = self.chance.choice([*self.tritons.values()]), self._seconds(4)
+        if triton.worker is not None:
+            triton.worker.fails_until = self.loop.time() + seconds
+            self._after(seconds, partial(self._reload, triton))
+
+    def _change_policy(self) -> None:
+        """All batchers read another configuration."""
+        chance = self.chance
+        policy = Policy.model_validate(
+            {
+                "order": chance.choice(["fair", "fair", "class", "arrival"]),
+                "max_rows": chance.choice([1, 2, 16]),
+                "waiting_tokens_max": chance.choice([100, 4096]),
+                "classes": {"standard": {"aging_s": 0.5}, "bulk": {"aging_s": 2.0}},
+            }
+        )
+        batcher = self.settings.batcher.model_copy(update={"policy": policy})
+        self.settings = self.settings.model_copy(update={"batcher": batcher})
+        for one in self.batchers:
+            if one.process.alive and one.batcher is not None:
+                for model in one.batcher._loops.values():
+                    one.process.soon(model.change, self.settings)
 
     def _reload(self, triton: TritonServer) -> None:
         if triton.worker is None or not triton.worker.process.alive:

@@ -116,6 +116,10 @@ class HandoutRate:
         """The rate; 0: not known."""
         return self._tokens / self._busy_s if self._busy_s else 0.0
 
+    def pause(self) -> None:
+        """No task waits."""
+        self._busy_since = None
+
     def decided(self, tokens: int, left: int, now: float) -> None:
         """``tokens`` were handed out, and ``left`` tasks still wait."""
         if self._busy_since is not None:

@@ -1,356 +1,313 @@
-"""The order of waiting tasks: the one with the smallest key is next. Parts of the key, the most significant first:
+"""The order of waiting tasks of one model: `Order.first` is the one with the smallest key. Parts of the key:
 
-1. The class. Overdue classes come first, the longest overdue before the others: tasks of it wait, and none was sent for
-   its `aging_s`. Then interactive, standard, bulk. (`Waiting.quotas`)
+1. The class. Overdue classes come first, the longest overdue before the others: tasks of it wait, and none was taken
+   for its `aging_s`. Then interactive, standard, bulk.
 2. Tasks that returned from a worker, by deadline.
-3. Urgent tasks, by deadline: the time left is below `urgency` times the service time of the class, and the tenant is no
-   more than `urgent_lead_tokens` ahead of its fair share.
+3. Urgent tasks, by deadline: the time left is below `urgency` times the service time of the class, and the tenant is at
+   most `urgent_lead_tokens` ahead of its fair share.
 4. The tenant's virtual time: first the tenant that was given the fewest tokens for its weight.
 5. The deadline, at most `horizon_s` after the arrival, so that no task waits behind all that came much later.
-6. Its number: the order of arrival.
+6. The order of arrival.
 
-`sort_key` is 2 to 6. It is never computed for all tasks: the structures of `fair_share` give the first of each kind.
-A switch of the policy (`by_class`, `by_deadline`, `by_tenant`) that is off makes its part equal for all tasks.
+With `order: class` 3 to 5 are left out, with `order: arrival` 1 as well.
+
+Fair shares are start-time fair queueing, in tokens. Every tenant has a virtual time: tokens it was given, divided by
+its weight. A tenant without waiting tasks accumulates no credit: when it returns it starts where the others are. A
+task's cost is estimated when it is taken, and corrected when its answer has ended (P. Goyal, H. Vin, H. Cheng,
+"Start-time Fair Queueing", 1996; for tokens of language models: Y. Sheng et al., "Fairness in Serving Large Language
+Models", 2024).
+
+With n tasks of t tenants `add`, `take`, `cancel` and `first` take O(log n), and move O(t) entries of a short list.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from bisect import bisect_left, insort
+from collections.abc import Callable, Mapping
+from heapq import nlargest
+from typing import Any, Final
 
 from sortedcontainers import SortedList
 
-from batcher.core.scheduler.estimates import OutputLengths
-from batcher.core.scheduler.fair_share import Deadlines, FairShares, LengthBucket
-from batcher.core.scheduler.task import QueuedTask
+from batcher.core.scheduler.task import QueuedTask, Tenant
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES, RANKS
 
 SERVICE_SHARE: Final = 0.1
 """Weight of the newest answer in the mean service time."""
+IDLE_MIN: Final = 1024
+"""So many tenants without anything waiting are no reason to clean up."""
 
 
-def sort_key(task: QueuedTask, *, is_urgent: bool) -> tuple[int, float, float, int]:
-    """The sort key of ``task`` in its class; the smallest is first."""
-    if task.returned:
-        return 0, task.deadline, 0.0, task.number
-    if is_urgent:
-        return 1, task.deadline, 0.0, task.number
-    return 2, task.share.time, task.due, task.number
-
-
-class WaitingClass:
-    """Tasks of one class that wait.
+class ClassOrder:
+    """The waiting tasks of one class.
 
     Attributes:
-        rank: 0 is the most urgent.
+        policy: its objectives.
         waiting: how many.
         tokens: of them, prompt and expected answer.
-        prefill_tokens: tokens that a worker would have to compute before their next tokens.
-        passed_since: when one of them was sent last, or since when some wait.
+        prefill_tokens: of them, to compute before their next tokens.
+        passed_since: when one of them was taken last, or since when some wait.
         seen_at: when the last one came.
-        service_s: service time of answers of the class; 0: not known.
-        buckets: by length; a single one where lengths make no difference.
+        service_s: mean service time of answers; 0: not known.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        name: str,
-        weights: Mapping[str, float] | None,
-        lengths: OutputLengths,
-    ) -> None:
-        self.rank = RANKS[name]
+    def __init__(self, name: str, policy: Policy, weights: Mapping[str, float]) -> None:
+        """``weights`` of tenants that differ from 1."""
         self.policy = policy.of_class(name)
-        self.waiting = 0
-        self.tokens = 0
-        self.prefill_tokens = 0
+        self.waiting = self.tokens = self.prefill_tokens = 0
         self.passed_since = 0.0
         self.seen_at = -math.inf
         self.service_s = 0.0
-        self.shares = FairShares(weights)
-        self.buckets: dict[int, LengthBucket] = {}
-        self._lengths = lengths
-        self._by_deadline = policy.by_deadline
-        self._urgency = policy.urgency
-        self._urgent_s = 0.0 if policy.by_deadline else -math.inf
-        self._urgent_lead_tokens = policy.urgent_lead_tokens
-        self._horizon_s = policy.horizon_s
-        self._bucket_width = math.log(policy.bucket_ratio) if policy.pads else math.inf
-        self._only_bucket = None if policy.pads else self.buckets.setdefault(0, LengthBucket())
+        self._is_fair = policy.order == "fair"
+        self._urgency, self._horizon_s = policy.urgency, policy.horizon_s
+        self._lead_max = policy.urgent_lead_tokens
+        self._weights = weights
+        self._time = 0.0
+        """Virtual time of the tenant that was served last in turn."""
+        self._weight = 0.0
+        """Of all tenants with waiting tasks."""
+        self._tenants: dict[str, Tenant] = {}
+        self._clean_at = IDLE_MIN
         self._returned: SortedList[tuple[float, int, QueuedTask]] = SortedList()
-        self._deadlines = Deadlines()
-        self._passed_over = Deadlines()
+        self._turns: list[tuple[Any, ...]] = []
+        """Tenants by virtual time and first task."""
+        self._late: list[tuple[Any, ...]] = []
+        """Tenants by their earliest deadline, but for those that are too far ahead."""
+        self._ahead: list[tuple[Any, ...]] = []
+        """These, by the virtual time at which they are not any more."""
 
-    # Adding and removing.
+    # Changes.
 
     def add(self, task: QueuedTask, now: float) -> None:
         """``task``, with a new number, begins to wait."""
         if not self.waiting:
             self.passed_since = now
         self.seen_at = now
-        self.waiting += 1
-        self.tokens += task.cost_tokens
-        self.prefill_tokens += task.prefill_tokens
-        self.shares.add(task)
-        if task.deadline != math.inf:
-            self._deadlines.add(task, self.waiting)
-        if task.returned:
-            self._returned.add((task.deadline, task.number, task))
-        task.due = self._due(task, now)
-        bucket = self._only_bucket
-        if bucket is None:
-            task.bucket = self._bucket_of(task.prefill_tokens)
-            bucket = self.buckets.get(task.bucket)
-            if bucket is None:
-                bucket = self.buckets[task.bucket] = LengthBucket()
-        else:
-            task.bucket = 0
-        bucket.add(task)
+        name = task.tenant if self._is_fair else ""
+        tenant = task.share = self._tenants.get(name) or self._open(name)
+        if not tenant.waiting:
+            tenant.time = max(tenant.time, self._time)
+            self._weight += tenant.weight
+        self._count(tenant, task, 1)
+        task.due = min(task.deadline, now + self._horizon_s) if self._is_fair else 0.0
+        for tasks, entry in self._entries(task):
+            tasks.add(entry)
+        self._place(tenant)
 
-    def remove(self, task: QueuedTask) -> None:
+    def cancel(self, task: QueuedTask) -> None:
         """``task`` waits no more."""
-        self.waiting -= 1
-        self.tokens -= task.cost_tokens
-        self.prefill_tokens -= task.prefill_tokens
-        self.shares.remove(task)
-        (self._only_bucket or self.buckets[task.bucket]).remove(task)
-        if task.returned:
-            self._returned.remove((task.deadline, task.number, task))
-        task.number = 0
+        self._remove(task)
+        self._place(task.share)
 
     def take(self, task: QueuedTask, now: float) -> None:
-        """``task`` is sent to a worker; its tenant is charged the expected cost."""
-        self.remove(task)
-        if task.guessed:
-            self._lengths.estimate(task)
-        task.charge(task.cost_tokens)
+        """`first` goes. Out of turn virtual time does not move on; the caller charges its tenant."""
+        if not task.returned and self._turns and self._turns[0][-1].in_turn[0][2] is task:
+            self._time = max(self._time, task.share.time)
         self.passed_since = now
+        self._remove(task)
 
-    def settle(self, task: QueuedTask, tokens: int) -> None:
-        """Corrects the charge of ``task`` to its actual cost, ``tokens``."""
-        before = task.share.time
-        task.charge(tokens)
-        bucket = self.buckets.get(task.bucket)
-        if task.share.time < before and bucket is not None:
-            bucket.moved_back(task.share)
+    def charge(self, task: QueuedTask, tokens: int) -> None:
+        """Sets the charge of ``task`` to ``tokens``, whatever it was before."""
+        task.share.time += (tokens - task.charged) / task.share.weight
+        task.charged = tokens
+        self._place(task.share)
 
     def served(self, service_s: float) -> None:
         """Adds the service time of an answer."""
         known = self.service_s
         self.service_s = known + (service_s - known) * (SERVICE_SHARE if known else 1.0)
-        if self._by_deadline:
-            self._urgent_s = self._urgency * self.service_s
 
-    def late(self, now: float) -> Sequence[QueuedTask]:
-        """Tasks whose deadline has passed, each once; the caller removes them."""
-        if self._deadlines.earliest > now and self._passed_over.earliest > now:
-            return ()
-        found = []
-        for deadlines in (self._deadlines, self._passed_over):
-            while (task := deadlines.pop(now)) is not None:
-                found.append(task)
-        return found
+    def adopt(self, task: QueuedTask) -> None:
+        """``task``, which a worker has, was taken in an order before this one."""
+        name = task.tenant if self._is_fair else ""
+        task.share = self._tenants.get(name) or self._open(name)
 
-    # The next task.
+    # Questions.
 
-    def pass_over(self, now: float) -> None:
-        """Ends the urgency of what is first while its tenant is too far ahead. `head` counts on it."""
-        if self._deadlines.earliest > now + self._urgent_s:
-            return
-        while (task := self._first_urgent(now)) is not None:
-            if self.shares.lead_tokens(task.share) <= self._urgent_lead_tokens:
-                return
-            self._deadlines.pop(task.deadline)
-            self._passed_over.add(task, self.waiting)
-
-    def start_turn(self, task: QueuedTask, now: float) -> None:
-        """``task``, the head, goes: virtual time moves on to its tenant's, unless it goes out of turn."""
-        if task.returned:
-            return
-        if self._deadlines.earliest > now + self._urgent_s or task is not self._first_urgent(now):
-            self.shares.time = task.share.time
-
-    def head(self, now: float) -> QueuedTask | None:
-        """The task with the least `sort_key`."""
+    def first(self, now: float) -> QueuedTask:
+        """The task with the smallest key; some wait."""
         if self._returned:
             return self._returned[0][2]
-        if self._deadlines.earliest <= now + self._urgent_s:
-            urgent = self._first_urgent(now)
-            if urgent is not None:
-                return urgent
-        if self._only_bucket is not None:
-            return self._only_bucket.head()
-        heads = [head for b in self.buckets.values() if (head := b.head()) is not None]
-        return min(heads, key=lambda task: sort_key(task, is_urgent=False), default=None)
+        ahead, late = self._ahead, self._late
+        while ahead and ahead[0][0] <= self._time:
+            self._place(ahead[0][-1])
+        if late and late[0][0] <= now + self._urgency * self.service_s:
+            return late[0][-1].by_deadline[0][2]  # type: ignore[no-any-return]
+        return self._turns[0][-1].in_turn[0][2]  # type: ignore[no-any-return]
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether the class has waited too long for one of its tasks to be taken."""
+        return self.passed_since + self.policy.aging_s <= now
 
     def is_pressing(self, task: QueuedTask, now: float) -> bool:
-        """Whether ``task`` must not wait for more rows."""
-        return task.returned or task.deadline <= now + self._urgent_s
-
-    def next_deadline(self) -> float:
-        """When the next task expires; infinite: none."""
-        firsts = (self._deadlines.first(), self._passed_over.first())
-        return min((task.deadline for task in firsts if task is not None), default=math.inf)
+        """Whether ``task`` must not wait for others."""
+        if task.returned or self.is_overdue(now):
+            return True
+        return self._is_fair and task.deadline <= now + self._urgency * self.service_s
 
     def tokens_before(self, tenant: str) -> float:
-        """Tokens that would be handed out before a new task of the tenant."""
-        return min(self.tokens, self.shares.tokens_before(tenant))
+        """Tokens that go before a new task of the tenant, by its own that wait and the weights of the others."""
+        known = self._tenants.get(tenant if self._is_fair else "")
+        own, weight = known.tokens if known else 0, self._weights.get(tenant, 1.0)
+        others = self._weight - (weight if own else 0.0)
+        return min(self.tokens, own * (1.0 + others / weight))
 
-    def buckets_around(self, prefill_tokens: int) -> list[tuple[int, LengthBucket]]:
-        """Buckets that are not empty, nearest to a length first: -1 below it, 0 its own, 1 above."""
-        own = self._bucket_of(prefill_tokens)
-        near = sorted((abs(n - own), n) for n, bucket in self.buckets.items() if bucket.waiting)
-        return [((n > own) - (n < own), self.buckets[n]) for _, n in near]
+    def busiest(self, most: int) -> list[str]:
+        """The tenants with the most waiting tokens; none where tenants make no difference."""
+        if not self._is_fair:
+            return []
+        waiting = (name for name, tenant in self._tenants.items() if tenant.waiting)
+        return nlargest(most, waiting, key=lambda name: self._tenants[name].tokens)
 
-    def _bucket_of(self, prefill_tokens: int) -> int:
-        return int(math.log(max(prefill_tokens, 1)) / self._bucket_width)
+    def room(self, tenant: str, limit: int) -> int:
+        """How many more tasks of the tenant may come, when those with waiting tasks share ``limit`` by weight."""
+        known = self._tenants.get(tenant if self._is_fair else "")
+        waiting, weight = known.waiting if known else 0, self._weights.get(tenant, 1.0)
+        everybody = self._weight + (0.0 if waiting else weight)
+        return math.ceil(limit * weight / everybody) - waiting
 
-    def _due(self, task: QueuedTask, now: float) -> float:
+    # Inside.
+
+    def _entries(self, task: QueuedTask) -> Any:
         if task.returned:
-            return -math.inf
-        return min(task.deadline, now + self._horizon_s) if self._by_deadline else 0.0
+            return ((self._returned, (task.deadline, task.number, task)),)
+        in_turn = (task.share.in_turn, (task.due, task.number, task))
+        if task.deadline == math.inf or not self._is_fair:
+            return (in_turn,)
+        return in_turn, (task.share.by_deadline, (task.deadline, task.number, task))
 
-    def _first_urgent(self, now: float) -> QueuedTask | None:
-        task = self._deadlines.first()
-        return task if task is not None and task.deadline <= now + self._urgent_s else None
+    def _remove(self, task: QueuedTask) -> None:
+        tenant = task.share
+        for tasks, entry in self._entries(task):
+            tasks.remove(entry)
+        self._count(tenant, task, -1)
+        if not tenant.waiting:
+            self._weight -= tenant.weight
+        task.number = 0
 
+    def _place(self, tenant: Tenant) -> None:
+        """Puts a tenant where its time and its tasks put it."""
+        if tenant.turn is not None:
+            del self._turns[bisect_left(self._turns, tenant.turn)]
+            tenant.turn = None
+        if tenant.in_turn:
+            due, number, _ = tenant.in_turn[0]
+            tenant.turn = (tenant.time, due, number, tenant)
+            insort(self._turns, tenant.turn)
+        if tenant.late is not None:
+            lists = self._late if len(tenant.late) == 3 else self._ahead
+            del lists[bisect_left(lists, tenant.late)]
+            tenant.late = None
+        if tenant.by_deadline:
+            deadline, number, _ = tenant.by_deadline[0]
+            until = tenant.time - self._lead_max / tenant.weight
+            if until <= self._time:
+                tenant.late = (deadline, number, tenant)
+                insort(self._late, tenant.late)
+            else:
+                tenant.late = (until, deadline, number, tenant)
+                insort(self._ahead, tenant.late)
 
-class ClassQuota(NamedTuple):
-    """How much a class may send now."""
-
-    members: WaitingClass
-    rows: float
-    overdue: bool
-    """Out of its rank, because it has waited too long."""
-    spare_rows: int
-    """Rows of a worker that it leaves free."""
-    is_modest: bool
-    """It leaves rows free for the sake of more urgent classes."""
-
-
-class _Count:
-    """Tasks of one class where all classes wait together."""
-
-    waiting = 0
-    tokens = 0
-
-    def add(self, task: QueuedTask, tasks: int) -> None:
+    def _count(self, tenant: Tenant, task: QueuedTask, tasks: int) -> None:
+        tokens = tasks * task.cost_tokens
         self.waiting += tasks
-        self.tokens += tasks * task.cost_tokens
+        self.tokens += tokens
+        self.prefill_tokens += tasks * task.prefill_tokens
+        tenant.waiting += tasks
+        tenant.tokens += tokens
+
+    def _open(self, name: str) -> Tenant:
+        if len(self._tenants) >= self._clean_at:
+            # Idle tenants that are behind the others would start where these are anyway.
+            kept = {k: t for k, t in self._tenants.items() if t.waiting or t.time > self._time}
+            self._tenants, self._clean_at = kept, 2 * len(kept) + IDLE_MIN
+        tenant = self._tenants[name] = Tenant(self._weights.get(name, 1.0))
+        return tenant
 
 
-class Waiting:
-    """All tasks that wait, and the order in which classes send.
+class Order:
+    """All waiting tasks of a model, class by class. Time is an argument, monotonic seconds.
 
     Attributes:
-        handed_out: tokens, prompt and expected answer, of all tasks that were ever taken.
-        classes: the most urgent first; a single one where classes make no difference.
+        classes: by name, the most urgent first.
+        waiting: how many tasks wait.
+        taken_tokens: prompt and expected answer of all tasks that were ever taken.
     """
 
     def __init__(
-        self, policy: Policy, weights: Mapping[str, float], lengths: OutputLengths
+        self,
+        policy: Policy,
+        weights: Mapping[str, float],
+        estimate: Callable[[QueuedTask], None],
     ) -> None:
-        names = CLASSES if policy.by_class else CLASSES[:1]
-        shares = weights if policy.by_tenant else None
-        self.handed_out = 0
-        self.classes = tuple(WaitingClass(policy, name, shares, lengths) for name in names)
-        self._policy = policy
-        self._of = {name: self.classes[min(RANKS[name], len(names) - 1)] for name in CLASSES}
-        self._counts = None if policy.by_class else {name: _Count() for name in CLASSES}
+        """``estimate`` sets the costs of a task, when it begins to wait and, where they were guesses, when it goes."""
+        self.classes = {name: ClassOrder(name, policy, weights) for name in CLASSES}
+        self.waiting = self.taken_tokens = 0
+        self._by_class = policy.order != "arrival"
+        self._spare_s = policy.spare_s
+        self._estimate = estimate
+        self._numbers = 0
 
-    @property
-    def count(self) -> int:
-        """How many."""
-        count = 0
-        for members in self.classes:  # For every batch: `sum` takes twice as long.
-            count += members.waiting
-        return count
+    def add(self, task: QueuedTask, now: float) -> None:
+        """``task`` begins to wait."""
+        self._numbers = task.number = self._numbers + 1
+        self.waiting += 1
+        task.waiting_since = now
+        self._estimate(task)
+        self.classes[task.priority_class].add(task, now)
 
-    @property
-    def prefill_tokens(self) -> int:
-        """What a worker would have to compute before their next tokens."""
-        return sum(members.prefill_tokens for members in self.classes)
+    def requeue(self, task: QueuedTask, now: float) -> None:
+        """``task``, which was taken, comes back: it goes before what waits in its class."""
+        task.returned = True
+        self.add(task, now)
 
-    def of(self, priority_class: str) -> WaitingClass:
-        """Where tasks of the class wait."""
-        return self._of[priority_class]
+    def cancel(self, task: QueuedTask) -> None:
+        """``task`` waits no more."""
+        self.waiting -= 1
+        self.classes[task.priority_class].cancel(task)
 
-    def count_of(self, priority_class: str) -> int:
-        """Tasks of one class."""
-        return (self._counts or self._of)[priority_class].waiting
+    def first(self, now: float) -> QueuedTask | None:
+        """The task with the smallest key; None: none waits."""
+        if not self._by_class:
+            return self._first_to_arrive(now)
+        chosen: ClassOrder | None = None
+        overdue_since = math.inf
+        for members in self.classes.values():
+            if members.waiting:
+                overdue_at = members.passed_since + members.policy.aging_s
+                if overdue_at <= now and overdue_at < overdue_since:
+                    chosen, overdue_since = members, overdue_at
+                elif chosen is None:
+                    chosen = members
+        return None if chosen is None else chosen.first(now)
 
-    def tokens_of(self, priority_class: str) -> int:
-        """Their prompts and expected answers."""
-        return (self._counts or self._of)[priority_class].tokens
+    def take(self, task: QueuedTask, now: float) -> None:
+        """``task``, of a worker now, is charged to its tenant."""
+        self.waiting -= 1
+        self.taken_tokens += task.cost_tokens
+        members = self.classes[task.priority_class]
+        members.take(task, now)
+        if task.guessed:
+            self._estimate(task)
+        members.charge(task, task.cost_tokens)
+        task.sent_at, task.waited_s = now, now - task.waiting_since
+
+    def modest_until(self, priority_class: str) -> float:
+        """Until when the class leaves room to more urgent ones, if no more tasks of these come."""
+        if not self._by_class:
+            return -math.inf
+        more_urgent = CLASSES[: RANKS[priority_class]]
+        seen_at = max((self.classes[name].seen_at for name in more_urgent), default=-math.inf)
+        return seen_at + self._spare_s
 
     def tokens_before(self, priority_class: str, tenant: str) -> float:
         """Tokens, prompt and expected answer, that go before a new task of the class and tenant."""
-        own = self.of(priority_class)
-        more_urgent = self.classes[: self.classes.index(own)]
-        return sum(members.tokens for members in more_urgent) + own.tokens_before(tenant)
+        if not self._by_class:
+            return sum(members.tokens for members in self.classes.values())
+        more_urgent = CLASSES[: RANKS[priority_class]]
+        own = self.classes[priority_class].tokens_before(tenant)
+        return own + sum(self.classes[name].tokens for name in more_urgent)
 
-    # Adding and removing.
-
-    def add(self, task: QueuedTask, now: float) -> None:
-        """``task``, with a new number, begins to wait."""
-        if self._counts is not None:
-            self._counts[task.priority_class].add(task, 1)
-        self._of[task.priority_class].add(task, now)
-
-    def take(self, task: QueuedTask, now: float) -> None:
-        """``task`` goes to a worker."""
-        self.handed_out += task.cost_tokens
-        if self._counts is not None:
-            self._counts[task.priority_class].add(task, -1)
-        self._of[task.priority_class].take(task, now)
-
-    def remove(self, task: QueuedTask) -> None:
-        """Removes ``task`` without sending it."""
-        if self._counts is not None:
-            self._counts[task.priority_class].add(task, -1)
-        self._of[task.priority_class].remove(task)
-
-    def pop_expired(self, now: float) -> Sequence[QueuedTask]:
-        """Removes and returns the tasks whose deadline has passed."""
-        expired: list[QueuedTask] = []
-        for members in self.classes:
-            expired.extend(members.late(now))
-        for task in expired:
-            self.remove(task)
-        return expired
-
-    # The order of classes.
-
-    def quotas(self, now: float) -> Sequence[ClassQuota]:
-        """Classes with tasks in the order in which they may send: the longest overdue before all, then by rank."""
-        overdue: list[tuple[float, ClassQuota]] = []
-        ranked: list[ClassQuota] = []
-        more_urgent_until = -math.inf
-        for members in self.classes:
-            if members.waiting:
-                ranked.append(_quota(members, is_modest=now < more_urgent_until))
-                overdue_at = members.passed_since + members.policy.aging_s
-                if overdue_at <= now:
-                    rows = self._policy.aging_rows
-                    overdue.append((overdue_at, ClassQuota(members, rows, True, 0, False)))
-            more_urgent_until = max(more_urgent_until, members.seen_at + self._policy.spare_s)
-        overdue.sort(key=lambda each: each[0])
-        return [quota for _, quota in overdue] + ranked
-
-    def modest_until(self, members: WaitingClass) -> float:
-        """Until when the class leaves room, if no task of a more urgent one comes."""
-        more_urgent = self.classes[: self.classes.index(members)]
-        seen_at = max((other.seen_at for other in more_urgent), default=-math.inf)
-        return seen_at + self._policy.spare_s
-
-    def next_deadline(self) -> float:
-        """When the next task expires; infinite: none."""
-        return min(members.next_deadline() for members in self.classes)
-
-
-def _quota(members: WaitingClass, *, is_modest: bool) -> ClassQuota:
-    own = members.policy
-    if not is_modest:
-        return ClassQuota(members, math.inf, False, 0, False)
-    is_less = own.spare_rows > 0
-    return ClassQuota(members, math.inf, False, own.spare_rows, is_less)
+    def _first_to_arrive(self, now: float) -> QueuedTask | None:
+        waiting = [members.first(now) for members in self.classes.values() if members.waiting]
+        return min(waiting, key=lambda task: (not task.returned, task.number), default=None)

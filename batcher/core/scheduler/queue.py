@@ -4,11 +4,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from batcher.core.scheduler.batch import BatchFormer
 from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.estimates import HandoutRate, OutputLengths
-from batcher.core.scheduler.order import Waiting
-from batcher.core.scheduler.task import Batch, Decision, QueuedTask
+from batcher.core.scheduler.feed import Feeder
+from batcher.core.scheduler.order import Order
+from batcher.core.scheduler.padded import PaddedBatches
+from batcher.core.scheduler.task import Decision, QueuedTask
 from sluice.internal.v1 import control_pb2
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES
@@ -28,15 +29,13 @@ class Queue:
 
     def __init__(self, policy: Policy, weights: Mapping[str, float] | None = None) -> None:
         self._tasks: dict[str, QueuedTask] = {}
-        self._numbers = 0
         self._rate = HandoutRate()
         self._lengths = OutputLengths(policy.output_quantile)
-        self._waiting = Waiting(policy, weights or {}, self._lengths)
-        self._former = BatchFormer(policy, self._waiting)
+        self._use(policy, weights or {})
 
     def __len__(self) -> int:
         """Tasks that wait."""
-        return self._waiting.count
+        return self._order.waiting
 
     # The life cycle of a task.
 
@@ -44,7 +43,9 @@ class Queue:
         """Takes a task that the queue does not hold."""
         held = self._tasks.setdefault(task.request_id, task)
         assert held is task, task.request_id
-        self._wait(task, now)
+        if not self._order.waiting:
+            self._rate.pause()
+        self._order.add(task, now)
 
     def cancel(self, request_id: str) -> None:
         """Removes a task, waiting or handed out; unknown ones are ignored."""
@@ -52,9 +53,9 @@ class Queue:
         if task is None:
             return
         if task.number:
-            self._waiting.remove(task)
+            self._order.cancel(task)
         else:
-            self._former.landed(task.open_batch, None)
+            self._landed(task, None)
 
     def finish(
         self, request_id: str, output_tokens: int, now: float, *, whole: bool = True
@@ -67,12 +68,12 @@ class Queue:
         """
         task = self._tasks.pop(request_id)
         assert not task.number, request_id
-        members = self._waiting.of(task.priority_class)
-        members.settle(task, task.prompt_tokens + output_tokens)
+        members = self._order.classes[task.priority_class]
+        members.charge(task, task.prompt_tokens + output_tokens)
         if whole:
-            members.served(now - task.open_batch.sent_at)
+            members.served(now - task.sent_at)
             self._lengths.observe(task, output_tokens)
-        self._former.landed(task.open_batch, now if whole else None)
+        self._landed(task, now if whole else None)
 
     def requeue(self, request_id: str, produced: int, now: float) -> None:
         """Returns a task that was handed out to the head of its class.
@@ -82,28 +83,40 @@ class Queue:
         task = self._tasks[request_id]
         assert not task.number, request_id
         assert task.prompt_tokens + produced >= task.prefill_tokens, request_id
-        self._former.landed(task.open_batch, None)
+        self._landed(task, None)
         task.prefill_tokens = task.prompt_tokens + produced
-        task.returned = True
-        self._wait(task, now)
+        if not self._order.waiting:
+            self._rate.pause()
+        self._order.requeue(task, now)
 
     def reconfigure(self, policy: Policy, weights: Mapping[str, float]) -> None:
         """Continues under another policy: tasks keep waiting times and workers; fair shares restart from zero."""
+        before = self._order
         self._lengths.quantile = policy.output_quantile
-        learned = {name: self.service_s(name) for name in CLASSES}
-        self._waiting = Waiting(policy, weights, self._lengths)
-        for name, service_s in learned.items():
-            self._waiting.of(name).served(service_s)
-        self._former.reconfigure(policy, self._waiting)
+        self._use(policy, weights)
+        for name, members in before.classes.items():
+            self._order.classes[name].service_s = members.service_s
         waiting = [task for task in self._tasks.values() if task.number]
         for task in sorted(waiting, key=lambda task: task.number):
-            self._waiting.add(task, task.waiting_since)
+            self._order.add(task, task.waiting_since)
+        for task in self._tasks.values():
+            if not task.number:
+                self._order.classes[task.priority_class].adopt(task)
+                task.open_batch = None
 
-    def _wait(self, task: QueuedTask, now: float) -> None:
-        self._numbers = task.number = self._numbers + 1
-        task.waiting_since = now
-        self._lengths.estimate(task)
-        self._waiting.add(task, now)
+    def _use(self, policy: Policy, weights: Mapping[str, float]) -> None:
+        self._order: Order
+        self._former: Feeder | PaddedBatches
+        if policy.computes_whole:
+            self._order = self._former = PaddedBatches(policy, weights, self._lengths.estimate)
+        else:
+            self._order = Order(policy, weights, self._lengths.estimate)
+            self._former = Feeder(policy, self._order)
+
+    def _landed(self, task: QueuedTask, now: float | None) -> None:
+        if task.open_batch is not None and isinstance(self._former, PaddedBatches):
+            self._former.landed(task.open_batch, now)
+        task.open_batch = None
 
     def oldest(self) -> dict[str, float]:
         """Since when the oldest task of each class waits. Other threads may ask: `list` copies in one step."""
@@ -116,34 +129,31 @@ class Queue:
     # Decisions.
 
     def next_batch(self, now: float, capacities: Sequence[Capacity]) -> Decision:
-        """Forms one batch for one of the live workers of the model, by their capacities."""
-        expired = tuple(task.request_id for task in self._waiting.pop_expired(now))
-        for request_id in expired:
-            del self._tasks[request_id]
-        before = self._waiting.handed_out
+        """Forms one batch for one of the live workers of the model, by their capacities.
+
+        The caller has cancelled the tasks whose deadline has passed.
+        """
+        before = self._order.taken_tokens
         formed = self._former.form(now, capacities)
-        self._rate.decided(self._waiting.handed_out - before, self._waiting.count, now)
-        if isinstance(formed, Batch):
-            return Decision(formed, expired, now)
-        wake_at = min(self._waiting.next_deadline(), math.inf if formed is None else formed)
-        return Decision(None, expired, None if math.isinf(wake_at) else wake_at)
+        self._rate.decided(self._order.taken_tokens - before, self._order.waiting, now)
+        return formed
 
     # Waiting tasks and expected waits.
 
     def waiting(self, priority_class: str) -> int:
         """Tasks of one class that wait."""
-        return self._waiting.count_of(priority_class)
+        return self._order.classes[priority_class].waiting
 
     def prefetch_room(self, priority_class: str, tenant: str, limit: int) -> int:
         """How many more tasks of a tenant may be taken from where they wait, for all tenants to have their shares.
 
         A tenant that comes late gets its share beyond ``limit``: those before it have taken more than theirs.
         """
-        return self._waiting.of(priority_class).shares.room(tenant, limit)
+        return self._order.classes[priority_class].room(tenant, limit)
 
     def waiting_tokens(self, priority_class: str) -> int:
         """Their prompts and expected answers, tokens."""
-        return self._waiting.tokens_of(priority_class)
+        return self._order.classes[priority_class].tokens
 
     @property
     def tokens_per_s(self) -> float:
@@ -152,7 +162,7 @@ class Queue:
 
     def service_s(self, priority_class: str) -> float:
         """How long answers of the class took lately, from being handed out to the end; 0: not known."""
-        return self._waiting.of(priority_class).service_s
+        return self._order.classes[priority_class].service_s
 
     def expected_wait(
         self, priority_class: str, now: float, tenant: str = "default", *, backlog_tokens: float = 0
@@ -165,7 +175,7 @@ class Queue:
         rate = self._rate.tokens_per_s
         if not rate:
             return 0.0
-        return (self._waiting.tokens_before(priority_class, tenant) + backlog_tokens) / rate
+        return (self._order.tokens_before(priority_class, tenant) + backlog_tokens) / rate
 
     def class_reports(
         self, backlog: Mapping[str, int], now: float, closed_s: float = 0.0
@@ -183,7 +193,7 @@ class Queue:
             wait_s = self.expected_wait(name, now, NOBODY, backlog_tokens=backlog_tokens)
             waits_s = {
                 tenant: self.expected_wait(name, now, tenant, backlog_tokens=backlog_tokens)
-                for tenant in self._waiting.of(name).shares.busiest(TENANTS_REPORTED)
+                for tenant in self._order.classes[name].busiest(TENANTS_REPORTED)
             }
             yield control_pb2.ClassReport(
                 priority_class=name,

@@ -1,38 +1,45 @@
-"""Types of the scheduler: tasks, batches, decisions. Lengths are in tokens, times in monotonic seconds."""
+"""Types of the scheduler: tasks and batches. Lengths are in tokens, times in monotonic seconds."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from sortedcontainers import SortedList
 
 
-class TenantShare:
-    """One tenant in one class, see `batcher.core.scheduler.fair_share`.
+class Tenant:
+    """A tenant in one class.
 
     Attributes:
-        time: virtual time: tokens it was given, divided by its weight.
+        time: virtual time.
         waiting: its tasks that wait.
         tokens: their prompts and expected answers.
+        in_turn: its tasks by `QueuedTask.due` and number; those that returned are elsewhere.
+        by_deadline: those of them that have a deadline.
+        turn, late: where it is in the lists of `ClassOrder`.
     """
 
-    __slots__ = ("time", "tokens", "waiting", "weight")
+    __slots__ = ("by_deadline", "in_turn", "late", "time", "tokens", "turn", "waiting", "weight")
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
         self.time = 0.0
-        self.waiting = 0
-        self.tokens = 0
+        self.tokens = self.waiting = 0
+        self.in_turn: SortedList[tuple[float, int, Any]] = SortedList()
+        self.by_deadline: SortedList[tuple[float, int, Any]] = SortedList()
+        self.turn: tuple[Any, ...] | None = None
+        self.late: tuple[Any, ...] | None = None
 
 
+@dataclass(slots=True)
 class OpenBatch:
-    """A batch of which a worker still computes ``rows`` rows."""
+    """A batch that a worker computes as a whole, with the number of rows that have not ended."""
 
-    __slots__ = ("rows", "sent_at", "worker")
-
-    def __init__(self, worker: str, sent_at: float) -> None:
-        self.worker = worker
-        self.rows = 0
-        self.sent_at = sent_at
+    worker: str
+    rows: int
+    sent_at: float
 
 
 class QueuedTask:
@@ -51,10 +58,10 @@ class QueuedTask:
         cost_tokens: prompt and expected answer.
         cache_tokens: its possible need of a worker's KV cache.
         guessed: whether these two are guesses, because there are no estimates for such answers.
-        due: its deadline, or the end of the policy's horizon if that is earlier; -inf when it returned.
+        due: its deadline, or the end of the policy's horizon if that is earlier.
         share: its tenant's in its class.
-        bucket: the number of its length bucket.
-        open_batch: the batch it was handed out with.
+        sent_at: when it was handed out.
+        open_batch: the batch it was handed out with, of an engine that computes batches whole.
         avoid: the worker that could not go on with it; others are preferred.
         alone: whether no other task may be in its batch.
     """
@@ -62,7 +69,6 @@ class QueuedTask:
     __slots__ = (
         "alone",
         "avoid",
-        "bucket",
         "cache_tokens",
         "charged",
         "cost_tokens",
@@ -78,6 +84,7 @@ class QueuedTask:
         "prompt_tokens",
         "request_id",
         "returned",
+        "sent_at",
         "share",
         "tenant",
         "waited_s",
@@ -91,11 +98,10 @@ class QueuedTask:
     cache_tokens: int
     guessed: bool
     due: float
-    share: TenantShare
-    bucket: int
+    share: Tenant
     # Set when it is handed out.
+    sent_at: float
     waited_s: float
-    open_batch: OpenBatch
 
     def __init__(
         self,
@@ -124,11 +130,7 @@ class QueuedTask:
         self.alone = False
         self.charged = 0
         self.number = 0
-
-    def charge(self, tokens: int) -> None:
-        """Sets the task's charge to ``tokens``, whatever it was before."""
-        self.share.time += (tokens - self.charged) / self.share.weight
-        self.charged = tokens
+        self.open_batch: OpenBatch | None = None
 
 
 class BatchCause(Enum):
@@ -184,13 +186,27 @@ class Batch:
     longest_wait: QueuedTask
     """The row that waited longest."""
 
+    @classmethod
+    def of(
+        cls, rows: Sequence[QueuedTask], worker: str, cause: BatchCause, limit: BatchLimit
+    ) -> "Batch":
+        """The batch with these rows, at least one."""
+        tokens = longest = cache = 0
+        oldest = rows[0]
+        for row in rows:
+            tokens += row.prefill_tokens
+            cache += row.cache_tokens
+            longest = max(longest, row.prefill_tokens)
+            if row.waiting_since < oldest.waiting_since:
+                oldest = row
+        padding = 1 - tokens / max(1, len(rows) * longest)
+        return cls(tuple(rows), worker, cause, limit, tokens, cache, padding, oldest)
+
 
 class Decision(NamedTuple):
     """The scheduler's decision."""
 
     batch: Batch | None
     """None: nothing to send."""
-    expired: tuple[str, ...]
-    """Tasks whose deadline passed while they waited; the queue has removed them."""
-    wake_at: float | None
-    """When to ask again if nothing happens before; None: never."""
+    wake_at: float | None = None
+    """When to ask again if nothing happens before; None: when something has changed."""

@@ -61,6 +61,8 @@ def test_what_came_back_from_a_lost_worker_goes_before_all_others_by_deadline() 
 def test_a_task_with_time_left_waits_for_its_tenants_turn() -> None:
     queue = Queue(policy(urgency=2.0))
     learn_service(queue, 1.0)
+    queue.add(task("before", tenant="b"), 1.0)
+    assert taken(queue, 1.0, 1) == ["before"]
     queue.add(task("first", tenant="a", deadline=100.0), 1.0)
     queue.add(task("in time", tenant="b", deadline=3.1), 1.0)
     assert taken(queue, 1.0, 2) == ["first", "in time"]
@@ -78,17 +80,6 @@ def test_a_tenant_gets_ahead_by_urgent_tasks_only_so_far() -> None:
     assert [name for name in order if name[0] == "u"] == [f"u{n}" for n in range(9)]
 
 
-def test_what_was_passed_over_still_expires() -> None:
-    queue = Queue(policy(urgency=1e9, urgent_lead_tokens=0))
-    learn_service(queue, 1.0)
-    queue.add(task("normal", tenant="b", prompt_tokens=99), 1.0)
-    queue.add(task("urgent", tenant="a", prompt_tokens=99, deadline=5.0), 1.0)
-    queue.add(task("too far ahead", tenant="a", deadline=6.0), 1.0)
-    assert taken(queue, 1.0, 2) == ["urgent", "normal"]
-    assert queue.next_batch(2.0, []).wake_at == 6.0
-    assert queue.next_batch(6.0, []).expired == ("too far ahead",)
-
-
 def test_nobody_waits_behind_all_who_came_much_later() -> None:
     queue = Queue(policy(horizon_s=10.0))
     queue.add(task("patient", deadline=1000.0), 0.0)
@@ -98,29 +89,18 @@ def test_nobody_waits_behind_all_who_came_much_later() -> None:
     assert taken(queue, 10.5, 4) == ["patient", "never", "earlier", "later"]
 
 
-def test_without_deadlines_the_order_of_arrival_counts_but_the_late_expire() -> None:
-    queue = Queue(policy(by_deadline=False))
-    queue.add(task("a", deadline=9.0), 0.0)
-    queue.add(task("b", deadline=5.0), 0.0)
-    queue.add(task("c", deadline=1.0), 0.0)
-    decision = queue.next_batch(2.0, [])
-    assert (decision.expired, decision.wake_at) == (("c",), 5.0)
-    assert taken(queue, 2.0, 3) == ["a", "b"]
-
-
 @given(
     rows=st.integers(1, 4),
-    aging_rows=st.integers(1, 3),
     step_s=st.floats(0.1, 1.0),
     standard_s=st.floats(0.5, 3.0),
     bulk_s=st.floats(0.5, 6.0),
 )
 def test_a_class_is_passed_over_no_longer_than_its_aging_and_the_turns_of_others_overdue(
-    rows: int, aging_rows: int, step_s: float, standard_s: float, bulk_s: float
+    rows: int, step_s: float, standard_s: float, bulk_s: float
 ) -> None:
     """The bound of docs/concepts/batching.md, under a flood of interactive tasks."""
     agings = {"standard": {"aging_s": standard_s}, "bulk": {"aging_s": bulk_s}}
-    queue = Queue(policy(classes=agings, aging_rows=aging_rows))
+    queue = Queue(policy(classes=agings))
     for number in range(300):
         for name in ("interactive", "standard", "bulk"):
             queue.add(task(f"{name} {number}", name), 0.0)
@@ -131,15 +111,6 @@ def test_a_class_is_passed_over_no_longer_than_its_aging_and_the_turns_of_others
     for name, aging_s in (("standard", standard_s), ("bulk", bulk_s)):
         gaps = [after - before for before, after in pairwise([*served[name], 59 * step_s])]
         assert max(gaps) <= aging_s + 2 * step_s + 1e-9
-
-
-def test_an_overdue_class_sends_as_many_rows_as_the_policy_says() -> None:
-    queue = Queue(policy(classes={"bulk": {"aging_s": 2.0}}, aging_rows=2))
-    for number in range(8):
-        queue.add(task(f"i{number}", "interactive"), 0.0)
-        queue.add(task(f"b{number}", "bulk"), 0.0)
-    assert taken(queue, 1.9, 3) == ["i0", "i1", "i2"]
-    assert taken(queue, 2.0, 3) == ["b0", "b1", "i3"]
 
 
 def test_what_may_be_taken_ahead_is_shared_by_weight() -> None:
@@ -162,25 +133,6 @@ def test_a_tenant_that_comes_late_has_room_though_others_hold_all_of_it() -> Non
     queue.add(task("late", "bulk", tenant="late"), 0.0)
     assert queue.prefetch_room("bulk", "late", 32) == 15
     assert queue.prefetch_room("bulk", "a", 32) == 16 - 32
-
-
-def test_classes_make_no_difference_where_the_policy_says_so() -> None:
-    queue = Queue(policy(by_class=False))
-    queue.add(task("bulk", "bulk"), 0.0)
-    queue.add(task("interactive", "interactive"), 0.0)
-    assert (queue.waiting("bulk"), queue.waiting("interactive")) == (1, 1)
-    assert taken(queue, 1.0, 2) == ["bulk", "interactive"]
-
-
-def test_records_of_tasks_that_are_gone_do_not_pile_up() -> None:
-    queue = Queue(policy())
-    queue.add(task("stays", deadline=1e9), 0.0)
-    for number in range(20_000):
-        queue.add(task(f"t{number}", deadline=2e6 - number), float(number))
-        queue.cancel(f"t{number}")
-    members = queue._waiting.of("standard")
-    assert len(members._deadlines) < 5000
-    assert taken(queue, 1.0, 2) == ["stays"]
 
 
 def test_the_wait_to_expect_is_what_goes_before_by_what_goes_a_second() -> None:
@@ -214,3 +166,27 @@ def test_the_wait_to_expect_is_what_goes_before_by_what_goes_a_second() -> None:
     assert dict(standard.tenant_wait_ms) == pytest.approx(waits_ms)
     urgent_ms = dict(reports["interactive"].tenant_wait_ms)
     assert urgent_ms == pytest.approx({"default": 10_000})
+
+
+def test_an_overdue_class_sends_one_row_before_more_urgent_ones() -> None:
+    queue = Queue(policy(classes={"bulk": {"aging_s": 2.0}}))
+    for number in range(8):
+        queue.add(task(f"i{number}", "interactive"), 0.0)
+        queue.add(task(f"b{number}", "bulk"), 0.0)
+    assert taken(queue, 1.9, 3) == ["i0", "i1", "i2"]
+    assert taken(queue, 2.0, 3) == ["b0", "i3", "i4"]
+
+
+@pytest.mark.parametrize(
+    ("order", "names"),
+    [("arrival", ["bulk", "late", "soon"]), ("class", ["late", "soon", "bulk"])],
+)
+def test_deadlines_and_classes_make_no_difference_where_the_policy_says_so(
+    order: str, names: list[str]
+) -> None:
+    queue = Queue(policy(order=order))
+    queue.add(task("bulk", "bulk", tenant="a"), 0.0)
+    queue.add(task("late", "interactive", tenant="b", deadline=9.0), 0.0)
+    queue.add(task("soon", "interactive", tenant="a", deadline=5.0), 0.0)
+    assert (queue.waiting("bulk"), queue.waiting("interactive")) == (1, 2)
+    assert taken(queue, 1.0, 3) == names

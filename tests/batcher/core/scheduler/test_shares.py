@@ -110,7 +110,7 @@ def test_shares_are_by_weight_though_one_sends_ten_times_as_much(
 
 
 def test_without_shares_who_sends_more_gets_more() -> None:
-    mill = Mill(policy(by_tenant=False), {}, seed=1)
+    mill = Mill(policy(order="class"), {}, seed=1)
     mill.tenant("a", rate=100, answer=100)
     mill.tenant("b", rate=10, answer=100)
     served = mill.run()

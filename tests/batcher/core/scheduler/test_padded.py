@@ -1,8 +1,7 @@
-"""When a batch goes, why, and why it is not larger."""
+"""Batches for engines that compute a batch as a whole: when one goes, why, and with which rows."""
 
 import math
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -14,7 +13,7 @@ from sluice.settings.batching import PRESETS, Policy
 NUMBERS = iter(range(10**9))
 
 
-def policy(name: str = "continuous", **values: object) -> Policy:
+def policy(name: str = "window", **values: object) -> Policy:
     return Policy.model_validate({"name": name, **values})
 
 
@@ -44,13 +43,13 @@ def batch_of(queue: Queue, now: float, replica: Capacity) -> Batch:
 
 
 def test_a_worker_that_would_idle_gets_what_there_is() -> None:
-    queue = Queue(policy(wait_s=0.4))
+    queue = Queue(policy(wait_s=0.4, sends_to_idle=True))
     fill(queue, 5)
     assert batch_of(queue, 0.0, Capacity("w", 8)).cause is BatchCause.WORKER_IDLE
 
 
 def test_a_busy_worker_gets_a_batch_when_the_window_is_over() -> None:
-    queue = Queue(policy(wait_s=0.02))
+    queue = Queue(policy(wait_s=0.02, sends_to_idle=True))
     fill(queue, 5, now=1.0)
     decision = queue.next_batch(1.0, [busy()])
     assert decision.batch is None
@@ -59,23 +58,9 @@ def test_a_busy_worker_gets_a_batch_when_the_window_is_over() -> None:
     assert (batch.cause, batch.limit) == (BatchCause.WINDOW_OVER, BatchLimit.ALL_WAITING)
 
 
-def test_without_a_window_a_free_slot_is_enough() -> None:
-    queue = Queue(policy())
-    fill(queue, 5)
-    batch = batch_of(queue, 0.0, busy())
-    assert (batch.cause, len(batch.rows)) == (BatchCause.SLOT_FREE, 1)
-
-
-def test_enough_for_the_room_there_is_need_not_wait() -> None:
-    queue = Queue(policy())
-    fill(queue, 5, 5, 5)
-    batch = batch_of(queue, 0.0, busy(free_rows=3))
-    assert (batch.cause, len(batch.rows)) == (BatchCause.FULL, 3)
-
-
 @pytest.mark.parametrize("why", ["came back", "deadline", "overdue"])
 def test_what_presses_does_not_wait(why: str) -> None:
-    queue = Queue(policy(wait_s=0.4, classes={"bulk": {"aging_s": 0.3}}))
+    queue = Queue(policy("length", wait_s=0.4, classes={"bulk": {"aging_s": 0.3}}))
     fill(queue, 5, priority_class="bulk")
     (row,) = batch_of(queue, 0.0, Capacity("w", 8)).rows
     if why == "came back":
@@ -88,71 +73,14 @@ def test_what_presses_does_not_wait(why: str) -> None:
     assert batch_of(queue, at, busy()).cause is BatchCause.URGENT
 
 
-def full_of_bulk(urgent_rows: int = 3) -> Capacity:
-    """No slot is free, but bulk rows would give theirs."""
-    room = Capacity("w", urgent_rows, running_rows=16, preempts=True)
-    return busy(free_rows=0, running_rows=16, preempts=True, preemptible=(room, room))
-
-
-@pytest.mark.parametrize(
-    ("priority_class", "rows"), [("interactive", 3), ("standard", 3), ("bulk", None)]
-)
-def test_less_urgent_rows_give_way(priority_class: str, rows: int | None) -> None:
-    queue = Queue(policy())
-    fill(queue, *[5] * 4, priority_class=priority_class)
-    batch = queue.next_batch(0.0, [full_of_bulk()]).batch
-    assert (batch and len(batch.rows)) == rows
-
-
-def test_nothing_less_urgent_goes_along_with_rows_that_others_give_way_to() -> None:
-    queue = Queue(policy())
-    fill(queue, 5, priority_class="standard")
-    fill(queue, 5, priority_class="interactive")
-    batch = batch_of(queue, 0.0, full_of_bulk())
-    assert len(batch.rows) == 1
-    assert queue.waiting("standard") == 1
-
-
-def test_a_free_slot_is_better_than_a_taken_one() -> None:
-    queue = Queue(policy())
-    fill(queue, 5, priority_class="interactive")
-    free = replace(busy(free_rows=1, running_rows=15), worker="free")
-    assert queue.next_batch(0.0, [full_of_bulk(), free]).batch.worker == "free"  # type: ignore[union-attr]
-
-
-def test_without_the_switch_nobody_gives_way() -> None:
-    queue = Queue(policy(takes_slots=False))
-    fill(queue, 5, priority_class="interactive")
-    assert queue.next_batch(0.0, [full_of_bulk()]).batch is None
-
-
-def test_where_bulk_gives_way_it_leaves_no_slot_free() -> None:
-    for preempts, rows in ((False, 4), (True, 8)):
-        queue = Queue(policy(classes={"bulk": {"gather_s": 9.0}}))
-        fill(queue, 5, priority_class="interactive")
-        batch_of(queue, 0.0, Capacity("w", 1))
-        fill(queue, *[5] * 20, priority_class="bulk")
-        batch = batch_of(queue, 0.1, busy(free_rows=8, running_rows=8, preempts=preempts))
-        assert len(batch.rows) == rows
-
-
-def test_nothing_goes_before_what_fits_nowhere() -> None:
-    queue = Queue(policy())
-    fill(queue, 500)
-    fill(queue, 5, priority_class="bulk")
-    assert queue.next_batch(0.0, [busy(free_tokens=100)]).batch is None
-    assert len(batch_of(queue, 0.0, Capacity("w", 8, free_tokens=100)).rows) == 1
-
-
-def test_bulk_leaves_rows_free_while_more_urgent_tasks_come() -> None:
-    queue = Queue(policy(classes={"bulk": {"spare_rows": 2}}, spare_s=5.0))
-    fill(queue, *[5] * 20, priority_class="bulk")
-    assert len(batch_of(queue, 0.0, busy(free_rows=12)).rows) == 12
-    fill(queue, 5, now=1.0)
-    assert len(batch_of(queue, 1.0, busy(free_rows=6, running_rows=26)).rows) == 4
-    decision = queue.next_batch(1.0, [busy(free_rows=2, running_rows=30)])
-    assert (decision.batch, decision.wake_at) == (None, 6.0)
-    assert len(batch_of(queue, 6.0, busy(free_rows=2, running_rows=30)).rows) == 2
+def test_batches_that_still_run_are_limited() -> None:
+    queue = Queue(policy(batches_running_max=1, max_rows=2))
+    fill(queue, 5, 5, 5)
+    rows = batch_of(queue, 1.0, busy()).rows
+    for row in rows:
+        assert queue.next_batch(1.0, [busy()]).batch is None
+        queue.finish(row.request_id, 5, 1.0)
+    assert len(batch_of(queue, 1.0, busy()).rows) == 1
 
 
 # Simple batchers.
@@ -181,7 +109,7 @@ def test_priority_goes_by_class_alone() -> None:
     queue = Queue(policy("priority", max_rows=2))
     fill(queue, 5, priority_class="bulk", deadline=1.0)
     fill(queue, 5, 5, deadline=9.0)
-    assert [row.waited_s for row in batch_of(queue, 0.1, busy()).rows] == [0.1, 0.1]
+    assert len(batch_of(queue, 0.1, busy()).rows) == 2
     assert queue.waiting("bulk") == 1
 
 

@@ -1,0 +1,242 @@
+"""Which worker gets the first row, which rows go with it, and why no more."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from batcher.core.scheduler.capacity import Capacity
+from batcher.core.scheduler.queue import Queue
+from batcher.core.scheduler.task import Batch, BatchCause, BatchLimit, QueuedTask
+from sluice.settings.batching import ClassPolicies, ClassPolicy, Policy
+
+NUMBERS = iter(range(10**9))
+
+
+def fill(
+    queue: Queue,
+    *prompts: int,
+    priority_class: str = "interactive",
+    now: float = 0.0,
+    **values: object,
+) -> None:
+    for prompt in prompts:
+        known = {"prompt_tokens": prompt, "max_tokens": 10, **values}
+        queue.add(QueuedTask(f"t{next(NUMBERS)}", priority_class, **known), now)  # type: ignore[arg-type]
+
+
+def busy(free_rows: int = 8, **values: object) -> Capacity:
+    return Capacity("w", free_rows, **{"running_rows": 8, **values})  # type: ignore[arg-type]
+
+
+def batch_of(queue: Queue, now: float, replica: Capacity) -> Batch:
+    batch = queue.next_batch(now, [replica]).batch
+    assert batch is not None
+    return batch
+
+
+def test_a_free_slot_is_enough() -> None:
+    queue = Queue(Policy())
+    fill(queue, 5)
+    batch = batch_of(queue, 0.0, busy())
+    assert (batch.cause, len(batch.rows)) == (BatchCause.SLOT_FREE, 1)
+
+
+def test_enough_for_the_room_there_is_need_not_wait() -> None:
+    queue = Queue(Policy())
+    fill(queue, 5, 5, 5)
+    batch = batch_of(queue, 0.0, busy(free_rows=3))
+    assert (batch.cause, len(batch.rows)) == (BatchCause.FULL, 3)
+
+
+def full_of_bulk(urgent_rows: int = 3) -> Capacity:
+    """No slot is free, but bulk rows would give theirs."""
+    room = Capacity("w", urgent_rows, running_rows=16, preempts=True)
+    return busy(free_rows=0, running_rows=16, preempts=True, preemptible=(room, room))
+
+
+@pytest.mark.parametrize(
+    ("priority_class", "rows"), [("interactive", 3), ("standard", 3), ("bulk", None)]
+)
+def test_less_urgent_rows_give_way(priority_class: str, rows: int | None) -> None:
+    queue = Queue(Policy())
+    fill(queue, *[5] * 4, priority_class=priority_class)
+    batch = queue.next_batch(0.0, [full_of_bulk()]).batch
+    assert (batch and len(batch.rows)) == rows
+
+
+def test_nothing_less_urgent_goes_along_with_rows_that_others_give_way_to() -> None:
+    queue = Queue(Policy())
+    fill(queue, 5, priority_class="standard")
+    fill(queue, 5, priority_class="interactive")
+    batch = batch_of(queue, 0.0, full_of_bulk())
+    assert len(batch.rows) == 1
+    assert queue.waiting("standard") == 1
+
+
+def test_a_free_slot_is_better_than_a_taken_one() -> None:
+    queue = Queue(Policy())
+    fill(queue, 5, priority_class="interactive")
+    free = replace(busy(free_rows=1, running_rows=15), worker="free")
+    assert queue.next_batch(0.0, [full_of_bulk(), free]).batch.worker == "free"  # type: ignore[union-attr]
+
+
+def test_without_the_switch_nobody_gives_way() -> None:
+    queue = Queue(Policy(takes_slots=False))
+    fill(queue, 5, priority_class="interactive")
+    assert queue.next_batch(0.0, [full_of_bulk()]).batch is None
+
+
+def test_where_bulk_gives_way_it_leaves_no_slot_free() -> None:
+    for preempts, rows in ((False, 4), (True, 8)):
+        queue = Queue(Policy(classes=ClassPolicies(bulk=ClassPolicy(spare_rows=8))))
+        fill(queue, 5, priority_class="interactive")
+        batch_of(queue, 0.0, Capacity("w", 1))
+        fill(queue, *[5] * 20, priority_class="bulk")
+        batch = batch_of(queue, 0.1, busy(free_rows=8, running_rows=8, preempts=preempts))
+        assert len(batch.rows) == rows
+
+
+def test_nothing_goes_before_what_fits_nowhere() -> None:
+    queue = Queue(Policy())
+    fill(queue, 500)
+    fill(queue, 5, priority_class="bulk")
+    assert queue.next_batch(0.0, [busy(free_tokens=100)]).batch is None
+    assert len(batch_of(queue, 0.0, Capacity("w", 8, free_tokens=100)).rows) == 1
+
+
+def test_bulk_leaves_rows_free_while_more_urgent_tasks_come() -> None:
+    queue = Queue(Policy(classes=ClassPolicies(bulk=ClassPolicy(spare_rows=2)), spare_s=5.0))
+    fill(queue, *[5] * 20, priority_class="bulk")
+    assert len(batch_of(queue, 0.0, busy(free_rows=12)).rows) == 12
+    fill(queue, 5, now=1.0)
+    assert len(batch_of(queue, 1.0, busy(free_rows=6, running_rows=26)).rows) == 4
+    decision = queue.next_batch(1.0, [busy(free_rows=2, running_rows=30)])
+    assert (decision.batch, decision.wake_at) == (None, 6.0)
+    assert len(batch_of(queue, 6.0, busy(free_rows=2, running_rows=30)).rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "worker", "rows", "limit"),
+    [
+        ({}, busy(), 5, BatchLimit.ALL_WAITING),
+        ({"max_rows": 3}, busy(), 3, BatchLimit.ROWS),
+        ({}, busy(free_rows=2), 2, BatchLimit.WORKER_ROWS),
+        ({"waiting_tokens_max": 59}, busy(waiting_tokens=10), 4, BatchLimit.WORKER_PREFILL),
+        ({}, busy(free_tokens=50), 2, BatchLimit.WORKER_CACHE),
+    ],
+)
+def test_a_batch_says_why_it_is_not_larger(
+    values: dict[str, object], worker: Capacity, rows: int, limit: BatchLimit
+) -> None:
+    queue = Queue(Policy.model_validate(values))
+    fill(queue, *[10] * 5)  # Each with an answer of up to 10 tokens.
+    batch = batch_of(queue, 1.0, worker)
+    assert (len(batch.rows), batch.limit) == (rows, limit)
+
+
+@pytest.mark.parametrize("why", ["came back", "deadline", "overdue"])
+def test_what_presses_is_said_to_be_urgent(why: str) -> None:
+    bulk = ClassPolicy(aging_s=0.3)
+    queue = Queue(Policy(classes=ClassPolicies(bulk=bulk)))
+    fill(queue, 5, priority_class="bulk")
+    (row,) = batch_of(queue, 0.0, Capacity("w", 8)).rows
+    if why == "came back":
+        queue.requeue(row.request_id, 1, 0.0)
+    else:
+        queue.finish(row.request_id, 5, 1.0)  # An answer takes 1 s.
+        due = 2.9 if why == "deadline" else math.inf
+        fill(queue, 5, priority_class="bulk", now=1.0, deadline=due)
+    at = 1.3 if why == "overdue" else 1.0
+    assert batch_of(queue, at, busy()).cause is BatchCause.URGENT
+
+
+def test_a_row_that_is_to_be_alone_is_alone() -> None:
+    queue = Queue(Policy())
+    tasks = [QueuedTask(name, "bulk") for name in ("first", "alone", "last")]
+    tasks[1].alone = True
+    for task in tasks:
+        queue.add(task, 0.0)
+    batches = [batch_of(queue, 0.0, Capacity("w", 8)) for _ in range(3)]
+    assert [[row.request_id for row in batch.rows] for batch in batches] == [
+        ["first"],
+        ["alone"],
+        ["last"],
+    ]
+    assert [batch.limit for batch in batches[:2]] == [BatchLimit.ALONE] * 2
+
+
+# The worker.
+
+
+def chosen(
+    *workers: Capacity, prompt: int = 100, queue: Queue | None = None, prefix: bytes = b""
+) -> str | None:
+    """The worker of a row of ``prompt`` tokens that may need 200 of the cache."""
+    if queue is None:
+        queue = Queue(Policy(waiting_tokens_max=1000))
+    fill(queue, prompt, max_tokens=200 - min(prompt, 100), prefix=prefix)
+    batch = queue.next_batch(0.0, workers).batch
+    return batch.worker if batch else None
+
+
+def working(worker: str, **values: float) -> Capacity:
+    known: dict[str, float] = {"running_rows": 4, "step_s": 0.01, "prefill_token_s": 0.001}
+    return Capacity(worker, **{"free_rows": 4, **known, **values})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("worker", "room"),
+    [
+        (working("w"), True),
+        (working("w", free_rows=0), False),
+        (working("w", free_tokens=199), False),
+        (working("w", free_tokens=200), True),
+        (working("w", waiting_tokens=900), True),
+        (working("w", waiting_tokens=901), False),
+        (working("w", batches_in_flight=4), False),
+        (
+            working("w", running_rows=0, free_tokens=5),
+            True,
+        ),  # Idle: it says itself what does not fit.
+    ],
+)
+def test_a_worker_without_room_gets_nothing(worker: Capacity, room: bool) -> None:
+    assert chosen(worker) == ("w" if room else None)
+
+
+def test_a_prompt_longer_than_may_wait_goes_to_a_worker_with_nothing_waiting() -> None:
+    assert chosen(working("w"), prompt=5000) == "w"
+    assert chosen(working("w", waiting_tokens=1), prompt=5000) is None
+
+
+def test_the_worker_whose_first_token_comes_soonest_is_taken() -> None:
+    behind = working("behind", waiting_tokens=500)
+    slow = working("slow", step_s=0.9)
+    assert chosen(behind, slow, working("soon")) == "soon"
+
+
+def test_without_known_costs_the_emptier_one_is_taken() -> None:
+    full = Capacity("full", 1, running_rows=7)
+    empty = Capacity("empty", 7, running_rows=1)
+    assert chosen(full, empty) == "empty"
+
+
+@pytest.mark.parametrize(("waiting", "worker"), [(90, "knows"), (150, "soon")])
+def test_a_worker_that_knows_the_prompt_may_be_slower_by_what_the_prompt_takes(
+    waiting: int, worker: str
+) -> None:
+    queue = Queue(Policy(waiting_tokens_max=1000))
+    assert chosen(working("knows"), queue=queue, prefix=b"x") == "knows"
+    knows, soon = working("knows", waiting_tokens=waiting), working("soon")
+    assert chosen(soon, knows, queue=queue, prefix=b"y") == "soon"
+    assert chosen(soon, knows, queue=queue, prefix=b"x") == worker
+
+
+def test_rows_are_left_free_but_never_more_than_a_quarter() -> None:
+    queue = Queue(Policy(classes=ClassPolicies(bulk=ClassPolicy(spare_rows=4))))
+    fill(queue, 5)
+    batch_of(queue, 0.0, Capacity("w", 1))
+    fill(queue, *[5] * 4, priority_class="bulk")
+    assert queue.next_batch(0.1, [Capacity("large", 2, running_rows=30)]).batch is None
+    assert len(batch_of(queue, 0.1, Capacity("small", 2, running_rows=1)).rows) == 2
