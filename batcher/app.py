@@ -12,7 +12,6 @@ from nats.aio.client import Client
 from opentelemetry.trace import Tracer
 
 from batcher.core.row import checked_task
-from batcher.core.workers import Peers
 from batcher.drains import Drained, Drains
 from batcher.gateways import Gateways, Reporter
 from batcher.metrics import BatcherMetrics
@@ -77,7 +76,6 @@ class Batcher:
         self._settings = settings
         self._spans = RowSpans(tracer)
         self._gateways = Gateways(nats_client, batcher)
-        self._peers = Peers(batcher)
         self._reporter = Reporter(nats_client, batcher, self._report)
         self._drains = Drains(nats_client, self._on_drains)
         self._drained: Drained = {}
@@ -87,7 +85,6 @@ class Batcher:
             batcher,
             self._gateways,
             self._spans,
-            self._peers,
             self._reporter.changed,
             BatcherMetrics(registry),
             channel_credentials(settings.tls.mesh),
@@ -172,12 +169,6 @@ class Batcher:
         ]
         if unknown and not broadcast:
             self._answering.spawn(self._gateways.send_unknown(message.gateway, unknown))
-
-    def on_report(self, report: control_pb2.BatcherReport) -> None:
-        """Another batcher has other work: our share of the workers may have changed."""
-        self._peers.take(report, time.monotonic())
-        for loop in self._loops.values():
-            loop.wake()
 
     def on_gateway_gone(self, gateway: str, *, waiting_only: bool = False) -> None:
         """Drops the rows of a gateway; ``waiting_only``: not those that a worker has."""

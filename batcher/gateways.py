@@ -17,7 +17,7 @@ from nats.aio.msg import Msg
 from batcher.core.frames import bundles
 from sluice.internal.v1 import control_pb2, frame_pb2
 from sluice.wire import subjects
-from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, read_control, read_report
+from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, read_control
 from sluice.wire.connection import settle
 
 log = logging.getLogger(__name__)
@@ -49,16 +49,13 @@ PENDING_BYTES: Final = 256 * 1024 * 1024
 
 
 class GatewayEvents(Protocol):
-    """Receives what gateways and other batchers send."""
+    """Receives what gateways send."""
 
     def on_task(self, payload: bytes, headers: dict[str, str] | None) -> None:
         """A task for this batcher."""
 
     def on_control(self, message: control_pb2.ControlMessage, *, broadcast: bool) -> None:
         """A control message, for this batcher or for all."""
-
-    def on_report(self, report: control_pb2.BatcherReport) -> None:
-        """A report of a batcher; this batcher's own come too."""
 
     def on_gateway_gone(self, gateway: str, *, waiting_only: bool = False) -> None:
         """A gateway has been away for `ABSENT_S`; ``waiting_only``: it is away."""
@@ -120,12 +117,6 @@ class Gateways:
         async def control(message: Msg) -> None:
             _take_control(message, events, broadcast=True)
 
-        async def report(message: Msg) -> None:
-            try:
-                events.on_report(read_report(message.subject, message.data))
-            except MalformedMessage as error:
-                log.warning("%s: %s", message.subject, error)
-
         async def absent(message: Msg) -> None:
             gateway = message.subject.rpartition(".")[2]
             away_s = self._away_s(gateway, time.monotonic())
@@ -140,7 +131,6 @@ class Gateways:
             pending_bytes_limit=PENDING_BYTES,
         )
         await self._nats.subscribe(subjects.CONTROL, cb=control)
-        await self._nats.subscribe(subjects.ALL_REPORTS, cb=report)
         await self._nats.subscribe(subjects.absent(self._batcher, subjects.ANY), cb=absent)
         # The first report brings tasks.
         await settle(self._nats, SETTLE_S)

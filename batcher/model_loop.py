@@ -26,7 +26,6 @@ from batcher.core.frames import final_frame
 from batcher.core.requests import Requests
 from batcher.core.row import Row
 from batcher.core.scheduler.capacity import Capacity
-from batcher.core.workers import Peers
 from batcher.gateways import Gateways
 from batcher.jetstream.inbox import Inbox
 from batcher.metrics import BatcherMetrics
@@ -51,7 +50,6 @@ class Process:
 
     Attributes:
         batcher: its id.
-        peers: the other batchers.
         on_readiness: called when the readiness of a model changed.
         metrics: what it counts.
         worker_credentials: for calls to Triton; None: not encrypted.
@@ -61,7 +59,6 @@ class Process:
     batcher: str
     gateways: Gateways
     spans: RowSpans
-    peers: Peers
     on_readiness: Callable[[], None]
     metrics: BatcherMetrics
     worker_credentials: grpc.ChannelCredentials | None = None
@@ -276,7 +273,7 @@ class ModelLoop(WorkerEvents):
         """Of the workers; most passes of the loop are for frames, while no row waits."""
         if not self._requests.waiting:
             return []
-        return self._requests.capacities(self._process.peers.share(self._model, now), now)
+        return self._requests.capacities(now)
 
     async def _sleep(self) -> None:
         wake_at = self._requests.wake_at()
@@ -304,8 +301,10 @@ class ModelLoop(WorkerEvents):
         for formed in effects.batches:
             process.metrics.formed(formed, process.spans.of_row)
             own, *rows = process.spans.formed(formed)
-            batch = formed.message(process.batcher, rows, time.monotonic())
+            batch = formed.message(process.batcher, rows, time.monotonic(), effects.waiting)
             self._fleet.send(formed.batch.worker, batch, own)
+        for worker, waiting in effects.demands:
+            self._fleet.demand(worker, waiting)
         if effects.cancels:
             self._chores.spawn(self._fleet.cancel(effects.cancels))
         for row in effects.dead:

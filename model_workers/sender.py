@@ -24,6 +24,7 @@ Sending blocks for a round trip through shared memory, which must not delay the 
 import faulthandler
 import logging
 import math
+import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from model_workers.gather import GATHER_TOKENS_MAX, SOON_S, end_wait_s, gathered_until
+from model_workers.grants import Grant
 from model_workers.watchdog import TICK_S, Watchdog
 from sluice.internal.v1 import frame_pb2, worker_pb2
 
@@ -91,6 +93,7 @@ class Channel:
     waiting: list[frame_pb2.Frame] = field(default_factory=list)
     gathered: dict[str, Gathered] = field(default_factory=dict)
     admissions: list[worker_pb2.Admission] = field(default_factory=list)
+    grant: Grant = field(default_factory=Grant)
 
     @property
     def due_at(self) -> float:
@@ -220,6 +223,16 @@ class Channels:
         for channel in self._channels.values():
             channel.load_update_at = min(channel.load_update_at, due_at)
 
+    def grant(self, batcher: str, grant: Grant, now: float) -> None:
+        """Sets what a batcher may send; one whose rows wait hears of more `SOON_S` later at most."""
+        channel = self._channels.get(batcher)
+        if channel is None or channel.grant == grant:
+            return
+        grew = any(map(operator.gt, grant.rows, channel.grant.rows or (0,) * len(grant.rows)))
+        wait_s = SOON_S if grew and grant.waits else LOAD_UPDATE_S
+        channel.grant = grant
+        channel.load_update_at = min(channel.load_update_at, now + wait_s)
+
     def post(self, batcher: str, frames: Iterable[PostedFrame], now: float) -> None:
         """Adds frames; dropped when the batcher has no channel, or a newer one than they are for."""
         channel = self._channels.get(batcher)
@@ -262,6 +275,8 @@ class Channels:
             admissions=channel.admissions,
             ready=channel.ready,
             counts=self._counts() if is_heartbeat else None,
+            rows_to=channel.grant.rows if channel.ready else (),
+            tokens_to=channel.grant.tokens if channel.ready else (),
         )
         channel.admissions = []
         channel.sequence += 1
@@ -340,8 +355,9 @@ class Sender:
         frames: Mapping[str, Sequence[PostedFrame]],
         load: worker_pb2.WorkerLoad,
         admissions: Mapping[str, Sequence[worker_pb2.Admission]] = MappingProxyType({}),
+        grants: Mapping[str, Grant] = MappingProxyType({}),
     ) -> None:
-        """Takes the frames of a step and what was admitted before it, by batcher, and the load after it."""
+        """Takes the frames of a step, what was admitted before it and what is granted, by batcher; and the load."""
         now = self._clock()
         with self._changed:
             due_at = self._channels.next_due()
@@ -350,6 +366,8 @@ class Sender:
                 self._channels.admit(batcher, admitted, now)
             for batcher, messages in frames.items():
                 self._channels.post(batcher, messages, now)
+            for batcher, grant in grants.items():
+                self._channels.grant(batcher, grant, now)
             if self._channels.next_due() != due_at:
                 self._changed.notify_all()
 

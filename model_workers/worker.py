@@ -17,6 +17,7 @@ from opentelemetry.trace import Tracer
 
 from model_workers import messages
 from model_workers.engine.protocol import Engine, Refused, RowSpec, RowStep
+from model_workers.grants import Grants
 from model_workers.messages import row_spec
 from model_workers.sender import Channels, PostedFrame, ResponseSender, Sender, SenderCallbacks
 from model_workers.telemetry import HOLD_S, Parents, RowTelemetry
@@ -70,7 +71,16 @@ class AbandonCommand:
     at: float
 
 
-Command = OpenCommand | AdmitCommand | CancelCommand | AbandonCommand
+@dataclass(frozen=True)
+class DemandCommand:
+    """Rows that wait at a batcher, by class."""
+
+    batcher: str
+    opening: int
+    waiting: Sequence[int]
+
+
+Command = OpenCommand | AdmitCommand | CancelCommand | AbandonCommand | DemandCommand
 
 
 class InboxFull(Exception):
@@ -93,6 +103,7 @@ class EngineLoop:
         self._telemetry = telemetry
         self._watchdog = watchdog
         self._clock = clock
+        self._grants = Grants()
         self._inbox: deque[Command] = deque()
         self._changed = Condition()
         self._stopping = False
@@ -160,8 +171,14 @@ class EngineLoop:
                     self._telemetry.abandon(rows)
                     self._telemetry.lost(command.batcher)
                     self._engine.cancel([row.request_id for row in rows])
+                    opening = self._grants.opening(command.batcher)
+                    if not self._sender.has_channel(command.batcher, opening):
+                        self._grants.close(command.batcher)
+                case DemandCommand():
+                    if command.opening == self._grants.opening(command.batcher):
+                        self._grants.wait(command.batcher, command.waiting)
         load = self._engine.load()
-        self._sender.post({}, load, admissions)
+        self._sender.post({}, load, admissions, self._grants.give(load))
         self._watchdog.end(self._clock(), is_step=False)
         return load
 
@@ -169,6 +186,7 @@ class EngineLoop:
         if self._sender.has_channel(command.batcher, command.opening):
             rows = self._telemetry.owned(command.batcher)
             self._engine.cancel([row.request_id for row in rows])
+            self._grants.open(command.batcher, command.opening)
             self._sender.make_ready(command.batcher, command.opening)
 
     def _cancel(self, command: CancelCommand) -> None:
@@ -180,13 +198,17 @@ class EngineLoop:
 
     def _admit(self, command: AdmitCommand) -> worker_pb2.Admission:
         admission = worker_pb2.Admission(batch_id=command.batch.batch_id, refused=command.refused)
+        self._grants.take(command.batch)
         for spec, parents in command.rows:
             try:
                 self._engine.add(spec, command.arrived_at)
             except Refused as refused:
                 admission.refused.append(messages.refusal(spec.request_id, refused))
             else:
+                self._grants.entered(spec.owner)
                 replaced = self._telemetry.accept(spec, parents, command.arrived_at)
+                if replaced is not None:
+                    self._grants.left(replaced.spec.owner)
                 if replaced is not None and replaced.spec.owner != spec.owner:
                     # Its batcher would wait for frames, and count it among the rows here.
                     end = messages.frame(replaced.cancelled(), None)
@@ -217,8 +239,10 @@ class EngineLoop:
         for step in steps:
             timings = self._telemetry.add_step(step, now)
             by_batcher[step.owner].append((messages.frame(step, timings), step.gather_s))
+            if step.end is not None:
+                self._grants.left(step.owner)
         load = self._engine.load()
-        self._sender.post(by_batcher, load)
+        self._sender.post(by_batcher, load, grants=self._grants.give(load))
         return load
 
 
@@ -285,6 +309,10 @@ class Worker:
             case "cancel_rows":
                 attempts = {row.request_id: row.attempt for row in request.cancel_rows.rows}
                 self._loop.submit(CancelCommand(request.cancel_rows.batcher, attempts))
+            case "demand":
+                demand = request.demand
+                waiting = tuple(demand.waiting)
+                self._loop.submit(DemandCommand(demand.batcher, demand.opening, waiting))
             case _:
                 raise MalformedMessage("not a WorkerRequest: no message is set")
         self._sender.end(responses)

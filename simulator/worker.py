@@ -1,11 +1,13 @@
 """A simulated worker: the batches in flight to it, the steps of its engine, and the batcher's view of it."""
 
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
+from itertools import accumulate
 from typing import Protocol
 
-from batcher.core.scheduler.capacity import Capacity, Usage
+from batcher.core.scheduler.capacity import Capacity
+from model_workers.grants import Room, rooms_of
 from simulator.cost import StepCost
 from simulator.engines import Engine, EngineRow, Progress, Stretch
 
@@ -85,33 +87,28 @@ class SimulatedWorker:
         """What the batcher knows: the worker's last report, and what it sent since."""
         load = self._engine.load()
         in_flight = self._in_flight.values()
-        free = math.inf
-        if load.block_tokens:
-            reserved = sum(self._sent[row.request_id] for row in in_flight)
-            # Rows that wait inside the worker have no blocks yet.
-            free = load.free_blocks * load.block_tokens - load.waiting_tokens - reserved
-        present = max(len(self._sent), load.running + load.waiting + len(in_flight))
-        capacity = Capacity(
-            worker=self.name,
-            free_rows=max(0, load.slots - present),
-            free_tokens=free,
-            waiting_tokens=load.waiting_tokens + sum(row.prompt for row in in_flight),
-            running_rows=load.running + load.waiting,
-            batches_in_flight=self._unanswered,
-            step_s=self._cost(0, load.running, load.running_tokens) if load.running else 0.0,
-            prefill_token_s=self._cost.prefill_token_s,
-        )
-        if not load.ranks:
-            return capacity
-        usages = [
-            Usage(r.running + r.waiting, r.waiting_tokens, r.running_tokens + r.waiting_tokens)
-            for r in load.ranks
-        ]
-        for row in in_flight:
-            rows, waiting, cached = usages[row.rank]
-            reserved = self._sent.get(row.request_id, 0)
-            usages[row.rank] = Usage(rows + 1, waiting + row.prompt, cached + reserved)
-        return capacity.with_preemption(usages, load.slots, load.places)
+        reserved = sum(self._sent.get(row.request_id, 0) for row in in_flight)
+        # Rows that have left, of which the batcher does not know yet, are in no report either.
+        late = max(0, len(self._sent) - load.running - load.waiting - len(in_flight))
+        prefill = sum(row.prompt for row in in_flight)
+
+        def with_room(room: Room, waiting_tokens: int) -> Capacity:
+            return Capacity(
+                worker=self.name,
+                free_rows=max(0, room.rows - len(in_flight) - late),
+                free_tokens=room.tokens - reserved,
+                waiting_tokens=waiting_tokens + prefill,
+                running_rows=load.running + load.waiting,
+                batches_in_flight=self._unanswered,
+                step_s=self._cost(0, load.running, load.running_tokens) if load.running else 0.0,
+                prefill_token_s=self._cost.prefill_token_s,
+                preempts=bool(load.ranks),
+            )
+
+        *urgent, last = rooms_of(load)
+        waiting = accumulate(rank.waiting_tokens for rank in load.ranks)
+        preemptible = tuple(map(with_room, urgent, waiting))
+        return replace(with_room(last, load.waiting_tokens), preemptible=preemptible)
 
     @property
     def running(self) -> int:

@@ -31,13 +31,16 @@ class FormedBatch:
             worker=self.worker_id,
         )
 
-    def message(self, batcher: str, traceparents: Sequence[str], now: float) -> worker_pb2.Batch:
-        """The message to the worker; ``traceparents`` are those of the rows."""
+    def message(
+        self, batcher: str, traceparents: Sequence[str], now: float, waiting: Sequence[int] = ()
+    ) -> worker_pb2.Batch:
+        """The message to the worker; ``traceparents`` are those of the rows, ``waiting`` what still waits by class."""
         rows = zip(self.rows, traceparents, strict=True)
         return worker_pb2.Batch(
             batch_id=self.batch_id,
             batcher=batcher,
             rows=[row.message(traceparent, now) for row, traceparent in rows],
+            waiting=waiting,
         )
 
 
@@ -70,5 +73,9 @@ class Effects:
     """Gateway and row: it is told that this batcher has the row."""
     batches: list[FormedBatch] = field(default_factory=list)
     cancels: list[Cancelled] = field(default_factory=list)
+    demands: list[tuple[str, Sequence[int]]] = field(default_factory=list)
+    """Worker, and the rows that wait for it, by class."""
+    waiting: Sequence[int] = ()
+    """Rows that still wait, by class."""
     dead: list[Row] = field(default_factory=list)
     """Tasks that become dead letters; `Row.final` says why."""

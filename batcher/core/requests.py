@@ -32,7 +32,6 @@ from batcher.core.scheduler.task import Batch
 from batcher.core.workers import (
     Breaker,
     ChannelBroken,
-    WorkerShare,
     WorkerState,
     without_standby,
 )
@@ -203,10 +202,10 @@ class Requests:
         """All workers with a channel, by name."""
         return dict(self._workers)
 
-    def capacities(self, share: WorkerShare, now: float) -> list[Capacity]:
+    def capacities(self, now: float) -> list[Capacity]:
         """What fits in each worker that gets rows."""
         return [
-            state.capacity(name, share, self._rows_max(name, now))
+            state.capacity(name, self._rows_max(name, now))
             for name, state in self.active_workers().items()
         ]
 
@@ -272,8 +271,19 @@ class Requests:
                 break
             self._send(batch, now)
             capacities = [capacity.after(batch) for capacity in capacities]
+        self._tell_waiting()
         pauses = (breaker.open_until for breaker in self._breakers.values() if self.waiting)
         self._probe_at = min((until for until in pauses if until > now), default=None)
+
+    def _tell_waiting(self) -> None:
+        """Says to workers when rows of a class begin or cease to wait for them."""
+        waiting, active = self.queue.waiting_by_class(), self.active_workers()
+        formed = {batch.batch.worker for batch in self._effects.batches}
+        for name, state in self._workers.items():
+            told = waiting if name in active else (0,) * len(waiting)
+            if state.live and state.tell(told) and name not in formed:
+                self._effects.demands.append((name, told))
+        self._effects.waiting = waiting
 
     def wake_at(self) -> float | None:
         """When `advance` must be called if no event comes before; None: never."""

@@ -155,7 +155,12 @@ class Row(QueuedTask):
     def message(self, traceparent: str, now: float) -> worker_pb2.Row:
         """The message to a worker."""
         origin = self.headers.get("traceparent", "")
-        message = worker_pb2.Row(attempt=self.attempt, traceparent=traceparent, origin=origin)
+        message = worker_pb2.Row(
+            attempt=self.attempt,
+            traceparent=traceparent,
+            origin=origin,
+            cache_tokens=self.cache_tokens,
+        )
         message.task.CopyFrom(self.task)
         del message.task.produced_token_ids[:]
         message.task.produced_token_ids.extend(self.produced)

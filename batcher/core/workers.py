@@ -1,15 +1,14 @@
-"""The state of workers: their reports, the rows sent since, and this batcher's share of their capacity."""
+"""The state of workers: their reports, the rows sent to them, and what they grant this batcher."""
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import Final
 
 from batcher.core.row import Row
-from batcher.core.scheduler.capacity import Capacity, Usage
+from batcher.core.scheduler.capacity import Capacity
 from sluice.internal.v1 import worker_pb2
-from sluice.internal.v1.control_pb2 import BatcherReport
 from sluice.wire.subjects import RANKS
 
 MEAN_SHARE: Final = 0.1
@@ -19,70 +18,6 @@ FAILURES_MAX: Final = 2
 BREAK_S: Final = 0.5
 BREAK_S_MAX: Final = 10.0
 """The pause before the first try, and the longest; seconds."""
-EXPIRY_S: Final = 3.5
-"""A batcher that was silent for this long is forgotten, seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerShare:
-    """This batcher's share of a worker."""
-
-    batchers: int = 1
-    """All that send to it, this one included."""
-    demanding: int = 0
-    """Others in which tasks wait."""
-
-    def of(self, slots: int, free: int, used: int, unanswered: int) -> int:
-        """The rows that may be sent to a worker now.
-
-        The slots that were free in its last report are divided among all batchers, rounded up, so together they send at
-        most ``batchers - 1`` rows too many per report; these wait in the worker. A batcher with an older report may add
-        its part of what was free then. While others have waiting tasks, no batcher takes more than an equal part of the
-        slots: the others learn of a free slot later than the one whose row left it.
-
-        Args:
-            slots: of the worker.
-            free: of these, by its last report.
-            used: this batcher's rows in it, or in flight to it.
-            unanswered: of these, rows in flight, which that report does not count.
-        """
-        room = -(-free // self.batchers) - unanswered
-        if self.demanding:
-            room = min(room, -(-slots // (1 + self.demanding)) - used)
-        return max(0, room)
-
-
-@dataclass(frozen=True, slots=True)
-class _Peer:
-    queued: dict[str, int]
-    """Tasks that wait, by each model that it has a worker for; empty when it leaves."""
-    sequence: int
-    """Of its newest report."""
-    expires_at: float
-
-
-class Peers:
-    """The other batchers with recent reports; time is an argument, monotonic seconds."""
-
-    def __init__(self, batcher: str) -> None:
-        self._batcher = batcher
-        self._peers: dict[str, _Peer] = {}
-
-    def take(self, report: BatcherReport, now: float) -> None:
-        """Takes a batcher's report; this batcher's own come too."""
-        known = self._peers.get(report.batcher)
-        if report.batcher == self._batcher or (known and report.sequence < known.sequence):
-            return
-        models = () if report.leaving else report.models
-        queued = {model.model: model.queued for model in models if model.workers}
-        self._peers[report.batcher] = _Peer(queued, report.sequence, now + EXPIRY_S)
-
-    def share(self, model: str, now: float) -> WorkerShare:
-        """This batcher's share of each worker of ``model``."""
-        for batcher in [b for b, peer in self._peers.items() if peer.expires_at <= now]:
-            del self._peers[batcher]
-        queued = [peer.queued[model] for peer in self._peers.values() if model in peer.queued]
-        return WorkerShare(1 + len(queued), sum(count > 0 for count in queued))
 
 
 def without_standby(live: Collection[str], ranked: Sequence[str], standby: int) -> list[str]:
@@ -166,6 +101,7 @@ class WorkerState:
         load: as reported last.
         counts: what it has counted since it started; None: not reported yet.
         rows: in the worker, or in flight to it, by request.
+        told: rows that wait for it, by class, as it heard last.
     """
 
     def __init__(self) -> None:
@@ -177,8 +113,10 @@ class WorkerState:
         self._times = StepTimes()
         self._next_sequence = 0
         self._refused = False
-        self._ours = [0] * len(RANKS)
-        """How many of `rows`, by class, the most urgent first."""
+        self.told: Sequence[int] = (0,) * len(RANKS)
+        self._rows_to: Sequence[int] = ()
+        self._tokens_to: Sequence[int] = ()
+        self._sent_rows = self._sent_tokens = 0
         self._unqueued: dict[str, Sequence[Row]] = {}
         """Batches that are on their way."""
         self._uncounted: dict[str, Sequence[Row]] = {}
@@ -210,6 +148,7 @@ class WorkerState:
         self._next_sequence += 1
         self.live = report.ready
         self.load = report.load
+        self._rows_to, self._tokens_to = report.rows_to, report.tokens_to
         if report.HasField("counts"):
             self.counts = report.counts
         self._times.note(report.load, now)
@@ -228,102 +167,67 @@ class WorkerState:
     def sent(self, batch_id: str, rows: Sequence[Row]) -> None:
         """A batch was sent."""
         self._unqueued[batch_id] = self._uncounted[batch_id] = rows
-        for row in rows:
-            if row.request_id not in self.rows:
-                self._ours[RANKS[row.priority_class]] += 1
-            self.rows[row.request_id] = row
+        self._sent_rows += len(rows)
+        self._sent_tokens += sum(row.cache_tokens for row in rows)
+        self.rows.update((row.request_id, row) for row in rows)
 
     def landed(self, row: Row) -> None:
         """The row has left the worker."""
-        if self.rows.pop(row.request_id, None) is not None:
-            self._ours[RANKS[row.priority_class]] -= 1
+        self.rows.pop(row.request_id, None)
 
-    # Capacity.
+    # Room.
 
-    def capacity(self, name: str, share: WorkerShare, rows_max: float = math.inf) -> Capacity:
-        """This batcher's share of the worker's free capacity; ``name`` is the worker's.
+    def capacity(self, name: str, rows_max: float = math.inf) -> Capacity:
+        """What may be sent to the worker now; ``name`` is the worker's.
 
         Args:
             rows_max: rows of this batcher that may be in it.
         """
-        load = self.load
-        in_flight = self._in_flight()
-        flying = sum(usage.rows for usage in in_flight)
+        load, last = self.load, len(RANKS) - 1
+        prefill = sum(row.prefill_tokens for rows in self._uncounted.values() for row in rows)
         capacity = Capacity(
             worker=name,
-            free_rows=self._free_rows(flying, share),
-            free_tokens=self._free_tokens(in_flight),
-            waiting_tokens=load.waiting_tokens + sum(usage.waiting_tokens for usage in in_flight),
+            free_rows=self._free_rows(last),
+            free_tokens=self._free_tokens(last),
+            waiting_tokens=load.waiting_tokens + prefill,
             running_rows=load.running + load.waiting,
             batches_in_flight=len(self._uncounted),
             step_s=self._times.step_s,
             # An engine without a cache has no rows that long prompts would keep from decoding.
             prefill_token_s=self._times.prefill_token_s if load.block_tokens else 0.0,
+            preempts=bool(load.ranks),
         )
         if rows_max < math.inf:
-            free_rows = min(capacity.free_rows, max(0, int(rows_max) - len(self.rows)))
-            return replace(capacity, free_rows=free_rows)
-        if self.worker_id and not self._refused and len(load.ranks) == len(RANKS):
-            usages = self._usages(in_flight)
-            capacity = capacity.with_preemption(usages, load.slots, load.places)
-        return self._shared(capacity, in_flight, share)
-
-    def _in_flight(self) -> list[Usage]:
-        """By class, rows that the worker's reports may not count yet."""
-        found = [Usage()] * len(RANKS)
-        for batch in self._uncounted.values():
-            for row in batch:
-                rank = RANKS[row.priority_class]
-                rows, prefill, cache = found[rank]
-                found[rank] = Usage(
-                    rows + 1, prefill + row.prefill_tokens, cache + row.cache_tokens
-                )
-        return found
-
-    def _usages(self, in_flight: Sequence[Usage]) -> list[Usage]:
-        """By class, the use of the worker by rows of all batchers."""
-        found = []
-        for load, flying, ours in zip(self.load.ranks, in_flight, self._ours, strict=True):
-            # The worker's count may be older than this batcher's, so the larger one is used.
-            rows = max(ours - flying.rows, load.running + load.waiting)
-            found.append(
-                Usage(
-                    rows + flying.rows,
-                    load.waiting_tokens + flying.waiting_tokens,
-                    load.running_tokens + load.waiting_tokens + flying.cache_tokens,
-                )
+            left = max(0, int(rows_max) - len(self.rows))
+            return replace(capacity, free_rows=min(capacity.free_rows, left))
+        waiting = accumulate(rank.waiting_tokens for rank in load.ranks)
+        preemptible = (
+            replace(
+                capacity,
+                free_rows=self._free_rows(rank),
+                free_tokens=self._free_tokens(rank),
+                waiting_tokens=tokens + prefill,
             )
-        return found
+            for rank, tokens in enumerate(waiting)
+            if rank < last
+        )
+        return replace(capacity, preemptible=tuple(preemptible))
 
-    def _free_rows(self, flying: int, share: WorkerShare) -> int:
+    def tell(self, waiting: Sequence[int]) -> bool:
+        """So many rows of each class wait for a worker; whether the worker is to hear of it."""
+        changed = list(map(bool, waiting)) != list(map(bool, self.told))
+        if changed:
+            self.told = waiting
+        return changed
+
+    def _free_rows(self, rank: int) -> int:
         if not self.worker_id or self._refused:
             return 0
-        load, ours = self.load, len(self.rows)
-        # As above, the larger count is used.
-        free = max(0, load.slots - max(ours - flying, load.running + load.waiting))
-        return share.of(load.slots, free, ours, flying)
+        if not self._rows_to:  # A worker of the release before this one grants nothing.
+            flying = sum(map(len, self._uncounted.values()))
+            counted = max(len(self.rows) - flying, self.load.running + self.load.waiting)
+            return max(0, self.load.slots - counted - flying)
+        return max(0, self._rows_to[rank] - self._sent_rows)
 
-    def _free_tokens(self, in_flight: Sequence[Usage]) -> float:
-        load = self.load
-        if not load.block_tokens:
-            return math.inf
-        # Rows that wait inside the worker have no blocks yet.
-        reserved = load.waiting_tokens + sum(usage.cache_tokens for usage in in_flight)
-        return load.free_blocks * load.block_tokens - reserved
-
-    def _shared(
-        self, capacity: Capacity, in_flight: Sequence[Usage], share: WorkerShare
-    ) -> Capacity:
-        ours = accumulate(self._ours)
-        flying = accumulate(usage.rows for usage in in_flight)
-        slots = self.load.slots
-        preemptible = tuple(
-            replace(
-                each,
-                free_rows=share.of(slots, each.free_rows + unanswered, used, unanswered),
-                free_tokens=each.free_tokens / share.batchers,
-            )
-            for each, used, unanswered in zip(capacity.preemptible, ours, flying, strict=False)
-        )
-        free_tokens = capacity.free_tokens / share.batchers
-        return replace(capacity, free_tokens=free_tokens, preemptible=preemptible)
+    def _free_tokens(self, rank: int) -> float:
+        return self._tokens_to[rank] - self._sent_tokens if self._tokens_to else math.inf

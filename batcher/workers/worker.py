@@ -129,6 +129,14 @@ class Worker:
         self._streams_until = max(self._streams_until, now) + 1 / OWN_STREAMS_PER_S
         return True
 
+    def demand(self, waiting: Sequence[int]) -> None:
+        """Says how many rows wait for it, by class."""
+        message = worker_pb2.Demand(batcher=self._batcher, opening=self._opening, waiting=waiting)
+        self._sending.spawn(self._send_demand(worker_pb2.WorkerRequest(demand=message)))
+
+    async def _send_demand(self, request: worker_pb2.WorkerRequest) -> None:
+        await self._send_request(request, "demand")
+
     async def cancel(self, rows: Sequence[frame_pb2.RowRef]) -> None:
         """Makes the worker drop rows; one that is lost drops all of them when it comes back."""
         if self._call is None:
@@ -202,13 +210,20 @@ class Worker:
 
     async def _send(self, batch: worker_pb2.Batch) -> None:
         """Over the channel: Triton passes on in order what comes there, so a cancel never overtakes a batch."""
-        if self._call is None:
-            return  # The worker was lost meanwhile, and its rows have left.
-        try:
-            await self._write(self._call, worker_pb2.WorkerRequest(batch=batch))
+        request = worker_pb2.WorkerRequest(batch=batch)
+        if await self._send_request(request, f"batch {batch.batch_id}"):
             self._events.on_queued(self.name, batch.batch_id)
+
+    async def _send_request(self, request: worker_pb2.WorkerRequest, what: str) -> bool:
+        """Whether it was written; not when the worker was lost meanwhile, and its rows have left."""
+        if self._call is None:
+            return False
+        try:
+            await self._write(self._call, request)
         except FAULTS as error:
-            self._lose(f"batch {batch.batch_id}: {reason_of(error)}")
+            self._lose(f"{what}: {reason_of(error)}")
+            return False
+        return True
 
     async def _send_traced(self, batch: worker_pb2.Batch, traceparent: str) -> None:
         """Over a stream of its own: cancels wait until the worker has queued it."""
@@ -296,6 +311,10 @@ class Fleet:
     def send(self, worker: str, batch: worker_pb2.Batch, traceparent: str) -> None:
         """Sends a batch to the worker of that name, as `Worker.send`."""
         self._workers[worker].send(batch, traceparent)
+
+    def demand(self, worker: str, waiting: Sequence[int]) -> None:
+        """Says to the worker of that name how many rows wait for it, by class."""
+        self._workers[worker].demand(waiting)
 
     async def cancel(self, rows: Iterable[Cancelled]) -> None:
         """Makes workers drop rows."""

@@ -121,6 +121,64 @@ def test_refusals_name_a_known_reason_and_whether_to_try_again(worker: Worker) -
     assert (counting.load.running + counting.load.waiting, counting.load.slots) == (6, 4)
 
 
+def demand(batcher: str, *waiting: int, opening: int = 0) -> worker_pb2.WorkerRequest:
+    """Rows that wait at a batcher, by class."""
+    message = worker_pb2.Demand(batcher=batcher, opening=opening, waiting=waiting)
+    return worker_pb2.WorkerRequest(demand=message)
+
+
+def test_room_is_granted_to_the_batcher_whose_rows_wait(worker: Worker) -> None:
+    one, two = opened(worker, "one"), opened(worker, "two")
+    one.wait_room(2, 2, 2)
+    queued(worker, demand("two", 0, 0, 9))
+    two.wait_room(2, 2, 4)
+    one.wait_room(2, 2, 0)
+    queued(worker, demand("one", 0, 0, 9, opening=7))
+    queued(worker, demand("two", 0, 0))
+    one.wait_room(2, 2, 2)
+
+
+def test_rows_that_end_or_are_refused_make_room(worker: Worker) -> None:
+    channel = opened(worker)
+    channel.wait_room(4, 4, 4)
+    asked(worker, channel, batch([wire_row("r", max_tokens=FOREVER), wire_row("bad", [])]))
+    channel.wait_room(5, 5, 5)
+    queued(worker, cancel_rows("r"))
+    channel.wait_room(6, 6, 6)
+
+
+def test_a_batcher_with_fewer_rows_here_is_first(worker: Worker) -> None:
+    one, two = opened(worker, "one"), opened(worker, "two")
+    for name in ("one", "two"):
+        queued(worker, demand(name, 0, 0, 9))
+    one.wait_room(2, 2, 2)
+    rows = [wire_row(name, max_tokens=FOREVER) for name in ("r1", "r2")]
+    request = batch(rows, "one", batch_id="b")
+    request.batch.waiting[:] = (0, 0, 7)
+    asked(worker, one, request)
+    two.wait_room(2, 2, 2)
+    one.wait_room(2, 2, 2)
+    cancel = cancel_rows("r1", "r2")
+    cancel.cancel_rows.batcher = "one"
+    queued(worker, cancel)
+    one.wait_room(4, 4, 4)
+
+
+def test_a_batcher_that_comes_back_keeps_its_new_channel(worker: Worker) -> None:
+    first = opened(worker, opening=1)
+    first.cancelled = True
+    second = opened(worker, opening=2)
+    second.wait_room(4, 4, 4)
+    asked(worker, second, batch([wire_row("r", max_tokens=1)], opening=2))
+    second.wait_room(5, 5, 5)
+
+
+def test_the_room_of_a_lost_batcher_is_the_others(worker: Worker) -> None:
+    one, two = opened(worker, "one"), opened(worker, "two")
+    two.cancelled = True
+    one.wait_room(4, 4, 4)
+
+
 def test_a_batch_of_another_channel_is_not_taken(worker: Worker) -> None:
     queued(worker, batch([wire_row("nobody", max_tokens=FOREVER)], "nobody"))
     channel = opened(worker, opening=2)

@@ -68,6 +68,13 @@ class FakePort:
         with self._changed:
             assert self._changed.wait_for(lambda: any(r.ready for r in self.reports), WAIT_S)
 
+    def wait_room(self, *rows: int) -> None:
+        """Returns when a report grants so many rows in all, by class."""
+        with self._changed:
+            assert self._changed.wait_for(
+                lambda: bool(self.reports) and tuple(self.reports[-1].rows_to) == rows, WAIT_S
+            ), [tuple(report.rows_to) for report in self.reports]
+
     def wait_frames(self, count: int) -> None:
         """Returns when ``count`` frames have come."""
         with self._changed:

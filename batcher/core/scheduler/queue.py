@@ -140,6 +140,10 @@ class Queue:
 
     # Waiting tasks and expected waits.
 
+    def waiting_by_class(self) -> Sequence[int]:
+        """Tasks that wait, by class, most urgent first."""
+        return [self.waiting(name) for name in CLASSES]
+
     def waiting(self, priority_class: str) -> int:
         """Tasks of one class that wait."""
         return self._order.classes[priority_class].waiting

@@ -26,7 +26,7 @@ from sluice.internal.v1 import frame_pb2 as sluice_dot_internal_dot_v1_dot_frame
 from sluice.internal.v1 import task_pb2 as sluice_dot_internal_dot_v1_dot_task__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsluice/internal/v1/worker.proto\x12\x12sluice.internal.v1\x1a\x1esluice/internal/v1/frame.proto\x1a\x1dsluice/internal/v1/task.proto\"\xb6\x01\n\rWorkerRequest\x12\x37\n\x0copen_channel\x18\x01 \x01(\x0b\x32\x1f.sluice.internal.v1.OpenChannelH\x00\x12*\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x19.sluice.internal.v1.BatchH\x00\x12\x35\n\x0b\x63\x61ncel_rows\x18\x03 \x01(\x0b\x32\x1e.sluice.internal.v1.CancelRowsH\x00\x42\t\n\x07message\"U\n\x0bOpenChannel\x12\x0f\n\x07\x62\x61tcher\x18\x01 \x01(\t\x12\x14\n\x0cheartbeat_ms\x18\x02 \x01(\r\x12\x0f\n\x07opening\x18\x03 \x01(\r\x12\x0e\n\x06renews\x18\x04 \x01(\x08\"b\n\x05\x42\x61tch\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61tcher\x18\x02 \x01(\t\x12%\n\x04rows\x18\x03 \x03(\x0b\x32\x17.sluice.internal.v1.Row\x12\x0f\n\x07opening\x18\x04 \x01(\r\"\x98\x01\n\x03Row\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.sluice.internal.v1.Task\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\x12\x12\n\ntimeout_ms\x18\x04 \x01(\r\x12\x0e\n\x06origin\x18\x05 \x01(\t\x12\x1f\n\x13step_prefill_tokens\x18\x06 \x01(\rB\x02\x18\x01\"G\n\nCancelRows\x12\x0f\n\x07\x62\x61tcher\x18\x01 \x01(\t\x12(\n\x04rows\x18\x02 \x03(\x0b\x32\x1a.sluice.internal.v1.RowRef\"K\n\tAdmission\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12,\n\x07refused\x18\x02 \x03(\x0b\x32\x1b.sluice.internal.v1.Refusal\"]\n\x07Refusal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12+\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1c.sluice.internal.v1.RowError\x12\x11\n\tretryable\x18\x03 \x01(\x08\"\xfb\x01\n\nStepReport\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12)\n\x06\x66rames\x18\x03 \x03(\x0b\x32\x19.sluice.internal.v1.Frame\x12,\n\x04load\x18\x04 \x01(\x0b\x32\x1e.sluice.internal.v1.WorkerLoad\x12\x31\n\nadmissions\x18\x05 \x03(\x0b\x32\x1d.sluice.internal.v1.Admission\x12\r\n\x05ready\x18\x06 \x01(\x08\x12\x30\n\x06\x63ounts\x18\x07 \x01(\x0b\x32 .sluice.internal.v1.WorkerCounts\"\x85\x01\n\x0cWorkerCounts\x12\x14\n\x0cstep_buckets\x18\x01 \x03(\x04\x12\x0e\n\x06step_s\x18\x02 \x01(\x01\x12\x11\n\tstep_rows\x18\x03 \x01(\x04\x12\x0e\n\x06tokens\x18\x04 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x05 \x01(\x04\x12\x15\n\rcached_tokens\x18\x06 \x01(\x04\"\xeb\x02\n\nWorkerLoad\x12\r\n\x05slots\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x04 \x01(\r\x12\r\n\x05steps\x18\x05 \x01(\x04\x12\x14\n\x0c\x62lock_tokens\x18\x06 \x01(\r\x12\x14\n\x0c\x63\x61\x63he_blocks\x18\x07 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x08 \x01(\r\x12\x16\n\x0erunning_tokens\x18\t \x01(\x04\x12\x16\n\x0ewaiting_tokens\x18\n \x01(\x04\x12+\n\x05ranks\x18\x0b \x03(\x0b\x32\x1c.sluice.internal.v1.RankLoad\x12\x0e\n\x06places\x18\x0c \x01(\r\x12\x13\n\x0bpreemptions\x18\r \x01(\x04\x12\x16\n\x0e\x64rafted_tokens\x18\x0e \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x0f \x01(\x04\x12\x11\n\tclosed_ms\x18\x10 \x01(\x01\"\\\n\x08RankLoad\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x16\n\x0erunning_tokens\x18\x03 \x01(\x04\x12\x16\n\x0ewaiting_tokens\x18\x04 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsluice/internal/v1/worker.proto\x12\x12sluice.internal.v1\x1a\x1esluice/internal/v1/frame.proto\x1a\x1dsluice/internal/v1/task.proto\"\xe4\x01\n\rWorkerRequest\x12\x37\n\x0copen_channel\x18\x01 \x01(\x0b\x32\x1f.sluice.internal.v1.OpenChannelH\x00\x12*\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x19.sluice.internal.v1.BatchH\x00\x12\x35\n\x0b\x63\x61ncel_rows\x18\x03 \x01(\x0b\x32\x1e.sluice.internal.v1.CancelRowsH\x00\x12,\n\x06\x64\x65mand\x18\x04 \x01(\x0b\x32\x1a.sluice.internal.v1.DemandH\x00\x42\t\n\x07message\"U\n\x0bOpenChannel\x12\x0f\n\x07\x62\x61tcher\x18\x01 \x01(\t\x12\x14\n\x0cheartbeat_ms\x18\x02 \x01(\r\x12\x0f\n\x07opening\x18\x03 \x01(\r\x12\x0e\n\x06renews\x18\x04 \x01(\x08\"s\n\x05\x42\x61tch\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61tcher\x18\x02 \x01(\t\x12%\n\x04rows\x18\x03 \x03(\x0b\x32\x17.sluice.internal.v1.Row\x12\x0f\n\x07opening\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x03(\r\";\n\x06\x44\x65mand\x12\x0f\n\x07\x62\x61tcher\x18\x01 \x01(\t\x12\x0f\n\x07opening\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x03(\r\"\xae\x01\n\x03Row\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.sluice.internal.v1.Task\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\x12\x12\n\ntimeout_ms\x18\x04 \x01(\r\x12\x0e\n\x06origin\x18\x05 \x01(\t\x12\x1f\n\x13step_prefill_tokens\x18\x06 \x01(\rB\x02\x18\x01\x12\x14\n\x0c\x63\x61\x63he_tokens\x18\x07 \x01(\r\"G\n\nCancelRows\x12\x0f\n\x07\x62\x61tcher\x18\x01 \x01(\t\x12(\n\x04rows\x18\x02 \x03(\x0b\x32\x1a.sluice.internal.v1.RowRef\"K\n\tAdmission\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12,\n\x07refused\x18\x02 \x03(\x0b\x32\x1b.sluice.internal.v1.Refusal\"]\n\x07Refusal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12+\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1c.sluice.internal.v1.RowError\x12\x11\n\tretryable\x18\x03 \x01(\x08\"\x9f\x02\n\nStepReport\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12)\n\x06\x66rames\x18\x03 \x03(\x0b\x32\x19.sluice.internal.v1.Frame\x12,\n\x04load\x18\x04 \x01(\x0b\x32\x1e.sluice.internal.v1.WorkerLoad\x12\x31\n\nadmissions\x18\x05 \x03(\x0b\x32\x1d.sluice.internal.v1.Admission\x12\r\n\x05ready\x18\x06 \x01(\x08\x12\x30\n\x06\x63ounts\x18\x07 \x01(\x0b\x32 .sluice.internal.v1.WorkerCounts\x12\x0f\n\x07rows_to\x18\x08 \x03(\x04\x12\x11\n\ttokens_to\x18\t \x03(\x04\"\x85\x01\n\x0cWorkerCounts\x12\x14\n\x0cstep_buckets\x18\x01 \x03(\x04\x12\x0e\n\x06step_s\x18\x02 \x01(\x01\x12\x11\n\tstep_rows\x18\x03 \x01(\x04\x12\x0e\n\x06tokens\x18\x04 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x05 \x01(\x04\x12\x15\n\rcached_tokens\x18\x06 \x01(\x04\"\xeb\x02\n\nWorkerLoad\x12\r\n\x05slots\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x04 \x01(\r\x12\r\n\x05steps\x18\x05 \x01(\x04\x12\x14\n\x0c\x62lock_tokens\x18\x06 \x01(\r\x12\x14\n\x0c\x63\x61\x63he_blocks\x18\x07 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x08 \x01(\r\x12\x16\n\x0erunning_tokens\x18\t \x01(\x04\x12\x16\n\x0ewaiting_tokens\x18\n \x01(\x04\x12+\n\x05ranks\x18\x0b \x03(\x0b\x32\x1c.sluice.internal.v1.RankLoad\x12\x0e\n\x06places\x18\x0c \x01(\r\x12\x13\n\x0bpreemptions\x18\r \x01(\x04\x12\x16\n\x0e\x64rafted_tokens\x18\x0e \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x0f \x01(\x04\x12\x11\n\tclosed_ms\x18\x10 \x01(\x01\"\\\n\x08RankLoad\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x16\n\x0erunning_tokens\x18\x03 \x01(\x04\x12\x16\n\x0ewaiting_tokens\x18\x04 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,25 +36,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROW'].fields_by_name['step_prefill_tokens']._loaded_options = None
   _globals['_ROW'].fields_by_name['step_prefill_tokens']._serialized_options = b'\030\001'
   _globals['_WORKERREQUEST']._serialized_start=119
-  _globals['_WORKERREQUEST']._serialized_end=301
-  _globals['_OPENCHANNEL']._serialized_start=303
-  _globals['_OPENCHANNEL']._serialized_end=388
-  _globals['_BATCH']._serialized_start=390
-  _globals['_BATCH']._serialized_end=488
-  _globals['_ROW']._serialized_start=491
-  _globals['_ROW']._serialized_end=643
-  _globals['_CANCELROWS']._serialized_start=645
-  _globals['_CANCELROWS']._serialized_end=716
-  _globals['_ADMISSION']._serialized_start=718
-  _globals['_ADMISSION']._serialized_end=793
-  _globals['_REFUSAL']._serialized_start=795
-  _globals['_REFUSAL']._serialized_end=888
-  _globals['_STEPREPORT']._serialized_start=891
-  _globals['_STEPREPORT']._serialized_end=1142
-  _globals['_WORKERCOUNTS']._serialized_start=1145
-  _globals['_WORKERCOUNTS']._serialized_end=1278
-  _globals['_WORKERLOAD']._serialized_start=1281
-  _globals['_WORKERLOAD']._serialized_end=1644
-  _globals['_RANKLOAD']._serialized_start=1646
-  _globals['_RANKLOAD']._serialized_end=1738
+  _globals['_WORKERREQUEST']._serialized_end=347
+  _globals['_OPENCHANNEL']._serialized_start=349
+  _globals['_OPENCHANNEL']._serialized_end=434
+  _globals['_BATCH']._serialized_start=436
+  _globals['_BATCH']._serialized_end=551
+  _globals['_DEMAND']._serialized_start=553
+  _globals['_DEMAND']._serialized_end=612
+  _globals['_ROW']._serialized_start=615
+  _globals['_ROW']._serialized_end=789
+  _globals['_CANCELROWS']._serialized_start=791
+  _globals['_CANCELROWS']._serialized_end=862
+  _globals['_ADMISSION']._serialized_start=864
+  _globals['_ADMISSION']._serialized_end=939
+  _globals['_REFUSAL']._serialized_start=941
+  _globals['_REFUSAL']._serialized_end=1034
+  _globals['_STEPREPORT']._serialized_start=1037
+  _globals['_STEPREPORT']._serialized_end=1324
+  _globals['_WORKERCOUNTS']._serialized_start=1327
+  _globals['_WORKERCOUNTS']._serialized_end=1460
+  _globals['_WORKERLOAD']._serialized_start=1463
+  _globals['_WORKERLOAD']._serialized_end=1826
+  _globals['_RANKLOAD']._serialized_start=1828
+  _globals['_RANKLOAD']._serialized_end=1920
 # @@protoc_insertion_point(module_scope)

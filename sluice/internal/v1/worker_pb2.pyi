@@ -37,6 +37,7 @@ class WorkerRequest(_message.Message):
     OPEN_CHANNEL_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     CANCEL_ROWS_FIELD_NUMBER: _builtins.int
+    DEMAND_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open_channel(self) -> Global___OpenChannel:
         """Opens the channel: stays open, and carries the frames of all rows of this batcher."""
@@ -49,18 +50,23 @@ class WorkerRequest(_message.Message):
     def cancel_rows(self) -> Global___CancelRows:
         """Rows to stop; answered at once with Admission without rows."""
 
+    @_builtins.property
+    def demand(self) -> Global___Demand:
+        """What waits for room; ends without a response."""
+
     def __init__(
         self,
         *,
         open_channel: Global___OpenChannel | None = ...,
         batch: Global___Batch | None = ...,
         cancel_rows: Global___CancelRows | None = ...,
+        demand: Global___Demand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "cancel_rows", b"cancel_rows", "message", b"message", "open_channel", b"open_channel"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "cancel_rows", b"cancel_rows", "demand", b"demand", "message", b"message", "open_channel", b"open_channel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "cancel_rows", b"cancel_rows", "message", b"message", "open_channel", b"open_channel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "cancel_rows", b"cancel_rows", "demand", b"demand", "message", b"message", "open_channel", b"open_channel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open_channel", "batch", "cancel_rows"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open_channel", "batch", "cancel_rows", "demand"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -112,6 +118,7 @@ class Batch(_message.Message):
     BATCHER_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     OPENING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.str
     """The batch's id."""
     batcher: _builtins.str
@@ -122,6 +129,10 @@ class Batch(_message.Message):
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Row]:
         """The rows."""
 
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Rows that still wait at the batcher, by class, most urgent first."""
+
     def __init__(
         self,
         *,
@@ -129,14 +140,47 @@ class Batch(_message.Message):
         batcher: _builtins.str = ...,
         rows: _abc.Iterable[Global___Row] | None = ...,
         opening: _builtins.int = ...,
+        waiting: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "batcher", b"batcher", "opening", b"opening", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "batcher", b"batcher", "opening", b"opening", "rows", b"rows", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Batch: _TypeAlias = Batch  # noqa: Y015
+
+@_typing.final
+class Demand(_message.Message):
+    """Rows that wait at a batcher for room in the worker. Sent when rows of a class begin or cease to wait."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCHER_FIELD_NUMBER: _builtins.int
+    OPENING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    batcher: _builtins.str
+    """The channel's batcher."""
+    opening: _builtins.int
+    """The channel's OpenChannel.opening."""
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """By class, most urgent first."""
+
+    def __init__(
+        self,
+        *,
+        batcher: _builtins.str = ...,
+        opening: _builtins.int = ...,
+        waiting: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batcher", b"batcher", "opening", b"opening", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Demand: _TypeAlias = Demand  # noqa: Y015
 
 @_typing.final
 class Row(_message.Message):
@@ -150,6 +194,7 @@ class Row(_message.Message):
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     ORIGIN_FIELD_NUMBER: _builtins.int
     STEP_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHE_TOKENS_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     """Goes into every frame of the row."""
     traceparent: _builtins.str
@@ -168,6 +213,8 @@ class Row(_message.Message):
     def step_prefill_tokens(self, value: _builtins.int) -> None:
         """Ignored: the engine bounds bulk prompts itself."""
 
+    cache_tokens: _builtins.int
+    """Tokens of the KV cache that the row is expected to hold at its end; counted against StepReport.tokens_to."""
     @_builtins.property
     def task(self) -> _task_pb2.Task:
         """The task."""
@@ -181,10 +228,11 @@ class Row(_message.Message):
         timeout_ms: _builtins.int = ...,
         origin: _builtins.str = ...,
         step_prefill_tokens: _builtins.int = ...,
+        cache_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "origin", b"origin", "step_prefill_tokens", b"step_prefill_tokens", "task", b"task", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_tokens", b"cache_tokens", "origin", b"origin", "step_prefill_tokens", b"step_prefill_tokens", "task", b"task", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -291,6 +339,8 @@ class StepReport(_message.Message):
     ADMISSIONS_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
     COUNTS_FIELD_NUMBER: _builtins.int
+    ROWS_TO_FIELD_NUMBER: _builtins.int
+    TOKENS_TO_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     """The worker's id: changes when its process restarts."""
     sequence: _builtins.int
@@ -313,6 +363,16 @@ class StepReport(_message.Message):
     def counts(self) -> Global___WorkerCounts:
         """What the worker has counted since it started; in heartbeats alone."""
 
+    @_builtins.property
+    def rows_to(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Rows that this batcher may have sent over the channel in all, by class, most urgent first: a row of a class may be
+        sent while fewer were. Counted since OpenChannel, those that have left included.
+        """
+
+    @_builtins.property
+    def tokens_to(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The same of Row.cache_tokens; empty: only rows limit the worker."""
+
     def __init__(
         self,
         *,
@@ -323,10 +383,12 @@ class StepReport(_message.Message):
         admissions: _abc.Iterable[Global___Admission] | None = ...,
         ready: _builtins.bool = ...,
         counts: Global___WorkerCounts | None = ...,
+        rows_to: _abc.Iterable[_builtins.int] | None = ...,
+        tokens_to: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "counts", b"counts", "frames", b"frames", "load", b"load", "ready", b"ready", "sequence", b"sequence", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "counts", b"counts", "frames", b"frames", "load", b"load", "ready", b"ready", "rows_to", b"rows_to", "sequence", b"sequence", "tokens_to", b"tokens_to", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

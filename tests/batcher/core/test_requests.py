@@ -8,7 +8,7 @@ from batcher.core.effects import Cancelled, Effects
 from batcher.core.requests import ENDED_LATE_S, ENDED_MAX, ENDED_S, NO_PROGRESS_MAX, Requests
 from batcher.core.row import Row, RowState
 from batcher.core.scheduler.capacity import Capacity
-from batcher.core.workers import ChannelBroken, WorkerShare
+from batcher.core.workers import ChannelBroken
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
 from sluice.settings.batching import Policy
 
@@ -138,6 +138,40 @@ def states(effects: Effects) -> list[RowState]:
     return [move.after for move in effects.moves]
 
 
+def demands(effects: Effects) -> list[tuple[str, tuple[int, ...]]]:
+    return [(worker, tuple(waiting)) for worker, waiting in effects.demands]
+
+
+def test_a_worker_hears_when_rows_begin_and_cease_to_wait_for_it() -> None:
+    desk = Desk()
+    desk.report(WORKER)
+    desk.add("r")
+    assert demands(desk.advance()) == [(WORKER, (0, 1, 0))]
+    desk.add("s")
+    assert demands(desk.advance()) == []
+    desk.cancel("r", "s")
+    assert demands(desk.advance()) == [(WORKER, (0, 0, 0))]
+
+
+def test_what_a_batch_says_of_waiting_rows_is_not_said_again() -> None:
+    desk = Desk()
+    desk.report(WORKER)
+    desk.add("r")
+    desk.add("s")
+    effects = desk.advance(room=1)
+    assert (list(effects.waiting), demands(effects)) == ([0, 1, 0], [])
+    assert demands(desk.advance()) == []
+
+
+def test_rows_do_not_wait_for_a_worker_that_is_drained() -> None:
+    desk = Desk()
+    desk.report(WORKER)
+    desk.add("r")
+    desk.advance()
+    desk.requests.drained = frozenset({WORKER})
+    assert demands(desk.advance()) == [(WORKER, (0, 0, 0))]
+
+
 def test_a_row_goes_its_way_and_is_forgotten_a_moment_after_its_end(desk: Desk) -> None:
     desk.add("r")
     assert held(desk.advance()) == ["r"]
@@ -239,7 +273,7 @@ def test_that_a_batch_is_queued_may_be_heard_at_any_time(order: list[str]) -> No
     effects = desk.advance()
     assert ends(effects) == [frame_pb2.ROW_END_STOP]
     assert effects.cancels == []
-    (capacity,) = desk.requests.capacities(WorkerShare(), desk.now)
+    (capacity,) = desk.requests.capacities(desk.now)
     assert (capacity.idle, capacity.free_rows) == (True, 8)
 
 
@@ -307,10 +341,9 @@ def test_the_last_try_of_a_row_is_made_alone(desk: Desk) -> None:
 def test_a_worker_with_a_last_try_gets_no_other_row(desk: Desk) -> None:
     on_their_last_try(desk)
     desk.step("one", 0, 0, attempt=NO_PROGRESS_MAX - 1)
-    share = WorkerShare()
-    assert [each.free_rows for each in desk.requests.capacities(share, desk.now)] == [0]
+    assert [each.free_rows for each in desk.requests.capacities(desk.now)] == [0]
     desk.step("one", 0, 1, attempt=NO_PROGRESS_MAX - 1)
-    assert [each.free_rows for each in desk.requests.capacities(share, desk.now)] == [7]
+    assert [each.free_rows for each in desk.requests.capacities(desk.now)] == [7]
 
 
 def test_a_row_that_waits_for_its_last_try_can_end(desk: Desk) -> None:
@@ -364,7 +397,7 @@ def test_a_worker_that_returns_rows_at_once_does_not_draw_the_queue(desk: Desk) 
     """It looks idle. After a pause it is tried with one row, and gets the rest when that brings a token."""
 
     def sent() -> list[str]:
-        desk.requests.advance(desk.now, desk.requests.capacities(WorkerShare(), desk.now))
+        desk.requests.advance(desk.now, desk.requests.capacities(desk.now))
         return [row.request_id for batch in desk.requests.take().batches for row in batch.rows]
 
     desk.report(WORKER)
@@ -595,7 +628,7 @@ def test_a_standby_gets_the_rows_of_a_lost_worker_until_it_is_back() -> None:
     requests = Requests("b", policy=Policy(), ranked=("first", "standby"), standby=1)
 
     def able() -> list[str]:
-        return [capacity.worker for capacity in requests.capacities(WorkerShare(), 0.0)]
+        return [capacity.worker for capacity in requests.capacities(0.0)]
 
     requests.worker("standby").live = True
     assert able() == ["standby"]
@@ -651,6 +684,6 @@ def test_a_drained_worker_gets_no_rows_and_a_standby_takes_its_place() -> None:
     for name in ("first", "standby"):
         requests.worker(name).live = True
     requests.drained = frozenset({"first"})
-    assert [one.worker for one in requests.capacities(WorkerShare(), 0.0)] == ["standby"]
+    assert [one.worker for one in requests.capacities(0.0)] == ["standby"]
     requests.drained = frozenset()
     assert list(requests.active_workers()) == ["first"]

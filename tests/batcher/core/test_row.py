@@ -73,6 +73,7 @@ def test_an_attempt_from_which_nobody_can_count_on_is_no_task() -> None:
     )
     task.sampling.max_tokens = 1
     row = Row(checked_task(task.SerializeToString()), now=10.0)
+    row.cache_tokens = 2
     for _ in range(5000):
         row.next_attempt()
     assert row.message("", 10.0).attempt == row.attempt

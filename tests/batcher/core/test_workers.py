@@ -1,4 +1,4 @@
-"""What fits in a worker: its reports, what is on its way, how fast it steps, and the share of other batchers."""
+"""What fits in a worker: its reports, what is on its way, how fast it steps, and what it grants."""
 
 import math
 
@@ -10,17 +10,13 @@ from batcher.core.row import Row
 from batcher.core.workers import (
     BREAK_S,
     BREAK_S_MAX,
-    EXPIRY_S,
     Breaker,
     ChannelBroken,
-    Peers,
     StepTimes,
-    WorkerShare,
     WorkerState,
     without_standby,
 )
 from sluice.internal.v1 import task_pb2, worker_pb2
-from sluice.internal.v1.control_pb2 import BatcherReport, ModelReport
 from sluice.internal.v1.worker_pb2 import WorkerLoad
 
 
@@ -30,7 +26,7 @@ def report(sequence: int, worker: str = "w", running: int = 0) -> worker_pb2.Ste
 
 
 def free_rows(state: WorkerState) -> int:
-    return state.capacity("name", WorkerShare()).free_rows
+    return state.capacity("name").free_rows
 
 
 def row(name: str, priority_class: str = "interactive", prefill: int = 1, cache: int = 1) -> Row:
@@ -133,16 +129,16 @@ def test_a_batch_is_in_flight_until_a_report_counts_it() -> None:
     assert [member.request_id for member in state.queued("b")] == ["one", "two"]
     assert not state.queued("b")
     state.report(report(1), 0.0)
-    assert state.capacity("name", WorkerShare()).batches_in_flight == 1
+    assert state.capacity("name").batches_in_flight == 1
     counting = report(2, running=2)
     counting.admissions.append(admission("b"))
     state.report(counting, 0.0)
-    capacity = state.capacity("name", WorkerShare())
+    capacity = state.capacity("name")
     assert (capacity.batches_in_flight, capacity.free_rows) == (0, 6)
     for name in ("one", "two"):
         state.landed(state.rows[name])
     state.report(report(3), 0.0)
-    assert state.capacity("name", WorkerShare()).idle
+    assert state.capacity("name").idle
 
 
 def test_a_worker_that_fails_again_and_again_gets_single_rows_after_pauses() -> None:
@@ -163,73 +159,59 @@ def test_a_worker_that_fails_again_and_again_gets_single_rows_after_pauses() -> 
 
 def test_a_worker_on_trial_has_room_for_one_row() -> None:
     state = WorkerState()
-    load = worker_pb2.WorkerLoad(slots=8, places=12, ranks=ranks((0, 0), (0, 0), (0, 0)))
+    load = worker_pb2.WorkerLoad(slots=8, places=12, ranks=[worker_pb2.RankLoad()] * 3)
     state.report(worker_pb2.StepReport(worker="w", load=load), 0.0)
-    assert state.capacity("name", WorkerShare(), 0).free_rows == 0
-    trial = state.capacity("name", WorkerShare(), 1)
+    assert state.capacity("name", 0).free_rows == 0
+    trial = state.capacity("name", 1)
     assert (trial.free_rows, trial.preemptible) == (1, ())
     send(state, "b", row("probe"))
-    assert state.capacity("name", WorkerShare(), 1).free_rows == 0
-
-
-def test_room_in_the_cache_is_what_no_row_has_or_will_take() -> None:
-    state = WorkerState()
-    load = worker_pb2.WorkerLoad(
-        slots=8, block_tokens=16, cache_blocks=100, free_blocks=50, waiting_tokens=100
-    )
-    state.report(worker_pb2.StepReport(worker="w", load=load), 0.0)
-    send(state, "b", row("one", prefill=10, cache=50), row("two", prefill=20, cache=150))
-    capacity = state.capacity("name", WorkerShare(batchers=2))
-    assert capacity.free_tokens == (800 - 100 - 200) / 2
-    assert capacity.waiting_tokens == 130
-    assert capacity.batches_in_flight == 1
+    assert state.capacity("name", 1).free_rows == 0
 
 
 def test_without_a_paged_cache_only_rows_limit_it() -> None:
     state = WorkerState()
     state.report(report(0), 0.0)
-    assert state.capacity("name", WorkerShare()).free_tokens == math.inf
+    assert state.capacity("name").free_tokens == math.inf
 
 
-def ranks(*rows: tuple[int, int]) -> list[worker_pb2.RankLoad]:
-    """Rows that run and wait, of each class; each has ten tokens, and waiting ones compute them all."""
-    return [
-        worker_pb2.RankLoad(
-            running=running,
-            waiting=waiting,
-            running_tokens=10 * running,
-            waiting_tokens=10 * waiting,
-        )
-        for running, waiting in rows
-    ]
-
-
-def test_urgent_classes_find_the_slots_of_less_urgent_ones() -> None:
-    state = WorkerState()
+def granting(rows: list[int], tokens: list[int], sequence: int = 0) -> worker_pb2.StepReport:
+    """A report of a worker that computes bulk and preempts it; by class, what may have been sent in all."""
     load = worker_pb2.WorkerLoad(
-        slots=8,
-        places=12,
-        running=8,
-        waiting=1,
-        waiting_tokens=10,
-        block_tokens=10,
-        cache_blocks=20,
-        free_blocks=6,
-        ranks=ranks((1, 0), (2, 0), (5, 1)),
+        slots=8, running=8, ranks=[worker_pb2.RankLoad(waiting_tokens=n) for n in (5, 10, 100)]
     )
-    state.report(worker_pb2.StepReport(worker="w", load=load), 0.0)
-    # One interactive row more is on its way; all bulk rows are of another batcher.
-    send(state, "old", row("a"), row("c", "standard"), row("d", "standard"))
-    state._uncounted.clear()
-    send(state, "new", row("b", prefill=5, cache=20))
-    capacity = state.capacity("name", WorkerShare())
-    assert (capacity.free_rows, capacity.free_tokens, capacity.waiting_tokens) == (0, 30, 15)
-    # Ten rows are here or on their way, so two places are left.
+    return worker_pb2.StepReport(
+        worker="w", sequence=sequence, ready=True, load=load, rows_to=rows, tokens_to=tokens
+    )
+
+
+def test_a_class_has_what_is_granted_less_what_was_sent() -> None:
+    state = WorkerState()
+    state.report(granting([6, 5, 3], [600, 500, 300]), 0.0)
+    send(state, "b", row("a", prefill=7, cache=20), row("b", prefill=3, cache=30))
+    capacity = state.capacity("name")
+    assert (capacity.free_rows, capacity.free_tokens, capacity.waiting_tokens) == (1, 250, 10)
     found = [(c.free_rows, c.free_tokens, c.waiting_tokens) for c in capacity.preemptible]
-    assert found == [(2, 60 + 20 - 20 + 50, 5), (2, 30 + 60, 5)]
-    assert not state.capacity("n", WorkerShare(1, 3)).preemptible[1].free_rows
-    state.report(report(1, running=8), 0.0)
-    assert state.capacity("name", WorkerShare()).preemptible == ()
+    assert found == [(4, 550, 15), (3, 450, 25)]
+
+
+def test_a_grant_that_comes_late_or_twice_makes_no_room() -> None:
+    state = WorkerState()
+    state.report(granting([2, 2, 2], []), 0.0)
+    send(state, "b", row("a"), row("b"), row("c"))
+    for sequence in (1, 2):
+        state.report(granting([2, 2, 2], [], sequence), 0.0)
+        assert (free_rows(state), state.capacity("name").free_tokens) == (0, math.inf)
+    state.report(granting([4, 4, 4], [], 3), 0.0)
+    assert free_rows(state) == 1
+
+
+def test_a_worker_hears_when_rows_begin_or_cease_to_wait() -> None:
+    state = WorkerState()
+    assert not state.tell((0, 0, 0))
+    assert state.tell((0, 0, 4))
+    assert not state.tell((0, 0, 900))
+    assert state.tell((1, 0, 900))
+    assert state.tell((0, 0, 0))
 
 
 def step_load(steps: int, waiting_tokens: int = 0, running: int = 4) -> WorkerLoad:
@@ -261,81 +243,6 @@ def test_prompt_tokens_cost_what_a_step_with_them_takes_longer() -> None:
     assert abs(pace.step_s - 0.05) < 1e-9
 
 
-def batcher_report(
-    batcher: str, *, workers: int = 1, queued: int = 0, leaving: bool = False
-) -> BatcherReport:
-    models = [ModelReport(model="m", workers=workers, queued=queued)]
-    return BatcherReport(batcher=batcher, models=models, leaving=leaving)
-
-
-@given(st.permutations(range(5)), st.booleans())
-def test_reports_in_any_order_give_the_state_of_the_newest(order: list[int], leaves: bool) -> None:
-    peers = Peers("b1")
-    for sequence in order:
-        report = batcher_report("b2", queued=4 - sequence, leaving=leaves and sequence == 4)
-        report.sequence = sequence
-        peers.take(report, 0.0)
-    assert peers.share("m", 0.0) == (WorkerShare(1, 0) if leaves else WorkerShare(2, 0))
-
-
-def test_a_batcher_counts_itself_once() -> None:
-    peers = Peers("b1")
-    peers.take(batcher_report("b1", queued=3), 0.0)
-    assert peers.share("m", 0.0) == WorkerShare(1, 0)
-
-
-def test_another_one_counts_while_it_is_heard() -> None:
-    peers = Peers("b1")
-    peers.take(batcher_report("b2"), 0.0)
-    peers.take(batcher_report("b2", queued=1), 1.0)
-    assert peers.share("m", EXPIRY_S + 0.9) == WorkerShare(2, 1)
-    assert peers.share("other", 1.0) == WorkerShare(1, 0)
-    assert peers.share("m", EXPIRY_S + 1.0) == WorkerShare(1, 0)
-
-
-def test_one_without_a_worker_or_that_leaves_does_not_count() -> None:
-    peers = Peers("b1")
-    peers.take(batcher_report("b2"), 0.0)
-    peers.take(batcher_report("b2", workers=0), 0.0)
-    assert peers.share("m", 0.0) == WorkerShare(1, 0)
-    peers.take(batcher_report("b2"), 0.0)
-    peers.take(batcher_report("b2", leaving=True), 0.0)
-    assert peers.share("m", 0.0) == WorkerShare(1, 0)
-
-
-@pytest.mark.parametrize(
-    ("share", "free", "used", "unanswered", "room"),
-    [
-        (WorkerShare(), 8, 0, 0, 8),
-        (WorkerShare(), 8, 3, 3, 5),
-        (WorkerShare(2), 8, 0, 0, 4),
-        (WorkerShare(2), 8, 4, 4, 0),  # the rest of what was free is for the others
-        (WorkerShare(2), 1, 7, 0, 1),  # nobody else wants it
-        (WorkerShare(2), 0, 4, 0, 0),
-        (WorkerShare(3), 8, 0, 0, 3),
-        (WorkerShare(2, 1), 8, 0, 0, 4),
-        (WorkerShare(2, 1), 1, 4, 0, 0),  # it is the other one's turn
-        (WorkerShare(2, 1), 1, 3, 0, 1),
-        (WorkerShare(2, 1), 4, 7, 0, 0),
-    ],
-)
-def test_room_is_a_part_of_what_is_free(
-    share: WorkerShare, free: int, used: int, unanswered: int, room: int
-) -> None:
-    assert share.of(8, free, used, unanswered) == room
-
-
-@pytest.mark.parametrize("batchers", [1, 2, 3, 5])
-@pytest.mark.parametrize("free", range(9))
-def test_on_one_word_all_together_use_what_is_free_and_little_more(
-    batchers: int, free: int
-) -> None:
-    share, sent = WorkerShare(batchers), [0] * batchers
-    for _ in range(3):
-        sent = [unanswered + share.of(8, free, unanswered, unanswered) for unanswered in sent]
-    assert free <= sum(sent) <= free + batchers - 1
-
-
 def test_prompts_of_an_engine_without_a_cache_keep_nobody_waiting() -> None:
     for block_tokens, known in ((16, 0.001), (0, 0.0)):
         state = WorkerState()
@@ -346,5 +253,5 @@ def test_prompts_of_an_engine_without_a_cache_keep_nobody_waiting() -> None:
             state.report(
                 worker_pb2.StepReport(worker="w", sequence=number, ready=True, load=load), at
             )
-        found = state.capacity("name", WorkerShare()).prefill_token_s
+        found = state.capacity("name").prefill_token_s
         assert abs(found - known) < 1e-9

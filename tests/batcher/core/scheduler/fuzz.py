@@ -13,14 +13,16 @@ It keeps its own books, and compares:
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
-from batcher.core.scheduler.capacity import Capacity, Usage
+from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import Batch, QueuedTask
+from model_workers.grants import rooms_of
+from sluice.internal.v1 import worker_pb2
 from sluice.settings.batching import PRESETS, Policy
 from sluice.wire.subjects import CLASSES, RANKS
 
@@ -64,25 +66,36 @@ class Worker:
     life: int = 0
 
     def capacity(self) -> Capacity:
+        """What its grants leave: rows that were sent are in its load at once."""
         fresh = [row for name, row in self.rows.items() if self.is_new(name)]
-        free_tokens = CACHE_TOKENS - sum(row.cache_tokens for row in self.rows.values())
-        usages = [self.usage(rank) for rank in range(len(CLASSES))]
-        capacity = Capacity(
-            self.name,
-            free_rows=max(0, SLOTS - len(self.rows)),
-            free_tokens=free_tokens,
-            waiting_tokens=sum(row.prefill_tokens for row in fresh),
-            running_rows=len(self.rows),
-            batches_in_flight=len(self.unanswered),
-            step_s=0.01,
-            prefill_token_s=0.0001,
+        load = worker_pb2.WorkerLoad(
+            slots=SLOTS,
+            running=len(self.rows),
+            places=PLACES,
+            block_tokens=1,
+            free_blocks=max(0, CACHE_TOKENS - sum(row.cache_tokens for row in self.rows.values())),
+            ranks=map(self.load_of, range(len(CLASSES))) if self.preempts else (),
         )
-        return capacity.with_preemption(usages, SLOTS, PLACES) if self.preempts else capacity
+        *urgent, last = (
+            Capacity(
+                self.name,
+                free_rows=room.rows,
+                free_tokens=room.tokens,
+                waiting_tokens=sum(row.prefill_tokens for row in fresh),
+                running_rows=len(self.rows),
+                batches_in_flight=len(self.unanswered),
+                step_s=0.01,
+                prefill_token_s=0.0001,
+                preempts=self.preempts,
+            )
+            for room in rooms_of(load)
+        )
+        return replace(last, preemptible=tuple(urgent) if self.preempts else ())
 
-    def usage(self, rank: int) -> Usage:
+    def load_of(self, rank: int) -> worker_pb2.RankLoad:
         names = [name for name in self.rows if self.ranks[name] == rank]
-        waiting = sum(self.rows[name].prefill_tokens for name in names if self.is_new(name))
-        return Usage(len(names), waiting, sum(self.rows[name].cache_tokens for name in names))
+        cache = sum(self.rows[name].cache_tokens for name in names)
+        return worker_pb2.RankLoad(running=len(names), running_tokens=cache)
 
     def is_new(self, request_id: str) -> bool:
         return any(request_id in self.batches[number] for number in self.unanswered)

@@ -1,0 +1,172 @@
+"""How many rows each batcher may send. The worker decides: it alone knows its slots, its cache and all batchers.
+
+- A grant is a total: the rows that a batcher may have sent over its channel in all, those that left the engine
+  included; by class, most urgent first. A row of a class may be sent while fewer were. So a grant that is late or comes
+  twice makes no room, and rows on their way need no count of their own. The tokens of the KV cache that rows will hold
+  at their end are granted in the same way.
+- A class has the slots that are free, and those of less urgent rows, where the engine preempts them. One slot of
+  `KEPT_SHARE`, and at least one, stays with these: preempted rows continue in it.
+- Room is divided among the batchers in which rows of the class or a more urgent one wait, so that all have as many rows
+  here; where none waits, among all. What one leaves unused is the others' as soon as it waits for nothing.
+- A batcher in which no row of the most urgent class waits may send one while there is a place, until it has an equal
+  part of the slots: such a row does not wait for a grant.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from sluice.internal.v1 import worker_pb2
+from sluice.wire.subjects import CLASSES
+
+KEPT_SHARE: Final = 16
+"""One slot of so many, and at least one, stays with less urgent rows."""
+
+
+class Room(NamedTuple):
+    """The room of a worker for a class."""
+
+    rows: int
+    tokens: float
+    """Tokens of the KV cache; infinite when only rows limit it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a batcher may have sent in all, by class.
+
+    Attributes:
+        tokens: empty when only rows limit it.
+        waits: whether rows wait at the batcher.
+    """
+
+    rows: Sequence[int] = ()
+    tokens: Sequence[int] = ()
+    waits: bool = False
+
+
+@dataclass(slots=True)
+class Holder:
+    """One batcher's channel: what came over it since it was opened, and what waits at its other end."""
+
+    opening: int
+    taken_rows: int = 0
+    taken_tokens: int = 0
+    here: int = 0
+    """Rows of it in the engine."""
+    waiting: Sequence[int] = field(default=(0,) * len(CLASSES))
+
+
+class Grants:
+    """The grants of all channels of a worker."""
+
+    def __init__(self) -> None:
+        self._holders: dict[str, Holder] = {}
+
+    def open(self, batcher: str, opening: int) -> None:
+        """The batcher has a new channel: its counts begin again."""
+        self._holders[batcher] = Holder(opening)
+
+    def close(self, batcher: str) -> None:
+        """The batcher is lost."""
+        self._holders.pop(batcher, None)
+
+    def opening(self, batcher: str) -> int:
+        """That of the batcher's channel; 0: it has none."""
+        holder = self._holders.get(batcher)
+        return holder.opening if holder is not None else 0
+
+    def take(self, batch: worker_pb2.Batch) -> None:
+        """A batch has come, whatever becomes of its rows."""
+        if (holder := self._holders.get(batch.batcher)) is not None:
+            holder.taken_rows += len(batch.rows)
+            holder.taken_tokens += sum(row.cache_tokens for row in batch.rows)
+            holder.waiting = _by_class(batch.waiting)
+
+    def wait(self, batcher: str, waiting: Sequence[int]) -> None:
+        """So many rows of each class wait at the batcher."""
+        if (holder := self._holders.get(batcher)) is not None:
+            holder.waiting = _by_class(waiting)
+
+    def entered(self, batcher: str) -> None:
+        """The engine has taken a row of the batcher."""
+        if (holder := self._holders.get(batcher)) is not None:
+            holder.here += 1
+
+    def left(self, batcher: str) -> None:
+        """A row of the batcher has left the engine."""
+        if (holder := self._holders.get(batcher)) is not None and holder.here:
+            holder.here -= 1
+
+    def give(self, load: worker_pb2.WorkerLoad) -> Mapping[str, Grant]:
+        """The grants to all batchers after a step or a command."""
+        if not self._holders:
+            return {}
+        rooms = rooms_of(load)
+        left = load.places - load.running - load.waiting if load.places else math.inf
+        if len(self._holders) == 1:  # The usual case, at every step.
+            ((batcher, holder),) = self._holders.items()
+            return {batcher: _grant(holder, rooms)}
+        shares: dict[str, list[Room]] = {batcher: [] for batcher in self._holders}
+        for rank, room in enumerate(rooms):
+            rows = self._divided(rank, room.rows)
+            asking = sum(count > 0 for count in rows.values())
+            for batcher, count in rows.items():
+                if not rank and not count and left > 0 and self._is_quiet(batcher, load.slots):
+                    count = 1
+                shares[batcher].append(Room(count, room.tokens / max(1, asking)))
+        return {batcher: _grant(self._holders[batcher], shares[batcher]) for batcher in shares}
+
+    def _is_quiet(self, batcher: str, slots: int) -> bool:
+        """Whether no row of the most urgent class waits at the batcher, and it has less than its part of the slots."""
+        holder = self._holders[batcher]
+        return not holder.waiting[0] and holder.here < max(1, slots // len(self._holders))
+
+    def _divided(self, rank: int, rows: int) -> dict[str, int]:
+        """The rows of a class's room, by batcher."""
+        given = dict.fromkeys(self._holders, 0)
+        asking = [
+            name for name, holder in self._holders.items() if any(holder.waiting[: rank + 1])
+        ] or list(self._holders)
+        have = {name: self._holders[name].here for name in asking}
+        for _ in range(rows):
+            name = min(asking, key=have.__getitem__)
+            have[name] += 1
+            given[name] += 1
+        return given
+
+
+def rooms_of(load: worker_pb2.WorkerLoad) -> list[Room]:
+    """The room of a worker for each class, most urgent first."""
+    present = load.running + load.waiting
+    free_rows = max(0, load.slots - present)
+    free_tokens = math.inf
+    if load.block_tokens:
+        # Rows that wait inside have no blocks yet.
+        free_tokens = load.free_blocks * load.block_tokens - load.waiting_tokens
+    rooms = [Room(free_rows, free_tokens)] * len(CLASSES)
+    if len(load.ranks) != len(CLASSES):
+        return rooms
+    kept = -(-load.slots // KEPT_SHARE)
+    taken = 0
+    for rank, own in enumerate(load.ranks[:-1]):
+        taken += own.running + own.waiting
+        below = load.ranks[rank + 1 :]
+        if present - taken > kept:
+            rows = min(load.slots - taken - kept, load.places - present)
+            tokens = free_tokens + sum(each.running_tokens + each.waiting_tokens for each in below)
+            rooms[rank] = Room(max(free_rows, rows), tokens if rows > 0 else free_tokens)
+    return rooms
+
+
+def _grant(holder: Holder, rooms: Sequence[Room]) -> Grant:
+    rows = [holder.taken_rows + room.rows for room in rooms]
+    if math.isinf(rooms[0].tokens):
+        return Grant(rows, (), any(holder.waiting))
+    tokens = [holder.taken_tokens + max(0, int(room.tokens)) for room in rooms]
+    return Grant(rows, tokens, any(holder.waiting))
+
+
+def _by_class(waiting: Sequence[int]) -> Sequence[int]:
+    return waiting if len(waiting) == len(CLASSES) else (0,) * len(CLASSES)

@@ -1,0 +1,170 @@
+"""What a worker grants its batchers: room by class, divided among those that have rows for it, as totals."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_workers.grants import Grants, rooms_of
+from sluice.internal.v1 import worker_pb2
+
+CLASSES = 3
+
+
+def load_of(
+    rows: tuple[int, ...], slots: int = 16, places: int = 48, free_blocks: int = 0, tokens: int = 0
+) -> worker_pb2.WorkerLoad:
+    """The load of an engine with so many rows of each class, each with ``tokens`` in the cache."""
+    running = sum(rows)
+    return worker_pb2.WorkerLoad(
+        slots=slots,
+        running=min(slots, running),
+        waiting=max(0, running - slots),
+        places=places,
+        block_tokens=10 if free_blocks else 0,
+        free_blocks=free_blocks,
+        ranks=[worker_pb2.RankLoad(running=n, running_tokens=n * tokens) for n in rows],
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "slots", "places", "room"),
+    [
+        ((0, 0, 0), 16, 48, (16, 16, 16)),
+        ((0, 0, 16), 16, 48, (15, 15, 0)),  # one slot stays with bulk
+        ((4, 6, 6), 16, 48, (11, 5, 0)),
+        ((4, 12, 0), 16, 48, (11, 0, 0)),
+        ((16, 0, 9), 16, 48, (0, 0, 0)),
+        ((0, 0, 46), 16, 48, (2, 2, 0)),  # as many places are left
+        ((0, 0, 32), 32, 64, (30, 30, 0)),
+        ((0, 0, 1), 1, 33, (0, 0, 0)),  # a single slot is never taken
+        ((0, 0, 3), 16, 48, (15, 15, 13)),
+        ((15, 0, 1), 16, 48, (0, 0, 0)),
+        ((28, 0, 2), 32, 64, (2, 2, 2)),  # these two slots stay with bulk
+    ],
+)
+def test_a_class_has_the_free_slots_and_those_of_less_urgent_rows(
+    rows: tuple[int, ...], slots: int, places: int, room: tuple[int, ...]
+) -> None:
+    assert tuple(one.rows for one in rooms_of(load_of(rows, slots, places))) == room
+
+
+def test_tokens_of_less_urgent_rows_are_room_too() -> None:
+    rooms = rooms_of(load_of((1, 1, 14), free_blocks=5, tokens=20))
+    assert [one.tokens for one in rooms] == [50 + 300, 50 + 280, 50]
+    assert rooms_of(load_of((1, 1, 14)))[0].tokens == math.inf
+
+
+def test_an_engine_that_does_not_preempt_has_its_free_slots_for_everybody() -> None:
+    load = worker_pb2.WorkerLoad(slots=8, running=5, waiting=1)
+    assert [one.rows for one in rooms_of(load)] == [2, 2, 2]
+
+
+@given(
+    rows=st.tuples(*[st.integers(0, 40)] * 3), slots=st.integers(1, 64), waiting=st.integers(0, 64)
+)
+def test_nobody_gets_more_than_there_is(rows: tuple[int, ...], slots: int, waiting: int) -> None:
+    places, present = slots + waiting, sum(rows)
+    rooms = rooms_of(load_of(rows, slots, places))
+    assert rooms[0].rows >= rooms[1].rows >= rooms[2].rows >= 0
+    for room in rooms:
+        assert room.rows <= max(0, places - present)
+    for rank in (0, 1):
+        taken = sum(rows[: rank + 1])
+        assert rooms[rank].rows <= max(0, slots - taken), "a slot for each that is sent"
+
+
+def batch(
+    batcher: str, rows: int, waiting: tuple[int, ...] = (), tokens: int = 0
+) -> worker_pb2.Batch:
+    return worker_pb2.Batch(
+        batcher=batcher,
+        rows=[worker_pb2.Row(cache_tokens=tokens) for _ in range(rows)],
+        waiting=waiting,
+    )
+
+
+def test_a_grant_counts_what_came_over_the_channel_in_all() -> None:
+    grants = Grants()
+    grants.open("b", 1)
+    grants.take(batch("b", 3, tokens=20))
+    assert grants.give(load_of((0, 0, 3), free_blocks=9))["b"].rows == [3 + 15, 3 + 15, 3 + 13]
+    assert grants.give(load_of((0, 0, 3), free_blocks=9))["b"].tokens[2] == 60 + 90
+    grants.open("b", 2)
+    assert grants.give(load_of((0, 0, 0)))["b"].rows == [16, 16, 16]
+
+
+def test_the_room_is_theirs_who_have_rows_for_it() -> None:
+    grants = Grants()
+    grants.open("a", 1)
+    grants.open("b", 1)
+    both = grants.give(load_of((0, 0, 0)))
+    assert (both["a"].rows[2], both["b"].rows[2]) == (8, 8)
+    grants.wait("a", (0, 0, 5))
+    asked = grants.give(load_of((0, 0, 0)))
+    assert (asked["a"].rows[2], asked["b"].rows[2]) == (16, 0)
+    assert (asked["a"].rows[0], asked["b"].rows[0]) == (8, 8), "no interactive row waits"
+    grants.wait("a", (0, 0, 0))
+    grants.close("b")
+    assert grants.give(load_of((0, 0, 0)))["a"].rows == [16, 16, 16]
+
+
+def test_batchers_with_rows_that_wait_have_as_many_here() -> None:
+    grants = Grants()
+    for name in "ab":
+        grants.open(name, 1)
+        grants.wait(name, (0, 0, 100))
+    for _ in range(10):
+        grants.entered("a")
+    grants.take(batch("a", 10, waiting=(0, 0, 90)))
+    given_ = grants.give(load_of((0, 0, 10)))
+    assert (given_["a"].rows[2] - 10, given_["b"].rows[2]) == (0, 6)
+    for _ in range(6):
+        grants.left("a")
+    given_ = grants.give(load_of((0, 0, 4)))
+    assert (given_["a"].rows[2] - 10, given_["b"].rows[2]) == (4, 8)
+    grants.take(batch("a", 1, waiting=(0, 0, 0)))
+    assert grants.give(load_of((0, 0, 4)))["a"].rows[2] == 11, "nothing waits there now"
+
+
+def test_the_first_row_of_the_most_urgent_class_does_not_wait_for_a_grant() -> None:
+    grants = Grants()
+    for name in "abc":
+        grants.open(name, 1)
+    grants.wait("a", (7, 0, 0))
+    full = grants.give(load_of((16, 0, 0)))
+    assert [full[name].rows[0] for name in "abc"] == [0, 1, 1]
+    for _ in range(16 // 3):
+        grants.entered("b")
+    assert [grants.give(load_of((16, 0, 0)))[name].rows[0] for name in "abc"] == [0, 0, 1]
+    no_place = grants.give(load_of((48, 0, 0)))
+    assert [no_place[name].rows[0] for name in "abc"] == [0, 0, 0]
+
+
+@given(st.data())
+def test_together_batchers_get_what_there_is_and_not_more(data: st.DataObject) -> None:
+    grants, names = Grants(), "abcd"[: data.draw(st.integers(1, 4))]
+    waiting = {name: data.draw(st.tuples(*[st.integers(0, 3)] * CLASSES)) for name in names}
+    rows = data.draw(st.tuples(*[st.integers(0, 8)] * CLASSES))
+    for name in names:
+        grants.open(name, 1)
+        grants.wait(name, waiting[name])
+    rooms, given_ = rooms_of(load_of(rows)), grants.give(load_of(rows))
+    for rank in (1, 2):
+        assert sum(given_[name].rows[rank] for name in names) == rooms[rank].rows
+        asking = [name for name in names if any(waiting[name][: rank + 1])]
+        for name in names if asking else ():
+            assert name in asking or not given_[name].rows[rank]
+    spare = len(names) if len(names) > 1 else 0
+    assert rooms[0].rows <= sum(given_[name].rows[0] for name in names) <= rooms[0].rows + spare
+
+
+def test_who_is_not_known_changes_nothing() -> None:
+    grants = Grants()
+    grants.take(batch("ghost", 3))
+    grants.wait("ghost", (1, 1, 1))
+    grants.left("ghost")
+    grants.close("ghost")
+    assert grants.give(load_of((0, 0, 0))) == {}
+    assert grants.opening("ghost") == 0
