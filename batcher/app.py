@@ -12,7 +12,6 @@ from nats.aio.client import Client
 from opentelemetry.trace import Tracer
 
 from batcher.core.row import checked_task
-from batcher.drains import Drained, Drains
 from batcher.gateways import Gateways, Reporter
 from batcher.metrics import BatcherMetrics
 from batcher.model_loop import ModelLoop, Process
@@ -41,8 +40,7 @@ LOOK_S: Final = 1.0
 """How often it is asked whether gateways are there whose spans may not be sent yet, seconds."""
 
 LIVE_KEYS: Final = frozenset(
-    f"batcher.{name}"
-    for name in ("policy", "policies", "prefetch_rows", "prefetch_bytes", "drain_s")
+    f"batcher.{name}" for name in ("policy", "policies", "room_rows", "room_bytes", "drain_s")
 )
 """Settings that a running batcher takes over at once; the rest needs a new process."""
 SECTIONS: Final = ("nats", "triton", "batcher", "tls")
@@ -76,9 +74,8 @@ class Batcher:
         self._settings = settings
         self._spans = RowSpans(tracer)
         self._gateways = Gateways(nats_client, batcher)
-        self._reporter = Reporter(nats_client, batcher, self._report)
-        self._drains = Drains(nats_client, self._on_drains)
-        self._drained: Drained = {}
+        self._reporter = Reporter(nats_client, batcher, self._report, lambda: self._drains.revision)
+        self._drains = control_pb2.DrainsChanged()
         self._answering = BackgroundTasks()
         self._process = Process(
             nats_client,
@@ -97,13 +94,19 @@ class Batcher:
     def _new_loop(self, model: ModelSettings) -> ModelLoop:
         urls = addresses(self._settings, model)
         loop = ModelLoop(self._process, model, urls, self._settings)
-        loop.drain_workers(self._drained.get(model.task_name, frozenset()))
+        loop.drain_workers(self._drained(model.task_name))
         return loop
 
-    def _on_drains(self, drained: Drained) -> None:
-        self._drained = drained
+    def _take_drains(self, drains: control_pb2.DrainsChanged) -> None:
+        if drains.revision <= self._drains.revision:
+            return
+        self._drains = drains
+        log.info("drained workers: %s", [one.worker for one in drains.record.workers] or "none")
         for model, loop in self._loops.items():
-            loop.drain_workers(drained.get(model, frozenset()))
+            loop.drain_workers(self._drained(model))
+
+    def _drained(self, model: str) -> frozenset[str]:
+        return frozenset(one.worker for one in self._drains.record.workers if one.model == model)
 
     async def apply(self, settings: Settings) -> None:
         """Activates policies, weights, limits and models of ``settings``; see `sluice.settings.reload.Apply`."""
@@ -157,7 +160,7 @@ class Batcher:
             self.on_gateway_gone(message.gateway)
             self._reporter.changed()
         if message.HasField("drains_changed"):
-            self._drains.read_now()
+            self._take_drains(message.drains_changed)
         for loop in self._loops.values():
             loop.on_cancel(message.cancel.rows)
         unknown = [
@@ -176,24 +179,20 @@ class Batcher:
             loop.on_gateway_gone(gateway, waiting_only=waiting_only)
 
     def on_loss(self) -> None:
-        """NATS was reconnected, or messages were dropped: open pulls may be lost."""
+        """NATS was reconnected, or messages were dropped."""
         self._gateways.restart(time.monotonic())
         self._reporter.changed()  # gateways may have given it up
-        self._drains.read_now()
-        for loop in self._loops.values():
-            loop.inbox.restart()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serves until ``stop``, then drains."""
         await self._gateways.listen(self)
         async with self._group as group:
             reporting = group.create_task(self._reporter.run())
-            draining = group.create_task(self._drains.run())
             looking = group.create_task(self._look_for_gateways())
             for model in self._settings.served:
                 self._start(model)
             await stop.wait()
-            await _end(reporting, draining, looking)
+            await _end(reporting, looking)
             await self._reporter.leave()
             await self._drain()
             await _end(*self._running.values())
@@ -230,7 +229,8 @@ class Batcher:
         await _end(*late)
 
     def _report(self) -> list[control_pb2.ModelReport]:
-        return [loop.report() for loop in self._loops.values()]
+        gateways = self._gateways.count(time.monotonic())
+        return [loop.report(gateways) for loop in self._loops.values()]
 
 
 def addresses(settings: Settings, model: ModelSettings) -> tuple[str, ...]:

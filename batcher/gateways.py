@@ -33,6 +33,8 @@ ABSENT_S: Final = 30.0
 UNHEARD_S: Final = 0.05
 """Rows that wait here for a gateway that is away are dropped: it sends them again when it is back. One that was heard
 of so lately is there, and its subscription on the way through a cluster; seconds."""
+HEARD_S: Final = 60.0
+"""A gateway that was silent for longer has no share of the bytes of the room, seconds; it may still send."""
 GATEWAYS_MAX: Final = 1024
 """Gateways of which it is known when they were heard of."""
 RECONNECT_S: Final = 1.0
@@ -147,10 +149,14 @@ class Gateways:
         if len(self._heard_at) > GATEWAYS_MAX:
             del self._heard_at[next(iter(self._heard_at))]
 
+    def count(self, now: float) -> int:
+        """Gateways that were heard of lately."""
+        return sum(now - at < HEARD_S for at in self._heard_at.values())
+
     def _away_s(self, gateway: str, now: float) -> float | None:
         """How long a gateway has been away that a message has not found; None: it is there, or may be."""
         since, last = self._absent.get(gateway, (now, now))
-        heard_at = self._heard_at.setdefault(gateway, now)  # of its bulk tasks JetStream told
+        heard_at = self._heard_at.setdefault(gateway, now)  # its word may be on its way
         if now - self._back_at < RECONNECT_S or now - heard_at < UNHEARD_S:
             self._absent[gateway] = now, now
             return None
@@ -190,6 +196,7 @@ class Reporter:
 
     Args:
         models: the state of every model now.
+        drains_revision: of the record of drained workers that is heeded.
     """
 
     def __init__(
@@ -197,10 +204,12 @@ class Reporter:
         nats_client: Client,
         batcher: str,
         models: Callable[[], Sequence[control_pb2.ModelReport]],
+        drains_revision: Callable[[], int],
     ) -> None:
         self._nats = nats_client
         self._batcher = batcher
         self._models = models
+        self._drains_revision = drains_revision
         # Above that of an earlier process with this id, whose reports are known still.
         self._sequence = time.time_ns() // 1_000_000
         self._changed = asyncio.Event()
@@ -233,6 +242,7 @@ class Reporter:
             models=self._models(),
             leaving=leaving,
             sequence=self._sequence,
+            drains_revision=self._drains_revision(),
         )
 
     async def _send(self, report: control_pb2.BatcherReport) -> None:

@@ -216,7 +216,6 @@ def _cache_share(worker: WorkerState | None) -> float:
 _CLASS_GAUGES: Final[Sequence[tuple[Metric, Callable[[control_pb2.ClassReport], float]]]] = (
     (catalog.QUEUED, lambda each: each.queued),
     (catalog.QUEUED_TOKENS, lambda each: each.queued_tokens),
-    (catalog.BACKLOG, lambda each: each.backlog),
     (
         catalog.EXPECTED_WAIT,
         lambda each: max([each.expected_wait_ms, *each.tenant_wait_ms.values()]) / 1e3,

@@ -3,7 +3,7 @@
 Events only change the request table and wake the loop; only the loop carries out the table's effects, so that frames
 keep their order:
 
-    wake -> advance the table -> carry out its effects -> let the inbox pull as far as there is room -> sleep
+    wake -> advance the table -> carry out its effects -> sleep
 
 A fault of any part ends all of it: `run` raises, and the owner makes a new one. What was held is forgotten, and its
 gateways send it again.
@@ -27,7 +27,6 @@ from batcher.core.requests import Requests
 from batcher.core.row import Row
 from batcher.core.scheduler.capacity import Capacity
 from batcher.gateways import Gateways
-from batcher.jetstream.inbox import Inbox
 from batcher.metrics import BatcherMetrics
 from batcher.spans import RowSpans
 from batcher.workers.worker import Fleet, WorkerEvents, name_of
@@ -36,12 +35,14 @@ from sluice.errors import EngineFailed, Overloaded
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
 from sluice.settings import ModelSettings, Settings
 from sluice.wire.dead_letters import store_dead_letter
-from sluice.wire.subjects import CLASSES, QUEUED_CLASS
+from sluice.wire.subjects import CLASSES
 
 log = logging.getLogger(__name__)
 
 CLOSE_S: Final = 3.0
 """How long dead letters may still take when the batcher ends."""
+ROOM_CLASSES: Final = len(CLASSES) - 1
+"""Classes that share the bytes: tasks of the most urgent one do not wait for room."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,7 @@ class Process:
 
 
 class ModelLoop(WorkerEvents):
-    """One model of the batcher.
-
-    Attributes:
-        inbox: its bulk tasks.
-    """
+    """One model of the batcher."""
 
     def __init__(
         self, process: Process, model: ModelSettings, urls: Sequence[str], settings: Settings
@@ -89,17 +86,10 @@ class ModelLoop(WorkerEvents):
         )
         credentials = process.worker_credentials
         self._fleet = Fleet(urls, model, process.batcher, batcher, self, credentials)
-        self.inbox = Inbox(
-            process.nats_client,
-            self._model,
-            batcher,
-            self._requests,
-            self.on_task,
-        )
+        self._room_rows, self._room_bytes = batcher.room_rows, batcher.room_bytes
         self._woken = asyncio.Event()
         self._idle = asyncio.Event()
         self._chores = BackgroundTasks(self._on_fault)
-        self._pulling: asyncio.Task[None] | None = None
         self._fault: Exception | None = None
 
     def __contains__(self, request_id: str) -> bool:
@@ -110,7 +100,6 @@ class ModelLoop(WorkerEvents):
         """Runs the model until it is cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._fleet.run())
-            self._pulling = group.create_task(self.inbox.run())
             group.create_task(self._loop())
 
     async def drain(self, drain_s: float) -> None:
@@ -118,10 +107,6 @@ class ModelLoop(WorkerEvents):
 
         `run` must go on until this returns.
         """
-        if self._pulling is not None:
-            self._pulling.cancel()
-            await asyncio.wait([self._pulling])
-        await self.inbox.settle()
         self._requests.drain(time.monotonic())
         try:
             async with asyncio.timeout(drain_s):
@@ -140,7 +125,7 @@ class ModelLoop(WorkerEvents):
 
     def change(self, settings: Settings) -> None:
         """Takes another policy, other weights and limits; see `batcher.app.check_change`."""
-        self.inbox.settings = settings.batcher
+        self._room_rows, self._room_bytes = settings.batcher.room_rows, settings.batcher.room_bytes
         self._requests.change_policy(
             settings.batcher.policy_of(self._settings_name), settings.weights
         )
@@ -152,20 +137,22 @@ class ModelLoop(WorkerEvents):
         self._process.on_readiness()
         self.wake()
 
-    def report(self) -> control_pb2.ModelReport:
-        """The report on the model for gateways and other batchers."""
+    def report(self, gateways: int) -> control_pb2.ModelReport:
+        """The report on the model for gateways and other batchers; ``gateways``: how many share its room."""
         workers, queue = self._requests.active_workers().values(), self._requests.queue
         closed_s = min((worker.load.closed_ms for worker in workers), default=0.0) / 1e3
-        backlog = {**dict.fromkeys(CLASSES, 0), QUEUED_CLASS: self.inbox.backlog}
         report = control_pb2.ModelReport(
             model=self._model,
             workers=len(workers),
             slots=sum(worker.slots for worker in workers),
             running=sum(worker.running for worker in workers),
             queued=self._requests.waiting,
-            classes=queue.class_reports(backlog, time.monotonic(), closed_s),
+            classes=queue.class_reports(time.monotonic(), closed_s),
             tokens_per_s=queue.tokens_per_s,
         )
+        for entry in report.classes:
+            entry.room_rows = self._room_rows + report.slots
+            entry.room_bytes = self._room_bytes // (ROOM_CLASSES * max(gateways, 1))
         self._process.metrics.reported(report, self._requests)
         return report
 
@@ -175,16 +162,12 @@ class ModelLoop(WorkerEvents):
 
     # Events of gateways and workers.
 
-    def on_task(
-        self, task: task_pb2.Task, headers: Mapping[str, str], size: int, given_up: str = ""
-    ) -> None:
-        """A task, from its gateway or from JetStream; ``given_up`` says why it must not be computed."""
+    def on_task(self, task: task_pb2.Task, headers: Mapping[str, str], size: int) -> None:
+        """A task from its gateway."""
         with self._event():
             now = time.monotonic()
             row = Row(task, now, headers, size)
-            if given_up:
-                self._requests.bury(row, _failure(given_up), now)
-            elif self._requests.size + size > self.inbox.settings.prefetch_bytes:
+            if self._requests.size + size > self._room_bytes:
                 self._requests.refuse(row, _full(self._model))
                 self._process.metrics.refused(row)
             else:
@@ -264,7 +247,6 @@ class ModelLoop(WorkerEvents):
             now = time.monotonic()
             self._requests.advance(now, self._capacities(now))
             await self._carry_out(self._requests.take())
-            self.inbox.nudge()
             if not self._requests.active and not self._woken.is_set():
                 self._idle.set()
             await self._sleep()

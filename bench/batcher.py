@@ -2,7 +2,7 @@
 
     python bench/batcher.py [--json] [--runs N] [--only core|order|loads]
 
-Seeds are 1 to N; policies are as shipped, with the shipped prefetch.
+Seeds are 1 to N; policies are as shipped.
 
 - core: a decision is a task that is added and one that is handed out, in processor time of this process; what ends a
   task is not counted. `core_decisions_per_s`: 1,000,000 queued tasks of 3 classes and 20 tenants, batches of up to 32
@@ -16,7 +16,7 @@ Seeds are 1 to N; policies are as shipped, with the shipped prefetch.
   the same requests beside the flood, the peer without it; `interactive_ttft_vs_priority`. `bulk_share_of_leftover`:
   tokens/s of bulk beside interactive traffic, the peer is half of what bulk gets alone. `tenant_share_error`: two
   tenants of equal weight with 450 documents each waiting, one behind the other's; `flooded_tenant_share_error`:
-  100,000 and 10,000, of which the batcher prefetches 1,024 in order of arrival. The peer takes all in order of arrival.
+  100,000 and 10,000. The peer takes all in order of arrival.
 """
 
 import argparse
@@ -190,7 +190,7 @@ def _round(seed: int) -> Round:
 def _tenant_figures(runs: int) -> list[Figure]:
     ours, fcfs = mixed_load.OURS, mixed_load.FCFS
     loads = (
-        ("tenant_share_error", mixed_load.tenant_error, "fewer tasks wait than are prefetched"),
+        ("tenant_share_error", mixed_load.tenant_error, "few tasks wait"),
         ("flooded_tenant_share_error", mixed_load.flooded_tenant_error, "more tasks wait"),
     )
     return [

@@ -86,9 +86,7 @@ class Recorder:
         client = await _connect(url, tls)
         try:
             self._recording = Recording(time.monotonic())
-            tasks = [
-                await client.subscribe(subject, cb=self._on_task) for subject in subjects.ALL_TASKS
-            ]
+            tasks = [await client.subscribe(subjects.ALL_TASKS, cb=self._on_task)]
             await client.subscribe(subjects.ALL_FRAMES, cb=self._on_frames)
             await asyncio.sleep(seconds)
             for subscription in tasks:

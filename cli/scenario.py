@@ -126,7 +126,6 @@ class Workers:
             limits=self._limits(mesh, model),
             engine=self._engine(),
             weights=mesh.weights,
-            prefetch_rows=mesh.batcher.prefetch_rows,
             queue_max=mesh.gateway.queue_max if self.admission else None,
             until_s=until_s,
         )

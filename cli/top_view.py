@@ -14,7 +14,7 @@ from sluice.wire.enums import word_of
 
 WANTED: Final = (
     *(catalog.REQUESTS, catalog.TOKENS, catalog.FIRST_TOKEN, catalog.TOKEN_TIME),
-    *(catalog.QUEUED, catalog.BACKLOG, catalog.OLDEST),
+    *(catalog.QUEUED, catalog.ROOM_WAITING, catalog.OLDEST),
     *(catalog.WORKER_LIVE, catalog.WORKER_DRAINED, catalog.WORKER_SLOTS, catalog.WORKER_RUNNING),
     *(catalog.WORKER_WAITING, catalog.WORKER_CACHE, catalog.WORKER_TOKENS, catalog.PREFIX_HITS),
     *(catalog.STEP_TIME, catalog.JOBS_RUNNING, catalog.JOB_ITEMS),
@@ -25,8 +25,8 @@ SORTS: Final = ("name", "running", "queue", "speed")
 Labels = tuple[str, ...]
 Value = tuple[float, ...]
 """A number; of a histogram the sum, then the counts of its buckets."""
-_SHARED: Final = {catalog.BACKLOG.name, catalog.OLDEST.name}
-"""Every batcher says the same of these, or the highest counts; so it is with workers."""
+_SHARED: Final = {catalog.OLDEST.name}
+"""The highest counts; so it is with workers."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class View:
 
     def _models(self) -> Table:
         sample = self._sample
-        queued, backlog = sample.now(catalog.QUEUED), sample.now(catalog.BACKLOG)
+        queued, before = sample.now(catalog.QUEUED), sample.now(catalog.ROOM_WAITING)
         oldest, requests = sample.now(catalog.OLDEST), self._rates(catalog.REQUESTS)
         first = _by_class(sample.since(self._earlier, catalog.FIRST_TOKEN))
         token = _by_class(sample.since(self._earlier, catalog.TOKEN_TIME))
@@ -195,15 +195,16 @@ class View:
             for (model, priority), count in _by_model(sample.running).items()
         }
         rows: list[list[str | float | None]] = []
-        for labels in sorted(queued.keys() | first.keys() | running.keys()):
+        for labels in sorted(queued.keys() | before.keys() | first.keys() | running.keys()):
             used = labels in first or running.get(labels) or queued.get(labels)
+            used = used or before.get(labels)
             if not used and labels[1] != "interactive":
                 continue
             rows.append(
                 [
                     *labels,
                     running.get(labels, 0),
-                    queued.get(labels, 0.0) + backlog.get(labels, 0.0),
+                    queued.get(labels, 0.0) + before.get(labels, 0.0),
                     oldest.get(labels),
                     _total(requests, labels),
                     _total(requests, labels, _is_error),

@@ -103,8 +103,9 @@ class Gateway:
         self._exchange = MetricsExchange(SERVICE_GATEWAY, gateway_id, metric_registry)
         self._loads = loads = ModelLoadTable()
         dispatch = Dispatch(gateway_id, loads, limits.stall_s)
+        dispatch.use_weights(settings.weights)
         self.registry = Registry(dispatch, ReplayCache(limits.replay_entries, limits.replay_s))
-        self._transport = NatsTransport(gateway_id, self.registry, loads, tracer, settings.nats)
+        self._transport = NatsTransport(gateway_id, self.registry, loads, tracer)
         self.models = ServedModels(catalog, loads, self.registry, dispatch)
         self._health = GatewayHealth(loads, catalog, self._transport, self.models.in_use)
         self.authenticator = Authenticator(settings.identity, settings.nats.replicas)
@@ -140,6 +141,7 @@ class Gateway:
         )
         self._drift = DriftMonitor(gateway_id, self._store.publish_event, metric_registry)
         self._drift.use(router.held_out, routing.drift)
+        self._transport.on_report = self.shared.drains.on_report
         self._generator = self._make_generator(tracer, metric_registry)
         self._admission.entities = self._generator.guards
         self._jobs = JobForwarder(
@@ -325,6 +327,7 @@ class Gateway:
         )
         metrics = RequestMetrics(metric_registry)
         metrics.show_running(lambda: self.active)
+        metrics.show_waiting(lambda: self.registry.dispatch.waiting)
         gateway_id, facts = self._transport.gateway_id, self._admission.catalog.facts
         return Generator(
             settings=settings.gateway,

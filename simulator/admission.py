@@ -4,7 +4,6 @@ It decides by the batcher's report of the last second, as gateways do. One model
 """
 
 import math
-from collections.abc import Mapping
 from typing import Final
 
 from batcher.core.scheduler.queue import Queue
@@ -25,13 +24,11 @@ class Admission:
     """One gateway and its view of one batcher.
 
     Args:
-        backlog: tasks by class that the batcher has not taken.
         queue_max: tasks of a class that may wait.
     """
 
-    def __init__(self, queue: Queue, backlog: Mapping[str, int], queue_max: int) -> None:
+    def __init__(self, queue: Queue, queue_max: int) -> None:
         self._queue = queue
-        self._backlog = backlog
         self._loads = ModelLoadTable()
         breakers = Breakers(BreakerSettings())  # a simulated model does not fail
         self._overload = OverloadControl(self._loads, {}, {}, queue_max, breakers)
@@ -43,7 +40,7 @@ class Admission:
             model=MODEL,
             workers=workers,
             queued=len(self._queue),
-            classes=self._queue.class_reports(self._backlog, now),
+            classes=self._queue.class_reports(now),
             tokens_per_s=self._queue.tokens_per_s,
         )
         # What is sent at this very time is not in it.

@@ -5,8 +5,7 @@ the ones that run in production. Delays between processes are constant. Nothing 
 """
 
 import math
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -47,7 +46,6 @@ class Setup:
 
     Attributes:
         weights: shares of tenants that differ from 1.
-        prefetch_rows: tasks of a class that the batcher takes out of the work queue to order them.
         queue_max: tasks of a class that may wait before the gateway refuses; None: it admits everything.
         until_s: when to stop; None: when everything has ended.
     """
@@ -59,7 +57,6 @@ class Setup:
     engine: EngineKind = "continuous"
     links: Links = field(default_factory=Links)
     weights: Mapping[str, float] = field(default_factory=dict)
-    prefetch_rows: int = 1024
     queue_max: int | None = None
     until_s: float | None = None
 
@@ -80,8 +77,9 @@ class Simulation(WorkerEvents):
         self._setup = setup
         self._events = EventQueue()
         self._queue = Queue(setup.policy, dict(setup.weights))
-        self._work_queue = WorkQueue()
-        self._admission = _admission(setup, self._queue, self._work_queue)
+        self._admission = (
+            None if setup.queue_max is None else Admission(self._queue, setup.queue_max)
+        )
         self._outcomes = [Outcome(arrival) for arrival in trace]
         longest = max(arrival.prompt_tokens + arrival.answer_tokens for arrival in trace)
         self._workers = {
@@ -149,19 +147,8 @@ class Simulation(WorkerEvents):
         outcome = self._outcomes[number]
         if outcome.ending is Ending.OPEN:
             self._queued_at[str(number)] = self._events.now
-            arrival = outcome.arrival
-            self._work_queue.put(arrival.priority_class, arrival.tenant, str(number))
+            self._queue.add(_task(str(number), outcome.arrival), self._events.now)
             self._nudge()
-
-    def _prefetch(self) -> None:
-        """Takes what there is room for out of the work queue."""
-        for name in self._work_queue:
-            for tenant in self._work_queue.tenants(name):
-                room = self._queue.prefetch_room(name, tenant, self._setup.prefetch_rows)
-                for request_id in self._work_queue.take(name, tenant, room):
-                    outcome = self._outcomes[int(request_id)]
-                    if outcome.ending is Ending.OPEN:
-                        self._queue.add(_task(request_id, outcome.arrival), self._events.now)
 
     def _nudge(self) -> None:
         """The queue is asked once for all that happens at one time."""
@@ -173,7 +160,6 @@ class Simulation(WorkerEvents):
         self._pump_due = False
         now = self._events.now
         while True:
-            self._prefetch()
             capacities = [worker.capacity() for worker in self._workers.values()]
             decision = self._queue.next_batch(now, capacities)
             if decision.batch is None:
@@ -290,7 +276,7 @@ class Simulation(WorkerEvents):
                 del samples[1::2]
                 self._sample_s *= 2
                 continue
-            queued = tuple(self._queue.waiting(name) + self._work_queue[name] for name in CLASSES)
+            queued = tuple(map(self._queue.waiting, CLASSES))
             running = sum(worker.running for worker in self._workers.values())
             samples.append(QueueSample(at_s, queued, running))
 
@@ -304,42 +290,6 @@ class Simulation(WorkerEvents):
             self._history.row_s += worker.row_s
         self._history.seconds = now
         return self._history
-
-
-class WorkQueue(Mapping[str, int]):
-    """The work queue on NATS: tasks that no batcher has taken, in order of arrival; as a mapping, numbers by class."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[str, dict[str, deque[str]]] = {name: {} for name in CLASSES}
-
-    def __getitem__(self, priority_class: str) -> int:
-        return sum(map(len, self._waiting[priority_class].values()))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._waiting)
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def put(self, priority_class: str, tenant: str, request_id: str) -> None:
-        """Publishes a task."""
-        self._waiting[priority_class].setdefault(tenant, deque()).append(request_id)
-
-    def tenants(self, priority_class: str) -> list[str]:
-        """Those with tasks."""
-        return [tenant for tenant, tasks in self._waiting[priority_class].items() if tasks]
-
-    def take(self, priority_class: str, tenant: str, most: int) -> Iterator[str]:
-        """The next tasks of a tenant, in order."""
-        waiting = self._waiting[priority_class][tenant]
-        for _ in range(min(most, len(waiting))):
-            yield waiting.popleft()
-
-
-def _admission(setup: Setup, queue: Queue, backlog: WorkQueue) -> Admission | None:
-    if setup.queue_max is None:
-        return None
-    return Admission(queue, backlog, setup.queue_max)
 
 
 def _task(request_id: str, arrival: Arrival) -> QueuedTask:

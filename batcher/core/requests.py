@@ -139,11 +139,6 @@ class Requests:
         row.final = frame_pb2.Final(end=frame_pb2.ROW_END_RETURNED, error=error)
         self._outbox.publish(row, final_frame(row))
 
-    def bury(self, row: Row, error: frame_pb2.RowError, now: float) -> None:
-        """Ends a row that is not held as failed, and makes its task a dead letter."""
-        self._enter(row)
-        self._fail(row, error, now)
-
     def cancel(self, rows: Iterable[frame_pb2.RowRef], now: float) -> bool:
         """Nobody waits for these rows any more; whether one of them was held."""
         held = {row.request_id: row for ref in rows if (row := self._up_to(ref)) is not None}

@@ -1,6 +1,6 @@
 """Mixed loads for the batcher in the simulator, and their results.
 
-One worker of the large tier on a CPU (32 slots), the batcher as shipped, its prefetch too; `SECONDS` long. Interactive
+One worker of the large tier on a CPU (32 slots), the batcher as shipped; `SECONDS` long. Interactive
 requests are Poisson at `SHARE` of what the worker can do, of the lengths of the shipped tasks. Bulk is a flood of
 `FLOOD` documents at once. What is said of interactive requests is of those that arrive after the flood.
 """
@@ -17,7 +17,6 @@ from simulator.planner import simulated_rate
 from simulator.results import DEFAULT_SLOS, Ending, History, percentiles
 from simulator.simulator import Setup, simulate
 from simulator.trace import Arrival
-from sluice.settings import BatcherSettings
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES
 
@@ -39,7 +38,7 @@ SHARE: Final = 0.5
 WEIGHTS: Final = {"many": 1.0, "few": 1.0}
 """Of two tenants."""
 EQUAL: Final = 450
-"""Documents of each of two tenants: fewer together than the batcher prefetches."""
+"""Documents of each of two tenants."""
 EQUAL_S: Final = 5.0
 """In which neither of them runs out."""
 
@@ -50,7 +49,6 @@ def setup(policy: Policy) -> Setup:
         policy=policy,
         cost=named_cost("large-cpu"),
         limits=EngineLimits(slots=BATCH_ROWS, prefill_tokens=PREFILL_TOKENS),
-        prefetch_rows=BatcherSettings().prefetch_rows,
         until_s=SECONDS,
     )
 
@@ -129,7 +127,7 @@ def leftover_share(seed: int) -> tuple[float, float]:
 
 
 def flooded_tenant_error(policy: Policy, seed: int) -> float:
-    """One tenant sends `FLOODED` documents, then another a tenth of them: far more than is prefetched."""
+    """One tenant sends `FLOODED` documents, then another a tenth of them."""
     trace = together(
         bulk(seed, tenant="many", count=FLOODED),
         bulk(seed + 50, tenant="few", count=FLOODED // 10),

@@ -24,7 +24,7 @@ from gateway.admission.tenant_limits import TenantLimits
 from gateway.admission.tenant_threads import TenantSlots
 from sluice.errors import RETRY_AFTER_S, Overloaded, ShuttingDown
 from sluice.settings import CallShares
-from sluice.wire.subjects import CLASSES, QUEUED_CLASS, RANKS
+from sluice.wire.subjects import BULK_CLASS, CLASSES, RANKS
 
 MOMENT_S: Final = 0.001
 BUSY_S: Final = 0.005
@@ -86,7 +86,7 @@ class ClassLimiter:
         Raises:
             Overloaded: too many wait.
         """
-        if priority_class == QUEUED_CLASS:
+        if priority_class == BULK_CLASS:
             await self.turns.turn()
 
     @contextmanager
@@ -130,7 +130,7 @@ class ClassLimiter:
 
     def running(self, tenant: str, *, bulk: bool = False) -> int:
         """Calls of ``tenant`` that run, all or those of class bulk."""
-        first = RANKS[QUEUED_CLASS] if bulk else 0
+        first = RANKS[BULK_CLASS] if bulk else 0
         return sum(self._by_tenant.get((tenant, rank), 0) for rank in range(first, len(CLASSES)))
 
     @property
@@ -156,7 +156,7 @@ class ClassLimiter:
                     kind = "" if upto == 0 else f"{CLASSES[upto]} and less urgent "
                     raise _overloaded(f"{limit} {kind}calls{whose} are being answered")
         if self._own_limits is not None:
-            bulk = self.running(tenant, bulk=True) if CLASSES[rank] == QUEUED_CLASS else None
+            bulk = self.running(tenant, bulk=True) if CLASSES[rank] == BULK_CLASS else None
             self._own_limits.check_running(tenant, self.running(tenant), bulk)
 
 

@@ -1,12 +1,17 @@
 """The load of every model: workers, queues and expected waits, as the batchers report them."""
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.streaming.room import Room
+from gateway.streaming.sent_row import Line
 from sluice.internal.v1.control_pb2 import BatcherReport, ClassReport, ModelReport
 
+UNBOUNDED: Final = Room(math.inf, math.inf)
+"""The room of a batcher of an older release, which does not say it."""
 EXPIRY_S: Final = 3.5
 """A report older than this is not used any more."""
 
@@ -16,7 +21,7 @@ class ClassLoad:
     """The load of one class of one model over all batchers."""
 
     queued: int = 0
-    """Tasks that wait, including those that no batcher has taken."""
+    """Tasks that wait in batchers."""
     task_tokens: float = 0.0
     """Mean length of their prompts and expected answers; 0: not known."""
     wait_s: float = 0.0
@@ -126,6 +131,23 @@ class ModelLoadTable:
         chosen.chosen = self._choices
         return min(found)[2]
 
+    def rooms(self, line: Line, now: float) -> dict[str, Room]:
+        """What each batcher with a worker of the model grants this gateway for rows of the class."""
+        found: dict[str, Room] = {}
+        for name, batcher in self._batchers.items():
+            entry = batcher.models.get(line.model)
+            if entry is None or not entry.workers or batcher.reported_at + EXPIRY_S <= now:
+                continue
+            found[name] = next(
+                (
+                    Room(one.room_rows, one.room_bytes)
+                    for one in entry.classes
+                    if one.priority_class == line.priority_class and one.HasField("room_rows")
+                ),
+                UNBOUNDED,
+            )
+        return found
+
     def has_worker(self, model: str, now: float) -> bool:
         """Whether a worker of ``model``, as tasks call it, is alive."""
         self.expire(now)
@@ -170,8 +192,7 @@ def _class_load(entries: Sequence[ClassReport]) -> ClassLoad:
     tokens = sum(entry.queued_tokens for entry in entries)
     served = [entry.service_ms for entry in entries if entry.service_ms]
     return ClassLoad(
-        # All batchers report the same backlog: the tasks that none of them has taken.
-        queued=queued + max(entry.backlog for entry in entries),
+        queued=queued,
         task_tokens=tokens / queued if queued else 0.0,
         # A task may come to any of them.
         wait_s=sum(entry.expected_wait_ms for entry in entries) / len(entries) / 1e3,

@@ -149,15 +149,12 @@ class Generator:
         write: Callable[[GenerateResponse], Awaitable[None]],
         remaining_s: float | None,
         metadata: Mapping[str, str],
-        *,
-        is_item: bool = False,
     ) -> None:
         """Passes all events of the answer to ``caller`` to ``write``.
 
         Args:
             remaining_s: until the deadline of the call.
             metadata: for the trace context.
-            is_item: as in `ValidRequest`.
 
         Raises:
             SluiceError: the call ends with it.
@@ -166,8 +163,6 @@ class Generator:
         with spans.call():
             call = _GenerateCall(self, spans, write)
             valid = call.validated(request, remaining_s, caller)
-            if is_item:
-                valid = replace(valid, is_item=True)
             if valid.sampling.n <= 1:
                 await call.within_deadline(valid, call.answer)
             else:

@@ -16,8 +16,6 @@ from gateway.models.catalog import Catalog
 from gateway.upstream.nats_transport import NatsTransport
 
 SERVICE: Final = "sluice.v1.InferenceService"
-BULK: Final = "class.bulk"
-"""NOT_SERVING while JetStream does not store tasks; other classes do not need it."""
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -54,8 +52,7 @@ class GatewayHealth:
         }
         answers = any(ready[model] for model in self._catalog.callable)
         models = {f"model.{model}": is_ready for model, is_ready in ready.items()}
-        bulk = connected and self._transport.stores(now)
-        whole = {SERVICE: answers, "": answers, BULK: bulk}
+        whole = {SERVICE: answers, "": answers}
         tasks = {f"tasks.{name}": True for name in self._tasks(now)}
         gone = dict.fromkeys(self._statuses, False)
         for service, serving in {**gone, **models, **tasks, **whole}.items():

@@ -118,10 +118,8 @@ async def whole_answer(
     caller: Caller,
     remaining_s: float | None,
     metadata: Mapping[str, str],
-    *,
-    is_item: bool = False,
 ) -> pb.GenerateTextResponse:
-    """The only answer to ``request``, in one message; ``is_item``: of a job.
+    """The only answer to ``request``, in one message.
 
     Raises:
         SluiceError: see `Generator.answer`; InvalidRequest when the request wants several answers.
@@ -133,7 +131,7 @@ async def whole_answer(
     async def collect(event: pb.GenerateResponse) -> None:
         add_event(answer, event)
 
-    await generator.answer(request, caller, collect, remaining_s, metadata, is_item=is_item)
+    await generator.answer(request, caller, collect, remaining_s, metadata)
     return answer
 
 

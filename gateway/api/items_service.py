@@ -86,10 +86,10 @@ class ItemsService(ItemsServiceServicer):
         whose = call.caller, remaining_s, call.metadata
         with self._generator.limiter.call(class_of(asked), call.caller.tenant):
             if isinstance(asked, EmbedRequest):
-                found = await answer_texts(self._generator, EMBED, asked, *whose, is_item=True)
+                found = await answer_texts(self._generator, EMBED, asked, *whose)
                 cost = self._facts[found.model].cost(found.usage.prompt_tokens, 0)
                 return RunResponse(id=request.id, embedded=found, cost=cost)
-            answer = await whole_answer(self._generator, asked, *whose, is_item=True)
+            answer = await whole_answer(self._generator, asked, *whose)
         answer.ClearField("token_ids")
         return RunResponse(id=request.id, answer=answer, cost=self._cost(answer.finished))
 

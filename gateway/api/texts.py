@@ -125,8 +125,6 @@ async def answer_texts(
     caller: Caller,
     remaining_s: float | None,
     metadata: Mapping[str, str],
-    *,
-    is_item: bool = False,
 ) -> _R:
     """The response to a call of ``kind``; the rest is as in `Generator.answer`.
 
@@ -137,8 +135,6 @@ async def answer_texts(
     with spans.call():
         catalog, timeout_s = shared.upstream.admission.catalog, shared.timeout_s(remaining_s)
         request = kind.validate(wire, catalog, timeout_s, caller)
-        if is_item:
-            request = replace(request, is_item=True)
         call = _TextsCall(shared, kind, spans)
         spans.describe(call.attributes, request)
         with shared.limiter.rows(request.tenant, len(request.conversation.turns)):

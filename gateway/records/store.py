@@ -333,11 +333,7 @@ class RecordStore:
         return message.data or b""
 
     async def forget(self, tenant: str) -> Forgotten:
-        """Deletes records, audit entries, outcomes and dead letters of ``tenant``.
-
-        Tasks that wait in JetStream go too: their requests have been cancelled.
-        """
-        await self._purge(subjects.TASKS_STREAM, subjects.queued_tasks(subjects.ANY, tenant))
+        """Deletes records, audit entries, outcomes and dead letters of ``tenant``."""
         dead = [
             message.metadata.sequence.stream
             async for message in self._read(

@@ -118,6 +118,7 @@ class SharedState:
         """Says hello and tells what is spent, until it is cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.peers.run())
+            group.create_task(self.drains.run())
             group.create_task(self._share_spending())
 
     async def write(self) -> None:

@@ -2,8 +2,8 @@
 
 The gateway leads: it knows every row that somebody waits for, and the tokens that it has of it.
 
-- A row goes to the batcher with the fewest tasks; of class bulk into JetStream first, until a batcher takes it, unless
-  it is an item of a job, which has its own record there.
+- A row goes to the batcher with the fewest tasks of those that have room for it, and waits here while none has
+  (`gateway.streaming.room`). One that a batcher had before needs no new room.
 - A row that was silent for ``stall_s`` is asked about, and again after the same time. It is lost when its batcher does
   not know it. When the batcher has said nothing at all since the first of two questions, all its rows are lost.
 - NATS says at once when nobody has subscribed for a batcher: then they are too.
@@ -16,19 +16,19 @@ The gateway leads: it knows every row that somebody waits for, and the tokens th
 Neither clock nor I/O: the owner calls `tick`, and takes what is to be sent with `drain`.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Final, Protocol
 
-from gateway.streaming.row import Row
+from gateway.streaming.room import Room, TakenRoom, WaitingLine
+from gateway.streaming.sent_row import Line, Place, SentRow
 from sluice.errors import RETRY_AFTER_S, EngineFailed, ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.control_pb2 import AskedRow, Cancel, ControlMessage, RowsQuery
-from sluice.internal.v1.task_pb2 import Task
 from sluice.wire.attempts import next_task_attempt, task_attempt
-from sluice.wire.subjects import QUEUED_CLASS
+from sluice.wire.subjects import URGENT_CLASS
 
 RESENDS_MAX: Final = 5
 NO_BATCHER_S: Final = 30.0
@@ -39,7 +39,7 @@ RETRY_S: Final = 0.1
 AVOID_S: Final = 1.0
 """A batcher that returned a row gets no other for this long, seconds."""
 WAITING_FACTOR: Final = 4
-"""A row that waits in a batcher, or in JetStream, is asked about this many times less often than one with tokens."""
+"""A row that waits in a batcher is asked about this many times less often than one with tokens."""
 QUESTIONS_MAX: Final = 4
 """A row that a batcher did not answer about this often is lost, although the batcher is alive."""
 TIMEOUT_MS_MAX: Final = 2**32 - 1
@@ -57,83 +57,8 @@ class Batchers(Protocol):
     def choose(self, model: str, without: Collection[str], now: float) -> str | None:
         """The one that gets the next row of ``model``; None: there is none but ``without``."""
 
-
-class Place(Enum):
-    """Where a row is, as far as is known."""
-
-    NOWHERE = auto()
-    """No batcher could be found for it."""
-    STORING = auto()
-    """On its way into JetStream."""
-    STORED = auto()
-    """In JetStream, or a batcher has just taken it from there."""
-    SENT = auto()
-    """On its way to its batcher."""
-    HELD = auto()
-    """Its batcher has it."""
-
-
-@dataclass(eq=False, slots=True)
-class SentRow:
-    """A row that somebody waits for.
-
-    Attributes:
-        task: as sent last.
-        headers: of its message.
-        attempt: its tokens.
-        deadline: seconds.
-        is_item: of a job.
-        batcher: that has it, or had it last; empty: none.
-        sequence: of its task in JetStream.
-        ask_at: when to ask about it, or to try again.
-        questions: asked since the last word about it, and the time of the first of them.
-        without_since: since when it is known to be without a batcher.
-        tokens: that had arrived when it was sent last.
-        resends: since the last new token.
-        on_taken: called once, when a batcher or JetStream has it, or nobody waits for it any more.
-    """
-
-    task: Task
-    headers: Mapping[str, str]
-    attempt: Row
-    deadline: float
-    is_item: bool = False
-    place: Place = Place.NOWHERE
-    batcher: str = ""
-    sequence: int = 0
-    ask_at: float = 0.0
-    questions: int = 0
-    asked_at: float = 0.0
-    without_since: float | None = None
-    tokens: int = 0
-    resends: int = 0
-    on_taken: Callable[[], None] | None = None
-
-    @property
-    def row_id(self) -> str:
-        """Its name."""
-        return self.task.request_id
-
-    @property
-    def is_queued(self) -> bool:
-        """Whether its task goes into JetStream first."""
-        return self.task.priority_class == QUEUED_CLASS and not self.is_item
-
-    @property
-    def queue(self) -> tuple[str, str]:
-        """Model and tenant: where its task waits in JetStream."""
-        return self.task.model, self.task.tenant or "default"
-
-    @property
-    def has_tokens(self) -> bool:
-        """Whether something of the answer has arrived."""
-        return bool(self.attempt.transcript.token_ids)
-
-    def taken(self) -> None:
-        """It has left this gateway."""
-        on_taken, self.on_taken = self.on_taken, None
-        if on_taken is not None:
-            on_taken()
+    def rooms(self, line: Line, now: float) -> Mapping[str, Room]:
+        """The room of each that has a worker of the model."""
 
 
 @dataclass(slots=True)
@@ -144,10 +69,6 @@ class Outgoing:
     """Batcher and row."""
     control: list[tuple[str, ControlMessage]] = field(default_factory=list)
     """Batcher and message; empty: to all."""
-    stored: list[SentRow] = field(default_factory=list)
-    """Rows whose tasks go into JetStream."""
-    lookups: set[tuple[str, str]] = field(default_factory=set)
-    """Models and tenants: how far have batchers taken their tasks from JetStream?"""
     dead: list[tuple[SentRow, str]] = field(default_factory=list)
     """Rows that become dead letters, and why."""
     questions: bool = False
@@ -173,6 +94,10 @@ class Dispatch:
         self._batchers = batchers
         self._stall_s = stall_s
         self._rows: dict[str, SentRow] = {}
+        self._taken = TakenRoom()
+        self._lines: dict[Line, WaitingLine] = {}
+        self._freed: set[Line] = set()
+        """Lines with rows that wait, for which there is room again."""
         self._heard_at: dict[str, float] = {}
         """When each batcher was heard of, the one that was silent for longest first."""
         self._lost: set[str] = set()
@@ -202,14 +127,8 @@ class Dispatch:
         """Sends a new row."""
         self._rows[row.row_id] = row
         row.tokens = len(row.attempt.transcript.token_ids)
-        if row.is_queued:
-            row.place = Place.STORING
-            row.ask_at = row.deadline
-            self._prepare(row, now)
-            self._schedule()
-            self._outgoing.stored.append(row)
-        elif not self._place(row, now):
-            self._wait(row, now)
+        row.size = row.task.ByteSize()
+        self._place_or_wait(row, now)
 
     def cancel(self, row_id: str) -> None:
         """Nobody waits for the row any more."""
@@ -227,6 +146,9 @@ class Dispatch:
         self._gaps.pop(row_id, None)
         row = self._rows.pop(row_id, None)
         if row is not None:
+            if row.place is Place.WAITING:
+                self._leave_line(row)
+            self._free(row)
             row.taken()
         return row
 
@@ -267,6 +189,8 @@ class Dispatch:
             return False
         if row.questions:
             row.resends = 0  # its batcher lives in spite of it
+        if not waits:
+            self._free(row)
         row.batcher, row.place = batcher, Place.HELD
         row.questions, row.without_since = 0, None
         row.taken()
@@ -297,13 +221,11 @@ class Dispatch:
             return
         self._avoided[batcher] = now + AVOID_S
         row.batcher = ""
-        if self._place(row, now, frame.attempt):
-            return
-        error = frame.final.error
-        if error.reason == Overloaded.reason and not row.has_tokens:
-            self._fail(row, Overloaded(error.message, retry_after_s=RETRY_AFTER_S), now)
-        else:
-            self._wait(row, now)
+        self._free(row)
+        row.attempt.assembler.fence(frame.attempt)
+        row.needs_room = frame.final.error.reason == Overloaded.reason
+        if row.needs_room or not self._place(row, now):
+            self._wait_in_line(row, now)
 
     def gone(self, batcher: str, now: float) -> None:
         """A batcher is gone with all its rows: NATS says that nobody has subscribed for it, or it is silent."""
@@ -311,22 +233,6 @@ class Dispatch:
         for row in [row for row in self._rows.values() if row.batcher == batcher]:
             if row.row_id in self._rows:
                 self._recover(row, now)
-
-    # What JetStream says.
-
-    def stored(self, row_id: str, sequence: int, now: float) -> None:
-        """The task of a row is in JetStream."""
-        row = self._rows.get(row_id)
-        if row is not None and row.place is Place.STORING:
-            row.place, row.sequence = Place.STORED, sequence
-            row.taken()
-            row.ask_at = now + WAITING_FACTOR * self._stall_s
-
-    def taken_up_to(self, queue: tuple[str, str], sequence: int, now: float) -> None:
-        """Batchers have got the tasks of a model and tenant up to ``sequence``: asks all of them who has those rows."""
-        for row in self._rows.values():
-            if row.place is Place.STORED and row.queue == queue and row.sequence <= sequence:
-                self._question(row, now)
 
     # Time.
 
@@ -340,6 +246,8 @@ class Dispatch:
             # The end of one may end others of its request, and the loss of its batcher sends all of them again.
             if row.row_id in self._rows and row.ask_at <= now:
                 self._check(row, now)
+        self._freed.update(self._lines)  # reports may have brought room
+        self.fill(now)
 
     def restart(self, now: float) -> None:
         """This gateway heard nothing for a while, through no fault of the batchers: their time begins anew."""
@@ -347,7 +255,7 @@ class Dispatch:
         self._lost.clear()
         for row in self._rows.values():
             row.questions = 0
-            if row.batcher or row.place is Place.STORED:
+            if row.batcher:
                 row.ask_at = now + self._stall_s
 
     def drain(self) -> Outgoing:
@@ -374,11 +282,8 @@ class Dispatch:
 
     def _check(self, row: SentRow, now: float) -> None:
         """A row is due: asks about it, or sends it again."""
-        if row.place is Place.STORED:
-            self._check_stored(row, now)
-        elif not row.batcher:
-            if not self._place(row, now):
-                self._wait(row, now)
+        if not row.batcher:
+            self._place_or_wait(row, now)
         elif row.batcher in self._lost:
             self._recover(row, now)
         elif row.questions >= 2 and self._heard_at.get(row.batcher, 0.0) < row.asked_at:
@@ -388,15 +293,6 @@ class Dispatch:
             self._recover(row, now)
         else:
             self._question(row, now)
-
-    def _check_stored(self, row: SentRow, now: float) -> None:
-        if row.questions >= 2:
-            self._recover(row, now)
-            return
-        # A task that JetStream still has is not lost.
-        row.ask_at = now + WAITING_FACTOR * self._stall_s
-        self._schedule()
-        self._outgoing.lookups.add(row.queue)
 
     def _question(self, row: SentRow, now: float) -> None:
         if not row.questions:
@@ -417,29 +313,94 @@ class Dispatch:
             self._schedule()
             self._outgoing.dead.append((row, reason))
             self._fail(row, EngineFailed(reason), now)
-        elif self._place(row, now, row.attempt.assembler.attempt):
+        elif self._place(row, now):
             row.resends = resends + held
             row.task.gather_ms = 0  # the next token shows that the row is not to blame
         else:
             self._wait(row, now)
 
-    def _place(self, row: SentRow, now: float, attempt: int | None = None) -> bool:
-        """Sends the row to a batcher; False when there is none. ``attempt``: the highest of its earlier owner."""
-        avoided = {batcher for batcher, until in self._avoided.items() if until > now}
-        batcher = self._batchers.choose(row.task.model, self._lost | avoided, now)
+    def _place_or_wait(self, row: SentRow, now: float) -> None:
+        """Sends a row that no batcher has, if it has room and no other waits before it."""
+        line = self._lines.get(row.line)
+        others = row.needs_room and line is not None and line.of(row.tenant)
+        if others or not self._place(row, now):
+            self._wait_in_line(row, now)
+
+    def _place(self, row: SentRow, now: float) -> bool:
+        """Sends the row to a batcher; False when there is none with room for it."""
+        without = self._lost | {one for one, until in self._avoided.items() if until > now}
+        if row.needs_room and row.line.priority_class != URGENT_CLASS:
+            rooms = self._batchers.rooms(row.line, now)
+            without |= {one for one, room in rooms.items() if not self._taken.fits(row, one, room)}
+        batcher = self._batchers.choose(row.task.model, without, now)
         if batcher is None:
             return False
-        if row.place is not Place.NOWHERE or attempt is not None:
-            row.task.attempt = next_task_attempt(max(row.task.attempt, attempt or 0))
+        if row.was_sent:
+            attempt = max(row.task.attempt, row.attempt.assembler.attempt)
+            row.task.attempt = next_task_attempt(attempt)
             row.attempt.assembler.fence(row.task.attempt)
-        row.place, row.batcher = Place.SENT, batcher
+        row.place, row.batcher, row.was_sent, row.needs_room = Place.SENT, batcher, True, False
         row.questions, row.without_since = 0, None
         row.ask_at = now + self._stall_s
         row.tokens = len(row.attempt.transcript.token_ids)
+        self._taken.take(row, batcher)
         self._prepare(row, now)
         self._schedule()
         self._outgoing.tasks.append((batcher, row))
         return True
+
+    # Room.
+
+    @property
+    def waiting(self) -> Mapping[Line, int]:
+        """How many rows wait here for room."""
+        return {line: len(rows) for line, rows in self._lines.items()}
+
+    def use_weights(self, weights: Mapping[str, float]) -> None:
+        """Tenants that differ from 1 have these from now on."""
+        self._taken.weights = weights
+
+    def fill(self, now: float) -> None:
+        """Sends rows that have waited, as far as there is room again."""
+        freed, self._freed = self._freed, set()
+        for name in freed & self._lines.keys():
+            self._fill_line(name, now)
+
+    def _fill_line(self, name: Line, now: float) -> None:
+        if not self._batchers.rooms(name, now).keys() - self._lost:
+            for row in list(self._lines[name]):  # nothing can have room for them
+                self._leave_line(row)
+                self._wait(row, now)
+            return
+        while line := self._lines.get(name):
+            sent = next((one for one in line.heads() if self._place(one, now)), None)
+            if sent is None:
+                return
+            line.served(sent)
+            self._drop_empty(name)
+
+    def _wait_in_line(self, row: SentRow, now: float) -> None:
+        """The row waits for room; while there is no batcher at all, for one."""
+        if not self._batchers.rooms(row.line, now).keys() - self._lost:
+            self._wait(row, now)
+            return
+        row.place, row.ask_at, row.without_since = Place.WAITING, math.inf, None
+        line = self._lines.setdefault(row.line, WaitingLine(self._taken.weights))
+        line.add(row, first=row.was_sent)
+
+    def _leave_line(self, row: SentRow) -> None:
+        self._lines[row.line].remove(row)
+        row.place = Place.NOWHERE
+        self._drop_empty(row.line)
+
+    def _drop_empty(self, name: Line) -> None:
+        if not self._lines[name]:
+            del self._lines[name]
+
+    def _free(self, row: SentRow) -> None:
+        if self._taken.free(row) and row.line in self._lines:
+            self._freed.add(row.line)
+            self._schedule()
 
     def _prepare(self, row: SentRow, now: float) -> None:
         row.task.produced_token_ids[:] = row.attempt.transcript.token_ids

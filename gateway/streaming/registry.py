@@ -135,13 +135,8 @@ class Registry:
         for row in result.attempts:
             self._rows.pop(row.row_id, None)
 
-    def stored(self, row_id: str, sequence: int, now: float) -> None:
-        """The task of a row is in JetStream."""
-        self.dispatch.stored(row_id, sequence, now)
-        self.published(row_id)
-
     def published(self, row_id: str) -> None:
-        """A batcher or JetStream has the task of a row."""
+        """A batcher has the task of a row."""
         if (result := self._rows.get(row_id)) is not None:
             result.published(row_id)
 

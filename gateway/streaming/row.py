@@ -39,7 +39,7 @@ class Row:
         inspection: what the safety policy does about the answer; its filter is in the transcript.
         resumed: tokens that the caller brought.
         sent: its task was sent; not when the caller held the whole answer.
-        published: a batcher or JetStream has the row's task.
+        published: a batcher has the row's task.
         stop_token_ids: the caller's; they end the answer beside the model's own.
         final: how the row ended; None until it has.
         stopped: a stop string or the safety policy ended the answer; the row itself may go on.

@@ -1,7 +1,7 @@
 """Request metrics: what a gateway counts of each request when it has ended."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from opentelemetry.trace import SpanContext
@@ -9,6 +9,7 @@ from opentelemetry.trace import SpanContext
 from gateway.routing.plan import Plan
 from gateway.streaming.answer import Answer
 from gateway.streaming.row import Row
+from gateway.streaming.sent_row import Line
 from gateway.validation.requests import ValidRequest
 from sluice.telemetry import catalog
 from sluice.telemetry.registry import MetricRegistry
@@ -41,6 +42,13 @@ class RequestMetrics:
     def show_running(self, running: Callable[[], int]) -> None:
         """``running``: calls that run now."""
         self._registry.observe(catalog.RUNNING, lambda: [((), running())])
+
+    def show_waiting(self, waiting: Callable[[], Mapping[Line, int]]) -> None:
+        """``waiting``: rows that wait for room now, by model and class."""
+        self._registry.observe(
+            catalog.ROOM_WAITING,
+            lambda: [(tuple(line), rows) for line, rows in waiting().items()],
+        )
 
     def count(
         self,

@@ -3,30 +3,27 @@
 import asyncio
 import logging
 import time
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.js.errors import APIError, NotFoundError
 from opentelemetry.trace import Tracer
 
 from gateway.admission.load_table import ModelLoadTable
-from gateway.streaming.dispatch import SentRow
 from gateway.streaming.registry import Registry
+from gateway.streaming.sent_row import SentRow
 from sluice.background import BackgroundTasks
 from sluice.errors import (
     RETRY_AFTER_S,
     MessageTooLarge,
-    Overloaded,
     SluiceError,
     TransportUnavailable,
 )
-from sluice.internal.v1.control_pb2 import Announce, ControlMessage
-from sluice.settings import NatsSettings
+from sluice.internal.v1.control_pb2 import Announce, BatcherReport, ControlMessage
 from sluice.telemetry.lost_spans import RecentRows
-from sluice.wire import jetstream, subjects
+from sluice.wire import subjects
 from sluice.wire.codec import (
     MalformedMessage,
     OversizedMessage,
@@ -40,29 +37,26 @@ from sluice.wire.dead_letters import store_dead_letter
 
 _log = logging.getLogger(__name__)
 
-STORE_S: Final = 1.5
-"""Longest wait for JetStream to store a task, or to say what became of it, seconds."""
 PONG_S: Final = 0.5
 """NATS answers a ping in this time, or this gateway is cut off, seconds."""
-UNSTORED_S: Final = 5.0
-"""Tasks of class bulk are refused for this long after JetStream took one not, seconds: callers need not wait again."""
-TELL_S: Final = 10.0
-"""How often batchers hear of the same model and tenant, seconds; they listen for longer."""
 CLOSE_S: Final = 2.0
 _SETTLE_S: Final = 2.0
-_TOLD_MAX: Final = 4096
-CONSUMER_S: Final = 30.0
-"""JetStream keeps a consumer that nobody pulls from for longer, seconds (`jetstream.tasks_consumer`)."""
 
 # Frames of thousands of rows may wait while the loop is busy; what is dropped here must be requested again.
 _PENDING_MESSAGES: Final = 1 << 20
 _PENDING_BYTES: Final = 256 * 1024 * 1024
-# JetStream's error codes for "no room": maximum messages, maximum bytes, insufficient resources, storage.
-_FULL: Final = frozenset({10023, 10028, 10047, 10077})
+
+
+async def _ignore(_: BatcherReport) -> None:
+    return
 
 
 class NatsTransport:
-    """Sends for the registry and passes it what arrives. The one user of the NATS connection."""
+    """Sends for the registry and passes it what arrives. The one user of the NATS connection.
+
+    Attributes:
+        on_report: takes reports of batchers too.
+    """
 
     def __init__(
         self,
@@ -70,32 +64,22 @@ class NatsTransport:
         registry: Registry,
         loads: ModelLoadTable,
         tracer: Tracer,
-        settings: NatsSettings,
     ) -> None:
         """``tracer``: of this process."""
-        self._settings = settings
         self.gateway_id = gateway_id
         self._recent = RecentRows(tracer, "batcher")
         self._registry = registry
         self._loads = loads
         self._client: Client | None = None
         self._working = BackgroundTasks()
-        self._unstored_at: float | None = None
-        self._told: dict[tuple[str, str], float] = {}
-        """When batchers were told of the tasks of a model and tenant."""
-        self._pulled: dict[tuple[str, str], float] = {}
-        """When it was made sure that batchers have something to pull those from."""
         self._taking = False
+        self.on_report: Callable[[BatcherReport], Awaitable[None]] = _ignore
         registry.dispatch.on_first = lambda: self._working.spawn(self._flush())
 
     @property
     def connected(self) -> bool:
         """Whether NATS can be reached now."""
         return self._client is not None and self._client.is_connected
-
-    def stores(self, now: float) -> bool:
-        """Whether JetStream takes tasks, as far as is known."""
-        return self._unstored_at is None or now - self._unstored_at > UNSTORED_S
 
     async def start(self, client: Client) -> None:
         """Subscribes, and asks batchers for their reports.
@@ -125,13 +109,10 @@ class NatsTransport:
         await self._working.settle(CLOSE_S)
         await disconnect(self._client)
 
-    def problem(self, row: SentRow, now: float) -> SluiceError | None:
-        """Why the row's task cannot be sent now."""
+    def problem(self) -> SluiceError | None:
+        """Why no task can be sent now."""
         if not self.connected:
             return TransportUnavailable("NATS is not connected", retry_after_s=RETRY_AFTER_S)
-        if row.is_queued and not self.stores(now):
-            message = "JetStream does not store tasks now; other classes do not need it"
-            return TransportUnavailable(message, retry_after_s=UNSTORED_S)
         return None
 
     def on_reconnect(self) -> None:
@@ -141,15 +122,12 @@ class NatsTransport:
     # What goes out.
 
     async def _flush(self) -> None:
+        self._registry.dispatch.fill(time.monotonic())
         outgoing = self._registry.dispatch.drain()
         for batcher, row in outgoing.tasks:
             await self._send_task(batcher, row)
         for batcher, message in outgoing.control:
             await self._send_control(batcher, message)
-        for row in outgoing.stored:
-            self._working.spawn(self._store(row))
-        for queue in outgoing.lookups:
-            self._working.spawn(self._look_up(queue))
         for row, reason in outgoing.dead:
             self._working.spawn(self._bury(row, reason))
         if outgoing.questions:
@@ -172,66 +150,6 @@ class NatsTransport:
             # Questions are repeated, and frames of unknown requests are answered with another cancel.
             _log.warning("NATS: a control message is not sent: %s", error)
 
-    async def _store(self, row: SentRow) -> None:
-        subject = subjects.queued_tasks(*row.queue)
-        try:
-            await self._make_consumer(row.queue)
-            stored = await self._nats.jetstream().publish(
-                subject, self._packed(row), timeout=STORE_S, headers=dict(row.headers)
-            )
-        except (OversizedMessage, TimeoutError, NatsError) as error:
-            self._failed(row, error)
-        else:
-            self._unstored_at = None
-            self._registry.stored(row.row_id, stored.seq, time.monotonic())
-            await self._tell(row.queue)
-
-    async def _make_consumer(self, queue: tuple[str, str], *, known: bool = True) -> None:
-        """Batchers may not create what they pull the tasks of a model and tenant from.
-
-        ``known``: whether one that was there a moment ago is there still.
-        """
-        now = time.monotonic()
-        if known and now - self._pulled.get(queue, -CONSUMER_S) < CONSUMER_S:
-            return
-        config = jetstream.tasks_consumer(*queue, self._settings)
-        await self._nats.jetstream(timeout=STORE_S).add_consumer(subjects.TASKS_STREAM, config)
-        if len(self._pulled) >= _TOLD_MAX:
-            self._pulled.clear()
-        self._pulled[queue] = now
-
-    async def _tell(self, queue: tuple[str, str]) -> None:
-        """Batchers hear of a model and tenant that has tasks; they look for themselves too, now and then."""
-        now = time.monotonic()
-        if now - self._told.get(queue, -TELL_S) < TELL_S:
-            return
-        if len(self._told) >= _TOLD_MAX:
-            self._told.clear()
-        self._told[queue] = now
-        with suppress(NatsError):
-            await self._nats.publish(subjects.waiting(*queue))
-
-    async def _look_up(self, queue: tuple[str, str]) -> None:
-        """How far batchers have taken the tasks of a model and tenant; without an answer nothing is lost."""
-        consumer = subjects.tasks_consumer(*queue)
-        try:
-            async with asyncio.timeout(STORE_S):
-                info = await self._nats.jetstream().consumer_info(subjects.TASKS_STREAM, consumer)
-        except NotFoundError:
-            await self._make_consumer_again(queue)
-            return
-        except (TimeoutError, NatsError) as error:
-            _log.warning("JetStream does not say what became of tasks of %s: %s", queue, error)
-            return
-        taken = 0 if info.delivered is None else info.delivered.stream_seq
-        self._registry.dispatch.taken_up_to(queue, taken, time.monotonic())
-
-    async def _make_consumer_again(self, queue: tuple[str, str]) -> None:
-        try:
-            await self._make_consumer(queue, known=False)
-        except (TimeoutError, NatsError) as error:
-            _log.warning("batchers cannot pull the tasks of %s: %s", queue, error)
-
     async def _bury(self, row: SentRow, reason: str) -> None:
         task, payload = row.task, row.task.SerializeToString()
         await store_dead_letter(
@@ -250,10 +168,7 @@ class NatsTransport:
         return pack(row.task, self._nats.max_payload - header_bytes(row.headers))
 
     def _failed(self, row: SentRow, error: Exception) -> None:
-        public = _public_error(error)
-        if row.is_queued and isinstance(public, TransportUnavailable):
-            self._unstored_at = time.monotonic()
-        self._registry.publish_failed(row.row_id, public)
+        self._registry.publish_failed(row.row_id, _public_error(error))
 
     @property
     def _nats(self) -> Client:
@@ -295,6 +210,7 @@ class NatsTransport:
         now = time.monotonic()
         self._loads.update(report, now)
         self._registry.dispatch.heard(report.batcher, now)
+        await self.on_report(report)
 
     async def _on_absent(self, message: Msg) -> None:
         """Nobody has subscribed for a batcher."""
@@ -310,10 +226,5 @@ def _public_error(error: Exception) -> SluiceError:
             f"the task has {error.size} bytes, NATS takes {error.limit}",
             metadata={"bytes": str(error.size), "limit_bytes": str(error.limit)},
         )
-    if isinstance(error, APIError) and error.err_code in _FULL:
-        return Overloaded("the queue of tasks is full", retry_after_s=RETRY_AFTER_S)
-    if isinstance(error, TimeoutError):
-        message = "JetStream did not store the task in time"
-    else:
-        message = f"NATS did not take the task ({type(error).__name__})"
+    message = f"NATS did not take the task ({type(error).__name__})"
     return TransportUnavailable(message, retry_after_s=RETRY_AFTER_S)

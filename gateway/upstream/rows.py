@@ -11,11 +11,11 @@ from gateway.admission.pipeline import Admission, AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.usage import UsageAccounting
 from gateway.streaming.assembler import Assembler
-from gateway.streaming.dispatch import SentRow
 from gateway.streaming.lifecycle import RequestTimings, StreamSpec
 from gateway.streaming.registry import Registry
 from gateway.streaming.resume_token import ResumeKey
 from gateway.streaming.row import Row
+from gateway.streaming.sent_row import SentRow
 from gateway.streaming.transcript import Transcript
 from gateway.upstream.nats_transport import NatsTransport
 from gateway.validation.requests import ValidRequest
@@ -125,15 +125,14 @@ class Upstream:
         def on_taken() -> None:
             context.timings.publish_ms += (time.monotonic() - begun) * 1000
 
-        is_item = context.request.is_item
-        self.send_row(SentRow(task, headers, row, context.deadline, is_item, on_taken=on_taken))
+        self.send_row(SentRow(task, headers, row, context.deadline, on_taken=on_taken))
 
     def send_row(self, row: SentRow) -> None:
         """Sends a row, or fails it at once when that is impossible."""
         now, task = time.monotonic(), row.task
         tokens = len(task.prompt_token_ids) + task.sampling.max_tokens
         self.overload.sent(row.attempt.model, task.priority_class, tokens, now)
-        problem = self.transport.problem(row, now)
+        problem = self.transport.problem()
         if problem is None:
             self.registry.dispatch.send(row, now)
         else:
@@ -168,7 +167,6 @@ class InternalRow:
         self.result = upstream.registry.compute(spec, self.attempt, self._ended.set)
         self._task = upstream.task_of(self.attempt, request, prepared)
         self._task.gather_ms = WHOLE_MS
-        self._is_item = request.is_item
         self.attempt.sent = True
 
     async def answer(self, headers: Mapping[str, str]) -> None:
@@ -186,7 +184,7 @@ class InternalRow:
     def send(self, headers: Mapping[str, str]) -> None:
         """Sends the row with the trace context ``headers``; it must be closed."""
         deadline = self.result.spec.deadline
-        self._upstream.send_row(SentRow(self._task, headers, self.attempt, deadline, self._is_item))
+        self._upstream.send_row(SentRow(self._task, headers, self.attempt, deadline))
 
     async def ended(self) -> None:
         """The row has ended.

@@ -88,8 +88,6 @@ class ValidRequest:
     """Which of several answers to the caller's request it is for."""
     route_key: str = ""
     """What decides about shares of the traffic; empty: the request id."""
-    is_item: bool = False
-    """Of a job, whose log is what survives: its tasks need not."""
 
     @property
     def seed_of_key(self) -> int | None:

@@ -102,10 +102,11 @@ class BatcherSettings(Section):
     docs/concepts/batching.md."""
     policies: dict[Name, Policy] = Field(default_factory=dict)
     """Policies of single models, by the model's name."""
-    prefetch_rows: int = Field(1024, ge=1, le=65536)
-    """Bulk tasks of a model that a batcher prefetches, shared by the tenants that have some; it chooses among them."""
-    prefetch_bytes: int = Field(128 * 1024 * 1024, ge=4 * 1024 * 1024)
-    """Bytes of the tasks of a model that a batcher holds; above it fetches none, and refuses others."""
+    room_rows: int = Field(1024, ge=1, le=65536)
+    """Rows of a class and model of one gateway that may wait in a batcher; others wait in the gateway. Interactive ones
+    never do."""
+    room_bytes: int = Field(128 * 1024 * 1024, ge=4 * 1024 * 1024)
+    """Bytes of the tasks of a model that a batcher holds; gateways and classes share them."""
     heartbeat_ms: int = Field(250, ge=50, le=10_000)
     """How often a worker reports at least."""
     stall_s: float = Field(1.5, gt=0)
@@ -136,12 +137,6 @@ class NatsSettings(Section):
     port: Port = 0
     """Port of the embedded server; 0 takes a free one."""
     connect_s: float = Field(10.0, gt=0)
-    tasks_max_messages: int = Field(100_000, ge=1)
-    """Bulk tasks of one model and tenant that wait in JetStream; more are refused."""
-    tasks_max_bytes: int = Field(1024 * 1024 * 1024, ge=1024 * 1024)
-    """All tasks that wait in JetStream, bytes."""
-    tasks_max_age_s: float = Field(3600.0, ge=60)
-    """Tasks that no batcher took for this long are dropped, and so is the consumer of a tenant that has had none."""
     replicas: Literal[1, 3, 5] = 1
     """Servers of a NATS cluster that keep each stream."""
     encryption_key: str | None = Field(None, pattern=r"^[A-Za-z0-9+/=_.-]{32,}$", repr=False)

@@ -4,6 +4,11 @@ from collections.abc import Mapping
 from typing import Final
 
 _REMOVED: Final[Mapping[str, str]] = {
+    "batcher.prefetch_rows": "is batcher.room_rows now, which counts rows of one gateway, model and class",
+    "batcher.prefetch_bytes": "is batcher.room_bytes now",
+    "nats.tasks_max_messages": "is gone: bulk calls wait in their gateway (batcher.room_rows); leave it out",
+    "nats.tasks_max_bytes": "is gone: bulk calls wait in their gateway (batcher.room_bytes); leave it out",
+    "nats.tasks_max_age_s": "is gone: bulk calls wait in their gateway until their deadline; leave it out",
     "cascade.start": "is gone: the second model starts when the first answer is in doubt; leave it out",
     "prefill_s_max": "is gone: the engine bounds bulk prompts beside more urgent ones itself; leave it out",
     "by_class": "is gone: what `false` did is `order: arrival`",

@@ -139,6 +139,10 @@ SAFETY_ACTIONS: Final = Metric(
 RUNNING: Final = Metric(
     "sluice.requests.running", _GAUGE, "{request}", (), "calls that run in this gateway", _GATEWAY,
 )  # fmt: skip
+ROOM_WAITING: Final = Metric(
+    "sluice.room.waiting", _GAUGE, "{row}", _OF_CLASS,
+    "rows that wait in this gateway until a batcher has room for them", _GATEWAY,
+)  # fmt: skip
 INPUT_DRIFT: Final = Metric(
     "sluice.router.input_drift", _GAUGE, "", _OF_ROUTER,
     "population stability index of the predicted gains: [routing.md](../concepts/routing.md#drift)", _GATEWAY,
@@ -164,10 +168,6 @@ QUEUED_TOKENS: Final = Metric(
 )  # fmt: skip
 OLDEST: Final = Metric(
     "sluice.queue.oldest_age", _GAUGE, "s", _OF_CLASS, "how long the oldest of them has waited", _BATCHER,
-)  # fmt: skip
-BACKLOG: Final = Metric(
-    "sluice.queue.backlog", _GAUGE, "{task}", _OF_CLASS,
-    "tasks in JetStream that no batcher has taken; every batcher sees the same ones", _BATCHER,
 )  # fmt: skip
 EXPECTED_WAIT: Final = Metric(
     "sluice.queue.expected_wait", _GAUGE, "s", _OF_CLASS, "expected wait of a task that came now", _BATCHER,

@@ -15,11 +15,12 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError, SlowConsumerError, StaleConnectionError
 from nats.errors import TimeoutError as NatsTimeoutError
-from nats.js.errors import APIError, ServiceUnavailableError
+from nats.js import JetStreamContext
+from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from sluice.settings import NatsSettings
 from sluice.tls import AUTHORITIES, CERTIFICATE, ClientContext
-from sluice.wire import jetstream, permissions
+from sluice.wire import jetstream, permissions, subjects
 from sluice.wire.patience import patiently
 
 _log = logging.getLogger(__name__)
@@ -287,17 +288,30 @@ async def settle(client: Client, timeout_s: float) -> None:
 async def _ensure_streams(client: Client, settings: NatsSettings) -> None:
     """A server takes connections a moment before its JetStream answers.
 
-    A cluster may have no leader for longer; only bulk tasks need the streams.
+    A cluster may have no leader for longer; only dead letters need the stream.
     """
     passing = (NoRespondersError, ServiceUnavailableError, NatsTimeoutError)
     # An attempt that begins at the end of the bound takes as long once more.
     half_s = JETSTREAM_S / 2
     try:
         await patiently(
-            lambda: jetstream.ensure_streams(client.jetstream(timeout=half_s), settings),
+            lambda: _ensure_streams_now(client.jetstream(timeout=half_s), settings),
             passing,
             bound_s=half_s,
             wait_s=_RETRY_S,
         )
     except passing:
-        _log.warning("JetStream of NATS does not answer: bulk tasks have to wait")
+        _log.warning("JetStream of NATS does not answer: dead letters are not kept")
+
+
+async def _ensure_streams_now(js: JetStreamContext, settings: NatsSettings) -> None:
+    await jetstream.ensure_stream(js, jetstream.DEAD_LETTERS, settings.replicas)
+    with contextlib.suppress(NotFoundError):
+        old = await js.stream_info(subjects.OLD_TASKS)
+        _log.warning(
+            "stream %s of an older release has %d bulk tasks: they are not computed, and those who called do not wait "
+            "for them any more; delete it with `nats stream rm %s`",
+            subjects.OLD_TASKS,
+            old.state.messages,
+            subjects.OLD_TASKS,
+        )

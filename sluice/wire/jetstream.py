@@ -22,19 +22,9 @@ from nats.js.api import (
 from nats.js.errors import APIError
 
 from sluice.errors import RETRY_AFTER_S, TransportUnavailable
-from sluice.settings import JobsSettings, NatsSettings
+from sluice.settings import JobsSettings
 from sluice.wire import subjects
 from sluice.wire.codec import OversizedMessage
-
-ACK_WAIT_S: Final = 10.0
-"""A batcher acknowledges a task when it takes it; one that ended before that leaves the task to another after this
-time, seconds."""
-
-MAX_DELIVER: Final = 5
-"""A task that ended this many batchers before they could take it becomes a dead letter."""
-
-ACKS_PENDING_MAX: Final = 16_384
-"""Tasks of one model on their way to batchers."""
 
 FETCH_MAX: Final = 256
 _INACTIVE_S: Final = 30.0
@@ -86,21 +76,6 @@ JOBS: Final = _bucket(subjects.JOBS_BUCKET, 256 * _MIB).evolve(discard=DiscardPo
 """Records of jobs and uploads; when it is full no job is taken."""
 
 
-def tasks_stream(settings: NatsSettings) -> StreamConfig:
-    """The work queue: a message leaves it when it is acknowledged; when it is full, publishing fails."""
-    return StreamConfig(
-        name=subjects.TASKS_STREAM,
-        subjects=[f"{subjects.TASKS}.>"],
-        retention=RetentionPolicy.WORK_QUEUE,
-        storage=StorageType.FILE,
-        discard=DiscardPolicy.NEW,
-        discard_new_per_subject=True,
-        max_msgs_per_subject=settings.tasks_max_messages,
-        max_bytes=settings.tasks_max_bytes,
-        max_age=settings.tasks_max_age_s,
-    )
-
-
 def records_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
     """What is kept of requests: the last record and the last grade of each; the oldest are deleted first."""
     config = _kept(subjects.RECORDS_STREAM, subjects.RECORDS, max_bytes, max_age_s)
@@ -142,31 +117,6 @@ def job_streams(settings: JobsSettings) -> tuple[StreamConfig, ...]:
         job_inputs_stream(settings.inputs_max_bytes),
         job_results_stream(settings.results_max_bytes),
     )
-
-
-def tasks_consumer(model: str, tenant: str, settings: NatsSettings) -> ConsumerConfig:
-    """The durable pull consumer of the tasks of one model and tenant that wait in JetStream.
-
-    Gateways create it: who may create one can have its messages sent to any subject (`sluice.wire.permissions`).
-    The server delivers a task until it is acknowledged, and the batcher gives up behind `MAX_DELIVER`: with a limit of
-    the server's own a task would stay if its last delivery was lost. A consumer that no batcher pulls from goes away by
-    itself: its model was removed, or the tenant sends nothing.
-    """
-    return ConsumerConfig(
-        durable_name=subjects.tasks_consumer(model, tenant),
-        filter_subject=subjects.queued_tasks(model, tenant),
-        ack_policy=AckPolicy.EXPLICIT,
-        ack_wait=ACK_WAIT_S,
-        max_ack_pending=ACKS_PENDING_MAX,
-        inactive_threshold=settings.tasks_max_age_s,
-        num_replicas=settings.replicas,
-    )
-
-
-async def ensure_streams(js: JetStreamContext, settings: NatsSettings) -> None:
-    """Creates the streams of tasks, or gives those that exist their limits."""
-    for config in (tasks_stream(settings), DEAD_LETTERS):
-        await ensure_stream(js, config, settings.replicas)
 
 
 async def ensure_stream(js: JetStreamContext, config: StreamConfig, replicas: int) -> None:

@@ -146,9 +146,8 @@ def _export(account_: dict[str, Any], export: dict[str, str]) -> None:
 
 
 def _service(subject: str) -> dict[str, str]:
-    """An export; a pull is answered by many messages."""
-    many = {"response_type": "stream"} if ".MSG.NEXT." in subject else {}
-    return {"service": subject, **many}
+    """An export."""
+    return {"service": subject}
 
 
 def _imported(what: str, of: str, subject: str) -> dict[str, Any]:
@@ -172,11 +171,10 @@ def _gateway(process: str) -> Permissions:
         subjects.EVENTS_STREAM,
         *subjects.GATEWAY_BUCKETS,
     )
-    kept = (subjects.TASKS_STREAM, subjects.DEAD_LETTERS_STREAM, subjects.AUDIT_STREAM)
+    kept = (subjects.DEAD_LETTERS_STREAM, subjects.AUDIT_STREAM)
     publish = (
         f"{subjects.BATCHERS}.*.*",
         subjects.CONTROL,
-        f"{subjects.WAITING}.*.*",
         subjects.GATEWAYS,
         f"{subjects.GATEWAYS}.*",
         f"{inbox(GATEWAY, '*')}.>",
@@ -190,12 +188,7 @@ def _gateway(process: str) -> Permissions:
         # Operators make keys, and revoke them; with a tenant its keys are deleted, and its audit.
         *_each((subjects.API_KEYS_BUCKET,), _create, _change, _read, _remove),
         *_each((subjects.AUDIT_STREAM, subjects.DEAD_LETTERS_STREAM), _read, _remove),
-        f"{_API}.STREAM.INFO.{subjects.TASKS_STREAM}",
-        f"{_API}.STREAM.PURGE.{subjects.TASKS_STREAM}",
-        # Batchers pull, and may not create what they pull from.
-        f"{_API}.CONSUMER.CREATE.{subjects.TASKS_STREAM}.>",
-        f"{_API}.CONSUMER.DURABLE.CREATE.{subjects.TASKS_STREAM}.*",
-        f"{_API}.CONSUMER.INFO.{subjects.TASKS_STREAM}.*",
+        f"{_API}.STREAM.INFO.{subjects.OLD_TASKS}",
     )
     subscribe = (
         f"{inbox(GATEWAY, process)}.>",
@@ -217,7 +210,6 @@ def _batcher(process: str) -> Crossing:
         hears=(
             f"{subjects.BATCHERS}.{process}.*",
             subjects.CONTROL,
-            f"{subjects.WAITING}.*.*",
             subjects.METRICS,
             subjects.RELOAD,
         ),
@@ -227,13 +219,7 @@ def _batcher(process: str) -> Crossing:
             *_ANSWERS_METRICS,
             f"{subjects.RELOADED}.*",
         ),
-        asks=(
-            f"{subjects.DEAD_LETTERS}.>",
-            f"{_API}.STREAM.MSG.GET.{subjects.DRAINS_BUCKET}",
-            f"{_API}.STREAM.INFO.{subjects.TASKS_STREAM}",
-            f"{_API}.CONSUMER.MSG.NEXT.{subjects.TASKS_STREAM}.*",
-            f"$JS.ACK.{subjects.TASKS_STREAM}.>",
-        ),
+        asks=(f"{subjects.DEAD_LETTERS}.>",),
         report=report,
     )
 
@@ -242,7 +228,6 @@ KINDS: Final = (GATEWAY, BATCHER, JOBS, OPERATOR)
 
 _ANSWERS_METRICS: Final = (f"{subjects.METRICS}.*.*",)
 _STORED_BY_GATEWAYS: Final = (
-    subjects.TASKS,
     subjects.DEAD_LETTERS,
     subjects.RECORDS,
     subjects.AUDIT,

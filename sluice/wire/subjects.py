@@ -4,8 +4,6 @@
 |---|---|---|
 | ``sluice.batchers.<batcher>.task`` | gateway, one batcher | ``Task`` |
 | ``sluice.batchers.<batcher>.control`` | gateway, one batcher | ``ControlMessage`` |
-| ``sluice.tasks.<model>.bulk.<tenant>`` | gateway, any batcher (JetStream) | ``Task`` |
-| ``sluice.waiting.<model>.<tenant>`` | gateway, all batchers | nothing: there are such tasks |
 | ``sluice.frames.<gateway>`` | batcher, gateway | ``FrameBundle`` |
 | ``sluice.absent.<sender>.<receiver>`` | NATS, sender | "no responders": the receiver of a message is not there |
 | ``sluice.control`` | gateway, all batchers | ``ControlMessage`` |
@@ -28,7 +26,7 @@
 | ``$KV.SLUICE_SPENDING.<process>.<minute>`` | gateway, gateways (JetStream) | ``MinuteCosts`` |
 | ``$KV.SLUICE_DAYS.<process>.<day>`` | gateway, gateways (JetStream) | ``MinuteCosts`` |
 | ``$KV.SLUICE_POLICIES.gateway`` | gateway, gateways (JetStream) | ``PolicyRecord`` |
-| ``$KV.SLUICE_DRAINS.workers`` | gateway, batchers (JetStream) | ``DrainRecord`` |
+| ``$KV.SLUICE_DRAINS.workers`` | gateway, gateways (JetStream) | ``DrainRecord`` |
 | ``$KV.SLUICE_JOBS.<job>`` | `jobs`, `jobs` (JetStream) | ``JobRecord`` |
 | ``$KV.SLUICE_JOBS.upload.<upload>`` | `jobs`, `jobs` (JetStream) | ``UploadRecord`` |
 | ``sluice.job_inputs.<upload>.<chunk>`` | `jobs`, `jobs` (JetStream) | bytes of a file, or ``MessageChunk`` |
@@ -42,10 +40,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-TASKS_STREAM: Final = "SLUICE_TASKS"
+OLD_TASKS: Final = "SLUICE_TASKS"
+"""Bulk tasks of a release that kept them in JetStream."""
 DEAD_LETTERS_STREAM: Final = "SLUICE_DEAD_LETTERS"
 TASKS: Final = "sluice.tasks"
-WAITING: Final = "sluice.waiting"
 DEAD_LETTERS: Final = "sluice.dead_letters"
 RECORDS_STREAM: Final = "SLUICE_RECORDS"
 RECORDS: Final = "sluice.records"
@@ -94,7 +92,7 @@ GATEWAY_BUCKETS: Final = (
 BATCHERS: Final = "sluice.batchers"
 ABSENT: Final = "sluice.absent"
 
-ALL_TASKS: Final = (f"{BATCHERS}.*.task", f"{TASKS}.>")
+ALL_TASKS: Final = f"{BATCHERS}.*.task"
 ALL_RECORDS: Final = f"{RECORDS}.*.request"
 ALL_FRAMES: Final = f"{FRAMES}.*"
 """What an observer of the traffic subscribes to."""
@@ -104,8 +102,8 @@ CLASSES: Final = ("interactive", "standard", "bulk")
 """Priority classes, most urgent first."""
 RANKS: Final[Mapping[str, int]] = {name: rank for rank, name in enumerate(CLASSES)}
 """Their places."""
-QUEUED_CLASS: Final = "bulk"
-"""Tasks of this class wait in JetStream until a batcher has room; others go to a batcher at once."""
+BULK_CLASS: Final = "bulk"
+"""Nobody waits for single tasks of this class."""
 URGENT_CLASS: Final = "interactive"
 """A person waits for tasks of this class: their frames go before all others in every process."""
 
@@ -130,23 +128,8 @@ def _token_or_any(name: str) -> str:
 
 @lru_cache(1024)
 def tasks(model: str, priority_class: str) -> str:
-    """What the tasks of one model and class are called; in JetStream the tenant follows."""
+    """What the tasks of one model and class are called in traces."""
     return f"{TASKS}.{_token(model)}.{_token(priority_class)}"
-
-
-def queued_tasks(model: str, tenant: str) -> str:
-    """Subject of the tasks of one model and tenant that wait in JetStream; both may be `ANY`."""
-    return f"{TASKS}.{_token_or_any(model)}.{QUEUED_CLASS}.{_token_or_any(tenant)}"
-
-
-def tasks_consumer(model: str, tenant: str) -> str:
-    """Name of the durable consumer that all batchers share for one model and tenant."""
-    return f"batchers-{_token(model)}={_token(tenant)}"
-
-
-def waiting(model: str, tenant: str) -> str:
-    """Subject on which batchers hear of a tenant (or `ANY`) that has tasks."""
-    return f"{WAITING}.{_token(model)}.{_token_or_any(tenant)}"
 
 
 def dead_letters(model: str, priority_class: str) -> str:

@@ -4,24 +4,20 @@ import asyncio
 import itertools
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js.api import ConsumerConfig
-from nats.js.errors import BadRequestError
 
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2
-from sluice.settings import NatsSettings
 from sluice.wire import jetstream, subjects
 from sluice.wire.attempts import next_task_attempt, task_attempt
 from sluice.wire.connection import settle
 
 BOUND_S = 60.0
 """Only a test that fails waits for so long; a busy machine may need some of it."""
-ACK = b"+ACK"
 _numbers = itertools.count(1)
 
 
@@ -48,8 +44,6 @@ class GatewayDouble:
         unknown: by request, how often a batcher did not know it.
         returned: requests that batchers returned, in order.
         senders: batchers that frames came from, by request.
-        settlements: the last word of batchers about a bulk task, by its sequence in the stream.
-        deliveries: how often a bulk task had been delivered when a batcher last spoke of it, by its sequence.
     """
 
     def __init__(self, client: Client, name: str) -> None:
@@ -62,10 +56,7 @@ class GatewayDouble:
         self.held: defaultdict[str, list[str]] = defaultdict(list)
         self.unknown: defaultdict[str, int] = defaultdict(int)
         self.returned: list[str] = []
-        self.deliveries: dict[int, int] = {}
         self.senders: dict[str, set[str]] = {}
-        self.settlements: dict[int, bytes] = {}
-        self._sequences: dict[str, int] = {}
         self._live: dict[str, control_pb2.BatcherReport] = {}
         self._sent: dict[str, tuple[task_pb2.Task, str]] = {}
         """By request, its task and the batcher; empty: none yet."""
@@ -80,10 +71,9 @@ class GatewayDouble:
             url, error_cb=_ignore, max_reconnect_attempts=-1, reconnect_time_wait=0.1
         )
         double = GatewayDouble(client, name)
-        await jetstream.ensure_streams(double.js, NatsSettings())
+        await jetstream.ensure_stream(double.js, jetstream.DEAD_LETTERS, 1)
         await client.subscribe(subjects.frames(name), cb=double._frames)
         await client.subscribe(subjects.ALL_REPORTS, cb=double._report)
-        await client.subscribe(f"$JS.ACK.{subjects.TASKS_STREAM}.>", cb=double._settlement)
         await settle(client, BOUND_S)
         try:
             yield double
@@ -122,30 +112,12 @@ class GatewayDouble:
     async def publish(
         self, task: task_pb2.Task, headers: Mapping[str, str] | None = None
     ) -> task_pb2.Task:
-        """Sends ``task`` to a batcher as soon as there is one, or into JetStream; returns it."""
+        """Sends ``task`` to a batcher as soon as there is one; returns it."""
         self.answers.setdefault(task.request_id, Answer())
         self._headers[task.request_id] = headers
         self._sent[task.request_id] = task, ""
-        if task.priority_class == subjects.QUEUED_CLASS:
-            subject = subjects.queued_tasks(task.model, task.tenant)
-            payload = task.SerializeToString()
-            self._sequences[task.request_id] = await self.store(subject, payload, headers)
-            await self.client.publish(subjects.waiting(task.model, task.tenant))
-        else:
-            await self._send(task)
+        await self._send(task)
         return task
-
-    async def store(
-        self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None
-    ) -> int:
-        """Puts ``payload`` into JetStream, where batchers can pull it; returns its sequence."""
-        _, _, model, _, tenant = subject.split(".")
-        config = jetstream.tasks_consumer(model, tenant, NatsSettings())
-        with suppress(BadRequestError):  # one with another time to wait: `ack_wait`
-            await self.js.add_consumer(subjects.TASKS_STREAM, config)
-        return (
-            await self.js.publish(subject, payload, headers=dict(headers) if headers else None)
-        ).seq
 
     async def ask(self, **fields: object) -> task_pb2.Task:
         """Makes and publishes a task."""
@@ -251,34 +223,12 @@ class GatewayDouble:
         await self.until(lambda: bool(self.held[task.request_id]))
         return self.held[task.request_id][-1]
 
-    def sequence(self, task: task_pb2.Task) -> int:
-        """Of a published task, in its stream."""
-        return self._sequences[task.request_id]
-
-    async def settled(self, task: task_pb2.Task, bound_s: float = BOUND_S) -> bytes:
-        """Waits until JetStream was told about a bulk task; returns the last word."""
-        sequence = self.sequence(task)
-        await self.until(lambda: sequence in self.settlements, bound_s)
-        return self.settlements[sequence]
-
-    async def tasks_left(self) -> int:
-        """Messages in the work queue."""
-        info = await self.js.stream_info(subjects.TASKS_STREAM)
-        return info.state.messages
-
     async def dead_letter(self, model: str = "echo", bound_s: float = BOUND_S) -> Msg:
         """Waits for a dead letter of ``model``."""
         subscription = await self.js.subscribe(
             f"{subjects.DEAD_LETTERS}.{model}.*", ordered_consumer=True
         )
         return await subscription.next_msg(bound_s)
-
-    async def ack_wait(self, wait_s: float, model: str = "echo") -> None:
-        """Sets how long JetStream waits for the acknowledgement of a task."""
-        name = subjects.tasks_consumer(model, "default")
-        info = await self.js.consumer_info(subjects.TASKS_STREAM, name)
-        config: ConsumerConfig = info.config.evolve(ack_wait=wait_s)
-        await self.js.add_consumer(subjects.TASKS_STREAM, config)
 
     async def _control(self, request_id: str, message: control_pb2.ControlMessage) -> None:
         batcher = self._sent[request_id][1]
@@ -333,14 +283,6 @@ class GatewayDouble:
         if frame.HasField("final"):
             answer.final = frame.final
 
-    async def _settlement(self, message: Msg) -> None:
-        # $JS.ACK.<stream>.<consumer>.<deliveries>.<stream sequence>. ...
-        deliveries, sequence = (int(part) for part in message.subject.split(".")[4:6])
-        self.deliveries[sequence] = deliveries
-        self.settlements[sequence] = message.data or ACK
-        async with self._changed:
-            self._changed.notify_all()
-
     async def _report(self, message: Msg) -> None:
         report = control_pb2.BatcherReport.FromString(message.data)
         self.reports.append(report)
@@ -349,8 +291,7 @@ class GatewayDouble:
         else:
             self._live[report.batcher] = report
             for task, batcher in list(self._sent.values()):
-                queued = task.priority_class == subjects.QUEUED_CLASS and not task.attempt
-                if not batcher and not queued:
+                if not batcher:
                     await self._send(task)
         async with self._changed:
             self._changed.notify_all()

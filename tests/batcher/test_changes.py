@@ -37,7 +37,7 @@ def changed(model: Any, path: list[str], value: Any) -> Any:
     [
         {},
         {"batcher__policy": Policy(name="fixed")},
-        {"batcher__prefetch_rows": 7},
+        {"batcher__room_rows": 7},
         {"batcher__drain_s": 7.0},
         {"tenants": {"a": TenantSettings(weight=2.0)}},
         {"gateway__stall_s": 9.0},
@@ -52,7 +52,7 @@ def test_policies_weights_and_limits_can_change(change: dict[str, Any]) -> None:
     [
         ({"batcher__stall_s": 9.0}, "batcher.stall_s"),
         ({"batcher__heartbeat_ms": 99}, "batcher.heartbeat_ms"),
-        ({"nats__tasks_max_messages": 9}, "nats.tasks_max_messages"),
+        ({"nats__connect_s": 9.0}, "nats.connect_s"),
         ({"triton__url": "127.0.0.1:9"}, "triton.url"),
     ],
 )

@@ -6,17 +6,16 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from nats.aio.msg import Msg
 
 from batcher.workers import client
 from batcher.workers.worker import Worker
-from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2
+from sluice.internal.v1 import control_pb2, frame_pb2
 from sluice.internal.v1.worker_pb2 import OpenChannel
-from sluice.settings import NatsSettings, TritonSettings
+from sluice.settings import TritonSettings
 from sluice.startup import free_port
-from sluice.wire import jetstream, subjects
+from sluice.wire import subjects
 from tests.batcher.batchers import ECHO, STOP_S, batcher_process, running_batcher, settings_of
-from tests.batcher.gateway_double import ACK, BOUND_S, Answer, GatewayDouble, echo_of
+from tests.batcher.gateway_double import Answer, GatewayDouble, echo_of
 from tests.batcher.tritons import MortalTriton
 from tests.batcher.worker_double import SLOTS, WorkerDouble
 from tests.support.nats import running_nats
@@ -53,7 +52,6 @@ async def test_tasks_are_answered_in_full_and_leave_the_work_queue(
         assert answer.token_ids == echo_of(task)
         assert end_of(answer.final) == "ROW_END_LENGTH"
         assert gateway.held[task.request_id] == [batcher]
-    assert await gateway.tasks_left() == 0
 
 
 async def test_a_final_frame_says_where_the_time_went(batcher: str, gateway: GatewayDouble) -> None:
@@ -190,57 +188,6 @@ async def test_the_deadline_ends_a_running_row(batcher: str, gateway: GatewayDou
     assert answer.token_ids == [index % 99 for index in range(len(answer.token_ids))]
 
 
-@pytest.mark.parametrize(
-    ("payload", "reason"),
-    [
-        (b"\xff\xff", "not a Task"),
-        (b"", "request_id"),
-        (task_pb2.Task(request_id="r", gateway="no.token").SerializeToString(), "gateway"),
-    ],
-)
-async def test_a_malformed_message_becomes_a_dead_letter(
-    batcher: str, gateway: GatewayDouble, payload: bytes, reason: str
-) -> None:
-    await gateway.store(
-        subjects.queued_tasks("echo", "default"), payload, headers={"X-Kept": "yes"}
-    )
-    letter = await gateway.dead_letter()
-    assert letter.data == payload
-    assert letter.headers is not None
-    assert letter.headers["Sluice-Reason"].startswith(reason)
-    assert letter.headers["X-Kept"] == "yes"
-    await gateway.until(lambda: ACK in gateway.settlements.values())
-
-
-async def test_a_task_that_ended_too_many_batchers_becomes_a_dead_letter(
-    nats_url: str, gateway: GatewayDouble, echo_triton: MortalTriton
-) -> None:
-    task = await gateway.ask(priority_class="bulk")
-    await give_back(gateway, task, jetstream.MAX_DELIVER)
-    async with running_batcher(settings_of(nats_url, echo_triton.address, ECHO)):
-        answer = await gateway.finished(task)
-        assert end_of(answer.final) == "ROW_END_FAILED"
-        assert answer.final is not None
-        assert answer.final.error.reason == "ENGINE_FAILED"
-        letter = await gateway.dead_letter()
-        assert letter.data == task.SerializeToString()
-        assert await gateway.settled(task) == ACK
-
-
-async def test_reports_count_what_no_batcher_has_taken(
-    nats_url: str, gateway: GatewayDouble
-) -> None:
-    def backlogs() -> list[int]:
-        return [entry.backlog for entry in gateway.reports[-1].models[0].classes]
-
-    async with running_batcher(settings_of(nats_url, f"127.0.0.1:{free_port()}", ECHO)):
-        await gateway.until(lambda: bool(gateway.reports))
-        assert backlogs() == [0, 0, 0]
-        for _ in range(2):
-            await gateway.ask(priority_class="bulk")
-        await gateway.until(lambda: backlogs() == [0, 0, 2])
-
-
 async def test_a_gateway_that_has_started_gets_a_report_at_once(
     nats_url: str, gateway: GatewayDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,19 +198,6 @@ async def test_a_gateway_that_has_started_gets_a_report_at_once(
         announce = control_pb2.ControlMessage(gateway="new", announce=control_pb2.Announce())
         await gateway.client.publish(subjects.CONTROL, announce.SerializeToString())
         await gateway.until(lambda: gateway.reports[-1].sequence > before)
-
-
-async def test_a_dead_letter_that_is_too_large_with_its_reason_keeps_the_reason(
-    batcher: str, gateway: GatewayDouble
-) -> None:
-    payload = b"\xff" * (gateway.client.max_payload - 10)
-    await gateway.store(subjects.queued_tasks("echo", "default"), payload)
-    letter = await gateway.dead_letter()
-    assert letter.data == b""
-    assert letter.headers is not None
-    assert letter.headers["Sluice-Reason"].startswith("not a Task")
-    task = await gateway.ask(priority_class="bulk")
-    assert (await gateway.finished(task)).token_ids == echo_of(task)
 
 
 async def test_a_task_goes_on_behind_what_the_gateway_has(
@@ -298,7 +232,7 @@ async def test_a_task_beyond_the_room_of_a_batcher_is_returned(
     nats_url: str, gateway: GatewayDouble, echo_triton: MortalTriton
 ) -> None:
     settings = settings_of(nats_url, f"127.0.0.1:{free_port()}", ECHO)
-    settings.batcher.__dict__["prefetch_bytes"] = 1000
+    settings.batcher.__dict__["room_bytes"] = 1000
     async with WorkerDouble.running() as worker:
         full = settings.model_copy(update={"triton": TritonSettings(url=worker.address)})
         worker.busy = SLOTS
@@ -372,35 +306,6 @@ async def test_a_fault_of_a_models_loop_restarts_it_and_its_rows_are_named_as_un
     assert "the loop of model echo failed" in caplog.text
 
 
-async def test_a_deleted_consumer_is_made_again(batcher: str, gateway: GatewayDouble) -> None:
-    first = await gateway.ask(priority_class="bulk")
-    await gateway.finished(first)
-    name = subjects.tasks_consumer("echo", "default")
-    await gateway.js.delete_consumer(subjects.TASKS_STREAM, name)
-    task = await gateway.ask(priority_class="bulk")
-    assert (await gateway.finished(task)).token_ids == echo_of(task)
-
-
-async def test_a_pull_without_a_sign_of_life_is_asked_again(
-    nats_url: str,
-    gateway: GatewayDouble,
-    echo_triton: MortalTriton,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("batcher.jetstream.consumer.SILENCE_MAX_S", 0.1)
-    monkeypatch.setattr("batcher.jetstream.consumer.RETRY_S", 0.05)
-    pulls: list[str] = []
-
-    async def seen(message: Msg) -> None:
-        pulls.append(message.subject)
-
-    await gateway.client.subscribe("$JS.API.CONSUMER.MSG.NEXT.>", cb=seen)
-    async with running_batcher(settings_of(nats_url, echo_triton.address, ECHO)):
-        task = await gateway.ask(priority_class="bulk")
-        assert (await gateway.finished(task)).token_ids == echo_of(task)
-        await gateway.until(lambda: len(pulls) >= 3)
-
-
 async def test_a_restart_of_nats_loses_nothing(echo_triton: MortalTriton, tmp_path: Path) -> None:
     async with AsyncExitStack() as ends:
         async with running_nats(tmp_path) as url:
@@ -432,18 +337,3 @@ async def test_a_batcher_ends_even_while_nats_is_away(
             await gateway.has_tokens(task, 1)
         process.terminate()
         assert await asyncio.to_thread(process.wait, STOP_S) == 0
-
-
-async def give_back(gateway: GatewayDouble, task: task_pb2.Task, times: int) -> None:
-    """Takes a task and gives it back, as batchers that died would have."""
-    config = jetstream.tasks_consumer(task.model, task.tenant, NatsSettings())
-    await gateway.js.add_consumer(subjects.TASKS_STREAM, config)
-    subscription = await gateway.js.pull_subscribe_bind(
-        config.durable_name, stream=subjects.TASKS_STREAM
-    )
-    for _ in range(times):
-        (message,) = await subscription.fetch(1, timeout=BOUND_S)
-        await message.nak()
-        await gateway.settled(task)
-    await subscription.unsubscribe()
-    gateway.settlements.clear()

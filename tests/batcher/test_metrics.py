@@ -61,9 +61,7 @@ class Scene:
             self.metrics.formed(formed, lambda _: INVALID_SPAN_CONTEXT)
         for row in effects.dead:
             self.metrics.buried(row)
-        classes = self.requests.queue.class_reports(
-            {"bulk": 3, "interactive": 0, "standard": 0}, now
-        )
+        classes = self.requests.queue.class_reports(now)
         report = control_pb2.ModelReport(model="echo", classes=classes)
         self.metrics.reported(report, self.requests)
         return effects.batches[0].batch_id if effects.batches else ""
@@ -105,7 +103,6 @@ def test_what_waits_is_shown_with_its_age(scene: Scene) -> None:
     scene.add("waits")
     scene.advance(room=0)
     assert scene.read(catalog.QUEUED)[OF_CLASS] == 1
-    assert scene.read(catalog.BACKLOG)[OF_CLASS] == 3
     ages = scene.read(catalog.OLDEST)
     assert ages["echo", "interactive"] == 0
     age = ages[OF_CLASS]

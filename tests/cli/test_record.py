@@ -48,9 +48,9 @@ async def test_what_passes_on_nats_becomes_a_trace(cli: Cli, nats_url: str, tmp_
             # Core NATS drops what nobody listens to yet: publish until the recorder has it.
             while not (out.exists() and out.read_text()):
                 assert not recording.done(), recording.result()
-                await client.publish(subjects.queued_tasks("small", "default"), pack(ENDLESS))
-                await client.publish(subjects.queued_tasks("small", "default"), pack(TASK))
-                await client.publish(subjects.queued_tasks("small", "default"), b"nonsense\xff")
+                await client.publish(subjects.task_to("b1"), pack(ENDLESS))
+                await client.publish(subjects.task_to("b1"), pack(TASK))
+                await client.publish(subjects.task_to("b1"), b"nonsense\xff")
                 await client.publish(subjects.frames("g1"), b"nonsense\xff")
                 await client.publish(subjects.frames("g1"), pack(final("unknown", 2)))
                 await client.publish(subjects.frames("g1"), pack(final("a", 5)))

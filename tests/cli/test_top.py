@@ -46,10 +46,10 @@ def metrics(moment: int) -> pb.ReadMetricsResponse:
             (("small", "interactive", "OVERLOADED"), moment),
         ),
         histogram(catalog.FIRST_TOKEN, GEN_AI, 4, 10 * moment, 0.3),
+        series(catalog.ROOM_WAITING, (("small", "interactive"), 5)),
     ]
     batcher = [
         series(catalog.QUEUED, (("small", "interactive"), 2)),
-        series(catalog.BACKLOG, (("small", "interactive"), 5)),
         series(catalog.WORKER_LIVE, (("small", WORKER), 1), (("small", OTHER), 0)),
         series(catalog.WORKER_DRAINED, (("small", WORKER), 0), (("small", OTHER), 1)),
         series(catalog.WORKER_SLOTS, (("small", WORKER), 32)),

@@ -502,5 +502,5 @@ async def test_nats_takes_its_configuration_which_is_that_of_the_table(tmp_path:
         operator = authority.of(OPERATOR)
         await disconnect(await connect(settings, OPERATOR, OPERATOR, lambda: None, operator))
         client = await connect(settings, BATCHER, "batcher-7c5d-x2x", lambda: None, folder)
-        await client.jetstream().stream_info(subjects.TASKS_STREAM)
+        await client.jetstream().publish(subjects.dead_letters("m", "bulk"), b"task")
         await disconnect(client)

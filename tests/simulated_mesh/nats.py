@@ -87,7 +87,7 @@ class NatsServer:
     """Routes messages between `Connection`s.
 
     Attributes:
-        jetstream: takes what is published to its subjects; set by `tests.simulated_mesh.jetstream`.
+        jetstream: its streams; set by `tests.simulated_mesh.jetstream`.
     """
 
     def __init__(self, loop: VirtualLoop, chance: Random) -> None:
@@ -114,10 +114,8 @@ class NatsServer:
         return any(one.matches(subject) for one in self.subscriptions)
 
     def route(self, message: Msg, to: str = "") -> None:
-        """Sends a message to everybody who has subscribed to ``to``, by default its subject, and to JetStream."""
+        """Sends a message to everybody who has subscribed to ``to``, by default its subject."""
         to = to or message.subject
-        if self.jetstream is not None and self.jetstream.takes(message):
-            return
         found = [one for one in self.subscriptions if one.matches(to)]
         groups = {one.queue: [each for each in found if each.queue == one.queue] for one in found}
         chosen = groups.pop("", []) + [self.chance.choice(group) for group in groups.values()]

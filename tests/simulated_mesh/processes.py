@@ -24,11 +24,11 @@ from gateway.streaming.transcript import Transcript
 from gateway.upstream.nats_transport import NatsTransport
 from sluice.errors import Cancelled, SluiceError
 from sluice.internal.v1.task_pb2 import Sampling, Task
-from sluice.settings import NatsSettings, Settings
+from sluice.settings import Settings
 from sluice.telemetry.registry import MetricRegistry
 from sluice.v1.inference_pb2 import Started
 from sluice.wire.connection import NatsUnreachable
-from sluice.wire.jetstream import ensure_streams
+from sluice.wire.jetstream import DEAD_LETTERS, ensure_stream
 from tests.simulated_mesh.loop import SimulatedProcess
 from tests.simulated_mesh.nats import Connection, NatsServer
 
@@ -114,7 +114,7 @@ async def prepare(connection: Connection, settings: Settings) -> None:
     """As `sluice.wire.connection.connect`, in a process that starts again and again until NATS answers."""
     while True:
         try:
-            return await ensure_streams(connection.jetstream(), settings.nats)
+            return await ensure_stream(connection.jetstream(), DEAD_LETTERS, 1)
         except nats.errors.TimeoutError:
             await asyncio.sleep(0.1)
 
@@ -142,9 +142,7 @@ class GatewayProcess:
         self.loads = ModelLoadTable()
         self.dispatch = Dispatch(name, self.loads, self._stall_s)
         self.registry = Registry(self.dispatch, ReplayCache(16, 60.0))
-        self._transport = NatsTransport(
-            name, self.registry, self.loads, NoOpTracer(), NatsSettings()
-        )
+        self._transport = NatsTransport(name, self.registry, self.loads, NoOpTracer())
         self._settings = settings
         self.serving = self.unreachable = False
         self.main = self.process.spawn(self._run())
@@ -228,7 +226,7 @@ class GatewayProcess:
             sampling=Sampling(max_tokens=request.max_tokens, top_p=1, repetition_penalty=1),
         )
         row = SentRow(task, {}, attempt, spec.deadline)
-        problem = self._transport.problem(row, now)
+        problem = self._transport.problem()
         if problem is None:
             self.dispatch.send(row, now)
         else:

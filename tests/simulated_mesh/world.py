@@ -35,7 +35,7 @@ from sluice.errors import (
 from sluice.settings import BatcherSettings, GatewaySettings, ModelSettings, Settings
 from sluice.settings.batching import Policy
 from sluice.settings.routing import RoutingSettings
-from sluice.wire.subjects import CLASSES, TASKS_STREAM
+from sluice.wire.subjects import CLASSES
 from tests.simulated_mesh.jetstream import JetStreamServer
 from tests.simulated_mesh.loop import SimulatedProcess, virtual_time
 from tests.simulated_mesh.nats import Connection, NatsServer
@@ -366,7 +366,4 @@ class World:
                 left += [f"{batcher.process.name}: {sorted(kept_rows)}"] * bool(kept_rows)
         for url, triton in self.tritons.items():
             left += [f"{url}: rows"] * (triton.worker is None or triton.worker.engine.has_rows())
-        for name, stream in self.jetstream.streams.items():
-            if name == TASKS_STREAM:
-                left += [f"{name}: {one.message.subject}" for one in stream.messages.values()]
         return left

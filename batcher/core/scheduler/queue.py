@@ -148,13 +148,6 @@ class Queue:
         """Tasks of one class that wait."""
         return self._order.classes[priority_class].waiting
 
-    def prefetch_room(self, priority_class: str, tenant: str, limit: int) -> int:
-        """How many more tasks of a tenant may be taken from where they wait, for all tenants to have their shares.
-
-        A tenant that comes late gets its share beyond ``limit``: those before it have taken more than theirs.
-        """
-        return self._order.classes[priority_class].room(tenant, limit)
-
     def waiting_tokens(self, priority_class: str) -> int:
         """Their prompts and expected answers, tokens."""
         return self._order.classes[priority_class].tokens
@@ -168,35 +161,23 @@ class Queue:
         """How long answers of the class took lately, from being handed out to the end; 0: not known."""
         return self._order.classes[priority_class].service_s
 
-    def expected_wait(
-        self, priority_class: str, now: float, tenant: str = "default", *, backlog_tokens: float = 0
-    ) -> float:
-        """The expected wait of a new task, seconds; 0 also when it is not known.
-
-        Args:
-            backlog_tokens: of tasks elsewhere that go before it.
-        """
+    def expected_wait(self, priority_class: str, now: float, tenant: str = "default") -> float:
+        """The expected wait of a new task, seconds; 0 also when it is not known."""
         rate = self._rate.tokens_per_s
         if not rate:
             return 0.0
-        return (self._order.tokens_before(priority_class, tenant) + backlog_tokens) / rate
+        return self._order.tokens_before(priority_class, tenant) / rate
 
-    def class_reports(
-        self, backlog: Mapping[str, int], now: float, closed_s: float = 0.0
-    ) -> Iterator[control_pb2.ClassReport]:
+    def class_reports(self, now: float, closed_s: float = 0.0) -> Iterator[control_pb2.ClassReport]:
         """The state of each class, most urgent first, with the expected wait of a new task.
 
-        Args:
-            backlog: by class, tasks in JetStream that no batcher has taken; assumed to be like those that wait here.
-            closed_s: how long all workers will compute nothing.
+        ``closed_s``: how long all workers will compute nothing.
         """
-        backlog_tokens = 0.0
         for name in CLASSES:
             waiting, tokens = self.waiting(name), self.waiting_tokens(name)
-            backlog_tokens += backlog[name] * (tokens / waiting if waiting else 0.0)
-            wait_s = self.expected_wait(name, now, NOBODY, backlog_tokens=backlog_tokens)
+            wait_s = self.expected_wait(name, now, NOBODY)
             waits_s = {
-                tenant: self.expected_wait(name, now, tenant, backlog_tokens=backlog_tokens)
+                tenant: self.expected_wait(name, now, tenant)
                 for tenant in self._order.classes[name].busiest(TENANTS_REPORTED)
             }
             yield control_pb2.ClassReport(
@@ -205,7 +186,6 @@ class Queue:
                 queued_tokens=tokens,
                 expected_wait_ms=(closed_s + wait_s) * 1e3,
                 service_ms=self.service_s(name) * 1e3,
-                backlog=backlog[name],
                 tenant_wait_ms={
                     one: 1e3 * (closed_s + s) for one, s in waits_s.items() if s > wait_s
                 },

@@ -117,20 +117,83 @@ Global___Announce: _TypeAlias = Announce  # noqa: Y015
 
 @_typing.final
 class DrainsChanged(_message.Message):
-    """The record of drained workers has changed: read it now. Sent to all."""
+    """The workers that operators have drained. Sent to all when they change, and to a batcher whose report shows that it has not
+    heard of it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    RECORD_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    """Of the record: a lower one is older. From 1."""
+    @_builtins.property
+    def record(self) -> Global___DrainRecord:
+        """All of them."""
+
     def __init__(
         self,
+        *,
+        record: Global___DrainRecord | None = ...,
+        revision: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["record", b"record", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainsChanged: _TypeAlias = DrainsChanged  # noqa: Y015
+
+@_typing.final
+class DrainRecord(_message.Message):
+    """The workers that operators have drained; in the bucket SLUICE_DRAINS."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___DrainedWorker]:
+        """Each once."""
+
+    def __init__(
+        self,
+        *,
+        workers: _abc.Iterable[Global___DrainedWorker] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRecord: _TypeAlias = DrainRecord  # noqa: Y015
+
+@_typing.final
+class DrainedWorker(_message.Message):
+    """A worker that gets no new rows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """The model."""
+    worker: _builtins.str
+    """The worker, as batchers call it."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        worker: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainedWorker: _TypeAlias = DrainedWorker  # noqa: Y015
 
 @_typing.final
 class ReloadQuestion(_message.Message):
@@ -256,12 +319,15 @@ class BatcherReport(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    DRAINS_REVISION_FIELD_NUMBER: _builtins.int
     batcher: _builtins.str
     """The batcher's id."""
     leaving: _builtins.bool
     """True in the last report of a batcher that is shutting down."""
     sequence: _builtins.int
     """Counts its reports: one with a lower number than another is older, whenever it comes."""
+    drains_revision: _builtins.int
+    """Of the record of drained workers that it heeds; 0: it has none."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelReport]:
         """One entry per model it serves."""
@@ -273,10 +339,11 @@ class BatcherReport(_message.Message):
         models: _abc.Iterable[Global___ModelReport] | None = ...,
         leaving: _builtins.bool = ...,
         sequence: _builtins.int = ...,
+        drains_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batcher", b"batcher", "leaving", b"leaving", "models", b"models", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batcher", b"batcher", "drains_revision", b"drains_revision", "leaving", b"leaving", "models", b"models", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -365,6 +432,8 @@ class ClassReport(_message.Message):
     SERVICE_MS_FIELD_NUMBER: _builtins.int
     BACKLOG_FIELD_NUMBER: _builtins.int
     TENANT_WAIT_MS_FIELD_NUMBER: _builtins.int
+    ROOM_ROWS_FIELD_NUMBER: _builtins.int
+    ROOM_BYTES_FIELD_NUMBER: _builtins.int
     priority_class: _builtins.str
     """The class by name."""
     queued: _builtins.int
@@ -372,13 +441,15 @@ class ClassReport(_message.Message):
     queued_tokens: _builtins.int
     """Their tokens, prompt and expected answer."""
     expected_wait_ms: _builtins.float
-    """How long a task that came now, of a tenant that has none waiting, would wait for a worker, tasks that no batcher has
-    taken yet included.
-    """
+    """How long a task that came now, of a tenant that has none waiting, would wait for a worker."""
     service_ms: _builtins.float
     """How long tasks of the class were with a worker lately, from being sent to the end of the answer; 0: not known."""
     backlog: _builtins.int
-    """Tasks in the work queue that no batcher has taken. All batchers see the same ones."""
+    """Of the release before: tasks in JetStream."""
+    room_rows: _builtins.int
+    """Rows without a frame that one gateway may have at this batcher, those in workers included; unset: any number."""
+    room_bytes: _builtins.int
+    """Bytes of their tasks."""
     @_builtins.property
     def tenant_wait_ms(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """The expected wait of those tenants that have the most waiting, where it is longer."""
@@ -393,11 +464,15 @@ class ClassReport(_message.Message):
         service_ms: _builtins.float = ...,
         backlog: _builtins.int = ...,
         tenant_wait_ms: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        room_rows: _builtins.int | None = ...,
+        room_bytes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_room_rows", b"_room_rows", "room_rows", b"room_rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog", b"backlog", "expected_wait_ms", b"expected_wait_ms", "priority_class", b"priority_class", "queued", b"queued", "queued_tokens", b"queued_tokens", "service_ms", b"service_ms", "tenant_wait_ms", b"tenant_wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_room_rows", b"_room_rows", "backlog", b"backlog", "expected_wait_ms", b"expected_wait_ms", "priority_class", b"priority_class", "queued", b"queued", "queued_tokens", b"queued_tokens", "room_bytes", b"room_bytes", "room_rows", b"room_rows", "service_ms", b"service_ms", "tenant_wait_ms", b"tenant_wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__room_rows: _TypeAlias = _typing.Literal["room_rows"]  # noqa: Y015
+    _WhichOneofArgType__room_rows: _TypeAlias = _typing.Literal["_room_rows", b"_room_rows"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__room_rows) -> _WhichOneofReturnType__room_rows | None: ...
 
 Global___ClassReport: _TypeAlias = ClassReport  # noqa: Y015

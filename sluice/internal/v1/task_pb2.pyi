@@ -20,8 +20,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Task(_message.Message):
-    """One prompt to be answered, from a gateway to one batcher on sluice.batchers.<batcher>.task; of class bulk first through
-    JetStream, on sluice.tasks.<model>.<class>. The W3C trace context is in the NATS headers. Text stays in the gateway:
+    """One prompt to be answered, from a gateway to one batcher on sluice.batchers.<batcher>.task. The W3C trace context is in the NATS headers. Text stays in the gateway:
     here are token ids only.
     """
 

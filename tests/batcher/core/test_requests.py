@@ -539,17 +539,6 @@ def test_a_question_about_a_row_that_has_ended_is_answered_with_its_end(desk: De
     assert held(effects) == []
 
 
-def test_a_buried_task_ends_as_failed_behind_what_the_gateway_has(desk: Desk) -> None:
-    task = task_pb2.Task(request_id="r", gateway="g", produced_token_ids=(1, 2), attempt=5000)
-    row = Row(task, desk.now)
-    desk.requests.bury(row, frame_pb2.RowError(reason="ENGINE_FAILED"), desk.now)
-    effects = desk.advance(room=8)
-    ((_, frame),) = effects.frames
-    assert (frame.start_index, frame.attempt) == (2, 5000)
-    assert effects.dead == [row]
-    assert effects.batches == []
-
-
 def given_back(effects: Effects) -> list[str]:
     return [
         frame.request_id

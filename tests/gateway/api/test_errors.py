@@ -8,18 +8,15 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2
-from nats.js.api import StreamConfig
 
 from gateway.identity.caller import Caller
 from sluice.errors import ShuttingDown, SluiceError
 from sluice.internal.v1.frame_pb2 import ROW_END_RETURNED, Frame, RowError
-from sluice.settings import NatsSettings
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from sluice.v1.safety_pb2 import CheckTextRequest
-from sluice.wire import jetstream, subjects
-from tests.gateway.kit.batcher import BOUND_S, frame, last
+from sluice.wire import subjects
+from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.tokenizer import CONTEXT, write_model
 from tests.gateway.kit.wire import (
     Wire,
@@ -170,51 +167,22 @@ async def test_waiting_bulk_calls_take_nothing_from_interactive_ones(
 BULK = {"priority": pb.PRIORITY_BULK}
 
 
-async def test_without_a_stream_bulk_is_unavailable_and_the_rest_goes_on(wire: Wire) -> None:
-    await wire.batcher.jetstream.delete_stream(subjects.TASKS_STREAM)
-    for _ in range(2):  # the second is refused before it is tried
-        code, error = await error_of(wire.stub.Generate(prompt(**BULK)))
-        assert (code.name, error.reason) == ("UNAVAILABLE", "TRANSPORT_UNAVAILABLE")
-        assert error.retry_after_s
-    assert len(wire.gateway.registry) == 0
-    await wire.health_becomes("class.bulk", health_pb2.HealthCheckResponse.NOT_SERVING)
-    assert await wire.health("") == health_pb2.HealthCheckResponse.SERVING
-    await still_answers(wire)
-
-
-async def test_batchers_have_something_to_pull_a_bulk_task_from(wire: Wire) -> None:
-    """They may not create it; one that is gone is made again for the tasks that wait."""
-    call, js = wire.stub.Generate(prompt(**BULK)), wire.batcher.jetstream
-    name = subjects.tasks_consumer("small", "default")
-    async with asyncio.timeout(BOUND_S):
-        await call.read()
-        await js.delete_consumer(subjects.TASKS_STREAM, name)
-        task = await wire.batcher.task(priority_class="bulk")
-    found = (await js.consumer_info(subjects.TASKS_STREAM, name)).config
-    assert found.filter_subject == subjects.queued_tasks("small", "default")
-    assert found.ack_policy == "explicit"
-    await wire.batcher.send(task, last(0))
-    await events_of(call)
-
-
-async def test_a_full_queue_is_an_overload_of_bulk_alone(wire: Wire) -> None:
-    full: StreamConfig = jetstream.tasks_stream(NatsSettings())
-    full.max_bytes = 1
-    await wire.batcher.jetstream.update_stream(full)
-    code, error = await error_of(wire.stub.Generate(prompt(**BULK)))
-    assert (code.name, error.reason) == ("RESOURCE_EXHAUSTED", "OVERLOADED")
-    assert error.retry_after_s
-    await still_answers(wire)
-
-
-async def test_a_batcher_without_room_is_an_overload(wire: Wire) -> None:
+async def test_a_call_waits_until_a_batcher_has_room(wire: Wire) -> None:
     call = wire.stub.Generate(prompt())
     task = await wire.batcher.task()
     full = RowError(reason="OVERLOADED", message="no room")
     await wire.batcher.send(task, frame(0, end=ROW_END_RETURNED, error=full))
-    code, error = await error_of(call)
-    assert (code.name, error.reason) == ("RESOURCE_EXHAUSTED", "OVERLOADED")
-    assert error.retry_after_s
+    again = await wire.batcher.task()
+    assert again.attempt > task.attempt
+    await wire.batcher.send(again, last(0))
+    await events_of(call)
+
+
+async def test_bulk_calls_need_no_jetstream(wire: Wire) -> None:
+    await wire.batcher.jetstream.delete_stream(subjects.DEAD_LETTERS_STREAM)
+    call = wire.stub.Generate(prompt(**BULK))
+    await wire.batcher.send(await wire.batcher.task(priority_class="bulk"), last(0))
+    await events_of(call)
 
 
 async def test_a_conversation_needs_a_template(nats_url: str, tmp_path: Path) -> None:

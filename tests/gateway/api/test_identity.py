@@ -331,7 +331,7 @@ async def test_items_of_jobs_come_from_the_mesh_for_any_tenant(
         stub: Any = ItemsServiceStub(mesh.wire.channel)
         call = stub.Run(metadata=(*mesh["mesh"], ("sluice-tenant", "acme")))
         await call.write(RunRequest(id=1, request=prompt(priority=pb.PRIORITY_BULK)))
-        assert (await mesh.wire.batcher.item()).tenant == "acme"
+        assert (await mesh.wire.batcher.task(priority_class="bulk")).tenant == "acme"
         call.cancel()
 
 

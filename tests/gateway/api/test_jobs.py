@@ -51,7 +51,7 @@ async def test_items_of_one_call_are_answered_as_they_end(
         call = stub.Run(metadata=(("sluice-tenant", "acme"),))
         for number in (1, 2):
             await call.write(item(number, f"hello {number}"))
-        tasks = [await wire.batcher.item() for _ in range(2)]
+        tasks = [await wire.batcher.task(priority_class="bulk") for _ in range(2)]
         assert {task.tenant for task in tasks} == {"acme"}
         answered: list[RunResponse] = []
         for task in reversed(tasks):
@@ -85,7 +85,7 @@ async def test_a_call_that_ends_drops_its_items(wire: Wire) -> None:
     stub: Any = ItemsServiceStub(wire.channel)
     call = stub.Run()
     await call.write(item(1, "hello"))
-    task = await wire.batcher.item()
+    task = await wire.batcher.task(priority_class="bulk")
     await wire.batcher.hold(task)
     call.cancel()
 

@@ -275,7 +275,7 @@ async def test_an_item_of_a_job_may_ask_for_embeddings(wire: Wire) -> None:
     call = stub.Run()
     asked = pb.EmbedRequest(texts=["w1"], priority=pb.PRIORITY_BULK)
     await call.write(RunRequest(id=7, embed=asked))
-    task = await wire.batcher.item("embed")
+    task = await wire.batcher.task("embed", "bulk")
     await answer(wire, task, [1, 2])
     response = await call.read()
     await call.write(RunRequest(id=8, embed=pb.EmbedRequest()))

@@ -57,7 +57,7 @@ async def _run_batch(wire: Wire, client: AsyncOpenAI) -> None:
     assert batch.status in ("validating", "in_progress")
     assert (batch.metadata, batch.input_file_id) == ({"team": "x"}, stored.id)
     for _ in range(2):
-        task = await wire.batcher.item()
+        task = await wire.batcher.task(priority_class="bulk")
         await wire.batcher.send(task, last(0, wire.tokens("world")))
     watching: Any = JobServiceStub(wire.channel).WatchJob(
         pb.WatchJobRequest(id=batch.id.removeprefix("batch_"))
@@ -87,7 +87,7 @@ async def _run_batch(wire: Wire, client: AsyncOpenAI) -> None:
     another = await client.batches.create(
         input_file_id=stored.id, endpoint=CHAT, completion_window="1h"
     )
-    await wire.batcher.item()
+    await wire.batcher.task(priority_class="bulk")
     with pytest.raises(sdk.NotFoundError, match="not over"):
         await client.files.content(f"file-{another.id.removeprefix('batch_')}-output")
     with pytest.raises(sdk.BadRequestError, match=r"reads this upload: cancel it") as in_use:

@@ -59,47 +59,16 @@ class WireBatcher:
         self._report: BatcherReport | None = None
         self._control_grew = asyncio.Event()
         self._tasks: defaultdict[tuple[str, str], asyncio.Queue[Msg]] = defaultdict(asyncio.Queue)
-        self._consumers: dict[str, JetStreamContext.PullSubscription] = {}
 
     async def task(self, model: str = "small", priority_class: str = "interactive") -> Task:
         """The next task; its gateway is told that it is here."""
         return unpack(Task, (await self.message(model, priority_class)).data)
 
-    async def item(self, model: str = "small") -> Task:
-        """As `task`, of an item of a job."""
-        message = await self.message(model, subjects.QUEUED_CLASS, is_item=True)
-        return unpack(Task, message.data)
-
-    async def message(
-        self, model: str = "small", priority_class: str = "interactive", *, is_item: bool = False
-    ) -> Msg:
-        if priority_class == subjects.QUEUED_CLASS and not is_item:
-            message = await self._pulled(model)
-        else:
-            async with asyncio.timeout(BOUND_S):
-                message = await self._tasks[model, priority_class].get()
+    async def message(self, model: str = "small", priority_class: str = "interactive") -> Msg:
+        async with asyncio.timeout(BOUND_S):
+            message = await self._tasks[model, priority_class].get()
         await self.hold(unpack(Task, message.data))
         return message
-
-    async def _pulled(self, model: str) -> Msg:
-        """The next task of any tenant."""
-        async with asyncio.timeout(BOUND_S):
-            while (waiting := await self._consumer_with_tasks(model)) is None:  # noqa: ASYNC110 - no event tells
-                await asyncio.sleep(0.02)
-        if waiting not in self._consumers:
-            self._consumers[waiting] = await self.jetstream.pull_subscribe_bind(
-                waiting, stream=subjects.TASKS_STREAM
-            )
-        (message,) = await self._consumers[waiting].fetch(1, timeout=BOUND_S)
-        await message.ack()
-        return message
-
-    async def _consumer_with_tasks(self, model: str) -> str | None:
-        """One of those that gateways have made."""
-        for info in await self.jetstream.consumers_info(subjects.TASKS_STREAM):
-            if info.num_pending and info.name.startswith(subjects.tasks_consumer(model, "t")[:-1]):
-                return info.name
-        return None
 
     async def hold(self, task: Task) -> None:
         """Says that it has a row."""

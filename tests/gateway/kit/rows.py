@@ -1,11 +1,13 @@
 """Rows at a batcher that the test plays, without a loop."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
-from gateway.streaming.dispatch import Dispatch, Outgoing, SentRow
+from gateway.streaming.dispatch import Dispatch, Outgoing
 from gateway.streaming.registry import Registry
+from gateway.streaming.room import Room
 from gateway.streaming.row import Row
+from gateway.streaming.sent_row import Line, SentRow
 from sluice.internal.v1.frame_pb2 import Frame, FrameBundle, RowRef
 from sluice.internal.v1.task_pb2 import Task
 
@@ -17,9 +19,13 @@ class Batchers:
 
     def __init__(self, *names: str) -> None:
         self.names = names
+        self.room = Room(1000, 1e9)
 
     def choose(self, model: str, without: Collection[str], now: float) -> str | None:
         return next((name for name in self.names if name not in without), None)
+
+    def rooms(self, line: Line, now: float) -> Mapping[str, Room]:
+        return dict.fromkeys(self.names, self.room)
 
 
 def dispatch_to(*batchers: str, stall_s: float) -> Dispatch:

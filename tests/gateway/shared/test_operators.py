@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from sluice.errors import Cancelled, InvalidRequest, RequestUnknown, WorkerUnknown
-from sluice.internal.v1.gateway_pb2 import DrainRecord
+from sluice.internal.v1.control_pb2 import DrainRecord
 from sluice.telemetry import catalog
 from sluice.telemetry.exchange import MetricsExchange
 from sluice.telemetry.names import SERVICE_BATCHER
@@ -118,6 +118,21 @@ async def test_a_worker_is_drained_and_put_back(wire: Wire) -> None:
     assert list(again.drained) == ["small a:1/small"]
     drain.undo = True
     assert not (await admin(wire).DrainWorker(drain)).drained
+
+
+async def test_a_batcher_hears_which_workers_are_drained_until_it_says_so(
+    pair: tuple[Wire, Wire],
+) -> None:
+    await show_workers(pair[0], "a:1/small")
+    drain = pb.DrainWorkerRequest(model="small", worker="a:1/small")
+    await admin(pair[0]).DrainWorker(drain)
+    batcher = pair[0].batcher
+    for _ in range(2):
+        batcher.control.clear()
+        await batcher.report("small")
+        message = await batcher.heard(lambda message: message.HasField("drains_changed"))
+        assert [one.worker for one in message.drains_changed.record.workers] == ["a:1/small"]
+        assert message.drains_changed.revision
 
 
 async def test_a_worker_that_nobody_knows_is_not_drained(wire: Wire) -> None:

@@ -10,9 +10,10 @@ from gateway.streaming.dispatch import (
     RESENDS_MAX,
     ROW_ID_CHARS_MAX,
     Outgoing,
-    SentRow,
 )
+from gateway.streaming.room import Room
 from gateway.streaming.row import Row
+from gateway.streaming.sent_row import SentRow
 from gateway.streaming.transcript import Transcript
 from sluice.errors import EngineFailed, ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1.frame_pb2 import ROW_END_RETURNED, Frame, RowError, RowRef
@@ -38,9 +39,7 @@ def new_attempt(row_id: str) -> Row:
 class Desk:
     """One row, two batchers, and a clock that ticks."""
 
-    def __init__(
-        self, *batchers: str, priority_class: str = "interactive", is_item: bool = False
-    ) -> None:
+    def __init__(self, *batchers: str, priority_class: str = "interactive") -> None:
         self.now = 100.0
         self.batchers = Batchers(*(batchers or ("b1", "b2")))
         self.dispatch = dispatch_to(stall_s=STALL_S)
@@ -49,7 +48,6 @@ class Desk:
         self.dispatch.on_failed = lambda _, error, now: self.failed.append(error)
         self.attempt = new_attempt("r")
         self.row: SentRow = sent_row(self.attempt, self.now + 1000, priority_class)
-        self.row.is_item = is_item
         self.dispatch.send(self.row, self.now)
 
     def tick(self, seconds: float = STALL_S) -> Outgoing:
@@ -274,13 +272,22 @@ def test_rows_that_are_given_back_go_elsewhere_however_often() -> None:
     assert not desk.failed
 
 
-def test_a_row_that_no_batcher_has_room_for_is_an_overload() -> None:
-    desk = Desk()
+def test_a_row_that_no_batcher_has_room_for_waits_until_one_has() -> None:
+    desk = Desk(priority_class="standard")
+    desk.batchers.room = Room(1, 1e9)
     full = RowError(reason=Overloaded.reason, message="no room")
+    desk.dispatch.drain()
     desk.returned("b1", full)
+    assert desk.dispatch.waiting == {("m", "standard"): 1}
+    assert desk.tick(0.1).tasks == [("b2", desk.row)]
     desk.returned("b2", full)
-    assert isinstance(desk.failed[0], Overloaded)
-    assert desk.failed[0].retry_after_s
+    for _ in range(round(2 * NO_BATCHER_S)):
+        desk.tick(1.0)
+        if desk.row.batcher:
+            desk.dispatch.heard(desk.row.batcher, desk.now)
+            desk.returned(desk.row.batcher, full)
+    assert not desk.failed
+    assert desk.row.task.attempt > 10_000
 
 
 def test_a_row_that_no_batcher_takes_waits_for_a_stated_time() -> None:
@@ -319,46 +326,11 @@ def test_a_cancel_goes_to_the_batcher_that_has_the_row_and_names_its_attempt() -
     assert said(desk.dispatch.drain()) == {"cancel": ["r"]}
 
 
-def test_a_bulk_row_waits_in_jetstream_until_a_batcher_takes_it() -> None:
-    desk = Desk(priority_class="bulk")
-    outgoing = desk.dispatch.drain()
-    assert (outgoing.tasks, outgoing.stored) == ([], [desk.row])
-    desk.dispatch.stored("r", 7, desk.now)
-    for _ in range(5):
-        assert desk.tick(4 * STALL_S + 0.1).lookups == {desk.row.queue}
-        desk.dispatch.taken_up_to(desk.row.queue, 6, desk.now)
-    assert desk.dispatch.drain().control == []
-    desk.hold("b2")
-    assert desk.row.batcher == "b2"
-    assert not desk.hold("b1")  # delivered twice
-
-
-def test_an_item_of_a_job_goes_to_a_batcher_at_once() -> None:
-    desk = Desk(priority_class="bulk", is_item=True)
-    outgoing = desk.dispatch.drain()
-    assert (outgoing.tasks, outgoing.stored) == ([("b1", desk.row)], [])
-
-
-def test_a_bulk_row_that_was_taken_and_that_no_batcher_knows_is_sent_again() -> None:
-    desk = Desk(priority_class="bulk")
-    desk.dispatch.drain()
-    desk.dispatch.stored("r", 7, desk.now)
-    asked = []
-    while not (outgoing := desk.tick(0.05)).tasks:
-        asked += outgoing.control
-        if outgoing.lookups:
-            desk.dispatch.taken_up_to(desk.row.queue, 9, desk.now)
-    assert [batcher for batcher, _ in asked] == ["", ""]
-    ((_, row),) = outgoing.tasks
-    assert row.task.attempt == 1000
-
-
 @pytest.mark.parametrize("priority_class", ["interactive", "bulk"])
 def test_what_took_a_row_is_told_once(priority_class: str) -> None:
     desk = Desk(priority_class=priority_class)
     taken: list[int] = []
     desk.row.on_taken = lambda: taken.append(1)
-    desk.dispatch.stored("r", 7, desk.now)
     desk.hold()
     desk.tokens(1)
     desk.dispatch.forget("r")

@@ -12,7 +12,7 @@ from itertools import cycle
 from typing import Final
 
 from sluice.startup import LOOPBACK
-from sluice.wire.subjects import TASKS_STREAM
+from sluice.wire.subjects import RECORDS_STREAM
 from tests.robustness.faults.callers import PlainCaller, Question
 from tests.robustness.faults.mesh import (
     BATCHER_NATS,
@@ -110,23 +110,23 @@ async def _hold_and_heal(mesh: FaultMesh) -> None:
 
 
 async def kill_leader(mesh: FaultMesh) -> None:
-    """The leader of the task stream ends."""
-    mesh.kill("nats", await mesh.nats_leader(TASKS_STREAM))
+    """The leader of the records ends."""
+    mesh.kill("nats", await mesh.nats_leader(RECORDS_STREAM))
 
 
 async def stop_leader(mesh: FaultMesh) -> None:
-    """The leader of the task stream stands still."""
-    await mesh.stop("nats", HOLD_S, await mesh.nats_leader(TASKS_STREAM))
+    """The leader of the records stands still."""
+    await mesh.stop("nats", HOLD_S, await mesh.nats_leader(RECORDS_STREAM))
 
 
 async def step_leader_down(mesh: FaultMesh) -> None:
-    """The task stream gets another leader."""
-    await mesh.step_down(TASKS_STREAM)
+    """The records get another leader."""
+    await mesh.step_down(RECORDS_STREAM)
 
 
 async def cut_leader_off(mesh: FaultMesh) -> None:
     """The leader reaches nobody, and nobody reaches it."""
-    for proxy in mesh.proxies_of(await mesh.nats_leader(TASKS_STREAM)):
+    for proxy in mesh.proxies_of(await mesh.nats_leader(RECORDS_STREAM)):
         proxy.cut()
     await _hold_and_heal(mesh)
 
@@ -156,7 +156,7 @@ async def lose_quorum(mesh: FaultMesh) -> None:
 
 
 async def ask_bulk(mesh: FaultMesh) -> None:
-    """Bulk calls for `HOLD_S`, the only ones that need JetStream: a note says how they ended."""
+    """Bulk calls for `HOLD_S`: a note says how they ended."""
     now = asyncio.get_running_loop().time
     asked = mesh.questions[0]
     question = Question(asked.prompt, {**asked.options, "priority": "bulk"})

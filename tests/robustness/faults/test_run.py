@@ -1,12 +1,12 @@
 """A slice of `scripts/robustness chaos`: under faults each answer is that of a calm mesh, and no call hangs."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.robustness.faults.mesh import Missing, Topology
 from tests.robustness.faults.registry import FAULTS
-from tests.robustness.faults.results import HUNG
 from tests.robustness.faults.run import CalmAnswers, Plan, run_fault
 
 pytestmark = pytest.mark.mesh
@@ -45,9 +45,7 @@ async def test_no_answer_changes_under_other_faults(fault: str, tmp_path: Path) 
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", ["disk-full", "disk-stall", "no-quorum"])
-async def test_bulk_calls_alone_are_refused_while_nothing_is_stored(
-    fault: str, tmp_path: Path
-) -> None:
+async def test_bulk_calls_are_answered_while_nothing_is_stored(fault: str, tmp_path: Path) -> None:
     try:
         line = await run_fault(fault, plan(5.0, 1.0), CalmAnswers(), tmp_path)
     except Missing as missing:
@@ -55,9 +53,7 @@ async def test_bulk_calls_alone_are_refused_while_nothing_is_stored(
     assert line.exact, line
     assert not line.failed
     (note,) = line.notes
-    assert "UNAVAILABLE/TRANSPORT_UNAVAILABLE" in note
-    assert "DEADLINE" not in note
-    assert HUNG not in note
+    assert re.fullmatch(r"bulk calls: {'answered': \d+}, .*", note), note
 
 
 @pytest.mark.long

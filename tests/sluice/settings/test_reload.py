@@ -11,7 +11,7 @@ from sluice.settings.reload import refuse_changes
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("batcher: {prefetch_rows: 9}", "batcher.prefetch_rows"),
+        ("batcher: {room_rows: 9}", "batcher.room_rows"),
         ("routing: {rules: []}", "routing.rules"),
         ("models: [{name: small, path: x}, {name: large, path: y}]", "models.0.path"),
     ],

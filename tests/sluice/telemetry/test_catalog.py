@@ -39,7 +39,9 @@ def test_every_metric_is_emitted_by_the_process_that_the_page_names(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     emitted = {service: MetricRegistry() for service in SERVICES}
     gateway = emitted[names.SERVICE_GATEWAY]
-    RequestMetrics(gateway).show_running(lambda: 0)
+    metrics = RequestMetrics(gateway)
+    metrics.show_running(lambda: 0)
+    metrics.show_waiting(dict)
     DriftMonitor("gw", lambda _: None, gateway)
     BatcherMetrics(emitted[names.SERVICE_BATCHER])
     JobMetrics(emitted[names.SERVICE_JOBS]).show([])

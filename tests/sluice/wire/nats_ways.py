@@ -138,7 +138,7 @@ HEADERS: Final = (
     {"Nats-Rollup": "all"},
     {"Nats-Rollup": "sub"},
     {"Nats-Schedule": "@at 2020-01-01T00:00:00Z", "Nats-Schedule-Target": "{target}"},
-    {"Nats-Stream": "SLUICE_TASKS", "Nats-Subject": "{target}"},
+    {"Nats-Stream": "SLUICE_RECORDS", "Nats-Subject": "{target}"},
 )
 """Of a message, with which a server does more than it was allowed to."""
 

@@ -28,10 +28,25 @@ def nothing() -> None:
 
 async def test_the_streams_exist_once_it_stands(nats_url: str) -> None:
     client = await connect(NatsSettings(url=nats_url), OPERATOR, "test", nothing)
-    for stream in (subjects.TASKS_STREAM, subjects.DEAD_LETTERS_STREAM):
-        await client.jetstream().stream_info(stream)
+    await client.jetstream().stream_info(subjects.DEAD_LETTERS_STREAM)
     await disconnect(client)
     assert client.is_closed
+
+
+async def test_tasks_of_an_older_release_are_told_and_kept(
+    nats_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = NatsSettings(url=nats_url)
+    client = await connect(settings, OPERATOR, "test", nothing)
+    js = client.jetstream()
+    await js.add_stream(name=subjects.OLD_TASKS, subjects=[f"{subjects.TASKS}.>"])
+    await js.publish(f"{subjects.TASKS}.m.bulk.t", b"task")
+    again = await connect(settings, OPERATOR, "test", nothing)
+    assert "SLUICE_TASKS of an older release has 1 bulk tasks" in caplog.text
+    assert (await js.stream_info(subjects.OLD_TASKS)).state.messages == 1
+    await js.delete_stream(subjects.OLD_TASKS)
+    for one in (client, again):
+        await disconnect(one)
 
 
 async def test_without_a_server_the_error_says_where_and_what_to_do() -> None:

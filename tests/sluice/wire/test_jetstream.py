@@ -1,26 +1,16 @@
-"""The streams on a real server: their limits hold by subject, and change without losing a task."""
+"""The streams on a real server: their limits change without losing a message."""
 
 import nats
-import pytest
-from nats.js.errors import APIError
 
-from sluice.settings import NatsSettings
 from sluice.wire import jetstream, subjects
 
-FULL = 10077
 
-
-async def test_a_full_class_shuts_out_no_other_one(nats_url: str) -> None:
+async def test_a_stream_that_exists_gets_the_limits_of_now(nats_url: str) -> None:
     async with await nats.connect(nats_url) as client:
         js = client.jetstream()
-        await jetstream.ensure_streams(js, NatsSettings(tasks_max_messages=2))
-        for _ in range(2):
-            await js.publish(subjects.tasks("m", "bulk"), b"task")
-        with pytest.raises(APIError) as caught:
-            await js.publish(subjects.tasks("m", "bulk"), b"task")
-        assert caught.value.err_code == FULL
-        await js.publish(subjects.tasks("m", "interactive"), b"task")
-        # Another configuration, as a start of a process brings it.
-        await jetstream.ensure_streams(js, NatsSettings(tasks_max_messages=3))
-        await js.publish(subjects.tasks("m", "bulk"), b"task")
-        assert (await js.stream_info(subjects.TASKS_STREAM)).state.messages == 4
+        for size in (1 << 20, 1 << 21):
+            config = jetstream.DEAD_LETTERS.evolve(max_bytes=size)
+            await jetstream.ensure_stream(js, config, 1)
+            await js.publish(subjects.dead_letters("m", "bulk"), b"task")
+        info = await js.stream_info(subjects.DEAD_LETTERS_STREAM)
+        assert (info.state.messages, info.config.max_bytes) == (2, 1 << 21)

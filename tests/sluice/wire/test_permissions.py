@@ -12,7 +12,7 @@ import pytest
 from nats.aio.client import Client
 from nats.js.api import StreamConfig, StreamInfo
 
-from sluice.settings import JobsSettings, NatsSettings
+from sluice.settings import JobsSettings
 from sluice.tls import AUTHORITIES, ClientContext
 from sluice.wire import jetstream, subjects
 from sluice.wire.connection import NatsUnreachable, settle
@@ -56,7 +56,6 @@ PROMPTS: Final = "PROMPTS"
 """A stream of the operator that `jobs` may read."""
 SUBJECTS: Final = (
     "sluice.tasks.m.bulk.t",
-    "sluice.waiting.m.t",
     "sluice.dead_letters.m.bulk",
     "sluice.records.r.request",
     "sluice.audit.t.r",
@@ -74,7 +73,6 @@ SUBJECTS: Final = (
     "sluice.reload",
     "sluice.reloaded.q",
     "$O.FILES.M.x",
-    "$JS.ACK.SLUICE_TASKS.batchers-m=t.1.1.1.1.1",
     "$SYS.ACCOUNT.gateways.DISCONNECT",
     *(f"sluice.metrics.{g}.q" for g in ("g1", "g2")),
     *(f"sluice.batchers.{b}.{one}" for one in ("task", "control") for b in ("b1", "b2")),
@@ -86,27 +84,25 @@ SUBJECTS: Final = (
 )
 HEARS = {
     "b1": {"sluice.batchers.b1.task", "sluice.batchers.b1.control", "sluice.control"}
-    | {"sluice.waiting.m.t", "sluice.metrics", "sluice.reload"},
+    | {"sluice.metrics", "sluice.reload"},
     "j1": {"sluice.metrics"},
 }
 """What it hears of the account of gateways."""
 SAYS = {
     "b1": {"sluice.frames.g1", "sluice.frames.g2", "sluice.reports.b1", "sluice.reloaded.q"}
-    | {"sluice.metrics.g1.q", "sluice.metrics.g2.q", "sluice.dead_letters.m.bulk"}
-    | {"$JS.ACK.SLUICE_TASKS.batchers-m=t.1.1.1.1.1"},
+    | {"sluice.metrics.g1.q", "sluice.metrics.g2.q", "sluice.dead_letters.m.bulk"},
     "j1": {"sluice.metrics.g1.q", "sluice.metrics.g2.q"},
 }
 """What the account of gateways hears of it."""
 READS = {
-    "b1": {subjects.TASKS_STREAM, subjects.DRAINS_BUCKET},
+    "b1": set[str](),
     "j1": {PROMPTS},
 }
 CHANGES = {"b1": {subjects.DEAD_LETTERS_STREAM}, "j1": set[str]()}
-"""Streams of gateways to which it may add; a batcher may also take tasks."""
+"""Streams of gateways to which it may add."""
 
 OF_JOBS = (jetstream.JOBS, *jetstream.job_streams(JobsSettings()))
 OF_GATEWAYS = (
-    jetstream.tasks_stream(NatsSettings()),
     jetstream.DEAD_LETTERS,
     jetstream.records_stream(1 << 20, 60),
     jetstream.audit_stream(1 << 20, 60),
@@ -241,9 +237,6 @@ async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
             clients[process] = client
         js = clients[OPERATOR].jetstream()
         await fill(js, OF_GATEWAYS)
-        await js.add_consumer(
-            subjects.TASKS_STREAM, jetstream.tasks_consumer("m", "t", NatsSettings())
-        )
         await fill(clients["j1"].jetstream(), OF_JOBS)
         yield Mesh(clients)
 

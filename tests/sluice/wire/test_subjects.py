@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.settings import NatsSettings
-from sluice.wire import jetstream, subjects
+from sluice.wire import subjects
 
 
 def test_the_names_are_stable() -> None:
@@ -28,14 +27,6 @@ def test_a_token_never_holds_a_wildcard_a_dot_or_a_space(name: str) -> None:
 def test_a_bad_token_is_our_mistake(name: str) -> None:
     with pytest.raises(AssertionError):
         subjects.frames(name)
-
-
-def test_every_task_subject_is_in_the_stream_and_has_its_consumer() -> None:
-    prefix = jetstream.tasks_stream(NatsSettings()).subjects
-    assert prefix == [f"{subjects.TASKS}.>"]
-    config = jetstream.tasks_consumer("small", "t", NatsSettings(tasks_max_age_s=60, replicas=3))
-    assert config.filter_subject == subjects.queued_tasks("small", "t")
-    assert (config.inactive_threshold, config.num_replicas) == (60, 3)
 
 
 @pytest.mark.parametrize(

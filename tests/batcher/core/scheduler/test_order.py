@@ -11,7 +11,6 @@ from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import QueuedTask
 from sluice.settings.batching import Policy
-from sluice.wire.subjects import CLASSES
 
 
 def policy(**values: object) -> Policy:
@@ -113,28 +112,6 @@ def test_a_class_is_passed_over_no_longer_than_its_aging_and_the_turns_of_others
         assert max(gaps) <= aging_s + 2 * step_s + 1e-9
 
 
-def test_what_may_be_taken_ahead_is_shared_by_weight() -> None:
-    queue = Queue(policy(), {"a": 3.0})
-    assert queue.prefetch_room("bulk", "a", 32) == 32, "alone"
-    queue.add(task("a", "bulk", tenant="a"), 0.0)
-    queue.add(task("b", "bulk", tenant="b"), 0.0)
-    assert queue.prefetch_room("bulk", "a", 32) == 24 - 1
-    assert queue.prefetch_room("bulk", "b", 32) == 8 - 1
-    assert queue.prefetch_room("bulk", "late", 32) == 7, "32 / 5, rounded up"
-    assert queue.prefetch_room("standard", "b", 32) == 32, "each class by itself"
-
-
-def test_a_tenant_that_comes_late_has_room_though_others_hold_all_of_it() -> None:
-    queue = Queue(policy())
-    for number in range(32):
-        queue.add(task(f"a{number}", "bulk", tenant="a"), 0.0)
-    assert queue.prefetch_room("bulk", "a", 32) == 0
-    assert queue.prefetch_room("bulk", "late", 32) == 16
-    queue.add(task("late", "bulk", tenant="late"), 0.0)
-    assert queue.prefetch_room("bulk", "late", 32) == 15
-    assert queue.prefetch_room("bulk", "a", 32) == 16 - 32
-
-
 def test_the_wait_to_expect_is_what_goes_before_by_what_goes_a_second() -> None:
     queue = Queue(policy(max_rows=1), {"b": 3.0})
     for number in range(8):
@@ -150,12 +127,10 @@ def test_the_wait_to_expect_is_what_goes_before_by_what_goes_a_second() -> None:
     assert queue.expected_wait("standard", 4.0, "a") == pytest.approx(10 + 11)
     assert queue.expected_wait("standard", 4.0, "b") == pytest.approx(10 + 5 * 4 / 3)
     assert queue.expected_wait("standard", 4.0, "new") == pytest.approx(10)
-    assert queue.expected_wait("bulk", 4.0, "new", backlog_tokens=50) == pytest.approx(10 + 11 + 5)
     assert queue.expected_wait("interactive", 4.0, "new") == pytest.approx(0)
     # Gateways hear it of a tenant that has nothing waiting, and of those that have.
-    nothing = dict.fromkeys(CLASSES, 0)
-    reports = {one.priority_class: one for one in queue.class_reports(nothing, 4.0)}
-    closed = {one.priority_class: one for one in queue.class_reports(nothing, 4.0, 7.0)}
+    reports = {one.priority_class: one for one in queue.class_reports(4.0)}
+    closed = {one.priority_class: one for one in queue.class_reports(4.0, 7.0)}
     for name, report in reports.items():
         assert closed[name].expected_wait_ms == report.expected_wait_ms + 7000
         for tenant, wait_ms in report.tenant_wait_ms.items():

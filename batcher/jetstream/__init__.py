@@ -1,1 +1,0 @@
-"""The work queue: pulls of tasks, their acknowledgement, dead letters."""

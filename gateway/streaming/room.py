@@ -1,0 +1,119 @@
+"""The room that batchers give this gateway, and the rows that wait for some.
+
+A batcher says in its reports how many rows of a class, and how many bytes of their tasks, one gateway may have there
+without a frame. The gateway counts its own rows, so a report that is lost, doubled or late neither makes nor loses
+room. Interactive rows are counted, and never wait. Inside a class tenants take turns by weight, and one that comes late
+gets its share on top of what others have taken.
+"""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from gateway.streaming.sent_row import Line, SentRow
+
+
+class Room(NamedTuple):
+    """Rows of one class, and bytes of their tasks, that a gateway may have at one batcher."""
+
+    rows: float
+    size: float
+
+
+class TakenRoom:
+    """How much of each batcher's room this gateway's rows take.
+
+    Attributes:
+        weights: of tenants that differ from 1.
+    """
+
+    def __init__(self) -> None:
+        self.weights: Mapping[str, float] = {}
+        self._rows: defaultdict[tuple[str, Line], Counter[str]] = defaultdict(Counter)
+        """By batcher and line: rows of each tenant."""
+        self._sizes: defaultdict[tuple[str, Line], Counter[str]] = defaultdict(Counter)
+
+    def take(self, row: SentRow, batcher: str) -> None:
+        """The row is sent to a batcher."""
+        self.free(row)
+        row.room_at = batcher
+        self._rows[batcher, row.line][row.tenant] += 1
+        self._sizes[batcher, row.line][row.tenant] += row.size
+
+    def free(self, row: SentRow) -> bool:
+        """The row does not wait there any more; whether it took room."""
+        if not row.room_at:
+            return False
+        place = row.room_at, row.line
+        row.room_at = ""
+        rows, sizes = self._rows[place], self._sizes[place]
+        rows[row.tenant] -= 1
+        sizes[row.tenant] -= row.size
+        if not rows[row.tenant]:
+            del rows[row.tenant], sizes[row.tenant]
+        if not rows:
+            del self._rows[place], self._sizes[place]
+        return True
+
+    def fits(self, row: SentRow, batcher: str, room: Room) -> bool:
+        """Whether the row has room at a batcher: of the whole, or of its tenant's share."""
+        place = batcher, row.line
+        if place not in self._rows:
+            return True
+        rows, sizes = self._rows[place], self._sizes[place]
+        if rows.total() < room.rows and sizes.total() + row.size <= room.size:
+            return True
+        share = self._weight(row.tenant) / sum(map(self._weight, {*rows, row.tenant}))
+        few = rows[row.tenant] + 1 <= share * room.rows
+        return few and sizes[row.tenant] + row.size <= share * room.size
+
+    def _weight(self, tenant: str) -> float:
+        return self.weights.get(tenant, 1.0)
+
+
+class WaitingLine:
+    """Rows of one line that wait, tenants in turn: by start-time fair queueing, where each row costs 1 / weight."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._rows: dict[str, deque[SentRow]] = {}
+        self._turns: dict[str, float] = {}
+        """When the next row of each tenant has its turn."""
+        self._reached = 0.0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._rows.values()))
+
+    def __iter__(self) -> Iterator[SentRow]:
+        """All rows, those of a tenant in their order."""
+        return (row for rows in self._rows.values() for row in rows)
+
+    def add(self, row: SentRow, *, first: bool = False) -> None:
+        """A row waits; ``first``: before others of its tenant."""
+        rows = self._rows.setdefault(row.tenant, deque())
+        if not rows:
+            self._turns[row.tenant] = max(self._turns.get(row.tenant, 0.0), self._reached)
+        (rows.appendleft if first else rows.append)(row)
+
+    def remove(self, row: SentRow) -> None:
+        """A row does not wait any more."""
+        rows = self._rows[row.tenant]
+        rows.remove(row)
+        if not rows:
+            del self._rows[row.tenant]
+            if not self._rows:
+                self._turns.clear()
+
+    def of(self, tenant: str) -> bool:
+        """Whether rows of a tenant wait."""
+        return tenant in self._rows
+
+    def heads(self) -> list[SentRow]:
+        """The first row of each tenant, that whose turn it is first."""
+        return [self._rows[tenant][0] for tenant in sorted(self._rows, key=self._turns.__getitem__)]
+
+    def served(self, row: SentRow) -> None:
+        """A row leaves because it was its turn."""
+        self._reached = self._turns[row.tenant]
+        self._turns[row.tenant] += 1 / self._weights.get(row.tenant, 1.0)
+        self.remove(row)

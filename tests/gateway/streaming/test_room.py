@@ -1,0 +1,164 @@
+"""Rows wait in the gateway while no batcher has room for them; what a batcher grants is neither made nor lost."""
+
+from collections import Counter
+
+import pytest
+
+from gateway.streaming.dispatch import NO_BATCHER_S, Dispatch
+from gateway.streaming.room import Room
+from gateway.streaming.sent_row import SentRow
+from sluice.internal.v1.frame_pb2 import RowRef
+from tests.gateway.kit.rows import Batchers, sent_row
+from tests.gateway.streaming.test_dispatch import STALL_S, new_attempt
+
+ROWS = 4
+
+
+class Door:
+    """A gateway that sends many rows, and its batchers."""
+
+    def __init__(self, *batchers: str, rows: float = ROWS, size: float = 1e9) -> None:
+        self.batchers = Batchers(*(batchers or ("b1",)))
+        self.batchers.room = Room(rows, size)
+        self.dispatch = Dispatch("g", self.batchers, STALL_S)
+        self.now = 100.0
+        self._numbers = 0
+
+    def send(self, count: int, tenant: str = "a", priority_class: str = "bulk") -> list[SentRow]:
+        rows = []
+        for _ in range(count):
+            self._numbers += 1
+            row = sent_row(new_attempt(f"r{self._numbers}"), self.now + 1e4, priority_class)
+            row.task.tenant = tenant
+            self.dispatch.send(row, self.now)
+            rows.append(row)
+        return rows
+
+    def sent(self) -> list[SentRow]:
+        self.dispatch.fill(self.now)
+        return [row for _, row in self.dispatch.drain().tasks]
+
+    def frame(self, row: SentRow) -> None:
+        """Its batcher sends a frame of the row."""
+        assert self.dispatch.accepts(row.batcher, row.row_id, row.task.attempt, self.now)
+
+    @property
+    def waiting(self) -> int:
+        return sum(self.dispatch.waiting.values())
+
+
+def test_rows_beyond_the_room_wait_in_order_and_go_when_a_frame_comes() -> None:
+    door = Door()
+    rows = door.send(10)
+    assert (door.sent(), door.waiting) == (rows[:ROWS], 6)
+    for number in range(6):
+        door.dispatch.accepts("b1", rows[number].row_id, 0, door.now, waits=True)
+        assert door.sent() == [], "taken is not begun"
+        door.frame(rows[number])
+        door.frame(rows[number])
+        assert door.sent() == [rows[ROWS + number]]
+    assert door.waiting == 0
+
+
+def test_what_is_cancelled_gives_its_room_back_or_leaves_the_line() -> None:
+    door = Door()
+    rows = door.send(7)
+    door.sent()
+    door.dispatch.cancel(rows[4].row_id)
+    door.dispatch.cancel(rows[0].row_id)
+    assert door.sent() == [rows[5]]
+
+
+def test_interactive_rows_never_wait_and_are_counted_by_their_class_alone() -> None:
+    door = Door(rows=0)
+    rows = door.send(20, priority_class="interactive")
+    assert door.sent() == rows
+    door = Door()
+    door.send(ROWS)
+    assert len(door.send(ROWS, priority_class="standard")) == len(door.sent()) - ROWS
+
+
+def test_room_is_bytes_too_and_a_large_row_goes_alone() -> None:
+    (row,) = Door(size=1).send(1)
+    door = Door(size=2 * row.size)
+    rows = door.send(3)
+    assert door.sent() == rows[:2]
+    assert Door(size=1).send(1)[0].batcher
+
+
+def test_two_batchers_have_room_each() -> None:
+    door = Door("b1", "b2")
+    rows = door.send(3 * ROWS)
+    assert len(door.sent()) == 2 * ROWS
+    assert Counter(row.batcher for row in rows) == {"b1": ROWS, "b2": ROWS, "": ROWS}
+
+
+@pytest.mark.parametrize("weights", [{}, {"late": 3.0}])
+def test_a_tenant_that_comes_late_has_its_share_at_once_and_then_its_turns(
+    weights: dict[str, float],
+) -> None:
+    door = Door(rows=40)
+    door.dispatch.use_weights(weights)
+    many = door.send(400, "many")
+    assert len(door.sent()) == 40
+    late = door.send(400, "late")
+    share = weights.get("late", 1.0) / (1 + weights.get("late", 1.0))
+    begun = door.sent()
+    assert set(begun) <= set(late)
+    assert len(begun) == round(40 * share), "on top of what the other has taken"
+    # From now on what is freed is shared.
+    running, given = [*many[:40], *begun], Counter[str]()
+    for _ in range(300):
+        door.frame(running.pop(0))
+        running += (more := door.sent())
+        given.update(row.tenant for row in more)
+    assert given["late"] / given.total() == pytest.approx(share, abs=0.1)
+
+
+def test_a_lost_row_goes_elsewhere_without_new_room_and_keeps_its_place() -> None:
+    door = Door("b1", "b2")
+    rows = door.send(4 * ROWS)
+    door.sent()
+    lost = [row for row in rows if row.batcher == "b1"]
+    for row in lost:
+        door.dispatch.accepts("b1", row.row_id, 0, door.now, waits=True)
+    door.dispatch.gone("b1", door.now)
+    assert door.sent() == lost
+    assert {row.batcher for row in lost} == {"b2"}
+    door.now += 0.1
+    door.dispatch.tick(door.now)
+    assert door.sent() == [], "b2 has more than its room"
+
+
+def test_without_a_batcher_a_row_waits_a_stated_time_and_with_a_full_one_until_its_deadline() -> (
+    None
+):
+    door = Door()
+    failed: list[str] = []
+    door.dispatch.on_failed = lambda row_id, *_: failed.append(row_id)
+    door.send(ROWS + 1)
+    for _ in range(round(3 * NO_BATCHER_S)):
+        door.now += 0.5
+        door.dispatch.heard("b1", door.now)
+        door.dispatch.restart(door.now)  # rows at the batcher are not what this is about
+        door.dispatch.tick(door.now)
+    assert (failed, door.waiting) == ([], 1)
+    door.batchers.names = ()
+    for _ in range(round(2 * NO_BATCHER_S) + 2):
+        door.now += 0.5
+        door.dispatch.restart(door.now)
+        door.dispatch.tick(door.now)
+    assert failed == [f"r{ROWS + 1}"]
+
+
+def test_lost_late_and_doubled_words_of_batchers_make_no_room() -> None:
+    door = Door()
+    rows = door.send(3 * ROWS)
+    door.sent()
+    for _ in range(3):
+        door.frame(rows[0])
+    door.dispatch.unknown("b1", [RowRef(request_id=rows[1].row_id)], door.now)
+    again = door.sent()
+    assert again == [rows[1], rows[ROWS]]
+    taken = [row for row in rows if row.room_at]
+    assert len(taken) == ROWS
