@@ -32,7 +32,7 @@ from gateway.api.server import GrpcServer
 from gateway.audio.wav import BYTES_A_SECOND, HEAD_BYTES
 from gateway.identity.authenticator import Authenticator
 from gateway.models.catalog import Catalog
-from gateway.records.record_builder import RecordBuilders
+from gateway.records.record_builder import RecordContext
 from gateway.records.store import RecordStore
 from gateway.routing.breaker import Breakers
 from gateway.routing.router import Router
@@ -337,7 +337,7 @@ class Gateway:
             guards=GuardClient(upstream),
             state=self.shared,
             observers=RequestObservers(
-                RecordBuilders(settings.records, self._store, facts, gateway_id, settings.currency),
+                RecordContext(settings.records, self._store, facts, gateway_id, settings.currency),
                 metrics,
                 self._drift,
                 ShadowRunner(upstream, self._store, self._drift),

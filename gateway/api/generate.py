@@ -23,7 +23,7 @@ from opentelemetry.trace import Tracer
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.pipeline import AdmittedRequest
 from gateway.identity.caller import Caller
-from gateway.records.record_builder import RecordBuilders
+from gateway.records.record_builder import RecordBuilder, RecordContext
 from gateway.shared.state import SharedState
 from gateway.streaming.answer import Answer
 from gateway.streaming.delivery import Reader
@@ -81,7 +81,7 @@ _REPLAYED: Final = GenerateResponse(
 class RequestObservers:
     """What is recorded, counted and learned of every request."""
 
-    records: RecordBuilders
+    records: RecordContext
     metrics: RequestMetrics
     drift: DriftMonitor
     shadows: ShadowRunner
@@ -228,10 +228,10 @@ class RunningCall:
     def recorded(self, incoming: AdmittedRequest) -> Iterator[None]:
         """The request is admitted in the block. One that is refused, or ends before that, leaves a record too."""
         observers, request = self._shared.observers, incoming.request
-        record = observers.records.open(
-            request, self.request_id, self._spans.trace_id, self._kind.operation
+        trace_id, operation = self._spans.trace_id, self._kind.operation
+        incoming.record = record = RecordBuilder(
+            observers.records, request, self.request_id, trace_id, operation
         )
-        incoming.record = record
         try:
             yield
         except BaseException as error:

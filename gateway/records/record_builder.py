@@ -42,8 +42,8 @@ TEXT_BYTES_MAX: Final = 256 * 1024
 
 
 @dataclass(frozen=True)
-class RecordBuilders:
-    """Makes the builders of a gateway; ``models`` are by name, for their prices."""
+class RecordContext:
+    """What all records of a gateway share; ``models`` are by name, for their prices."""
 
     settings: RecordsSettings
     store: RecordStore
@@ -51,11 +51,21 @@ class RecordBuilders:
     gateway_id: str
     currency: str
 
-    def open(
-        self, request: ValidRequest, request_id: str, trace_id: str, operation: str = ""
-    ) -> "RecordBuilder":
-        """For a request that has just arrived."""
-        record = pb.RequestRecord(
+
+class RecordBuilder:
+    """The record and the audit entry of one request, filled in as decisions are made."""
+
+    def __init__(
+        self,
+        shared: RecordContext,
+        request: ValidRequest,
+        request_id: str,
+        trace_id: str,
+        operation: str = "",
+    ) -> None:
+        """Of a request that has just arrived."""
+        self._shared = shared
+        self._record = pb.RequestRecord(
             request_id=request_id,
             trace_id=trace_id,
             tenant=request.tenant,
@@ -63,25 +73,11 @@ class RecordBuilders:
             workload=request.workload,
             requested_model=request.model or AUTO,
             arrival_time=timestamp(unix_ms()),
-            gateway=self.gateway_id,
-            currency=self.currency,
+            gateway=shared.gateway_id,
+            currency=shared.currency,
             operation=operation,
         )
-        return RecordBuilder(self, record)
-
-
-class RecordBuilder:
-    """The record and the audit entry of one request, filled in as decisions are made."""
-
-    def __init__(self, shared: RecordBuilders, record: pb.RequestRecord) -> None:
-        self._shared = shared
-        self._record = record
-        self._entry = AuditEntry(request_id=record.request_id, tenant=record.tenant)
-
-    @property
-    def request_id(self) -> str:
-        """The id of the request."""
-        return self._record.request_id
+        self._entry = AuditEntry(request_id=request_id, tenant=request.tenant)
 
     @property
     def record(self) -> pb.RequestRecord:
