@@ -218,7 +218,7 @@ class Answer(RowResult):
         if self.state is StreamState.CHECKING:
             return  # the row has ended: a repeated final frame
         # A reader is not to blame for tokens that it may not see yet.
-        before = 0 if self.hidden else len(row.transcript.visible.token_ids)
+        before = 0 if self.hidden else len(row.transcript.visible_ids)
         accepted = row.accept(frame, now)
         self._note_arrival(accepted, now)
         if self._in_doubt(accepted, now):
@@ -264,7 +264,7 @@ class Answer(RowResult):
     def _in_doubt(self, accepted: AcceptedFrame, now: float) -> bool:
         """Whether the second model shall answer, now that ``accepted`` arrived; commits where that is decided."""
         cascade, row = self._cascade, self.current
-        if cascade is None or row.transcript.visible.contradicted or row.transcript.blocked:
+        if cascade is None or row.transcript.contradicted or row.transcript.blocked:
             return False
         decision = cascade.push(accepted.logprobs)
         reason = None if accepted.final is None else finish_reason_of(accepted.final.end)
@@ -365,7 +365,7 @@ class Answer(RowResult):
         current.transcript.end()
         if self.guards is None or not current.unread:
             reason = current.close(reason)
-        if self.guards is not None and not current.transcript.visible.contradicted:
+        if self.guards is not None and not current.transcript.contradicted:
             self.guards.check_answer(self, ended=True)
             if self._waits:
                 self._row_end = reason, row
@@ -376,7 +376,7 @@ class Answer(RowResult):
 
     def _close(self, reason: "FinishReason.ValueType", row: RowTimings, now: float) -> None:
         reason = self.current.close(reason)
-        if self.current.transcript.visible.contradicted:
+        if self.current.transcript.contradicted:
             self._fail(contradiction())
         else:
             self._finish(reason, row, now)
@@ -394,7 +394,7 @@ class Answer(RowResult):
         self.delivery.stop(error)
 
     def _note_shown(self, now: float) -> None:
-        if self.first_token_at is None and self.current.transcript.visible.token_ids:
+        if self.first_token_at is None and self.current.transcript.visible_ids:
             self.first_token_at = now
 
     def _finished_event(

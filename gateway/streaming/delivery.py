@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from gateway.streaming.lifecycle import StreamSpec
 from gateway.streaming.row import Row
-from gateway.streaming.transcript import VisibleTokens
+from gateway.streaming.transcript import Transcript
 from sluice.errors import SlowReader, SluiceError
 from sluice.internal.v1.gateway_pb2 import ReplacedModel, StoredAnswer
 from sluice.v1.inference_pb2 import Delta, Finished, GenerateResponse, Notice, Started
@@ -84,7 +84,7 @@ class Delivery:
 
     def _use(self, attempt: Row) -> None:
         self._model, self._prompt_tokens = attempt.model, attempt.prompt_tokens
-        self._tokens: VisibleTokens = attempt.transcript.visible
+        self._text: Transcript = attempt.transcript
         self._delivered = 0
         """The most tokens of this model that a caller has been given."""
         self._resume_token = self._spec.resume_token and self._spec.resume_token(attempt.model)
@@ -93,7 +93,7 @@ class Delivery:
 
     def text_before(self, index: int) -> str:
         """What callers see of the tokens before ``index``."""
-        return self._tokens.text_before(index)
+        return self._text.text_before(index)
 
     def replaced(self, model: str) -> bool:
         """Whether ``model`` gave the answer before another one took over."""
@@ -110,7 +110,7 @@ class Delivery:
 
     def matches(self, token_ids: Sequence[VisibleToken], model: str) -> bool:
         """Whether ``token_ids`` of ``model`` are the beginning of the answer, as far as a caller can know it."""
-        return self.replaced(model) or self._tokens.starts_with(token_ids)
+        return self.replaced(model) or self._text.starts_with(token_ids)
 
     def attach(self, reader: Reader, model: str) -> None:
         """``reader`` reads from now on; what it holds is of ``model``, or of the current one when that is empty.
@@ -121,7 +121,7 @@ class Delivery:
         reader.notices = len(self._notices)
         if self.replaced(model):
             reader.index, reader.notices = 0, self._restart_notice
-        reader.grew(reader.index, len(self._tokens.token_ids))
+        reader.grew(reader.index, len(self._text.visible_ids))
         self._delivered = max(self._delivered, reader.index)
         self.reader = reader
 
@@ -143,12 +143,12 @@ class Delivery:
     def show_held_back(self) -> None:
         """Tokens that waited for a verdict or for the commit point may be read."""
         if self.reader is not None:
-            self.reader.grew(self.reader.index, len(self._tokens.token_ids))
+            self.reader.grew(self.reader.index, len(self._text.visible_ids))
             self.reader.wake()
 
     def show_since(self, before: int) -> SlowReader | None:
         """More than ``before`` tokens may be read: wakes the reader. Returns an error when too many are unread."""
-        total, reader = len(self._tokens.token_ids), self.reader
+        total, reader = len(self._text.visible_ids), self.reader
         if reader is None:
             return None
         reader.grew(before, total)
@@ -184,21 +184,21 @@ class Delivery:
         reader.notices = len(self._notices)
         if hidden:
             return events
-        delta = self._tokens.delta(reader.index, self._spec.with_logprobs, self._end)
+        delta = self._text.delta(reader.index, self._spec.with_logprobs, self._end)
         if delta is not None:
             self._add_resume_token(delta)
             events.append(GenerateResponse(delta=delta))
-        reader.advance(len(self._tokens.token_ids[: self._end]))
+        reader.advance(len(self._text.visible_ids[: self._end]))
         self._delivered = max(self._delivered, reader.index)
         if finished is not None:
-            tail = self._tokens.tail_delta() if self._end is None else None
+            tail = self._text.tail_delta() if self._end is None else None
             events += [GenerateResponse(delta=tail)] if tail is not None else []
             events.append(GenerateResponse(finished=finished))
         return events
 
     def stored(self, finished: Finished) -> StoredAnswer:
         """All of an answer that has ended, as far as a caller may see it."""
-        delta, lengths = self._tokens.whole(self._spec.with_logprobs, self._end)
+        delta, lengths = self._text.whole(self._spec.with_logprobs, self._end)
         self._add_resume_token(delta)
         replaced = [
             ReplacedModel(model=model, prompt_tokens=prompt_tokens)
@@ -219,6 +219,6 @@ class Delivery:
         """Every delta ends where the answer ends so far, so the token never has to go back."""
         if self._resume_token is not None:
             end = delta.index + len(delta.token_ids)
-            new = self._tokens.token_ids[self._proven : end]
+            new = self._text.visible_ids[self._proven : end]
             delta.resume_token = self._resume_token.after(new)
             self._proven = end

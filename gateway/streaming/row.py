@@ -85,9 +85,7 @@ class Row:
 
     def settle(self, window: Window, findings: Sequence[Finding]) -> None:
         """Token classifiers have read ``window``."""
-        was_closed = self.transcript.closed
-        self.transcript.settle(window, findings)
-        self.stopped |= self.transcript.closed and not was_closed
+        self.stopped |= self.transcript.settle(window, findings)
 
     @property
     def completion_tokens(self) -> int:
@@ -118,7 +116,7 @@ class Row:
         """Why the answer is complete, or why there is none; None while the row goes on."""
         if self.stopped:
             return FINISH_REASON_STOP_SEQUENCE
-        if self.transcript.visible.contradicted:
+        if self.transcript.contradicted:
             return contradiction()
         if self.final is None:
             return None

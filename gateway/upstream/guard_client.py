@@ -319,7 +319,7 @@ def _sampling(family: Family, model: ServedModel) -> Sampling:
 
 
 def _said(transcript: Transcript) -> Said:
-    delta = transcript.visible.delta(0, with_logprobs=True)
+    delta = transcript.delta(0, with_logprobs=True)
     if delta is None:
         return Said("")
     tokens = [

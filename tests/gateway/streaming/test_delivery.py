@@ -242,7 +242,7 @@ def test_a_caller_behind_the_end_gets_the_end() -> None:
 
 def test_text_that_no_token_released_comes_with_the_end() -> None:
     first = attempt("abc")
-    first.transcript.visible.tail = "!"
+    first.transcript.tail = "!"
     made = delivery(first)
     reader = reader_of(made)
     read(made, reader)

@@ -83,7 +83,7 @@ def filled(policy: str, tokens: list[int], *stops: str, truncated: bool = False)
 
 
 def text_of(made: Transcript, start: int = 0) -> str:
-    delta, tail = made.visible.delta(start, False), made.visible.tail_delta()
+    delta, tail = made.delta(start, False), made.tail_delta()
     return (delta.text if delta else "") + (tail.text if tail else "")
 
 
@@ -95,7 +95,7 @@ def sample(rng: random.Random) -> str:
 def shown_spans(made: Transcript, tokens: list[int]) -> list[tuple[int, int]]:
     """Byte offsets of the tokens whose ids a caller sees; every character of a token stands for one byte."""
     spans, at = [], 0
-    for token, shown in zip(tokens, made.visible.token_ids, strict=False):
+    for token, shown in zip(tokens, made.visible_ids, strict=False):
         word = TOKENIZER.id_to_token(token)
         assert word is not None
         if shown is not None:
@@ -115,9 +115,9 @@ def test_the_shown_text_is_the_decision_about_the_whole_text(policy: str, seed: 
     for token in tokens:
         if made.closed:
             break
-        start = len(made.visible.token_ids)
+        start = len(made.visible_ids)
         made.append(token)
-        delta = made.visible.delta(start, False)
+        delta = made.delta(start, False)
         shown += delta.text if delta else ""
         assert expected.text.startswith(shown)
     made.close()
@@ -131,12 +131,12 @@ def test_ids_and_logprobs_reveal_no_hidden_character(seed: int) -> None:
     text = sample(rng)
     tokens = token_ids(text, rng)
     made = filled("redact", tokens)
-    assert len(made.visible.token_ids) == len(tokens)
+    assert len(made.visible_ids) == len(tokens)
     edits = rules("redact").review(text).edits
     hidden = [(len(text[: e.start].encode()), len(text[: e.end].encode())) for e in edits]
     for start, end in shown_spans(made, tokens):
         assert not any(start < last and end > first for first, last in hidden)
-    delta = made.visible.delta(0, True)
+    delta = made.delta(0, True)
     assert delta is not None
     for shown, logprobs in zip(tokens_of(delta, delta.index), delta.logprobs, strict=True):
         if shown is None:
@@ -170,19 +170,19 @@ def test_a_client_that_reconnects_anywhere_has_the_whole_answer_once(
             if count >= len(known) and rng.random() < 0.4:
                 text, index = (
                     text + read(made, exchange, index),
-                    max(index, len(made.visible.token_ids)),
+                    max(index, len(made.visible_ids)),
                 )
         if last:
             made.close()
             text += read(made, exchange, index)
-            if tail := made.visible.tail_delta():
+            if tail := made.tail_delta():
                 text += told(exchange, tail)
-        assert not made.visible.contradicted
+        assert not made.contradicted
     assert text == text_of(whole)
 
 
 def read(made: Transcript, exchange: ResumableAnswer, index: int) -> str:
-    delta = made.visible.delta(index, False)
+    delta = made.delta(index, False)
     return told(exchange, delta) if delta is not None else ""
 
 
@@ -197,21 +197,21 @@ def test_nothing_waits_where_nothing_is_pending() -> None:
         for token in ids(word):
             made.append(token)
         assert text_of(made).endswith(word)
-        assert len(made.visible.token_ids) == len(made.token_ids)
+        assert len(made.visible_ids) == len(made.token_ids)
 
 
 def test_the_rest_of_an_answer_cut_in_a_secret_is_hidden() -> None:
     made = filled("redact", ids(f"the key is {KEY[:-2]}"), truncated=True)
     assert text_of(made) == "the key is AKIA"
-    assert made.visible.token_ids[-1] is None
-    assert made.visible.token_ids[0] is not None
+    assert made.visible_ids[-1] is None
+    assert made.visible_ids[0] is not None
 
 
 def test_a_block_ends_the_answer_with_the_rules_alone() -> None:
     made = filled("block", ids(f"mail {MAIL}, key {KEY}, and more"))
     assert text_of(made) == "mail <EMAIL_1>, key "
     assert made.blocked == ("secret.aws_access_key",)
-    assert made.token_ids[-1] not in made.visible.token_ids
+    assert made.token_ids[-1] not in made.visible_ids
     assert len(made.token_ids) < len(ids(f"mail {MAIL}, key {KEY}, and more"))
 
 
@@ -236,31 +236,31 @@ def test_incomplete_characters_wait_with_their_ids() -> None:
     tokens = ids("é")
     made = transcript("redact")
     made.append(tokens[0])
-    assert made.visible.delta(0, False) is None
+    assert made.delta(0, False) is None
     made.append(tokens[1])
     made.close()
     assert text_of(made) == "é"
-    assert made.visible.token_ids == tokens
+    assert made.visible_ids == tokens
 
 
 def test_placeholders_are_restored_in_text_only() -> None:
     tokens = ids("write <EMAIL_1> now")
     made = filled("restore", tokens)
     assert text_of(made) == "write me@home.org now"
-    assert made.visible.token_ids == tokens
+    assert made.visible_ids == tokens
 
 
 def test_a_resume_under_another_policy_is_refused() -> None:
     tokens = ids(f"mail {MAIL} now, please")
-    held = filled("default", tokens).visible.token_ids
+    held = filled("default", tokens).visible_ids
     made = transcript("redact", held=held)
     for token in tokens:
         made.append(token)
     made.close()
-    assert made.visible.contradicted
+    assert made.contradicted
     shorter = transcript("redact", held=[*held, 1])
     shorter.close()
-    assert shorter.visible.contradicted
+    assert shorter.contradicted
 
 
 def test_a_token_of_another_server_is_shown_whole_or_not_at_all() -> None:
@@ -273,7 +273,7 @@ def test_a_token_of_another_server_is_shown_whole_or_not_at_all() -> None:
         alternatives = {"top_texts": [text, "x"], "top_logprobs": [-1.0, -2.0]}
         made.append(last, Logprobs(text=text, logprob=-1.0, **alternatives))
     made.close()
-    delta = made.visible.delta(0, True)
+    delta = made.delta(0, True)
     assert delta is not None
     assert text_of(made) == "Ask <AWS_ACCESS_KEY_1> no more."
     assert [(one.text, one.logprob) for one in delta.logprobs if one.text] == [

@@ -34,7 +34,7 @@ def filled(token_ids: list[int], *stops: str) -> Transcript:
 
 
 def text_from(made: Transcript, start: int) -> str:
-    delta, tail = made.visible.delta(start, False), made.visible.tail_delta()
+    delta, tail = made.delta(start, False), made.tail_delta()
     return (delta.text if delta else "") + (tail.text if tail else "")
 
 
@@ -51,12 +51,12 @@ def test_no_delta_ends_inside_a_character(text: str, data: st.DataObject) -> Non
     for token_id in token_ids:
         start = len(made.token_ids)
         made.append(token_id)
-        delta = made.visible.delta(start, False)
+        delta = made.delta(start, False)
         assert delta is not None
         assert "�" not in delta.text or "�" in text
         shown += delta.text
     made.close()
-    tail = made.visible.tail_delta()
+    tail = made.tail_delta()
     assert shown + (tail.text if tail else "") == text
 
 
@@ -78,7 +78,7 @@ def test_every_starting_point_continues_exactly(text: str, data: st.DataObject) 
     for token_id in made.token_ids[:held]:
         before.append(token_id)
     if held:
-        delta = before.visible.delta(0, False)
+        delta = before.delta(0, False)
         assert delta is not None
         shown = delta.text
     assert shown + text_from(made, held) == text_from(made, 0)
@@ -88,11 +88,11 @@ def test_bytes_that_are_no_character_are_shown_at_the_end() -> None:
     token_id = ids("é")[0]
     made = transcript()
     made.append(token_id)
-    delta = made.visible.delta(0, False)
+    delta = made.delta(0, False)
     assert delta is not None
     assert delta.text == ""
     made.close()
-    tail = made.visible.tail_delta()
+    tail = made.tail_delta()
     assert tail is not None
     assert tail.text == "�"
     assert not tail.token_ids
@@ -100,7 +100,7 @@ def test_bytes_that_are_no_character_are_shown_at_the_end() -> None:
 
 def test_a_stop_token_is_reported_without_text() -> None:
     made = filled([*ids("hello"), END_ID])
-    delta = made.visible.delta(0, False)
+    delta = made.delta(0, False)
     assert delta is not None
     assert delta.text == "hello"
     assert delta.token_ids[-1] == END_ID
@@ -119,17 +119,17 @@ def with_logprobs(alternatives: int | None) -> Transcript:
 
 def test_logprobs_carry_the_text_of_the_alternatives() -> None:
     made, (token_id,) = with_logprobs(2), ids("hello")[:1]
-    delta = made.visible.delta(0, True)
+    delta = made.delta(0, True)
     assert delta is not None
     (entry,) = delta.logprobs
     assert entry.logprob == pytest.approx(-0.5)
     assert [top.text for top in entry.top] == [TOKENS.token_text(token_id), END]
-    without = made.visible.delta(0, False)
+    without = made.delta(0, False)
     assert without is not None
     assert not without.logprobs
 
 
 def test_logprobs_that_the_caller_does_not_want_are_not_kept() -> None:
-    delta = with_logprobs(None).visible.delta(0, True)
+    delta = with_logprobs(None).delta(0, True)
     assert delta is not None
     assert list(delta.logprobs) == [TokenLogprobs()]
