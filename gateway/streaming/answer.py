@@ -220,31 +220,27 @@ class Answer(RowResult):
         # A reader is not to blame for tokens that it may not see yet.
         before = 0 if self.hidden else len(row.transcript.visible_ids)
         accepted = row.accept(frame, now)
-        self._note_arrival(accepted, now)
-        if self._in_doubt(accepted, now):
-            self._escalate()
-            return
-        if accepted.token_ids and not self.hidden:
-            self._note_shown(now)
-        if self._end_with_row(now):
-            self._dispatch.release(row.row_id, row.final)
-        elif accepted.gap:
-            self._dispatch.ask(row.row_id)
-        if self.row_ended:
-            return
-        if self.guards is not None and not self.holding:
-            self.guards.check_answer(self, ended=False)
-        too_slow = None if self.hidden else self.delivery.show_since(before)
-        if too_slow is not None:
-            self.fail(too_slow)
-
-    def _note_arrival(self, accepted: AcceptedFrame, now: float) -> None:
         if self.first_frame_at is None:
             self.first_frame_at = now
         if accepted.token_ids and self.state is not StreamState.STREAMING:
             self._move(StreamState.STREAMING)
         if accepted.recovered:
             self.delivery.notify(_RECOVERED)
+        if self._cascade is not None and self._in_doubt(self._cascade, accepted, now):
+            self._escalate(self._cascade)
+            return
+        if accepted.token_ids and self.first_token_at is None and not self.hidden:
+            self._note_shown(now)
+        if self._end_with_row(now):
+            self._dispatch.release(row.row_id, row.final)
+            return
+        if accepted.gap:
+            self._dispatch.ask(row.row_id)
+        if self.guards is not None and not self.holding:
+            self.guards.check_answer(self, ended=False)
+        too_slow = None if self.hidden else self.delivery.show_since(before)
+        if too_slow is not None:
+            self.fail(too_slow)
 
     def _end_with_row(self, now: float) -> bool:
         """Ends the answer when the current row has ended; whether it did."""
@@ -261,10 +257,10 @@ class Answer(RowResult):
         """The current answer stays."""
         self._cascade, self.holding = None, False
 
-    def _in_doubt(self, accepted: AcceptedFrame, now: float) -> bool:
+    def _in_doubt(self, cascade: SecondModel, accepted: AcceptedFrame, now: float) -> bool:
         """Whether the second model shall answer, now that ``accepted`` arrived; commits where that is decided."""
-        cascade, row = self._cascade, self.current
-        if cascade is None or row.transcript.contradicted or row.transcript.blocked:
+        row = self.current
+        if row.transcript.contradicted or row.transcript.blocked:
             return False
         decision = cascade.push(accepted.logprobs)
         reason = None if accepted.final is None else finish_reason_of(accepted.final.end)
@@ -284,10 +280,9 @@ class Answer(RowResult):
             self.commit()
         return False
 
-    def _escalate(self) -> None:
+    def _escalate(self, cascade: SecondModel) -> None:
         """The second model answers from now on, with a row that starts now."""
-        cascade, previous = self._cascade, self.current
-        assert cascade is not None, "it is in doubt"
+        previous = self.current
         self._dispatch.release(previous.row_id, previous.final)
         self._switch_to(cascade.start(previous.transcript.text))
 

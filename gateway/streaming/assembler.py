@@ -76,15 +76,6 @@ class Assembler:
         self.has_frames = True
         if frame.start_index > self.next_index:
             return AcceptedFrame(gap=self._request(now), recovered=recovered)
-        return self._append(frame, recovered, now)
-
-    def _note_recovery(self, attempt: int, now: float) -> None:
-        self.recoveries += 1
-        self.recovered_task = task_attempt(attempt) > task_attempt(self._from_attempt)
-        gap_s = now - max(self.last_token_at, self.sent_at)
-        self.recovered_gap_s = max(self.recovered_gap_s, gap_s)
-
-    def _append(self, frame: Frame, recovered: bool, now: float) -> AcceptedFrame:
         known = self.next_index - frame.start_index
         token_ids = frame.token_ids[known:]
         if frame.final.values:
@@ -94,6 +85,12 @@ class Assembler:
             self._requested_at, self.last_token_at = None, now
         final = frame.final if frame.HasField("final") else None
         return AcceptedFrame(token_ids, frame.logprobs[known:], final, False, recovered)
+
+    def _note_recovery(self, attempt: int, now: float) -> None:
+        self.recoveries += 1
+        self.recovered_task = task_attempt(attempt) > task_attempt(self._from_attempt)
+        gap_s = now - max(self.last_token_at, self.sent_at)
+        self.recovered_gap_s = max(self.recovered_gap_s, gap_s)
 
     def _request(self, now: float) -> bool:
         if self._requested_at is not None and now - self._requested_at < self._stall_s:

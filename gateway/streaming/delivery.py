@@ -41,13 +41,10 @@ class Reader:
         self._limit = limit
         self._burst = 0
 
-    def grew(self, before: int, total: int) -> None:
-        """The answer grew from ``before`` to ``total`` tokens in one arrival."""
+    def grew(self, before: int, total: int) -> bool:
+        """The answer grew from ``before`` to ``total`` tokens in one arrival; whether more than the limit is unread."""
         if self.index >= before:
             self._burst = total - before
-
-    def is_too_slow(self, total: int) -> bool:
-        """Whether more than the limit is unread."""
         return total - self.index - self._burst > self._limit
 
     def displace(self, error: SluiceError) -> None:
@@ -151,8 +148,7 @@ class Delivery:
         total, reader = len(self._text.visible_ids), self.reader
         if reader is None:
             return None
-        reader.grew(before, total)
-        if not reader.is_too_slow(total):
+        if not reader.grew(before, total):
             reader.wake()
             return None
         unread = total - reader.index

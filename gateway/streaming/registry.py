@@ -164,7 +164,9 @@ class Registry:
                 self.published(ref.request_id)
         dispatch.unknown(batcher, bundle.unknown, now)
         for frame in bundle.frames:
-            if self._is_urgent(frame.request_id):
+            # A person waits for such a row's tokens; its other rows, which only count, keep their order.
+            result = self._rows.get(frame.request_id)
+            if result is not None and result.spec.priority_class == URGENT_CLASS:
                 self._take_frame(batcher, frame, now)
             else:
                 self._later.append((batcher, frame))
@@ -175,11 +177,6 @@ class Registry:
         for _ in range(min(FRAMES_AT_A_TIME, len(self._later))):
             self._take_frame(*self._later.popleft(), now)
         return bool(self._later)
-
-    def _is_urgent(self, row_id: str) -> bool:
-        """Whether a person waits for the row's stream; its other rows, which only count, keep their order."""
-        result = self._rows.get(row_id)
-        return result is not None and result.spec.priority_class == URGENT_CLASS
 
     def _take_frame(self, batcher: str, frame: Frame, now: float) -> None:
         row_id, dispatch = frame.request_id, self.dispatch

@@ -162,8 +162,14 @@ class Row:
 
     def accept(self, frame: frame_pb2.Frame, now: float) -> AcceptedFrame:
         """Adds what is new in ``frame``."""
-        accepted = self.assembler.accept(frame, now)
-        self._append(accepted)
+        accepted, transcript = self.assembler.accept(frame, now), self.transcript
+        was_closed, logprobs = transcript.closed, accepted.logprobs
+        for position, token_id in enumerate(accepted.token_ids):
+            if transcript.closed:
+                break
+            known = position < len(logprobs)
+            transcript.append(token_id, logprobs[position] if known else None)
+        self.stopped |= transcript.closed and not was_closed
         if accepted.final is not None:
             self.final = accepted.final
         return accepted
@@ -178,16 +184,6 @@ class Row:
             return FINISH_REASON_CONTENT_FILTER
         stopped = reason == FINISH_REASON_STOP and self.stop_token_id is not None
         return FINISH_REASON_STOP_SEQUENCE if stopped else reason
-
-    def _append(self, accepted: AcceptedFrame) -> None:
-        transcript = self.transcript
-        was_closed = transcript.closed
-        for position, token_id in enumerate(accepted.token_ids):
-            if transcript.closed:
-                break
-            known = position < len(accepted.logprobs)
-            transcript.append(token_id, accepted.logprobs[position] if known else None)
-        self.stopped |= transcript.closed and not was_closed
 
 
 def finish_reason_of(end: "frame_pb2.RowEnd.ValueType") -> "FinishReason.ValueType | None":

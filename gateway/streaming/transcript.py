@@ -183,7 +183,7 @@ class Transcript:
 
     def _close_if_stopped(self) -> bool:
         """Closes the answer when a stop string or the filter has ended it."""
-        if self.stop is None and (self._output is None or not self._output.stopped):
+        if self._matcher.found is None and (self._output is None or not self._output.stopped):
             return False
         self.close(truncated=True)
         return True
