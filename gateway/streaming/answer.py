@@ -380,13 +380,13 @@ class Answer(RowResult):
         if not self.delivery.withheld_by:
             self._note_shown(now)
         self.finished, self.finished_at = self._finished_event(reason, row, now), now
+        self.delivery.wake()  # before what is recorded and learned at the end
         self._end(StreamState.FINISHED, reason=reason)
-        self.delivery.wake()
 
     def _fail(self, error: SluiceError) -> None:
         self.commit()
-        self._end(StreamState.FAILED, error=error)
         self.delivery.stop(error)
+        self._end(StreamState.FAILED, error=error)
 
     def _note_shown(self, now: float) -> None:
         if self.first_token_at is None and self.current.transcript.visible_ids:
