@@ -8,8 +8,8 @@ from gateway.safety.custom import custom_rule
 from gateway.safety.guards.checks import EntityGuard, Guard
 from gateway.safety.guards.entities import EntityTags
 from gateway.safety.guards.families import family_of
+from gateway.safety.output.automaton import watched_rules
 from gateway.safety.output.filter import OutputRules, output_rules
-from gateway.safety.output.watched import watched_rules
 from gateway.safety.policy import Policies, Policy
 from gateway.safety.rules.defaults import default_rules
 from gateway.safety.rules.lexicon import ListKind, PhraseList

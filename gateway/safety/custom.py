@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gateway.safety.findings import Severity
-from gateway.safety.output.automaton import Automaton
-from gateway.safety.output.watched import watched_rules
+from gateway.safety.output.automaton import Automaton, watched_rules
 from gateway.safety.patterns import PatternError, width_of
 from gateway.safety.rules.limits import TextLimits
 from gateway.safety.rules.ruleset import RuleSet

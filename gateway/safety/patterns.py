@@ -6,7 +6,7 @@ repeats, greedy and lazy, of up to `REPEAT_MAX`. Refused, with the position: bac
 groups, conditions and possessive repeats. So every match takes linear time.
 
 The tree has two uses: `width_of` computes the longest possible match, which the output filter may have to hold back,
-and `gateway.safety.output.positions` builds from it the automaton that follows an answer character by character.
+and `gateway.safety.output.automaton` builds from it the automaton that follows an answer character by character.
 """
 
 import re

@@ -1,7 +1,17 @@
-"""Streaming automaton: follows all patterns through a text at once and tells what can still become a match.
+"""The automaton of a streamed answer: follows all patterns at once and tells what can still become a match.
+
+Patterns are matched on a view of the text: no invisible characters, look-alikes of ASCII as ASCII. Full-width and
+mathematical letters, digits of every script and the many dashes become ASCII. Each character is mapped by itself, so
+that a stream and a whole text read alike: it is left out, becomes one ASCII character, or stays.
+
+A pattern becomes Glushkov's automaton: one position for each of its characters, and which positions may follow each.
+Every path through the positions spells a text that the pattern may match. Counted repeats are written out; where that
+would take too many positions the repeat has no upper bound instead, so the automaton follows more texts than the
+pattern matches, never fewer. Word lists of tens of thousands of entries are sorted; a node of the word tree is the
+range of words that begin with the characters read so far, and is built on first use.
 
 The state holds, from the oldest start to the youngest, how far the patterns that began there have come (a bit for each
-position of `positions`, nodes of `WordList`). Where two starts have come equally far, only the older one is kept:
+position, nodes of `WordList`). Where two starts have come equally far, only the older one is kept:
 the text that it holds back includes the younger one's. A required prefix that is not part of a finding (a head, such as
 ``password=``) is followed without a start and holds nothing back. States and edges are made when they are first
 needed and kept, so a character that was seen before in a state costs one look-up.
@@ -9,15 +19,459 @@ needed and kept, so a character that was seen before in a state costs one look-u
 `Automaton` is shared by all answers of a policy; `StreamWatch` follows one answer.
 """
 
+import sys
+import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import zip_longest
-from typing import Final
+from typing import Final, Literal, Protocol
 
-from gateway.safety.output.positions import Positions, When, positions_of
-from gateway.safety.output.view import seen_as
-from gateway.safety.output.watched import UNBOUNDED, WatchedRule, WordList, WordNode
-from gateway.safety.patterns import Assertion, CharSet, PatternError, cases, is_ascii_word
-from gateway.safety.rules.spec import RuleError
+from typing_extensions import override
+
+from gateway.safety.findings import Finding
+from gateway.safety.patterns import (
+    PATTERNS_KEPT,
+    Alternation,
+    Assertion,
+    Char,
+    CharSet,
+    Concat,
+    Node,
+    PatternError,
+    Repeat,
+    Zero,
+    cases,
+    is_ascii_word,
+    parse,
+)
+from gateway.safety.rules.spec import LOOKAHEAD, LOOKBEHIND, RuleError, RuleSpec
+
+_INVISIBLE: Final = (
+    ("\u00ad", "\u00ad"),  # soft hyphen
+    ("\u034f", "\u034f"),  # combining grapheme joiner
+    ("\u061c", "\u061c"),  # Arabic letter mark
+    ("\u115f", "\u1160"),  # Hangul fillers
+    ("\u17b4", "\u17b5"),  # Khmer inherent vowels
+    ("\u180b", "\u180f"),  # Mongolian variation selectors and vowel separator
+    ("\u200b", "\u200f"),  # zero-width space, non-joiner, joiner, direction marks
+    ("\u202a", "\u202e"),  # bidi embeddings and overrides
+    ("\u2060", "\u206f"),  # word joiner, invisible operators, isolates
+    ("\u3164", "\u3164"),  # Hangul filler
+    ("\ufe00", "\ufe0f"),  # variation selectors
+    ("\ufeff", "\ufeff"),  # byte order mark
+    ("\uffa0", "\uffa0"),  # half-width Hangul filler
+    ("\U000e0000", "\U000e0fff"),  # tags, variation selectors supplement
+)
+_DASHES: Final = frozenset("\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\uff0d")
+_STARTS: Final = tuple(first for first, _ in _INVISIBLE)
+
+
+class Scanner(Protocol):
+    """Finds matches of rules. The result at an offset depends only on the text near it."""
+
+    def scan(self, text: str) -> Sequence[Finding]:
+        """All findings in ``text``."""
+
+
+@lru_cache(maxsize=65536)
+def seen_as(char: str) -> str:
+    """What ``char`` is in the view: one character, or nothing for an invisible one."""
+    if char.isascii():
+        return char
+    index = bisect_right(_STARTS, char) - 1
+    if index >= 0 and char <= _INVISIBLE[index][1]:
+        return ""
+    if char.isdecimal():
+        return str(unicodedata.decimal(char))
+    if char in _DASHES:
+        return "-"
+    plain = unicodedata.normalize("NFKC", char)
+    return plain if len(plain) == 1 and plain.isascii() else char
+
+
+def view(text: str) -> tuple[str, Sequence[int]]:
+    """``text`` in the view, and for each character of the view its offset in ``text``."""
+    if text.isascii():
+        return text, range(len(text))
+    kept = [(index, plain) for index, char in enumerate(text) if (plain := seen_as(char))]
+    return "".join(plain for _, plain in kept), [index for index, _ in kept]
+
+
+def after_seen(text: str, at: int, chars: int) -> int:
+    """The offset ``chars`` characters of the view behind ``at``, or the end of ``text``."""
+    if text[at : at + chars].isascii():
+        return min(at + chars, len(text))
+    while chars > 0 and at < len(text):
+        chars -= bool(seen_as(text[at]))
+        at += 1
+    return at
+
+
+def before_seen(text: str, chars: int) -> int:
+    """The offset ``chars`` characters of the view before the end of ``text``, or 0."""
+    at = len(text)
+    if chars >= at:
+        return 0
+    while chars > 0 and at > 0:
+        at -= 1
+        chars -= bool(seen_as(text[at]))
+    return at
+
+
+class ViewScanner(Scanner):
+    """A scanner that looks at the view and reports spans of the text itself."""
+
+    def __init__(self, scanner: Scanner) -> None:
+        self._scanner = scanner
+
+    @override
+    def scan(self, text: str) -> list[Finding]:
+        plain, offsets = view(text)
+        found = self._scanner.scan(plain)
+        if plain is text:
+            return list(found)
+        return [
+            replace(f, start=offsets[f.start], end=offsets[f.end - 1] + 1)
+            for f in found
+            if f.end > f.start
+        ]
+
+
+UNBOUNDED: Final = sys.maxsize
+
+
+@dataclass(frozen=True)
+class WatchedRule:
+    """A rule as the filter must know it.
+
+    Attributes:
+        id: its name.
+        patterns: regular expressions in RE2's syntax; together they match all that the rule can find, and more is no
+            harm.
+        max_match_chars: no match is longer; None where there is no bound.
+        context_before: characters before a match that decide about it.
+        context_after: characters behind it that decide about it.
+        heads: for each pattern its beginning that no finding holds, or nothing; at most ``context_before`` characters.
+    """
+
+    id: str
+    patterns: tuple[str, ...]
+    max_match_chars: int | None = None
+    context_before: int = 0
+    context_after: int = 0
+    heads: tuple[str, ...] = ()
+
+
+def watched_rules(specs: Iterable[RuleSpec]) -> tuple[WatchedRule, ...]:
+    """``specs`` as the stream follows them."""
+    return tuple(
+        WatchedRule(
+            spec.id,
+            tuple(form.stream or form.pattern for form in spec.forms),
+            max_match_chars=spec.max_length,
+            context_before=spec.context_chars + LOOKBEHIND,
+            context_after=LOOKAHEAD,
+            heads=tuple(form.head for form in spec.forms),
+        )
+        for spec in specs
+    )
+
+
+def folded(char: str) -> str:
+    """``char`` in lower case where that is one character; the final sigma is a sigma."""
+    lower = char.lower()
+    return "σ" if lower == "ς" else lower if len(lower) == 1 else char
+
+
+class WordNode:
+    """The words that begin with the same characters.
+
+    Attributes:
+        complete: the characters are a word.
+    """
+
+    __slots__ = ("_children", "_depth", "_high", "_low", "_words", "complete")
+
+    def __init__(self, words: list[str], low: int, high: int, depth: int) -> None:
+        self._words, self._low, self._high, self._depth = words, low, high, depth
+        self._children: dict[str, WordNode | None] = {}
+        self.complete = low < high and len(words[low]) == depth
+
+    def child(self, char: str) -> "WordNode | None":
+        """The words that go on with ``char``; None when there are none."""
+        char = folded(char)
+        if char not in self._children:
+            self._children[char] = self._find(char)
+        return self._children[char]
+
+    def _find(self, char: str) -> "WordNode | None":
+        read = self._words[self._low][: self._depth] + char
+        low = bisect_left(self._words, read, self._low, self._high)
+        if low == self._high or not self._words[low].startswith(read):
+            return None
+        high = bisect_left(self._words, read + "\U0010ffff", low, self._high)
+        return WordNode(self._words, low, high, self._depth + 1)
+
+
+class WordList:
+    """Words in any case; one that is part of a longer word does not count.
+
+    Attributes:
+        longest: characters of the longest word.
+    """
+
+    def __init__(self, words: Iterable[str]) -> None:
+        sorted_words = sorted({_plain(word) for word in words} - {""})
+        self.longest = max(map(len, sorted_words), default=0)
+        self.root = WordNode(sorted_words, 0, len(sorted_words), 0) if sorted_words else None
+
+    def begin(self, char: str, before_is_word: bool) -> WordNode | None:
+        """The words that can begin with ``char``."""
+        if self.root is None or (before_is_word and is_ascii_word(char)):
+            return None
+        return self.root.child(char)
+
+
+def _plain(word: str) -> str:
+    return "".join(folded(plain) for char in word if (plain := seen_as(char)))
+
+
+When = Assertion | None
+"""The assertion that must hold between two positions; None: no assertion."""
+Empty = When | Literal[False]
+"""Where a part can match nothing; False: nowhere."""
+
+REPEAT_POSITIONS_MAX: Final = 600
+"""Positions that one counted repeat may take."""
+PATTERN_POSITIONS_MAX: Final = 6000
+_SAMPLE: Final = (*map(chr, range(128)), "é", "中", "١", "\u2028", "😀")
+
+
+@dataclass
+class Part:
+    """What the automaton must know of a part of a pattern.
+
+    Attributes:
+        empty: where it can match nothing.
+        first: positions that can begin it.
+        last: positions that can end it.
+    """
+
+    empty: Empty
+    first: dict[int, When] = field(default_factory=dict)
+    last: dict[int, When] = field(default_factory=dict)
+
+
+@dataclass
+class Positions:
+    """All positions of one pattern.
+
+    Attributes:
+        chars: the set of each position.
+        follow: what may come behind each position.
+        whole: the pattern as one part.
+        finished_by_end: positions of the lazy repeat that is over once the pattern has matched.
+    """
+
+    chars: list[CharSet] = field(default_factory=list)
+    follow: list[dict[int, When]] = field(default_factory=list)
+    whole: Part = field(default_factory=lambda: Part(None))
+    finished_by_end: frozenset[int] = frozenset()
+
+
+@lru_cache(PATTERNS_KEPT)
+def positions_of(pattern: str) -> Positions:
+    """The automaton of ``pattern``, shared by all who ask.
+
+    Raises:
+        PatternError: it cannot be followed, is too large, or matches nothing at all.
+    """
+    built = _Builder()
+    built.positions.whole = built.top(parse(pattern))
+    if built.positions.whole.empty is not False:
+        raise PatternError("the pattern matches the empty text")
+    return built.positions
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self.positions = Positions()
+
+    def top(self, node: Node) -> Part:
+        """The part of the whole pattern; notes the lazy repeats on the way."""
+        if isinstance(node, Alternation):
+            return self._either([self.top(option) for option in node.options])
+        parts = node.parts if isinstance(node, Concat) else (node,)
+        lazy = _ends_lazily(parts)
+        if lazy is None:
+            return self.part(node)
+        head = self._joined([self.part(part) for part in parts[:lazy]])
+        start = len(self.positions.chars)
+        unique = self._ends_once(head)
+        loop = self.part(parts[lazy])
+        if unique:
+            self.positions.finished_by_end |= set(range(start, len(self.positions.chars)))
+        tail = [self.part(part) for part in parts[lazy + 1 :]]
+        return self._joined([head, loop, *tail])
+
+    def part(self, node: Node) -> Part:
+        if isinstance(node, Char):
+            return self._char(node.chars)
+        if isinstance(node, Zero):
+            return Part(node.assertion)
+        if isinstance(node, Concat):
+            return self._joined([self.part(part) for part in node.parts])
+        if isinstance(node, Alternation):
+            return self._either([self.part(option) for option in node.options])
+        return self._repeated(node)
+
+    def _char(self, chars: CharSet) -> Part:
+        position = len(self.positions.chars)
+        if position >= PATTERN_POSITIONS_MAX:
+            raise PatternError(f"more than {PATTERN_POSITIONS_MAX} characters when written out")
+        self.positions.chars.append(chars)
+        self.positions.follow.append({})
+        return Part(False, {position: None}, {position: None})
+
+    def _joined(self, parts: Sequence[Part]) -> Part:
+        whole = Part(None)
+        for part in parts:
+            whole = self._pair(whole, part)
+        return whole
+
+    def _pair(self, left: Part, right: Part) -> Part:
+        self._connect(left.last, right.first)
+        first, last = dict(left.first), dict(right.last)
+        if left.empty is not False:
+            _merge_links(first, _under(right.first, left.empty))
+        if right.empty is not False:
+            _merge_links(last, _under(left.last, right.empty))
+        return Part(_both_empty(left.empty, right.empty), first, last)
+
+    def _either(self, options: Sequence[Part]) -> Part:
+        whole = Part(False)
+        for option in options:
+            _merge_links(whole.first, option.first)
+            _merge_links(whole.last, option.last)
+            whole.empty = _any_empty(whole.empty, option.empty)
+        return whole
+
+    def _repeated(self, node: Repeat) -> Part:
+        low, high = node.low, node.high
+        size = max(1, _size(node.part))
+        most = max(1, REPEAT_POSITIONS_MAX // size)
+        if low > most or (high is not None and high > most):
+            low, high = min(low, most), None
+        if high is None:
+            return self._at_least(node.part, low)
+        return self._joined(
+            [*(self.part(node.part) for _ in range(low)), self._up_to(node.part, high - low)]
+        )
+
+    def _at_least(self, node: Node, low: int) -> Part:
+        parts = [self.part(node) for _ in range(max(low, 1))]
+        loop = parts[-1]
+        self._connect(loop.last, loop.first)
+        if low == 0:
+            loop.empty = None
+        return self._joined(parts)
+
+    def _up_to(self, node: Node, times: int) -> Part:
+        """``(x(x(x)?)?)?``, which needs fewer links than ``x?x?x?``."""
+        whole = Part(None)
+        for _ in range(times):
+            whole = self._pair(self.part(node), whole)
+            whole.empty = None
+        return whole
+
+    def _connect(self, last: dict[int, When], first: dict[int, When]) -> None:
+        for position, after in last.items():
+            _merge_links(self.positions.follow[position], _under(first, after))
+
+    def _ends_once(self, head: Part) -> bool:
+        """Whether from one start ``head`` can end at one place alone: no match of it begins a longer one."""
+        if head.empty is not False:
+            return not head.first
+        follow, chars = self.positions.follow, self.positions.chars
+        waiting = [(p, q) for p in head.first for q in head.first]
+        seen: set[tuple[int, int]] = set()
+        while waiting:
+            p, q = waiting.pop()
+            if (p, q) in seen or not _overlap(chars[p], chars[q]):
+                continue
+            seen.add((p, q))
+            if p in head.last and follow[q]:
+                return False
+            waiting += [(a, b) for a in follow[p] for b in follow[q]]
+        return True
+
+
+def _size(node: Node) -> int:
+    if isinstance(node, Char):
+        return 1
+    if isinstance(node, Concat):
+        return sum(map(_size, node.parts))
+    if isinstance(node, Alternation):
+        return sum(map(_size, node.options))
+    if isinstance(node, Repeat):
+        times = node.high if node.high is not None else max(node.low, 1)
+        return min(times * _size(node.part), REPEAT_POSITIONS_MAX)
+    return 0
+
+
+def _overlap(left: CharSet, right: CharSet) -> bool:
+    """Whether both may hold the same character. Sets of few characters outside the sample are compared by range."""
+    if any(left.may_hold(char) and right.may_hold(char) for char in _SAMPLE):
+        return True
+    ends = [char for pair in (*left.ranges, *right.ranges) for char in pair]
+    return any(left.may_hold(char) and right.may_hold(char) for char in ends)
+
+
+def _under(parts: dict[int, When], when: When) -> dict[int, When]:
+    """``parts`` with one place more on the way; what cannot be is left out."""
+    joined = {position: _both(own, when) for position, own in parts.items()}
+    return {position: own for position, own in joined.items() if own is not False}
+
+
+def _merge_links(into: dict[int, When], more: dict[int, When]) -> None:
+    for position, when in more.items():
+        into[position] = when if into.get(position, when) == when else None
+
+
+def _both(left: When, right: When) -> Empty:
+    """Both places at once; False for a boundary where there must be none."""
+    if left == right or right is None:
+        return left
+    if left is None or left is Assertion.EDGE:
+        return right
+    return left if right is Assertion.EDGE else False
+
+
+def _both_empty(left: Empty, right: Empty) -> Empty:
+    if left is False or right is False:
+        return False
+    return _both(left, right)
+
+
+def _any_empty(left: Empty, right: Empty) -> Empty:
+    if left is False:
+        return right
+    if right is False:
+        return left
+    return left if left == right else None
+
+
+def _ends_lazily(parts: Sequence[Node]) -> int | None:
+    """Index of the lazy repeat after which a sequence ends as soon as it can, or None."""
+    lazy = [
+        at
+        for at, part in enumerate(parts)
+        if isinstance(part, Repeat) and part.lazy and part.high != 1
+    ]
+    return lazy[-1] if lazy else None
+
 
 STATES_MAX: Final = 20_000
 """States kept; when there are more, all are forgotten and made again as needed."""

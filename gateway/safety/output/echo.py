@@ -9,7 +9,7 @@ import re
 from typing import Final
 
 from gateway.safety.actions import Action
-from gateway.safety.output.watched import UNBOUNDED
+from gateway.safety.output.automaton import UNBOUNDED
 
 RULE: Final = "output.system_echo"
 PLACEHOLDER: Final = "<SYSTEM_PROMPT>"

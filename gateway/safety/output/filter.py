@@ -12,12 +12,10 @@ from typing import Final
 
 from gateway.safety.actions import ALLOW_LIST, Action, Decision, Edit, apply
 from gateway.safety.findings import Finding
-from gateway.safety.output.automaton import Automaton
+from gateway.safety.output.automaton import Automaton, Scanner, ViewScanner, WatchedRule, WordList
 from gateway.safety.output.echo import RULE, EchoGuard, SystemText
 from gateway.safety.output.redactor import HiddenPlaces, Redactor, Rules
 from gateway.safety.output.shapes import ShapeScanner
-from gateway.safety.output.view import Scanner, ViewScanner
-from gateway.safety.output.watched import WatchedRule, WordList
 from gateway.safety.output.windows import Window, Windows
 from gateway.safety.policy import Policy
 from gateway.safety.redaction import Placeholders

@@ -18,9 +18,15 @@ from typing import Final
 
 from gateway.safety.actions import Action, ActionTable, Edit, apply, clusters
 from gateway.safety.findings import Finding
-from gateway.safety.output.automaton import Automaton, StreamWatch
-from gateway.safety.output.view import Scanner, after_seen, before_seen, view
-from gateway.safety.output.watched import UNBOUNDED
+from gateway.safety.output.automaton import (
+    UNBOUNDED,
+    Automaton,
+    Scanner,
+    StreamWatch,
+    after_seen,
+    before_seen,
+    view,
+)
 from gateway.safety.redaction import Placeholders
 
 _CONTEXT_CHARS: Final = 256

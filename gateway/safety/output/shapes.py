@@ -8,8 +8,7 @@ import re2
 from typing_extensions import override
 
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.output.view import Scanner
-from gateway.safety.output.watched import WatchedRule
+from gateway.safety.output.automaton import Scanner, WatchedRule
 
 CANARY: Final = "output.canary"
 IMAGE: Final = "output.markdown_image"

@@ -10,10 +10,8 @@ import re2
 
 from gateway.safety.actions import Action, ActionTable, Choice, Decision, apply
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.output.automaton import Automaton
+from gateway.safety.output.automaton import Automaton, Scanner, ViewScanner, WatchedRule, WordList
 from gateway.safety.output.redactor import Redactor, Rules
-from gateway.safety.output.view import Scanner, ViewScanner
-from gateway.safety.output.watched import WatchedRule, WordList
 from gateway.safety.redaction import Placeholders
 
 Check = Callable[[str, int, int], tuple[int, int] | None]

@@ -6,7 +6,7 @@ python -m tests.gateway.safety.output.splits --rules tests.gateway.safety.output
 from collections.abc import Sequence
 from functools import cache
 
-from gateway.safety.output.watched import WatchedRule, watched_rules
+from gateway.safety.output.automaton import WatchedRule, watched_rules
 from gateway.safety.rules.defaults import default_rules
 from gateway.safety.rules.limits import TextLimits
 from gateway.safety.rules.ruleset import RuleSet

@@ -8,8 +8,7 @@ import pytest
 import re2
 from hypothesis import given
 
-from gateway.safety.output.automaton import Automaton, StreamWatch
-from gateway.safety.output.watched import WatchedRule
+from gateway.safety.output.automaton import Automaton, StreamWatch, WatchedRule
 from gateway.safety.rules.spec import RuleError
 
 PATTERNS = (

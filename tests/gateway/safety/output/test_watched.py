@@ -3,8 +3,13 @@
 from dataclasses import replace
 
 from gateway.safety.findings import Severity
-from gateway.safety.output.automaton import Automaton, StreamWatch
-from gateway.safety.output.watched import WatchedRule, WordList, watched_rules
+from gateway.safety.output.automaton import (
+    Automaton,
+    StreamWatch,
+    WatchedRule,
+    WordList,
+    watched_rules,
+)
 from gateway.safety.rules.defaults import default_rules
 from gateway.safety.rules.spec import Form, RuleSpec
 
