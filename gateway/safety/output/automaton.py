@@ -21,7 +21,7 @@ needed and kept, so a character that was seen before in a state costs one look-u
 
 import sys
 import unicodedata
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -46,26 +46,31 @@ from gateway.safety.patterns import (
     is_ascii_word,
     parse,
 )
+from gateway.safety.rules.lexicon import fold_case
 from gateway.safety.rules.spec import LOOKAHEAD, LOOKBEHIND, RuleError, RuleSpec
+from gateway.safety.text import characters as c
 
-_INVISIBLE: Final = (
-    ("\u00ad", "\u00ad"),  # soft hyphen
-    ("\u034f", "\u034f"),  # combining grapheme joiner
-    ("\u061c", "\u061c"),  # Arabic letter mark
-    ("\u115f", "\u1160"),  # Hangul fillers
-    ("\u17b4", "\u17b5"),  # Khmer inherent vowels
-    ("\u180b", "\u180f"),  # Mongolian variation selectors and vowel separator
-    ("\u200b", "\u200f"),  # zero-width space, non-joiner, joiner, direction marks
-    ("\u202a", "\u202e"),  # bidi embeddings and overrides
-    ("\u2060", "\u206f"),  # word joiner, invisible operators, isolates
-    ("\u3164", "\u3164"),  # Hangul filler
-    ("\ufe00", "\ufe0f"),  # variation selectors
-    ("\ufeff", "\ufeff"),  # byte order mark
-    ("\uffa0", "\uffa0"),  # half-width Hangul filler
-    ("\U000e0000", "\U000e0fff"),  # tags, variation selectors supplement
+_INVISIBLE: Final = frozenset(
+    map(
+        chr,
+        c.members(
+            c.SOFT_HYPHEN
+            + c.GRAPHEME_JOINER
+            + c.BIDI_MARKS
+            + c.HANGUL_FILLERS
+            + "\u17b4\u17b5"  # Khmer inherent vowels
+            + c.MONGOLIAN_CONTROLS
+            + c.JOINERS
+            + c.EMBEDDINGS
+            + "\u2060-\u206f\ufeff"  # word joiner, operators, isolates, byte order mark
+            + c.BLANKS
+            + c.SELECTORS
+            + c.SELECTORS_FAR
+            + c.TAGS
+        ),
+    )
 )
-_DASHES: Final = frozenset("\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\uff0d")
-_STARTS: Final = tuple(first for first, _ in _INVISIBLE)
+_DASHES: Final = frozenset(map(chr, c.members(c.DASHES)))
 
 
 class Scanner(Protocol):
@@ -80,8 +85,7 @@ def seen_as(char: str) -> str:
     """What ``char`` is in the view: one character, or nothing for an invisible one."""
     if char.isascii():
         return char
-    index = bisect_right(_STARTS, char) - 1
-    if index >= 0 and char <= _INVISIBLE[index][1]:
+    if char in _INVISIBLE:
         return ""
     if char.isdecimal():
         return str(unicodedata.decimal(char))
@@ -179,12 +183,6 @@ def watched_rules(specs: Iterable[RuleSpec]) -> tuple[WatchedRule, ...]:
     )
 
 
-def folded(char: str) -> str:
-    """``char`` in lower case where that is one character; the final sigma is a sigma."""
-    lower = char.lower()
-    return "σ" if lower == "ς" else lower if len(lower) == 1 else char
-
-
 class WordNode:
     """The words that begin with the same characters.
 
@@ -201,7 +199,7 @@ class WordNode:
 
     def child(self, char: str) -> "WordNode | None":
         """The words that go on with ``char``; None when there are none."""
-        char = folded(char)
+        char = fold_case(char)
         if char not in self._children:
             self._children[char] = self._find(char)
         return self._children[char]
@@ -235,7 +233,7 @@ class WordList:
 
 
 def _plain(word: str) -> str:
-    return "".join(folded(plain) for char in word if (plain := seen_as(char)))
+    return "".join(fold_case(plain) for char in word if (plain := seen_as(char)))
 
 
 When = Assertion | None

@@ -10,14 +10,12 @@ from typing import Final
 
 from gateway.safety.actions import Action
 from gateway.safety.output.automaton import UNBOUNDED
+from gateway.safety.text.characters import UNSPACED
 
 RULE: Final = "output.system_echo"
 PLACEHOLDER: Final = "<SYSTEM_PROMPT>"
-_ALONE: Final = (
-    r"\u0e00-\u0eff\u1780-\u17ff\u1000-\u109f\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-)
-_WORDS: Final = re.compile(rf"[{_ALONE}]|[^\W_{_ALONE}]+")
-_ONE_ALONE: Final = re.compile(rf"[{_ALONE}]")
+_WORDS: Final = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
+_ONE_ALONE: Final = re.compile(rf"[{UNSPACED}]")
 _WORD_CHARS_MAX: Final = 64
 """Longer words are no part of a repetition."""
 

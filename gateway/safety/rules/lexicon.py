@@ -5,6 +5,7 @@ word; scripts that do not put spaces between words have no such boundary.
 """
 
 import enum
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -13,18 +14,11 @@ from ahocorasick_rs import AhoCorasick
 
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.rules.spec import RuleError, Span
+from gateway.safety.text.characters import UNSPACED
 
 ENTRY_CHARS_MAX: Final = 256
 
-# Han, kana, Thai, Lao, Khmer and Burmese are written without spaces.
-_UNSPACED: Final = (
-    (0x0E00, 0x0EFF),
-    (0x1000, 0x109F),
-    (0x1780, 0x17FF),
-    (0x3040, 0x30FF),
-    (0x3400, 0x9FFF),
-    (0x20000, 0x3FFFF),
-)
+_UNSPACED: Final = re.compile(f"[{UNSPACED}]")
 
 
 class ListKind(enum.Enum):
@@ -106,6 +100,4 @@ def _joined(left: str, right: str) -> bool:
 
 
 def _in_word(char: str) -> bool:
-    return (char.isalnum() or char == "_") and not any(
-        low <= ord(char) <= high for low, high in _UNSPACED
-    )
+    return (char.isalnum() or char == "_") and _UNSPACED.match(char) is None

@@ -6,16 +6,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.safety.findings import Finding, Severity
+from gateway.safety.text.characters import GENERIC_MARKS
 
-MARKS_HINT: Final = (
-    "limit.combining_marks",
-    r"[\x{300}-\x{36f}\x{483}-\x{489}\x{1ab0}-\x{1aff}\x{1dc0}-\x{1dff}\x{20d0}-\x{20ff}\x{fe20}-\x{fe2f}]{8}",
-)
+MARKS_HINT: Final = ("limit.combining_marks", f"[{GENERIC_MARKS}]{{8}}")
 """What the scanner has to look out for on behalf of this module."""
 
-_MARKS: Final = re.compile(
-    r"[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]{8,}"
-)
+_MARKS: Final = re.compile(f"[{GENERIC_MARKS}]{{8,}}")
 _SPACES: Final = " \n\t"
 _PROBE_CHARS: Final = 24
 _STRIDE_CHARS: Final = 256

@@ -27,8 +27,9 @@ from gateway.safety.rules.spec import Form, RuleError, RuleMatch, RuleSpec, Span
 from gateway.safety.rules.stored import compiled as compiled_database
 from gateway.safety.rules.stored import database_of
 from gateway.safety.rules.validators import COSTLY, VALIDATORS
+from gateway.safety.text.characters import DASHES
 
-_TO_FOLD: Final = re.compile(r"[^\D0-9]|[\u2010-\u2015\u2212\ufe58\uff0d]")
+_TO_FOLD: Final = re.compile(rf"[^\D0-9]|[{DASHES}]")
 _BLOCK: Final = 1024
 _ASCII: Final = bytes(range(0x80))
 _CONTINUATION: Final = bytes(range(0x80, 0xC0))

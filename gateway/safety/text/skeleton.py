@@ -27,9 +27,7 @@ _Indices = np.ndarray[tuple[int], np.dtype[np.int64]]
 _LIMIT = 0x20000
 """Characters beyond are ideographs: they look like nothing else."""
 _MIMICS: Final = ("LATIN", "MODIFIER LETTER", "SCRIPT", "DOUBLE-STRUCK", "TURNED", *SCRIPTS)
-_GENERIC_MARKS: Final = frozenset(
-    c.members("\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f")
-)
+_GENERIC_MARKS: Final = frozenset(c.members(c.GENERIC_MARKS))
 _NAMED: Final = (
     "LATIN LETTER SMALL CAPITAL ",
     "NEGATIVE CIRCLED LATIN CAPITAL LETTER ",
