@@ -1,15 +1,16 @@
 """`sluice up`, `down`, `reload`, `status` and `models`: a mesh on this machine, and what any mesh serves."""
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli import failure, options, output
-from sluice.client import Model
+from cli.drift import health_object, line_of
 from sluice.client.channel import CA_VARIABLE
+from sluice.v1.inference_pb2 import Model
 
 if TYPE_CHECKING:
     from supervisor.mesh import Mesh
@@ -111,15 +112,15 @@ def status(state_dir: options.StateDir = None, as_json: options.Json = False) ->
     if not as_json:
         _write_report(report)
     if report.problem:
-        raise failure.CommandFailed("NOT_READY", report.problem, asdict(report))
+        raise failure.CommandFailed("NOT_READY", report.problem, _report_object(report))
     if as_json:
-        output.write_json(asdict(report))
+        output.write_json(_report_object(report))
 
 
 def models(client: options.OperatorClient, as_json: options.Json = False) -> None:
     """List the models of the mesh, and whether each can answer now."""
     listed = client.list_models()
-    described = {"models": [asdict(model) for model in listed]}
+    described = {"models": [*map(output.message_object, listed)]}
     output.show(as_json, described, lambda: _write_models(listed))
 
 
@@ -143,9 +144,15 @@ def _write_started(state: "MeshState", ready_s: float, as_json: bool) -> None:
     )
 
 
-def _write_report(report: "MeshReport") -> None:
-    from cli.drift import line_of
+def _report_object(report: "MeshReport") -> dict[str, Any]:
+    found = {
+        "models": [*map(output.message_object, report.models)],
+        "routers": [*map(health_object, report.routers)],
+    }
+    return {**asdict(replace(report, models=(), routers=())), **found}
 
+
+def _write_report(report: "MeshReport") -> None:
     if report.processes:
         header = ("process", "pid", "alive", "ready", "uptime", "restarts", "port", "metrics")
         output.write_table(header, [_process_row(process) for process in report.processes])

@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final, TextIO
 
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+
 from sluice.client import AnswerStream
 from sluice.client.answer import Answer, AnswerBuilder, Delta, Event
 from sluice.wire.clock import ms_of
+from sluice.wire.enums import word_of
 
 _CONTROL: Final = dict.fromkeys(
     {*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}, "\N{REPLACEMENT CHARACTER}"
@@ -126,7 +129,7 @@ def answer_object(answer: Answer) -> dict[str, Any]:
 
 
 def message_object(message: Any) -> dict[str, Any]:
-    """A message as JSON, its fields by name, those that are not set with their zero."""
+    """A message as JSON, its fields by name, enums as words, those that are not set with their zero."""
     described: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
@@ -136,6 +139,8 @@ def message_object(message: Any) -> dict[str, Any]:
             described[field.name] = [
                 message_object(one) if field.message_type else one for one in value
             ]
+        elif field.enum_type is not None:
+            described[field.name] = word_of(EnumTypeWrapper(field.enum_type), value)
         elif field.message_type is None:
             described[field.name] = value
         elif not message.HasField(field.name):

@@ -1,16 +1,18 @@
 """`sluice safety`: checks a text against the policies of the mesh, and shows the counts of a dry run."""
 
 import sys
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
 from cli import options, output
 from sluice.client.blocking import Client
-from sluice.client.lookups import SafetyCheck
 from sluice.errors import InvalidRequest
+from sluice.v1.safety_pb2 import CheckTextResponse
+
+_MOVE: Final = ("rule", "now", "then", "count")
 
 
 def safety(
@@ -42,25 +44,34 @@ def safety(
         return
     text = _read(what)
     checked = client.check_safety(text, options.labels_of(label))
-    output.show(as_json, asdict(checked), lambda: _show(text, checked))
+    described = output.message_object(checked)
+    output.show(as_json, described, lambda: _show(text, checked, described["findings"]))
 
 
 def _dry_run(client: Client, as_json: bool) -> None:
     counted = client.safety_dry_run()
+    described = output.message_object(counted)
+    del described["gateways"]
+    for move in described["moves"]:
+        for side in ("now", "then"):
+            move[side] = move[side].replace("unspecified", "none")
     if as_json:
-        output.write_json(asdict(counted))
+        output.write_json(described)
         return
     if counted.moves:
-        rows = [(move.rule, move.now, move.then, str(move.count)) for move in counted.moves]
-        output.write_table(("rule", "now", "then", "count"), rows)
+        rows = [
+            (*(move[key] for key in _MOVE[:3]), str(move["count"])) for move in described["moves"]
+        ]
+        output.write_table(_MOVE, rows)
     print(f"{counted.changed} of {counted.texts} texts would change under policy {counted.policy}")
 
 
-def _show(text: str, checked: SafetyCheck) -> None:
-    if checked.findings:
+def _show(text: str, checked: CheckTextResponse, findings: Sequence[Mapping[str, Any]]) -> None:
+    if findings:
         rows = [
-            (f.rule, f.severity, f.action, f"{f.start}-{f.end}", _excerpt(text[f.start : f.end]))
-            for f in checked.findings
+            (f["rule"], f["severity"], f["action"], f"{start}-{end}", _excerpt(text[start:end]))
+            for f in findings
+            for start, end in [(f["start"], f["end"])]
         ]
         output.write_table(("rule", "severity", "action", "place", "text"), rows)
     else:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sluice.client import AsyncClient, Model, RetryPolicy, RouterHealth
+from sluice.client import AsyncClient, RetryPolicy
 from sluice.errors import SettingsError, SluiceError
 from sluice.settings import load
 from sluice.startup import LOOPBACK
 from sluice.startup import answers as port_answers
+from sluice.v1.admin_pb2 import RouterHealth
+from sluice.v1.inference_pb2 import Model
 from sluice.wire.connection import NatsUnreachable, shown
 from supervisor.nats import wait_for_nats
 from supervisor.plan import BATCHER, NATS, is_gateway, is_jobs, is_worker

@@ -10,7 +10,9 @@
     print(answer.text, answer.tier, answer.usage.completion_tokens)
     print([answer.text for answer in batch.answers], batch.tokens_per_s)
 
-A stream that breaks is resumed at the token where it was. Errors are the classes of `sluice.errors`.
+A call with one response returns a message of `sluice.v1`. What the client puts together of several, such as an answer,
+its events or embeddings, is frozen data. A stream that breaks is resumed at the token where it was. Errors are the
+classes of `sluice.errors`.
 """
 
 from sluice.client.aio import AsyncAnswerStream, AsyncClient
@@ -35,17 +37,6 @@ from sluice.client.answer import (
 from sluice.client.batch import AnswerBatch
 from sluice.client.blocking import AnswerStream, Client
 from sluice.client.channel import ConnectionLost
-from sluice.client.lookups import (
-    AccuracyDrift,
-    InputDrift,
-    Model,
-    RouterHealth,
-    SafetyCheck,
-    SafetyDryRun,
-    SafetyFinding,
-    SafetyMove,
-    TokenCount,
-)
 from sluice.client.request import (
     Audio,
     GenerateOptions,
@@ -56,17 +47,9 @@ from sluice.client.request import (
     Tool,
 )
 from sluice.client.retry import RetryPolicy
-from sluice.client.texts import (
-    Embeddings,
-    RankedDocument,
-    Ranking,
-    ScoredAnswer,
-    Scores,
-    TextOptions,
-)
+from sluice.client.texts import Embeddings, TextOptions
 
 __all__ = [
-    "AccuracyDrift",
     "Answer",
     "AnswerBatch",
     "AnswerBuilder",
@@ -82,30 +65,18 @@ __all__ = [
     "FinishReason",
     "Finished",
     "GenerateOptions",
-    "InputDrift",
     "Message",
-    "Model",
     "ModelUsage",
     "Notice",
     "NoticeKind",
     "PriorityName",
     "Prompt",
-    "RankedDocument",
-    "Ranking",
     "RetryPolicy",
     "Route",
-    "RouterHealth",
-    "SafetyCheck",
-    "SafetyDryRun",
-    "SafetyFinding",
-    "SafetyMove",
     "SamplingOptions",
-    "ScoredAnswer",
-    "Scores",
     "Started",
     "TextOptions",
     "Timings",
-    "TokenCount",
     "TokenLogprob",
     "TokenLogprobs",
     "Tool",

@@ -9,11 +9,10 @@ from typing import Self, Unpack
 
 import grpc
 
-from sluice.client import channel, lookups
+from sluice.client import channel
 from sluice.client.answer import Answer, AnswerBuilder, Event
 from sluice.client.batch import BATCH_CONCURRENCY, AnswerBatch, all_blocking, batch_requests
 from sluice.client.jobs_blocking import Caller, Jobs
-from sluice.client.lookups import Model, RouterHealth, SafetyCheck, SafetyDryRun, TokenCount
 from sluice.client.request import (
     GenerateOptions,
     Prompt,
@@ -27,15 +26,11 @@ from sluice.client.texts import (
     CALLS,
     TEXTS_S,
     Embeddings,
-    Ranking,
-    Scores,
     TextOptions,
     embed_requests,
     embeddings_of,
-    ranking_of,
     rerank_request,
     score_request,
-    scores_of,
 )
 from sluice.defaults import AUTO
 from sluice.errors import SluiceError
@@ -256,14 +251,14 @@ class Client(Caller):
         truncate: bool = False,
         timeout_s: float = TEXTS_S,
         **options: Unpack[TextOptions],
-    ) -> Ranking:
+    ) -> pb.RerankResponse:
         """`documents` by how well they fit `query`, the best first; of 0 `top_n` all.
 
         Raises:
             SluiceError: they cannot be ranked.
         """
         request = rerank_request(query, documents, options, top_n=top_n, truncate=truncate)
-        return ranking_of(self._lookup(self._stub.Rerank, request, timeout_s))
+        return self._lookup(self._stub.Rerank, request, timeout_s)
 
     def score(
         self,
@@ -273,14 +268,14 @@ class Client(Caller):
         raw_prompt: bool = False,
         timeout_s: float = TEXTS_S,
         **options: Unpack[TextOptions],
-    ) -> Scores:
+    ) -> pb.ScoreResponse:
         """The log-probabilities of given `answers` to `prompt`; without it of texts of their own.
 
         Raises:
             SluiceError: they cannot be scored.
         """
         request = score_request(prompt, answers, options, raw_prompt=raw_prompt)
-        return scores_of(self._lookup(self._stub.Score, request, timeout_s))
+        return self._lookup(self._stub.Score, request, timeout_s)
 
     def count_tokens(
         self,
@@ -289,24 +284,23 @@ class Client(Caller):
         *,
         raw_prompt: bool = False,
         timeout_s: float = channel.LOOKUP_S,
-    ) -> TokenCount:
+    ) -> pb.CountTokensResponse:
         """Counts the tokens that `prompt` takes of the model's context.
 
         Raises:
             SluiceError: it cannot be counted.
         """
         request = count_request(prompt, model, raw_prompt)
-        response = self._lookup(self._stub.CountTokens, request, timeout_s)
-        return lookups.count_of(response)
+        return self._lookup(self._stub.CountTokens, request, timeout_s)
 
-    def list_models(self, *, timeout_s: float = channel.LOOKUP_S) -> list[Model]:
+    def list_models(self, *, timeout_s: float = channel.LOOKUP_S) -> list[pb.Model]:
         """The models, in the order of the mesh's configuration.
 
         Raises:
             SluiceError: the gateway does not answer.
         """
-        request = pb.ListModelsRequest()
-        return lookups.models_of(self._lookup(self._stub.ListModels, request, timeout_s))
+        response = self._lookup(self._stub.ListModels, pb.ListModelsRequest(), timeout_s)
+        return list(response.models)
 
     def check_safety(
         self,
@@ -314,15 +308,14 @@ class Client(Caller):
         labels: Mapping[str, str] | None = None,
         *,
         timeout_s: float = channel.LOOKUP_S,
-    ) -> SafetyCheck:
+    ) -> safety_pb2.CheckTextResponse:
         """What the safety policies of the mesh would do about `text` as the prompt of a request with `labels`.
 
         Raises:
             SluiceError: it cannot be checked; that it would be blocked is no error.
         """
         request = check_request(text, labels or {})
-        response = self._lookup(self._safety.CheckText, request, timeout_s)
-        return lookups.check_of(response)
+        return self._lookup(self._safety.CheckText, request, timeout_s)
 
     def explain(
         self, request_id: str, *, timeout_s: float = channel.LOOKUP_S
@@ -466,17 +459,18 @@ class Client(Caller):
         request = admin_pb2.ForgetTenantRequest(tenant=tenant)
         return self._lookup(self._admin.ForgetTenant, request, timeout_s)
 
-    def safety_dry_run(self, *, timeout_s: float = channel.LOOKUP_S) -> SafetyDryRun:
+    def safety_dry_run(
+        self, *, timeout_s: float = channel.LOOKUP_S
+    ) -> safety_pb2.GetDryRunResponse:
         """What the safety policy under trial would have done otherwise, as all gateways have counted.
 
         Raises:
             SluiceError: the gateway does not answer, or no policy is under trial.
         """
         request = safety_pb2.GetDryRunRequest()
-        response = self._lookup(self._safety.GetDryRun, request, timeout_s)
-        return lookups.dry_run_of(response)
+        return self._lookup(self._safety.GetDryRun, request, timeout_s)
 
-    def router_health(self, *, timeout_s: float = channel.LOOKUP_S) -> list[RouterHealth]:
+    def router_health(self, *, timeout_s: float = channel.LOOKUP_S) -> list[admin_pb2.RouterHealth]:
         """Whether the learned routers have drifted, on the traffic of all gateways.
 
         Raises:
@@ -484,7 +478,7 @@ class Client(Caller):
         """
         request = admin_pb2.GetRouterHealthRequest()
         response = self._lookup(self._admin.GetRouterHealth, request, timeout_s)
-        return lookups.routers_of(response)
+        return list(response.routers)
 
     def clear_answers(
         self,

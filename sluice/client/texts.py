@@ -1,4 +1,4 @@
-"""What a client asks about texts, and what it gets: embeddings, ranked documents, scored answers."""
+"""What a client asks about texts, and the embeddings that it gets."""
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,44 +56,6 @@ class Embeddings:
         return sum(self.token_counts)
 
 
-@dataclass(frozen=True, slots=True)
-class RankedDocument:
-    """A document's place in the list that was sent, its score, and whether it was cut."""
-
-    index: int
-    score: float
-    truncated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """Documents, the best first."""
-
-    results: tuple[RankedDocument, ...]
-    model: str
-    prompt_tokens: int
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredAnswer:
-    """An answer's log-probability, that of its tokens together, and of each of them."""
-
-    logprob: float
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Answers in the order in which they were sent."""
-
-    answers: tuple[ScoredAnswer, ...]
-    model: str
-    prompt_tokens: int
-    request_id: str
-
-
 def embed_requests(
     texts: Sequence[str],
     options: TextOptions,
@@ -145,13 +107,6 @@ def rerank_request(
     return request
 
 
-def ranking_of(response: pb.RerankResponse) -> Ranking:
-    """The documents, the best first."""
-    results = (RankedDocument(one.index, one.score, one.truncated) for one in response.results)
-    tokens = response.usage.prompt_tokens
-    return Ranking(tuple(results), response.model, tokens, response.request_id)
-
-
 def score_request(
     prompt: Prompt | None, answers: Sequence[str], options: TextOptions, *, raw_prompt: bool
 ) -> pb.ScoreRequest:
@@ -162,15 +117,6 @@ def score_request(
     set_field(request, "answers", answers)
     _set_options(request, options)
     return request
-
-
-def scores_of(response: pb.ScoreResponse) -> Scores:
-    """The answers in their order."""
-    answers = tuple(
-        ScoredAnswer(one.logprob, tuple(one.token_ids), tuple(one.logprobs))
-        for one in response.answers
-    )
-    return Scores(answers, response.model, response.usage.prompt_tokens, response.request_id)
 
 
 def _parts(texts: Sequence[str]) -> Iterator[list[str]]:

@@ -109,7 +109,7 @@ async def test_for_programs(cli: Cli) -> None:
     assert (first["accuracy"]["state"], first["accuracy"]["bias"]) == ("drifted", -0.12)
     assert third["inputs"]["stability_index"] is None
     assert third["accuracy"]["brier"] is None
-    assert [one.head for one in health] == ["prompt", "cascade", "prompt", "prompt"]
+    assert [one.head for one in health] == [one.head for one in ROUTERS]
 
 
 async def test_without_a_gateway_there_is_one_line_and_a_code(cli: Cli) -> None:

@@ -91,7 +91,7 @@ async def test_ranking_and_scores() -> None:
         ranking = await client.rerank("q", ["a", "b"], top_n=1)
         scores = await client.score(["yes"], "is it?", raw_prompt=True)
     assert [(one.index, one.score) for one in ranking.results] == [(1, 0.5)]
-    assert scores.answers[0].logprobs == (-1, -0.5)
+    assert scores.answers[0].logprobs == [-1, -0.5]
     assert (words.calls[1].prompt, words.calls[1].raw_prompt) == ("is it?", True)
 
 

@@ -65,7 +65,7 @@ async def mesh(artefact: Path) -> AsyncIterator[Mesh]:
 async def test_an_operator_sees_that_prompts_and_grades_have_changed(mesh: Mesh) -> None:
     async with AsyncClient(mesh.address) as client:
         await ask(client, [row.prompt for row in outcomes(40, seed=3)])
-        assert (await client.router_health())[0].inputs.state == "stable"
+        assert (await client.router_health())[0].inputs.state == pb.DRIFT_STATE_STABLE
         page = await scrape(mesh)
         assert value(page, "sluice_router_input_drift{") < 0.5
         assert "sluice_router_drift_events_total{" not in page

@@ -21,15 +21,20 @@ from sluice.client import (
     FinishReason,
     GenerateOptions,
     Message,
-    Model,
     Notice,
     NoticeKind,
     Prompt,
     RetryPolicy,
-    SafetyFinding,
     Started,
 )
 from sluice.v1 import inference_pb2 as pb
+from sluice.v1.inference_pb2 import Model
+from sluice.v1.safety_pb2 import (
+    SAFETY_ACTION_BLOCK,
+    SAFETY_ACTION_REDACT,
+    SAFETY_SEVERITY_HIGH,
+    SafetyFinding,
+)
 from tests.support.scripted import (
     Fail,
     Hold,
@@ -432,7 +437,7 @@ async def test_list_of_models_survives_a_hiccup(kind: Kind) -> None:
     async with ScriptedService.serve() as service:
         service.lookup_failures = [Fail(code=grpc.StatusCode.UNAVAILABLE)]
         small, large = await models(kind, service.address)
-    assert small == Model("small", "small", 512, True, 32, 0, 0)
+    assert small == Model(name="small", tier="small", context_tokens=512, ready=True, slots=32)
     assert (large.name, large.ready) == ("large", False)
 
 
@@ -462,10 +467,14 @@ async def test_checking_a_text() -> None:
         assert counted == await client.safety_dry_run()
     assert (counted.policy, counted.texts, counted.changed) == ("next@1", 2, 1)
     assert there == here
-    assert there.findings == [SafetyFinding("pii.iban", "high", "redact", 0, 1)]
+    assert there.findings == [
+        SafetyFinding(
+            rule="pii.iban", severity=SAFETY_SEVERITY_HIGH, action=SAFETY_ACTION_REDACT, end=1
+        )
+    ]
     assert (there.text, there.blocked) == ("<IBAN_1> y", False)
     assert there.policy == "default@1 {'team': 'lab'}"
-    assert (bad.text, bad.blocked, bad.findings[0].action) == ("", True, "block")
+    assert (bad.text, bad.blocked, bad.findings[0].action) == ("", True, SAFETY_ACTION_BLOCK)
 
 
 async def test_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
