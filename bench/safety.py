@@ -38,8 +38,8 @@ from gateway.models.tokenizer import ModelTokenizer
 from gateway.safety.inspector import Inspector, verdict_on
 from gateway.safety.output.filter import OutputFilter, OutputRules
 from gateway.safety.patterns import compiled
-from gateway.safety.rules.defaults import default_rules
 from gateway.safety.rules.scanner import Prefilter
+from gateway.safety.rules.spec import default_rules
 from gateway.streaming.transcript import Transcript
 from sluice.settings import Settings
 from sluice.v1 import inference_pb2, inference_pb2_grpc

@@ -4,18 +4,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.safety.custom import custom_rule
 from gateway.safety.guards.checks import EntityGuard, Guard
 from gateway.safety.guards.entities import EntityTags
 from gateway.safety.guards.families import family_of
 from gateway.safety.output.automaton import watched_rules
 from gateway.safety.output.filter import OutputRules, output_rules
-from gateway.safety.policy import Policies, Policy
-from gateway.safety.rules.defaults import default_rules
+from gateway.safety.policy import Policies, Policy, custom_rule
 from gateway.safety.rules.lexicon import ListKind, PhraseList
 from gateway.safety.rules.limits import TextLimits
 from gateway.safety.rules.payloads import ENCODINGS
 from gateway.safety.rules.ruleset import RuleSet
+from gateway.safety.rules.spec import default_rules
 from gateway.safety.settings import CUSTOM, GuardSettings, RuleSettings
 
 HIDDEN: Final = "invisible"

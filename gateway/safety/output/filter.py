@@ -4,23 +4,81 @@ It runs between the detokenizer and the stop strings: a stop string cannot cut a
 stop strings are searched in the text that the caller reads. Its steps, in order: redact what rules find, remove
 repetitions of the system message, replace placeholders by the caller's own values. Each step depends on the text
 alone, never on how it was split into pieces.
+
+`ShapeScanner` has the rules for answers only: canary strings, images of foreign hosts, terminal escapes.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import re2
+from typing_extensions import override
+
 from gateway.safety.actions import ALLOW_LIST, Action, Decision, Edit, apply
-from gateway.safety.findings import Finding
+from gateway.safety.findings import Finding, Severity
 from gateway.safety.output.automaton import Automaton, Scanner, ViewScanner, WatchedRule, WordList
 from gateway.safety.output.echo import RULE, EchoGuard, SystemText
 from gateway.safety.output.redactor import HiddenPlaces, Redactor, Rules
-from gateway.safety.output.shapes import ShapeScanner
 from gateway.safety.output.windows import Window, Windows
 from gateway.safety.policy import Policy
 from gateway.safety.redaction import Placeholders
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.settings import EchoSettings
+
+CANARY: Final = "output.canary"
+IMAGE: Final = "output.markdown_image"
+ANSI: Final = "output.ansi"
+
+_URL: Final = r"(?:[A-Za-z][A-Za-z0-9+.-]{0,20}:)?[/\\]{2}"
+IMAGE_PATTERNS: Final = (
+    rf"!\[[^\]\n]{{0,300}}\]\([ \t]*<?{_URL}[^)\n]*\)",
+    r"!\[[^\]\n]{0,300}\]\[[^\]\n]{0,100}\]",
+    rf"(?i)<img\b[^>]*{_URL}[^>]*>",
+)
+"""Written in place, by reference, and in HTML."""
+ANSI_PATTERN: Final = (
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|[ -/]*[0-~]?)"
+    r"|[\x80-\x9f][0-?]*[ -/]*[@-~]?"
+)
+_HOST: Final = re.compile(r"[/\\]{2}(?:[^/?#\s)\\]{0,200}@)?([A-Za-z0-9.-]{1,255})")
+
+
+class ShapeScanner(Scanner):
+    """Finds the shapes that are switched on."""
+
+    def __init__(
+        self, canaries: Sequence[str], images: bool, image_hosts: Sequence[str], ansi: bool
+    ) -> None:
+        self._hosts = frozenset(host.lower() for host in image_hosts)
+        groups: list[tuple[str, tuple[str, ...], Severity]] = []
+        if canaries:
+            words = tuple(f"(?i){re2.escape(canary)}" for canary in canaries)
+            groups.append((CANARY, words, Severity.CRITICAL))
+        if images:
+            groups.append((IMAGE, IMAGE_PATTERNS, Severity.HIGH))
+        if ansi:
+            groups.append((ANSI, (ANSI_PATTERN,), Severity.MEDIUM))
+        self.watched = tuple(WatchedRule(rule, patterns) for rule, patterns, _ in groups)
+        self._compiled = [
+            (rule, re2.compile(pattern), severity)
+            for rule, patterns, severity in groups
+            for pattern in patterns
+        ]
+
+    @override
+    def scan(self, text: str) -> list[Finding]:
+        return [
+            Finding(rule, match.start(), match.end(), severity)
+            for rule, pattern, severity in self._compiled
+            for match in pattern.finditer(text)
+            if rule != IMAGE or not self._known_host(match[0])
+        ]
+
+    def _known_host(self, image: str) -> bool:
+        hosts = _HOST.findall(image)
+        return bool(hosts) and all(host.lower() in self._hosts for host in hosts)
 
 
 class Restorer:

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from gateway.safety.findings import Severity
 from gateway.safety.patterns import PatternError, Width, parse, width_of
-from gateway.safety.rules.defaults import default_rules
 from gateway.safety.rules.ruleset import RuleSet
-from gateway.safety.rules.spec import Form, RuleError, RuleSpec
+from gateway.safety.rules.spec import Form, RuleError, RuleSpec, default_rules
 
 
 @pytest.mark.parametrize(

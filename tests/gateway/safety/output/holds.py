@@ -31,7 +31,7 @@ import regex  # type: ignore[import-untyped]  # has no stubs
 
 from gateway.safety.findings import Severity
 from gateway.safety.output.automaton import Automaton, StreamWatch, WatchedRule, watched_rules
-from gateway.safety.rules.defaults import default_rules
+from gateway.safety.rules.spec import default_rules
 from tests.gateway.safety.rules.benign import texts
 from tests.gateway.safety.rules.samples import FOUND
 

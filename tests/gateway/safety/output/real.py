@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from functools import cache
 
 from gateway.safety.output.automaton import WatchedRule, watched_rules
-from gateway.safety.rules.defaults import default_rules
 from gateway.safety.rules.limits import TextLimits
 from gateway.safety.rules.ruleset import RuleSet
+from gateway.safety.rules.spec import default_rules
 from tests.gateway.safety.rules.samples import FOUND, IN_CONTEXT, NOT_FOUND
 
 SAMPLES = (

@@ -10,8 +10,7 @@ from gateway.safety.output.automaton import (
     WordList,
     watched_rules,
 )
-from gateway.safety.rules.defaults import default_rules
-from gateway.safety.rules.spec import Form, RuleSpec
+from gateway.safety.rules.spec import Form, RuleSpec, default_rules
 
 
 def test_what_a_rule_looks_at_is_kept() -> None:

@@ -10,10 +10,9 @@ import pytest
 from gateway.safety import patterns
 from gateway.safety.findings import Finding
 from gateway.safety.rules import payloads, scanner
-from gateway.safety.rules.defaults import default_rules
 from gateway.safety.rules.limits import TextLimits
 from gateway.safety.rules.ruleset import RuleSet
-from gateway.safety.rules.spec import RuleMatch
+from gateway.safety.rules.spec import RuleMatch, default_rules
 
 
 @dataclass

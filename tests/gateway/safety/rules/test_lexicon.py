@@ -5,10 +5,9 @@ import random
 import pytest
 
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.rules.defaults import default_rules
 from gateway.safety.rules.lexicon import Lexicon, ListKind, PhraseList, fold_case
 from gateway.safety.rules.ruleset import RuleSet
-from gateway.safety.rules.spec import RuleError
+from gateway.safety.rules.spec import RuleError, default_rules
 
 
 def found(text: str, *lists: PhraseList) -> list[tuple[str, str]]:

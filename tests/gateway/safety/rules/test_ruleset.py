@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.rules.defaults import default_rules
 from gateway.safety.rules.limits import TextLimits
 from gateway.safety.rules.ruleset import RuleSet
-from gateway.safety.rules.spec import Form, RuleSpec
+from gateway.safety.rules.spec import Form, RuleSpec, default_rules
 from tests.gateway.safety.rules import benign
 from tests.gateway.safety.rules.attacks import ATTACKS
 from tests.gateway.safety.rules.corpus import sentences
