@@ -32,7 +32,7 @@ from sluice.wire.subjects import URGENT_CLASS
 
 RESENDS_MAX: Final = 5
 NO_BATCHER_S: Final = 30.0
-"""A row without a token fails when no batcher could take it for this long, seconds."""
+"""A row that no batcher has taken yet fails when none could for this long, seconds."""
 RETRY_S: Final = 0.1
 """How often a row without a batcher is tried again, seconds."""
 """When callers may try again, seconds."""
@@ -191,7 +191,7 @@ class Dispatch:
             row.resends = 0  # its batcher lives in spite of it
         if not waits:
             self._free(row)
-        row.batcher, row.place = batcher, Place.HELD
+        row.batcher, row.place, row.was_held = batcher, Place.HELD, True
         row.questions, row.without_since = 0, None
         row.taken()
         patience = WAITING_FACTOR if waits and not row.has_tokens else 1
@@ -417,7 +417,7 @@ class Dispatch:
             row.questions = 0
             self._question(row, now)
             row.ask_at = now + RETRY_S
-        if not row.has_tokens and now - row.without_since >= NO_BATCHER_S:
+        if not row.was_held and now - row.without_since >= NO_BATCHER_S:
             message = f"no batcher took the request for {NO_BATCHER_S:g} s"
             self._fail(row, ModelUnavailable(message, retry_after_s=RETRY_AFTER_S), now)
 

@@ -40,6 +40,7 @@ class SentRow:
         deadline: seconds.
         batcher: that has it, or had it last; empty: none.
         was_sent: a batcher may have it, or may have had it.
+        was_held: a batcher has said that it has it: it waits for a worker until its deadline.
         needs_room: whether it waits for room: once a batcher has taken it, it goes elsewhere without.
         room_at: the batcher whose room it takes; empty: none.
         size: of its task, bytes.
@@ -58,6 +59,7 @@ class SentRow:
     place: Place = Place.NOWHERE
     batcher: str = ""
     was_sent: bool = False
+    was_held: bool = False
     needs_room: bool = True
     room_at: str = ""
     size: int = 0

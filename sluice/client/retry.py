@@ -1,5 +1,8 @@
 """When to try again: bounded tries, waits that grow and are spread, never past the deadline.
 
+A refusal for lack of room, which says when to try again, is not counted while there is a deadline: the request waits
+here as it would wait in the mesh. Limits and budgets of a tenant are no lack of room, and are final.
+
 A core without a clock: `now` is monotonic seconds; `dice` returns random numbers in [0, 1).
 """
 
@@ -9,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from sluice.client.answer import Delta, Event, Started
 from sluice.client.channel import may_resume
-from sluice.errors import DeadlinePassed, SluiceError
+from sluice.errors import DeadlinePassed, Overloaded, SluiceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +59,19 @@ class Retries:
         self._deadline = None if timeout_s is None else now + timeout_s
         self._dice = dice
         self._tries = policy.start_tries
-        self._failures = 0
+        self._failures = self._refusals = 0
+        self._accepted = False
 
     def saw(self, event: Event) -> None:
         """New tokens reset the count of failures; after `Started` more tries are allowed."""
         if isinstance(event, Started):
-            self._tries = self._policy.resume_tries
+            self._tries, self._accepted = self._policy.resume_tries, True
         elif isinstance(event, Delta):
             self._failures = 0
 
     def progressed(self) -> None:
         """A stream without tokens has brought something: it is accepted, and failures before do not count."""
-        self._tries, self._failures = self._policy.resume_tries, 0
+        self._tries, self._failures, self._accepted = self._policy.resume_tries, 0, True
 
     def wait_s_after(self, error: SluiceError, now: float) -> float:
         """Seconds to wait before the next call.
@@ -76,13 +80,27 @@ class Retries:
             SluiceError: `error`, when there is no next call: another try cannot help, there were enough, or the
                 deadline would be over by then.
         """
+        if self._is_refusal(error):
+            self._refusals += 1
+            spread_s = (error.retry_after_s or 0.0) * self._dice() / 2
+            return self._before_deadline(error, self._refusals, spread_s, now)
         self._failures += 1
         # A mesh that says when to try again is there, and expects to serve the request then.
         tries = self._tries if error.retry_after_s is None else self._policy.resume_tries
         if not may_resume(error) or self._failures >= tries:
             raise error
-        step_s = self._policy.wait_s(self._failures, self._dice())
-        wait_s = max(step_s, error.retry_after_s or 0.0)
+        return self._before_deadline(error, self._failures, 0.0, now)
+
+    def _is_refusal(self, error: SluiceError) -> bool:
+        """Whether the mesh had no room for a request that it has not accepted, and says when to try again."""
+        refused = isinstance(error, Overloaded) and error.retry_after_s is not None
+        return refused and self._deadline is not None and not self._accepted
+
+    def _before_deadline(
+        self, error: SluiceError, failures: int, spread_s: float, now: float
+    ) -> float:
+        step_s = self._policy.wait_s(failures, self._dice())
+        wait_s = max(step_s, (error.retry_after_s or 0.0) + spread_s)
         if self._deadline is not None and now + wait_s >= self._deadline:
             raise error
         return wait_s

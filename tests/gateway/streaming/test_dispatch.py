@@ -292,7 +292,6 @@ def test_a_row_that_no_batcher_has_room_for_waits_until_one_has() -> None:
 
 def test_a_row_that_no_batcher_takes_waits_for_a_stated_time() -> None:
     desk = Desk("b1")
-    desk.hold()
     desk.returned("b1")
     desk.batchers.names = ()
     desk.tick(NO_BATCHER_S - 1.0)
@@ -302,9 +301,12 @@ def test_a_row_that_no_batcher_takes_waits_for_a_stated_time() -> None:
     assert desk.failed[0].retry_after_s
 
 
-def test_a_row_with_tokens_waits_until_its_deadline() -> None:
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_a_row_that_was_taken_waits_until_its_deadline(tokens: int) -> None:
     desk = Desk("b1")
-    desk.tokens(1)
+    desk.hold()
+    if tokens:
+        desk.tokens(tokens)
     desk.returned("b1")
     desk.batchers.names = ()
     desk.tick(3 * NO_BATCHER_S)

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 from sluice.client.answer import Delta, Route, Started
 from sluice.client.channel import ConnectionLost
 from sluice.client.retry import Retries, RetryPolicy
-from sluice.errors import DeadlinePassed, Overloaded, ShuttingDown
+from sluice.errors import (
+    BudgetSpent,
+    DeadlinePassed,
+    LimitReached,
+    Overloaded,
+    ShuttingDown,
+    SluiceError,
+)
 
 POLICY = RetryPolicy(start_tries=2, resume_tries=4, first_wait_s=1.0, wait_s_max=3.0)
 LOST = ConnectionLost("lost")
@@ -59,9 +66,38 @@ def test_more_tries_where_another_gateway_can_answer() -> None:
     assert several.start_tries == several.resume_tries > RetryPolicy().start_tries
 
 
-def test_refusal_is_final() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        LimitReached("enough", retry_after_s=0.1),
+        BudgetSpent("spent", retry_after_s=0.1),
+        Overloaded("full"),
+    ],
+)
+def test_refusal_is_final(error: SluiceError) -> None:
+    with pytest.raises(type(error)):
+        retries(60.0).wait_s_after(error, 100.0)
+
+
+def test_a_lack_of_room_is_waited_out_until_the_deadline() -> None:
+    full, subject, now = Overloaded("full", retry_after_s=4.0), retries(100.0), 100.0
+    for _ in range(5 * POLICY.resume_tries // 4):
+        wait_s = subject.wait_s_after(full, now)
+        assert wait_s == 6.0, "a third of it is spread"
+        now += wait_s
+    assert subject.wait_s_after(LOST, now) == 1.0, "refusals are no failures"
     with pytest.raises(Overloaded):
-        retries().wait_s_after(Overloaded("full", retry_after_s=0.1), 100.0)
+        subject.wait_s_after(full, 195.0)
+
+
+def test_without_a_deadline_or_once_accepted_a_lack_of_room_is_final() -> None:
+    full = Overloaded("full", retry_after_s=0.1)
+    with pytest.raises(Overloaded):
+        retries().wait_s_after(full, 100.0)
+    subject = retries(60.0)
+    subject.saw(STARTED)
+    with pytest.raises(Overloaded):
+        subject.wait_s_after(full, 100.0)
 
 
 def test_wait_past_the_deadline_is_not_begun() -> None:
