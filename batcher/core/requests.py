@@ -19,9 +19,9 @@ docs/internals/wire.md:
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
-from typing import Final
+from typing import Final, cast
 
 from batcher.core.effects import Cancelled, Effects, FormedBatch, Move
 from batcher.core.frames import Merge, Outbox, classify, final_frame, merge
@@ -89,6 +89,8 @@ class Requests:
         self._effects = Effects()
         self._batches = 0
         self._wake_at: float | None = None
+        self._demanding = False
+        """Whether a worker was told that rows wait for it."""
         self._probe_at: float | None = None
         self._draining = False
         self.drained: frozenset[str] = frozenset()
@@ -104,7 +106,7 @@ class Requests:
     @property
     def waiting(self) -> int:
         """Rows that wait."""
-        return len(self.queue) + len(self._last_tries)
+        return self.queue.order.waiting + len(self._last_tries)
 
     def change_policy(self, policy: Policy, weights: Mapping[str, float]) -> None:
         """Activates another policy: waiting rows keep their waiting time, rows in workers continue."""
@@ -177,7 +179,10 @@ class Requests:
 
     def worker(self, worker: str) -> WorkerState:
         """The state of a worker since its channel was opened."""
-        return self._workers.setdefault(worker, WorkerState())
+        state = self._workers.get(worker)
+        if state is None:
+            state = self._workers[worker] = WorkerState()
+        return state
 
     def active_workers(self) -> dict[str, WorkerState]:
         """Workers that batches may be sent to, by name."""
@@ -231,7 +236,8 @@ class Requests:
         """A worker has queued a batch, to be taken before its next step; whether effects cannot wait."""
         for row in self.worker(worker).queued(batch_id):
             if self._has(row, batch_id):
-                self._run(row, now)
+                if row.state is RowState.SENT:
+                    self._move(row, RowState.RUNNING, now)
             else:  # It ended on its way: cancelled, or too late.
                 self._cancel(worker, row)
         return bool(self._effects.cancels)
@@ -251,24 +257,21 @@ class Requests:
 
         ``capacities`` of them may be left out while no row waits.
         """
-        for row in self._late(now):
-            if row.state not in _OVER:
-                self._end(row, _deadline(), now)
-        self._start_last_try(now)
+        if self._deadlines and self._deadlines[0][0] <= now:
+            self._end_late(now)
+        if self._last_tries:
+            self._start_last_try(now)
         while self._ended and (self._ended[0][0] <= now or len(self._ended) > ENDED_MAX):
             row = self._ended.popleft()[1]
             if row.state is RowState.ENDED:
                 self._close(row, now)
-        self._wake_at = None
-        while len(self.queue):
-            batch, self._wake_at = self.queue.next_batch(now, capacities)
-            if batch is None:
-                break
-            self._send(batch, now)
-            capacities = [capacity.after(batch) for capacity in capacities]
-        self._tell_waiting()
-        pauses = (breaker.open_until for breaker in self._breakers.values() if self.waiting)
-        self._probe_at = min((until for until in pauses if until > now), default=None)
+        self._wake_at = self._probe_at = None
+        if self.waiting:
+            self._feed(now, capacities)
+            pauses = [breaker.open_until for breaker in self._breakers.values()]
+            self._probe_at = min([until for until in pauses if until > now], default=None)
+        if self.waiting or self._demanding:
+            self._tell_waiting()
 
     def _tell_waiting(self) -> None:
         """Says to workers when rows of a class begin or cease to wait for them."""
@@ -279,16 +282,31 @@ class Requests:
             if state.live and state.tell(told) and name not in formed:
                 self._effects.demands.append((name, told))
         self._effects.waiting = waiting
+        self._demanding = any(waiting)
 
     def wake_at(self) -> float | None:
         """When `advance` must be called if no event comes before; None: never."""
-        while self._deadlines and self._deadlines[0][1] not in self._rows:
-            heappop(self._deadlines)
-        deadline = self._deadlines[0][0] if self._deadlines else None
-        # Later than needed, so that rows which ended one after the other are forgotten together.
-        ended_at = self._ended[0][0] + ENDED_LATE_S if self._ended else None
-        moments = (deadline, ended_at, self._wake_at, self._probe_at)
-        return min((at for at in moments if at is not None), default=None)
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][1] not in self._rows:
+            heappop(deadlines)
+        moments = [deadlines[0][0]] if deadlines else []
+        if self._ended:
+            # Later than needed, so that rows which ended one after the other are forgotten together.
+            moments.append(self._ended[0][0] + ENDED_LATE_S)
+        if self._wake_at is not None:
+            moments.append(self._wake_at)
+        if self._probe_at is not None:
+            moments.append(self._probe_at)
+        return min(moments, default=None)
+
+    def _feed(self, now: float, capacities: Sequence[Capacity]) -> None:
+        order = self.queue.order
+        while order.waiting:
+            batch, self._wake_at = self.queue.next_batch(now, capacities)
+            if batch is None:
+                return
+            self._send(batch, now)
+            capacities = [capacity.after(batch) for capacity in capacities]
 
     # The end of the batcher.
 
@@ -326,16 +344,16 @@ class Requests:
         if state is RowState.CLOSED:
             del self._rows[row.request_id]
 
-    def _late(self, now: float) -> Iterator[Row]:
-        """Rows whose deadline has passed, each once."""
+    def _end_late(self, now: float) -> None:
+        """Ends rows whose deadline has passed."""
         while self._deadlines and self._deadlines[0][0] <= now:
             row = self._rows.get(heappop(self._deadlines)[1])
-            if row is not None and row.deadline <= now:
-                yield row
+            if row is not None and row.deadline <= now and row.state not in _OVER:
+                self._end(row, frame_pb2.Final(end=frame_pb2.ROW_END_DEADLINE), now)
 
     def _send(self, batch: Batch, now: float) -> None:
         self._batches += 1
-        rows = tuple(self._rows[task.request_id] for task in batch.rows)
+        rows = cast(tuple[Row, ...], batch.rows)
         worker = self.worker(batch.worker)
         formed = FormedBatch(f"{self._batcher}-{self._batches}", batch, rows, worker.worker_id)
         for row in rows:
@@ -354,7 +372,10 @@ class Requests:
         return round(1000 * self._policy.of_class(row.priority_class).gather_s)
 
     def _breaker(self, worker: str) -> Breaker:
-        return self._breakers.setdefault(worker, Breaker())
+        breaker = self._breakers.get(worker)
+        if breaker is None:
+            breaker = self._breakers[worker] = Breaker()
+        return breaker
 
     def _rows_max(self, worker: str, now: float) -> float:
         """Rows that the worker may have."""
@@ -366,9 +387,7 @@ class Requests:
     def _start_last_try(self, now: float) -> None:
         """The next row that has one left goes into the queue, once what became of the last one is known."""
         before = self._last_try
-        if not self._last_tries or (
-            before is not None and before.alone and before.state not in _OVER
-        ):
+        if before is not None and before.alone and before.state not in _OVER:
             return
         self._last_try = row = self._last_tries.popleft()
         self.queue.requeue(row.request_id, len(row.produced), now)
@@ -389,10 +408,6 @@ class Requests:
             else:
                 end = frame_pb2.Final(end=frame_pb2.ROW_END_REFUSED, error=refusal.error)
                 self._end(row, end, now)
-
-    def _run(self, row: Row, now: float) -> None:
-        if row.state is RowState.SENT:
-            self._move(row, RowState.RUNNING, now)
 
     def _cancel(self, worker: str, row: Row) -> None:
         self._effects.cancels.append(Cancelled(worker, row.request_id, row.attempt))
@@ -419,7 +434,8 @@ class Requests:
                 self.queue.requeue(row.request_id, len(row.produced), now)
 
     def _take_frame(self, row: Row, frame: frame_pb2.Frame, now: float) -> None:
-        self._run(row, now)
+        if row.state is RowState.SENT:
+            self._move(row, RowState.RUNNING, now)
         frame = merge(row, frame)
         if frame.token_ids or frame.final.values:
             self._breaker(row.worker).succeeded()
@@ -464,7 +480,8 @@ class Requests:
         self._close(row, now)
 
     def _close(self, row: Row, now: float) -> None:
-        self._leave(row, now, stop=True)
+        if row.state is not RowState.ENDED:
+            self._leave(row, now, stop=True)
         self._move(row, RowState.CLOSED, now)
         self._outbox.forget(row)
 
@@ -484,10 +501,6 @@ class Requests:
         worker = self._workers.get(row.worker)
         if worker is not None:
             worker.landed(row)
-
-
-def _deadline() -> frame_pb2.Final:
-    return frame_pb2.Final(end=frame_pb2.ROW_END_DEADLINE)
 
 
 def _no_progress(row: Row, why: str) -> frame_pb2.RowError:

@@ -73,6 +73,8 @@ class Row(QueuedTask):
         worker: the worker it was sent to last; empty: never sent.
         batch: the batch it was sent with last.
         gather_ms: how long the worker may gather its tokens.
+        state: only `move` changes it.
+        since: when it entered the state, monotonic seconds.
     """
 
     def __init__(
@@ -106,19 +108,9 @@ class Row(QueuedTask):
         self.gather_ms = 0
         self.no_progress = 0
         self._sends = 0
-        self._state = RowState.WAITING
-        self._since = now
+        self.state = RowState.WAITING
+        self.since = now
         self._spent_s = dict.fromkeys(RowState, 0.0)
-
-    @property
-    def state(self) -> RowState:
-        """The state."""
-        return self._state
-
-    @property
-    def since(self) -> float:
-        """When it entered the state, monotonic seconds."""
-        return self._since
 
     @property
     def attempt(self) -> int:
@@ -127,9 +119,9 @@ class Row(QueuedTask):
 
     def move(self, state: RowState, now: float) -> None:
         """Changes to ``state``, and adds up the time spent in the previous one."""
-        assert state in LEGAL[self._state], f"{self._state} -> {state}"
-        self._spent_s[self._state] += now - self._since
-        self._state, self._since = state, now
+        assert state in LEGAL[self.state], f"{self.state} -> {state}"
+        self._spent_s[self.state] += now - self.since
+        self.state, self.since = state, now
 
     def next_attempt(self) -> None:
         """Starts a new attempt, which fences out frames of the previous one."""

@@ -152,11 +152,12 @@ class WorkerState:
         if report.HasField("counts"):
             self.counts = report.counts
         self._times.note(report.load, now)
+        # After a refusal nothing is sent until the worker's next report: it would be refused again.
+        self._refused = False
         for admission in report.admissions:
             self._uncounted.pop(admission.batch_id, None)
-        # After a refusal nothing is sent until the worker's next report: it would be refused again.
-        refusals = (refusal for admission in report.admissions for refusal in admission.refused)
-        self._refused = any(refusal.retryable for refusal in refusals)
+            for refusal in admission.refused:
+                self._refused |= refusal.retryable
 
     def queued(self, batch_id: str) -> Sequence[Row]:
         """The worker has queued a batch; returns its rows, once."""

@@ -22,13 +22,13 @@ With n tasks of t tenants `add`, `take`, `cancel` and `first` take O(log n), and
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest
-from typing import Any, Final
+from typing import Final
 
 from sortedcontainers import SortedList
 
-from batcher.core.scheduler.task import QueuedTask, Tenant
+from batcher.core.scheduler.task import Entry, QueuedTask, Tenant
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES, RANKS
 
@@ -68,12 +68,12 @@ class ClassOrder:
         """Of all tenants with waiting tasks."""
         self._tenants: dict[str, Tenant] = {}
         self._clean_at = IDLE_MIN
-        self._returned: SortedList[tuple[float, int, QueuedTask]] = SortedList()
-        self._turns: list[tuple[Any, ...]] = []
+        self._returned: SortedList[Entry] = SortedList()
+        self._turns: list[tuple[float, float, int, Tenant]] = []
         """Tenants by virtual time and first task."""
-        self._late: list[tuple[Any, ...]] = []
+        self._late: list[tuple[float, int, Tenant]] = []
         """Tenants by their earliest deadline, but for those that are too far ahead."""
-        self._ahead: list[tuple[Any, ...]] = []
+        self._ahead: list[tuple[float, int, Tenant]] = []
         """These, by the virtual time at which they are not any more."""
 
     # Changes.
@@ -132,8 +132,8 @@ class ClassOrder:
         while ahead and ahead[0][0] <= self._time:
             self._place(ahead[0][-1])
         if late and late[0][0] <= now + self._urgency * self.service_s:
-            return late[0][-1].by_deadline[0][2]  # type: ignore[no-any-return]
-        return self._turns[0][-1].in_turn[0][2]  # type: ignore[no-any-return]
+            return late[0][-1].by_deadline[0][2]
+        return self._turns[0][-1].in_turn[0][2]
 
     def is_overdue(self, now: float) -> bool:
         """Whether the class has waited too long for one of its tasks to be taken."""
@@ -168,7 +168,7 @@ class ClassOrder:
 
     # Inside.
 
-    def _entries(self, task: QueuedTask) -> Any:
+    def _entries(self, task: QueuedTask) -> Sequence[tuple[SortedList[Entry], Entry]]:
         if task.returned:
             return ((self._returned, (task.deadline, task.number, task)),)
         in_turn = (task.share.in_turn, (task.due, task.number, task))
@@ -195,9 +195,10 @@ class ClassOrder:
             tenant.turn = (tenant.time, due, number, tenant)
             insort(self._turns, tenant.turn)
         if tenant.late is not None:
-            lists = self._late if len(tenant.late) == 3 else self._ahead
-            del lists[bisect_left(lists, tenant.late)]
-            tenant.late = None
+            del self._late[bisect_left(self._late, tenant.late)]
+        if tenant.ahead is not None:
+            del self._ahead[bisect_left(self._ahead, tenant.ahead)]
+        tenant.late = tenant.ahead = None
         if tenant.by_deadline:
             deadline, number, _ = tenant.by_deadline[0]
             until = tenant.time - self._lead_max / tenant.weight
@@ -205,8 +206,8 @@ class ClassOrder:
                 tenant.late = (deadline, number, tenant)
                 insort(self._late, tenant.late)
             else:
-                tenant.late = (until, deadline, number, tenant)
-                insort(self._ahead, tenant.late)
+                tenant.ahead = (until, number, tenant)
+                insort(self._ahead, tenant.ahead)
 
     def _count(self, tenant: Tenant, task: QueuedTask, tasks: int) -> None:
         tokens = tasks * task.cost_tokens

@@ -23,11 +23,15 @@ TENANTS_REPORTED: Final = 64
 class Queue:
     """Tasks of one model: those that wait, and those handed out until `finish`.
 
-    Args:
-        weights: of tenants that differ from 1.
+    Attributes:
+        order: those that wait; read-only for others.
     """
 
+    order: Order
+    _former: Feeder | PaddedBatches
+
     def __init__(self, policy: Policy, weights: Mapping[str, float] | None = None) -> None:
+        """``weights`` of tenants that differ from 1."""
         self._tasks: dict[str, QueuedTask] = {}
         self._rate = HandoutRate()
         self._lengths = OutputLengths(policy.output_quantile)
@@ -35,7 +39,7 @@ class Queue:
 
     def __len__(self) -> int:
         """Tasks that wait."""
-        return self._order.waiting
+        return self.order.waiting
 
     # The life cycle of a task.
 
@@ -43,9 +47,9 @@ class Queue:
         """Takes a task that the queue does not hold."""
         held = self._tasks.setdefault(task.request_id, task)
         assert held is task, task.request_id
-        if not self._order.waiting:
+        if not self.order.waiting:
             self._rate.pause()
-        self._order.add(task, now)
+        self.order.add(task, now)
 
     def cancel(self, request_id: str) -> None:
         """Removes a task, waiting or handed out; unknown ones are ignored."""
@@ -53,7 +57,7 @@ class Queue:
         if task is None:
             return
         if task.number:
-            self._order.cancel(task)
+            self.order.cancel(task)
         else:
             self._landed(task, None)
 
@@ -68,7 +72,7 @@ class Queue:
         """
         task = self._tasks.pop(request_id)
         assert not task.number, request_id
-        members = self._order.classes[task.priority_class]
+        members = self.order.classes[task.priority_class]
         members.charge(task, task.prompt_tokens + output_tokens)
         if whole:
             members.served(now - task.sent_at)
@@ -85,33 +89,31 @@ class Queue:
         assert task.prompt_tokens + produced >= task.prefill_tokens, request_id
         self._landed(task, None)
         task.prefill_tokens = task.prompt_tokens + produced
-        if not self._order.waiting:
+        if not self.order.waiting:
             self._rate.pause()
-        self._order.requeue(task, now)
+        self.order.requeue(task, now)
 
     def reconfigure(self, policy: Policy, weights: Mapping[str, float]) -> None:
         """Continues under another policy: tasks keep waiting times and workers; fair shares restart from zero."""
-        before = self._order
+        before = self.order
         self._lengths.quantile = policy.output_quantile
         self._use(policy, weights)
         for name, members in before.classes.items():
-            self._order.classes[name].service_s = members.service_s
+            self.order.classes[name].service_s = members.service_s
         waiting = [task for task in self._tasks.values() if task.number]
         for task in sorted(waiting, key=lambda task: task.number):
-            self._order.add(task, task.waiting_since)
+            self.order.add(task, task.waiting_since)
         for task in self._tasks.values():
             if not task.number:
-                self._order.classes[task.priority_class].adopt(task)
+                self.order.classes[task.priority_class].adopt(task)
                 task.open_batch = None
 
     def _use(self, policy: Policy, weights: Mapping[str, float]) -> None:
-        self._order: Order
-        self._former: Feeder | PaddedBatches
         if policy.computes_whole:
-            self._order = self._former = PaddedBatches(policy, weights, self._lengths.estimate)
+            self.order = self._former = PaddedBatches(policy, weights, self._lengths.estimate)
         else:
-            self._order = Order(policy, weights, self._lengths.estimate)
-            self._former = Feeder(policy, self._order)
+            self.order = Order(policy, weights, self._lengths.estimate)
+            self._former = Feeder(policy, self.order)
 
     def _landed(self, task: QueuedTask, now: float | None) -> None:
         if task.open_batch is not None and isinstance(self._former, PaddedBatches):
@@ -133,9 +135,9 @@ class Queue:
 
         The caller has cancelled the tasks whose deadline has passed.
         """
-        before = self._order.taken_tokens
+        before = self.order.taken_tokens
         formed = self._former.form(now, capacities)
-        self._rate.decided(self._order.taken_tokens - before, self._order.waiting, now)
+        self._rate.decided(self.order.taken_tokens - before, self.order.waiting, now)
         return formed
 
     # Waiting tasks and expected waits.
@@ -146,11 +148,11 @@ class Queue:
 
     def waiting(self, priority_class: str) -> int:
         """Tasks of one class that wait."""
-        return self._order.classes[priority_class].waiting
+        return self.order.classes[priority_class].waiting
 
     def waiting_tokens(self, priority_class: str) -> int:
         """Their prompts and expected answers, tokens."""
-        return self._order.classes[priority_class].tokens
+        return self.order.classes[priority_class].tokens
 
     @property
     def tokens_per_s(self) -> float:
@@ -159,14 +161,14 @@ class Queue:
 
     def service_s(self, priority_class: str) -> float:
         """How long answers of the class took lately, from being handed out to the end; 0: not known."""
-        return self._order.classes[priority_class].service_s
+        return self.order.classes[priority_class].service_s
 
     def expected_wait(self, priority_class: str, now: float, tenant: str = "default") -> float:
         """The expected wait of a new task, seconds; 0 also when it is not known."""
         rate = self._rate.tokens_per_s
         if not rate:
             return 0.0
-        return self._order.tokens_before(priority_class, tenant) / rate
+        return self.order.tokens_before(priority_class, tenant) / rate
 
     def class_reports(self, now: float, closed_s: float = 0.0) -> Iterator[control_pb2.ClassReport]:
         """The state of each class, most urgent first, with the expected wait of a new task.
@@ -178,7 +180,7 @@ class Queue:
             wait_s = self.expected_wait(name, now, NOBODY)
             waits_s = {
                 tenant: self.expected_wait(name, now, tenant)
-                for tenant in self._order.classes[name].busiest(TENANTS_REPORTED)
+                for tenant in self.order.classes[name].busiest(TENANTS_REPORTED)
             }
             yield control_pb2.ClassReport(
                 priority_class=name,

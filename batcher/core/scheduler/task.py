@@ -2,13 +2,17 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sortedcontainers import SortedList
 
+Entry = tuple[float, int, "QueuedTask"]
+"""A waiting task, by a time and its number."""
 
+
+@dataclass(eq=False, slots=True)
 class Tenant:
     """A tenant in one class.
 
@@ -18,19 +22,18 @@ class Tenant:
         tokens: their prompts and expected answers.
         in_turn: its tasks by `QueuedTask.due` and number; those that returned are elsewhere.
         by_deadline: those of them that have a deadline.
-        turn, late: where it is in the lists of `ClassOrder`.
+        turn, late, ahead: where it is in the lists of `ClassOrder`.
     """
 
-    __slots__ = ("by_deadline", "in_turn", "late", "time", "tokens", "turn", "waiting", "weight")
-
-    def __init__(self, weight: float) -> None:
-        self.weight = weight
-        self.time = 0.0
-        self.tokens = self.waiting = 0
-        self.in_turn: SortedList[tuple[float, int, Any]] = SortedList()
-        self.by_deadline: SortedList[tuple[float, int, Any]] = SortedList()
-        self.turn: tuple[Any, ...] | None = None
-        self.late: tuple[Any, ...] | None = None
+    weight: float
+    time: float = 0.0
+    tokens: int = 0
+    waiting: int = 0
+    in_turn: SortedList[Entry] = field(default_factory=SortedList)
+    by_deadline: SortedList[Entry] = field(default_factory=SortedList)
+    turn: "tuple[float, float, int, Tenant] | None" = None
+    late: "tuple[float, int, Tenant] | None" = None
+    ahead: "tuple[float, int, Tenant] | None" = None
 
 
 @dataclass(slots=True)
@@ -42,6 +45,7 @@ class OpenBatch:
     sent_at: float
 
 
+@dataclass(eq=False, slots=True)
 class QueuedTask:
     """One task from `Queue.add` until it is finished, cancelled or expired.
 
@@ -66,71 +70,35 @@ class QueuedTask:
         alone: whether no other task may be in its batch.
     """
 
-    __slots__ = (
-        "alone",
-        "avoid",
-        "cache_tokens",
-        "charged",
-        "cost_tokens",
-        "deadline",
-        "due",
-        "guessed",
-        "max_tokens",
-        "number",
-        "open_batch",
-        "prefill_tokens",
-        "prefix",
-        "priority_class",
-        "prompt_tokens",
-        "request_id",
-        "returned",
-        "sent_at",
-        "share",
-        "tenant",
-        "waited_s",
-        "waiting_since",
-        "workload",
-    )
-
+    request_id: str
+    priority_class: str
+    deadline: float = math.inf
+    tenant: str = "default"
+    workload: str = ""
+    prompt_tokens: int = 1
+    max_tokens: int = 1
+    produced_tokens: InitVar[int] = 0
+    prefix: bytes = b""
+    prefill_tokens: int = field(init=False)
+    returned: bool = False
+    avoid: str = ""
+    alone: bool = False
+    charged: int = 0
+    number: int = 0
     # Set when it begins to wait.
-    waiting_since: float
-    cost_tokens: int
-    cache_tokens: int
-    guessed: bool
-    due: float
-    share: Tenant
+    waiting_since: float = field(init=False)
+    cost_tokens: int = field(init=False)
+    cache_tokens: int = field(init=False)
+    guessed: bool = field(init=False)
+    due: float = field(init=False)
+    share: Tenant = field(init=False)
     # Set when it is handed out.
-    sent_at: float
-    waited_s: float
+    sent_at: float = field(init=False)
+    waited_s: float = field(init=False)
+    open_batch: OpenBatch | None = None
 
-    def __init__(
-        self,
-        request_id: str,
-        priority_class: str,
-        deadline: float = math.inf,
-        *,
-        tenant: str = "default",
-        workload: str = "",
-        prompt_tokens: int = 1,
-        max_tokens: int = 1,
-        produced_tokens: int = 0,
-        prefix: bytes = b"",
-    ) -> None:
-        self.request_id = request_id
-        self.priority_class = priority_class
-        self.deadline = deadline
-        self.tenant = tenant
-        self.workload = workload
-        self.prompt_tokens = prompt_tokens
-        self.max_tokens = max_tokens
-        self.prefix = prefix
-        self.prefill_tokens = prompt_tokens + produced_tokens
-        self.returned = False
-        self.avoid = ""
-        self.alone = False
-        self.charged = 0
-        self.number = 0
-        self.open_batch: OpenBatch | None = None
+    def __post_init__(self, produced_tokens: int) -> None:
+        self.prefill_tokens = self.prompt_tokens + produced_tokens
 
 
 class BatchCause(Enum):

@@ -39,7 +39,7 @@ def test_a_token_shows_that_the_row_does_not_kill_workers() -> None:
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(RowState, RowState)))
 def test_every_move_is_legal_or_caught(before: RowState, after: RowState) -> None:
     row = new_row()
-    row._state = before
+    row.state = before
     if after in LEGAL[before]:
         row.move(after, 11.0)
         assert row.state is after
