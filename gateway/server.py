@@ -21,17 +21,15 @@ from gateway.admission.pipeline import Admission
 from gateway.admission.usage import UsageAccounting
 from gateway.api.admin_service import ADMIN_SERVICE, AdminService
 from gateway.api.generate import Generator, RequestObservers
-from gateway.api.health import SERVICE, GatewayHealth
 from gateway.api.inference_service import InferenceService
 from gateway.api.interceptor import ErrorInterceptor
 from gateway.api.items_service import ItemsService
 from gateway.api.job_forwarder import JOB_SERVICE, JobForwarder
-from gateway.api.reflection import add_reflection
 from gateway.api.safety_service import SAFETY_SERVICE, SafetyService
-from gateway.api.server import GrpcServer
-from gateway.audio.wav import BYTES_A_SECOND, HEAD_BYTES
+from gateway.api.server import SERVICE, GatewayHealth, GrpcServer, add_reflection
 from gateway.identity.authenticator import Authenticator
 from gateway.models.catalog import Catalog
+from gateway.models.speech import BYTES_A_SECOND, HEAD_BYTES
 from gateway.records.record_builder import RecordContext
 from gateway.records.store import RecordStore
 from gateway.routing.breaker import Breakers

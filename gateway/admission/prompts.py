@@ -11,8 +11,8 @@ from functools import partial
 from typing import Final
 
 from gateway.admission.tenant_threads import TenantThreads
-from gateway.audio.chunks import chunks_of
 from gateway.models.catalog import ServedModel
+from gateway.models.speech import chunks_of
 from gateway.models.tokenizer import TemplateRefused
 from gateway.safety.inspector import AnswerInspection
 from gateway.tools.grammar import grammar_of

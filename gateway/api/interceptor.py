@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 
 from gateway.admission import arriving
 from gateway.admission.calls import CallChecks, guarded
-from gateway.identity.caller import MESH, Caller, roles_for
+from gateway.identity.caller import MESH, Caller, methods_of, roles_for
 from gateway.validation.requests import class_of
 from sluice.errors import DeadlinePassed, InvalidRequest, MessageTooLarge, SluiceError
 from sluice.startup import is_loopback
@@ -27,9 +27,8 @@ from sluice.v1.inference_pb2 import GenerateRequest
 from sluice.wire.codec import request_reader
 
 _OURS: Final = "/sluice."
-_OPERATORS: Final = frozenset(
-    f"/sluice.v1.AdminService/{name}"
-    for name in ("ListRequests", "ListTenants", "CancelRequests", "DrainWorker", "ReadMetrics")
+_OPERATORS: Final = methods_of(
+    "AdminService", "ListRequests ListTenants CancelRequests DrainWorker ReadMetrics"
 )
 """Needed most when the limits are reached."""
 _OPEN: Final = "/grpc.health.v1.Health/"
@@ -124,15 +123,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
         read = request_reader(handler.request_deserializer)
 
+        def keep(size: int) -> None:
+            if size > HEALTH_BYTES_MAX:
+                raise _too_large(size, HEALTH_BYTES_MAX)
+
         async def answer(_: Any, context: Any) -> None:
             address = f"of {host_of(context.peer())}"
             with self._arriving.health(address):
-                payload = await self._receive(address, context)
-                if len(payload) > HEALTH_BYTES_MAX:
-                    raise _too_large(len(payload), HEALTH_BYTES_MAX)
-                request = read(payload)
-                if isinstance(request, SluiceError):
-                    raise request
+                request = await self._receive(address, context, read, keep)
                 response = await behaviour(request, context)
                 if not handler.response_streaming:
                     await context.write(response)
@@ -172,12 +170,18 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if message is not None:
             yield message
 
-    async def _receive(self, tenant: str, context: Any) -> bytes:
-        """The only message of a call, in bytes."""
+    async def _receive(
+        self, tenant: str, context: Any, read: Read, keep: Callable[[int], None]
+    ) -> Message:
+        """The only message of a call; ``keep`` is called with its size before it is parsed."""
         payload = await self._arriving.receive(tenant, context.read)
         if payload is grpc.aio.EOF:
             raise InvalidRequest("the call ended without a message")
-        return bytes(payload)
+        keep(len(payload))
+        request = read(payload)
+        if isinstance(request, SluiceError):
+            raise request
+        return request
 
     def _parsed(self, method: str, handler: Any) -> Any:
         """Of a method with one request."""
@@ -193,13 +197,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         async def answer(_: Any, context: Any) -> None:
             call = await self._call(context, method, roles)
             tenant = call.caller.tenant
-            payload = await self._receive(tenant, context)
             with self._arriving.kept_by(tenant) as keep:
-                keep(len(payload))
-                request = read(payload)
-                del payload
-                if isinstance(request, SluiceError):
-                    raise request
+                request = await self._receive(tenant, context, read, keep)
                 if method in _OPERATORS:
                     await behave(request, call)
                     return

@@ -2,13 +2,14 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import grpc
+from google.protobuf.message import Message
 
 from gateway.api.interceptor import GrpcCall
 from gateway.identity.caller import JOB_READS, MESH, Caller
@@ -32,9 +33,6 @@ from sluice.tls import channel_credentials
 from sluice.v1 import jobs_pb2
 from sluice.v1.jobs_pb2_grpc import JobServiceStub
 from sluice.wire.job_calls import signed
-
-if TYPE_CHECKING:
-    from sluice.v1.jobs_pb2_grpc import JobServiceAsyncStub
 
 JOB_SERVICE: Final = jobs_pb2.DESCRIPTOR.services_by_name["JobService"].full_name
 MESSAGE_BYTES_MAX: Final = 1 << 20
@@ -61,13 +59,16 @@ class JobForwarder(grpc.GenericRpcHandler):
             return None
         return grpc.stream_stream_rpc_method_handler(partial(self._forward, method))
 
-    def stub(self) -> "JobServiceAsyncStub":
-        """Calls of our own; `metadata` and `error_of_jobs` belong to them.
+    def begin(
+        self, caller: Caller, sent: Mapping[str, str], method: str, *request: Message, wait_s: float
+    ) -> Any:
+        """Begins a call of our own for ``caller``, who ``sent`` this metadata; in a block of `errors_of_jobs`.
 
         Raises:
             JobsDisabled: there is nobody to call.
         """
-        return JobServiceStub(self._open())
+        call = getattr(JobServiceStub(self._open()), method)
+        return call(*request, metadata=self.metadata(caller, sent), timeout=wait_s)
 
     def metadata(
         self, caller: Caller, sent: Mapping[str, str], method: str = ""
@@ -120,11 +121,15 @@ class JobForwarder(grpc.GenericRpcHandler):
         return self._channel
 
 
-def error_of_jobs(error: grpc.aio.AioRpcError) -> SluiceError:
-    """The error with which a process of `jobs` ended a call."""
-    if error.code() is grpc.StatusCode.UNAVAILABLE and not _details(error):
-        return _unreachable()
-    return error_of(error)
+@contextmanager
+def errors_of_jobs() -> Iterator[None]:
+    """An error with which a process of `jobs` ended a call becomes SluiceError."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNAVAILABLE and not _details(error):
+            raise _unreachable() from None
+        raise error_of(error) from None
 
 
 def _identity(caller: Caller, method: str) -> tuple[tuple[str, str], ...]:

@@ -1,17 +1,41 @@
-"""gRPC on the gateway's event loop: its port, its certificates, limits of a connection."""
+"""gRPC on the gateway's event loop: its port, its certificates, limits of a connection, health and reflection.
+
+Readiness is over ``grpc.health.v1``, of the service and of every model (docs/internals/wire.md, Readiness). The service
+is ready while it can answer something: a guard, a classifier or one of several models that is missing fails the
+requests that need it, and they alone. ``tasks.<name>`` is SERVING while requests may send tasks to that version of a
+model, for who ends the workers of one that was replaced.
+
+Reflection (https://github.com/grpc/grpc/blob/master/doc/server-reflection.md) is served as v1 and v1alpha, grpcio's own
+as v1alpha alone. Both versions have the same messages, so one servicer answers both.
+"""
 
 import resource
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import grpc
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.descriptor_pool import Default, DescriptorPool
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha.reflection import SERVICE_NAME as _V1ALPHA
+from grpc_reflection.v1alpha.reflection import aio as reflection_aio
 
+from gateway.admission.load_table import ModelLoadTable
 from gateway.api.interceptor import ErrorInterceptor
+from gateway.models.catalog import Catalog
+from gateway.upstream.nats_transport import NatsTransport
 from sluice.errors import SetupError
 from sluice.settings import Settings
 from sluice.startup import listen_problem, split_address
 from sluice.tls import AUTHORITIES, server_credentials
 
 KEY: Final = "gateway.address"
+SERVICE: Final = "sluice.v1.InferenceService"
+_SERVING: Final = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
+_V1: Final = "grpc.reflection.v1.ServerReflection"
 KEEPALIVE_MS: Final = 30_000
 KEEPALIVE_TIMEOUT_MS: Final = 10_000
 _CLIENT_PINGS_MS: Final = 500
@@ -104,3 +128,86 @@ def _options(settings: Settings, max_bytes: int) -> list[tuple[str, Any]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", _CLIENT_PINGS_MS),
     ]
+
+
+class GatewayHealth:
+    """Keeps the statuses of the health service up to date."""
+
+    def __init__(
+        self,
+        loads: ModelLoadTable,
+        catalog: Catalog,
+        transport: NatsTransport,
+        tasks: Callable[[float], Iterable[str]],
+    ) -> None:
+        """``tasks``: task names of the models in use."""
+        self.servicer = health_aio.HealthServicer()
+        self._loads = loads
+        self._catalog = catalog
+        self._transport = transport
+        self._tasks = tasks
+        self._statuses: dict[str, bool] = {}
+        self._leaving = False
+
+    @property
+    def serving(self) -> bool:
+        """Whether the gateway can answer something."""
+        return self._statuses.get(SERVICE, False) and not self._leaving
+
+    async def refresh(self, now: float) -> None:
+        """Sets the statuses that have changed."""
+        connected = self._transport.connected
+        ready = {
+            model: connected and self._loads.load(model, now).ready for model in self._catalog.names
+        }
+        answers = any(ready[model] for model in self._catalog.callable)
+        models = {f"model.{model}": is_ready for model, is_ready in ready.items()}
+        whole = {SERVICE: answers, "": answers}
+        tasks = {f"tasks.{name}": True for name in self._tasks(now)}
+        gone = dict.fromkeys(self._statuses, False)
+        for service, serving in {**gone, **models, **tasks, **whole}.items():
+            if self._statuses.get(service) != serving:
+                self._statuses[service] = serving
+                await self.servicer.set(service, _SERVING if serving else _NOT_SERVING)
+
+    async def leave(self) -> None:
+        """Sets every status to NOT_SERVING, for good."""
+        self._leaving = True
+        await self.servicer.enter_graceful_shutdown()
+
+
+class _MethodPool:
+    """The default descriptor pool, which also finds methods by their full name: ghz asks for them."""
+
+    def __init__(self, pool: DescriptorPool) -> None:
+        self._pool = pool
+
+    def FindFileContainingSymbol(self, symbol: str) -> FileDescriptor:
+        """Raises KeyError for a symbol that no file declares."""
+        try:
+            return self._pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            service, _, method = symbol.rpartition(".")
+            return (
+                self._pool.FindServiceByName(service)
+                .methods_by_name[method]
+                .containing_service.file
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+
+def add_reflection(services: Sequence[str], server: grpc.aio.Server) -> None:
+    """Lets clients of ``server`` ask for the descriptors of ``services``, full names."""
+    servicer = reflection_aio.ReflectionServicer(
+        (*services, _V1, _V1ALPHA), pool=_MethodPool(Default())
+    )
+    method = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    for version in (_V1, _V1ALPHA):
+        handler = grpc.method_handlers_generic_handler(version, {"ServerReflectionInfo": method})
+        server.add_generic_rpc_handlers((handler,))

@@ -13,7 +13,7 @@ from gateway.admission.load_table import ModelLoadTable
 from gateway.api.generate import Generator, new_request_id
 from gateway.api.job_forwarder import JobForwarder
 from gateway.http.audio import TRANSCRIPTIONS, TRANSLATIONS, Audio
-from gateway.http.batches import Batches, Files
+from gateway.http.batches import JobCalls
 from gateway.http.call import Behaviour, Endpoint
 from gateway.http.headers import class_of
 from gateway.http.inference import RESPONSES, ModelCalls
@@ -56,7 +56,7 @@ def make_app(
         ready = serving()
         return JSONResponse({"status": "ok" if ready else "not ready"}, 200 if ready else 503)
 
-    calls, files, batches = ModelCalls(generator, loads), Files(jobs), Batches(jobs)
+    calls, batches = ModelCalls(generator, loads), JobCalls(jobs)
     asking: dict[str, Behaviour] = {
         **dict.fromkeys(URLS, calls.complete),
         **{url: Audio(generator, url) for url in (TRANSCRIPTIONS, TRANSLATIONS)},
@@ -69,14 +69,14 @@ def make_app(
             *(route("POST", url, answer, ASKS, class_of) for url, answer in asking.items()),
             route("GET", "/v1/models", calls.models),
             route("GET", "/v1/models/{name:path}", calls.model),
-            route("POST", "/v1/files", files.upload, ASKS),
-            route("GET", "/v1/files", files.page),
-            route("GET", "/v1/files/{id}", files.get),
-            route("DELETE", "/v1/files/{id}", files.delete, CHANGES),
-            route("GET", "/v1/files/{id}/content", files.content),
+            route("POST", "/v1/files", batches.upload, ASKS),
+            route("GET", "/v1/files", batches.files),
+            route("GET", "/v1/files/{id}", batches.file),
+            route("DELETE", "/v1/files/{id}", batches.delete, CHANGES),
+            route("GET", "/v1/files/{id}/content", batches.content),
             route("POST", "/v1/batches", batches.create, ASKS),
-            route("GET", "/v1/batches", batches.page),
-            route("GET", "/v1/batches/{id}", batches.get),
+            route("GET", "/v1/batches", batches.batches),
+            route("GET", "/v1/batches/{id}", batches.batch),
             route("POST", "/v1/batches/{id}/cancel", batches.cancel, CHANGES),
             Route("/health", health),
         ],

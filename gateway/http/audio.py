@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from gateway.api.generate import Generator
-from gateway.audio.wav import BYTES_A_SECOND, HEAD_BYTES, BadAudio, pcm_of_wav
 from gateway.http import headers as header_fields
 from gateway.http.answers import encode, sse
 from gateway.http.call import SSE, HttpCall
 from gateway.http.multipart import FileForm
+from gateway.models.speech import BYTES_A_SECOND, HEAD_BYTES, BadAudio, pcm_of_wav
 from sluice.errors import InvalidRequest, MessageTooLarge, UnknownModel
 from sluice.v1 import inference_pb2 as pb
 

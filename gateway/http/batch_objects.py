@@ -74,10 +74,12 @@ def job_of(batch_id: str) -> str:
     return batch_id.removeprefix(BATCH)
 
 
-def file_object(
-    file_id: str, name: str, size_bytes: int | None, created: int, purpose: str
-) -> Json:
-    """A file."""
+def upload_object(upload_id: str, name: str, size_bytes: int, created: int) -> Json:
+    """A file that was uploaded; ``created``: in seconds since 1970."""
+    return _file(f"{FILE}{upload_id}", name, size_bytes, created, PURPOSE)
+
+
+def _file(file_id: str, name: str, size_bytes: int | None, created: int, purpose: str) -> Json:
     return {
         "id": file_id,
         "object": "file",
@@ -174,7 +176,7 @@ def result_files(job: pb.Job) -> list[Json]:
 
 def result_object(job: pb.Job, file_id: str) -> Json:
     """A file of results; its size is not known before it is read."""
-    return file_object(file_id, f"{file_id}.jsonl", None, job.end_time.seconds, RESULTS)
+    return _file(file_id, f"{file_id}.jsonl", None, job.end_time.seconds, RESULTS)
 
 
 def batch_object(job: pb.Job) -> Json:

@@ -74,28 +74,19 @@ _BY_SERVICE: Final = {
     "grpc.reflection.v1.ServerReflection": ANY,
     "grpc.reflection.v1alpha.ServerReflection": ANY,
 }
-JOB_READS: Final = frozenset(
-    f"/sluice.v1.JobService/{name}"
-    for name in (
-        "GetJob",
-        "GetUpload",
-        "ListUploads",
-        "ListJobs",
-        "WatchJob",
-        "GetResults",
-        "ListDeadLetters",
-    )
+
+
+def methods_of(service: str, names: str) -> frozenset[str]:
+    """The methods of ``names``, words, as gRPC calls them: "/package.Service/Method"."""
+    return frozenset(f"/sluice.v1.{service}/{name}" for name in names.split())
+
+
+JOB_READS: Final = methods_of(
+    "JobService", "GetJob GetUpload ListUploads ListJobs WatchJob GetResults ListDeadLetters"
 )
 """Methods of jobs that change nothing."""
-_OWN_OR_ALL: Final = tuple(
-    f"/sluice.v1.AdminService/{name}"
-    for name in (
-        "ListRequests",
-        "ListTenants",
-        "GetRequestRecord",
-        "GetAuditEntry",
-        "StreamOutcomes",
-    )
+_OWN_OR_ALL: Final = methods_of(
+    "AdminService", "ListRequests ListTenants GetRequestRecord GetAuditEntry StreamOutcomes"
 )
 """They answer a caller with what is its tenant's."""
 _BY_METHOD: Final = {

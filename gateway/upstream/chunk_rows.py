@@ -15,7 +15,7 @@ from itertools import count, islice
 from typing import Final
 
 from gateway.admission.pipeline import AdmittedRequest
-from gateway.audio.chunks import JoinedTexts
+from gateway.models.speech import JoinedTexts
 from gateway.streaming.answer import Answer
 from gateway.streaming.row import Row
 from gateway.upstream.rows import InternalRow, Upstream, row_headers

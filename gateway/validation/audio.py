@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from gateway.audio.wav import BYTES_A_SECOND, SAMPLE_BYTES, BadAudio, pcm_of_wav
 from gateway.models.catalog import Catalog
+from gateway.models.speech import BYTES_A_SECOND, SAMPLE_BYTES, BadAudio, pcm_of_wav
 from gateway.validation.fields import FieldViolations
 from sluice.defaults import AUTO
 from sluice.errors import UnknownModel

@@ -16,7 +16,7 @@ import pytest_asyncio
 import torch
 from openai import AsyncOpenAI
 
-from gateway.audio.chunks import JoinedTexts, chunks_of
+from gateway.models.speech import JoinedTexts, chunks_of
 from sluice import settings as config
 from sluice.client import AsyncClient, Audio, Notice
 from sluice.settings.routing import RoutingSettings

@@ -15,10 +15,10 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from opentelemetry.trace import NoOpTracer
 
-from gateway.audio.chunks import JoinedTexts, chunks_of
 from gateway.config.models import load_catalog
 from gateway.config.policies import load_policies_of
 from gateway.config.routers import load_router
+from gateway.models.speech import JoinedTexts, chunks_of
 from gateway.safety.inspector import Inspector
 from gateway.server import Gateway
 from model_workers.engine.encoder_decoder import load_encoder_decoder

@@ -17,8 +17,7 @@ from unittest.mock import patch
 from backports import zstd
 
 from gateway.admission.constraint_checks import ConstraintChecks
-from gateway.audio.chunks import JoinedTexts, chunks_of
-from gateway.models.speech import SpeechTokens
+from gateway.models.speech import JoinedTexts, SpeechTokens, chunks_of
 from gateway.validation.audio import audio_of, hearing_model
 from gateway.validation.fields import FieldViolations
 from jobs import webhooks

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.audio.chunks import JoinedTexts, chunks_of, overlap
-from gateway.audio.wav import BYTES_A_SECOND
+from gateway.models.speech import BYTES_A_SECOND, JoinedTexts, chunks_of, overlap
 
 
 @pytest.mark.parametrize("chunk_s", [1.0, 2.0, 30.0])

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from gateway.audio.wav import BadAudio, pcm_of_wav
+from gateway.models.speech import BadAudio, pcm_of_wav
 from tests.support.sounds import sound, wav
 
 PCM = sound(0.1)

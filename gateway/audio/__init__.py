@@ -1,1 +1,0 @@
-"""Audio of requests: files, chunks, and texts of chunks put together. Pure functions."""
