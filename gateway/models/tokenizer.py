@@ -27,8 +27,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Encoding, Tokenizer
 
+from gateway.models.detokenizer import Detokenizer, StreamDetokenizer
 from gateway.models.sentence_pieces import PieceTokenizer
-from gateway.streaming.detokenizer import Detokenizer, StreamDetokenizer
 from gateway.tools.formats import ToolFormat
 from gateway.tools.tool import map_texts
 from sluice.settings import SettingsError

@@ -11,6 +11,7 @@ from nats.js.api import StreamConfig
 
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.usage import UsageAccounting
+from gateway.identity.resume_token import ResumeKey
 from gateway.shared.answers import AnswerCache
 from gateway.shared.drains import Drains
 from gateway.shared.keys import SharedKeys
@@ -19,7 +20,6 @@ from gateway.shared.peers import HELLO_S, Peers
 from gateway.shared.running import RunningRequests
 from gateway.shared.spending import SharedSpending
 from gateway.streaming.registry import Registry
-from gateway.streaming.resume_token import ResumeKey
 from sluice.errors import SluiceError
 from sluice.settings import Settings
 from sluice.wire import jetstream

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from itertools import accumulate
 from typing import Final
 
-from gateway.streaming.resume_token import ResumeToken
+from gateway.identity.resume_token import ResumeToken
 from sluice.errors import IdempotencyConflict
 from sluice.internal.v1.gateway_pb2 import KeyRecord, StoredAnswer
 from sluice.v1.inference_pb2 import Delta, Finished, GenerateResponse, Started, Timings

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.streaming.resume_token import ResumeToken
+from gateway.identity.resume_token import ResumeToken
 from sluice.internal.v1.frame_pb2 import RowTimings
 from sluice.v1.inference_pb2 import Started, Timings
 from sluice.wire.clock import duration

@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Final
 
+from gateway.models.detokenizer import Detokenizer
 from gateway.safety.findings import Finding
 from gateway.safety.output.filter import OutputFilter
 from gateway.safety.output.windows import Window
-from gateway.streaming.detokenizer import Detokenizer
 from gateway.streaming.stops import StopMatcher
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.v1.inference_pb2 import Delta, TokenLogprob, TokenLogprobs

@@ -10,10 +10,10 @@ from gateway.admission.overload import OverloadControl
 from gateway.admission.pipeline import Admission, AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.usage import UsageAccounting
+from gateway.identity.resume_token import ResumeKey
 from gateway.streaming.assembler import Assembler
 from gateway.streaming.lifecycle import RequestTimings, StreamSpec
 from gateway.streaming.registry import Registry
-from gateway.streaming.resume_token import ResumeKey
 from gateway.streaming.row import Row
 from gateway.streaming.sent_row import SentRow
 from gateway.streaming.transcript import Transcript

@@ -11,8 +11,8 @@ from typing import Final
 from google.protobuf.message import Message
 
 from gateway.identity.caller import Caller
+from gateway.identity.resume_token import ResumeKey
 from gateway.models.catalog import Catalog
-from gateway.streaming.resume_token import ResumeKey
 from gateway.tools.tool import ToolUse
 from gateway.validation.audio import ValidAudio, audio_of, hearing_model
 from gateway.validation.conversation import ASSISTANT, USER, Conversation, Turn, conversation_of

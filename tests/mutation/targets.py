@@ -120,7 +120,7 @@ RESUME: Final = Group(
         "gateway/streaming/registry.py": (
             *(f"Registry.{name}" for name in ("find", "drop_replays", "open")),
         ),
-        "gateway/streaming/resume_token.py": (),
+        "gateway/identity/resume_token.py": (),
         "gateway/validation/requests.py": ("_check_resume", "_issued_by"),
     },
     (

@@ -20,11 +20,11 @@ from gateway.config.models import load_models
 from gateway.config.policies import load_policies_of
 from gateway.config.reload import GatewayReload
 from gateway.config.routers import load_router
+from gateway.identity.resume_token import ResumeKey
 from gateway.models.catalog import Catalog, ServedModel
 from gateway.safety.compiled import CompiledPolicies
 from gateway.safety.inspector import Inspector
 from gateway.server import Gateway
-from gateway.streaming.resume_token import ResumeKey
 from gateway.validation.requests import fingerprint_of
 from sluice.errors import SluiceError, from_status
 from sluice.internal.v1.task_pb2 import Task

@@ -2,10 +2,10 @@
 
 import pytest
 
+from gateway.identity.resume_token import ResumeKey
 from gateway.streaming.assembler import Assembler
 from gateway.streaming.delivery import Delivery, Reader
 from gateway.streaming.lifecycle import RequestTimings, StreamSpec
-from gateway.streaming.resume_token import ResumeKey
 from gateway.streaming.row import Row
 from gateway.streaming.transcript import Transcript
 from sluice.errors import Cancelled, SlowReader

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from gateway.identity.resume_token import ResumeKey
 from gateway.streaming.idempotency import (
     KeyStep,
     Replay,
@@ -12,7 +13,6 @@ from gateway.streaming.idempotency import (
     is_whole,
     next_step,
 )
-from gateway.streaming.resume_token import ResumeKey
 from sluice.errors import IdempotencyConflict
 from sluice.internal.v1.gateway_pb2 import KeyRecord, ReplacedModel, StoredAnswer
 from sluice.v1.inference_pb2 import (

@@ -9,8 +9,8 @@ from google.protobuf.duration_pb2 import Duration
 
 from gateway.admission.prompts import fit
 from gateway.identity.caller import Caller
+from gateway.identity.resume_token import ResumeKey
 from gateway.models.catalog import Catalog
-from gateway.streaming.resume_token import ResumeKey
 from gateway.validation.conversation import MESSAGES_MAX
 from gateway.validation.fields import NAMED_MAX
 from gateway.validation.requests import ValidRequest, _issued_by, fingerprint_of, validate

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.streaming.detokenizer import StreamDetokenizer
+from gateway.models.detokenizer import StreamDetokenizer
 from sluice.errors import SettingsError
 from sluice.settings import resolve_model_path
 from sluice.wire.text_tokens import CONVERSATION, END, load_text_tokens

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.streaming.resume_token import TOKEN_BYTES, ResumeKey
+from gateway.identity.resume_token import TOKEN_BYTES, ResumeKey
 
 FINGERPRINT, MODEL, SEED = b"f" * 32, "small", 7
 TOKENS = (5, 6, None, 7)
