@@ -6,11 +6,11 @@ a gateway keep is bounded before it is read, whatever its calls are for. Tenants
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final, TypeVar
 
-from sluice.errors import RETRY_AFTER_S, DeadlinePassed, Overloaded
+from sluice.errors import RETRY_AFTER_S, DeadlinePassed, Overloaded, SluiceError
 
 RECEIVE_S: Final = 30.0
 """How long the message of a call may take to arrive, seconds."""
@@ -28,7 +28,35 @@ SENDING_MAX: Final = 4
 HEALTH_MAX: Final = 1024
 """Calls of an address about health, which anybody may ask."""
 
+_Key = TypeVar("_Key")
 _Message = TypeVar("_Message")
+
+
+@contextmanager
+def counted(counter: Counter[_Key], key: _Key, count: int = 1) -> Iterator[None]:
+    """``counter`` has ``count`` more of ``key`` in the block; a key of which there is nothing has no entry."""
+    counter[key] += count
+    try:
+        yield
+    finally:
+        counter[key] -= count
+        if not counter[key]:
+            del counter[key]
+
+
+async def in_time(
+    messages: AsyncIterator[_Message], late: Callable[[], SluiceError]
+) -> AsyncIterator[_Message]:
+    """The messages, or pieces, of an upload; ``late`` is raised when the next takes longer than a message may."""
+    while True:
+        try:
+            async with asyncio.timeout(RECEIVE_S):
+                message = await anext(messages, None)
+        except TimeoutError:
+            raise late() from None
+        if message is None:
+            return
+        yield message
 
 
 class Arriving:
@@ -114,27 +142,21 @@ class Arriving:
             with self._counted(self._sending, tenant, SENDING_MAX, "uploads of your tenant"):
                 yield
 
-    @contextmanager
-    def health(self, address: str) -> Iterator[None]:
+    def health(self, address: str) -> AbstractContextManager[None]:
         """Counts a call about health, whose caller nobody knows, while it runs.
 
         Raises:
             Overloaded: the address has too many.
         """
-        with self._counted(self._health, address, HEALTH_MAX, "calls about health of your address"):
-            yield
+        what = "calls about health of your address"
+        return self._counted(self._health, address, HEALTH_MAX, what)
 
-    @contextmanager
-    def _counted(self, count: Counter[str], name: str, limit: int, what: str) -> Iterator[None]:
+    def _counted(
+        self, count: Counter[str], name: str, limit: int, what: str
+    ) -> AbstractContextManager[None]:
         if count[name] >= limit:
             raise Overloaded(f"{limit} {what} are being answered", retry_after_s=RETRY_AFTER_S)
-        count[name] += 1
-        try:
-            yield
-        finally:
-            count[name] -= 1
-            if not count[name]:
-                del count[name]
+        return counted(count, name)
 
 
 class _Places:

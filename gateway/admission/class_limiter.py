@@ -17,9 +17,15 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+)
 from typing import Final
 
+from gateway.admission.arriving import counted
 from gateway.admission.tenant_limits import TenantLimits
 from gateway.admission.tenant_threads import TenantSlots
 from sluice.errors import RETRY_AFTER_S, Overloaded, ShuttingDown
@@ -99,20 +105,16 @@ class ClassLimiter:
         rank = RANKS[priority_class]
         self._check(rank, tenant)
         self._running[rank] += 1
-        self._by_tenant[tenant, rank] += 1
         self.idle.clear()
         try:
-            yield
+            with counted(self._by_tenant, (tenant, rank)):
+                yield
         finally:
             self._running[rank] -= 1
-            self._by_tenant[tenant, rank] -= 1
-            if not self._by_tenant[tenant, rank]:
-                del self._by_tenant[tenant, rank]
             if not self.active:
                 self.idle.set()
 
-    @contextmanager
-    def rows(self, tenant: str, count: int) -> Iterator[None]:
+    def rows(self, tenant: str, count: int) -> AbstractContextManager[None]:
         """Counts the rows of a call about texts while it runs. One alone is never too large.
 
         Raises:
@@ -120,13 +122,7 @@ class ClassLimiter:
         """
         if self._rows[tenant] and self._rows[tenant] + count > self._rows_max:
             raise _overloaded(f"{self._rows_max} texts of your tenant are being computed")
-        self._rows[tenant] += count
-        try:
-            yield
-        finally:
-            self._rows[tenant] -= count
-            if not self._rows[tenant]:
-                del self._rows[tenant]
+        return counted(self._rows, tenant, count)
 
     def running(self, tenant: str, *, bulk: bool = False) -> int:
         """Calls of ``tenant`` that run, all or those of class bulk."""

@@ -16,9 +16,8 @@ from gateway.models.speech import chunks_of
 from gateway.models.tokenizer import TemplateRefused
 from gateway.safety.inspector import AnswerInspection
 from gateway.tools.grammar import grammar_of
-from gateway.tools.messages import function_of, messages_of
 from gateway.validation.audio import ValidAudio
-from gateway.validation.conversation import Conversation
+from gateway.validation.conversation import Conversation, function_of, messages_of
 from gateway.validation.requests import ValidRequest, in_vocabulary
 from sluice.errors import FieldViolation, InvalidRequest, PromptTooLong
 from sluice.internal.v1.task_pb2 import Audio, Sampling, Values

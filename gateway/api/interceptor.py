@@ -146,7 +146,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         async def behave(requests: Any, call: GrpcCall) -> None:
             taken = self._one(requests, call.caller.tenant) if not sends else requests
             if sends and roles != _MESH_ONLY and method.startswith(_OURS):
-                taken = _pieces(requests)
+                taken = arriving.in_time(aiter(requests), _late_piece)
             if not generates:
                 await behaviour(taken, call)
                 return
@@ -235,22 +235,6 @@ def _guarded(
     return grpc.stream_stream_rpc_method_handler(handle, read, write)
 
 
-async def _pieces(requests: Any) -> AsyncIterator[Any]:
-    """The messages of an upload, each within the time of a message."""
-    messages = aiter(requests)
-    while True:
-        try:
-            async with asyncio.timeout(arriving.RECEIVE_S):
-                message = await anext(messages, None)
-        except TimeoutError:
-            raise DeadlinePassed(
-                f"the next piece did not arrive within {arriving.RECEIVE_S:g} s: send the file again"
-            ) from None
-        if message is None:
-            return
-        yield message
-
-
 def _sends_many(method: str) -> bool:
     """Whether the client of ``method``, "/package.Service/Method", may send more than one message."""
     if not method.startswith(_OURS):
@@ -294,6 +278,12 @@ def _certificate_names(context: Any) -> list[str]:
 
 def _audio_bytes(message: Message) -> int:
     return len(message.audio.data) if isinstance(message, GenerateRequest) else 0
+
+
+def _late_piece() -> DeadlinePassed:
+    return DeadlinePassed(
+        f"the next piece did not arrive within {arriving.RECEIVE_S:g} s: send the file again"
+    )
 
 
 def _too_large(size: int, limit: int) -> MessageTooLarge:

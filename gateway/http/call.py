@@ -14,6 +14,7 @@ import grpc
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
+from gateway.admission.arriving import RECEIVE_S, in_time
 from gateway.admission.calls import CallChecks, guarded
 from gateway.admission.tenant_limits import TenantLimits
 from gateway.api.generate import new_request_id
@@ -25,8 +26,8 @@ from gateway.identity.caller import Caller
 from sluice.errors import InvalidRequest, MessageTooLarge, PermissionDenied, SluiceError
 from sluice.startup import is_loopback
 
-BODY_S: Final = 30.0
-"""How long a client may take to send its body, or the next piece of an upload, seconds."""
+BODY_S: Final = RECEIVE_S
+"""How long a client may take to send its body, seconds."""
 FAIL_S: Final = 5.0
 """How long a client that does not read may keep the last event of its stream, seconds."""
 ABORT: Final = "sluice.abort"
@@ -89,28 +90,24 @@ class HttpCall(Request):
         if length.isdecimal() and float(length) > self._max_body_bytes:
             raise self._too_large(length)
         body = bytearray()
-        with _in_time():
+        try:
             async with asyncio.timeout(BODY_S):
                 async for piece in self.stream():
                     self.keep(len(piece))
                     body += piece
                     if len(body) > self._max_body_bytes:
                         raise self._too_large(f"more than {self._max_body_bytes}")
+        except TimeoutError:
+            raise _too_slow() from None
         return parse_json(bytes(body))
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    def pieces(self) -> AsyncIterator[bytes]:
         """A body of any length, piece by piece.
 
         Raises:
             BodyTooSlow, ClientDisconnect: it does not go on.
         """
-        pieces = self.stream()
-        piece: bytes | None = b""
-        while piece is not None:
-            with _in_time():
-                async with asyncio.timeout(BODY_S):
-                    piece = await anext(pieces, None)
-            yield piece or b""
+        return in_time(self.stream(), _too_slow)
 
     async def write(
         self, data: bytes, headers: Mapping[str, str] = {}, status: int = 200, *, more: bool = False
@@ -179,12 +176,8 @@ class HttpCall(Request):
         )
 
 
-@contextmanager
-def _in_time() -> Iterator[None]:
-    try:
-        yield
-    except TimeoutError:
-        raise BodyTooSlow(f"the body did not arrive within {BODY_S:g} s") from None
+def _too_slow() -> BodyTooSlow:
+    return BodyTooSlow(f"the body did not arrive within {BODY_S:g} s")
 
 
 Behaviour = Callable[[HttpCall], Awaitable[None]]

@@ -77,8 +77,7 @@ def chat_of(body: Mapping[str, Any]) -> Json:
 
 
 def _check_include(wanted: Any) -> None:
-    if not isinstance(wanted, list):
-        raise BadField("include: is no list")
+    check_entries("include", wanted, list)
     if _INCLUDED in wanted:
         raise BadField(f"include: {_INCLUDED} is not served; /v1/chat/completions has them")
 
@@ -141,9 +140,7 @@ def _text(content: Any, path: str) -> str:
 
 
 def _tools(tools: Any) -> list[Json]:
-    check_entries("tools", tools)
-    if not isinstance(tools, list):
-        raise BadField("tools: is no list")
+    check_entries("tools", tools, list)
     for at, tool in enumerate(tools):
         if not isinstance(tool, dict) or tool.get("type") != "function":
             raise BadField(f"tools[{at}]: is no function; no other tool is served")

@@ -1,9 +1,14 @@
-"""The input of a request: a prompt or a conversation, with the tools that the model sees."""
+"""The input of a request: a prompt or a conversation, with the tools that the model sees.
 
+Chat templates take it by the convention of transformers (https://huggingface.co/docs/transformers/chat_extras).
+"""
+
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
+from gateway.tools.formats import ToolFormat
 from gateway.tools.tool import Tool, ToolCall, map_texts, texts_in
 from gateway.validation.fields import FieldViolations
 from gateway.validation.tools import VALUES_MAX, calls_of, has_room_for_calls
@@ -164,3 +169,37 @@ def _check_turn(index: int, turn: Turn, known: set[str], found: FieldViolations)
         f"{at}.tool_call_id",
         "must be the id of an earlier call where the role is tool, else empty",
     )
+
+
+def function_of(tool: Tool) -> Mapping[str, Any]:
+    """A tool as chat templates take it."""
+    parameters = tool.parameters or {"type": "object", "properties": {}}
+    described = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    return {"type": "function", "function": described}
+
+
+def messages_of(turns: Sequence[Turn], form: ToolFormat | None) -> list[Mapping[str, Any]]:
+    """The turns as the chat template of a model takes them whose calls have ``form``."""
+    names = {call.id: call.name for turn in turns for call in turn.calls}
+    return [_message(turn, names, form) for turn in turns]
+
+
+def _message(turn: Turn, names: Mapping[str, str], form: ToolFormat | None) -> Mapping[str, Any]:
+    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    if turn.calls:
+        message["tool_calls"] = [_call_message(call, form) for call in turn.calls]
+    if turn.call_id:
+        message |= {"tool_call_id": _id(turn.call_id, form), "name": names[turn.call_id]}
+    return message
+
+
+def _call_message(call: ToolCall, form: ToolFormat | None) -> Mapping[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": _id(call.id, form), "type": "function", "function": function}
+
+
+def _id(call_id: str, form: ToolFormat | None) -> str:
+    """``call_id`` as the template takes it: that of Mistral takes ids of its own length alone."""
+    if form is None or form.id_prefix or (len(call_id) == form.id_chars and call_id.isalnum()):
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[: form.id_chars]

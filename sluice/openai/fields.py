@@ -71,10 +71,12 @@ def check_kind(name: str, value: Any, kind: type) -> None:
         raise BadField(f"{name}: is not {_KINDS[kind]}")
 
 
-def check_entries(field: str, given: Any) -> None:
-    """Raises BadField where ``given`` has too many entries for any of them to be looked at."""
+def check_entries(field: str, given: Any, kind: type | None = None) -> None:
+    """Raises BadField where ``given`` has too many entries for any of them to be looked at, or is not of ``kind``."""
     if isinstance(given, list | dict) and len(given) > ENTRIES_MAX:
         raise BadField(f"{field}: has over {ENTRIES_MAX} entries")
+    if kind is not None and not isinstance(given, kind):
+        raise BadField(f"{field}: is no {'list' if kind is list else 'object'}")
 
 
 def set_field(message: Any, name: str, value: Any, kind: type, path: str = "") -> None:

@@ -326,9 +326,7 @@ def _part(part: Any, path: str, kinds: Collection[str]) -> str:
 
 
 def _set_labels(request: pb.GenerateRequest, labels: Any) -> None:
-    check_entries("labels", labels)
-    if not isinstance(labels, dict):
-        raise BadField("labels: is no object")
+    check_entries("labels", labels, dict)
     for key, value in labels.items():
         if not isinstance(value, str):
             raise BadField(f"labels.{key}: is no text")
@@ -359,8 +357,7 @@ def _set_sampling(sampling: pb.SamplingParams, name: str, value: Any) -> None:
         )
         set_field(sampling, name, value, kind)
         return
-    if not isinstance(value, list):
-        raise BadField(f"{name}: is no list")
+    check_entries(name, value, list)
     sampling.ClearField(name)  # type: ignore[arg-type]
     try:
         getattr(sampling, name).extend(value)
@@ -369,9 +366,7 @@ def _set_sampling(sampling: pb.SamplingParams, name: str, value: Any) -> None:
 
 
 def _set_biases(sampling: pb.SamplingParams, biases: Any) -> None:
-    check_entries("logit_bias", biases)
-    if not isinstance(biases, dict):
-        raise BadField("logit_bias: is no object")
+    check_entries("logit_bias", biases, dict)
     sampling.ClearField("logit_bias")
     for token_id, bias in biases.items():
         try:

@@ -23,9 +23,7 @@ def set_tools(request: pb.GenerateRequest, body: Mapping[str, Any]) -> None:
     if (parallel := body.get("parallel_tool_calls")) is not None:
         set_field(request, "parallel_tool_calls", parallel, bool)
     tools = body.get("tools") or []
-    check_entries("tools", tools)
-    if not isinstance(tools, list):
-        raise BadField("tools: is no list")
+    check_entries("tools", tools, list)
     for at, tool in enumerate(tools):
         described = function_of(tool, f"tools[{at}]")
         _set_tool(request.tools.add(), described, f"tools[{at}].function")
