@@ -26,7 +26,7 @@ from sluice.client.channel import LOOKUP_S, error_of
 from sluice.defaults import AUTO
 from sluice.errors import PermissionDenied, SettingsError, SetupError, TransportUnavailable
 from sluice.settings import Settings
-from sluice.startup import listen_problem, reachable, split_address
+from sluice.startup import listening_at, reachable
 from sluice.telemetry.exchange import MetricsExchange
 from sluice.telemetry.names import SERVICE_JOBS
 from sluice.telemetry.registry import MetricRegistry
@@ -203,9 +203,7 @@ async def _serving(
     add_JobServiceServicer_to_server(service, server)
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    host, port = split_address(address, "jobs.address")
-    if problem := listen_problem(host, port):
-        raise SetupError(f"jobs.address: {address} is {problem}; choose another")
+    host, _ = listening_at(address, "jobs.address")
     if tls is None:
         bound = server.add_insecure_port(address)
     else:

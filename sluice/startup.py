@@ -91,6 +91,18 @@ def listen_problem(host: str, port: int) -> str | None:
     return None
 
 
+def listening_at(address: str, key: str, otherwise: str = "") -> tuple[str, int]:
+    """Host and port of ``address``, where a server is about to listen; ``otherwise``: what else can be done.
+
+    Raises:
+        SetupError: it is taken, or the address is none of this machine.
+    """
+    host, port = split_address(address, key)
+    if problem := listen_problem(host, port):
+        raise SetupError(f"{key}: {address} is {problem}; choose another{otherwise}")
+    return host, port
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach ``host``."""
     try:

@@ -28,7 +28,7 @@ from gateway.models.catalog import Catalog
 from gateway.upstream.nats_transport import NatsTransport
 from sluice.errors import SetupError
 from sluice.settings import Settings
-from sluice.startup import listen_problem, split_address
+from sluice.startup import listening_at
 from sluice.tls import AUTHORITIES, server_credentials
 
 KEY: Final = "gateway.address"
@@ -73,13 +73,8 @@ class GrpcServer:
         Raises:
             SetupError: it is taken, or the address is none of this machine.
         """
-        host, port = split_address(self.address, KEY)
         # Checked first: the error of gRPC does not say what is wrong.
-        problem = listen_problem(host, port)
-        if problem is not None:
-            raise SetupError(
-                f"{KEY}: {self.address} is {problem}; choose another or stop what uses it"
-            )
+        listening_at(self.address, KEY, " or stop what uses it")
         try:
             bound = self._add_port()
         except RuntimeError as error:

@@ -15,10 +15,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from gateway.api.server import connections_max
 from gateway.http.answers import encode
 from gateway.http.call import ABORT, CERTIFICATE_NAMES
-from sluice.errors import Overloaded, SetupError
+from sluice.errors import Overloaded
 from sluice.openai.errors import error_body
 from sluice.settings.tls import TlsSettings
-from sluice.startup import listen_problem, split_address
+from sluice.startup import listening_at
 from sluice.tls import server_context
 
 KEY: Final = "http.address"
@@ -75,12 +75,7 @@ class HttpServer:
         Raises:
             SetupError: it is taken, or the address is none of this machine.
         """
-        host, port = split_address(self.address, KEY)
-        problem = listen_problem(host, port)
-        if problem is not None:
-            raise SetupError(
-                f"{KEY}: {self.address} is {problem}; choose another, or null for no HTTP"
-            )
+        host, port = listening_at(self.address, KEY, ", or null for no HTTP")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = opened = socket.socket(family, socket.SOCK_STREAM)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -17,10 +17,8 @@ from typing import Final
 from nats.aio.client import Client
 
 from gateway.identity.caller import Caller, tenant_of
-from gateway.identity.jwks import IssuerKeys
-from gateway.identity.key_bucket import KeyBucket
-from gateway.identity.keys import caller_of_key
-from gateway.identity.tokens import KeyMissing, caller_of_token, issuer_of
+from gateway.identity.credentials import KeyMissing, caller_of_key, caller_of_token, issuer_of
+from gateway.identity.key_sources import IssuerKeys, KeyBucket
 from sluice.defaults import TENANT_METADATA
 from sluice.errors import PermissionDenied, Unauthenticated
 from sluice.settings import IdentitySettings

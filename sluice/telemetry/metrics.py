@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sluice import __version__
-from sluice.errors import SetupError
-from sluice.startup import listen_problem, split_address
+from sluice.startup import listening_at
 from sluice.telemetry.registry import MetricRegistry
 from sluice.telemetry.tracing import otlp_endpoint
 
@@ -73,9 +72,6 @@ def _serve_page(
 ) -> str:
     from sluice.telemetry.page import serving
 
-    host, port = split_address(address, key)
-    problem = listen_problem(host, port)
-    if problem is not None:
-        raise SetupError(f"{key}: {address} is {problem}; choose another or stop what uses it")
+    host, port = listening_at(address, key, " or stop what uses it")
     port = opened.enter_context(serving(registry, process, host, port))
     return f"{address.rpartition(':')[0]}:{port}"

@@ -48,10 +48,8 @@ IDENTITY: Final = Group(
     {
         "gateway/identity/authenticator.py": (),
         "gateway/identity/caller.py": (),
-        "gateway/identity/jwks.py": (),
-        "gateway/identity/key_bucket.py": (),
-        "gateway/identity/keys.py": (),
-        "gateway/identity/tokens.py": (),
+        "gateway/identity/key_sources.py": (),
+        "gateway/identity/credentials.py": (),
     },
     ("tests/gateway/identity",),
 )

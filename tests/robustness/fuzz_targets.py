@@ -20,8 +20,7 @@ from gateway.http.batch_objects import create_request, page_limit
 from gateway.http.multipart import FileForm
 from gateway.http.requests import parse_json
 from gateway.identity.authenticator import Authenticator
-from gateway.identity.keys import caller_of_key
-from gateway.identity.tokens import KeyMissing, caller_of_token, key_set
+from gateway.identity.credentials import KeyMissing, caller_of_key, caller_of_token, key_set
 from gateway.streaming.idempotency import Replay, is_whole
 from jobs.stages import check_stages
 from model_workers.engine.cacheless import EchoEngine

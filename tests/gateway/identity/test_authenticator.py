@@ -16,12 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nats.aio.client import Client
 
-from gateway.identity import jwks
+from gateway.identity import key_sources
 from gateway.identity.authenticator import Authenticator, Identities
 from gateway.identity.caller import Caller
-from gateway.identity.jwks import IssuerKeys
-from gateway.identity.keys import caller_of_key
-from gateway.identity.tokens import KeyMissing, caller_of_token, key_set
+from gateway.identity.credentials import KeyMissing, caller_of_key, caller_of_token, key_set
+from gateway.identity.key_sources import IssuerKeys
 from sluice.errors import (
     PermissionDenied,
     SettingsError,
@@ -117,7 +116,7 @@ async def test_keys_that_an_issuer_has_changed_are_fetched(
     jwks_server.body = json.dumps(new.jwks()).encode()
     assert await problem(authenticator, new.token()) == "TOKEN_INVALID"  # fetched a moment ago
     assert jwks_server.asked == 1
-    monkeypatch.setattr(jwks, "AGAIN_S", 0.0)
+    monkeypatch.setattr(key_sources, "AGAIN_S", 0.0)
     assert (await called(authenticator, new.token())).tenant == "acme"
     assert await problem(authenticator, old.token()) == "TOKEN_INVALID"
 
@@ -125,7 +124,7 @@ async def test_keys_that_an_issuer_has_changed_are_fetched(
 async def test_an_issuer_that_does_not_answer_leaves_its_last_keys(
     client: Client, jwks_server: JwksServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jwks, "AGAIN_S", 0.0)
+    monkeypatch.setattr(key_sources, "AGAIN_S", 0.0)
     issuer = Issuer()
     jwks_server.body = b"no JSON"
     authenticator = Authenticator(at(jwks_server.url))
@@ -148,7 +147,7 @@ async def test_an_issuer_that_does_not_answer_leaves_its_last_keys(
 async def test_keys_behind_a_redirect_are_not_taken(
     client: Client, jwks_server: JwksServer, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    monkeypatch.setattr(jwks, "AGAIN_S", 0.0)
+    monkeypatch.setattr(key_sources, "AGAIN_S", 0.0)
     issuer, thief = Issuer("key-1"), Issuer("thief")
     jwks_server.body = json.dumps(issuer.jwks()).encode()
     jwks_server.elsewhere = json.dumps(thief.jwks()).encode()
@@ -164,7 +163,7 @@ async def test_keys_behind_a_redirect_are_not_taken(
 async def test_keys_have_a_size(
     client: Client, jwks_server: JwksServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jwks, "AGAIN_S", 0.0)
+    monkeypatch.setattr(key_sources, "AGAIN_S", 0.0)
     old, new = Issuer("old"), Issuer("new")
     jwks_server.body = json.dumps(old.jwks()).encode().ljust(256 * 1024)
     authenticator = Authenticator(at(jwks_server.url))
@@ -207,7 +206,7 @@ async def test_keys_are_not_fetched_more_often_than_every_five_seconds(
     jwks_server: JwksServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = 100.0
-    monkeypatch.setattr("gateway.identity.jwks.time.monotonic", lambda: clock)
+    monkeypatch.setattr("gateway.identity.key_sources.time.monotonic", lambda: clock)
     jwks_server.body = json.dumps(Issuer().jwks()).encode()
     changes = list[int]()
     keys = IssuerKeys(at(jwks_server.url).jwt[0], "identity.jwt.0", lambda: changes.append(1))
@@ -257,7 +256,7 @@ async def test_keys_are_read_every_five_minutes_and_soon_while_there_are_none(
         if len(happened) == 8:
             raise asyncio.CancelledError
 
-    monkeypatch.setattr(jwks.asyncio, "sleep", sleep)
+    monkeypatch.setattr(key_sources.asyncio, "sleep", sleep)
     keys.refresh = refresh  # type: ignore[method-assign]
     with pytest.raises(asyncio.CancelledError):
         await keys.run()
@@ -280,10 +279,10 @@ async def test_a_server_that_does_not_answer_is_given_up(
             raise TimeoutError
 
     keys = IssuerKeys(at(jwks_server.url).jwt[0], "identity.jwt.0", lambda: None)
-    monkeypatch.setattr(jwks.asyncio, "wait_for", wait_for)
+    monkeypatch.setattr(key_sources.asyncio, "wait_for", wait_for)
     await keys.start()
     monkeypatch.undo()
-    monkeypatch.setattr(jwks.urllib.request, "build_opener", lambda *_: Opener())
+    monkeypatch.setattr(key_sources.urllib.request, "build_opener", lambda *_: Opener())
     await keys.start()
     assert waits == [5.0, 4.0]
 
@@ -291,7 +290,7 @@ async def test_a_server_that_does_not_answer_is_given_up(
 async def test_what_cannot_be_used_says_what_happens_until_then(
     jwks_server: JwksServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(jwks, "AGAIN_S", 0.0)
+    monkeypatch.setattr(key_sources, "AGAIN_S", 0.0)
     keys = IssuerKeys(at(jwks_server.url).jwt[0], "identity.jwt.0", lambda: None)
     jwks_server.status = 503
     await keys.start()

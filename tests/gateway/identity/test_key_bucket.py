@@ -5,9 +5,9 @@ import asyncio
 import nats
 import pytest
 
-from gateway.identity import key_bucket
+from gateway.identity import key_sources
 from gateway.identity.authenticator import Authenticator
-from gateway.identity.key_bucket import KeyBucket
+from gateway.identity.key_sources import KeyBucket
 from sluice.errors import TransportUnavailable, Unauthenticated
 from sluice.settings import IdentitySettings
 from sluice.wire import jetstream
@@ -33,7 +33,7 @@ async def test_keys_are_asked_for_each_second_also_after_nats_was_away(
         if len(happened) > 7:
             raise asyncio.CancelledError
 
-    monkeypatch.setattr(key_bucket.asyncio, "sleep", sleep)
+    monkeypatch.setattr(key_sources.asyncio, "sleep", sleep)
     bucket.refresh = refresh  # type: ignore[method-assign]
     with pytest.raises(asyncio.CancelledError):
         await bucket.run()
@@ -56,7 +56,7 @@ async def test_that_keys_stay_as_they_were_is_said_once(
     async def sleep(_: float) -> None:
         await pause(0)
 
-    monkeypatch.setattr(key_bucket.asyncio, "sleep", sleep)
+    monkeypatch.setattr(key_sources.asyncio, "sleep", sleep)
     bucket.refresh = refresh  # type: ignore[method-assign]
     with pytest.raises(asyncio.CancelledError):
         await bucket.run()

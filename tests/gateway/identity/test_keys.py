@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.identity import keys
-from gateway.identity.keys import caller_of_key
+from gateway.identity import credentials
+from gateway.identity.credentials import caller_of_key
 from sluice.errors import Unauthenticated
 from sluice.settings.limits import RateLimits
 from sluice.wire.api_keys import PREFIX, NewKey, _checksum, digest_of, id_of, new_key
@@ -91,7 +91,7 @@ def test_of_a_secret_only_hashes_are_compared_and_in_constant_time(
         compared.append((a, b))
         return hmac.compare_digest(a, b)
 
-    monkeypatch.setattr(keys, "compare_digest", compare)
+    monkeypatch.setattr(credentials, "compare_digest", compare)
     near = key_like(25)
     assert near.startswith(KEY.text[:56])
     for text in (KEY.text, near):

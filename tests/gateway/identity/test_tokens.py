@@ -8,7 +8,7 @@ from typing import Any
 import jwt
 import pytest
 
-from gateway.identity.tokens import KeyMissing, caller_of_token, issuer_of, key_set
+from gateway.identity.credentials import KeyMissing, caller_of_token, issuer_of, key_set
 from sluice.errors import Unauthenticated
 from sluice.settings import JwtSettings
 from tests.gateway.kit.issuer import AUDIENCE, NAME, Issuer

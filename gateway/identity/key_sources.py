@@ -1,7 +1,8 @@
-"""The keys of an issuer, from a file or an https URL.
+"""Keys that are read again when they change: those of an issuer, from a file or an https URL, and those of the mesh.
 
-They are read at the start, every 5 minutes, and when a token names one that is missing. What cannot be read leaves the
-last good keys in force.
+Keys of an issuer are read at the start, every 5 minutes, and when a token names one that is missing. The API
+keys of the mesh are in JetStream: once a second the state of their bucket is asked for, and when it has changed all are
+read. What cannot be read leaves the last good keys in force.
 """
 
 import asyncio
@@ -11,19 +12,26 @@ import logging
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.identity.tokens import KeySet, key_set
-from sluice.errors import SettingsError, TransportUnavailable
+from nats.aio.client import Client
+
+from gateway.identity.credentials import KeySet, key_set
+from sluice.errors import SettingsError, SluiceError, TransportUnavailable
+from sluice.internal.v1.identity_pb2 import ApiKeyRecord
 from sluice.settings.identity import JwtSettings
+from sluice.wire import jetstream
+from sluice.wire.bucket import Bucket
 
 REFRESH_S: Final = 300.0
 AGAIN_S: Final = 5.0
 """Keys are not read more often than this, whoever asks: tokens can name keys at will."""
 FETCH_S: Final = 4.0
 BYTES_MAX: Final = 256 * 1024
+POLL_S: Final = 1.0
+"""A key that is revoked is refused this long after that, and what two questions to JetStream take."""
 
 _log = logging.getLogger(__name__)
 
@@ -135,3 +143,44 @@ def _parsed(payload: bytes) -> object:
         return json.loads(payload)
     except (ValueError, RecursionError):
         raise ValueError("is not JSON") from None
+
+
+class KeyBucket:
+    """The API keys of the mesh, read again when they change.
+
+    Attributes:
+        records: by id, as last read.
+    """
+
+    def __init__(self, replicas: int, on_change: Callable[[], None]) -> None:
+        self.records: Mapping[str, ApiKeyRecord] = {}
+        self._on_change = on_change
+        self._bucket = Bucket(jetstream.API_KEYS, replicas)
+        self._state: object = None
+
+    async def start(self, client: Client) -> None:
+        """Creates the bucket and reads it; raises as `Bucket`."""
+        await self._bucket.start(client)
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """Reads the keys if they have changed; raises TransportUnavailable."""
+        state = await self._bucket.state()
+        if state == self._state:
+            return
+        self.records = {key: record async for key, record in self._bucket.read_all(ApiKeyRecord)}
+        self._state = state
+        self._on_change()
+
+    async def run(self) -> None:
+        """Keeps `records` up to date, until it is cancelled."""
+        reached = True
+        while True:
+            await asyncio.sleep(POLL_S)
+            try:
+                await self.refresh()
+                reached = True
+            except SluiceError as error:
+                if reached:  # one line, however long it lasts
+                    _log.warning("API keys stay as they were: %s", error)
+                reached = False
