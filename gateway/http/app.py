@@ -12,7 +12,7 @@ from gateway.admission.calls import CallChecks
 from gateway.admission.load_table import ModelLoadTable
 from gateway.api.generate import Generator, new_request_id
 from gateway.api.job_forwarder import JobForwarder
-from gateway.http.audio import TRANSCRIPTIONS, TRANSLATIONS, Audio
+from gateway.http.audio import TRANSCRIPTIONS, TRANSLATIONS
 from gateway.http.batches import JobCalls
 from gateway.http.call import Behaviour, Endpoint
 from gateway.http.headers import class_of
@@ -59,7 +59,7 @@ def make_app(
     calls, batches = ModelCalls(generator, loads), JobCalls(jobs)
     asking: dict[str, Behaviour] = {
         **dict.fromkeys(URLS, calls.complete),
-        **{url: Audio(generator, url) for url in (TRANSCRIPTIONS, TRANSLATIONS)},
+        **dict.fromkeys((TRANSCRIPTIONS, TRANSLATIONS), calls.transcribe),
         **dict.fromkeys(RERANK, calls.rerank),
         EMBEDDINGS: calls.embed,
         RESPONSES: calls.respond,

@@ -1,4 +1,4 @@
-"""The URLs that models answer, but for audio, and those that list the models."""
+"""The URLs that models answer, and those that list the models."""
 
 import time
 from collections import defaultdict
@@ -11,6 +11,7 @@ from gateway.api.inference_service import add_event
 from gateway.api.texts import EMBED, RERANK, answer_texts
 from gateway.http import headers as header_fields
 from gateway.http.answers import Chunks, encode, whole
+from gateway.http.audio import EVENTS, Transcript, speech_request
 from gateway.http.call import SSE, HttpCall
 from gateway.http.requests import (
     GenerateCall,
@@ -84,6 +85,18 @@ class ModelCalls:
             else:
                 await call.write(encode(events.response), {"x-request-id": events.request_id})
 
+    async def transcribe(self, call: HttpCall) -> None:
+        """/v1/audio/transcriptions and /v1/audio/translations."""
+        if not self._catalog.hearing:
+            raise UnknownModel("no model of this mesh takes audio", metadata={"models": ""})
+        request, form = await speech_request(call, self._generator.settings.audio_max_s)
+        streams = form == EVENTS
+        timeout_s = header_fields.apply(call.metadata, request, streams=streams)
+        transcript = Transcript(request, form, self._catalog)
+        with call.while_connected():
+            await self._stream(call, GenerateCall(request, streams, timeout_s), transcript)
+            await call.write(*transcript.end())
+
     async def embed(self, call: HttpCall) -> None:
         """/v1/embeddings."""
         body = await call.object()
@@ -123,7 +136,7 @@ class ModelCalls:
         await call.write(encode(self._model(name)))
 
     async def _stream(
-        self, call: HttpCall, asked: GenerateCall, events: Chunks | ResponseEvents
+        self, call: HttpCall, asked: GenerateCall, events: Chunks | ResponseEvents | Transcript
     ) -> None:
         # The head is sent with the first text: an error before it has a status of its own.
         async def write(event: GenerateResponse) -> None:

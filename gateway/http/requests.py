@@ -49,7 +49,7 @@ response_field_name: Final = _namer(
 
 @dataclass(frozen=True)
 class GenerateCall:
-    """One call of /v1/chat/completions or /v1/completions.
+    """One call that wants text.
 
     Attributes:
         streams: the answer is to be sent as server-sent events.
@@ -60,9 +60,9 @@ class GenerateCall:
 
     request: GenerateRequest
     streams: bool
-    include_usage: bool
-    continuous_usage: bool
     timeout_s: float | None
+    include_usage: bool = False
+    continuous_usage: bool = False
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def generate_call(url: str, body: dict[str, Any], headers: Mapping[str, str]) ->
         request = request_of_body(url, asked, GenerateRequest())
     timeout_s = header_fields.apply(headers, request, streams=streams)
     usage = bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))
-    return GenerateCall(request, streams, *usage, timeout_s)
+    return GenerateCall(request, streams, timeout_s, *usage)
 
 
 @contextmanager
