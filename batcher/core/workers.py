@@ -148,7 +148,9 @@ class WorkerState:
         self._next_sequence += 1
         self.live = report.ready
         self.load = report.load
-        self._rows_to, self._tokens_to = report.rows_to, report.tokens_to
+        # One that does not tell the classes apart is none.
+        self._rows_to = report.rows_to if len(report.rows_to) == len(RANKS) else ()
+        self._tokens_to = report.tokens_to if len(report.tokens_to) == len(RANKS) else ()
         if report.HasField("counts"):
             self.counts = report.counts
         self._times.note(report.load, now)

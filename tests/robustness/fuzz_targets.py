@@ -27,7 +27,7 @@ from model_workers.engine.cacheless import EchoEngine
 from model_workers.worker import InboxFull, Worker
 from sluice.errors import SluiceError
 from sluice.internal.v1 import frame_pb2, worker_pb2
-from sluice.internal.v1.control_pb2 import BatcherReport, ControlMessage
+from sluice.internal.v1.control_pb2 import ControlMessage
 from sluice.internal.v1.gateway_pb2 import KeyRecord
 from sluice.internal.v1.identity_pb2 import ApiKeyRecord
 from sluice.internal.v1.task_pb2 import Task
@@ -61,7 +61,9 @@ class FuzzedBatcher:
         self._sequence = 0
         self._sent: list[worker_pb2.Batch] = []
         self._loop._fleet = SimpleNamespace(  # type: ignore[assignment]
-            send=lambda _, batch, __: self._sent.append(batch), cancel=self._cancelled
+            send=lambda _, batch, __: self._sent.append(batch),
+            cancel=self._cancelled,
+            demand=lambda *_: None,
         )
 
     async def start(self) -> None:
@@ -69,10 +71,10 @@ class FuzzedBatcher:
         await self._batcher._gateways.listen(self._batcher)
 
     async def message(self, draw: Mutator) -> str:
-        """A message of a gateway, another batcher or the worker, and all that follows from it."""
+        """A message of a gateway or the worker, and all that follows from it."""
         live = tuple(self._loop._requests._rows)
         draw = Mutator(draw.random, (*live[-8:], "gw1", "small"))
-        kind = draw.random.choice((self._task, self._control, self._report, self._step))
+        kind = draw.random.choice((self._task, self._control, self._step))
         outcome = await kind(draw)
         now = time.monotonic()
         self._loop._requests.advance(now, self._loop._capacities(now))
@@ -110,13 +112,6 @@ class FuzzedBatcher:
             subject = subjects.control_to(BATCHER)
             await self.nats.feed(subjects.all_to(BATCHER), payload, subject, **draw.envelope())
         return "control"
-
-    async def _report(self, draw: Mutator) -> str:
-        report = draw.filled(BatcherReport)
-        report.batcher = draw.random.choice((BATCHER, "b2", report.batcher))
-        subject = subjects.report("b2")
-        await self.nats.feed(subjects.ALL_REPORTS, draw.packed(report), subject, **draw.envelope())
-        return "report"
 
     async def _step(self, draw: Mutator) -> str:
         report = draw.filled(worker_pb2.StepReport, 0.4)

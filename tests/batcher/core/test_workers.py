@@ -205,6 +205,14 @@ def test_a_grant_that_comes_late_or_twice_makes_no_room() -> None:
     assert free_rows(state) == 1
 
 
+def test_a_grant_that_does_not_tell_the_classes_apart_is_none() -> None:
+    state = WorkerState()
+    state.report(granting([9, 9], [1]), 0.0)
+    assert (free_rows(state), state.capacity("name").free_tokens) == (0, math.inf)
+    state.report(granting([9, 9, 9, 9], [], 1), 0.0)
+    assert free_rows(state) == 0, "the load leaves nothing free"
+
+
 def test_a_worker_hears_when_rows_begin_or_cease_to_wait() -> None:
     state = WorkerState()
     assert not state.tell((0, 0, 0))
