@@ -17,16 +17,15 @@ task's cost is estimated when it is taken, and corrected when its answer has end
 "Start-time Fair Queueing", 1996; for tokens of language models: Y. Sheng et al., "Fairness in Serving Large Language
 Models", 2024).
 
-With n tasks of t tenants `add`, `take`, `cancel` and `first` take O(log n), and move O(t) entries of a short list.
+With n tasks of t tenants `add`, `take`, `cancel` and `first` take O(log n), and move O(t) entries of a short list;
+amortized, because entries of tasks that wait no more stay in heaps until they are first, or most of what is there.
 """
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping, Sequence
-from heapq import nlargest
+from collections.abc import Callable, Mapping
+from heapq import heapify, heappop, heappush, nlargest
 from typing import Final
-
-from sortedcontainers import SortedList
 
 from batcher.core.scheduler.task import Entry, QueuedTask, Tenant
 from sluice.settings.batching import Policy
@@ -36,6 +35,8 @@ SERVICE_SHARE: Final = 0.1
 """Weight of the newest answer in the mean service time."""
 IDLE_MIN: Final = 1024
 """So many tenants without anything waiting are no reason to clean up."""
+STALE_MIN: Final = 64
+"""So many entries of tasks that wait no more are no reason to clean up a heap."""
 
 
 class ClassOrder:
@@ -68,7 +69,7 @@ class ClassOrder:
         """Of all tenants with waiting tasks."""
         self._tenants: dict[str, Tenant] = {}
         self._clean_at = IDLE_MIN
-        self._returned: SortedList[Entry] = SortedList()
+        self._returned: list[Entry] = []
         self._turns: list[tuple[float, float, int, Tenant]] = []
         """Tenants by virtual time and first task."""
         self._late: list[tuple[float, int, Tenant]] = []
@@ -90,8 +91,12 @@ class ClassOrder:
             self._weight += tenant.weight
         self._count(tenant, task, 1)
         task.due = min(task.deadline, now + self._horizon_s) if self._is_fair else 0.0
-        for tasks, entry in self._entries(task):
-            tasks.add(entry)
+        if task.returned:
+            _push(self._returned, (task.deadline, task.number, task), self.waiting)
+            return
+        _push(tenant.in_turn, (task.due, task.number, task), tenant.waiting)
+        if self._is_fair and task.deadline != math.inf:
+            _push(tenant.by_deadline, (task.deadline, task.number, task), tenant.waiting)
         self._place(tenant)
 
     def cancel(self, task: QueuedTask) -> None:
@@ -168,39 +173,37 @@ class ClassOrder:
 
     # Inside.
 
-    def _entries(self, task: QueuedTask) -> Sequence[tuple[SortedList[Entry], Entry]]:
-        if task.returned:
-            return ((self._returned, (task.deadline, task.number, task)),)
-        in_turn = (task.share.in_turn, (task.due, task.number, task))
-        if task.deadline == math.inf or not self._is_fair:
-            return (in_turn,)
-        return in_turn, (task.share.by_deadline, (task.deadline, task.number, task))
-
     def _remove(self, task: QueuedTask) -> None:
         tenant = task.share
-        for tasks, entry in self._entries(task):
-            tasks.remove(entry)
         self._count(tenant, task, -1)
         if not tenant.waiting:
             self._weight -= tenant.weight
-        task.number = 0
+            tenant.in_turn.clear()
+            tenant.by_deadline.clear()
+        task.number = 0  # What is in the heaps of it is stale.
+        _drop_stale(self._returned)
 
     def _place(self, tenant: Tenant) -> None:
         """Puts a tenant where its time and its tasks put it."""
-        if tenant.turn is not None:
-            del self._turns[bisect_left(self._turns, tenant.turn)]
-            tenant.turn = None
-        if tenant.in_turn:
-            due, number, _ = tenant.in_turn[0]
-            tenant.turn = (tenant.time, due, number, tenant)
-            insort(self._turns, tenant.turn)
+        in_turn, by_deadline = tenant.in_turn, tenant.by_deadline
+        _drop_stale(in_turn)
+        turn = (tenant.time, *in_turn[0][:2], tenant) if in_turn else None
+        if turn != tenant.turn:
+            if tenant.turn is not None:
+                del self._turns[bisect_left(self._turns, tenant.turn)]
+            tenant.turn = turn
+            if turn is not None:
+                insort(self._turns, turn)
+        if not by_deadline and tenant.late is tenant.ahead is None:
+            return
+        _drop_stale(by_deadline)
         if tenant.late is not None:
             del self._late[bisect_left(self._late, tenant.late)]
         if tenant.ahead is not None:
             del self._ahead[bisect_left(self._ahead, tenant.ahead)]
         tenant.late = tenant.ahead = None
-        if tenant.by_deadline:
-            deadline, number, _ = tenant.by_deadline[0]
+        if by_deadline:
+            deadline, number, _ = by_deadline[0]
             until = tenant.time - self._lead_max / tenant.weight
             if until <= self._time:
                 tenant.late = (deadline, number, tenant)
@@ -224,6 +227,20 @@ class ClassOrder:
             self._tenants, self._clean_at = kept, 2 * len(kept) + IDLE_MIN
         tenant = self._tenants[name] = Tenant(self._weights.get(name, 1.0))
         return tenant
+
+
+def _push(heap: list[Entry], entry: Entry, waiting: int) -> None:
+    """Adds an entry to a heap, of which at most ``waiting`` are not stale."""
+    if len(heap) > 4 * waiting + STALE_MIN:
+        heap[:] = [one for one in heap if one[1] == one[2].number]
+        heapify(heap)
+    heappush(heap, entry)
+
+
+def _drop_stale(heap: list[Entry]) -> None:
+    """Removes entries of tasks that do not wait any more, or again, until the first is none of them."""
+    while heap and heap[0][1] != heap[0][2].number:
+        heappop(heap)
 
 
 class Order:
@@ -251,9 +268,9 @@ class Order:
 
     def add(self, task: QueuedTask, now: float) -> None:
         """``task`` begins to wait."""
+        task.waiting_since = now  # Before the number: other threads look at tasks that have one.
         self._numbers = task.number = self._numbers + 1
         self.waiting += 1
-        task.waiting_since = now
         self._estimate(task)
         self.classes[task.priority_class].add(task, now)
 

@@ -6,8 +6,6 @@ from dataclasses import InitVar, dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from sortedcontainers import SortedList
-
 Entry = tuple[float, int, "QueuedTask"]
 """A waiting task, by a time and its number."""
 
@@ -20,8 +18,8 @@ class Tenant:
         time: virtual time.
         waiting: its tasks that wait.
         tokens: their prompts and expected answers.
-        in_turn: its tasks by `QueuedTask.due` and number; those that returned are elsewhere.
-        by_deadline: those of them that have a deadline.
+        in_turn: a heap of its tasks by `QueuedTask.due` and number; those that returned are elsewhere.
+        by_deadline: a heap of those of them that have a deadline.
         turn, late, ahead: where it is in the lists of `ClassOrder`.
     """
 
@@ -29,8 +27,8 @@ class Tenant:
     time: float = 0.0
     tokens: int = 0
     waiting: int = 0
-    in_turn: SortedList[Entry] = field(default_factory=SortedList)
-    by_deadline: SortedList[Entry] = field(default_factory=SortedList)
+    in_turn: list[Entry] = field(default_factory=list)
+    by_deadline: list[Entry] = field(default_factory=list)
     turn: "tuple[float, float, int, Tenant] | None" = None
     late: "tuple[float, int, Tenant] | None" = None
     ahead: "tuple[float, int, Tenant] | None" = None
