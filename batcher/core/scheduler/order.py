@@ -164,13 +164,6 @@ class ClassOrder:
         waiting = (name for name, tenant in self._tenants.items() if tenant.waiting)
         return nlargest(most, waiting, key=lambda name: self._tenants[name].tokens)
 
-    def room(self, tenant: str, limit: int) -> int:
-        """How many more tasks of the tenant may come, when those with waiting tasks share ``limit`` by weight."""
-        known = self._tenants.get(tenant if self._is_fair else "")
-        waiting, weight = known.waiting if known else 0, self._weights.get(tenant, 1.0)
-        everybody = self._weight + (0.0 if waiting else weight)
-        return math.ceil(limit * weight / everybody) - waiting
-
     # Inside.
 
     def _remove(self, task: QueuedTask) -> None:

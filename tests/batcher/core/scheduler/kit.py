@@ -1,0 +1,29 @@
+"""Tasks, a busy worker and the next batch, for tests of what is handed out."""
+
+from batcher.core.scheduler.capacity import Capacity
+from batcher.core.scheduler.queue import Queue
+from batcher.core.scheduler.task import Batch, QueuedTask
+
+NUMBERS = iter(range(10**9))
+
+
+def fill(
+    queue: Queue,
+    *prompts: int,
+    priority_class: str = "interactive",
+    now: float = 0.0,
+    **values: object,
+) -> None:
+    for prompt in prompts:
+        known = {"prompt_tokens": prompt, "max_tokens": 10, **values}
+        queue.add(QueuedTask(f"t{next(NUMBERS)}", priority_class, **known), now)  # type: ignore[arg-type]
+
+
+def busy(free_rows: int = 8, **values: object) -> Capacity:
+    return Capacity("w", free_rows, **{"running_rows": 8, **values})  # type: ignore[arg-type]
+
+
+def batch_of(queue: Queue, now: float, replica: Capacity) -> Batch:
+    batch = queue.next_batch(now, [replica]).batch
+    assert batch is not None
+    return batch
