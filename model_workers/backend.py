@@ -50,10 +50,10 @@ class TritonResponseSender:
         """Whether the client has cancelled its stream."""
         return bool(self._sender.is_cancelled())
 
-    def refuse(self, message: str, code: int) -> None:
-        """Ends the request with an error."""
-        error = pb_utils.TritonError(message, code)
-        self._sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
+    def refuse(self, reason: str) -> None:
+        """Ends the request, which was not taken."""
+        self.send(worker_pb2.StepReport(refused=reason))
+        self.close()
 
 
 class TritonPythonModel:
@@ -86,10 +86,8 @@ class TritonPythonModel:
             responses = TritonResponseSender(request.get_response_sender())
             try:
                 self._worker.handle(_message(request), responses, _traceparent(request))
-            except MalformedMessage as error:
-                responses.refuse(str(error), pb_utils.TritonError.INVALID_ARG)
-            except InboxFull as error:
-                responses.refuse(str(error), pb_utils.TritonError.UNAVAILABLE)
+            except (MalformedMessage, InboxFull) as error:
+                responses.refuse(str(error))
 
     def finalize(self) -> None:
         """Ends the threads, then sends the spans that are left."""

@@ -38,7 +38,7 @@ Call = grpc.aio.StreamStreamCall[
 
 
 class WorkerRefused(Exception):
-    """Triton answered a request with an error; the message is Triton's."""
+    """Triton or the worker did not take a request; the message is theirs."""
 
 
 FAULTS: Final = (
@@ -168,7 +168,7 @@ def step_report(streamed: service_pb2.ModelStreamInferResponse) -> worker_pb2.St
     """The worker's report; None for Triton's own response that a request is complete.
 
     Raises:
-        WorkerRefused: Triton reports an error.
+        WorkerRefused: Triton reports an error, or the worker did not take the request.
         MalformedMessage: it is not a `StepReport`.
     """
     if streamed.error_message:
@@ -178,4 +178,7 @@ def step_report(streamed: service_pb2.ModelStreamInferResponse) -> worker_pb2.St
         return None
     if len(infer.raw_output_contents) != 1:
         raise MalformedMessage("a worker's response has exactly one tensor")
-    return unpack(worker_pb2.StepReport, infer.raw_output_contents[0])
+    report = unpack(worker_pb2.StepReport, infer.raw_output_contents[0])
+    if report.refused:
+        raise WorkerRefused(report.refused)
+    return report

@@ -8,7 +8,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from batcher.core.workers import ChannelBroken
-from batcher.workers.client import Reports
+from batcher.workers.client import Reports, WorkerRefused, step_report
 from sluice.internal.v1 import worker_pb2
 
 COMPLETE = -1
@@ -61,3 +61,10 @@ async def test_reports_of_the_new_request_may_overtake_those_of_the_old(
 async def test_what_is_missing_breaks_the_channel(numbers: Iterable[int]) -> None:
     with pytest.raises(ChannelBroken):
         await renewed(*numbers, count=6)
+
+
+def test_a_request_that_the_worker_did_not_take_is_told_from_a_report() -> None:
+    report = worker_pb2.StepReport(refused="the worker is overloaded or closing")
+    infer = service_pb2.ModelInferResponse(raw_output_contents=[report.SerializeToString()])
+    with pytest.raises(WorkerRefused, match="overloaded"):
+        step_report(service_pb2.ModelStreamInferResponse(infer_response=infer))

@@ -15,7 +15,7 @@ from opentelemetry.trace import NoOpTracer
 
 from batcher.app import Batcher
 from batcher.core.workers import ChannelBroken
-from batcher.workers.client import step_report
+from batcher.workers.client import WorkerRefused, step_report
 from gateway.http.batch_objects import create_request, page_limit
 from gateway.http.multipart import FileForm
 from gateway.http.requests import parse_json
@@ -130,7 +130,7 @@ class FuzzedBatcher:
             if found is not None:
                 self._loop.on_step(self._worker, found)
             self._sequence += 1
-        except (ChannelBroken, MalformedMessage) as error:  # as `Worker` takes it
+        except (ChannelBroken, MalformedMessage, WorkerRefused) as error:  # as `Worker` takes it
             self._loop.on_lost(self._worker)
             self._sequence = 0
             return type(error).__name__

@@ -143,14 +143,14 @@ class WorkerStream:
         """Says that no request will follow; the stream ends with its last response."""
         await self._call.done_writing()
 
-    async def replies(self) -> AsyncIterator[service_pb2.ModelStreamInferResponse]:
-        """Everything that Triton answers."""
-        async for reply in self._call:
-            yield reply
+    async def code(self) -> grpc.StatusCode:
+        """With which status the stream has ended."""
+        code: grpc.StatusCode = await self._call.code()
+        return code
 
     async def reports(self) -> AsyncIterator[worker_pb2.StepReport]:
         """What the worker answers."""
-        async for reply in self.replies():
+        async for reply in self._call:
             assert not reply.error_message, reply.error_message
             contents = reply.infer_response.raw_output_contents
             if contents:

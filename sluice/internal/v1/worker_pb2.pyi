@@ -341,12 +341,17 @@ class StepReport(_message.Message):
     COUNTS_FIELD_NUMBER: _builtins.int
     ROWS_TO_FIELD_NUMBER: _builtins.int
     TOKENS_TO_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     """The worker's id: changes when its process restarts."""
     sequence: _builtins.int
     """Counts the responses on this channel from 0; a jump means that one was lost."""
     ready: _builtins.bool
     """Whether the engine has taken note of this channel, and rows of the one before have ended: batches may be sent."""
+    refused: _builtins.str
+    """Why the request was not taken: it ends, and nothing else is set. A worker never ends a request with Triton's own
+    error, which sometimes kills Triton 2.51.
+    """
     @_builtins.property
     def frames(self) -> _containers.RepeatedCompositeFieldContainer[_frame_pb2.Frame]:
         """The frames of the step; empty in a heartbeat."""
@@ -385,10 +390,11 @@ class StepReport(_message.Message):
         counts: Global___WorkerCounts | None = ...,
         rows_to: _abc.Iterable[_builtins.int] | None = ...,
         tokens_to: _abc.Iterable[_builtins.int] | None = ...,
+        refused: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "counts", b"counts", "frames", b"frames", "load", b"load", "ready", b"ready", "rows_to", b"rows_to", "sequence", b"sequence", "tokens_to", b"tokens_to", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "counts", b"counts", "frames", b"frames", "load", b"load", "ready", b"ready", "refused", b"refused", "rows_to", b"rows_to", "sequence", b"sequence", "tokens_to", b"tokens_to", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
