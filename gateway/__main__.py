@@ -15,10 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gateway.config.models import load_catalog
-from gateway.config.policies import load_inspector
+from gateway.config.policies import load_all
 from gateway.config.reload import GatewayReload
-from gateway.config.routers import load_router
 from gateway.safety.text import skeleton
 from gateway.server import Gateway
 from sluice.errors import SetupError
@@ -37,12 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _serve(process: Process) -> None:
     settings, path = process.settings, process.config
     _check(settings, path)
-    catalog = await asyncio.to_thread(load_catalog, settings)
-    inspector = await asyncio.to_thread(load_inspector, settings, path)
-    router = await asyncio.to_thread(load_router, settings, catalog.facts)
-    telemetry = process.tracer, process.registry
-    gateway = Gateway(settings, process.id, catalog, inspector, router, *telemetry)
-    reload = GatewayReload(settings, path, inspector, catalog, gateway)
+    policies = await asyncio.to_thread(load_all, settings, path)
+    gateway = Gateway(settings, process.id, policies, process.tracer, process.registry)
+    reload = GatewayReload(path, gateway)
     id_taken = gateway.shared.peers.id_taken
     async with gateway.running() as nats_client:
         freeze_heap()
@@ -52,8 +47,9 @@ async def _serve(process: Process) -> None:
         await tables
     if id_taken.is_set():
         raise SetupError(f"--id: another gateway {process.id!r} is running")
-    if inspector.dry_run is not None:
-        logging.getLogger(__name__).info("%s", inspector.dry_run)
+    tried = gateway.in_force.policies.inspector.dry_run
+    if tried is not None:
+        logging.getLogger(__name__).info("%s", tried)
 
 
 async def _first(*events: asyncio.Event) -> None:

@@ -18,6 +18,7 @@ from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.load_table import ModelLoadTable
 from gateway.admission.overload import OverloadControl
 from gateway.admission.pipeline import Admission
+from gateway.admission.policies import InForce, Policies
 from gateway.admission.usage import UsageAccounting
 from gateway.api.admin_service import ADMIN_SERVICE, AdminService
 from gateway.api.generate import Generator, RequestObservers
@@ -28,13 +29,10 @@ from gateway.api.job_forwarder import JOB_SERVICE, JobForwarder
 from gateway.api.safety_service import SAFETY_SERVICE, SafetyService
 from gateway.api.server import SERVICE, GatewayHealth, GrpcServer, add_reflection
 from gateway.identity.authenticator import Authenticator
-from gateway.models.catalog import Catalog
 from gateway.models.speech import BYTES_A_SECOND, HEAD_BYTES
 from gateway.records.record_builder import RecordContext
 from gateway.records.store import RecordStore
 from gateway.routing.breaker import Breakers
-from gateway.routing.router import Router
-from gateway.safety.inspector import Inspector
 from gateway.shared.state import SharedState
 from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.idempotency import ReplayCache
@@ -45,12 +43,10 @@ from gateway.upstream.cascade import EscalationLimiter
 from gateway.upstream.guard_client import GuardClient
 from gateway.upstream.nats_transport import NatsTransport
 from gateway.upstream.rows import Upstream
-from gateway.upstream.served_models import ServedModels
 from gateway.upstream.shadow_runner import ShadowRunner
 from sluice.errors import RETRY_AFTER_S, SetupError, ShuttingDown, SluiceError, TransportUnavailable
 from sluice.internal.v1.items_pb2_grpc import add_ItemsServiceServicer_to_server
 from sluice.settings import Settings, SettingsError
-from sluice.settings.routing import RoutingSettings
 from sluice.telemetry.exchange import MetricsExchange
 from sluice.telemetry.names import SERVICE_GATEWAY
 from sluice.telemetry.registry import MetricRegistry
@@ -81,7 +77,7 @@ class Gateway:
         usage: what tenants spend, and their limits.
         shared: what the gateways of the mesh share.
         authenticator: says who calls; HTTP asks it too.
-        models: replaces those that are served.
+        in_force: the policies that requests take.
         before_serving: what to do when NATS is connected, before calls are accepted.
     """
 
@@ -89,13 +85,11 @@ class Gateway:
         self,
         settings: Settings,
         gateway_id: str,
-        catalog: Catalog,
-        inspector: Inspector,
-        router: Router,
+        policies: Policies,
         tracer: Tracer,
         metric_registry: MetricRegistry,
     ) -> None:
-        limits, routing, facts = settings.gateway, settings.routing, catalog.facts
+        limits = settings.gateway
         self._settings = settings
         self.before_serving: list[Callable[[], Awaitable[None]]] = []
         self._exchange = MetricsExchange(SERVICE_GATEWAY, gateway_id, metric_registry)
@@ -104,27 +98,22 @@ class Gateway:
         dispatch.use_weights(settings.weights)
         self.registry = Registry(dispatch, ReplayCache(limits.replay_entries, limits.replay_s))
         self._transport = NatsTransport(gateway_id, self.registry, loads, tracer)
-        self.models = ServedModels(catalog, loads, self.registry, dispatch)
-        self._health = GatewayHealth(loads, catalog, self._transport, self.models.in_use)
+        self.in_force = in_force = InForce(policies, self.registry)
+        self._health = GatewayHealth(loads, in_force, self._transport)
         self.authenticator = Authenticator(settings.identity, settings.nats.replicas)
-        self._breakers = Breakers(routing.breaker)
+        breakers = Breakers()
         self.usage = UsageAccounting(
-            self._breakers, facts, self.registry, time.time() - time.monotonic(), time.monotonic
+            breakers, self.registry, time.time() - time.monotonic(), time.monotonic
         )
-        self._store = RecordStore(settings.records, routing.outcomes, settings.nats.replicas)
-        self.use_limits(settings)
-        self._overload = OverloadControl(
-            loads,
-            fallbacks=routing.fallbacks,
-            models=facts,
-            queue_max=limits.queue_max,
-            breakers=self._breakers,
+        self._store = RecordStore(
+            settings.records, lambda: in_force.policies.kept, settings.nats.replicas
         )
-        self._admission = Admission(catalog, self._overload, inspector, router, self.usage)
+        self._overload = OverloadControl(loads, limits.queue_max, breakers)
+        self._admission = Admission(in_force, self._overload, self.usage)
         self._limiter = ClassLimiter(
             limits.max_concurrent_requests,
             limits.shares,
-            self.usage.limits,
+            lambda *calls: self.usage.limits.check_running(in_force.policies.limits, *calls),
             # Else the rows of one tenant's few calls would fill the queue of a model, for all.
             rows_max=int(limits.queue_max * limits.shares.tenant),
         )
@@ -132,20 +121,20 @@ class Gateway:
             settings,
             gateway_id,
             self.registry,
+            in_force,
             self.usage,
             self._limiter,
             connected=lambda: self._transport.connected,
-            has_budgets=lambda: self._admission.router.has_budgets,
         )
         self._drift = DriftMonitor(gateway_id, self._store.publish_event, metric_registry)
-        self._drift.use(router.held_out, routing.drift)
+        self._drift.use(policies.router.held_out, settings.routing.drift)
         self._transport.on_report = self.shared.drains.on_report
         self._generator = self._make_generator(tracer, metric_registry)
         self._admission.entities = self._generator.guards
         self._jobs = JobForwarder(
             settings.jobs, lambda: self.authenticator.mesh_key, settings.tls.mesh
         )
-        hears = bool(catalog.hearing)
+        hears = bool(policies.catalog.hearing)
         self._audio_max_bytes = (
             int(limits.audio_max_s * BYTES_A_SECOND) + HEAD_BYTES if hears else 0
         )
@@ -215,25 +204,21 @@ class Gateway:
             _log.info("HTTP is served on %s", self.http.address)
         return client
 
-    async def use_routing(self, router: Router, routing: RoutingSettings) -> None:
-        """Later requests are routed by ``router``.
+    async def ensure_kept(self, policies: Policies) -> None:
+        """What is kept under ``policies`` can be.
 
         Raises:
-            SettingsError: outcomes cannot be kept as ``routing`` says; nothing has changed.
+            SettingsError: JetStream does not take it.
         """
         try:
-            await self._store.use_outcomes(routing.outcomes)
+            await self._store.ensure_outcomes(policies.kept.outcomes)
         except (TimeoutError, NatsError) as error:
             raise SettingsError(f"routing.outcomes: JetStream does not take it: {error}") from error
-        self._admission.router = router
-        self._drift.use(router.held_out, routing.drift)
-        self._overload.fallbacks = routing.fallbacks
-        self._breakers.settings = routing.breaker
 
-    def use_limits(self, settings: Settings) -> None:
-        """Later requests have the limits of ``settings``, and are kept as long as they say."""
-        self._store.use_retention(settings.retention_s)
-        self.usage.limits.use(settings.limits, settings.tenant_limits)
+    def use(self, policies: Policies) -> None:
+        """Requests from now on get ``policies``; windows of learned heads that are not in them end."""
+        self.in_force.replace(policies, time.monotonic())
+        self._drift.use(policies.router.held_out, policies.settings.routing.drift)
 
     @property
     def active(self) -> int:
@@ -242,7 +227,7 @@ class Gateway:
 
     def ready(self, model: str) -> bool:
         """Whether a worker that serves ``model`` (its task name) is alive, by the reports of batchers."""
-        return self._loads.has_worker(model, time.monotonic())
+        return self._loads.load(model, time.monotonic()).ready
 
     async def run(self) -> None:
         """Checks deadlines, stalls and readiness, and writes records, until it is cancelled."""
@@ -326,7 +311,7 @@ class Gateway:
         metrics = RequestMetrics(metric_registry)
         metrics.show_running(lambda: self.active)
         metrics.show_waiting(lambda: self.registry.dispatch.waiting)
-        gateway_id, facts = self._transport.gateway_id, self._admission.catalog.facts
+        gateway_id = self._transport.gateway_id
         return Generator(
             settings=settings.gateway,
             limiter=self._limiter,
@@ -335,7 +320,7 @@ class Gateway:
             guards=GuardClient(upstream),
             state=self.shared,
             observers=RequestObservers(
-                RecordContext(settings.records, self._store, facts, gateway_id, settings.currency),
+                RecordContext(settings.records, self._store, gateway_id, settings.currency),
                 metrics,
                 self._drift,
                 ShadowRunner(upstream, self._store, self._drift),

@@ -13,7 +13,6 @@ from gateway.routing.breaker import Breakers
 from simulator.trace import Arrival
 from sluice.errors import Overloaded
 from sluice.internal.v1 import control_pb2
-from sluice.settings.routing import BreakerSettings
 
 REPORT_S: Final = 1.0
 """How often batchers report."""
@@ -30,8 +29,7 @@ class Admission:
     def __init__(self, queue: Queue, queue_max: int) -> None:
         self._queue = queue
         self._loads = ModelLoadTable()
-        breakers = Breakers(BreakerSettings())  # a simulated model does not fail
-        self._overload = OverloadControl(self._loads, {}, {}, queue_max, breakers)
+        self._overload = OverloadControl(self._loads, queue_max, Breakers())
 
     def report(self, now: float, workers: int) -> None:
         """Takes a report of the batcher."""
@@ -57,5 +55,5 @@ class Admission:
         except Overloaded:
             return False
         tokens = arrival.prompt_tokens + arrival.max_tokens
-        self._overload.sent(MODEL, arrival.priority_class, tokens, now)
+        self._overload.sent(MODEL, MODEL, arrival.priority_class, tokens, now)
         return True

@@ -2,7 +2,7 @@
 
 A model that is added, or replaced by another version, is loaded first, beside what runs. Then batchers open its
 channels, and when a worker of it is live all gateways give it the requests that come from then on. Those that run keep
-the version that they began with; when the last has ended (`gateway.upstream.served_models`), its workers end. Whatever
+the version that they began with; when the last has ended (`gateway.admission.policies`), its workers end. Whatever
 fails on the way leaves everything as it was.
 """
 

@@ -16,7 +16,7 @@ import asyncio
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -26,7 +26,6 @@ from contextlib import (
 from typing import Final
 
 from gateway.admission.arriving import counted
-from gateway.admission.tenant_limits import TenantLimits
 from gateway.admission.tenant_threads import TenantSlots
 from sluice.errors import RETRY_AFTER_S, Overloaded, ShuttingDown
 from sluice.settings import CallShares
@@ -56,17 +55,18 @@ class ClassLimiter:
         self,
         limit: int,
         shares: CallShares,
-        tenant_limits: TenantLimits | None = None,
+        check_tenant: Callable[[str, int, int | None], None] | None = None,
         rows_max: int = ROWS_MAX,
     ) -> None:
         """All that may run at the same time.
 
         Args:
             limit: calls.
-            tenant_limits: of each tenant, at all gateways.
+            check_tenant: refuses another call of a tenant, of which so many run here; the last argument says how many
+                of class bulk, None that the call is of another class.
             rows_max: rows of a tenant's calls about texts, each of which has many.
         """
-        self._own_limits = tenant_limits
+        self._check_tenant = check_tenant
         self.draining = False
         self.idle = asyncio.Event()
         self.idle.set()
@@ -151,9 +151,9 @@ class ClassLimiter:
                 if sum(running[upto:]) >= limit:
                     kind = "" if upto == 0 else f"{CLASSES[upto]} and less urgent "
                     raise _overloaded(f"{limit} {kind}calls{whose} are being answered")
-        if self._own_limits is not None:
+        if self._check_tenant is not None:
             bulk = self.running(tenant, bulk=True) if CLASSES[rank] == BULK_CLASS else None
-            self._own_limits.check_running(tenant, self.running(tenant), bulk)
+            self._check_tenant(tenant, self.running(tenant), bulk)
 
 
 class Turns:

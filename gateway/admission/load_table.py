@@ -73,19 +73,13 @@ class _Batcher:
 
 
 class ModelLoadTable:
-    """The last report of every batcher."""
+    """The last report of every batcher. Models are called as in tasks."""
 
     def __init__(self) -> None:
         self._batchers: dict[str, _Batcher] = {}
         self._choices = 0
-        self._task_names: Mapping[str, str] = {}
         self._loads: dict[str, ModelLoad] = {}
         """Computed since the reports changed; every request asks for several."""
-
-    def use(self, task_names: Mapping[str, str]) -> None:
-        """What tasks call each model now; others are called by their names."""
-        self._task_names = task_names
-        self._loads.clear()
 
     def update(self, report: BatcherReport, now: float) -> None:
         """Replaces the previous report of the batcher, unless that is newer."""
@@ -112,7 +106,7 @@ class ModelLoadTable:
             self._loads.clear()
 
     def choose(self, model: str, without: Collection[str], now: float) -> str | None:
-        """The batcher for the next task of ``model``, as tasks call it: with a worker, where the fewest tasks wait.
+        """The batcher for the next task of ``model``: with a worker, where the fewest tasks wait.
 
         Among equals it is the one that was chosen longest ago. None: there is none but ``without``.
         """
@@ -148,17 +142,12 @@ class ModelLoadTable:
             )
         return found
 
-    def has_worker(self, model: str, now: float) -> bool:
-        """Whether a worker of ``model``, as tasks call it, is alive."""
-        self.expire(now)
-        return self._sum(model).ready
-
     def load(self, model: str, now: float) -> ModelLoad:
         """The load of ``model``. Batchers share the workers: only their queues and their speeds add up."""
         load = self._loads.get(model)
         if load is None or load.reported_at + EXPIRY_S <= now:
             self.expire(now)
-            load = self._loads[model] = self._sum(self._task_names.get(model, model))
+            load = self._loads[model] = self._sum(model)
         return load
 
     def _sum(self, model: str) -> ModelLoad:

@@ -7,7 +7,7 @@ request is refused: without answers a wrong estimate would never be corrected.
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gateway.admission.load_table import ModelLoadTable
@@ -15,6 +15,7 @@ from gateway.routing.breaker import Breakers
 from gateway.routing.plan import SAFETY, Candidate, Plan
 from gateway.routing.router import ModelFacts
 from sluice.errors import ModelUnavailable, Overloaded, SluiceError
+from sluice.settings.routing import BreakerSettings
 from sluice.wire.subjects import CLASSES, RANKS
 
 MARGIN: Final = 0.2
@@ -24,6 +25,25 @@ requests that are just admitted would be late, each instead of one in time."""
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 60.0
 UNAVAILABLE_RETRY_S: Final = 1.0
+
+
+@dataclass(frozen=True)
+class OverloadRules:
+    """The part of the policies by which a model is refused, or replaced by a smaller one.
+
+    Attributes:
+        fallbacks: smaller models by model, in the order in which they are tried.
+        models: by name, for their tiers.
+        tasks: what tasks call each model; others are called by their names.
+    """
+
+    breaker: BreakerSettings = field(default_factory=BreakerSettings)
+    fallbacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    models: Mapping[str, ModelFacts] = field(default_factory=dict)
+    tasks: Mapping[str, str] = field(default_factory=dict)
+
+
+NO_RULES: Final = OverloadRules()
 
 
 @dataclass(eq=False)
@@ -36,6 +56,11 @@ class SchedulingParams:
     allow_degraded: bool = False
     tenant: str = ""
     """Whose request it is: one that floods a model does not make those of others hopeless."""
+    rules: OverloadRules = NO_RULES
+
+    def task_of(self, model: str) -> str:
+        """What tasks call ``model``."""
+        return self.rules.tasks.get(model, model)
 
 
 class _Sent:
@@ -70,26 +95,16 @@ class OverloadControl:
     """Decides whether a model can still answer in time.
 
     Args:
-        fallbacks: smaller models by model, in the order in which they are tried.
-        models: by name, for their tiers.
         queue_max: tasks of a model and class that may wait.
         breakers: circuit breakers of the models.
     """
 
-    def __init__(
-        self,
-        loads: ModelLoadTable,
-        fallbacks: Mapping[str, Sequence[str]],
-        models: Mapping[str, ModelFacts],
-        queue_max: int,
-        breakers: Breakers,
-    ) -> None:
+    def __init__(self, loads: ModelLoadTable, queue_max: int, breakers: Breakers) -> None:
         self._loads = loads
-        self.fallbacks = fallbacks
-        self._models = models
         self._queue_max = queue_max
         self._breakers = breakers
         self._sent: defaultdict[str, _Sent] = defaultdict(_Sent)
+        """By what tasks call the model."""
 
     def refuse_hopeless(
         self, models: Sequence[str], scheduling: SchedulingParams, now: float
@@ -101,7 +116,8 @@ class OverloadControl:
         """
         candidates = list(models)
         if scheduling.allow_degraded:
-            candidates += [name for model in models for name in self.fallbacks.get(model, ())]
+            fallbacks = scheduling.rules.fallbacks
+            candidates += [name for model in models for name in fallbacks.get(model, ())]
         problems = []
         for model in candidates:
             problem = self.problem(model, scheduling, now)
@@ -122,62 +138,49 @@ class OverloadControl:
             return plan
         # The safety policy's choice of a model is never replaced.
         if scheduling.allow_degraded and plan.strategy != SAFETY:
-            for model in self.fallbacks.get(plan.model, ()):
+            for model in scheduling.rules.fallbacks.get(plan.model, ()):
                 if self.problem(model, scheduling, now) is None:
-                    return self._degraded(plan, model, problem.message)
+                    return _degraded(plan, model, scheduling.rules.models[model], problem.message)
         raise problem
 
-    def _degraded(self, plan: Plan, model: str, problem: str) -> Plan:
-        reason = f"degraded: {problem}"
-        first = Candidate(model, self._models[model].tier, reason)
-        return replace(
-            plan,
-            model=model,
-            tier=first.tier,
-            reason=f"{plan.reason}; {reason}",
-            degraded=True,
-            candidates=(first, *(one for one in plan.candidates if one.model != model)),
-            cascade=None,
-        )
-
-    def sent(self, model: str, priority_class: str, tokens: int, now: float) -> None:
-        """A task of ``tokens`` tokens, prompt and longest answer, is sent now."""
+    def sent(self, model: str, task: str, priority_class: str, tokens: int, now: float) -> None:
+        """A task of ``tokens`` tokens, prompt and longest answer, is sent now; it calls ``model`` ``task``."""
         self._breakers.sent(model, now)
-        known = self._loads.load(model, now).of_class(priority_class).task_tokens
-        self._sent[model].add(priority_class, known or tokens, now)
+        known = self._loads.load(task, now).of_class(priority_class).task_tokens
+        self._sent[task].add(priority_class, known or tokens, now)
 
-    def wait_s(self, model: str, priority_class: str, now: float, tenant: str = "") -> float:
-        """Expected wait for a worker of a task of ``tenant`` that is sent now."""
-        load = self._loads.load(model, now)
-        sent = self._sent[model]
+    def wait_s(self, model: str, scheduling: SchedulingParams, now: float) -> float:
+        """Expected wait for a worker of a task that is sent now."""
+        task, priority_class = scheduling.task_of(model), scheduling.priority_class
+        load, sent = self._loads.load(task, now), self._sent[task]
         sent.forget(load.reported_at)
         state = load.of_class(priority_class)
-        reported_s = state.tenant_waits_s.get(tenant, state.wait_s)
+        reported_s = state.tenant_waits_s.get(scheduling.tenant, state.wait_s)
         if not load.tokens_per_s:
             return reported_s
         sent_s = sent.tokens_ahead(priority_class) / load.tokens_per_s
         return max(0.0, reported_s + sent_s - (now - load.reported_at))
 
-    def serves(self, task_name: str, now: float) -> bool:
+    def serves(self, task: str, now: float) -> bool:
         """Whether a worker of that version of a model is alive."""
-        return self._loads.has_worker(task_name, now)
+        return self._loads.load(task, now).ready
 
     def problem(self, model: str, scheduling: SchedulingParams, now: float) -> SluiceError | None:
         """Why ``model`` cannot answer in time; None when it can."""
-        load = self._loads.load(model, now)
+        task, breaker = scheduling.task_of(model), scheduling.rules.breaker
+        load = self._loads.load(task, now)
         if not load.ready:
             return ModelUnavailable(
                 f"no worker serves {model} now", retry_after_s=UNAVAILABLE_RETRY_S
             )
-        if not self._breakers.allows(model, now):
-            retry_s = max(RETRY_MIN_S, self._breakers.retry_after_s(model, now))
+        if not self._breakers.allows(model, breaker, now):
+            retry_s = max(RETRY_MIN_S, self._breakers.retry_after_s(model, breaker, now))
             return ModelUnavailable(
                 f"{model} failed repeatedly: its circuit breaker is open",
                 retry_after_s=retry_s,
             )
         state = load.of_class(scheduling.priority_class)
-        wait_s = self.wait_s(model, scheduling.priority_class, now, scheduling.tenant)
-        sent = self._sent[model]
+        wait_s, sent = self.wait_s(model, scheduling, now), self._sent[task]
         answer_s = wait_s + state.service_s
         late_s = answer_s - (scheduling.deadline - now) * (1 - MARGIN)
         if wait_s > 0 and late_s > 0:
@@ -185,6 +188,20 @@ class OverloadControl:
         if state.queued + sent.count(scheduling.priority_class) >= self._queue_max:
             return _overloaded(f"{self._queue_max} requests wait for {model}", wait_s)
         return None
+
+
+def _degraded(plan: Plan, model: str, facts: ModelFacts, problem: str) -> Plan:
+    reason = f"degraded: {problem}"
+    first = Candidate(model, facts.tier, reason)
+    return replace(
+        plan,
+        model=model,
+        tier=first.tier,
+        reason=f"{plan.reason}; {reason}",
+        degraded=True,
+        candidates=(first, *(one for one in plan.candidates if one.model != model)),
+        cascade=None,
+    )
 
 
 def _overloaded(message: str, retry_s: float) -> Overloaded:

@@ -13,15 +13,17 @@ from opentelemetry.trace import Span
 
 from gateway.admission.constraint_checks import ConstraintChecks
 from gateway.admission.overload import OverloadControl, SchedulingParams
+from gateway.admission.policies import InForce, Policies
 from gateway.admission.prompts import PreparedPrompt, check_length, encode, is_long, prepare
 from gateway.admission.tenant_threads import TenantThreads
 from gateway.admission.usage import CurrentLoad, UsageAccounting
-from gateway.models.catalog import Catalog, ServedModel
+from gateway.identity.caller import Caller
+from gateway.models.catalog import ServedModel
 from gateway.records.record_builder import RecordBuilder
 from gateway.routing.budget import Reservation
 from gateway.routing.features import Features, Governed
 from gateway.routing.plan import BUDGET, SAFETY, Plan
-from gateway.routing.router import NoLoad, Router
+from gateway.routing.router import NoLoad
 from gateway.safety.actions import Action
 from gateway.safety.dry_run import move_labels
 from gateway.safety.findings import Finding
@@ -31,7 +33,6 @@ from gateway.safety.inspector import (
     NO_ENTITIES,
     FoundEntities,
     InspectedText,
-    Inspector,
     PromptVerdict,
     RequestInspection,
     verdict_on,
@@ -62,6 +63,7 @@ class AdmittedRequest(SchedulingParams):
     Attributes:
         spans: of its call.
         timings: of its hops.
+        policies: by which everything is decided, taken once.
         record: the decisions; a request that only checks or counts a text has none.
         conversation: as a model may see it.
         inspection: of its texts, by the policy in force.
@@ -70,6 +72,7 @@ class AdmittedRequest(SchedulingParams):
         reservation: what it may cost; released when the request ends.
     """
 
+    policies: Policies
     record: RecordBuilder
     inspection: RequestInspection
     plan: Plan
@@ -87,6 +90,10 @@ class AdmittedRequest(SchedulingParams):
         self.timings = RequestTimings(arrived_at)
         self.conversation = request.conversation
         self.second: PreparedPrompt | None = None
+
+    def take(self, policies: Policies) -> None:
+        """Decides by ``policies`` from now on."""
+        self.policies, self.rules = policies, policies.overload
 
     @property
     def first(self) -> PreparedPrompt:
@@ -159,7 +166,7 @@ class Admission:
     """The decisions of the gateway about a request, in order.
 
     Attributes:
-        router: replaced when the routing policies are reloaded.
+        in_force: the policies that requests take.
         entities: asks token classifiers; set once there is a way to send rows.
         threads: in which long texts become tokens.
     """
@@ -167,22 +174,24 @@ class Admission:
     entities: EntityReader
 
     def __init__(
-        self,
-        catalog: Catalog,
-        overload: OverloadControl,
-        inspector: Inspector,
-        router: Router,
-        usage: UsageAccounting,
+        self, in_force: InForce, overload: OverloadControl, usage: UsageAccounting
     ) -> None:
-        self.catalog = catalog
-        self.inspector = inspector
-        self.router = router
+        self.in_force = in_force
         self._overload = overload
         self._usage = usage
         # One thread: it shares the interpreter with the event loop, and takes half of it at most.
         self._inspections = TenantThreads("inspection", 1)
         self.threads = TenantThreads("encoding")
         self._constraints = ConstraintChecks()
+
+    @property
+    def policies(self) -> Policies:
+        """Those in force, for what is no request."""
+        return self.in_force.policies
+
+    def limit_headers(self, payer: Caller) -> Mapping[str, str]:
+        """The rates of a tenant as headers of HTTP."""
+        return self._usage.limits.headers(self.policies.limits, payer)
 
     def close(self) -> None:
         """Nothing is inspected any more."""
@@ -201,22 +210,27 @@ class Admission:
             LimitReached: of its tenant, its key, or the tenant's use of the model.
             BudgetSpent: the tenant has spent its budget, and names a model that costs more than that of the budget.
         """
-        request, router = incoming.request, self.router  # one version of the policies for all of it
+        request, policies = incoming.request, self.policies
+        incoming.take(policies)
+        catalog = policies.catalog
         # Before any work is done for it: a refusal must be quick when most requests are refused.
-        self._usage.limits.enter(request.caller)
-        models = self.catalog.reading if request.model is None else (request.model,)
+        self._usage.limits.enter(policies.limits, request.caller)
+        models = catalog.reading if request.model is None else (request.model,)
         self._overload.refuse_hopeless(models, incoming, time.monotonic())
         if rows_of is None:
-            check_length(request.conversation.texts, [self.catalog[model] for model in models])
+            check_length(request.conversation.texts, [catalog[model] for model in models])
         if request.tools is not None or request.sampling.WhichOneof("constraint"):
             await self._check_constraints(request)
         with incoming.hop(names.SPAN_SAFETY, "safety_ms") as span:
             safety = await self._inspect(incoming, span)
         with incoming.hop(names.SPAN_ROUTE, "route_ms") as span:
-            incoming.plan = await self._route(router, incoming, safety, span)
+            incoming.plan = await self._route(incoming, safety, span)
+        model = catalog[incoming.plan.model]
         unnamed = rows_of is None and not request.sampling.max_tokens
-        longest = self.catalog[incoming.plan.model].max_answer_tokens if unnamed else 0
-        incoming.reservation = self._usage.reserve(request.tenant, incoming.plan, longest)
+        longest = model.max_answer_tokens if unnamed else 0
+        incoming.reservation = self._usage.reserve(
+            request.tenant, incoming.plan, model.facts, longest
+        )
         with incoming.reservation.released_on_error():
             if rows_of is not None or request.audio is not None:
                 _check_governed(incoming.plan, request.model)
@@ -225,22 +239,31 @@ class Admission:
                 tokens = sum(len(row.prompt_token_ids) for row in incoming.rows)
                 span.set_attribute(names.GEN_AI_INPUT_TOKENS, tokens)
             self._usage.hold_longest(
-                incoming.reservation, request.caller, *incoming.rows, incoming.second
+                policies.limits,
+                incoming.reservation,
+                request.caller,
+                *incoming.rows,
+                incoming.second,
             )
 
     async def count(self, name: str | None, incoming: AdmittedRequest) -> tuple[int, ServedModel]:
         """Tokens of the prompt, and the model, ``name`` or the router's, whose tokenizer counted them."""
         safety = await self.check(incoming)
         incoming.conversation = _passed(incoming.conversation, safety)
-        features = await self._features(self.router, incoming, safety, name, {})
-        model = self.catalog[self.router.plan(features, NoLoad()).model]
+        features = await self._features(incoming, safety, name, {})
+        policies = incoming.policies
+        model = policies.catalog[policies.router.plan(features, NoLoad()).model]
         tokens = await encode(incoming.conversation, model, self.threads, incoming.request.tenant)
         return len(tokens), model
 
     async def check(self, incoming: AdmittedRequest) -> SafetyOutcome:
-        """Inspects the texts of a request."""
+        """Inspects the texts of a request that is not admitted."""
+        incoming.take(self.policies)
+        return await self._check(incoming)
+
+    async def _check(self, incoming: AdmittedRequest) -> SafetyOutcome:
         request, texts = incoming.request, incoming.request.conversation.texts
-        begin = partial(self.inspector.begin, request.tenant, request.labels, texts)
+        begin = partial(incoming.policies.inspector.begin, request.tenant, request.labels, texts)
         incoming.inspection = await self._run(request.tenant, begin, texts)
         entities, checks = await self._find_entities(incoming)
         decide = partial(_verdict, incoming.inspection, entities, checks)
@@ -289,7 +312,7 @@ class Admission:
 
     async def _inspect(self, incoming: AdmittedRequest, span: Span) -> SafetyOutcome:
         safety, before, tenant = (
-            await self.check(incoming),
+            await self._check(incoming),
             incoming.conversation.texts,
             incoming.request.tenant,
         )
@@ -298,29 +321,28 @@ class Admission:
         seen = [result.text for result in safety.inspected]
         incoming.record.add_inspection(safety.policy, safety.verdict, before, seen, safety.checks)
         # The dry-run policy, if there is incoming, is tried on the same texts.
-        rehearse = partial(self.inspector.rehearse, incoming.inspection, safety.entities)
+        inspector = incoming.policies.inspector
+        rehearse = partial(inspector.rehearse, incoming.inspection, safety.entities)
         tried = await self._run(tenant, rehearse, incoming.inspection.texts)
-        moves = self.inspector.count(safety.inspected, tried)
+        moves = inspector.count(safety.inspected, tried)
         if moves:
             span.set_attribute(names.DRY_RUN, move_labels(moves))
         incoming.conversation = _passed(incoming.conversation, safety)
         return safety
 
-    async def _route(
-        self, router: Router, incoming: AdmittedRequest, safety: SafetyOutcome, span: Span
-    ) -> Plan:
-        request = incoming.request
+    async def _route(self, incoming: AdmittedRequest, safety: SafetyOutcome, span: Span) -> Plan:
+        request, policies = incoming.request, incoming.policies
         # A resumed answer continues on the model that its tokens came from.
         named = (request.resume and request.resume_model) or request.model or None
         features = replace(
-            await self._features(router, incoming, safety, named, request.labels),
+            await self._features(incoming, safety, named, request.labels),
             resumed=bool(request.resume and request.resume_model),
             answer_tokens=request.sampling.max_tokens,
             key=request.route_key or incoming.request_id,
         )
         now = time.monotonic()
-        load = CurrentLoad(self._usage, self._overload, request.priority_class, now, request.tenant)
-        plan = router.plan(features, load)
+        load = CurrentLoad(self._usage, self._overload, incoming, policies.limits, now)
+        plan = policies.router.plan(features, load)
         if (
             plan.strategy == BUDGET
             and not request.allow_degraded
@@ -348,7 +370,6 @@ class Admission:
 
     async def _features(
         self,
-        router: Router,
         incoming: AdmittedRequest,
         safety: SafetyOutcome,
         model: str | None,
@@ -364,16 +385,18 @@ class Admission:
             governed=safety.governed,
         )
         routed = model is None and features.governed is None
-        if not routed or not router.needs_prompt_tokens:
+        if not routed or not incoming.policies.router.needs_prompt_tokens:
             return features
-        default = self.catalog[self.catalog.default]
+        catalog = incoming.policies.catalog
+        default = catalog[catalog.default]
         tokens = await encode(incoming.conversation, default, self.threads, tenant)
         return replace(features, prompt_tokens=len(tokens))
 
     async def _tokenize(self, incoming: AdmittedRequest, rows_of: RowsOf | None) -> None:
         """The prompts, also that of a cascade's second model, so that an escalation does not wait for it."""
         if rows_of is not None:
-            work = partial(rows_of, incoming.conversation, self.catalog[incoming.plan.model])
+            model = incoming.policies.catalog[incoming.plan.model]
+            work = partial(rows_of, incoming.conversation, model)
             long = is_long([turn.content for turn in incoming.conversation.turns])
             incoming.rows = (
                 await self.threads.run(incoming.request.tenant, work) if long else work()
@@ -391,15 +414,16 @@ class Admission:
     async def _prepare(self, incoming: AdmittedRequest, model: str) -> PreparedPrompt:
         """The prompt for ``model``: for tokens that the caller holds for the version that they came from."""
         request, conversation = incoming.request, incoming.conversation
-        version = self.catalog.version(model, request.resume_version)
-        if version is not self.catalog[model] and not self._overload.serves(
+        catalog, inspector = incoming.policies.catalog, incoming.policies.inspector
+        version = catalog.version(model, request.resume_version)
+        if version is not catalog[model] and not self._overload.serves(
             version.settings.task_name, time.monotonic()
         ):
             raise InvalidRequest.of(
                 "resume.resume_token",
                 "is of a version of the model that was replaced: ask again without resume",
             )
-        inspect = partial(self.inspector.answer, incoming.inspection, conversation.system_text)
+        inspect = partial(inspector.answer, incoming.inspection, conversation.system_text)
         return await prepare(request, conversation, version, inspect, self.threads)
 
     async def prepare_for(self, incoming: AdmittedRequest, model: str) -> PreparedPrompt:

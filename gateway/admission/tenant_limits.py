@@ -5,10 +5,10 @@ each rate of tokens before it is sent. At its end what it has used takes the pla
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.admission.token_bucket import STALE_S, TokenBucket
 from gateway.identity.caller import Caller
@@ -21,6 +21,59 @@ RUNNING_RETRY_S: Final = 1.0
 _MINUTE_S: Final = 60.0
 _REQUESTS: Final = "requests_per_minute"
 _TOKENS: Final = "tokens_per_minute"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits in force: ``default`` of tenants without limits of their own, ``tenants`` of the others."""
+
+    default: LimitSettings = field(default_factory=LimitSettings)
+    tenants: Mapping[str, LimitSettings] = field(default_factory=dict)
+
+    def of(self, tenant: str) -> LimitSettings:
+        """The limits of ``tenant``."""
+        return self.tenants.get(tenant, self.default)
+
+    @property
+    def has_costs(self) -> bool:
+        """Whether any cost is limited."""
+        every = (self.default, *self.tenants.values())
+        return any(one.cost_per_day is not None or one.cost_per_month is not None for one in every)
+
+
+class RateName(NamedTuple):
+    """Which rate of whom it is: of a tenant or a key, for all models or for one.
+
+    Attributes:
+        kind: "tenant" or "key".
+        owner: its name.
+        model: empty: all.
+        setting: of `RateLimits`.
+    """
+
+    kind: str
+    owner: str
+    model: str
+    setting: str
+
+    @property
+    def subject(self) -> str:
+        """Whose it is, for people."""
+        return f"{self.kind} {self.owner}" + (f" model {self.model}" if self.model else "")
+
+    def to_wire(self) -> str:
+        """As gateways name it to each other."""
+        return f"{self.subject} {self.setting}"
+
+    @classmethod
+    def from_wire(cls, name: str) -> "RateName | None":
+        """What `to_wire` gave; None: a name of another form."""
+        match name.split(" "):
+            case [kind, owner, setting]:
+                return cls(kind, owner, "", setting)
+            case [kind, owner, "model", model, setting]:
+                return cls(kind, owner, model, setting)
+        return None
 
 
 @dataclass(frozen=True)
@@ -42,11 +95,9 @@ class _Running:
 
 
 class TenantLimits:
-    """The limits in force, and this gateway's view of what is used.
+    """This gateway's view of what is used of the limits.
 
     Args:
-        default: of tenants without limits of their own.
-        tenants: of the others.
         hours: what was spent lately, with what running requests may still cost.
         days: what was spent by the day.
         clock: monotonic seconds; ``unix_offset_s`` more are seconds since the Unix epoch.
@@ -54,48 +105,26 @@ class TenantLimits:
 
     def __init__(
         self,
-        default: LimitSettings,
-        tenants: Mapping[str, LimitSettings],
         hours: Spending,
         days: Spending,
         clock: Callable[[], float],
         unix_offset_s: float = 0.0,
     ) -> None:
-        self._default, self._tenants = default, tenants
         self._hours, self._days = hours, days
         self._clock, self._unix_offset_s = clock, unix_offset_s
-        self._buckets: dict[str, LimitBucket] = {}
+        self._buckets: dict[RateName, LimitBucket] = {}
         self._running: dict[str, _Running] = {}
         self._heard_at: dict[str, float] = {}
         self._connected = True
-
-    def use(self, default: LimitSettings, tenants: Mapping[str, LimitSettings]) -> None:
-        """Other limits from now on; what was taken stays taken."""
-        self._default, self._tenants = default, tenants
-
-    def of(self, tenant: str) -> LimitSettings:
-        """The limits of ``tenant``."""
-        return self._tenants.get(tenant, self._default)
-
-    @property
-    def tenants(self) -> Iterable[str]:
-        """Those with limits of their own."""
-        return self._tenants.keys()
 
     def running(self, tenant: str, calls: int, bulk: int) -> tuple[int, int]:
         """Calls of ``tenant`` at all gateways, and those of class bulk; ``calls`` and ``bulk`` are here."""
         others = self._running_elsewhere(tenant, self._clock())
         return calls + others[0], bulk + others[1]
 
-    @property
-    def has_costs(self) -> bool:
-        """Whether any cost is limited."""
-        every = (self._default, *self._tenants.values())
-        return any(one.cost_per_day is not None or one.cost_per_month is not None for one in every)
-
-    def enter(self, payer: Caller) -> None:
+    def enter(self, limits_of: Limits, payer: Caller) -> None:
         """A request of ``payer`` comes; raises LimitReached."""
-        limits, now = self.of(payer.tenant), self._clock()
+        limits, now = limits_of.of(payer.tenant), self._clock()
         for name, limit, spent in self._costs(payer.tenant, limits, now):
             if spent >= limit:
                 # What running requests may cost is often more than they do.
@@ -107,17 +136,19 @@ class TenantLimits:
             if (wait_s := bucket.wait_s(1.0, now)) > 0:
                 raise bucket.reached(wait_s)
 
-    def reserve(self, payer: Caller, model: str, tokens: float) -> Callable[[float], None]:
+    def reserve(
+        self, limits_of: Limits, payer: Caller, model: str, tokens: float
+    ) -> Callable[[float], None]:
         """A request that goes to ``model`` may take so many tokens; raises LimitReached.
 
         What is returned is called when it has ended, with the tokens that it used.
         """
-        limits, now = self.of(payer.tenant), self._clock()
+        limits, now = limits_of.of(payer.tenant), self._clock()
         buckets = list(self._rates(payer, limits, _TOKENS))
         if (rates := limits.models.get(model)) is not None:
-            subject = f"tenant {payer.tenant} model {model}"
-            self._take(list(self._buckets_of(subject, rates, limits, _REQUESTS)), 1.0, now)
-            buckets += self._buckets_of(subject, rates, limits, _TOKENS)
+            name = RateName("tenant", payer.tenant, model, _REQUESTS)
+            self._take(list(self._buckets_of(name, rates, limits)), 1.0, now)
+            buckets += self._buckets_of(name._replace(setting=_TOKENS), rates, limits)
         return partial(self._settle, self._take(buckets, tokens, now))
 
     def _settle(self, taken: Sequence[tuple[TokenBucket, float]], used: float) -> None:
@@ -125,12 +156,12 @@ class TenantLimits:
         for bucket, held in taken:
             bucket.take(used - held, now)
 
-    def check_running(self, tenant: str, calls: int, bulk: int | None) -> None:
+    def check_running(self, limits_of: Limits, tenant: str, calls: int, bulk: int | None) -> None:
         """Another call of ``tenant`` comes, while so many run at this gateway.
 
         ``bulk``: those of class bulk; None: the call is of another class. Raises LimitReached.
         """
-        limits, now = self.of(tenant), self._clock()
+        limits, now = limits_of.of(tenant), self._clock()
         if limits.concurrent is not None:
             calls += self._running_elsewhere(tenant, now)[0]
             if calls >= limits.concurrent:
@@ -140,34 +171,32 @@ class TenantLimits:
             if bulk + self._running_elsewhere(tenant, now)[1] >= most:
                 raise _reached(f"tenant {tenant}", "concurrent_bulk", most, RUNNING_RETRY_S)
 
-    def soft_limit(self, tenant: str) -> tuple[str, str] | None:
+    def soft_limit(self, limits_of: Limits, tenant: str) -> tuple[str, str] | None:
         """The model that answers ``tenant`` now instead of others, and why; None: no limit is near."""
-        soft = self.of(tenant).soft
+        soft = limits_of.of(tenant).soft
         if soft is None:
             return None
-        for use in self.uses(tenant):
+        for use in self.uses(limits_of, tenant):
             if use.used >= soft.share * use.limit:
                 return soft.model, f"{tenant} has used {use.used:g} of its {use.limit:g} {use.name}"
         return None
 
-    def uses(self, tenant: str) -> list[Use]:
+    def uses(self, limits_of: Limits, tenant: str) -> list[Use]:
         """Each rate and cost that is limited. Of a rate: what is missing in its bucket, of the whole bucket."""
-        limits, now = self.of(tenant), self._clock()
+        limits, now = limits_of.of(tenant), self._clock()
         found = []
         for kind in (_REQUESTS, _TOKENS):
-            for bucket in self._buckets_of(f"tenant {tenant}", limits, limits, kind):
+            for bucket in self._rates_of(tenant, limits, kind):
                 found.append(Use(kind, bucket.burst, bucket.burst - bucket.level(now)))
         return found + [
             Use(name, limit, spent) for name, limit, spent in self._costs(tenant, limits, now)
         ]
 
-    def headers(self, payer: Caller) -> dict[str, str]:
+    def headers(self, limits_of: Limits, payer: Caller) -> dict[str, str]:
         """The rates of a tenant as headers of HTTP, with OpenAI's names."""
-        now, headers = self._clock(), {}
+        limits, now, headers = limits_of.of(payer.tenant), self._clock(), dict[str, str]()
         for kind in (_REQUESTS, _TOKENS):
-            for bucket in self._buckets_of(
-                f"tenant {payer.tenant}", self.of(payer.tenant), self.of(payer.tenant), kind
-            ):
+            for bucket in self._rates_of(payer.tenant, limits, kind):
                 word, level = kind.partition("_")[0], max(0.0, bucket.level(now))
                 headers[f"x-ratelimit-limit-{word}"] = f"{bucket.per_minute:.0f}"
                 headers[f"x-ratelimit-remaining-{word}"] = f"{level:.0f}"
@@ -176,7 +205,7 @@ class TenantLimits:
 
     # What gateways tell each other.
 
-    def tell(self) -> Iterator[tuple[str, float, float]]:
+    def tell(self) -> Iterator[tuple[RateName, float, float]]:
         """Name, what was taken, what was asked for, of each bucket that is in use."""
         now = self._clock()
         for name, bucket in self._buckets.items():
@@ -184,13 +213,15 @@ class TenantLimits:
             if not bucket.is_idle:
                 yield name, taken, asked
 
-    def told(self, gateway: str, counts: Iterable[tuple[str, float, float]]) -> None:
+    def told(
+        self, limits_of: Limits, gateway: str, counts: Iterable[tuple[RateName, float, float]]
+    ) -> None:
         """Another gateway says it of its buckets. What one took that was not heard lately is not counted."""
         now = self._clock()
         is_new = gateway not in self._heard_at or now - self._heard_at[gateway] > STALE_S
         self._heard_at[gateway] = now
         for name, taken, asked in counts:
-            bucket = self._named(name)
+            bucket = self._buckets.get(name) or self._known(limits_of, name)
             if bucket is not None:
                 bucket.told(gateway, taken, asked, now, is_new=is_new)
 
@@ -223,18 +254,24 @@ class TenantLimits:
         return held
 
     def _rates(self, payer: Caller, limits: LimitSettings, kind: str) -> "Iterator[LimitBucket]":
-        yield from self._buckets_of(f"tenant {payer.tenant}", limits, limits, kind)
+        yield from self._rates_of(payer.tenant, limits, kind)
         if payer.key_id:
-            yield from self._buckets_of(f"key {payer.key_id}", payer.key_limits, limits, kind)
+            name = RateName("key", payer.key_id, "", kind)
+            yield from self._buckets_of(name, payer.key_limits, limits)
+
+    def _rates_of(
+        self, tenant: str, limits: LimitSettings, setting: str
+    ) -> "Iterator[LimitBucket]":
+        yield from self._buckets_of(RateName("tenant", tenant, "", setting), limits, limits)
 
     def _buckets_of(
-        self, subject: str, rates: RateLimits, limits: LimitSettings, kind: str
+        self, name: RateName, rates: RateLimits, limits: LimitSettings
     ) -> "Iterator[LimitBucket]":
-        """The bucket of one rate of ``subject``, if it is limited."""
-        per_minute: float | None = getattr(rates, kind)
+        """The bucket of one rate, if it is limited."""
+        per_minute: float | None = getattr(rates, name.setting)
         if per_minute is None:
             return
-        name, now = f"{subject} {kind}", self._clock()
+        now = self._clock()
         rate_per_s = per_minute / _MINUTE_S
         # A request fits in any case.
         burst = max(1.0, rate_per_s * limits.burst_s)
@@ -246,17 +283,13 @@ class TenantLimits:
             bucket.change(rate_per_s, burst, now)
         yield bucket
 
-    def _named(self, name: str) -> "LimitBucket | None":
-        """A bucket by what another gateway calls it; of a key only what was used here is known."""
-        subject, _, setting = name.rpartition(" ")
-        kind, *words = subject.split(" ") if setting in (_REQUESTS, _TOKENS) else [""]
-        if name in self._buckets or kind != "tenant" or not words:
-            return self._buckets.get(name)
-        limits = self.of(words[0])
-        rates = limits.models.get(words[-1]) if len(words) == 3 else limits
-        if rates is None:
+    def _known(self, limits_of: Limits, name: RateName) -> "LimitBucket | None":
+        """The bucket of a rate that is not in use here; of a key only what was used here is known."""
+        if name.kind != "tenant" or name.setting not in (_REQUESTS, _TOKENS):
             return None
-        return next(self._buckets_of(subject, rates, limits, setting), None)
+        limits = limits_of.of(name.owner)
+        rates = limits.models.get(name.model) if name.model else limits
+        return None if rates is None else next(self._buckets_of(name, rates, limits), None)
 
     def _costs(
         self, tenant: str, limits: LimitSettings, now: float
@@ -292,9 +325,9 @@ class TenantLimits:
 
 
 class LimitBucket(TokenBucket):
-    """A bucket with its name: whose it is, and the setting."""
+    """A bucket with its name."""
 
-    def __init__(self, name: str, rate_per_s: float, burst: float, now: float) -> None:
+    def __init__(self, name: RateName, rate_per_s: float, burst: float, now: float) -> None:
         super().__init__(rate_per_s, burst, now)
         self._name = name
 
@@ -305,8 +338,7 @@ class LimitBucket(TokenBucket):
 
     def reached(self, wait_s: float) -> LimitReached:
         """The error for what does not fit."""
-        subject, _, setting = self._name.rpartition(" ")
-        return _reached(subject, setting, self.per_minute, wait_s)
+        return _reached(self._name.subject, self._name.setting, self.per_minute, wait_s)
 
 
 def _reached(subject: str, setting: str, limit: float, wait_s: float) -> LimitReached:

@@ -1,15 +1,15 @@
 """What follows from the end of a request: the tenant's spending, and the circuit breakers of the models."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 from typing import Final
 
 from typing_extensions import override
 
-from gateway.admission.overload import OverloadControl
+from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.admission.prompts import PreparedPrompt
-from gateway.admission.tenant_limits import TenantLimits
+from gateway.admission.tenant_limits import Limits, TenantLimits
 from gateway.identity.caller import Caller
 from gateway.routing.breaker import Breakers
 from gateway.routing.budget import Reservation, Spending
@@ -18,7 +18,6 @@ from gateway.routing.router import ModelFacts, RuntimeState
 from gateway.streaming.row import Row
 from gateway.streaming.row_result import RowResult
 from sluice.errors import DeadlinePassed, EngineFailed, ModelUnavailable, SluiceError
-from sluice.settings.limits import LimitSettings
 
 HUNG_S: Final = 10.0
 """A model that gives no token to any row for this long, while one waits for it, hangs."""
@@ -32,7 +31,6 @@ class UsageAccounting:
     """Spending by tenant and breakers by model.
 
     Args:
-        models: by name, for their prices.
         streams: the live ones.
         unix_offset_s: see `Spending`.
         clock: monotonic seconds.
@@ -40,13 +38,12 @@ class UsageAccounting:
     Attributes:
         spending: of the last hour.
         days: of each day of a month.
-        limits: none, until others are set.
+        limits: what tenants have taken of theirs.
     """
 
     def __init__(
         self,
         breakers: Breakers,
-        models: Mapping[str, ModelFacts],
         streams: Iterable[RowResult],
         unix_offset_s: float = 0.0,
         clock: Callable[[], float] = lambda: 0.0,
@@ -54,15 +51,13 @@ class UsageAccounting:
         self.breakers = breakers
         self.spending = Spending(unix_offset_s)
         self.days = Spending(unix_offset_s, DAY_S, DAYS)
-        none = LimitSettings()
-        self.limits = TenantLimits(none, {}, self.spending, self.days, clock, unix_offset_s)
-        self.models = models
+        self.limits = TenantLimits(self.spending, self.days, clock, unix_offset_s)
         self._streams = streams
         self._last_token_at: dict[str, float] = {}
         """Of the rows that have ended, by model."""
 
-    def record_stream(self, tenant: str, stream: RowResult, now: float) -> int:
-        """A stream of ``tenant`` has ended: adds the cost of its attempts, and judges their models.
+    def record_stream(self, request: SchedulingParams, stream: RowResult, now: float) -> int:
+        """A stream for ``request`` has ended: adds the cost of its attempts, and judges their models.
 
         Returns the tokens of prompt and answers.
         """
@@ -71,40 +66,44 @@ class UsageAccounting:
             if not attempt.sent:
                 continue
             tokens += sum(attempt.billed_tokens)
-            cost = self.cost(attempt)
-            self.spending.add(tenant, cost, now)
-            self.days.add(tenant, cost, now)
-            self.record_result(attempt, stream.error if attempt is stream.current else None, now)
+            self.spending.add(request.tenant, attempt.cost, now)
+            self.days.add(request.tenant, attempt.cost, now)
+            error = stream.error if attempt is stream.current else None
+            self.record_result(request, attempt, error, now)
         return tokens
 
-    def reserve(self, tenant: str, plan: Plan, answer_tokens: int) -> Reservation:
+    def reserve(
+        self, tenant: str, plan: Plan, model: ModelFacts, answer_tokens: int
+    ) -> Reservation:
         """A request of ``tenant`` was routed: until its end the tenant's spending includes what it may cost.
 
-        ``answer_tokens``: the longest answer beyond what the plan's cost includes.
+        ``answer_tokens``: the longest answer of ``model`` beyond what the plan's cost includes.
         """
-        cost = plan.candidates[0].cost + self.models[plan.model].cost(0, answer_tokens)
+        cost = plan.candidates[0].cost + model.cost(0, answer_tokens)
         return self.spending.reserve(tenant, cost)
 
     def hold_longest(
-        self, reservation: Reservation, payer: Caller, *prepared: PreparedPrompt | None
+        self,
+        limits: Limits,
+        reservation: Reservation,
+        payer: Caller,
+        *prepared: PreparedPrompt | None,
     ) -> None:
         """A request of ``payer`` may take and cost the longest answers to ``prepared``; raises LimitReached."""
         rows = [one for one in prepared if one is not None]
         lengths = [(len(one.prompt_token_ids), one.sampling.max_tokens) for one in rows]
-        costs = (
-            self.models[one.model.name].cost(*length)
-            for one, length in zip(rows, lengths, strict=True)
-        )
+        costs = (one.model.facts.cost(*length) for one, length in zip(rows, lengths, strict=True))
         reservation.change(sum(costs))
         tokens = sum(map(sum, lengths))
-        reservation.settle = self.limits.reserve(payer, rows[0].model.name, tokens)
+        reservation.settle = self.limits.reserve(limits, payer, rows[0].model.name, tokens)
 
-    def cost(self, attempt: Row) -> float:
-        """The cost of the tokens of an attempt so far."""
-        return self.models[attempt.model].cost(*attempt.billed_tokens)
+    def record_result(
+        self, request: SchedulingParams, attempt: Row, error: SluiceError | None, now: float
+    ) -> None:
+        """A row for ``request`` has ended, with ``error`` or without.
 
-    def record_result(self, attempt: Row, error: SluiceError | None, now: float) -> None:
-        """A row has ended, with ``error`` or without. Errors that are not its model's fault count neither way."""
+        Errors that are not its model's fault count neither way.
+        """
         model = attempt.model
         last = max(self._last_token_at.get(model, -inf), attempt.assembler.last_token_at)
         self._last_token_at[model] = last
@@ -113,7 +112,7 @@ class UsageAccounting:
         elif isinstance(error, _FAILURES) or (
             isinstance(error, DeadlinePassed) and self._hung(attempt, now)
         ):
-            self.breakers.failed(model, now)
+            self.breakers.failed(model, request.rules.breaker, now)
         else:
             self.breakers.abandoned(model)
 
@@ -136,17 +135,17 @@ class UsageAccounting:
 
 @dataclass(frozen=True)
 class CurrentLoad(RuntimeState):
-    """`gateway.routing.router.RuntimeState` for a request of one class, at one moment."""
+    """`gateway.routing.router.RuntimeState` for a request with its ``limits``, at one moment."""
 
     usage: UsageAccounting
     overload: OverloadControl
-    priority_class: str
+    request: SchedulingParams
+    limits: Limits
     at: float
-    tenant: str = ""
 
     @override
     def wait_s(self, model: str) -> float:
-        return self.overload.wait_s(model, self.priority_class, self.at, self.tenant)
+        return self.overload.wait_s(model, self.request, self.at)
 
     @override
     def spent(self, tenant: str) -> float:
@@ -154,4 +153,4 @@ class CurrentLoad(RuntimeState):
 
     @override
     def soft_limit(self, tenant: str) -> tuple[str, str] | None:
-        return self.usage.limits.soft_limit(tenant)
+        return self.usage.limits.soft_limit(self.limits, tenant)

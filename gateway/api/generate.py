@@ -267,7 +267,7 @@ class _GenerateCall(RunningCall):
     def validated(
         self, wire: GenerateRequest, remaining_s: float | None, caller: Caller
     ) -> ValidRequest:
-        catalog, settings = self._upstream.admission.catalog, self._shared.settings
+        catalog, settings = self._upstream.admission.policies.catalog, self._shared.settings
         timeout_s = self._shared.timeout_s(remaining_s)
         self._spans.describe(call_attributes, wire, caller.tenant, self.request_id)
         about_request(self.request_id, self._spans.trace_id)
@@ -292,7 +292,7 @@ class _GenerateCall(RunningCall):
                 partial(self._find, request),
                 partial(self._begin, incoming),
             )
-        if request.tools is not None or self._upstream.admission.catalog.marks_reasoning:
+        if request.tools is not None or self._upstream.admission.policies.catalog.marks_reasoning:
             self._parts = PartEvents(
                 request.tools,
                 self._tool_format,
@@ -389,7 +389,7 @@ class _GenerateCall(RunningCall):
                 one.close()
         now = time.monotonic()
         context.spans.end_attempts(partial(attempt_end, answer, now))
-        used = self._upstream.usage.record_stream(context.request.tenant, answer, now)
+        used = self._upstream.usage.record_stream(context, answer, now)
         context.reservation.release(used)
         self._shared.state.keys.ended(context.request.key, answer)
         if answer_key:
@@ -463,15 +463,17 @@ class _GenerateCall(RunningCall):
             await self._write(one)
 
     def _tool_format(self, model: str) -> ToolFormat:
-        form = self._upstream.admission.catalog[model].tokenizer.tool_format
+        form = self._upstream.admission.policies.catalog[model].tokenizer.tool_format
         assert form is not None, "its prompt had tools"
         return form
 
     def _marks_reasoning(self, model: str) -> bool:
-        return self._upstream.admission.catalog[model].tokenizer.marks_reasoning
+        return self._upstream.admission.policies.catalog[model].tokenizer.marks_reasoning
 
     def _record_end(self, answer: Answer | Replay) -> None:
-        self._spans.describe(end_attributes, answer, self._upstream.usage.models)
+        self._spans.describe(
+            end_attributes, answer, self._upstream.admission.policies.catalog.facts
+        )
 
 
 def _log_failure(error: SluiceError, tenant: str) -> None:

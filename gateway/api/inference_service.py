@@ -79,7 +79,7 @@ class InferenceService(InferenceServiceServicer):
         self, request: pb.CountTokensRequest, context: Any
     ) -> pb.CountTokensResponse:
         """See the proto."""
-        conversation, name = validate_count(request, self._admission.catalog)
+        conversation, name = validate_count(request, self._admission.policies.catalog)
         async with self._generator.limiter.slot(UNSTATED_CLASS, context.caller.tenant):
             asked = request_about(conversation, context.caller, {}, context.guards_timeout_s)
             about = AdmittedRequest(asked, new_request_id(), UNTRACED, time.monotonic())
@@ -94,13 +94,14 @@ class InferenceService(InferenceServiceServicer):
         """See the proto."""
         now = time.monotonic()
         names, next_page = _page_of(
-            self._admission.catalog.names, request.page_size, request.page_token
+            self._admission.policies.catalog.names, request.page_size, request.page_token
         )
         models = [self._model(name, now) for name in names]
         return pb.ListModelsResponse(models=models, next_page_token=next_page)
 
     def _model(self, name: str, now: float) -> pb.Model:
-        model, load = self._admission.catalog[name], self._loads.load(name, now)
+        model = self._admission.policies.catalog[name]
+        load = self._loads.load(model.settings.task_name, now)
         return pb.Model(
             name=name,
             tier=model.settings.tier,

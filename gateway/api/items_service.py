@@ -10,6 +10,7 @@ from gateway.api.generate import Generator
 from gateway.api.inference_service import whole_answer
 from gateway.api.interceptor import GrpcCall
 from gateway.api.texts import EMBED, answer_texts
+from gateway.routing.router import ModelFacts
 from gateway.validation.requests import class_of
 from sluice.defaults import AUTO
 from sluice.errors import SluiceError, UnknownModel
@@ -31,8 +32,7 @@ class ItemsService(ItemsServiceServicer):
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
-        self._catalog = generator.upstream.admission.catalog
-        self._facts = self._catalog.facts
+        self._admission = generator.upstream.admission
         limits = generator.settings
         most = limits.max_concurrent_requests * limits.shares.bulk * limits.shares.tenant
         self._slots = asyncio.Semaphore(math.ceil(most))
@@ -50,14 +50,16 @@ class ItemsService(ItemsServiceServicer):
         self, request: FindTokenEndsRequest, context: Any
     ) -> FindTokenEndsResponse:
         """See the proto."""
-        name = self._catalog.default if request.model in ("", AUTO) else request.model
-        if name not in self._catalog.answering:
+        catalog = self._admission.policies.catalog
+        name = catalog.default if request.model in ("", AUTO) else request.model
+        if name not in catalog.answering:
             raise UnknownModel(f"no model {name!r}")
-        tokenizer = self._catalog[name].tokenizer
+        tokenizer = catalog[name].tokenizer
         tenant = context.caller.tenant
         async with self._generator.limiter.slot("bulk", tenant):
-            run = self._generator.upstream.admission.threads.run
-            ends = await run(tenant, partial(tokenizer.token_ends, request.text))
+            ends = await self._admission.threads.run(
+                tenant, partial(tokenizer.token_ends, request.text)
+            )
         return FindTokenEndsResponse(ends=ends)
 
     async def _take(self, requests: Any, call: GrpcCall, answers: _Answers) -> None:
@@ -87,15 +89,18 @@ class ItemsService(ItemsServiceServicer):
         with self._generator.limiter.call(class_of(asked), call.caller.tenant):
             if isinstance(asked, EmbedRequest):
                 found = await answer_texts(self._generator, EMBED, asked, *whose)
-                cost = self._facts[found.model].cost(found.usage.prompt_tokens, 0)
+                cost = self._facts_of(found.model).cost(found.usage.prompt_tokens, 0)
                 return RunResponse(id=request.id, embedded=found, cost=cost)
             answer = await whole_answer(self._generator, asked, *whose)
         answer.ClearField("token_ids")
         return RunResponse(id=request.id, answer=answer, cost=self._cost(answer.finished))
 
+    def _facts_of(self, model: str) -> ModelFacts:
+        return self._admission.policies.catalog.facts[model]
+
     def _cost(self, finished: Finished) -> float:
         return sum(
-            self._facts[one.model].cost(
+            self._facts_of(one.model).cost(
                 one.usage.prompt_tokens, one.usage.completion_tokens - one.usage.resumed_tokens
             )
             for one in finished.attempts

@@ -49,7 +49,7 @@ class SafetyService(SafetyServiceServicer):
 
     async def GetDryRun(self, request: pb.GetDryRunRequest, context: Any) -> pb.GetDryRunResponse:
         """See the proto."""
-        counts = self._admission.inspector.dry_run
+        counts = self._admission.policies.inspector.dry_run
         if counts is None:
             raise NoDryRun("no policy is under trial; name one with safety.dry_run")
         others = (await self._peers.ask_all(GatewayQuestion(dry_run=DryRunQuestion()))).values()
@@ -57,7 +57,7 @@ class SafetyService(SafetyServiceServicer):
         return sum_dry_runs(own, [one.dry_run for one in others if one is not None])
 
     async def _own_dry_run(self, _: GatewayQuestion) -> GatewayAnswer:
-        counts = self._admission.inspector.dry_run
+        counts = self._admission.policies.inspector.dry_run
         own = None if counts is None else _counted(counts, self._peers.gateway_id)
         return GatewayAnswer(dry_run=own)
 

@@ -10,7 +10,7 @@ as v1alpha alone. Both versions have the same messages, so one servicer answers 
 """
 
 import resource
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import grpc
@@ -23,8 +23,8 @@ from grpc_reflection.v1alpha.reflection import SERVICE_NAME as _V1ALPHA
 from grpc_reflection.v1alpha.reflection import aio as reflection_aio
 
 from gateway.admission.load_table import ModelLoadTable
+from gateway.admission.policies import InForce
 from gateway.api.interceptor import ErrorInterceptor
-from gateway.models.catalog import Catalog
 from gateway.upstream.nats_transport import NatsTransport
 from sluice.errors import SetupError
 from sluice.settings import Settings
@@ -128,19 +128,11 @@ def _options(settings: Settings, max_bytes: int) -> list[tuple[str, Any]]:
 class GatewayHealth:
     """Keeps the statuses of the health service up to date."""
 
-    def __init__(
-        self,
-        loads: ModelLoadTable,
-        catalog: Catalog,
-        transport: NatsTransport,
-        tasks: Callable[[float], Iterable[str]],
-    ) -> None:
-        """``tasks``: task names of the models in use."""
+    def __init__(self, loads: ModelLoadTable, in_force: InForce, transport: NatsTransport) -> None:
         self.servicer = health_aio.HealthServicer()
         self._loads = loads
-        self._catalog = catalog
+        self._in_force = in_force
         self._transport = transport
-        self._tasks = tasks
         self._statuses: dict[str, bool] = {}
         self._leaving = False
 
@@ -151,14 +143,15 @@ class GatewayHealth:
 
     async def refresh(self, now: float) -> None:
         """Sets the statuses that have changed."""
-        connected = self._transport.connected
+        connected, catalog = self._transport.connected, self._in_force.policies.catalog
         ready = {
-            model: connected and self._loads.load(model, now).ready for model in self._catalog.names
+            model: connected and self._loads.load(task, now).ready
+            for model, task in catalog.tasks.items()
         }
-        answers = any(ready[model] for model in self._catalog.callable)
+        answers = any(ready[model] for model in catalog.callable)
         models = {f"model.{model}": is_ready for model, is_ready in ready.items()}
         whole = {SERVICE: answers, "": answers}
-        tasks = {f"tasks.{name}": True for name in self._tasks(now)}
+        tasks = {f"tasks.{name}": True for name in self._in_force.task_names(now)}
         gone = dict.fromkeys(self._statuses, False)
         for service, serving in {**gone, **models, **tasks, **whole}.items():
             if self._statuses.get(service) != serving:

@@ -133,7 +133,8 @@ async def answer_texts(
     """
     spans = CallSpans(shared.tracer, kind.span, metadata)
     with spans.call():
-        catalog, timeout_s = shared.upstream.admission.catalog, shared.timeout_s(remaining_s)
+        catalog = shared.upstream.admission.policies.catalog
+        timeout_s = shared.timeout_s(remaining_s)
         request = kind.validate(wire, catalog, timeout_s, caller)
         call = _TextsCall(shared, kind, spans)
         spans.describe(call.attributes, request)
@@ -196,11 +197,11 @@ class _TextsCall(RunningCall):
         now, attempts = time.monotonic(), [row.attempt for row in self._rows]
         request, record = admitted.request, admitted.record
         record_stream = self._upstream.usage.record_stream
-        used = sum(record_stream(request.tenant, row.result, now) for row in self._rows)
+        used = sum(record_stream(admitted, row.result, now) for row in self._rows)
         admitted.reservation.release(used)
         last = next((one.final.timings for one in reversed(attempts) if one.final), RowTimings())
         timings = admitted.timings.with_row(last, now, now)
-        record.finish_rows(admitted.plan.model, attempts, timings, error)
+        record.finish_rows(attempts, timings, error)
         span = self._spans.server.get_span_context()
         metrics, model = self._shared.observers.metrics, admitted.plan.model
         metrics.count(request, record.record, model, admitted.plan, attempts)

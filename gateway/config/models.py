@@ -52,21 +52,18 @@ _NO_VERSION: Final = {
 _TOKEN_KEYS: Final = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 
 
-def load_catalog(settings: Settings) -> Catalog:
-    """Loads the tokenizers of all models.
+def load_catalog(settings: Settings, before: Catalog | None = None) -> Catalog:
+    """Loads the tokenizers of all models; of those in ``before`` what has changed since.
 
     Raises:
         SettingsError: a folder is missing, or not in the layout of a Hugging Face model.
     """
-    return Catalog(load_models(settings, {}), settings.routing.default)
+    models = load_models(settings, before.served if before else {})
+    return Catalog(models, settings.routing.default, before)
 
 
 def load_models(settings: Settings, known: Mapping[str, ServedModel]) -> dict[str, ServedModel]:
-    """Loads what is not among the ``known`` ones, or has changed since.
-
-    Raises:
-        SettingsError: as `load_catalog`.
-    """
+    """Loads what is not among the ``known`` ones, or has changed since; raises as `load_catalog`."""
     return {
         model.name: _load_model(model, known.get(model.name), settings.cache.enabled)
         for model in settings.models

@@ -1,16 +1,37 @@
-"""Loads the safety policies of a configuration with their word lists, and compiles them."""
+"""Loads what a reload may change: models, routers, and the safety policies with their word lists, compiled."""
 
 from pathlib import Path
 
 import yaml
 
-from gateway.config.models import labels_for
+from gateway.admission import policies
+from gateway.config.models import labels_for, load_catalog
+from gateway.config.routers import load_router
 from gateway.safety.compiled import CompiledPolicies, compile_policies, phrases_of, rule_names
 from gateway.safety.inspector import Inspector
 from gateway.safety.policy import SECTION, Policies, PolicyError, load_policies
 from gateway.safety.rules.lexicon import Lexicon
 from gateway.safety.rules.spec import RuleError
 from sluice.settings import Settings, SettingsError
+
+
+def load_all(
+    settings: Settings, path: Path | None, before: policies.Policies | None = None
+) -> policies.Policies:
+    """All policies of ``settings``; it takes about a second, and any thread may do it.
+
+    Args:
+        path: the file they came from, for the lines in errors.
+        before: those that they replace: what has not changed is not loaded again, and a dry run goes on.
+
+    Raises:
+        SettingsError: one line that names what cannot work.
+    """
+    catalog = load_catalog(settings, before.catalog if before else None)
+    router = load_router(settings, catalog.facts)
+    compiled = load_policies_of(settings, path)
+    inspector = Inspector(compiled, before.inspector if before else None)
+    return policies.policies_of(settings, catalog, router, inspector)
 
 
 def read_policies(settings: Settings, path: Path | None = None) -> Policies:

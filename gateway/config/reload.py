@@ -18,14 +18,9 @@ from typing import Any, Final
 import yaml
 from nats.errors import Error as NatsError
 
-from gateway.config.models import load_models
-from gateway.config.policies import load_policies_of
-from gateway.config.routers import load_router
+from gateway.admission.policies import Policies
+from gateway.config.policies import load_all
 from gateway.identity.authenticator import Identities
-from gateway.models.catalog import Catalog, ServedModel, facts_of
-from gateway.routing.router import Router
-from gateway.safety.compiled import CompiledPolicies
-from gateway.safety.inspector import Inspector
 from gateway.server import Gateway
 from sluice.errors import SetupError, SluiceError
 from sluice.internal.v1 import gateway_pb2
@@ -56,41 +51,28 @@ _FIXED: Final = [
 
 @dataclass(frozen=True)
 class _Loaded:
-    """Policies that can be taken.
+    """Policies that can be taken, with the keys of those who call.
 
     Attributes:
         compiled_digest: of all that decides: lists, learned routers and files of keys included.
     """
 
-    settings: Settings
-    models: dict[str, ServedModel]
-    compiled: CompiledPolicies
-    router: Router
+    policies: Policies
     identities: Identities
     compiled_digest: str
 
     @property
     def digest(self) -> str:
         """Of the sections as they are written."""
-        return _digest_of(self.settings)
+        return _digest_of(self.policies.settings)
 
 
 class GatewayReload:
     """`sluice.settings.reload.Apply` of a gateway, and its part in the reloads of others."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        path: Path,
-        inspector: Inspector,
-        catalog: Catalog,
-        gateway: Gateway,
-    ) -> None:
-        """``settings`` are in force; ``path`` is where they came from."""
-        self._settings = settings
+    def __init__(self, path: Path, gateway: Gateway) -> None:
+        """``path`` is where the policies of ``gateway`` came from."""
         self._path = path
-        self._inspector = inspector
-        self._catalog = catalog
         self._gateway = gateway
         self._revision = 0
         """Of the record that this gateway knows."""
@@ -105,6 +87,11 @@ class GatewayReload:
         gateway.shared.peers.fill.append(self._tell)
         gateway.shared.peers.heard.append(self._hear)
 
+    @property
+    def _settings(self) -> Settings:
+        """Of the policies in force."""
+        return self._gateway.in_force.policies.settings
+
     async def __call__(self, settings: Settings) -> None:
         """Takes ``settings`` at all gateways, or at none.
 
@@ -117,8 +104,10 @@ class GatewayReload:
             loaded = await self._load(settings, self._path)
             await self._until_ready(loaded)
             if loaded.compiled_digest != self._in_force:
-                self._revision = await self._share(loaded, await self._others(loaded))
-            await self._use(loaded)
+                in_force = await self._others(loaded)
+                await self._gateway.ensure_kept(loaded.policies)
+                self._revision = await self._share(loaded, in_force)
+            self._use(loaded)
         await self._gateway.shared.peers.ask_all(
             gateway_pb2.GatewayQuestion(take=gateway_pb2.TakeQuestion()), TAKE_S
         )
@@ -129,19 +118,15 @@ class GatewayReload:
             identities = await self._gateway.authenticator.prepare(settings.identity)
         except (SluiceError, NatsError) as error:
             raise SettingsError(f"identity: {error}") from error
-        models = await asyncio.to_thread(load_models, settings, self._catalog.served)
-        facts = {**self._catalog.facts, **facts_of(models)}  # requests that run may know older ones
-        router = await asyncio.to_thread(load_router, settings, facts)
-        compiled = await asyncio.to_thread(load_policies_of, settings, path)
-        policies = sorted(one.policy.version for one in compiled.by_name.values())
-        versions = [*(one.version for one in models.values()), *policies, *router.versions]
-        digest = _digest([_sections_of(settings), versions, identities.digests])
-        return _Loaded(settings, models, compiled, router, identities, digest)
+        before = self._gateway.in_force.policies
+        loaded = await asyncio.to_thread(load_all, settings, path, before)
+        digest = _digest([_sections_of(settings), loaded.versions, identities.digests])
+        return _Loaded(loaded, identities, digest)
 
     async def _until_ready(self, loaded: _Loaded) -> None:
         """Returns when every model that is new has a worker; raises SettingsError when one has none in time."""
-        known = {one.settings.task_name for one in self._catalog.served.values()}
-        new = {one.settings.task_name: name for name, one in loaded.models.items()}
+        known = set(self._gateway.in_force.policies.catalog.tasks.values())
+        new = {task: name for name, task in loaded.policies.catalog.tasks.items()}
         missing = ""
         try:
             async with asyncio.timeout(READY_S):
@@ -161,7 +146,7 @@ class GatewayReload:
             SettingsError: one cannot, or does not answer.
         """
         question = gateway_pb2.PrepareQuestion(
-            sections=_sections_of(loaded.settings), compiled=loaded.compiled_digest
+            sections=_sections_of(loaded.policies.settings), compiled=loaded.compiled_digest
         )
         answers = await self._gateway.shared.peers.ask_all(
             gateway_pb2.GatewayQuestion(prepare=question), PREPARE_S
@@ -191,7 +176,7 @@ class GatewayReload:
             )
             replaced.pop(loaded.digest, None)
             record = gateway_pb2.PolicyRecord(
-                sections=_sections_of(loaded.settings),
+                sections=_sections_of(loaded.policies.settings),
                 digest=loaded.digest,
                 replaced=list(filter(None, replaced))[-_REPLACED_MAX:],
             )
@@ -204,16 +189,13 @@ class GatewayReload:
             raise SettingsError("another gateway has reloaded at the same time; try again")
         return revision
 
-    async def _use(self, loaded: _Loaded) -> None:
+    def _use(self, loaded: _Loaded) -> None:
         """Replaces all policies at once."""
-        tried = self._inspector.dry_run
-        await self._gateway.use_routing(loaded.router, loaded.settings.routing)
-        self._gateway.models.use(loaded.models, loaded.settings.routing.default)
-        self._inspector.swap(loaded.compiled)
-        self._gateway.use_limits(loaded.settings)
+        tried = self._gateway.in_force.policies.inspector.dry_run
+        self._gateway.use(loaded.policies)
         self._gateway.authenticator.use(loaded.identities)
-        self._settings, self._in_force = loaded.settings, loaded.compiled_digest
-        if tried is not None and tried is not self._inspector.dry_run:
+        self._in_force = loaded.compiled_digest
+        if tried is not None and tried is not loaded.policies.inspector.dry_run:
             log.info("%s", tried)
 
     async def _prepare(self, question: gateway_pb2.GatewayQuestion) -> gateway_pb2.GatewayAnswer:
@@ -246,7 +228,7 @@ class GatewayReload:
         record, self._revision = found
         own = _digest_of(self._settings)
         if own in record.replaced:
-            await self._use(await self._load(self._with(record.sections), None))
+            self._use(await self._load(self._with(record.sections), None))
             log.info("the policies of the last reload are in force, instead of those of the file")
         elif own != record.digest:
             log.warning(
@@ -273,7 +255,7 @@ class GatewayReload:
                 if loaded is None or loaded.digest != record.digest:
                     self._revision = revision  # what cannot be loaded is tried once
                     loaded = await self._load(self._with(record.sections), None)
-                await self._use(loaded)
+                self._use(loaded)
                 self._revision = revision
                 log.info("the policies of another gateway's reload are in force")
             except (SettingsError, SluiceError) as error:

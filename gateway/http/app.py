@@ -40,7 +40,8 @@ def make_app(
         serving: whether the gateway can answer.
         local_only: as in `Endpoint`.
     """
-    limits, max_bytes = generator.upstream.usage.limits, generator.settings.max_message_bytes
+    limit_headers = generator.upstream.admission.limit_headers
+    max_bytes = generator.settings.max_message_bytes
 
     def route(
         method: str,
@@ -49,7 +50,9 @@ def make_app(
         roles: frozenset[str] = ANY,
         class_of: Callable[[Mapping[str, str]], str] = lambda _: UNSTATED_CLASS,
     ) -> Route:
-        endpoint = Endpoint(checks, limits, max_bytes, local_only, behaviour, roles, class_of)
+        endpoint = Endpoint(
+            checks, limit_headers, max_bytes, local_only, behaviour, roles, class_of
+        )
         return Route(path, endpoint, methods=[method])
 
     async def health(request: Request) -> Response:

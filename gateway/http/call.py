@@ -16,7 +16,6 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.admission.arriving import RECEIVE_S, in_time
 from gateway.admission.calls import CallChecks, guarded
-from gateway.admission.tenant_limits import TenantLimits
 from gateway.api.generate import new_request_id
 from gateway.http.answers import encode, error_answer, sse
 from gateway.http.headers import host_of, is_foreign_page
@@ -195,7 +194,7 @@ class Endpoint:
     """
 
     checks: CallChecks
-    limits: TenantLimits
+    limit_headers: Callable[[Caller], Mapping[str, str]]
     max_body_bytes: int
     local_only: bool
     behaviour: Behaviour
@@ -222,7 +221,7 @@ class Endpoint:
             )
         names, path = call.scope.get(CERTIFICATE_NAMES, ()), call.scope["path"]
         call.caller = caller = await checks.caller_of(headers, names, self.roles, path)
-        call.limit_headers = partial(self.limits.headers, caller)
+        call.limit_headers = partial(self.limit_headers, caller)
         with suppress(ClientDisconnect), checks.arriving.kept_by(caller.tenant) as call.keep:
             async with checks.running(self.class_of(headers), caller.tenant):
                 await self.behaviour(call)

@@ -22,6 +22,7 @@ from gateway.http.requests import (
     response_field_name,
 )
 from gateway.http.response_events import ResponseEvents
+from gateway.models.catalog import Catalog
 from sluice.defaults import AUTO
 from sluice.errors import UnknownModel
 from sluice.openai.answers import SHAPES
@@ -43,9 +44,12 @@ class ModelCalls:
 
     def __init__(self, generator: Generator, loads: ModelLoadTable) -> None:
         self._generator = generator
-        self._catalog = generator.upstream.admission.catalog
         self._loads = loads
         self._created = int(time.time())
+
+    @property
+    def _catalog(self) -> Catalog:
+        return self._generator.upstream.admission.policies.catalog
 
     async def complete(self, call: HttpCall) -> None:
         """/v1/chat/completions and /v1/completions."""
@@ -158,6 +162,6 @@ class ModelCalls:
         if name == AUTO:
             return named
         model = self._catalog[name]
-        ready = self._loads.load(name, time.monotonic()).ready
+        ready = self._loads.load(model.settings.task_name, time.monotonic()).ready
         facts = {"tier": model.settings.tier, "max_model_len": model.context_tokens}
         return {**named, **facts, "ready": ready}

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from gateway.models.speech import SpeechTokens
 from gateway.models.tokenizer import ModelTokenizer
@@ -28,6 +29,12 @@ class ServedModel:
         """The name in requests."""
         return self.settings.name
 
+    @cached_property
+    def facts(self) -> ModelFacts:
+        """Tier and prices."""
+        one = self.settings
+        return ModelFacts(one.tier, one.prompt_price, one.answer_price)
+
     @property
     def context_tokens(self) -> int:
         """Prompt and answer together, tokens."""
@@ -39,17 +46,11 @@ class ServedModel:
         return min(self.settings.max_answer_tokens or self.context_tokens, self.context_tokens)
 
 
-def facts_of(models: Mapping[str, ServedModel]) -> dict[str, ModelFacts]:
-    """Tier and prices, by name."""
-    settings = {name: model.settings for name, model in models.items()}
-    return {
-        name: ModelFacts(one.tier, one.prompt_price, one.answer_price)
-        for name, one in settings.items()
-    }
-
-
 class Catalog:
-    """The models by name, in the order of the configuration. A reload may replace them (`use`).
+    """The models by name, in the order of the configuration; it never changes.
+
+    Args:
+        before: the catalog that this one replaces. Requests may still look up models and versions of it.
 
     Attributes:
         default: the model of "auto" when no rule applies.
@@ -58,30 +59,32 @@ class Catalog:
         reading: of these, those that take prompts.
         hearing: of these, those that take audio.
         callable: those that callers may ask for something; the others are classifiers.
-        facts: tier and prices, by name; one object, which a reload changes.
+        facts: tier and prices, by name.
+        tasks: what tasks call each model, by name.
         marks_reasoning: whether some model does, or did before a reload.
     """
 
-    def __init__(self, models: Mapping[str, ServedModel], default: str) -> None:
-        self._models: dict[str, ServedModel] = {}
-        self._versions: dict[tuple[str, str], ServedModel] = {}
-        """All that were ever served, by name and task name."""
-        self._facts: dict[str, ModelFacts] = {}
-        self.facts: Mapping[str, ModelFacts] = self._facts
-        self.marks_reasoning = False
-        self.use(models, default)
-
-    def use(self, models: Mapping[str, ServedModel], default: str) -> None:
-        """Requests from now on get ``models``. Those that run may still look up one that was removed."""
-        self._models |= models
-        self._versions |= {(name, one.settings.task_name): one for name, one in models.items()}
-        self._facts |= facts_of(models)
+    def __init__(
+        self,
+        models: Mapping[str, ServedModel],
+        default: str,
+        before: "Catalog | None" = None,
+    ) -> None:
+        self._models: dict[str, ServedModel] = {**(before._models if before else {}), **models}
+        self.tasks = {name: one.settings.task_name for name, one in models.items()}
+        present = {(name, self.tasks[name]): one for name, one in models.items()}
+        known = before._versions if before else {}
+        self._versions: dict[tuple[str, str], ServedModel] = {
+            name: one for name, one in known.items() if name not in present
+        } | present
+        """All that were ever served, by name and task name, the present ones last."""
+        self.facts = {name: one.facts for name, one in self._models.items()}
         self.default = default
         self.names = tuple(models)
         self.answering = tuple(name for name, one in models.items() if one.settings.answers)
         self.hearing = tuple(name for name in self.answering if models[name].speech is not None)
         self.reading = tuple(name for name in self.answering if models[name].speech is None)
-        self.marks_reasoning |= any(one.tokenizer.marks_reasoning for one in models.values())
+        self.marks_reasoning = any(one.tokenizer.marks_reasoning for one in self._versions.values())
         self.callable = tuple(name for name, one in models.items() if not one.tokenizer.labels)
 
     def __getitem__(self, name: str) -> ServedModel:

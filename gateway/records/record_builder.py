@@ -12,7 +12,6 @@ from typing import Final
 
 from gateway.records.store import RecordStore
 from gateway.routing.plan import Plan
-from gateway.routing.router import ModelFacts
 from gateway.safety.actions import Action
 from gateway.safety.guards.checks import PASSED, Checks, Decided, outcome_of
 from gateway.safety.guards.families import Failure
@@ -43,11 +42,10 @@ TEXT_BYTES_MAX: Final = 256 * 1024
 
 @dataclass(frozen=True)
 class RecordContext:
-    """What all records of a gateway share; ``models`` are by name, for their prices."""
+    """What all records of a gateway share."""
 
     settings: RecordsSettings
     store: RecordStore
-    models: Mapping[str, ModelFacts]
     gateway_id: str
     currency: str
 
@@ -159,15 +157,13 @@ class RecordBuilder:
         self._record.error_reason = error
         self._shared.store.write_record(self._record)
 
-    def finish_rows(
-        self, model: str, attempts: Sequence[Row], timings: Timings, error: str
-    ) -> None:
+    def finish_rows(self, attempts: Sequence[Row], timings: Timings, error: str) -> None:
         """All rows of a request about texts have ended; ``error`` is the reason of the one that failed it."""
         if attempts:
             self._add_attempt(attempts[-1])
             total, billed = self._record.attempts[0], [one.billed_tokens[0] for one in attempts]
             total.rows, total.prompt_tokens = len(attempts), sum(billed)
-            total.cost = self._shared.models[model].cost(sum(billed), 0)
+            total.cost = attempts[-1].facts.cost(sum(billed), 0)
         reason = FINISH_REASON_UNSPECIFIED if error else FINISH_REASON_STOP
         cached = not attempts and not error
         self.finish(Finished(reason=reason, timings=timings, usage=Usage(cached=cached)), error)
@@ -208,7 +204,7 @@ class RecordBuilder:
             prompt_tokens=attempt.prompt_tokens,
             completion_tokens=attempt.completion_tokens,
             resumed_tokens=attempt.usage.resumed_tokens,
-            cost=self._shared.models[attempt.model].cost(*attempt.billed_tokens),
+            cost=attempt.cost,
             attempt=attempt.assembler.attempt,
             escalation_reason=attempt.escalation_reason,
             kept_reason=attempt.kept_reason,

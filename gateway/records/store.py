@@ -8,9 +8,9 @@ The prompts of a tenant that does not opt in (routing.outcomes.tenants), or has 
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from google.protobuf.message import Message
@@ -61,6 +61,18 @@ class Forgotten:
     kept: str
 
 
+@dataclass(frozen=True)
+class Kept:
+    """The part of the policies that says what is kept.
+
+    Attributes:
+        retention_s: what is written of these tenants is kept for so many seconds, at most as long as of others.
+    """
+
+    outcomes: OutcomeSettings = field(default_factory=OutcomeSettings)
+    retention_s: Mapping[str, float] = field(default_factory=dict)
+
+
 class RecordStore:
     """The one owner of `SLUICE_RECORDS`, `SLUICE_AUDIT`, `SLUICE_OUTCOMES` and `SLUICE_EVENTS` in this process.
 
@@ -71,18 +83,18 @@ class RecordStore:
     """
 
     def __init__(
-        self, settings: RecordsSettings, outcomes: OutcomeSettings, replicas: int = 1
+        self, settings: RecordsSettings, kept: Callable[[], Kept], replicas: int = 1
     ) -> None:
+        """``kept``: what is in force when it is called."""
         self.dropped = 0
         self._replicas = replicas
-        self._retention: Mapping[str, float] = {}
+        self._kept = kept
         self._writer = BackgroundWriter(GATHER_S)
         self._audit_writer = BackgroundWriter()
         self._audited: dict[str, tuple[int, int]] = {}
         """By tenant: entries and their bytes since its share was looked at."""
         self._audit_grown = asyncio.Event()
         self._settings = settings
-        self._outcomes = outcomes
         self._client: Client | None = None
 
     async def start(self, client: Client) -> None:
@@ -100,7 +112,7 @@ class RecordStore:
             streams.append(jetstream.audit_stream(*limits))
         for config in streams:
             await self._ensure(config)
-        await self.use_outcomes(self._outcomes)
+        await self.ensure_outcomes(self._kept().outcomes)
 
     async def _ensure(self, config: StreamConfig) -> None:
         try:
@@ -109,16 +121,11 @@ class RecordStore:
             # An audit of an earlier release denies purges for good: its tenants are forgotten when it expires.
             await jetstream.ensure_stream(self._js, config.evolve(deny_purge=True), self._replicas)
 
-    def use_retention(self, retention_s: Mapping[str, float]) -> None:
-        """What is written from now on of these tenants is kept for so many seconds, at most as long as of others."""
-        self._retention = retention_s
-
-    async def use_outcomes(self, settings: OutcomeSettings) -> None:
-        """Takes other settings of outcomes; raises as `start`, and then the old ones stay."""
+    async def ensure_outcomes(self, settings: OutcomeSettings) -> None:
+        """Outcomes can be kept as ``settings`` say; raises as `start`."""
         if settings.tenants:
             config = jetstream.outcomes_stream(settings.max_mib * _MIB, settings.max_age_h * 3600)
             await jetstream.ensure_stream(self._js, config, self._replicas)
-        self._outcomes = settings
 
     async def run(self) -> None:
         """Writes what is queued until it is cancelled."""
@@ -134,7 +141,7 @@ class RecordStore:
         """Queues ``record``; it replaces an earlier one of the same request."""
         if self._settings.enabled:
             subject = subjects.record(record.request_id)
-            self._put(subject, record, self._retention.get(record.tenant), replace=True)
+            self._put(subject, record, self._kept().retention_s.get(record.tenant), replace=True)
 
     def check_audit(self) -> None:
         """Refuses a request whose decisions could not be recorded.
@@ -151,7 +158,7 @@ class RecordStore:
         """Queues ``entry``, also without room; it holds all that an earlier one of the same request holds."""
         if self._settings.audit_enabled:
             subject = subjects.audit(entry.tenant, entry.request_id)
-            keep_s = self._retention.get(entry.tenant)
+            keep_s = self._kept().retention_s.get(entry.tenant)
             payload = entry.SerializeToString()
             self._audit_writer.put(subject, payload, replace=True, keep_s=keep_s)
             self._count_audit(entry.tenant, ENTRY_BYTES + len(subject) + len(payload))
@@ -196,7 +203,7 @@ class RecordStore:
     def write_outcome(self, outcome: Outcome) -> None:
         """Queues ``outcome``; it replaces an earlier one of the same request."""
         subject = subjects.outcome(outcome.tenant, outcome.request_id)
-        self._put(subject, outcome, self._retention.get(outcome.tenant), replace=True)
+        self._put(subject, outcome, self._kept().retention_s.get(outcome.tenant), replace=True)
 
     def publish_event(self, event: pb.RouterDriftEvent) -> None:
         """Queues ``event`` for operators."""
@@ -214,7 +221,7 @@ class RecordStore:
         record = await self._record_of(request_id)
         _check_tenant(record.tenant, tenant)
         stored = [subjects.grade(request_id)] if self._settings.enabled else []
-        if record.tenant in self._outcomes.tenants:
+        if record.tenant in self._kept().outcomes.tenants:
             stored.append(subjects.outcome_grade(record.tenant, request_id))
         with answering(_WHAT):
             for subject in stored:
@@ -222,7 +229,7 @@ class RecordStore:
                     subject,
                     pack(grade),
                     timeout=WRITE_S,
-                    msg_ttl=self._retention.get(record.tenant),
+                    msg_ttl=self._kept().retention_s.get(record.tenant),
                 )
         return record
 
@@ -300,16 +307,16 @@ class RecordStore:
 
     async def _outcome(self, request_id: str) -> Outcome | None:
         """None: nothing is kept, or the tenant does not opt in any more."""
-        if not self._outcomes.tenants:
+        if not self._kept().outcomes.tenants:
             return None
         data = await self._last(
             subjects.OUTCOMES_STREAM, subjects.outcome(subjects.ANY, request_id)
         )
         outcome = None if data is None else unpack(Outcome, data)
-        return outcome if outcome and outcome.tenant in self._outcomes.tenants else None
+        return outcome if outcome and outcome.tenant in self._kept().outcomes.tenants else None
 
     def _opted_in(self, tenants: Sequence[str]) -> Sequence[str]:
-        kept = self._outcomes.tenants
+        kept = self._kept().outcomes.tenants
         strange = [tenant for tenant in tenants if tenant not in kept]
         if strange or not kept:
             who = f"of {strange[0]}" if strange else "of any tenant"

@@ -44,23 +44,25 @@ class _Breaker:
 
 
 class Breakers:
-    """One breaker per model. Every request that was `sent` ends with `succeeded`, `failed` or `abandoned`."""
+    """One breaker per model. Every request that was `sent` ends with `succeeded`, `failed` or `abandoned`.
 
-    def __init__(self, settings: BreakerSettings) -> None:
-        self.settings = settings
+    Settings are those of the policies of the request that asks.
+    """
+
+    def __init__(self) -> None:
         self._breakers: dict[str, _Breaker] = {}
 
     def state(self, model: str) -> BreakerState:
         """Of the model's breaker."""
         return self._of(model).state
 
-    def allows(self, model: str, now: float) -> bool:
+    def allows(self, model: str, settings: BreakerSettings, now: float) -> bool:
         """Whether a request may go to the model now. Changes nothing: `sent` does."""
         breaker = self._of(model)
         if breaker.state is BreakerState.CLOSED:
             return True
         if breaker.state is BreakerState.OPEN:
-            return now - breaker.since >= self.settings.open_s
+            return now - breaker.since >= settings.open_s
         return not breaker.probing or now - breaker.since >= PROBE_S
 
     def sent(self, model: str, now: float) -> None:
@@ -78,12 +80,12 @@ class Breakers:
         if breaker.state is BreakerState.HALF_OPEN:
             breaker.move(BreakerState.CLOSED, now)
 
-    def failed(self, model: str, now: float) -> None:
+    def failed(self, model: str, settings: BreakerSettings, now: float) -> None:
         """The model failed, for a reason of its own."""
         breaker = self._of(model)
         breaker.failures += 1
         if breaker.state is BreakerState.HALF_OPEN or (
-            breaker.state is BreakerState.CLOSED and breaker.failures >= self.settings.failures
+            breaker.state is BreakerState.CLOSED and breaker.failures >= settings.failures
         ):
             breaker.move(BreakerState.OPEN, now)
 
@@ -91,10 +93,10 @@ class Breakers:
         """A request ended without a result that counts for or against the model: another probe may go."""
         self._of(model).probing = False
 
-    def retry_after_s(self, model: str, now: float) -> float:
+    def retry_after_s(self, model: str, settings: BreakerSettings, now: float) -> float:
         """Seconds until the next probe may go."""
         breaker = self._of(model)
-        limit_s = self.settings.open_s if breaker.state is BreakerState.OPEN else PROBE_S
+        limit_s = settings.open_s if breaker.state is BreakerState.OPEN else PROBE_S
         return max(0.0, breaker.since + limit_s - now)
 
     def _of(self, model: str) -> _Breaker:

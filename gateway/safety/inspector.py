@@ -167,23 +167,25 @@ def verdict_on(
 
 
 class Inspector:
-    """The active policies. `begin` and `rehearse` may run in other threads, the rest belongs to the event loop.
+    """The policies of one configuration. `begin` and `rehearse` may run in other threads, the rest belongs to the
+    event loop.
 
     Attributes:
         dry_run: the counts of the policy that is tried, if one is.
     """
 
-    def __init__(self, compiled: CompiledPolicies) -> None:
+    def __init__(self, compiled: CompiledPolicies, before: "Inspector | None" = None) -> None:
+        """``before``: the one that this one replaces; a dry run continues when its policy is unchanged."""
         self._compiled = compiled
-        self.dry_run = _dry_run_of(compiled)
+        trial, counts = compiled.trial, before.dry_run if before else None
+        if trial is None or counts is None or counts.policy != trial.policy.version:
+            counts = None if trial is None else DryRun(trial.policy.version)
+        self.dry_run: DryRun | None = counts
 
-    def swap(self, compiled: CompiledPolicies) -> None:
-        """New requests get ``compiled``; running ones keep theirs. A dry run continues when its policy is unchanged."""
-        counts = _dry_run_of(compiled)
-        before = self.dry_run
-        if counts is None or before is None or before.policy != counts.policy:
-            self.dry_run = counts
-        self._compiled = compiled
+    @property
+    def versions(self) -> list[str]:
+        """Of its policies."""
+        return sorted(one.policy.version for one in self._compiled.by_name.values())
 
     def begin(
         self, tenant: str, labels: Mapping[str, str], texts: Sequence[str]
@@ -335,10 +337,6 @@ class RequestInspection:
 
     def _choice(self, finding: Finding) -> Choice:
         return self.policy.actions.choose(finding.rule, finding.severity)
-
-
-def _dry_run_of(compiled: CompiledPolicies) -> DryRun | None:
-    return DryRun(compiled.trial.policy.version) if compiled.trial is not None else None
 
 
 def _places(inspected: InspectedText) -> Iterator[tuple[Place, Action]]:

@@ -10,6 +10,7 @@ from nats.aio.client import Client
 from nats.js.api import StreamConfig
 
 from gateway.admission.class_limiter import ClassLimiter
+from gateway.admission.policies import InForce
 from gateway.admission.usage import UsageAccounting
 from gateway.identity.resume_token import ResumeKey
 from gateway.shared.answers import AnswerCache
@@ -36,10 +37,10 @@ class SharedState:
 
     Args:
         registry: its live requests.
+        in_force: its policies.
         usage: what its tenants use.
         limiter: its calls.
         connected: whether NATS is reached.
-        has_budgets: whether a route depends on what tenants have spent.
 
     Attributes:
         peers: the other gateways.
@@ -54,10 +55,10 @@ class SharedState:
         settings: Settings,
         gateway_id: str,
         registry: Registry,
+        in_force: InForce,
         usage: UsageAccounting,
         limiter: ClassLimiter,
         connected: Callable[[], bool],
-        has_budgets: Callable[[], bool],
     ) -> None:
         self._settings = settings
         self._buckets: list[Bucket] = []
@@ -75,19 +76,19 @@ class SharedState:
         self.answers = AnswerCache(cache, self._bucket(kept, opened=cache.enabled), peers)
         self.drains = Drains(gateway_id, self._bucket(jetstream.DRAINS))
         self.running = RunningRequests(registry, peers)
-        self.limits = SharedLimits(usage, limiter, peers, connected, time.monotonic)
+        self.limits = SharedLimits(in_force, usage, limiter, peers, connected, time.monotonic)
         self._spending = (
             SharedSpending(
                 usage.spending,
                 self._bucket(jetstream.SPENDING),
                 peers,
-                lambda: has_budgets() or usage.limits.has_costs,
+                lambda: in_force.policies.router.has_budgets or in_force.policies.limits.has_costs,
             ),
             SharedSpending(
                 usage.days,
                 self._bucket(jetstream.DAYS),
                 peers,
-                lambda: usage.limits.has_costs,
+                lambda: in_force.policies.limits.has_costs,
                 "days",
             ),
         )

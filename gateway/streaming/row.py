@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.routing.router import ModelFacts
 from gateway.safety.findings import Finding
 from gateway.safety.inspector import AnswerInspection
 from gateway.safety.output.windows import Window
@@ -21,6 +22,7 @@ from sluice.v1.inference_pb2 import (
     Usage,
 )
 
+NO_PRICE: Final = ModelFacts("")
 _REASONS: Final[Mapping[int, "FinishReason.ValueType"]] = {
     frame_pb2.ROW_END_STOP: FINISH_REASON_STOP,
     frame_pb2.ROW_END_LENGTH: FINISH_REASON_LENGTH,
@@ -38,6 +40,7 @@ class Row:
         assembler: order of its frames.
         inspection: what the safety policy does about the answer; its filter is in the transcript.
         resumed: tokens that the caller brought.
+        facts: of the model, for its prices.
         sent: its task was sent; not when the caller held the whole answer.
         published: a batcher has the row's task.
         stop_token_ids: the caller's; they end the answer beside the model's own.
@@ -55,6 +58,7 @@ class Row:
     inspection: AnswerInspection | None = None
     stop_token_ids: frozenset[int] = frozenset()
     resumed: int = 0
+    facts: ModelFacts = NO_PRICE
     sent: bool = False
     published: bool = False
     final: frame_pb2.Final | None = None
@@ -146,6 +150,11 @@ class Row:
         if self.server_tokens is not None:
             return self.server_tokens.prompt_tokens, self.server_tokens.completion_tokens
         return self.prompt_tokens, max(0, self.completion_tokens - self.resumed)
+
+    @property
+    def cost(self) -> float:
+        """What its tokens so far cost."""
+        return self.facts.cost(*self.billed_tokens)
 
     @property
     def stop_token_id(self) -> int | None:

@@ -256,11 +256,10 @@ class Cascade(AnswerMonitor, SecondModel):
 
     def _cost(self) -> float:
         """Of both attempts, the second answer at its longest."""
-        facts, first = self._upstream.usage.models, self._context.first
-        prepared, tokens = self._prepared, self.tokens
-        return facts[first.model.name].cost(len(first.prompt_token_ids), tokens) + facts[
-            prepared.model.name
-        ].cost(len(prepared.prompt_token_ids), prepared.sampling.max_tokens)
+        first, second = self._context.first, self._prepared
+        return first.model.facts.cost(
+            len(first.prompt_token_ids), self.tokens
+        ) + second.model.facts.cost(len(second.prompt_token_ids), second.sampling.max_tokens)
 
     def _with_hint(self, draft: str) -> PreparedPrompt:
         """The second model's prompt with the draft in it; without it where it does not fit."""

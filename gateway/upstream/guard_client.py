@@ -145,7 +145,7 @@ class GuardClient(EntityReader):
             outcome = Failure.TIMEOUT
         except _NoVerdict as none:
             outcome = none.failure
-        return outcome, sum(self.upstream.usage.cost(attempt) for attempt in rows.attempts)
+        return outcome, sum(attempt.cost for attempt in rows.attempts)
 
     async def _verdict(self, question: Question, rows: _Rows) -> GuardVerdict:
         guard, model = question.guard, self._model(rows)
@@ -177,7 +177,7 @@ class GuardClient(EntityReader):
         return found
 
     def _model(self, rows: _Rows) -> ServedModel:
-        model = self.upstream.admission.catalog[rows.check.guard.settings.model]
+        model = rows.about.policies.catalog[rows.check.guard.settings.model]
         problem = self.upstream.overload.problem(model.name, rows.about, time.monotonic())
         if problem is not None:
             raise _NoVerdict(_failure_of(problem))
@@ -212,7 +212,7 @@ class GuardClient(EntityReader):
         except SluiceError as error:
             raise _NoVerdict(_failure_of(error)) from error
         finally:
-            self.upstream.usage.record_stream(request.tenant, row.result, time.monotonic())
+            self.upstream.usage.record_stream(about, row.result, time.monotonic())
         return row.attempt
 
     async def _segments_of(

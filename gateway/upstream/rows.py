@@ -93,6 +93,7 @@ class Upstream:
             inspection,
             frozenset(request.sampling.stop_token_ids),
             resumed=len(held),
+            facts=model.facts,
         )
 
     def task_of(self, row: Row, request: ValidRequest, prepared: PreparedPrompt) -> Task:
@@ -131,7 +132,7 @@ class Upstream:
         """Sends a row, or fails it at once when that is impossible."""
         now, task = time.monotonic(), row.task
         tokens = len(task.prompt_token_ids) + task.sampling.max_tokens
-        self.overload.sent(row.attempt.model, task.priority_class, tokens, now)
+        self.overload.sent(row.attempt.model, task.model, task.priority_class, tokens, now)
         problem = self.transport.problem()
         if problem is None:
             self.registry.dispatch.send(row, now)

@@ -97,7 +97,8 @@ class ShadowRunner:
 
     def _start(self, shadow: _Shadow) -> None:
         now = time.monotonic()
-        scheduling = SchedulingParams(CLASS, now + LIMIT_S)
+        rules = shadow.context.rules
+        scheduling = SchedulingParams(CLASS, now + LIMIT_S, rules=rules)
         problem = self._upstream.overload.problem(shadow.run.model, scheduling, now)
         if problem is not None:
             self._drop(shadow, problem.reason.lower())
@@ -125,10 +126,10 @@ class ShadowRunner:
             finally:
                 now, attempt, usage = time.monotonic(), row.attempt, self._upstream.usage
                 # The result counts for the breaker, but not against the tenant's budget: it did not ask for this.
-                usage.record_result(attempt, row.result.error, now)
+                usage.record_result(shadow.context, attempt, row.result.error, now)
                 run.prompt_tokens = attempt.prompt_tokens
                 run.completion_tokens = attempt.completion_tokens
-                run.cost = usage.cost(attempt)
+                run.cost = attempt.cost
                 run.duration.CopyFrom(duration((now - begun) * 1000))
             if blocked(row.result):
                 self._drop(shadow, BLOCKED)
@@ -140,7 +141,7 @@ class ShadowRunner:
     async def _row(self, shadow: _Shadow, now: float) -> InternalRow:
         """The same conversation and sampling parameters for another model."""
         upstream, context = self._upstream, shadow.context
-        model = upstream.admission.catalog[shadow.run.model]
+        model = context.policies.catalog[shadow.run.model]
         request = replace(context.request, priority_class=CLASS)
         inspect, threads = context.first.inspect, upstream.admission.threads
         prepared = await prepare(request, context.conversation, model, inspect, threads)

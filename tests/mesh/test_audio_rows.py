@@ -15,11 +15,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from opentelemetry.trace import NoOpTracer
 
-from gateway.config.models import load_catalog
-from gateway.config.policies import load_policies_of
-from gateway.config.routers import load_router
+from gateway.config.policies import load_all
 from gateway.models.speech import JoinedTexts, chunks_of
-from gateway.safety.inspector import Inspector
 from gateway.server import Gateway
 from model_workers.engine.encoder_decoder import load_encoder_decoder
 from model_workers.engine.protocol import RowStep
@@ -78,11 +75,8 @@ class StruckWorker:
 @asynccontextmanager
 async def served(settings: Settings) -> AsyncIterator[Gateway]:
     """A gateway without a policy."""
-    catalog = load_catalog(settings)
-    inspector = Inspector(load_policies_of(settings))
-    router = load_router(settings, catalog.facts)
-    telemetry = NoOpTracer(), MetricRegistry()
-    gateway = Gateway(settings, "gw1", catalog, inspector, router, *telemetry)
+    policies = load_all(settings, None)
+    gateway = Gateway(settings, "gw1", policies, NoOpTracer(), MetricRegistry())
     async with gateway.running():
         yield gateway
 

@@ -21,19 +21,16 @@ from google.protobuf.message import Message
 from google.rpc import status_pb2
 from opentelemetry.trace import NoOpTracer
 
-from gateway.config.models import load_catalog
-from gateway.config.policies import load_inspector
+from gateway.admission.policies import Policies
+from gateway.config.policies import load_all
 from gateway.config.reload import GatewayReload
-from gateway.config.routers import load_router
-from gateway.models.catalog import Catalog
-from gateway.safety.inspector import Inspector
 from gateway.server import Gateway
 from sluice.errors import InternalError, from_status
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.control_pb2 import BatcherReport, ModelReport
 from sluice.internal.v1.gateway_pb2 import GatewayHello, GatewayQuestion
 from sluice.internal.v1.task_pb2 import Task
-from sluice.settings import Settings, parse
+from sluice.settings import parse
 from sluice.telemetry.registry import MetricRegistry
 from sluice.v1 import admin_pb2, inference_pb2, safety_pb2
 from sluice.v1.admin_pb2 import ReadMetricsRequest
@@ -57,7 +54,7 @@ class Untyped(Exception):
 
 
 @cache
-def parts() -> tuple[Settings, Catalog, Inspector]:
+def parts() -> Policies:
     """What never changes, and takes long to load."""
     settings = parse(
         {
@@ -71,7 +68,7 @@ def parts() -> tuple[Settings, Catalog, Inspector]:
         },
         "fuzz",
     )
-    return settings, load_catalog(settings), load_inspector(settings, None)
+    return load_all(settings, None)
 
 
 class _Server:
@@ -132,7 +129,7 @@ class FuzzedGateway:
     """Attributes: kinds: the fuzzing functions by name; each returns what became of its input."""
 
     def __init__(self) -> None:
-        settings, catalog, inspector = parts()
+        policies = parts()
         self.nats: Any = MemoryNats()
         self.nats.published = self._published
         self._answers = True
@@ -147,13 +144,12 @@ class FuzzedGateway:
             return servers[-1]
 
         with patch("grpc.aio.server", new_server):
-            router = load_router(settings, catalog.facts)
             self.gateway = Gateway(
-                settings, NAME, catalog, inspector, router, NoOpTracer(), MetricRegistry()
+                policies.settings, NAME, policies, NoOpTracer(), MetricRegistry()
             )
         self._server = servers[0]
-        self.reload = GatewayReload(settings, Path("fuzz"), inspector, catalog, self.gateway)
-        self._tokenizer = catalog["small"].tokenizer.tokenizer
+        self.reload = GatewayReload(Path("fuzz"), self.gateway)
+        self._tokenizer = policies.catalog["small"].tokenizer.tokenizer
         self._handlers: dict[str, Any] = {}
 
     async def start(self) -> None:

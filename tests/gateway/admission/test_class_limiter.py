@@ -1,12 +1,13 @@
 import asyncio
 from contextlib import AsyncExitStack, ExitStack, suppress
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.class_limiter import PREPARED_MAX, ClassLimiter
-from gateway.admission.tenant_limits import TenantLimits
+from gateway.admission.tenant_limits import Limits, TenantLimits
 from gateway.routing.budget import Spending
 from sluice.errors import LimitReached, Overloaded, ShuttingDown
 from sluice.settings import CallShares
@@ -161,10 +162,9 @@ async def test_a_bulk_call_waits_for_its_turn_and_no_other_does() -> None:
 
 async def test_limits_of_the_tenant_itself_hold_with_those_of_its_bulk_calls() -> None:
     spending = Spending()
-    limits = TenantLimits(
-        LimitSettings(concurrent=3, concurrent_bulk=1), {}, spending, spending, lambda: 0.0
-    )
-    limiter = ClassLimiter(100, ALL_TO_ONE, limits)
+    core = TenantLimits(spending, spending, lambda: 0.0)
+    limits = Limits(LimitSettings(concurrent=3, concurrent_bulk=1))
+    limiter = ClassLimiter(100, ALL_TO_ONE, partial(core.check_running, limits))
     with ExitStack() as held:
         held.enter_context(limiter.call("standard", "acme"))
         held.enter_context(limiter.call("bulk", "acme"))

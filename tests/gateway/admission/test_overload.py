@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.admission.load_table import ModelLoadTable
-from gateway.admission.overload import MARGIN, OverloadControl, SchedulingParams
+from gateway.admission.overload import MARGIN, OverloadControl, OverloadRules, SchedulingParams
 from gateway.routing.breaker import Breakers
 from gateway.routing.plan import PINNED, SAFETY, Plan
 from gateway.routing.router import ModelFacts
@@ -11,6 +11,11 @@ from sluice.errors import ModelUnavailable, Overloaded
 from sluice.internal.v1.control_pb2 import BatcherReport, ClassReport, ModelReport
 from sluice.settings.routing import BreakerSettings
 
+RULES = OverloadRules(
+    BreakerSettings(failures=1),
+    fallbacks={"large": ("medium", "small")},
+    models={name: ModelFacts(name[0]) for name in ("large", "medium", "small")},
+)
 TOKENS_PER_S = 100.0
 SERVICE_S = 1.0
 
@@ -21,10 +26,8 @@ class Scene:
     def __init__(self, queue_max: int = 50) -> None:
         self.now = 10.0
         self.loads = ModelLoadTable()
-        fallbacks = {"large": ("medium", "small")}
-        models = {name: ModelFacts(name[0]) for name in ("large", "medium", "small")}
-        self.breakers = Breakers(BreakerSettings(failures=1))
-        self.overload = OverloadControl(self.loads, fallbacks, models, queue_max, self.breakers)
+        self.breakers = Breakers()
+        self.overload = OverloadControl(self.loads, queue_max, self.breakers)
 
     def report(self, batcher: str = "b1", **waits_s: float) -> None:
         """Expected waits of standard tasks by model; twenty tokens each."""
@@ -51,7 +54,7 @@ class Scene:
         self, timeout_s: float, *, allow: bool = False, after_s: float = 0.0, strategy: str = PINNED
     ) -> Plan:
         now = self.now + after_s
-        scheduling = SchedulingParams("standard", now + timeout_s, allow)
+        scheduling = SchedulingParams("standard", now + timeout_s, allow, rules=RULES)
         return self.overload.choose(Plan("large", "l", strategy, "asked for"), scheduling, now)
 
 
@@ -78,11 +81,9 @@ def test_a_tenant_that_floods_a_model_leaves_the_others_their_wait(scene: Scene)
     for batcher, entry in (("b1", class_of(0.5, loud=60.0)), ("b2", class_of(0.5, loud=20.0))):
         model = ModelReport(model="large", workers=1, tokens_per_s=TOKENS_PER_S, classes=[entry])
         scene.loads.update(BatcherReport(batcher=batcher, models=[model]), scene.now)
-    wait_s = scene.overload.wait_s
-    assert wait_s("large", "standard", scene.now, "loud") == pytest.approx(40.0)
-    assert wait_s("large", "standard", scene.now, "quiet") == pytest.approx(0.5)
-    for tenant, is_late in (("loud", True), ("quiet", False)):
+    for tenant, wait_s, is_late in (("loud", 40.0, True), ("quiet", 0.5, False)):
         scheduling = SchedulingParams("standard", scene.now + 10.0, tenant=tenant)
+        assert scene.overload.wait_s("large", scheduling, scene.now) == pytest.approx(wait_s)
         problem = scene.overload.problem("large", scheduling, scene.now)
         assert isinstance(problem, Overloaded) is is_late
 
@@ -133,7 +134,7 @@ def test_the_wait_grows_by_what_was_sent_since_the_report_and_shrinks_with_time(
     assert scene.choose(2.6).model == "large"
     # Ten tasks of twenty tokens are two seconds of work.
     for _ in range(10):
-        scene.overload.sent("large", "standard", 999, scene.now + 0.1)
+        scene.overload.sent("large", "large", "standard", 999, scene.now + 0.1)
     with pytest.raises(Overloaded) as caught:
         scene.choose(2.5, after_s=0.5)
     wait_s = 1.0 + 2.0 - 0.5
@@ -144,7 +145,7 @@ def test_the_wait_grows_by_what_was_sent_since_the_report_and_shrinks_with_time(
 def test_a_report_knows_of_what_was_sent_before_it(scene: Scene) -> None:
     scene.report(large=1.0)
     for _ in range(100):
-        scene.overload.sent("large", "standard", 20, scene.now + 0.1)
+        scene.overload.sent("large", "large", "standard", 20, scene.now + 0.1)
     scene.now += 1.0
     scene.report(large=1.0)
     assert scene.choose(2.6).model == "large"
@@ -153,7 +154,7 @@ def test_a_report_knows_of_what_was_sent_before_it(scene: Scene) -> None:
 def test_less_urgent_tasks_do_not_count(scene: Scene) -> None:
     scene.report(large=1.0)
     for _ in range(100):
-        scene.overload.sent("large", "bulk", 20, scene.now + 0.1)
+        scene.overload.sent("large", "large", "bulk", 20, scene.now + 0.1)
     assert scene.choose(2.6, after_s=0.2).model == "large"
 
 
@@ -161,7 +162,7 @@ def test_a_full_queue_refuses_whatever_the_deadline(scene: Scene) -> None:
     scene.report(large=9.0)
     assert scene.choose(100.0).model == "large"
     for _ in range(5):
-        scene.overload.sent("large", "standard", 1, scene.now + 0.1)
+        scene.overload.sent("large", "large", "standard", 1, scene.now + 0.1)
     with pytest.raises(Overloaded, match="50 requests wait for large"):
         scene.choose(100.0)
 
@@ -177,7 +178,7 @@ def test_batchers_share_the_work(scene: Scene) -> None:
 
 def test_a_request_is_hopeless_when_no_model_that_may_answer_is_in_time(scene: Scene) -> None:
     scene.report(large=9.0, medium=9.0, small=9.0)
-    late = SchedulingParams("standard", scene.now + 3.0, allow_degraded=True)
+    late = SchedulingParams("standard", scene.now + 3.0, allow_degraded=True, rules=RULES)
     with pytest.raises(Overloaded):
         scene.overload.refuse_hopeless(["large"], late, scene.now)
     scene.report(large=9.0, medium=9.0, small=0.0)
@@ -193,7 +194,7 @@ def test_a_request_is_hopeless_when_no_model_that_may_answer_is_in_time(scene: S
 
 def test_a_model_that_failed_is_left_alone_and_the_next_one_answers(scene: Scene) -> None:
     scene.report(large=0.0, medium=0.0)
-    scene.breakers.failed("large", scene.now)
+    scene.breakers.failed("large", RULES.breaker, scene.now)
     plan = scene.choose(3.0, allow=True)
     assert (plan.model, plan.degraded) == ("medium", True)
     with pytest.raises(ModelUnavailable, match="failed repeatedly") as caught:
@@ -203,8 +204,8 @@ def test_a_model_that_failed_is_left_alone_and_the_next_one_answers(scene: Scene
 
 def test_a_request_that_is_sent_after_the_pause_is_the_probe(scene: Scene) -> None:
     scene.report(large=0.0)
-    scene.breakers.failed("large", scene.now - BreakerSettings().open_s)
+    scene.breakers.failed("large", RULES.breaker, scene.now - BreakerSettings().open_s)
     assert scene.choose(3.0).model == "large"
-    scene.overload.sent("large", "standard", 1, scene.now)
+    scene.overload.sent("large", "large", "standard", 1, scene.now)
     with pytest.raises(ModelUnavailable):
         scene.choose(3.0)

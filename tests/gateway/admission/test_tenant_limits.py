@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.tenant_limits import COST_RETRY_S, TenantLimits
+from gateway.admission.tenant_limits import COST_RETRY_S, Limits, RateName, TenantLimits
 from gateway.identity.caller import Caller
 from gateway.routing.budget import Spending
 from sluice.errors import LimitReached
@@ -23,33 +23,34 @@ class World:
 
     def __post_init__(self) -> None:
         self.hours, self.days = Spending(), Spending(0.0, DAY_S, 31)
-        default = LimitSettings(**self.limits)
-        self.core = TenantLimits(default, {}, self.hours, self.days, lambda: self.now)
+        self.given = Limits(LimitSettings(**self.limits))
+        self.core = TenantLimits(self.hours, self.days, lambda: self.now)
 
     def refusal(self, payer: Caller | None = None) -> LimitReached:
         with pytest.raises(LimitReached) as refused:
-            self.core.enter(payer or ACME)
+            self.core.enter(self.given, payer or ACME)
         return refused.value
 
 
 ACME = Caller("acme")
+REQUESTS = RateName("tenant", "acme", "", "requests_per_minute")
 
 
 def test_a_tenant_without_limits_is_not_limited() -> None:
     world = World()
     for _ in range(1000):
-        world.core.enter(ACME)
-    world.core.reserve(ACME, "small", 1e9)(1e9)
-    world.core.check_running("acme", 10**6, 10**6)
-    assert not world.core.uses("acme")
-    assert not world.core.headers(ACME)
+        world.core.enter(world.given, ACME)
+    world.core.reserve(world.given, ACME, "small", 1e9)(1e9)
+    world.core.check_running(world.given, "acme", 10**6, 10**6)
+    assert not world.core.uses(world.given, "acme")
+    assert not world.core.headers(world.given, ACME)
     assert not list(world.core.tell())
 
 
 def test_the_error_names_subject_limit_and_time() -> None:
     world = World({"requests_per_minute": 60, "burst_s": 10})
     for _ in range(10):
-        world.core.enter(ACME)
+        world.core.enter(world.given, ACME)
     error = world.refusal()
     assert error.metadata == {
         "subject": "tenant acme",
@@ -58,24 +59,24 @@ def test_the_error_names_subject_limit_and_time() -> None:
     }
     assert error.retry_after_s == pytest.approx(1.0)
     assert "requests_per_minute of 60" in error.message
-    world.core.enter(Caller("other"))
+    world.core.enter(world.given, Caller("other"))
     world.now += 1.0
-    world.core.enter(ACME)
+    world.core.enter(world.given, ACME)
 
 
 def test_tokens_are_reserved_and_settled() -> None:
     world = World({"tokens_per_minute": 6000, "burst_s": 10})
-    held = world.core.reserve(ACME, "small", 900)
+    held = world.core.reserve(world.given, ACME, "small", 900)
     with pytest.raises(LimitReached, match="tokens_per_minute"):
-        world.core.reserve(ACME, "small", 200)
+        world.core.reserve(world.given, ACME, "small", 200)
     held(150)
-    world.core.reserve(ACME, "small", 850)
+    world.core.reserve(world.given, ACME, "small", 850)
     assert world.refusal().metadata["limit"] == "tokens_per_minute"
 
 
 def test_a_request_larger_than_the_burst_reserves_the_burst_and_pays_what_it_used() -> None:
     world = World({"tokens_per_minute": 6000, "burst_s": 10})
-    world.core.reserve(ACME, "small", 50_000)(3000)
+    world.core.reserve(world.given, ACME, "small", 50_000)(3000)
     assert world.refusal().retry_after_s == pytest.approx(20.01)
 
 
@@ -83,36 +84,36 @@ def test_keys_and_models_have_limits_beside_the_tenants() -> None:
     world = World({"requests_per_minute": 6000, "models": {"large": {"requests_per_minute": 6}}})
     key = Caller("acme", key_id="k1", key_limits=RateLimits(requests_per_minute=12))
     for _ in range(2):
-        world.core.enter(key)
+        world.core.enter(world.given, key)
     assert world.refusal(key).metadata["subject"] == "key k1"
-    world.core.enter(ACME)
-    world.core.reserve(ACME, "large", 10)
+    world.core.enter(world.given, ACME)
+    world.core.reserve(world.given, ACME, "large", 10)
     with pytest.raises(LimitReached, match="tenant acme model large"):
-        world.core.reserve(ACME, "large", 10)
-    world.core.reserve(ACME, "small", 10)
+        world.core.reserve(world.given, ACME, "large", 10)
+    world.core.reserve(world.given, ACME, "small", 10)
 
 
 def test_a_models_rates_are_taken_from_when_a_request_goes_there() -> None:
     models = {"large": {"requests_per_minute": 12, "tokens_per_minute": 600}}
     world = World({"tokens_per_minute": 60_000, "burst_s": 10, "models": models})
-    world.core.reserve(ACME, "large", 60)
+    world.core.reserve(world.given, ACME, "large", 60)
     with pytest.raises(LimitReached) as refused:
-        world.core.reserve(ACME, "large", 60)
+        world.core.reserve(world.given, ACME, "large", 60)
     assert refused.value.metadata["limit"] == "tokens_per_minute"
     assert refused.value.metadata["subject"] == "tenant acme model large"
     # What one rate refuses was taken from no other.
-    (use,) = world.core.uses("acme")
+    (use,) = world.core.uses(world.given, "acme")
     assert use.used == 60.0
     world.now += 5.0
-    world.core.reserve(ACME, "large", 40)
+    world.core.reserve(world.given, ACME, "large", 40)
 
 
 def test_a_request_for_a_model_is_one_of_its_rate() -> None:
     world = World({"models": {"large": {"requests_per_minute": 12}}})
     for _ in range(2):
-        world.core.reserve(ACME, "large", 1)
+        world.core.reserve(world.given, ACME, "large", 1)
     with pytest.raises(LimitReached, match="model large: the limit requests_per_minute of 12"):
-        world.core.reserve(ACME, "large", 1)
+        world.core.reserve(world.given, ACME, "large", 1)
 
 
 def test_calls_elsewhere_are_added_and_forgotten_with_their_gateway() -> None:
@@ -145,43 +146,43 @@ def test_who_is_told_of_again_is_kept_and_who_was_silent_is_not() -> None:
 
 def test_a_gateway_that_was_silent_is_new_again() -> None:
     world = World({"requests_per_minute": 60})
-    name = "tenant acme requests_per_minute"
-    world.core.told("one", [(name, 100.0, 1.0)])
+    name = REQUESTS
+    world.core.told(world.given, "one", [(name, 100.0, 1.0)])
     world.now = 3.5
-    world.core.told("one", [(name, 103.0, 1.0)])
-    (use,) = world.core.uses("acme")
+    world.core.told(world.given, "one", [(name, 103.0, 1.0)])
+    (use,) = world.core.uses(world.given, "acme")
     assert use.used == pytest.approx(3.0), "it was heard 3.5 s ago"
     # What it says of for the first time is all that it has taken, while it is heard.
-    other = "tenant other requests_per_minute"
+    other = REQUESTS._replace(owner="other")
     world.now = 7.0
-    world.core.told("one", [(other, 4.0, 1.0)])
-    (use,) = world.core.uses("other")
+    world.core.told(world.given, "one", [(other, 4.0, 1.0)])
+    (use,) = world.core.uses(world.given, "other")
     assert use.used == pytest.approx(4.0)
     world.now = 100.0
-    world.core.told("one", [(name, 150.0, 1.0)])
-    (use,) = world.core.uses("acme")
+    world.core.told(world.given, "one", [(name, 150.0, 1.0)])
+    (use,) = world.core.uses(world.given, "acme")
     assert use.used == pytest.approx(0.0)
 
 
 def test_what_was_asked_for_is_told_whether_it_was_given_or_not() -> None:
     world = World({"requests_per_minute": 60, "burst_s": 2})
     for _ in range(2):
-        world.core.enter(ACME)
+        world.core.enter(world.given, ACME)
     world.refusal()
     ((name, taken, asked),) = world.core.tell()
-    assert (name, taken, asked) == ("tenant acme requests_per_minute", 2.0, 3.0)
+    assert (name, taken, asked) == (REQUESTS, 2.0, 3.0)
 
 
 def test_a_gateway_that_is_cut_off_gives_new_buckets_their_share_alone() -> None:
     world = World({"requests_per_minute": 60, "burst_s": 2})
     assert world.core._connected
-    world.core.enter(ACME)
-    world.core.told("one", [("tenant acme requests_per_minute", 0.0, 1.0)])
+    world.core.enter(world.given, ACME)
+    world.core.told(world.given, "one", [(REQUESTS, 0.0, 1.0)])
     world.core.connected(is_connected=False)
-    world.core.enter(ACME)
+    world.core.enter(world.given, ACME)
     world.now += 3.6
     # Of the rate it has what it was asked for: half, however long the others are not heard.
-    world.core.enter(ACME)
+    world.core.enter(world.given, ACME)
     assert world.refusal().retry_after_s == pytest.approx(0.2)
     world.core.connected(is_connected=False)
     assert world.refusal().retry_after_s == pytest.approx(0.2), "it was cut off before"
@@ -189,7 +190,7 @@ def test_a_gateway_that_is_cut_off_gives_new_buckets_their_share_alone() -> None
     world.core.connected(is_connected=True)
     assert not world.core._heard_at
     world.now += 0.2
-    world.core.enter(ACME)
+    world.core.enter(world.given, ACME)
     assert world.refusal()
 
 
@@ -197,7 +198,7 @@ def test_a_limit_for_the_day_alone_and_for_the_month_alone() -> None:
     # February 10, 6 o'clock: the month ends in 18 days and as many hours as the day.
     for name, left_s in (("cost_per_day", 18 * 3600.0), ("cost_per_month", 18.75 * DAY_S)):
         world = World({name: 2.0}, now=40.25 * DAY_S)
-        assert world.core.has_costs
+        assert world.given.has_costs
         running = world.hours.reserve("acme", 2.0)
         error = world.refusal()
         assert (error.metadata["limit"], error.retry_after_s) == (name, 60.0), "it may cost less"
@@ -205,9 +206,9 @@ def test_a_limit_for_the_day_alone_and_for_the_month_alone() -> None:
         world.days.add("acme", 2.0, world.now)
         error = world.refusal()
         assert (error.metadata["limit"], error.retry_after_s) == (name, left_s)
-        (use,) = world.core.uses("acme")
+        (use,) = world.core.uses(world.given, "acme")
         assert (use.name, use.limit, use.used) == (name, 2.0, 2.0)
-    assert not World().core.has_costs
+    assert not World().given.has_costs
 
 
 @pytest.mark.parametrize(
@@ -221,50 +222,53 @@ def test_a_month_ends_with_its_last_day(day: int, left: int) -> None:
 
 def test_the_day_of_the_month_is_that_of_the_unix_clock() -> None:
     hours, days = Spending(), Spending(0.0, DAY_S, 31)
-    limits = LimitSettings(cost_per_month=2.0)
+    limits = Limits(LimitSettings(cost_per_month=2.0))
     days.add("acme", 2.0, 0.5 * DAY_S)
     # Monotonic day 1 is the second of a month, or the first one.
     for offset_s, refused in ((0.0, True), (30 * DAY_S, False)):
-        core = TenantLimits(limits, {}, hours, days, lambda: 1.5 * DAY_S, offset_s)
-        (use,) = core.uses("acme")
+        core = TenantLimits(hours, days, lambda: 1.5 * DAY_S, offset_s)
+        (use,) = core.uses(limits, "acme")
         assert use.used == (2.0 if refused else 0.0)
     # Half a second before the first of February, by a clock without an offset.
     days.add("acme", 3.0, 5 * DAY_S)
-    (use,) = TenantLimits(limits, {}, hours, days, lambda: 31 * DAY_S - 0.5).uses("acme")
+    (use,) = TenantLimits(hours, days, lambda: 31 * DAY_S - 0.5).uses(limits, "acme")
     assert use.used == 5.0
-    (use,) = TenantLimits(limits, {}, hours, days, lambda: 31 * DAY_S).uses("acme")
+    (use,) = TenantLimits(hours, days, lambda: 31 * DAY_S).uses(limits, "acme")
     assert use.used == 0.0
 
 
 def test_tenants_with_limits_of_their_own() -> None:
     world = World()
-    world.core.use(LimitSettings(), {"acme": LimitSettings(requests_per_minute=1)})
-    assert set(world.core.tenants) == {"acme"}
+    world.given = Limits(tenants={"acme": LimitSettings(requests_per_minute=1)})
+    world.core.enter(world.given, ACME)
+    assert world.refusal().metadata["value"] == "1"
+    for _ in range(10):
+        world.core.enter(world.given, Caller("other"))
 
 
 def test_the_time_until_a_call_may_come_is_a_second() -> None:
     world = World({"concurrent": 1})
     with pytest.raises(LimitReached) as refused:
-        world.core.check_running("acme", 1, None)
+        world.core.check_running(world.given, "acme", 1, None)
     assert refused.value.retry_after_s == 1.0
     world.core.told_running("other", {"acme": 1}, {"acme": 1})
     world.now += 3.5
     with pytest.raises(LimitReached):
-        world.core.check_running("acme", 0, None)
+        world.core.check_running(world.given, "acme", 0, None)
     world.now += 0.1
-    world.core.check_running("acme", 0, None)
+    world.core.check_running(world.given, "acme", 0, None)
 
 
 def test_calls_at_the_same_time_count_at_all_gateways() -> None:
     world = World({"concurrent": 5, "concurrent_bulk": 2})
     world.core.told_running("other", {"acme": 3}, {"acme": 1})
-    world.core.check_running("acme", 1, None)
+    world.core.check_running(world.given, "acme", 1, None)
     for calls, bulk, limit in ((2, None, "concurrent"), (1, 1, "concurrent_bulk")):
         with pytest.raises(LimitReached) as refused:
-            world.core.check_running("acme", calls, bulk)
+            world.core.check_running(world.given, "acme", calls, bulk)
         assert refused.value.metadata["limit"] == limit
     world.now += 10.0
-    world.core.check_running("acme", 2, None)
+    world.core.check_running(world.given, "acme", 2, None)
 
 
 def test_costs_of_a_day_and_of_a_month() -> None:
@@ -272,7 +276,7 @@ def test_costs_of_a_day_and_of_a_month() -> None:
     for day in range(3):
         world.days.add("acme", 1.9, world.now)
         if day < 2:
-            world.core.enter(ACME)
+            world.core.enter(world.given, ACME)
         world.now += DAY_S
     refused = world.refusal()
     assert (refused.metadata["limit"], refused.retry_after_s) == (
@@ -280,12 +284,12 @@ def test_costs_of_a_day_and_of_a_month() -> None:
         18 * DAY_S - 100,
     )
     world.now = 31 * DAY_S  # February 1
-    world.core.enter(ACME)
+    world.core.enter(world.given, ACME)
     running = world.hours.reserve("acme", 2.0)
     refused = world.refusal()
     assert (refused.metadata["limit"], refused.retry_after_s) == ("cost_per_day", COST_RETRY_S)
     running.release()
-    world.core.enter(ACME)
+    world.core.enter(world.given, ACME)
 
 
 @pytest.mark.parametrize("day", [0, 30, 31, 58])
@@ -298,15 +302,15 @@ def test_a_cost_that_is_spent_comes_back_when_its_day_or_month_ends(day: int) ->
         world.now += wait_s - 1
         world.refusal()
         world.now += 1
-        world.core.enter(ACME)
+        world.core.enter(world.given, ACME)
 
 
 def test_a_soft_limit_names_its_model_before_the_hard_one() -> None:
     world = World({"requests_per_minute": 60, "soft": {"share": 0.8, "model": "small"}})
     for number in range(10):
-        assert (world.core.soft_limit("acme") is not None) is (number >= 8)
-        world.core.enter(ACME)
-    found = world.core.soft_limit("acme")
+        assert (world.core.soft_limit(world.given, "acme") is not None) is (number >= 8)
+        world.core.enter(world.given, ACME)
+    found = world.core.soft_limit(world.given, "acme")
     assert found is not None
     assert found[0] == "small"
     assert "requests_per_minute" in found[1]
@@ -315,51 +319,54 @@ def test_a_soft_limit_names_its_model_before_the_hard_one() -> None:
 def test_other_limits_hold_at_once_and_what_was_taken_stays() -> None:
     world = World({"requests_per_minute": 60})
     for _ in range(10):
-        world.core.enter(ACME)
-    world.core.use(LimitSettings(requests_per_minute=120), {})
+        world.core.enter(world.given, ACME)
+    world.given = Limits(LimitSettings(requests_per_minute=120))
     for _ in range(10):
-        world.core.enter(ACME)
+        world.core.enter(world.given, ACME)
     assert world.refusal().metadata["value"] == "120"
-    world.core.use(LimitSettings(), {"acme": LimitSettings(requests_per_minute=1)})
+    world.given = Limits(tenants={"acme": LimitSettings(requests_per_minute=1)})
     assert world.refusal().metadata["value"] == "1"
-    world.core.use(LimitSettings(), {})
-    world.core.enter(ACME)
+    world.given = Limits()
+    world.core.enter(world.given, ACME)
 
 
 def test_what_another_gateway_has_taken_counts_and_its_past_does_not() -> None:
     one, two = World({"requests_per_minute": 60}), World({"requests_per_minute": 60})
-    two.core.told("one", [])
+    two.core.told(two.given, "one", [])
     for _ in range(6):
-        one.core.enter(ACME)
-    two.core.told("one", one.core.tell())
-    (use,) = two.core.uses("acme")
+        one.core.enter(one.given, ACME)
+    two.core.told(two.given, "one", one.core.tell())
+    (use,) = two.core.uses(two.given, "acme")
     assert use.used == pytest.approx(6.0)
     late = World({"requests_per_minute": 60})
-    late.core.told("one", one.core.tell())
-    (use,) = late.core.uses("acme")
+    late.core.told(late.given, "one", one.core.tell())
+    (use,) = late.core.uses(late.given, "acme")
     assert use.used == pytest.approx(0.0)
 
 
 def test_names_that_no_setting_knows_are_not_kept() -> None:
     world = World({"requests_per_minute": 60, "models": {"large": {"tokens_per_minute": 60}}})
     names = (
-        "tenant acme requests_per_minute",
-        "tenant acme model large tokens_per_minute",
-        "tenant acme tokens_per_minute",
-        "tenant acme model small tokens_per_minute",
-        "key k1 requests_per_minute",
-        "nonsense",
-        "tenant acme model large nonsense",
-        "",
+        REQUESTS,
+        RateName("tenant", "acme", "large", "tokens_per_minute"),
+        RateName("tenant", "acme", "", "tokens_per_minute"),
+        RateName("tenant", "acme", "small", "tokens_per_minute"),
+        RateName("key", "k1", "", "requests_per_minute"),
+        RateName("tenant", "acme", "large", "nonsense"),
     )
-    world.core.told("one", [(name, 1.0, 1.0) for name in names])
+    world.core.told(world.given, "one", [(name, 1.0, 1.0) for name in names])
     assert [name for name, _, _ in world.core.tell()] == list(names[:2])
+    for name in names:
+        assert RateName.from_wire(name.to_wire()) == name
+    assert names[1].to_wire() == "tenant acme model large tokens_per_minute"
+    for name in ("nonsense", "", "tenant acme large tokens_per_minute"):
+        assert RateName.from_wire(name) is None
 
 
 def test_headers_of_what_is_overdrawn_say_that_nothing_remains() -> None:
     world = World({"tokens_per_minute": 600})
-    world.core.reserve(ACME, "small", 100)(350)
-    assert world.core.headers(ACME) == {
+    world.core.reserve(world.given, ACME, "small", 100)(350)
+    assert world.core.headers(world.given, ACME) == {
         "x-ratelimit-limit-tokens": "600",
         "x-ratelimit-remaining-tokens": "0",
         "x-ratelimit-reset-tokens": "35s",
@@ -368,8 +375,8 @@ def test_headers_of_what_is_overdrawn_say_that_nothing_remains() -> None:
 
 def test_headers_for_http() -> None:
     world = World({"requests_per_minute": 60, "tokens_per_minute": 600})
-    world.core.enter(ACME)
-    assert world.core.headers(ACME) == {
+    world.core.enter(world.given, ACME)
+    assert world.core.headers(world.given, ACME) == {
         "x-ratelimit-limit-requests": "60",
         "x-ratelimit-remaining-requests": "9",
         "x-ratelimit-reset-requests": "1s",

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
+from gateway.admission.overload import OverloadRules, SchedulingParams
 from gateway.admission.usage import HUNG_S, UsageAccounting
 from gateway.routing.breaker import Breakers
 from gateway.streaming.assembler import Assembler
@@ -153,13 +154,18 @@ async def test_a_model_that_hangs_is_left_alone(
         assert error.reason == "MODEL_UNAVAILABLE"
 
 
+REQUEST = SchedulingParams(
+    "standard", 0.0, rules=OverloadRules(BreakerSettings(failures=1, open_s=60.0))
+)
+
+
 class Rows:
     """Rows of one model, and what their ends say about it."""
 
     def __init__(self) -> None:
-        self.breakers = Breakers(BreakerSettings(failures=1, open_s=60.0))
+        self.breakers = Breakers()
         self._live: list[Any] = []
-        self.usage = UsageAccounting(self.breakers, {}, self._live)
+        self.usage = UsageAccounting(self.breakers, self._live)
 
     def row(self, sent_at: float, token_at: float | None = None, live: bool = True) -> Row:
         transcript = Transcript(Any, (), frozenset(), chr)
@@ -172,8 +178,8 @@ class Rows:
 
     def opens(self, row: Row, now: float) -> bool:
         """Whether the passed deadline of ``row`` counts against the model."""
-        self.usage.record_result(row, DeadlinePassed("late"), now)
-        return not self.breakers.allows("m", now)
+        self.usage.record_result(REQUEST, row, DeadlinePassed("late"), now)
+        return not self.breakers.allows("m", REQUEST.rules.breaker, now)
 
 
 def test_a_silent_model_hangs() -> None:
@@ -197,7 +203,7 @@ def test_a_model_that_works_for_others_does_not_hang() -> None:
     live, ended = Rows(), Rows()
     live.row(0.0, token_at=1.0)
     assert not live.opens(live.row(0.0, live=False), HUNG_S)
-    ended.usage.record_result(ended.row(0.0, token_at=1.0, live=False), None, 2.0)
+    ended.usage.record_result(REQUEST, ended.row(0.0, token_at=1.0, live=False), None, 2.0)
     assert not ended.opens(ended.row(0.0, live=False), HUNG_S)
 
 

@@ -4,8 +4,8 @@ import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
+from gateway.admission import policies
 from gateway.config import reload
-from gateway.upstream import served_models
 from sluice.settings import ModelSettings, Settings, SettingsError
 from sluice.settings.routing import RoutingSettings
 from sluice.v1.inference_pb2 import GenerateRequest
@@ -23,7 +23,7 @@ def with_models(wire: Wire, *models: ModelSettings) -> Settings:
 async def test_a_replaced_model_gets_new_requests_and_running_ones_keep_the_former(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served_models, "PREPARE_S", 0.0)
+    monkeypatch.setattr(policies, "PREPARE_S", 0.0)
     monkeypatch.setattr(reload, "READY_S", 0.1)
     small, large = wire.settings.models
     after = with_models(wire, small.model_copy(update={"generation": 1}), large)
@@ -49,7 +49,7 @@ async def test_a_replaced_model_gets_new_requests_and_running_ones_keep_the_form
 async def test_tokens_of_a_replaced_version_are_continued_by_it_alone(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served_models, "PREPARE_S", 0.0)
+    monkeypatch.setattr(policies, "PREPARE_S", 0.0)
     small, large = wire.settings.models
     request = GenerateRequest(prompt="one", model="small")
     running = wire.stub.Generate(request)

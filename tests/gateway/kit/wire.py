@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from gateway.admission.policies import policies_of
 from gateway.config.models import load_models
 from gateway.config.policies import load_policies_of
 from gateway.config.reload import GatewayReload
@@ -210,9 +211,10 @@ async def open_wire(
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     telemetry = provider.get_tracer("test"), metrics
-    served = Gateway(settings, gateway_id, catalog, inspector, router, *telemetry)
+    policies = policies_of(settings, catalog, router, inspector)
+    served = Gateway(settings, gateway_id, policies, *telemetry)
     # Of the file only the lines in errors matter.
-    reload = GatewayReload(settings, folder / "config.json", inspector, catalog, served)
+    reload = GatewayReload(folder / "config.json", served)
     async with (
         wire_batcher(url, gateway=gateway_id) as batcher,
         served.running(),

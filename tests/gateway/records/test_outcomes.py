@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from gateway.admission.calls import CallChecks
 from gateway.config.routers import load_router
 from gateway.identity.caller import ANY, Caller
 from gateway.records import outcome as outcomes
+from gateway.records.store import Kept
 from sluice.internal.v1.frame_pb2 import ROW_END_STOP, Logprobs
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import Settings
@@ -247,7 +249,13 @@ async def test_a_tenant_can_opt_in_while_the_gateway_runs(opened: Any) -> None:
         settings = Settings(
             models=[wire.catalog[name].settings for name in MODELS], routing=routing
         )
-        await wire.gateway.use_routing(load_router(settings, wire.catalog.facts), routing)
+        policies = replace(
+            wire.gateway.in_force.policies,
+            router=load_router(settings, wire.catalog.facts),
+            kept=Kept(routing.outcomes),
+        )
+        await wire.gateway.ensure_kept(policies)
+        wire.gateway.use(policies)
         task = await answered(wire)
         await shadowed(wire, "hello")
         found = await outcome_of(wire, task, lambda one: True)

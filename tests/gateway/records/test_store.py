@@ -8,11 +8,10 @@ import nats
 import pytest
 
 from gateway.records import writer
-from gateway.records.store import RecordStore
+from gateway.records.store import Kept, RecordStore
 from sluice.errors import RecordUnknown, TransportUnavailable
 from sluice.internal.v1.audit_pb2 import AuditEntry
 from sluice.settings import RecordsSettings
-from sluice.settings.routing import OutcomeSettings
 from sluice.startup import free_port
 from sluice.v1.admin_pb2 import Grade, RequestRecord
 from sluice.wire import jetstream, subjects
@@ -22,7 +21,7 @@ BOUND_S = 60.0
 
 
 def opened(**records: Any) -> RecordStore:
-    return RecordStore(RecordsSettings(**records), OutcomeSettings())
+    return RecordStore(RecordsSettings(**records), Kept)
 
 
 async def test_what_is_kept_can_be_found(nats_url: str) -> None:
@@ -171,9 +170,8 @@ async def test_switched_off_nothing_is_kept_and_explain_says_so() -> None:
 
 async def test_a_tenant_with_a_retention_of_its_own_is_kept_for_it(nats_url: str) -> None:
     client = await nats.connect(nats_url)
-    kept = opened()
+    kept = RecordStore(RecordsSettings(), lambda: Kept(retention_s={"short": 1.0}))
     await kept.start(client)
-    kept.use_retention({"short": 1.0})
     running = asyncio.ensure_future(kept.run())
     try:
         for tenant in ("short", "long"):

@@ -10,61 +10,63 @@ SETTINGS = BreakerSettings(failures=3, open_s=5.0)
 
 
 def opened() -> Breakers:
-    breakers = Breakers(SETTINGS)
+    breakers = Breakers()
     for _ in range(3):
-        breakers.failed("m", 0.0)
+        breakers.failed("m", SETTINGS, 0.0)
     return breakers
 
 
 def test_only_failures_in_a_row_open_it() -> None:
-    breakers = Breakers(SETTINGS)
+    breakers = Breakers()
     for _ in range(5):
-        breakers.failed("m", 0.0)
-        breakers.failed("m", 0.0)
+        breakers.failed("m", SETTINGS, 0.0)
+        breakers.failed("m", SETTINGS, 0.0)
         breakers.succeeded("m", 0.0)
-    assert breakers.allows("m", 0.0)
-    assert not opened().allows("m", 4.9)
-    assert opened().allows("other", 0.0)
+    assert breakers.allows("m", SETTINGS, 0.0)
+    assert not opened().allows("m", SETTINGS, 4.9)
+    assert opened().allows("other", SETTINGS, 0.0)
 
 
 def test_then_one_probe_at_a_time_goes() -> None:
     breakers = opened()
-    assert breakers.retry_after_s("m", 1.0) == 4.0
-    assert breakers.allows("m", 5.0)
+    assert breakers.retry_after_s("m", SETTINGS, 1.0) == 4.0
+    assert breakers.allows("m", SETTINGS, 5.0)
     breakers.sent("m", 5.0)
     assert breakers.state("m") is BreakerState.HALF_OPEN
-    assert not breakers.allows("m", 5.1)
+    assert not breakers.allows("m", SETTINGS, 5.1)
     breakers.succeeded("m", 6.0)
     assert breakers.state("m") is BreakerState.CLOSED
-    assert breakers.allows("m", 6.0)
+    assert breakers.allows("m", SETTINGS, 6.0)
 
 
 def test_a_failed_probe_opens_it_again() -> None:
     breakers = opened()
     breakers.sent("m", 5.0)
-    breakers.failed("m", 6.0)
-    assert not breakers.allows("m", 10.9)
-    assert breakers.allows("m", 11.0)
+    breakers.failed("m", SETTINGS, 6.0)
+    assert not breakers.allows("m", SETTINGS, 10.9)
+    assert breakers.allows("m", SETTINGS, 11.0)
 
 
 def test_a_probe_that_said_nothing_lets_the_next_one_go() -> None:
     breakers = opened()
     breakers.sent("m", 5.0)
     breakers.abandoned("m")
-    assert breakers.allows("m", 5.1)
+    assert breakers.allows("m", SETTINGS, 5.1)
     breakers.sent("m", 5.1)
-    assert not breakers.allows("m", 5.2)
-    assert breakers.allows("m", 5.1 + PROBE_S)
+    assert not breakers.allows("m", SETTINGS, 5.2)
+    assert breakers.allows("m", SETTINGS, 5.1 + PROBE_S)
 
 
 @given(st.lists(st.sampled_from(["sent", "succeeded", "failed", "abandoned", "wait"]), max_size=40))
 def test_it_never_shuts_a_model_out_for_ever(acts: list[str]) -> None:
-    breakers, now = Breakers(SETTINGS), 0.0
+    breakers, now = Breakers(), 0.0
     for act in acts:
         if act == "wait":
             now += 3.0
         elif act == "abandoned":
             breakers.abandoned("m")
-        elif act != "sent" or breakers.allows("m", now):
+        elif act == "failed":
+            breakers.failed("m", SETTINGS, now)
+        elif act != "sent" or breakers.allows("m", SETTINGS, now):
             getattr(breakers, act)("m", now)
-    assert breakers.allows("m", now + breakers.retry_after_s("m", now))
+    assert breakers.allows("m", SETTINGS, now + breakers.retry_after_s("m", SETTINGS, now))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.upstream import served_models
+from gateway.admission import policies
 from sluice.errors import InvalidRequest
 from sluice.settings import CacheSettings
 from sluice.telemetry import catalog, names
@@ -80,7 +80,7 @@ async def test_an_answer_of_a_model_that_was_replaced_is_computed_again(
     nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where only one number of its weights is another."""
-    monkeypatch.setattr(served_models, "PREPARE_S", 0.0)
+    monkeypatch.setattr(policies, "PREPARE_S", 0.0)
     folder = write_model(tmp_path / "m")
     weights = folder / "model.safetensors"
     weights.write_bytes(bytes(8_000_000))
