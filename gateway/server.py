@@ -30,7 +30,6 @@ from gateway.api.safety_service import SAFETY_SERVICE, SafetyService
 from gateway.api.server import SERVICE, GatewayHealth, GrpcServer, add_reflection
 from gateway.identity.authenticator import Authenticator
 from gateway.models.speech import BYTES_A_SECOND, HEAD_BYTES
-from gateway.records.record_builder import RecordContext
 from gateway.records.store import RecordStore
 from gateway.routing.breaker import Breakers
 from gateway.shared.state import SharedState
@@ -39,6 +38,7 @@ from gateway.streaming.idempotency import ReplayCache
 from gateway.streaming.registry import Registry
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
+from gateway.telemetry.request_record import RequestRecords
 from gateway.upstream.cascade import EscalationLimiter
 from gateway.upstream.guard_client import GuardClient
 from gateway.upstream.nats_transport import NatsTransport
@@ -312,6 +312,7 @@ class Gateway:
         metrics.show_running(lambda: self.active)
         metrics.show_waiting(lambda: self.registry.dispatch.waiting)
         gateway_id = self._transport.gateway_id
+        records = RequestRecords(settings.records, self._store, gateway_id, settings.currency)
         return Generator(
             settings=settings.gateway,
             limiter=self._limiter,
@@ -320,10 +321,7 @@ class Gateway:
             guards=GuardClient(upstream),
             state=self.shared,
             observers=RequestObservers(
-                RecordContext(settings.records, self._store, gateway_id, settings.currency),
-                metrics,
-                self._drift,
-                ShadowRunner(upstream, self._store, self._drift),
+                records, metrics, self._drift, ShadowRunner(upstream, records, self._drift)
             ),
             tracer=tracer,
         )

@@ -56,6 +56,8 @@ class SchedulingParams:
     allow_degraded: bool = False
     tenant: str = ""
     """Whose request it is: one that floods a model does not make those of others hopeless."""
+    arrived_at: float = 0.0
+    """Monotonic seconds."""
     rules: OverloadRules = NO_RULES
 
     def task_of(self, model: str) -> str:

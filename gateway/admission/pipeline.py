@@ -4,10 +4,9 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Literal, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from opentelemetry.trace import Span
 
@@ -18,8 +17,8 @@ from gateway.admission.prompts import PreparedPrompt, check_length, encode, is_l
 from gateway.admission.tenant_threads import TenantThreads
 from gateway.admission.usage import CurrentLoad, UsageAccounting
 from gateway.identity.caller import Caller
+from gateway.identity.resume_token import ResumeKey, ResumeToken
 from gateway.models.catalog import ServedModel
-from gateway.records.record_builder import RecordBuilder
 from gateway.routing.budget import Reservation
 from gateway.routing.features import Features, Governed
 from gateway.routing.plan import BUDGET, SAFETY, Plan
@@ -37,34 +36,35 @@ from gateway.safety.inspector import (
     RequestInspection,
     verdict_on,
 )
-from gateway.streaming.lifecycle import RequestTimings
-from gateway.telemetry.spans import CallSpans, finding_attributes
+from gateway.telemetry.request_log import RequestLog
 from gateway.tools.formats import HERMES
 from gateway.tools.grammar import arguments_of, grammar_of
 from gateway.validation.conversation import Conversation
 from gateway.validation.requests import ValidRequest
 from sluice.errors import BudgetSpent, InvalidRequest, SafetyBlocked
 from sluice.telemetry import names
+from sluice.v1.inference_pb2 import Route, RouteStrategy, Started
+from sluice.wire.enums import value_of
 
 WATCHED_ALTERNATIVES: Final = 2
 """Alternatives per token that the decision of a cascade looks at."""
 BUDGET_RETRY_S: Final = 60.0
 """The window of a budget moves by the minute, seconds."""
 _T = TypeVar("_T")
-_Hop = Literal["safety_ms", "route_ms", "tokenize_ms"]
 
 
 class AdmittedRequest(SchedulingParams):
-    """A valid request, and all that is decided about it. `Admission` alone fills it in, hop by hop.
+    """A valid request, and all that is decided about it. `Admission` alone fills it in, step by step.
 
-    Args:
-        arrived_at: monotonic seconds.
+    It is what the answer is for (`gateway.streaming.answer.AnsweredRequest`).
 
     Attributes:
-        spans: of its call.
-        timings: of its hops.
         policies: by which everything is decided, taken once.
-        record: the decisions; a request that only checks or counts a text has none.
+        request: as it was sent.
+        log: what happens to it.
+        key: its idempotency key; empty without one.
+        fingerprint: equal for equal requests.
+        with_logprobs: whether the caller wants log-probabilities.
         conversation: as a model may see it.
         inspection: of its texts, by the policy in force.
         rows: the prompts: one, or of a request about texts one for each text, pair or answer, in order.
@@ -73,23 +73,35 @@ class AdmittedRequest(SchedulingParams):
     """
 
     policies: Policies
-    record: RecordBuilder
     inspection: RequestInspection
     plan: Plan
     rows: Sequence[PreparedPrompt]
     reservation: Reservation
 
     def __init__(
-        self, request: ValidRequest, request_id: str, spans: CallSpans, arrived_at: float
+        self, request: ValidRequest, log: RequestLog, resume_key: ResumeKey | None = None
     ) -> None:
-        deadline = arrived_at + request.timeout_s
-        super().__init__(request.priority_class, deadline, request.allow_degraded, request.tenant)
+        """``resume_key``: of the tokens that callers resume with; None: there is no answer."""
+        super().__init__(
+            request.priority_class,
+            log.arrived_at + request.timeout_s,
+            request.allow_degraded,
+            request.tenant,
+            log.arrived_at,
+        )
         self.request = request
-        self.request_id = request_id
-        self.spans = spans
-        self.timings = RequestTimings(arrived_at)
+        self.log = log
+        self.key = request.key
+        self.fingerprint = request.fingerprint
+        self.with_logprobs = request.sampling.HasField("logprobs")
         self.conversation = request.conversation
         self.second: PreparedPrompt | None = None
+        self._resume_key = resume_key
+
+    @property
+    def request_id(self) -> str:
+        """Its name."""
+        return self.log.request_id
 
     def take(self, policies: Policies) -> None:
         """Decides by ``policies`` from now on."""
@@ -100,16 +112,30 @@ class AdmittedRequest(SchedulingParams):
         """The prompt of the model that is asked first."""
         return self.rows[0]
 
-    @contextmanager
-    def hop(self, name: str, hop: _Hop) -> Iterator[Span]:
-        """The span of a hop; its duration goes into the timings."""
-        start = time.monotonic()
-        if self.spans.recorded:
-            with self.spans.hop(name) as span:
-                yield span
-        else:
-            yield self.spans.unseen
-        setattr(self.timings, hop, (time.monotonic() - start) * 1000)
+    def started(self) -> Started:
+        """The first event of its answer."""
+        plan, first = self.plan, self.first
+        return Started(
+            request_id=self.log.request_id,
+            trace_id=self.log.trace_id,
+            model=plan.model,
+            route=Route(
+                tier=plan.tier,
+                strategy=value_of(RouteStrategy, plan.strategy),
+                reason=plan.reason,
+                degraded=plan.degraded,
+            ),
+            seed=first.sampling.seed,
+            prompt_tokens=len(first.prompt_token_ids),
+        )
+
+    def resume_token(self, model: str) -> ResumeToken:
+        """The resume token of an answer of ``model``: tokens of one version of it are not continued by another."""
+        assert self._resume_key is not None, "it has an answer"
+        both, sampling = (self.first, self.second), self.first.sampling
+        names_of = {one.model.name: one.model.settings.task_name for one in both if one}
+        seed = sampling.seed if sampling.temperature > 0 else 0
+        return self._resume_key.token(self.fingerprint, names_of.get(model, model), seed)
 
 
 RowsOf = Callable[[Conversation, ServedModel], Sequence[PreparedPrompt]]
@@ -221,10 +247,12 @@ class Admission:
             check_length(request.conversation.texts, [catalog[model] for model in models])
         if request.tools is not None or request.sampling.WhichOneof("constraint"):
             await self._check_constraints(request)
-        with incoming.hop(names.SPAN_SAFETY, "safety_ms") as span:
-            safety = await self._inspect(incoming, span)
-        with incoming.hop(names.SPAN_ROUTE, "route_ms") as span:
-            incoming.plan = await self._route(incoming, safety, span)
+        log = incoming.log
+        span = log.hop(names.SPAN_SAFETY)
+        safety = await self._inspect(incoming, span)
+        log.hop(names.SPAN_ROUTE)
+        incoming.plan = await self._route(incoming, safety)
+        log.routed(incoming.plan)
         model = catalog[incoming.plan.model]
         unnamed = rows_of is None and not request.sampling.max_tokens
         longest = model.max_answer_tokens if unnamed else 0
@@ -234,10 +262,12 @@ class Admission:
         with incoming.reservation.released_on_error():
             if rows_of is not None or request.audio is not None:
                 _check_governed(incoming.plan, request.model)
-            with incoming.hop(names.SPAN_TOKENIZE, "tokenize_ms") as span:
-                await self._tokenize(incoming, rows_of)
+            span = log.hop(names.SPAN_TOKENIZE)
+            await self._tokenize(incoming, rows_of)
+            if log.recorded:
                 tokens = sum(len(row.prompt_token_ids) for row in incoming.rows)
                 span.set_attribute(names.GEN_AI_INPUT_TOKENS, tokens)
+            log.hop("")
             self._usage.hold_longest(
                 policies.limits,
                 incoming.reservation,
@@ -311,26 +341,20 @@ class Admission:
                 raise InvalidRequest.of(field, problem)
 
     async def _inspect(self, incoming: AdmittedRequest, span: Span) -> SafetyOutcome:
-        safety, before, tenant = (
-            await self._check(incoming),
-            incoming.conversation.texts,
-            incoming.request.tenant,
-        )
-        taken = finding_attributes(safety.verdict.taken)
-        span.set_attributes({names.SAFETY_POLICY: safety.policy, **taken})
+        safety = await self._check(incoming)
         seen = [result.text for result in safety.inspected]
-        incoming.record.add_inspection(safety.policy, safety.verdict, before, seen, safety.checks)
+        incoming.log.inspected(safety.policy, safety.verdict, seen, safety.checks)
         # The dry-run policy, if there is incoming, is tried on the same texts.
         inspector = incoming.policies.inspector
         rehearse = partial(inspector.rehearse, incoming.inspection, safety.entities)
-        tried = await self._run(tenant, rehearse, incoming.inspection.texts)
+        tried = await self._run(incoming.tenant, rehearse, incoming.inspection.texts)
         moves = inspector.count(safety.inspected, tried)
         if moves:
             span.set_attribute(names.DRY_RUN, move_labels(moves))
         incoming.conversation = _passed(incoming.conversation, safety)
         return safety
 
-    async def _route(self, incoming: AdmittedRequest, safety: SafetyOutcome, span: Span) -> Plan:
+    async def _route(self, incoming: AdmittedRequest, safety: SafetyOutcome) -> Plan:
         request, policies = incoming.request, incoming.policies
         # A resumed answer continues on the model that its tokens came from.
         named = (request.resume and request.resume_model) or request.model or None
@@ -354,19 +378,7 @@ class Admission:
                 retry_after_s=BUDGET_RETRY_S,
             )
         plan = self._overload.choose(plan, incoming, now)
-        span.set_attributes(
-            {
-                names.ROUTE_STRATEGY: plan.strategy,
-                names.ROUTE_REASON: plan.reason,
-                names.ROUTE_DEGRADED: plan.degraded,
-                names.TIER: plan.tier,
-                names.GEN_AI_RESPONSE_MODEL: plan.model,
-            }
-        )
-        if request.resume:
-            plan = replace(plan, cascade=None)
-        incoming.record.add_plan(plan)
-        return plan
+        return replace(plan, cascade=None) if request.resume else plan
 
     async def _features(
         self,

@@ -87,7 +87,7 @@ class InForce:
     def task_names(self, now: float) -> set[str]:
         """Those of all versions of models that requests may still send tasks to."""
         if self._replaced:
-            arrivals = (one.spec.timings.arrived_at for one in self._registry)
+            arrivals = (one.request.arrived_at for one in self._registry)
             oldest = min(arrivals, default=now)
             self._replaced = {
                 name: at

@@ -5,7 +5,6 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from gateway.api.interceptor import is_local
-from gateway.records.record_builder import audit_response
 from gateway.records.store import RecordStore
 from gateway.shared.forget import Forgetting
 from gateway.shared.running import LIST_MAX
@@ -13,6 +12,7 @@ from gateway.shared.state import SharedState
 from gateway.shared.sums import sum_router_health
 from gateway.streaming.registry import Registry
 from gateway.telemetry.drift import DriftMonitor
+from gateway.telemetry.request_record import audit_response
 from sluice.errors import InvalidRequest, PermissionDenied, RequestUnknown, WorkerUnknown
 from sluice.internal.v1.gateway_pb2 import GatewayAnswer, GatewayQuestion, RouterHealthQuestion
 from sluice.settings import Settings

@@ -11,8 +11,8 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -21,37 +21,29 @@ import grpc
 from opentelemetry.trace import Tracer
 
 from gateway.admission.class_limiter import ClassLimiter
-from gateway.admission.pipeline import AdmittedRequest
+from gateway.admission.pipeline import AdmittedRequest, RowsOf
 from gateway.identity.caller import Caller
-from gateway.records.record_builder import RecordBuilder, RecordContext
 from gateway.shared.state import SharedState
 from gateway.streaming.answer import Answer
 from gateway.streaming.delivery import Reader
 from gateway.streaming.idempotency import Replay
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
-from gateway.telemetry.spans import (
-    CallSpans,
-    attempt_end,
-    call_attributes,
-    end_attributes,
-    request_attributes,
-    started_attributes,
-)
+from gateway.telemetry.request_log import RequestLog
+from gateway.telemetry.request_record import RequestRecords
 from gateway.tools.events import PartEvents
 from gateway.tools.formats import ToolFormat
 from gateway.upstream.cascade import Cascade, EscalationLimiter
 from gateway.upstream.chunk_rows import ChunkRows
 from gateway.upstream.guard_client import GuardClient
 from gateway.upstream.guard_runner import GuardRunner
-from gateway.upstream.rows import Upstream, already_complete, stream_spec
+from gateway.upstream.rows import Upstream, already_complete
 from gateway.upstream.shadow_runner import ShadowRunner
 from gateway.validation.requests import ValidRequest, validate
 from sluice.errors import Cancelled, DeadlinePassed, InternalError, SluiceError
 from sluice.internal.v1.frame_pb2 import RowTimings
 from sluice.settings import GatewaySettings
 from sluice.telemetry import names
-from sluice.telemetry.logs import about_request
 from sluice.telemetry.tracing import headers_of
 from sluice.v1.inference_pb2 import (
     NOTICE_KIND_REPLAYED,
@@ -79,29 +71,26 @@ _REPLAYED: Final = GenerateResponse(
 
 @dataclass(frozen=True)
 class RequestObservers:
-    """What is recorded, counted and learned of every request."""
+    """What is recorded, counted and learned of every request: all of it is made of its log."""
 
-    records: RecordContext
+    records: RequestRecords
     metrics: RequestMetrics
     drift: DriftMonitor
     shadows: ShadowRunner
 
-    def kept(self, context: AdmittedRequest, answer: Replay) -> None:
-        """An admitted request gets the answer of an earlier one."""
-        context.record.finish(answer.finished)
-        self.metrics.count(context.request, context.record.record, answer.finished.model)
+    def ended(self, log: RequestLog) -> None:
+        """A valid request has ended: it was refused, got an earlier answer, or its rows have ended."""
+        self.metrics.ended(log, self.records.ended(log))
 
-    def ended(self, context: AdmittedRequest, cascade: Cascade | None, answer: Answer) -> None:
-        """The answer of an admitted request ended."""
-        score, plan = None if cascade is None else cascade.score, context.plan
+    def answered(self, context: AdmittedRequest, cascade: Cascade | None, answer: Answer) -> None:
+        """The answer of an admitted request ended, as its log says."""
+        score, log = None if cascade is None else cascade.score, context.log
         if score is not None:
             self.drift.scored(score)
-            context.record.add_plan(replace(plan, scores=(*plan.scores, score)))
-        context.record.finish_stream(answer)
+            log.plan = replace(context.plan, scores=(*context.plan.scores, score))
+        self.ended(log)
+        self.records.answer_decided(log)
         self.shadows.ended(context, answer)
-        request, record, model = context.request, context.record.record, answer.current.model
-        self.metrics.count(request, record, model, plan, answer.attempts)
-        self.metrics.time_stream(request, answer, context.spans.server.get_span_context())
 
 
 @dataclass(frozen=True)
@@ -159,17 +148,25 @@ class Generator:
         Raises:
             SluiceError: the call ends with it.
         """
-        spans = CallSpans(self.tracer, GENERATE.span, metadata)
-        with spans.call():
-            call = _GenerateCall(self, spans, write)
-            valid = call.validated(request, remaining_s, caller)
+        with RequestLog(self.tracer, GENERATE.span, metadata) as log:
+            log.asked(request, caller.tenant)
+            valid = validate(
+                request,
+                self.upstream.admission.policies.catalog,
+                self.timeout_s(remaining_s),
+                caller,
+                self.state.resume_key,
+                self.settings.audio_max_s,
+            )
+            log.valid(valid)
             if valid.sampling.n <= 1:
+                call = _GenerateCall(self, log, write)
                 await call.within_deadline(valid, call.answer)
             else:
-                await self._answer_several(request, valid, write, spans)
+                await self._answer_several(request, valid, write, log)
 
     async def _answer_several(
-        self, wire: GenerateRequest, request: ValidRequest, write: Write, spans: CallSpans
+        self, wire: GenerateRequest, request: ValidRequest, write: Write, log: RequestLog
     ) -> None:
         reasons: dict[int, str] = {}
 
@@ -179,28 +176,29 @@ class Generator:
             await write(event)
 
         async def answer(one: ValidRequest, write_one: Write) -> None:
-            own = CallSpans(self.tracer, names.SPAN_GENERATE, headers_of(spans.server))
+            own = RequestLog(self.tracer, GENERATE.span, headers_of(log.server))
             further = self.limiter.call(one.priority_class, one.tenant)
-            with own.call(), further if one.answer_index else nullcontext():
+            with own, further if one.answer_index else nullcontext():
+                own.asked(wire, one.tenant)
+                own.valid(one)
                 call = _GenerateCall(self, own, write_one)
-                call.describe(wire, one)
                 await call.within_deadline(one, call.answer)
 
         await answer_all(requests_of(request), answer, note)
         ended = [reasons[index] for index in sorted(reasons)]
-        spans.describe(lambda: {names.GEN_AI_FINISH_REASONS: ended})
+        log.describe({names.GEN_AI_FINISH_REASONS: ended})
 
 
 class RunningCall:
     """A call of any kind while it runs: its deadline, its record, and the error that it ends with."""
 
-    def __init__(self, shared: Generator, kind: Kind, spans: CallSpans) -> None:
-        self.request_id = new_request_id()
+    def __init__(self, shared: Generator, kind: Kind, log: RequestLog) -> None:
         self._shared = shared
         self._upstream = shared.upstream
         self._kind = kind
-        self._spans = spans
-        self._arrived_at = time.monotonic()
+        self._log = log
+        self._request_id = log.request_id
+        """Of the request whose answer it reads."""
         self._timeout: asyncio.Timeout
         self._stopped: SluiceError | None = None
         """Why the call was ended from outside."""
@@ -213,31 +211,31 @@ class RunningCall:
         Raises:
             SluiceError: with the id of the request.
         """
-        incoming = AdmittedRequest(request, self.request_id, self._spans, self._arrived_at)
+        incoming = AdmittedRequest(request, self._log, self._shared.state.resume_key)
         try:
             async with asyncio.timeout(request.timeout_s) as self._timeout:
                 return await work(incoming)
         except TimeoutError:
             error = self._stopped or DeadlinePassed(self._kind.late)
-            raise error.of_request(self.request_id) from None
+            raise error.of_request(self._request_id) from None
         except SluiceError as error:
             _log_failure(error, request.tenant)
-            raise error.of_request(self.request_id) from error
+            raise error.of_request(self._request_id) from error
 
-    @contextmanager
-    def recorded(self, incoming: AdmittedRequest) -> Iterator[None]:
-        """The request is admitted in the block. One that is refused, or ends before that, leaves a record too."""
-        observers, request = self._shared.observers, incoming.request
-        trace_id, operation = self._spans.trace_id, self._kind.operation
-        incoming.record = record = RecordBuilder(
-            observers.records, request, self.request_id, trace_id, operation
-        )
+    def refused(self, error: BaseException, request: ValidRequest) -> None:
+        """The request was not admitted, or ended before that: it leaves a record too."""
+        self._log.refused(self.error_of(error, request).reason)
+        self._shared.observers.ended(self._log)
+
+    async def admit(self, incoming: AdmittedRequest, rows_of: RowsOf | None = None) -> None:
+        """Decides all about a request; raises as `Admission.admit`, and TransportUnavailable."""
+        request, records = incoming.request, self._shared.observers.records
+        records.store.check_audit()
         try:
-            yield
-        except BaseException as error:
-            record.finish(error=self.error_of(error, request).reason)
-            observers.metrics.count(request, record.record)
-            raise
+            async with self._shared.limiter.slot(request.priority_class, request.tenant):
+                await self._upstream.admission.admit(incoming, rows_of)
+        finally:
+            records.prompt_decided(self._log)
 
     def error_of(self, error: BaseException, request: ValidRequest) -> SluiceError:
         """What the call ends with that ``error`` ended."""
@@ -249,49 +247,29 @@ class RunningCall:
 
     def departure(self, request: ValidRequest) -> SluiceError:
         """Why the caller does not wait any more. It ends its call by its own clock; gRPC rounds deadlines by 1 %."""
-        late = time.monotonic() - self._arrived_at >= 0.98 * request.timeout_s
+        late = time.monotonic() - self._log.arrived_at >= 0.98 * request.timeout_s
         return DeadlinePassed(self._kind.late) if late else Cancelled("the caller has gone")
 
 
 class _GenerateCall(RunningCall):
     """A call of Generate. Its methods stand in the order in which they run."""
 
-    def __init__(self, shared: Generator, spans: CallSpans, write: Write) -> None:
-        super().__init__(shared, GENERATE, spans)
+    def __init__(self, shared: Generator, log: RequestLog, write: Write) -> None:
+        super().__init__(shared, GENERATE, log)
         self._registry = shared.upstream.registry
         self._write = write
         self._parts: PartEvents | None = None
         """Finds calls and reasoning in the answer; None: it can have neither."""
         self._has_events = asyncio.Event()
 
-    def validated(
-        self, wire: GenerateRequest, remaining_s: float | None, caller: Caller
-    ) -> ValidRequest:
-        catalog, settings = self._upstream.admission.policies.catalog, self._shared.settings
-        timeout_s = self._shared.timeout_s(remaining_s)
-        self._spans.describe(call_attributes, wire, caller.tenant, self.request_id)
-        about_request(self.request_id, self._spans.trace_id)
-        request = validate(
-            wire, catalog, timeout_s, caller, self._shared.state.resume_key, settings.audio_max_s
-        )
-        self._spans.describe(request_attributes, request)
-        return request
-
-    def describe(self, wire: GenerateRequest, request: ValidRequest) -> None:
-        """For a call whose request another one has validated."""
-        about_request(self.request_id, self._spans.trace_id)
-        self._spans.describe(call_attributes, wire, request.tenant, self.request_id)
-        self._spans.describe(request_attributes, request)
-
     async def answer(self, incoming: AdmittedRequest) -> None:
         request = incoming.request
-        with self.recorded(incoming):
-            found = await self._shared.state.keys.once(
-                request,
-                self.request_id,
-                partial(self._find, request),
-                partial(self._begin, incoming),
-            )
+        find, begin = partial(self._find, request), partial(self._begin, incoming)
+        try:
+            found = await self._shared.state.keys.once(request, self._request_id, find, begin)
+        except BaseException as error:
+            self.refused(error, request)
+            raise
         if request.tools is not None or self._upstream.admission.policies.catalog.marks_reasoning:
             self._parts = PartEvents(
                 request.tools,
@@ -315,12 +293,11 @@ class _GenerateCall(RunningCall):
     async def _begin(self, incoming: AdmittedRequest) -> Answer | Replay:
         """A new answer, or the kept answer to an equal request."""
         request, answers = incoming.request, self._shared.state.answers
-        async with self._shared.limiter.slot(request.priority_class, request.tenant):
-            await self._upstream.admission.admit(incoming)
+        await self.admit(incoming)
         with incoming.reservation.released_on_error():
             key = answers.key_of(incoming)
             if key:
-                incoming.record.keep_answer(key)
+                self._log.answer_key = key
                 kept = await answers.find(incoming, key)
                 if kept is not None:
                     return self._kept(incoming, kept)
@@ -335,11 +312,12 @@ class _GenerateCall(RunningCall):
     def _kept(self, context: AdmittedRequest, kept: Replay) -> Replay:
         """The answer of an earlier equal request, as that to this one."""
         context.reservation.release()
-        spec, now = stream_spec(context, self._shared.state.resume_key), time.monotonic()
-        assert spec.resume_token is not None, "callers read it"
-        token, timings = spec.resume_token(kept.finished.model), context.timings
-        answer = kept.answer_to(spec.started, timings.with_row(RowTimings(), now, now), token)
-        self._shared.observers.kept(context, answer)
+        log, now = self._log, time.monotonic()
+        timings = log.timings(RowTimings(), now, now)
+        token = context.resume_token(kept.finished.model)
+        answer = kept.answer_to(context.started(), timings, token)
+        log.kept(answer)
+        self._shared.observers.ended(log)
         return answer
 
     def _open(self, context: AdmittedRequest, answer_key: str) -> Answer:
@@ -362,8 +340,7 @@ class _GenerateCall(RunningCall):
         if prepared.chunks:
             chunks = ChunkRows(self._upstream, context, first)
         on_end = partial(self._ended, context, answer_key, cascade, guards, chunks)
-        spec = stream_spec(context, self._shared.state.resume_key)
-        answer = self._registry.open(spec, first, cascade, guards, on_end)
+        answer = self._registry.open(context, first, cascade, guards, on_end)
         reason = already_complete(prepared.sampling, first.transcript) if request.resume else None
         if reason is not None:
             answer.finish(reason, RowTimings(), time.monotonic())
@@ -388,17 +365,17 @@ class _GenerateCall(RunningCall):
             if one is not None:
                 one.close()
         now = time.monotonic()
-        context.spans.end_attempts(partial(attempt_end, answer, now))
+        self._log.ended(answer, now)
         used = self._upstream.usage.record_stream(context, answer, now)
         context.reservation.release(used)
         self._shared.state.keys.ended(context.request.key, answer)
         if answer_key:
             self._shared.state.answers.ended(answer_key, answer)
-        self._shared.observers.ended(context, cascade, answer)
+        self._shared.observers.answered(context, cascade, answer)
 
     async def _read(self, request: ValidRequest, answer: Answer) -> None:
         """Writes the events of a answer as they come."""
-        self.request_id = answer.request_id
+        self._request_id = answer.request_id
         limit = self._shared.settings.reader_buffer_tokens
         reader = Reader(len(request.resume), limit, self._has_events.set, self._stop)
         answer.join(reader, request.resume_model)
@@ -407,7 +384,7 @@ class _GenerateCall(RunningCall):
             await self._write_events(request, answer, reader)
         finally:
             answer.leave(reader, self.departure(request))
-            self._record_end(answer)
+            self._log.delivered(answer, self._upstream.admission.policies.catalog.facts)
 
     def _stop(self, error: SluiceError) -> None:
         """Ends the call with ``error``, whatever it waits for: a client that does not read blocks `_write`."""
@@ -425,7 +402,7 @@ class _GenerateCall(RunningCall):
             await self._has_events.wait()
 
     async def _write_started(self, started: Started) -> None:
-        self._spans.describe(started_attributes, started)
+        self._log.started(started)
         # Not interrupted: gRPC sends the headers with this event, and takes no status until it has.
         deadline = self._timeout.when()
         self._timeout.reschedule(None)
@@ -453,7 +430,7 @@ class _GenerateCall(RunningCall):
             for event in replay.events(len(request.resume), request.resume_model):
                 await self._put(event)
         finally:
-            self._record_end(replay)
+            self._log.delivered(replay, self._upstream.admission.policies.catalog.facts)
 
     async def _put(self, event: GenerateResponse) -> None:
         if self._parts is None:
@@ -470,11 +447,6 @@ class _GenerateCall(RunningCall):
     def _marks_reasoning(self, model: str) -> bool:
         return self._upstream.admission.policies.catalog[model].tokenizer.marks_reasoning
 
-    def _record_end(self, answer: Answer | Replay) -> None:
-        self._spans.describe(
-            end_attributes, answer, self._upstream.admission.policies.catalog.facts
-        )
-
 
 def _log_failure(error: SluiceError, tenant: str) -> None:
     """Callers hear of every error; the log has those that somebody has to look at.
@@ -485,11 +457,6 @@ def _log_failure(error: SluiceError, tenant: str) -> None:
         _log.warning("%s of %s: %s", error.reason, tenant, error.message)
     else:
         _log.debug("%s of %s", error.reason, tenant)
-
-
-def new_request_id() -> str:
-    """A unique name; 15 random bytes are 20 url-safe characters."""
-    return f"req-{secrets.token_urlsafe(15)}"
 
 
 def requests_of(request: ValidRequest) -> list[ValidRequest]:

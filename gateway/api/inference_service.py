@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from gateway.admission.load_table import ModelLoadTable
 from gateway.admission.pipeline import AdmittedRequest
-from gateway.api.generate import Generator, new_request_id
+from gateway.api.generate import Generator
 from gateway.api.texts import EMBED, RERANK, SCORE, answer_texts
 from gateway.identity.caller import Caller
-from gateway.telemetry.spans import UNTRACED
+from gateway.telemetry.request_log import untraced
 from gateway.validation.requests import UNSTATED_CLASS, request_about, validate_count
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
@@ -82,7 +82,7 @@ class InferenceService(InferenceServiceServicer):
         conversation, name = validate_count(request, self._admission.policies.catalog)
         async with self._generator.limiter.slot(UNSTATED_CLASS, context.caller.tenant):
             asked = request_about(conversation, context.caller, {}, context.guards_timeout_s)
-            about = AdmittedRequest(asked, new_request_id(), UNTRACED, time.monotonic())
+            about = AdmittedRequest(asked, untraced())
             count, model = await self._admission.count(name, about)
         return pb.CountTokensResponse(
             token_count=count, context_tokens=model.context_tokens, model=model.name

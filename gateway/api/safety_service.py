@@ -1,18 +1,16 @@
 """``sluice.v1.SafetyService`` over grpc.aio: what the safety policies make of one text."""
 
 import asyncio
-import time
 from typing import Any, Final
 
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.pipeline import Admission, AdmittedRequest, SafetyOutcome
-from gateway.api.generate import new_request_id
 from gateway.safety.actions import Action
 from gateway.safety.dry_run import DryRun
 from gateway.safety.inspector import PromptFinding
 from gateway.shared.peers import Peers
 from gateway.shared.sums import sum_dry_runs
-from gateway.telemetry.spans import UNTRACED
+from gateway.telemetry.request_log import untraced
 from gateway.validation.conversation import USER, Conversation, Turn
 from gateway.validation.requests import UNSTATED_CLASS, check_labels, request_about
 from sluice.errors import NoDryRun
@@ -41,7 +39,7 @@ class SafetyService(SafetyServiceServicer):
         async with self._limiter.slot(UNSTATED_CLASS, context.caller.tenant):
             text = Conversation((Turn(USER, request.text),), raw=True)
             asked = request_about(text, context.caller, request.labels, context.guards_timeout_s)
-            about = AdmittedRequest(asked, new_request_id(), UNTRACED, time.monotonic())
+            about = AdmittedRequest(asked, untraced())
             safety = await self._admission.check(about)
             if len(safety.inspected[0].found) > ASIDE_FINDINGS:
                 return await asyncio.to_thread(_checked, safety)

@@ -19,8 +19,8 @@ from gateway.api.generate import Generator, Kind, RunningCall
 from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog, ServedModel
 from gateway.streaming.row import Row
-from gateway.telemetry.spans import CallSpans, request_attributes
-from gateway.upstream.rows import InternalRow, row_attributes
+from gateway.telemetry.request_log import RequestLog, row_attributes
+from gateway.upstream.rows import InternalRow
 from gateway.validation.conversation import Conversation
 from gateway.validation.requests import (
     WORKLOAD_LABEL,
@@ -29,7 +29,6 @@ from gateway.validation.requests import (
     validate_rerank,
     validate_score,
 )
-from sluice.internal.v1.frame_pb2 import RowTimings
 from sluice.telemetry import names
 from sluice.telemetry.tracing import TRACEPARENT, UNSAMPLED, headers_of
 from sluice.v1 import inference_pb2 as pb
@@ -57,7 +56,7 @@ class _Done:
         tokens = sum(len(row.prompt_token_ids) for row in self.admitted.rows)
         return {
             "request_id": self.admitted.request_id,
-            "trace_id": self.admitted.spans.trace_id,
+            "trace_id": self.admitted.log.trace_id,
             "model": self.admitted.plan.model,
             "usage": pb.Usage(
                 prompt_tokens=tokens, cached_prompt_tokens=cached, cached=not self.attempts
@@ -131,13 +130,13 @@ async def answer_texts(
     Raises:
         SluiceError: the call ends with it.
     """
-    spans = CallSpans(shared.tracer, kind.span, metadata)
-    with spans.call():
+    with RequestLog(shared.tracer, kind.span, metadata, kind.operation) as log:
         catalog = shared.upstream.admission.policies.catalog
         timeout_s = shared.timeout_s(remaining_s)
         request = kind.validate(wire, catalog, timeout_s, caller)
-        call = _TextsCall(shared, kind, spans)
-        spans.describe(call.attributes, request)
+        log.valid(request)
+        log.describe({names.TEXTS: len(request.conversation.turns)})
+        call = _TextsCall(shared, kind, log)
         with shared.limiter.rows(request.tenant, len(request.conversation.turns)):
             work = partial(call.answer, partial(kind.rows, wire))
             done = await call.within_deadline(request, work)
@@ -147,16 +146,18 @@ async def answer_texts(
 class _TextsCall(RunningCall):
     """A call about texts. Its methods stand in the order in which they run."""
 
-    def __init__(self, shared: Generator, kind: TextsKind[Any, Any], spans: CallSpans) -> None:
-        super().__init__(shared, kind, spans)
+    def __init__(self, shared: Generator, kind: TextsKind[Any, Any], log: RequestLog) -> None:
+        super().__init__(shared, kind, log)
         self._keeps = kind.keeps
         self._rows: list[InternalRow] = []
 
     async def answer(self, rows_of: RowsOf, incoming: AdmittedRequest) -> _Done:
         request = incoming.request
-        with self.recorded(incoming):
-            async with self._shared.limiter.slot(request.priority_class, request.tenant):
-                await self._upstream.admission.admit(incoming, rows_of)
+        try:
+            await self.admit(incoming, rows_of)
+        except BaseException as error:
+            self.refused(error, request)
+            raise
         try:
             compute, answers = partial(self._compute, incoming), self._shared.state.answers
             values = (
@@ -179,10 +180,10 @@ class _TextsCall(RunningCall):
         deadline = admitted.deadline
         try:
             for number, row in enumerate(rows):
-                row_id = f"{self.request_id}-{number}"
+                row_id = f"{self._request_id}-{number}"
                 self._rows.append(InternalRow(self._upstream, request, row, row_id, deadline))
-            sent = row_attributes(admitted.plan.model, self.request_id, request.priority_class)
-            with self._spans.hop(names.SPAN_ATTEMPT, SpanKind.PRODUCER, sent) as span:
+            sent = row_attributes(admitted.plan.model, self._request_id, request.priority_class)
+            with self._log.child(names.SPAN_ATTEMPT, sent, SpanKind.PRODUCER) as span:
                 headers = headers_of(span)
                 for number, one in enumerate(self._rows):
                     one.send(headers if number < TRACED_ROWS else _untraced(headers))
@@ -195,25 +196,12 @@ class _TextsCall(RunningCall):
 
     def _ended(self, admitted: AdmittedRequest, error: str) -> None:
         now, attempts = time.monotonic(), [row.attempt for row in self._rows]
-        request, record = admitted.request, admitted.record
         record_stream = self._upstream.usage.record_stream
         used = sum(record_stream(admitted, row.result, now) for row in self._rows)
         admitted.reservation.release(used)
-        last = next((one.final.timings for one in reversed(attempts) if one.final), RowTimings())
-        timings = admitted.timings.with_row(last, now, now)
-        record.finish_rows(attempts, timings, error)
-        span = self._spans.server.get_span_context()
-        metrics, model = self._shared.observers.metrics, admitted.plan.model
-        metrics.count(request, record.record, model, admitted.plan, attempts)
-        metrics.time_rows(request, record.record, model, span)
-        self._spans.describe(lambda: _end_attributes(admitted, attempts))
-
-    def attributes(self, request: ValidRequest) -> Mapping[str, AttributeValue]:
-        return {
-            **request_attributes(request, self._kind.operation),
-            names.REQUEST_ID: self.request_id,
-            names.TEXTS: len(request.conversation.turns),
-        }
+        self._log.rows_ended(admitted.plan.model, attempts, error, now)
+        self._shared.observers.ended(self._log)
+        self._log.describe(_end_attributes(admitted, attempts))
 
 
 def _end_attributes(

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from gateway.admission.calls import CallChecks
 from gateway.admission.load_table import ModelLoadTable
-from gateway.api.generate import Generator, new_request_id
+from gateway.api.generate import Generator
 from gateway.api.job_forwarder import JobForwarder
 from gateway.http.audio import TRANSCRIPTIONS, TRANSLATIONS
 from gateway.http.batches import JobCalls
@@ -18,6 +18,7 @@ from gateway.http.call import Behaviour, Endpoint
 from gateway.http.headers import class_of
 from gateway.http.inference import RESPONSES, ModelCalls
 from gateway.identity.caller import ANY, ASKS, CHANGES
+from gateway.telemetry.request_log import new_request_id
 from gateway.validation.requests import UNSTATED_CLASS
 from sluice.openai.embeddings import EMBEDDINGS, RERANK
 from sluice.openai.errors import error_body

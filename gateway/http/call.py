@@ -16,12 +16,12 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.admission.arriving import RECEIVE_S, in_time
 from gateway.admission.calls import CallChecks, guarded
-from gateway.api.generate import new_request_id
 from gateway.http.answers import encode, error_answer, sse
 from gateway.http.headers import host_of, is_foreign_page
 from gateway.http.requests import field_name, parse_json
 from gateway.identity.authenticator import AUTHORIZATION
 from gateway.identity.caller import Caller
+from gateway.telemetry.request_log import new_request_id
 from sluice.errors import InvalidRequest, MessageTooLarge, PermissionDenied, SluiceError
 from sluice.startup import is_loopback
 

@@ -67,7 +67,7 @@ class RunningRequests:
         streams = [
             stream
             for stream in self._registry
-            if wanted.tenant in ("", stream.spec.tenant)
+            if wanted.tenant in ("", stream.request.tenant)
             and wanted.model in ("", stream.current.model)
         ]
         oldest = nlargest(wanted.limit, streams, key=lambda one: _age_s(one, now))
@@ -82,7 +82,8 @@ class RunningRequests:
         streams = [
             stream
             for stream in self._registry
-            if stream.request_id in names or (wanted.tenant and stream.spec.tenant == wanted.tenant)
+            if stream.request_id in names
+            or (wanted.tenant and stream.request.tenant == wanted.tenant)
         ]
         for stream in streams:
             stream.fail(Cancelled(CANCELLED))
@@ -90,19 +91,19 @@ class RunningRequests:
 
 
 def _age_s(stream: RowResult, now: float) -> float:
-    return now - stream.spec.timings.arrived_at
+    return now - stream.request.arrived_at
 
 
 def _described(stream: RowResult, gateway: str, now: float) -> pb.RunningRequest:
     current = stream.current
     return pb.RunningRequest(
         request_id=stream.request_id,
-        tenant=stream.spec.tenant,
-        priority=value_of(Priority, stream.spec.priority_class),
+        tenant=stream.request.tenant,
+        priority=value_of(Priority, stream.request.priority_class),
         model=current.model,
         state=value_of(pb.RequestState, stream.state.name),
         age=duration(_age_s(stream, now) * 1e3),
-        remaining=duration(max(0.0, stream.spec.deadline - now) * 1e3),
+        remaining=duration(max(0.0, stream.request.deadline - now) * 1e3),
         prompt_tokens=current.prompt_tokens,
         completion_tokens=current.completion_tokens,
         gateway=gateway,
@@ -112,8 +113,8 @@ def _described(stream: RowResult, gateway: str, now: float) -> pb.RunningRequest
 def _counts(streams: Iterable[RowResult], now: float) -> list[pb.RunningCount]:
     groups: defaultdict[tuple[str, str, str], list[RowResult]] = defaultdict(list)
     for stream in streams:
-        spec = stream.spec
-        groups[spec.tenant, stream.current.model, spec.priority_class].append(stream)
+        request = stream.request
+        groups[request.tenant, stream.current.model, request.priority_class].append(stream)
     return [
         pb.RunningCount(
             tenant=tenant,

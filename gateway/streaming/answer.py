@@ -14,9 +14,8 @@ from gateway.safety.findings import Finding
 from gateway.safety.guards.checks import Checks
 from gateway.safety.output.windows import Window
 from gateway.streaming.assembler import AcceptedFrame
-from gateway.streaming.delivery import Delivery, Reader
+from gateway.streaming.delivery import AnsweredRequest, Delivery, Reader
 from gateway.streaming.dispatch import Dispatch
-from gateway.streaming.lifecycle import StreamSpec
 from gateway.streaming.row import Row, contradiction, finish_reason_of
 from gateway.streaming.row_result import RowResult
 from gateway.streaming.state import StreamState
@@ -104,9 +103,11 @@ class Answer(RowResult):
         guards: its checks, if the policy has guard models.
     """
 
+    request: AnsweredRequest
+
     def __init__(
         self,
-        spec: StreamSpec,
+        request: AnsweredRequest,
         first: Row,
         dispatch: Dispatch,
         waiting: MutableMapping[str, RowResult],
@@ -114,13 +115,13 @@ class Answer(RowResult):
         cascade: SecondModel | None = None,
         guards: Guards | None = None,
     ) -> None:
-        super().__init__(spec, first, dispatch, waiting, on_end)
+        super().__init__(request, first, dispatch, waiting, on_end)
         self.finished: Finished | None = None
         self.finished_at: float | None = None
         self.first_frame_at: float | None = None
         self.first_token_at: float | None = None
         self.holding = cascade is not None and cascade.holds
-        self.delivery = Delivery(spec, first)
+        self.delivery = Delivery(request, first)
         self.guards = guards
         self._cascade = cascade
         """None once the current answer cannot be replaced by the cascade any more."""
@@ -142,7 +143,7 @@ class Answer(RowResult):
     def first_token_s(self) -> float | None:
         """From the arrival of the request to its first token, seconds."""
         first_at = self.first_token_at
-        return None if first_at is None else first_at - self.spec.timings.arrived_at
+        return None if first_at is None else first_at - self.request.arrived_at
 
     def matches(self, held: Sequence[VisibleToken], model: str) -> bool:
         """Whether ``held``, tokens of ``model``, are the beginning of the answer, as far as a caller can know it."""
@@ -155,7 +156,7 @@ class Answer(RowResult):
         answer.escalation_reason = self.escalation_reason
         if (first_token_s := self.first_token_s) is not None:
             answer.first_token_s = first_token_s
-        return KeyRecord(fingerprint=self.spec.fingerprint, answer=answer)
+        return KeyRecord(fingerprint=self.request.fingerprint, answer=answer)
 
     # Who reads it.
 
@@ -400,7 +401,7 @@ class Answer(RowResult):
         return Finished(
             reason=reason,
             usage=self.current.usage,
-            timings=self.spec.timings.with_row(row, first_at, now),
+            timings=self.request.log.timings(row, first_at, now),
             stop=("" if withheld_by else transcript.stop) or "",
             stop_token_id=(
                 self.current.stop_token_id

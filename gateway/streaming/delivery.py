@@ -1,14 +1,50 @@
 """What callers may see of one answer, who reads it, and what has been delivered."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from gateway.streaming.lifecycle import StreamSpec
+from gateway.identity.resume_token import ResumeToken
 from gateway.streaming.row import Row
+from gateway.streaming.row_result import RowRequest
 from gateway.streaming.transcript import Transcript
 from sluice.errors import SlowReader, SluiceError
+from sluice.internal.v1.frame_pb2 import RowTimings
 from sluice.internal.v1.gateway_pb2 import ReplacedModel, StoredAnswer
-from sluice.v1.inference_pb2 import Delta, Finished, GenerateResponse, Notice, Started
+from sluice.v1.inference_pb2 import Delta, Finished, GenerateResponse, Notice, Started, Timings
 from sluice.wire.tokens import VisibleToken
+
+
+class RequestTimes(Protocol):
+    """How long the steps of a request's admission took."""
+
+    def timings(self, row: RowTimings, first_token_at: float, now: float) -> Timings:
+        """The timings of an answer that ends ``now``."""
+
+
+class AnsweredRequest(RowRequest, Protocol):
+    """The request that an answer is for."""
+
+    @property
+    def log(self) -> RequestTimes:
+        """What happened to it."""
+
+    @property
+    def key(self) -> str:
+        """Its idempotency key; empty without one."""
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Equal for equal requests."""
+
+    @property
+    def with_logprobs(self) -> bool:
+        """Whether callers get log-probabilities."""
+
+    def started(self) -> Started:
+        """The first event of the answer, of the model that is asked first."""
+
+    def resume_token(self, model: str) -> ResumeToken:
+        """The resume token at the beginning of an answer of ``model``."""
 
 
 class Reader:
@@ -66,10 +102,10 @@ class Delivery:
         withheld_by: the rules that keep the rest of the answer from every caller, if any do.
     """
 
-    def __init__(self, spec: StreamSpec, first: Row) -> None:
+    def __init__(self, request: AnsweredRequest, first: Row) -> None:
         self.reader: Reader | None = None
         self.withheld_by: tuple[str, ...] = ()
-        self._spec = spec
+        self._request = request
         self._replaced: dict[str, int] = {}
         """Models whose answers are void, with their prompt tokens."""
         self._notices: list[Notice] = []
@@ -84,7 +120,8 @@ class Delivery:
         self._text: Transcript = attempt.transcript
         self._delivered = 0
         """The most tokens of this model that a caller has been given."""
-        self._resume_token = self._spec.resume_token and self._spec.resume_token(attempt.model)
+        self._resume_token: ResumeToken | None = None
+        """None: no caller was given any yet."""
         self._proven = 0
         """Tokens that the resume token stands for."""
 
@@ -98,8 +135,7 @@ class Delivery:
 
     def started(self, model: str) -> Started:
         """The first event for a caller who holds a part of ``model``'s answer, or nothing."""
-        started = Started()
-        started.CopyFrom(self._spec.started)
+        started = self._request.started()
         started.model, started.prompt_tokens = self._model, self._prompt_tokens
         if self.replaced(model):
             started.model, started.prompt_tokens = model, self._replaced[model]
@@ -180,7 +216,7 @@ class Delivery:
         reader.notices = len(self._notices)
         if hidden:
             return events
-        delta = self._text.delta(reader.index, self._spec.with_logprobs, self._end)
+        delta = self._text.delta(reader.index, self._request.with_logprobs, self._end)
         if delta is not None:
             self._add_resume_token(delta)
             events.append(GenerateResponse(delta=delta))
@@ -194,7 +230,7 @@ class Delivery:
 
     def stored(self, finished: Finished) -> StoredAnswer:
         """All of an answer that has ended, as far as a caller may see it."""
-        delta, lengths = self._text.whole(self._spec.with_logprobs, self._end)
+        delta, lengths = self._text.whole(self._request.with_logprobs, self._end)
         self._add_resume_token(delta)
         replaced = [
             ReplacedModel(model=model, prompt_tokens=prompt_tokens)
@@ -213,8 +249,8 @@ class Delivery:
 
     def _add_resume_token(self, delta: Delta) -> None:
         """Every delta ends where the answer ends so far, so the token never has to go back."""
-        if self._resume_token is not None:
-            end = delta.index + len(delta.token_ids)
-            new = self._text.visible_ids[self._proven : end]
-            delta.resume_token = self._resume_token.after(new)
-            self._proven = end
+        if self._resume_token is None:
+            self._resume_token = self._request.resume_token(self._model)
+        end = delta.index + len(delta.token_ids)
+        delta.resume_token = self._resume_token.after(self._text.visible_ids[self._proven : end])
+        self._proven = end

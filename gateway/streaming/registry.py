@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from gateway.streaming.answer import Answer, Guards, SecondModel
+from gateway.streaming.delivery import AnsweredRequest
 from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.idempotency import Replay, ReplayCache, check_fingerprint
-from gateway.streaming.lifecycle import StreamSpec
 from gateway.streaming.row import Row
-from gateway.streaming.row_result import RowResult
+from gateway.streaming.row_result import RowRequest, RowResult
 from sluice.errors import DeadlinePassed, InternalError, InvalidRequest, SluiceError
 from sluice.internal.v1.frame_pb2 import ROW_END_RETURNED, Frame, FrameBundle
 from sluice.internal.v1.gateway_pb2 import KeyRecord
@@ -64,7 +64,7 @@ class Registry:
         found = self._by_key.get(key) or self._replays.get(key, now)
         if found is None:
             return None
-        known = found.spec.fingerprint if isinstance(found, Answer) else found.fingerprint
+        known = found.request.fingerprint if isinstance(found, Answer) else found.fingerprint
         check_fingerprint(known, fingerprint)
         if not found.matches(held, model):
             raise InvalidRequest.of(
@@ -86,7 +86,7 @@ class Registry:
 
     def open(
         self,
-        spec: StreamSpec,
+        request: AnsweredRequest,
         first: Row,
         cascade: SecondModel | None = None,
         guards: Guards | None = None,
@@ -99,30 +99,30 @@ class Registry:
 
         def ended() -> None:
             self._forget(answer)
-            if self._by_key.get(spec.key) is answer:
-                del self._by_key[spec.key]
+            if self._by_key.get(request.key) is answer:
+                del self._by_key[request.key]
             try:
-                if answer.finished_at is not None and spec.key:
-                    self.keep(spec.key, answer.record(), answer.finished_at)
+                if answer.finished_at is not None and request.key:
+                    self.keep(request.key, answer.record(), answer.finished_at)
                 on_end(answer)
             except Exception:  # what observes one request must not stop the frames of all others
                 _log.exception("request %s: its end could not be recorded", answer.request_id)
 
-        assert spec.key not in self._by_key, "the key is free"
-        answer = Answer(spec, first, self.dispatch, self._rows, ended, cascade, guards)
+        assert request.key not in self._by_key, "the key is free"
+        answer = Answer(request, first, self.dispatch, self._rows, ended, cascade, guards)
         self._add(answer)
-        if spec.key:
-            self._by_key[spec.key] = answer
+        if request.key:
+            self._by_key[request.key] = answer
         return answer
 
-    def compute(self, spec: StreamSpec, row: Row, on_end: Callable[[], None]) -> RowResult:
+    def compute(self, request: RowRequest, row: Row, on_end: Callable[[], None]) -> RowResult:
         """Waits for the end of a row that nobody reads as a stream; ``on_end`` is called once, then."""
 
         def ended() -> None:
             self._forget(result)
             on_end()
 
-        result = RowResult(spec, row, self.dispatch, self._rows, ended)
+        result = RowResult(request, row, self.dispatch, self._rows, ended)
         self._add(result)
         return result
 
@@ -166,7 +166,7 @@ class Registry:
         for frame in bundle.frames:
             # A person waits for such a row's tokens; its other rows, which only count, keep their order.
             result = self._rows.get(frame.request_id)
-            if result is not None and result.spec.priority_class == URGENT_CLASS:
+            if result is not None and result.request.priority_class == URGENT_CLASS:
                 self._take_frame(batcher, frame, now)
             else:
                 self._later.append((batcher, frame))
@@ -206,7 +206,7 @@ class Registry:
         ``connected``: whether batchers can be heard.
         """
         for result in list(self._live.values()):
-            if now >= result.spec.deadline:
+            if now >= result.request.deadline:
                 late = "the deadline passed before the answer was complete"
                 result.fail(DeadlinePassed(late))
         if connected:

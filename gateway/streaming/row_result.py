@@ -4,9 +4,9 @@ An `gateway.streaming.answer.Answer` is a result that callers read, and that sev
 """
 
 from collections.abc import Callable, MutableMapping
+from typing import Protocol
 
 from gateway.streaming.dispatch import Dispatch
-from gateway.streaming.lifecycle import StreamSpec
 from gateway.streaming.row import Row
 from gateway.streaming.state import ENDED, LEGAL_MOVES, StreamState
 from sluice.errors import SluiceError
@@ -14,11 +14,31 @@ from sluice.internal.v1.frame_pb2 import Frame
 from sluice.v1.inference_pb2 import FinishReason
 
 
+class RowRequest(Protocol):
+    """Whose row it is, and how long it may take."""
+
+    @property
+    def tenant(self) -> str:
+        """The tenant that asks."""
+
+    @property
+    def priority_class(self) -> str:
+        """The class of the request."""
+
+    @property
+    def arrived_at(self) -> float:
+        """When it came, seconds."""
+
+    @property
+    def deadline(self) -> float:
+        """When it fails, seconds."""
+
+
 class RowResult:
     """The result of one row, whose tokens nobody reads as they come.
 
     Attributes:
-        spec: what was fixed when it was sent.
+        request: what it is for.
         state: how far it is.
         error: why it failed, in state FAILED.
         reason: why it is complete, in state FINISHED.
@@ -28,7 +48,7 @@ class RowResult:
 
     def __init__(
         self,
-        spec: StreamSpec,
+        request: RowRequest,
         row: Row,
         dispatch: Dispatch,
         waiting: "MutableMapping[str, RowResult]",
@@ -37,13 +57,13 @@ class RowResult:
         """Waits for ``row``.
 
         Args:
-            spec: what is fixed.
+            request: what it is for.
             row: which is sent next.
             dispatch: where its rows are.
             waiting: gets an entry for every row.
             on_end: called once, with the end.
         """
-        self.spec = spec
+        self.request = request
         self.state = StreamState.PUBLISHING
         self.error: SluiceError | None = None
         self.reason: FinishReason.ValueType | None = None

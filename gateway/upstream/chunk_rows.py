@@ -18,7 +18,7 @@ from gateway.admission.pipeline import AdmittedRequest
 from gateway.models.speech import JoinedTexts
 from gateway.streaming.answer import Answer
 from gateway.streaming.row import Row
-from gateway.upstream.rows import InternalRow, Upstream, row_headers
+from gateway.upstream.rows import InternalRow, Upstream
 from sluice.errors import RETRY_AFTER_S, InternalError, Overloaded, SluiceError
 from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH, ROW_END_STOP, Frame
 from sluice.v1.inference_pb2 import FINISH_REASON_LENGTH, SamplingParams
@@ -59,7 +59,9 @@ class ChunkRows:
 
     async def _run(self, answer: Answer) -> None:
         try:
-            await self._answer(row_headers(self._context, self._attempt))
+            row, context = self._attempt, self._context
+            headers = context.log.row_sent(row.row_id, row.model, context.priority_class)
+            await self._answer(headers)
         except SluiceError as error:
             answer.fail(error)
         except Exception:  # the task would die silently

@@ -250,7 +250,7 @@ def check_span(about: AdmittedRequest, check: Check) -> Iterator[Span]:
         names.GUARDRAIL_NAME: check.guard.name,
         names.GUARDRAIL_TARGET: "output" if check.in_answer else "input",
     }
-    with about.spans.hop(names.SPAN_GUARD, attributes=attributes) as span:
+    with about.log.child(names.SPAN_GUARD, attributes) as span:
         yield span
 
 

@@ -6,13 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.admission.overload import OverloadControl
+from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.admission.pipeline import Admission, AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.usage import UsageAccounting
-from gateway.identity.resume_token import ResumeKey
 from gateway.streaming.assembler import Assembler
-from gateway.streaming.lifecycle import RequestTimings, StreamSpec
 from gateway.streaming.registry import Registry
 from gateway.streaming.row import Row
 from gateway.streaming.sent_row import SentRow
@@ -21,18 +19,11 @@ from gateway.upstream.nats_transport import NatsTransport
 from gateway.validation.requests import ValidRequest
 from sluice.errors import Cancelled
 from sluice.internal.v1.task_pb2 import Sampling, Task
-from sluice.telemetry import names
-from sluice.telemetry.tracing import headers_of
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
     FinishReason,
-    Route,
-    RouteStrategy,
-    Started,
 )
-from sluice.wire import subjects
-from sluice.wire.enums import value_of
 from sluice.wire.tokens import VisibleToken
 
 WATCHED_GATHER_MS: Final = 250
@@ -40,9 +31,6 @@ WATCHED_GATHER_MS: Final = 250
 at most: more would be computed in vain."""
 WHOLE_MS: Final = 3_600_000
 """So long are tokens gathered of which nobody reads a part."""
-
-_UNREAD: Final = Started()
-"""The first event of what no caller reads."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +108,11 @@ class Upstream:
         if watched and task.gather_ms > WATCHED_GATHER_MS:
             task.gather_ms = WATCHED_GATHER_MS
         if prepared is context.first:  # the second model's row did not wait for admission
-            task.waited_us = round((begun - context.timings.arrived_at) * 1e6)
-        headers = row_headers(context, row)
+            task.waited_us = round((begun - context.arrived_at) * 1e6)
+        headers = context.log.row_sent(row.row_id, row.model, task.priority_class)
 
         def on_taken() -> None:
-            context.timings.publish_ms += (time.monotonic() - begun) * 1000
+            context.log.publish_ms += (time.monotonic() - begun) * 1000
 
         self.send_row(SentRow(task, headers, row, context.deadline, on_taken=on_taken))
 
@@ -163,9 +151,10 @@ class InternalRow:
         self._upstream = upstream
         self._ended = asyncio.Event()
         self.attempt = upstream.new_row(request, prepared, row_id)
-        timings = RequestTimings(time.monotonic())
-        spec = StreamSpec(_UNREAD, deadline, False, timings, request.tenant, request.priority_class)
-        self.result = upstream.registry.compute(spec, self.attempt, self._ended.set)
+        asked = SchedulingParams(
+            request.priority_class, deadline, tenant=request.tenant, arrived_at=time.monotonic()
+        )
+        self.result = upstream.registry.compute(asked, self.attempt, self._ended.set)
         self._task = upstream.task_of(self.attempt, request, prepared)
         self._task.gather_ms = WHOLE_MS
         self.attempt.sent = True
@@ -184,7 +173,7 @@ class InternalRow:
 
     def send(self, headers: Mapping[str, str]) -> None:
         """Sends the row with the trace context ``headers``; it must be closed."""
-        deadline = self.result.spec.deadline
+        deadline = self.result.request.deadline
         self._upstream.send_row(SentRow(self._task, headers, self.attempt, deadline))
 
     async def ended(self) -> None:
@@ -200,59 +189,6 @@ class InternalRow:
     def close(self) -> None:
         """Cancels the row, unless it has ended."""
         self.result.fail(Cancelled("nobody waits for the answer any more"))
-
-
-def stream_spec(context: AdmittedRequest, resume_key: ResumeKey) -> StreamSpec:
-    """What is fixed about the stream of a request."""
-    request, plan, first = context.request, context.plan, context.first
-    seed = first.sampling.seed if first.sampling.temperature > 0 else 0
-    models = [one.model for one in (first, context.second) if one]
-    task_names = {model.name: model.settings.task_name for model in models}
-    route = Route(
-        tier=plan.tier,
-        strategy=value_of(RouteStrategy, plan.strategy),
-        reason=plan.reason,
-        degraded=plan.degraded,
-    )
-    started = Started(
-        request_id=context.request_id,
-        trace_id=context.spans.trace_id,
-        model=plan.model,
-        route=route,
-        seed=first.sampling.seed,
-        prompt_tokens=len(first.prompt_token_ids),
-    )
-    return StreamSpec(
-        started=started,
-        deadline=context.deadline,
-        with_logprobs=request.sampling.HasField("logprobs"),
-        timings=context.timings,
-        tenant=request.tenant,
-        priority_class=request.priority_class,
-        key=request.key,
-        fingerprint=request.fingerprint,
-        # Tokens of one version of a model are not continued by another.
-        resume_token=lambda model: resume_key.token(
-            request.fingerprint, task_names.get(model, model), seed
-        ),
-    )
-
-
-def row_headers(context: AdmittedRequest, row: Row) -> Mapping[str, str]:
-    """Begins the span of ``row``; what its tasks carry of it."""
-    attributes = row_attributes(row.model, row.row_id, context.request.priority_class)
-    return headers_of(context.spans.start_attempt(row.row_id, attributes))
-
-
-def row_attributes(model: str, row_id: str, priority_class: str) -> Mapping[str, str]:
-    """Of the span of a row, or of several that are sent together."""
-    return {
-        names.GEN_AI_REQUEST_MODEL: model,
-        names.REQUEST_ID: row_id,
-        names.MESSAGING_SYSTEM: "nats",
-        names.MESSAGING_OPERATION: "send",
-        names.MESSAGING_DESTINATION: subjects.tasks(model, priority_class),
-    }
 
 
 def already_complete(sampling: Sampling, transcript: Transcript) -> "FinishReason.ValueType | None":

@@ -15,11 +15,11 @@ from gateway.admission.pipeline import AdmittedRequest
 from gateway.admission.prompts import prepare
 from gateway.records.agreement import agreement
 from gateway.records.outcome import add_shadow, blocked, learnable, outcome_of
-from gateway.records.store import RecordStore
 from gateway.routing.rules import SHADOW, drawn
 from gateway.streaming.answer import Answer
 from gateway.streaming.row import Row
 from gateway.telemetry.drift import DriftMonitor
+from gateway.telemetry.request_record import RequestRecords
 from gateway.upstream.rows import InternalRow, Upstream
 from sluice.background import BackgroundTasks
 from sluice.errors import SluiceError
@@ -61,10 +61,10 @@ class ShadowRunner:
         dropped: number of shadows that were not run, or gave no answer, by reason.
     """
 
-    def __init__(self, upstream: Upstream, store: RecordStore, drift: DriftMonitor) -> None:
+    def __init__(self, upstream: Upstream, records: RequestRecords, drift: DriftMonitor) -> None:
         self.dropped: Counter[str] = Counter()
         self._upstream = upstream
-        self._store = store
+        self._records = records
         self._drift = drift
         self._running = BackgroundTasks()
 
@@ -88,7 +88,7 @@ class ShadowRunner:
         prompt = context.conversation.user_text
         outcome = outcome_of(context.request, prompt, learning, answer)
         if outcome is not None:
-            self._store.write_outcome(outcome)
+            self._records.store.write_outcome(outcome)
         trials = drawn(learning.shadows, answer.current.model, answer.request_id, SHADOW)
         for number, trial in enumerate(trials, 1):
             row_id = f"{answer.request_id}-s{number}"
@@ -119,7 +119,7 @@ class ShadowRunner:
     async def _answer(self, shadow: _Shadow) -> None:
         run, begun = shadow.run, time.monotonic()
         attributes = {names.GEN_AI_REQUEST_MODEL: run.model, names.PRIORITY_CLASS: CLASS}
-        with shadow.context.spans.hop(names.SPAN_SHADOW, attributes=attributes) as span:
+        with shadow.context.log.child(names.SPAN_SHADOW, attributes) as span:
             row = await self._row(shadow, begun)
             try:
                 await row.answer(headers_of(span))
@@ -152,8 +152,8 @@ class ShadowRunner:
         run, outcome = shadow.run, shadow.outcome
         run.agreement = agreed
         if outcome is not None and add_shadow(outcome, attempt, agreed):
-            self._store.write_outcome(outcome)
-        shadow.context.record.add_shadow(run)
+            self._records.store.write_outcome(outcome)
+        self._tell(shadow)
         self._observe_drift(shadow, agreed)
 
     def _observe_drift(self, shadow: _Shadow, agreed: float) -> None:
@@ -167,4 +167,10 @@ class ShadowRunner:
     def _drop(self, shadow: _Shadow, reason: str) -> None:
         self.dropped[reason] += 1
         shadow.run.dropped = reason
-        shadow.context.record.add_shadow(shadow.run)
+        self._tell(shadow)
+
+    def _tell(self, shadow: _Shadow) -> None:
+        """A shadow answered, or was dropped, after the request had ended."""
+        log = shadow.context.log
+        log.shadows.append(shadow.run)
+        self._records.ended(log)

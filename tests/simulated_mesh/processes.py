@@ -17,7 +17,6 @@ from gateway.streaming.assembler import Assembler
 from gateway.streaming.delivery import Reader
 from gateway.streaming.dispatch import Dispatch, SentRow
 from gateway.streaming.idempotency import ReplayCache
-from gateway.streaming.lifecycle import RequestTimings, StreamSpec
 from gateway.streaming.registry import Registry
 from gateway.streaming.row import Row
 from gateway.streaming.transcript import Transcript
@@ -29,6 +28,7 @@ from sluice.telemetry.registry import MetricRegistry
 from sluice.v1.inference_pb2 import Started
 from sluice.wire.connection import NatsUnreachable
 from sluice.wire.jetstream import DEAD_LETTERS, ensure_stream
+from tests.gateway.kit.rows import Asked
 from tests.simulated_mesh.loop import SimulatedProcess
 from tests.simulated_mesh.nats import Connection, NatsServer
 
@@ -204,18 +204,17 @@ class GatewayProcess:
     def _open(self, request: Request) -> Answer:
         now, name = time.monotonic(), request.request_id
         request.asked_at = now
-        spec = StreamSpec(
-            started=Started(request_id=name, model="echo"),
+        asked = Asked(
+            event=Started(request_id=name, model="echo"),
             deadline=now + request.timeout_s,
-            with_logprobs=False,
-            timings=RequestTimings(now),
+            arrived_at=now,
             priority_class=request.priority_class,
         )
         transcript = Transcript(_NoText(), (), frozenset(), lambda _: ".")
         attempt = Row(
             name, "echo", len(request.prompt), transcript, Assembler(0, self._stall_s, now)
         )
-        stream = self.registry.open(spec, attempt)
+        stream = self.registry.open(asked, attempt)
         task = Task(
             request_id=name,
             gateway=self._transport.gateway_id,
@@ -225,7 +224,7 @@ class GatewayProcess:
             prompt_token_ids=request.prompt,
             sampling=Sampling(max_tokens=request.max_tokens, top_p=1, repetition_penalty=1),
         )
-        row = SentRow(task, {}, attempt, spec.deadline)
+        row = SentRow(task, {}, attempt, asked.deadline)
         problem = self._transport.problem()
         if problem is None:
             self.dispatch.send(row, now)

@@ -1,17 +1,22 @@
 """Rows at a batcher that the test plays, without a loop."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.identity.resume_token import ResumeKey, ResumeToken
 from gateway.streaming.dispatch import Dispatch, Outgoing
 from gateway.streaming.registry import Registry
 from gateway.streaming.room import Room
 from gateway.streaming.row import Row
 from gateway.streaming.sent_row import Line, SentRow
-from sluice.internal.v1.frame_pb2 import Frame, FrameBundle, RowRef
+from sluice.internal.v1.frame_pb2 import Frame, FrameBundle, RowRef, RowTimings
 from sluice.internal.v1.task_pb2 import Task
+from sluice.v1.inference_pb2 import Started, Timings
+from sluice.wire.clock import duration
 
 BATCHER: Final = "b1"
+RESUME_KEY: Final = ResumeKey("secret")
 
 
 class Batchers:
@@ -26,6 +31,39 @@ class Batchers:
 
     def rooms(self, line: Line, now: float) -> Mapping[str, Room]:
         return dict.fromkeys(self.names, self.room)
+
+
+@dataclass
+class Asked:
+    """`gateway.streaming.delivery.AnsweredRequest`."""
+
+    event: Started = field(default_factory=Started)
+    deadline: float = 10.0
+    tenant: str = "t"
+    priority_class: str = "interactive"
+    arrived_at: float = 0.0
+    key: str = ""
+    fingerprint: bytes = b""
+    with_logprobs: bool = False
+
+    @property
+    def log(self) -> "Asked":
+        return self
+
+    def timings(self, row: RowTimings, first_token_at: float, now: float) -> Timings:
+        return Timings(
+            queue=duration(row.queue_ms),
+            time_to_first_token=duration((first_token_at - self.arrived_at) * 1000),
+            total=duration((now - self.arrived_at) * 1000),
+        )
+
+    def started(self) -> Started:
+        started = Started()
+        started.CopyFrom(self.event)
+        return started
+
+    def resume_token(self, model: str) -> ResumeToken:
+        return RESUME_KEY.token(b"f", model, 4)
 
 
 def dispatch_to(*batchers: str, stall_s: float) -> Dispatch:

@@ -2,18 +2,16 @@
 
 import pytest
 
-from gateway.identity.resume_token import ResumeKey
 from gateway.streaming.assembler import Assembler
 from gateway.streaming.delivery import Delivery, Reader
-from gateway.streaming.lifecycle import RequestTimings, StreamSpec
 from gateway.streaming.row import Row
 from gateway.streaming.transcript import Transcript
 from sluice.errors import Cancelled, SlowReader
 from sluice.v1.inference_pb2 import Delta, Finished, GenerateResponse, Notice, Started
 from sluice.wire.tokens import tokens_of
+from tests.gateway.kit.rows import RESUME_KEY, Asked
 from tests.gateway.streaming.test_registry import Letters, ids
 
-KEY = ResumeKey("secret")
 FINISHED = Finished(model="m")
 
 
@@ -29,13 +27,10 @@ def say(made: Row, text: str) -> None:
         made.transcript.append(token)
 
 
-def delivery(first: Row, *, proves: bool = True) -> Delivery:
-    spec = StreamSpec(
-        started=Started(request_id="r1", model="auto", prompt_tokens=9, seed=4),
+def delivery(first: Row) -> Delivery:
+    spec = Asked(
+        event=Started(request_id="r1", model="auto", prompt_tokens=9, seed=4),
         deadline=10.0,
-        with_logprobs=False,
-        timings=RequestTimings(arrived_at=0.0),
-        resume_token=(lambda model: KEY.token(b"f", model, 4)) if proves else None,
     )
     return Delivery(spec, first)
 
@@ -54,7 +49,7 @@ def read(made: Delivery, reader: Reader, *, ended: bool = False) -> list[Generat
 def proven(delta: Delta, whole: str, model: str = "m") -> bool:
     """Whether the delta ends where ``whole`` ends, and proves it."""
     end = delta.index + len(delta.token_ids)
-    return end == len(whole) and KEY.issued(delta.resume_token, b"f", model, 4, ids(whole))
+    return end == len(whole) and RESUME_KEY.issued(delta.resume_token, b"f", model, 4, ids(whole))
 
 
 def test_deltas_follow_each_other_and_each_proves_all_before_it() -> None:
@@ -88,13 +83,6 @@ def test_a_caller_that_comes_again_has_the_same_tokens_and_proof() -> None:
     assert proven(stored.delta, "abcd")
     assert list(stored.text_lengths) == [1, 1, 1, 1]
     assert stored.started.prompt_tokens == 3
-
-
-def test_what_no_caller_reads_has_no_proof() -> None:
-    first = attempt("ab")
-    made = delivery(first, proves=False)
-    (event,) = read(made, reader_of(made))
-    assert event.delta.resume_token == b""
 
 
 def test_held_tokens_are_the_beginning_or_of_a_model_that_was_replaced() -> None:

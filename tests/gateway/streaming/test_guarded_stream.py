@@ -9,7 +9,6 @@ from gateway.streaming.answer import Answer
 from gateway.streaming.assembler import Assembler
 from gateway.streaming.delivery import Reader
 from gateway.streaming.idempotency import ReplayCache
-from gateway.streaming.lifecycle import RequestTimings, StreamSpec
 from gateway.streaming.registry import Registry
 from gateway.streaming.row import Row
 from gateway.streaming.state import StreamState
@@ -17,7 +16,7 @@ from gateway.streaming.transcript import Transcript
 from sluice.errors import DeadlinePassed
 from sluice.v1.inference_pb2 import FINISH_REASON_CONTENT_FILTER, FINISH_REASON_STOP, Started
 from tests.gateway.kit.batcher import frame, last
-from tests.gateway.kit.rows import dispatch_to, hold, said, sent_row, take
+from tests.gateway.kit.rows import Asked, dispatch_to, hold, said, sent_row, take
 
 SAFE, UNSAFE = GuardVerdict(flagged=False), GuardVerdict(True, ("S1",))
 STALL_S = 3.0
@@ -53,11 +52,9 @@ class Bench:
         self.guards = ScriptedGuards(Guard("g", settings, family_of(settings)))
         self.dispatch = dispatch_to(stall_s=STALL_S)
         self.registry = Registry(self.dispatch, ReplayCache(2, 60))
-        spec = StreamSpec(
-            started=Started(request_id="r1", model="m"),
+        spec = Asked(
+            event=Started(request_id="r1", model="m"),
             deadline=10,
-            with_logprobs=False,
-            timings=RequestTimings(arrived_at=0),
         )
         transcript = Transcript(Letters(), (), frozenset(), chr)
         first = Row("r1", "m", 3, transcript, Assembler(0, STALL_S, 0.0))

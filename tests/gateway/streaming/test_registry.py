@@ -12,7 +12,6 @@ from gateway.streaming.answer import Answer
 from gateway.streaming.assembler import Assembler
 from gateway.streaming.delivery import Reader
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache
-from gateway.streaming.lifecycle import RequestTimings, StreamSpec
 from gateway.streaming.registry import FRAMES_AT_A_TIME, Registry
 from gateway.streaming.row import Row
 from gateway.streaming.state import LEGAL_MOVES, StreamState
@@ -41,7 +40,7 @@ from sluice.v1.inference_pb2 import (
 )
 from sluice.wire.clock import ms_of
 from tests.gateway.kit.batcher import TIMINGS, frame, last
-from tests.gateway.kit.rows import BATCHER, dispatch_to, hold, said, sent_row, take
+from tests.gateway.kit.rows import BATCHER, Asked, dispatch_to, hold, said, sent_row, take
 
 STALL_S = 3.0
 
@@ -77,11 +76,10 @@ class Bench:
         on_end: Callable[[Answer], None] = lambda _: None,
         priority_class: str = "interactive",
     ) -> Answer:
-        spec = StreamSpec(
-            started=Started(request_id=name, model="m", prompt_tokens=3),
+        spec = Asked(
+            event=Started(request_id=name, model="m", prompt_tokens=3),
             deadline=now + 10,
-            with_logprobs=False,
-            timings=RequestTimings(arrived_at=now),
+            arrived_at=now,
             priority_class=priority_class,
             key=key,
             fingerprint=b"f",

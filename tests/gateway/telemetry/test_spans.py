@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import SpanKind
 
-from gateway.telemetry.spans import CallSpans
+from gateway.telemetry.request_log import RequestLog
 from sluice.errors import InvalidRequest
 from sluice.telemetry import catalog, names
-from sluice.telemetry.tracing import _CountingProcessor, _sampler, headers_of, is_unsampled
+from sluice.telemetry.tracing import _CountingProcessor, _sampler, is_unsampled
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.metrics import values
 from tests.gateway.kit.wire import Wire, error_of, events_of, prompt
@@ -51,14 +50,15 @@ async def test_an_answer_that_was_recovered_says_so(wire: Wire) -> None:
 def test_a_call_that_is_not_sampled_and_fails_leaves_its_own_span() -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider(_sampler(0.0))
     provider.add_span_processor(_CountingProcessor(exporter))
-    spans = CallSpans(provider.get_tracer("test"), names.SPAN_GENERATE, {})
-    attempt = spans.start_attempt("r1", {names.GEN_AI_REQUEST_MODEL: "of the attempt"})
-    assert is_unsampled(headers_of(attempt))
-    spans.start_hop(names.SPAN_SAFETY, SpanKind.INTERNAL).end()
-    spans.describe(lambda: {names.REQUEST_ID: "r1"})
-    with pytest.raises(InvalidRequest), spans.call(), spans.hop(names.SPAN_ROUTE):
+    log = RequestLog(provider.get_tracer("test"), names.SPAN_GENERATE, {})
+    headers = log.row_sent("r1", "m", "bulk")
+    assert is_unsampled(headers)
+    log.describe({names.REQUEST_ID: "r1"})
+    log.hop(names.SPAN_SAFETY)
+    log.hop(names.SPAN_ROUTE)
+    with pytest.raises(InvalidRequest), log, log.child(names.SPAN_GUARD, {}):
         raise InvalidRequest.of("model", "is unknown")
     provider.shutdown()
     (kept,) = exporter.get_finished_spans()
     assert kept.attributes == {names.REQUEST_ID: "r1", names.ERROR_REASON: "REQUEST_INVALID"}
-    assert kept.context.trace_id == attempt.get_span_context().trace_id
+    assert f"{kept.context.trace_id:032x}" == log.trace_id

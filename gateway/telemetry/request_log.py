@@ -1,0 +1,443 @@
+"""What happens to one request, told once to one object by whoever does it.
+
+Its spans are made while it is told (`sluice/telemetry/names.py` lists them; contexts are passed explicitly). Its record
+and audit entry (`gateway.telemetry.request_record`) and its metrics (`gateway.telemetry.metrics`) are made of it.
+"""
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Final
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    NoOpTracer,
+    Span,
+    SpanKind,
+    Status,
+    StatusCode,
+    Tracer,
+)
+from opentelemetry.util.types import AttributeValue
+
+from gateway.routing.plan import Plan
+from gateway.routing.router import ModelFacts
+from gateway.safety.actions import Action
+from gateway.safety.dry_run import move_labels
+from gateway.safety.guards.checks import Checks, Decided
+from gateway.safety.inspector import PromptVerdict
+from gateway.streaming.answer import Answer
+from gateway.streaming.idempotency import Replay
+from gateway.streaming.row import Row
+from gateway.validation.requests import ValidRequest
+from sluice.defaults import AUTO
+from sluice.errors import SluiceError
+from sluice.internal.v1.frame_pb2 import RowTimings
+from sluice.telemetry import names
+from sluice.telemetry.logs import about_request
+from sluice.telemetry.tracing import context_of, headers_of, trace_id_of
+from sluice.v1.admin_pb2 import ShadowRun
+from sluice.v1.inference_pb2 import (
+    FINISH_REASON_STOP,
+    FINISH_REASON_UNSPECIFIED,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Priority,
+    RouteStrategy,
+    Started,
+    Timings,
+    Usage,
+)
+from sluice.wire import subjects
+from sluice.wire.attempts import ATTEMPTS_PER_TASK
+from sluice.wire.clock import duration, unix_ms
+from sluice.wire.enums import word_of
+
+Attributes = Mapping[str, AttributeValue]
+
+_NO_HEADERS: Final[Mapping[str, str]] = {}
+
+
+class RequestLog:
+    """What happened to one request, in a call of its own. As a context manager it ends the span of the call.
+
+    Attributes:
+        request_id: of what the call asks for.
+        operation: as telemetry and records name the method; empty: it is a prompt or a chat.
+        arrived_at: monotonic seconds.
+        arrived_unix_ms: the same moment.
+        server: the span of the call.
+        trace_id: 32 hex digits.
+        recorded: whether somebody will see the spans of its hops; else at most that of the call is seen.
+        request: what was asked; None: nothing that is valid.
+        policy: version of the safety policy that decided about the prompt.
+        taken: findings in the prompt, by rule and action.
+        blocked: whether the policy blocks the prompt.
+        governed_model: the one that must answer by the policy; may be empty.
+        seen: the texts as a model would see them.
+        checks: of the token classifiers whose findings were decided with those of the rules.
+        plan: the routing decision.
+        answer_key: under which the answer is kept, or was found.
+        publish_ms: how long its rows were on their way to a batcher.
+        model: the one that answers, or answered; empty: none was asked.
+        rows: those that worked on it; None: it was refused, or got an earlier answer.
+        guards: the checks of guard models.
+        answer_taken: findings in the answer, by rule and action.
+        finished: how the answer ended.
+        error: why there is none, a reason; may be empty.
+        first_token_at: when callers could see something, monotonic seconds.
+        ended_at: monotonic seconds.
+        shadows: the models that were given the request as well.
+    """
+
+    def __init__(
+        self, tracer: Tracer, span: str, metadata: Mapping[str, str], operation: str = ""
+    ) -> None:
+        """A call has come; ``metadata`` has its trace context."""
+        self.request_id = new_request_id()
+        self.operation = operation
+        self.arrived_at = time.monotonic()
+        self.arrived_unix_ms = unix_ms()
+        self.server = tracer.start_span(span, context_of(metadata), SpanKind.SERVER)
+        context = self.server.get_span_context()
+        self.trace_id = trace_id_of(self.server)
+        self.recorded = self.server.is_recording() and context.trace_flags.sampled
+        self.request: ValidRequest | None = None
+        self.policy = ""
+        self.taken: Mapping[tuple[str, Action], int] = {}
+        self.blocked = False
+        self.governed_model = ""
+        self.seen: Sequence[str] = ()
+        self.checks: Sequence[Decided] = ()
+        self.plan: Plan | None = None
+        self.answer_key = ""
+        self.publish_ms = 0.0
+        self.model = ""
+        self.rows: Sequence[Row] | None = None
+        self.guards: Checks | None = None
+        self.answer_taken: Mapping[tuple[str, Action], int] = {}
+        self.finished: Finished | None = None
+        self.error = ""
+        self.first_token_at: float | None = None
+        self.ended_at = 0.0
+        self.shadows: list[ShadowRun] = []
+        self._tracer = tracer
+        self._context = trace.set_span_in_context(self.server, Context())
+        self._unseen: Span = NonRecordingSpan(context)
+        self._hops_ms: dict[str, float] = {}
+        self._hop, self._hop_at = "", self.arrived_at
+        self._hop_span: Span = self._unseen
+        self._row_spans: dict[str, Span] = {}
+
+    # The call.
+
+    def asked(self, wire: GenerateRequest, tenant: str) -> None:
+        """The call asks for ``wire``, which may be invalid."""
+        about_request(self.request_id, self.trace_id)
+        if self.server.is_recording():
+            self.server.set_attributes(_call_attributes(wire, tenant, self.request_id))
+
+    def valid(self, request: ValidRequest) -> None:
+        """What the call asks for is valid."""
+        self.request = request
+        if self.server.is_recording():
+            self.server.set_attributes(_request_attributes(request, self.operation))
+            self.server.set_attribute(names.REQUEST_ID, self.request_id)
+
+    def describe(self, attributes: Attributes) -> None:
+        """More that is said of the call."""
+        self.server.set_attributes(attributes)
+
+    def __enter__(self) -> "RequestLog":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        reason = "" if error is None else _reason_of(error)
+        if reason:
+            _fail(self.server, reason)
+        if self._hop:
+            if reason:
+                _fail(self._hop_span, reason)
+            self.hop("")
+        self.server.end()
+
+    # The prompt.
+
+    def hop(self, name: str) -> Span:
+        """The next step of the admission begins, and the one before it ends; an empty ``name``: that was the last."""
+        now = time.monotonic()
+        if self._hop:
+            self._hops_ms[self._hop] = (now - self._hop_at) * 1000
+            self._hop_span.end()
+        self._hop, self._hop_at = name, now
+        self._hop_span = self._unseen
+        if name and self.recorded:
+            self._hop_span = self._tracer.start_span(name, self._context)
+        return self._hop_span
+
+    def inspected(
+        self, policy: str, verdict: PromptVerdict, seen: Sequence[str], checks: Sequence[Decided]
+    ) -> None:
+        """The safety policy has decided about the prompt; see the attributes."""
+        self.policy, self.taken, self.seen, self.checks = policy, verdict.taken, seen, checks
+        self.blocked = bool(verdict.blocked)
+        self.governed_model = "" if verdict.route is None else verdict.route.model or ""
+        if self.recorded:
+            self._hop_span.set_attributes(
+                {names.SAFETY_POLICY: policy, **finding_attributes(verdict.taken)}
+            )
+
+    def routed(self, plan: Plan) -> None:
+        """The request was routed; replaces an earlier decision."""
+        self.plan = plan
+        if self.recorded:
+            self._hop_span.set_attributes(
+                {
+                    names.ROUTE_STRATEGY: plan.strategy,
+                    names.ROUTE_REASON: plan.reason,
+                    names.ROUTE_DEGRADED: plan.degraded,
+                    names.TIER: plan.tier,
+                    names.GEN_AI_RESPONSE_MODEL: plan.model,
+                }
+            )
+
+    def refused(self, reason: str) -> None:
+        """The request was not admitted, or ended before it had an answer."""
+        self.error = reason
+
+    # Its rows.
+
+    @contextmanager
+    def child(
+        self, name: str, attributes: Attributes, kind: SpanKind = SpanKind.INTERNAL
+    ) -> Iterator[Span]:
+        """A span around something beside the admission; an error that passes through is recorded."""
+        span = self._unseen
+        if self.recorded:
+            span = self._tracer.start_span(name, self._context, kind, attributes)
+        try:
+            yield span
+        except SluiceError as error:
+            _fail(span, error.reason)
+            raise
+        finally:
+            span.end()
+
+    def row_sent(self, row_id: str, model: str, priority_class: str) -> Mapping[str, str]:
+        """A row is on its way: what its tasks carry of its span, which ends with the answer."""
+        if not self.recorded:
+            return headers_of(self._unseen)
+        attributes = row_attributes(model, row_id, priority_class)
+        kind = SpanKind.PRODUCER
+        span = self._tracer.start_span(names.SPAN_ATTEMPT, self._context, kind, attributes)
+        self._row_spans[row_id] = span
+        return headers_of(span)
+
+    # The answer.
+
+    def started(self, started: Started) -> None:
+        """The caller is told who answers."""
+        if self.server.is_recording():
+            self.server.set_attributes(_started_attributes(started))
+
+    def kept(self, answer: Replay) -> None:
+        """The request gets the answer of an earlier one."""
+        self.finished, self.model = answer.finished, answer.finished.model
+
+    def ended(self, answer: Answer, now: float) -> None:
+        """The answer to the request has ended."""
+        self.rows, self.model = answer.attempts, answer.current.model
+        self.finished, self.first_token_at = answer.finished, answer.first_token_at
+        self.ended_at = now
+        self.error = "" if answer.error is None else answer.error.reason
+        self.guards = None if answer.guards is None else answer.guards.checks
+        inspection = answer.current.inspection
+        if answer.finished is not None and inspection is not None:
+            self.answer_taken = inspection.outcome().taken
+        for row_id, span in self._row_spans.items():
+            attributes, ago_s = _row_end(answer, now, row_id)
+            span.set_attributes(attributes)
+            span.end(time.time_ns() - int(ago_s * 1e9))
+        self._row_spans.clear()
+
+    def rows_ended(self, model: str, rows: Sequence[Row], error: str, now: float) -> None:
+        """All rows of a request about texts have ended; ``error`` is the reason of the one that failed it."""
+        self.rows, self.model, self.error, self.ended_at = rows, model, error, now
+        last = next((one.final.timings for one in reversed(rows) if one.final), RowTimings())
+        self.finished = Finished(
+            reason=FINISH_REASON_UNSPECIFIED if error else FINISH_REASON_STOP,
+            timings=self.timings(last, now, now),
+            usage=Usage(cached=not rows and not error),
+        )
+
+    def delivered(self, answer: Answer | Replay, models: Mapping[str, ModelFacts]) -> None:
+        """The call has read of ``answer`` what it will read."""
+        if self.server.is_recording():
+            self.server.set_attributes(_end_attributes(answer, models))
+
+    def timings(self, row: RowTimings, first_token_at: float, now: float) -> Timings:
+        """The timings of an answer that ends ``now``."""
+        return Timings(
+            safety=duration(self._hops_ms.get(names.SPAN_SAFETY, 0.0)),
+            route=duration(self._hops_ms.get(names.SPAN_ROUTE, 0.0)),
+            tokenize=duration(self._hops_ms.get(names.SPAN_TOKENIZE, 0.0)),
+            publish=duration(self.publish_ms),
+            queue=duration(row.queue_ms),
+            batch=duration(row.batch_ms),
+            prefill=duration(row.prefill_ms),
+            decode=duration(row.decode_ms),
+            time_to_first_token=duration((first_token_at - self.arrived_at) * 1000),
+            total=duration((now - self.arrived_at) * 1000),
+        )
+
+
+def untraced() -> RequestLog:
+    """The log of a request that only checks or counts a text: nobody sees it."""
+    return RequestLog(_NO_TRACER, "", _NO_HEADERS)
+
+
+_NO_TRACER: Final = NoOpTracer()
+
+
+def new_request_id() -> str:
+    """A unique name; 15 random bytes are 20 url-safe characters."""
+    return f"req-{secrets.token_urlsafe(15)}"
+
+
+def finding_attributes(taken: Mapping[tuple[str, Action], int]) -> Attributes:
+    """Attributes for findings by rule and action: the pairs, and a count for each action."""
+    if not taken:
+        return {}
+    pairs = sorted(f"{rule}:{action.name.lower()}" for rule, action in taken)
+    counts: Counter[Action] = Counter()
+    for (_, action), count in taken.items():
+        counts[action] += count
+    numbers = {names.FINDING_COUNT + action.name.lower(): n for action, n in counts.items()}
+    return {names.FINDINGS: pairs, **numbers}
+
+
+def row_attributes(model: str, row_id: str, priority_class: str) -> Mapping[str, str]:
+    """Of the span of a row, or of several that are sent together."""
+    return {
+        names.GEN_AI_REQUEST_MODEL: model,
+        names.REQUEST_ID: row_id,
+        names.MESSAGING_SYSTEM: "nats",
+        names.MESSAGING_OPERATION: "send",
+        names.MESSAGING_DESTINATION: subjects.tasks(model, priority_class),
+    }
+
+
+def _fail(span: Span, reason: str) -> None:
+    """Marks ``span`` as failed with an ErrorInfo reason."""
+    span.set_attribute(names.ERROR_REASON, reason)
+    span.set_status(Status(StatusCode.ERROR, reason))
+
+
+def _reason_of(error: BaseException) -> str:
+    if isinstance(error, SluiceError):
+        return error.reason
+    return "INTERNAL" if isinstance(error, Exception) else "CANCELLED"
+
+
+def _request_attributes(request: ValidRequest, operation: str) -> Attributes:
+    """What was asked, for the span of the call."""
+    prompted = "text_completion" if request.conversation.raw else "chat"
+    attributes: dict[str, AttributeValue] = {
+        names.GEN_AI_OPERATION: operation or prompted,
+        names.GEN_AI_SYSTEM: "sluice",
+        names.GEN_AI_REQUEST_MODEL: request.model or AUTO,
+        names.PRIORITY_CLASS: request.priority_class,
+        names.TENANT: request.tenant,
+    }
+    if request.sampling.HasField("max_tokens"):
+        attributes[names.GEN_AI_MAX_TOKENS] = request.sampling.max_tokens
+    return attributes
+
+
+def _started_attributes(started: Started) -> Attributes:
+    """Who answers, for the span of the call."""
+    return {
+        names.REQUEST_ID: started.request_id,
+        names.GEN_AI_RESPONSE_MODEL: started.model,
+        names.TIER: started.route.tier,
+        names.ROUTE_STRATEGY: word_of(RouteStrategy, started.route.strategy),
+        names.GEN_AI_INPUT_TOKENS: started.prompt_tokens,
+    }
+
+
+def _call_attributes(wire: GenerateRequest, tenant: str, request_id: str) -> Attributes:
+    """What every call is searched by, before it is known to be valid."""
+    # Text that was put in the wrong field must not get into traces.
+    model = wire.model or AUTO
+    return {
+        names.REQUEST_ID: request_id,
+        names.TENANT: tenant,
+        names.GEN_AI_REQUEST_MODEL: model if subjects.is_token(model) else "invalid",
+        names.PRIORITY_CLASS: word_of(Priority, wire.priority),
+    }
+
+
+def _end_attributes(answer: Answer | Replay, models: Mapping[str, ModelFacts]) -> Attributes:
+    """How the answer ended, as far as it has, for the span of the call."""
+    attributes: dict[str, AttributeValue] = {}
+    finished = answer.finished
+    if finished is not None:
+        attributes[names.GEN_AI_FINISH_REASONS] = [word_of(FinishReason, finished.reason)]
+        attributes[names.GEN_AI_OUTPUT_TOKENS] = finished.usage.completion_tokens
+        attributes[names.MODELS_TRIED] = [one.model for one in finished.attempts]
+        if finished.usage.cached:
+            attributes[names.CACHED] = True
+        attributes |= _answering(finished.model, models)
+    if isinstance(answer, Answer):
+        attributes[names.MODELS_TRIED] = [one.model for one in answer.attempts]
+        attributes |= {**_answering(answer.current.model, models), **_recovery(answer)}
+    if answer.escalation_reason:
+        attributes[names.ROUTE_ESCALATED] = answer.escalation_reason
+    if answer.first_token_s is not None:
+        attributes[names.GEN_AI_TTFT] = answer.first_token_s
+    return attributes
+
+
+def _answering(model: str, models: Mapping[str, ModelFacts]) -> Attributes:
+    tier = {names.TIER: models[model].tier} if model in models else {}
+    return {names.GEN_AI_RESPONSE_MODEL: model, **tier}
+
+
+def _recovery(answer: Answer) -> Attributes:
+    recovered = [one.assembler for one in answer.attempts if one.assembler.recoveries]
+    if not recovered:
+        return {}
+    return {
+        names.RECOVERED: sum(one.recoveries for one in recovered),
+        names.RECOVERED_FROM: "batcher" if recovered[-1].recovered_task else "worker",
+        names.RECOVERED_GAP_S: max(one.recovered_gap_s for one in recovered),
+    }
+
+
+def _row_end(answer: Answer, now: float, row_id: str) -> tuple[Attributes, float]:
+    """How a row of ``answer``, which has ended now, ended, for its span; and how many seconds ago."""
+    row = next((one for one in answer.attempts if one.row_id == row_id), None)
+    if row is None:
+        return {names.END: "unused"}, 0.0
+    last = row is answer.current
+    end = "answered" if answer.error is None else answer.error.reason.lower()
+    attributes: dict[str, AttributeValue] = {
+        names.END: end if last else "escalated",
+        names.TASK_ATTEMPT: row.assembler.attempt // ATTEMPTS_PER_TASK,
+        names.GEN_AI_OUTPUT_TOKENS: row.completion_tokens,
+    }
+    if last and answer.finished is not None and row.inspection is not None:
+        outcome = row.inspection.outcome()
+        attributes[names.SAFETY_POLICY] = outcome.policy
+        attributes |= finding_attributes(outcome.taken)
+        if outcome.moves:
+            attributes[names.DRY_RUN] = move_labels(outcome.moves)
+    return attributes, 0.0 if last else now - row.left_at(now)

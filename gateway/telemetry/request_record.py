@@ -1,0 +1,272 @@
+"""Makes the record and the audit entry of a request of its log.
+
+The record is written when the request has ended; the audit when the prompt has been decided, and once more when the
+answer has brought other decisions.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.records.store import RecordStore
+from gateway.routing.plan import Plan
+from gateway.safety.actions import Action
+from gateway.safety.guards.checks import PASSED, Decided, outcome_of
+from gateway.safety.guards.families import Failure
+from gateway.streaming.row import Row
+from gateway.telemetry.request_log import RequestLog
+from sluice.defaults import AUTO
+from sluice.internal.v1.audit_pb2 import AuditDecision, AuditEntry
+from sluice.settings import RecordsSettings
+from sluice.v1 import admin_pb2 as pb
+from sluice.v1.inference_pb2 import Priority, RouteStrategy
+from sluice.v1.safety_pb2 import SAFETY_ACTION_UNSPECIFIED, SafetyAction
+from sluice.wire.clock import duration, timestamp, unix_ms
+from sluice.wire.enums import value_of
+
+TEXT_BYTES_MAX: Final = 256 * 1024
+"""Of the turns of one request in the audit; the rest is cut off."""
+
+Taken = Mapping[tuple[str, Action], int]
+"""Findings by rule and action."""
+
+
+@dataclass(frozen=True)
+class RequestRecords:
+    """Writes what is kept of requests."""
+
+    settings: RecordsSettings
+    store: RecordStore
+    gateway_id: str
+    currency: str
+
+    def prompt_decided(self, log: RequestLog) -> None:
+        """The safety policy has decided about a prompt: what it did about findings is audited at once."""
+        if log.taken:
+            self.store.append_audit(self._entry(log))
+
+    def ended(self, log: RequestLog) -> pb.RequestRecord:
+        """The request has ended, or a shadow of it has: its record, which is written."""
+        record = self._record(log)
+        self.store.write_record(record)
+        return record
+
+    def answer_decided(self, log: RequestLog) -> None:
+        """The answer has ended: what guards and rules did about it is audited."""
+        counts = log.guards is not None and any(
+            log.guards.counts(in_answer=one) for one in (False, True)
+        )
+        if counts or log.answer_taken:
+            self.store.append_audit(self._entry(log))
+
+    def _record(self, log: RequestLog) -> pb.RequestRecord:
+        request = log.request
+        assert request is not None, "only valid requests leave a record"
+        record = pb.RequestRecord(
+            request_id=log.request_id,
+            trace_id=log.trace_id,
+            tenant=request.tenant,
+            priority=value_of(Priority, request.priority_class),
+            workload=request.workload,
+            requested_model=request.model or AUTO,
+            arrival_time=timestamp(log.arrived_unix_ms),
+            gateway=self.gateway_id,
+            currency=self.currency,
+            operation=log.operation,
+            policy=log.policy,
+            answer_key=log.answer_key,
+            error_reason=log.error,
+            route=None if log.plan is None else _route(log.plan),
+            attempts=self._attempts(log),
+            guards=[_guard(one) for one in (*log.checks, *_decided(log))],
+            decisions=[
+                pb.SafetyDecision(rule=rule, action=_action_value(action), count=n, in_answer=where)
+                for rule, action, n, where in _decisions(log)
+            ],
+            shadows=log.shadows,
+        )
+        if (finished := log.finished) is not None:
+            record.finish_reason = finished.reason
+            record.timings.CopyFrom(finished.timings)
+            record.cached = finished.usage.cached
+        return record
+
+    def _attempts(self, log: RequestLog) -> list[pb.ModelAttempt]:
+        """A model's work on the request; that of all rows of a request about texts is one."""
+        rows = log.rows or ()
+        if not log.operation or not rows:
+            return [self._attempt(row) for row in rows]
+        total, billed = self._attempt(rows[-1]), sum(row.billed_tokens[0] for row in rows)
+        total.rows, total.prompt_tokens = len(rows), billed
+        total.cost = rows[-1].facts.cost(billed, 0)
+        return [total]
+
+    def _attempt(self, row: Row) -> pb.ModelAttempt:
+        """A model's work on the request, and the batch that its row was sent in last."""
+        made = pb.ModelAttempt(
+            model=row.model,
+            prompt_tokens=row.prompt_tokens,
+            completion_tokens=row.completion_tokens,
+            resumed_tokens=row.usage.resumed_tokens,
+            cost=row.cost,
+            attempt=row.assembler.attempt,
+            escalation_reason=row.escalation_reason,
+            kept_reason=row.kept_reason,
+        )
+        counted = row.server_tokens
+        if counted is not None:
+            made.server_prompt_tokens = counted.prompt_tokens
+            made.server_completion_tokens = counted.completion_tokens
+        batch = row.batch
+        if batch is not None:
+            made.worker = batch.worker
+            made.batch_id = batch.batch_id
+            made.batch_cause = batch.cause
+            made.batch_rows = batch.rows
+            made.padding_share = batch.padding_share
+            made.queue_wait.CopyFrom(duration(batch.waited_ms))
+            made.queue_wait_max.CopyFrom(duration(batch.longest_waited_ms))
+        return made
+
+    def _entry(self, log: RequestLog) -> AuditEntry:
+        """The decisions about a request. It holds names of actions, which do not depend on an enum."""
+        request = log.request
+        assert request is not None, "only valid requests are inspected"
+        entry = AuditEntry(
+            request_id=log.request_id,
+            tenant=request.tenant,
+            policy=log.policy,
+            blocked=log.blocked,
+            governed_model=log.governed_model,
+            decisions=[
+                AuditDecision(rule=rule, action=action.name.lower(), count=n, in_answer=where)
+                for rule, action, n, where in _decisions(log)
+            ],
+            decided_unix_ms=unix_ms(),
+        )
+        for one in _decided(log):  # what guards decided about the prompt as a whole
+            if not one.check.in_answer:
+                entry.blocked |= one.action is Action.BLOCK
+                if one.action is Action.ROUTE:
+                    entry.governed_model = one.check.guard.settings.action.model or ""
+        if self.settings.audit_key is not None:
+            entry.prompt_hmac = _hmac(self.settings.audit_key, request.conversation.texts)
+        if request.tenant in self.settings.audit_text_tenants:
+            entry.turns.extend(_cut(log.seen))
+        return entry
+
+
+def _route(plan: Plan) -> pb.RouteRecord:
+    return pb.RouteRecord(
+        strategy=value_of(RouteStrategy, plan.strategy),
+        reason=plan.reason,
+        degraded=plan.degraded,
+        candidates=[
+            pb.RouteCandidate(
+                model=one.model,
+                tier=one.tier,
+                quality=one.quality,
+                cost=one.cost,
+                expected_wait=duration(one.wait_s * 1e3),
+                reason=one.reason,
+            )
+            for one in plan.candidates
+        ],
+        versions=plan.versions,
+        scores=[
+            pb.RouterScore(
+                policy=one.by.policy,
+                version=one.by.version,
+                head=value_of(pb.RouterHead, one.by.head),
+                gain=one.gain,
+                chances=one.chances,
+            )
+            for one in plan.scores
+        ],
+    )
+
+
+def _decided(log: RequestLog) -> Sequence[Decided]:
+    """What guard models decided."""
+    return () if log.guards is None else log.guards.decided
+
+
+def _decisions(log: RequestLog) -> Iterator[tuple[str, Action, int, bool]]:
+    """Rule, action, count, and whether it is about the answer: of all findings, in the order of the decisions."""
+    yield from _ordered(log.taken, in_answer=False)
+    if log.guards is not None:
+        for in_answer in (False, True):
+            yield from _ordered(log.guards.counts(in_answer=in_answer), in_answer=in_answer)
+    yield from _ordered(log.answer_taken, in_answer=True)
+
+
+def _ordered(taken: Taken, *, in_answer: bool) -> Iterator[tuple[str, Action, int, bool]]:
+    for (rule, action), count in sorted(taken.items(), key=lambda one: (one[0][0], one[0][1].name)):
+        yield rule, action, count, in_answer
+
+
+def _guard(decided: Decided) -> pb.GuardCheck:
+    check, name = decided.check, decided.check.guard.name
+    words = [outcome_of(rule, name) for rule, _ in decided.taken]
+    failure = next((word for word in words if word in set(Failure)), "")
+    categories = [] if failure else [word for word in words if word != PASSED]
+    verdict = pb.GUARD_OUTCOME_FLAGGED if categories else pb.GUARD_OUTCOME_PASSED
+    return pb.GuardCheck(
+        guard=name,
+        model=check.guard.settings.model,
+        in_answer=check.in_answer,
+        answer_tokens=check.tokens,
+        outcome=pb.GUARD_OUTCOME_NO_VERDICT if failure else verdict,
+        categories=categories,
+        failure=failure,
+        action=_action_value(decided.action),
+        score=decided.score,
+        duration=duration(decided.cost.took_ms),
+        cost=decided.cost.cost,
+    )
+
+
+def _hmac(key: str, turns: Sequence[str]) -> bytes:
+    digest = hmac.new(key.encode(), digestmod=hashlib.sha256)
+    for turn in turns:
+        data = turn.encode(errors="surrogatepass")
+        digest.update(len(data).to_bytes(8, "big"))  # no two lists of turns are the same bytes
+        digest.update(data)
+    return digest.digest()
+
+
+def _cut(turns: Sequence[str]) -> list[str]:
+    """The turns, `TEXT_BYTES_MAX` in all; cut in whole characters."""
+    kept, room = [], TEXT_BYTES_MAX
+    for turn in turns:
+        data = turn.encode(errors="replace")[:room]
+        kept.append(data.decode(errors="ignore"))
+        room -= len(data)
+    return kept
+
+
+def audit_response(entry: AuditEntry) -> pb.GetAuditEntryResponse:
+    """An entry of the audit without its text."""
+    return pb.GetAuditEntryResponse(
+        request_id=entry.request_id,
+        tenant=entry.tenant,
+        decision_time=timestamp(entry.decided_unix_ms),
+        policy=entry.policy,
+        decisions=[_public(one) for one in entry.decisions],
+        blocked=entry.blocked,
+        governed_model=entry.governed_model,
+        prompt_hmac=entry.prompt_hmac,
+        with_text=bool(entry.turns),
+    )
+
+
+def _public(one: AuditDecision) -> pb.SafetyDecision:
+    action = getattr(Action, one.action.upper(), None)  # an unknown action is of a newer gateway
+    value = SAFETY_ACTION_UNSPECIFIED if action is None else _action_value(action)
+    return pb.SafetyDecision(rule=one.rule, action=value, count=one.count, in_answer=one.in_answer)
+
+
+def _action_value(action: Action) -> "SafetyAction.ValueType":
+    return value_of(SafetyAction, action.name)
