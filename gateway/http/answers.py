@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
-from gateway.http.requests import field_name
+from gateway.http.requests import StreamOptions, field_name
 from sluice.errors import InvalidRequest, PromptTooLong, SluiceError, UnknownModel
 from sluice.openai.answers import Shape, choice, finish_reason, usage_of, whole_answer
 from sluice.openai.errors import error_body, http_status
@@ -51,21 +51,14 @@ class Chunks:
         request_id: of the request; empty until it is known.
     """
 
-    def __init__(
-        self,
-        shape: Shape,
-        created: int,
-        ends: EndTokens,
-        include_usage: bool,
-        continuous_usage: bool,
-    ) -> None:
-        """``created``: in seconds since 1970; the others as of a `GenerateCall`."""
+    def __init__(self, shape: Shape, created: int, ends: EndTokens, options: StreamOptions) -> None:
+        """``created``: in seconds since 1970."""
         self.request_id = ""
         self._shape = shape
         self._created = created
         self._ends = ends
-        self._include_usage = include_usage
-        self._so_far = pb.Usage() if continuous_usage else None
+        self._include_usage = options.get("include_usage", False)
+        self._so_far = pb.Usage() if options.get("continuous_usage_stats") else None
         self._model = ""
         self._offsets: dict[int, int] = {}
         """Characters sent of each choice that has begun."""
@@ -93,7 +86,7 @@ class Chunks:
         return b""
 
     def end(self) -> bytes:
-        """The end of a stream whose answers are all complete."""
+        """The end of the stream, when all its answers are complete."""
         if not self._include_usage:
             return DONE
         return sse({**self._frame([]), "usage": usage_of(self._usage)}) + DONE

@@ -14,14 +14,19 @@ from sluice.v1 import inference_pb2 as pb
 
 TRANSCRIPTIONS: Final = "/v1/audio/transcriptions"
 TRANSLATIONS: Final = "/v1/audio/translations"
-FORMATS: Final = ("json", "text", "verbose_json")
+TEXT: Final = "text"
+FORMATS: Final = ("json", TEXT, "verbose_json")
 EVENTS: Final = "events"
 """The form of an answer that is streamed."""
+HEADS: Final[Mapping[str, Mapping[str, str]]] = {
+    EVENTS: SSE,
+    TEXT: {"content-type": "text/plain; charset=utf-8"},
+}
+"""Headers of answers, by their form; the others are JSON."""
 UNKNOWN: Final = "und"
 """ISO 639's code for a language that is not known."""
 _FIELDS: Final = frozenset({"model", "prompt", "response_format", "temperature"})
 _OF_TRANSCRIPTIONS: Final = _FIELDS | {"language", "stream"}
-_TEXT: Final = {"content-type": "text/plain; charset=utf-8"}
 
 
 class Transcript:
@@ -52,23 +57,22 @@ class Transcript:
                 return sse({"type": "transcript.text.delta", "delta": new}) if new else b""
         return b""
 
-    def end(self) -> tuple[bytes, Mapping[str, str]]:
-        """The whole answer, or the end of its stream, with its headers."""
+    def end(self) -> bytes:
+        """The whole answer, or the end of its stream."""
         text, seconds = self._text.rstrip(), len(self._audio.data) / BYTES_A_SECOND
         said: dict[str, Any] = {
             "text": text,
             "usage": {"type": "duration", "seconds": math.ceil(seconds)},
         }
-        headers = {"x-request-id": self.request_id}
         if self._form == EVENTS:
-            return sse({"type": "transcript.text.done", **said}), {**SSE, **headers}
-        if self._form == "text":
-            return f"{text}\n".encode(), {**headers, **_TEXT}
+            return sse({"type": "transcript.text.done", **said})
+        if self._form == TEXT:
+            return f"{text}\n".encode()
         if self._form == "verbose_json":
             translates = self._audio.task == pb.AUDIO_TASK_TRANSLATE
             task, language = "translate" if translates else "transcribe", self._language()
             said = {"task": task, "language": language, "duration": seconds, **said}
-        return encode(said), headers
+        return encode(said)
 
     def _language(self) -> str:
         speech = self._catalog[self._model].speech

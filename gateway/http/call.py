@@ -23,6 +23,7 @@ from gateway.identity.authenticator import AUTHORIZATION
 from gateway.identity.caller import Caller
 from gateway.telemetry.request_log import new_request_id
 from sluice.errors import InvalidRequest, MessageTooLarge, PermissionDenied, SluiceError
+from sluice.openai.fields import BadField
 from sluice.startup import is_loopback
 
 BODY_S: Final = RECEIVE_S
@@ -180,6 +181,7 @@ def _too_slow() -> BodyTooSlow:
 
 
 Behaviour = Callable[[HttpCall], Awaitable[None]]
+"""What a URL does; it may end with SluiceError, BadField or starlette's ClientDisconnect."""
 
 
 @dataclass(frozen=True)
@@ -224,4 +226,8 @@ class Endpoint:
         call.limit_headers = partial(self.limit_headers, caller)
         with suppress(ClientDisconnect), checks.arriving.kept_by(caller.tenant) as call.keep:
             async with checks.running(self.class_of(headers), caller.tenant):
-                await self.behaviour(call)
+                try:
+                    await self.behaviour(call)
+                except BadField as error:
+                    field, _, description = str(error).partition(": ")
+                    raise InvalidRequest.of(field, description) from None

@@ -2,30 +2,29 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, Final
 
 from gateway.admission.load_table import ModelLoadTable
-from gateway.api.generate import Generator, Write
+from gateway.api.generate import Generator
 from gateway.api.inference_service import add_event
-from gateway.api.texts import EMBED, RERANK, answer_texts
+from gateway.api.texts import EMBED, RERANK, TextsKind, answer_texts
 from gateway.http import headers as header_fields
-from gateway.http.answers import Chunks, encode, whole
-from gateway.http.audio import EVENTS, Transcript, speech_request
+from gateway.http.answers import Chunks, EndTokens, encode, whole
+from gateway.http.audio import HEADS, Transcript, speech_request
 from gateway.http.call import SSE, HttpCall
 from gateway.http.requests import (
-    GenerateCall,
-    bad_fields_refused,
     chat_field_name,
-    generate_call,
-    response_call,
+    generate_request,
     response_field_name,
+    response_request,
 )
 from gateway.http.response_events import ResponseEvents
 from gateway.models.catalog import Catalog
 from sluice.defaults import AUTO
 from sluice.errors import UnknownModel
-from sluice.openai.answers import SHAPES
+from sluice.openai.answers import SHAPES, Shape
 from sluice.openai.embeddings import (
     embed_request,
     embeddings_object,
@@ -34,13 +33,40 @@ from sluice.openai.embeddings import (
     rerank_request,
 )
 from sluice.openai.requests import CHAT
-from sluice.v1.inference_pb2 import GenerateResponse, GenerateTextResponse
+from sluice.v1 import inference_pb2 as pb
 
 RESPONSES: Final = "/v1/responses"
 
 
+class WholeAnswer:
+    """The body of an answer that is not streamed."""
+
+    def __init__(self, shape: Shape, ends: EndTokens) -> None:
+        self._shape, self._ends, self._created = shape, ends, int(time.time())
+        self._choices = defaultdict[int, pb.GenerateTextResponse](pb.GenerateTextResponse)
+
+    @property
+    def request_id(self) -> str:
+        """Of the request."""
+        return self._choices[0].started.request_id
+
+    def take(self, event: pb.GenerateResponse) -> bytes:
+        """The next ``event``; there is no stream that it adds to."""
+        add_event(self._choices[event.answer_index], event)
+        return b""
+
+    def end(self) -> bytes:
+        """The body, when no more events come."""
+        found = [self._choices[index] for index in sorted(self._choices)]
+        return whole(self._shape, self._created, found, self._ends)
+
+
+Answer = WholeAnswer | Chunks | ResponseEvents | Transcript
+"""What the events of Generate become: whole, or the pieces of a stream."""
+
+
 class ModelCalls:
-    """Answers the calls, each method those of its URL; they end with SluiceError or starlette's ClientDisconnect."""
+    """Answers the calls, each method those of its URL."""
 
     def __init__(self, generator: Generator, loads: ModelLoadTable) -> None:
         self._generator = generator
@@ -56,76 +82,41 @@ class ModelCalls:
         url = call.scope["path"]
         if url == CHAT:
             call.named = chat_field_name
-        asked = generate_call(url, await call.object(), call.metadata)
-        shape, created = SHAPES[url], int(time.time())
-        with call.while_connected():
-            if asked.streams:
-                usage = asked.include_usage, asked.continuous_usage
-                chunks = Chunks(shape, created, self._ends, *usage)
-                await self._stream(call, asked, chunks)
-                await call.write(chunks.end(), SSE)
-                return
-            answers: defaultdict[int, GenerateTextResponse] = defaultdict(GenerateTextResponse)
-
-            async def collect(event: GenerateResponse) -> None:
-                add_event(answers[event.answer_index], event)
-
-            await self._answer(call, asked, collect)
-            found = [answers[index] for index in sorted(answers)]
-            body = whole(shape, created, found, self._ends)
-            await call.write(body, {"x-request-id": found[0].started.request_id})
+        request, options = generate_request(url, await call.object())
+        if options is None:
+            await self._generate(call, request, WholeAnswer(SHAPES[url], self._ends))
+            return
+        chunks = Chunks(SHAPES[url], int(time.time()), self._ends, options)
+        await self._generate(call, request, chunks, SSE)
 
     async def respond(self, call: HttpCall) -> None:
         """/v1/responses, without state: answers are not stored, and each request has its whole conversation."""
         call.named = response_field_name
         body = await call.object()
-        asked = response_call(body, call.metadata)
+        request, options = response_request(body)
         events = ResponseEvents(body, int(time.time()))
         call.failing = events.fail
-        with call.while_connected():
-            await self._stream(call, asked, events)
-            if asked.streams:
-                await call.write(b"", SSE)
-            else:
-                await call.write(encode(events.response), {"x-request-id": events.request_id})
+        await self._generate(call, request, events, {} if options is None else SSE)
 
     async def transcribe(self, call: HttpCall) -> None:
         """/v1/audio/transcriptions and /v1/audio/translations."""
         if not self._catalog.hearing:
             raise UnknownModel("no model of this mesh takes audio", metadata={"models": ""})
         request, form = await speech_request(call, self._generator.settings.audio_max_s)
-        streams = form == EVENTS
-        timeout_s = header_fields.apply(call.metadata, request, streams=streams)
         transcript = Transcript(request, form, self._catalog)
-        with call.while_connected():
-            await self._stream(call, GenerateCall(request, streams, timeout_s), transcript)
-            await call.write(*transcript.end())
+        await self._generate(call, request, transcript, HEADS.get(form, {}))
 
     async def embed(self, call: HttpCall) -> None:
         """/v1/embeddings."""
         body = await call.object()
-        with bad_fields_refused():
-            request = embed_request(body)
-        timeout_s = header_fields.apply(call.metadata, request)
-        with call.while_connected():
-            response = await answer_texts(
-                self._generator, EMBED, request, call.caller, timeout_s, call.metadata
-            )
-            answer = encode(embeddings_object(response, format_of(body)))
-            await call.write(answer, {"x-request-id": response.request_id})
+        request = embed_request(body)
+        await self._texts(call, EMBED, request, partial(embeddings_object, format=format_of(body)))
 
     async def rerank(self, call: HttpCall) -> None:
         """/v1/rerank."""
-        body = await call.object()
-        with bad_fields_refused():
-            request, returned = rerank_request(body)
-        timeout_s = header_fields.apply(call.metadata, request)
-        with call.while_connected():
-            response = await answer_texts(
-                self._generator, RERANK, request, call.caller, timeout_s, call.metadata
-            )
-            answer = encode(rerank_object(response, request.documents, returned=returned))
-            await call.write(answer, {"x-request-id": response.request_id})
+        request, returned = rerank_request(await call.object())
+        told = partial(rerank_object, documents=request.documents, returned=returned)
+        await self._texts(call, RERANK, request, told)
 
     async def models(self, call: HttpCall) -> None:
         """/v1/models: what can be named in a request, "auto" first."""
@@ -139,20 +130,36 @@ class ModelCalls:
             raise UnknownModel(f"there is no model of that name; known: {', '.join(known)}")
         await call.write(encode(self._model(name)))
 
-    async def _stream(
-        self, call: HttpCall, asked: GenerateCall, events: Chunks | ResponseEvents | Transcript
+    async def _generate(
+        self,
+        call: HttpCall,
+        request: pb.GenerateRequest,
+        answer: Answer,
+        head: Mapping[str, str] = {},
     ) -> None:
+        """Answers ``request``; ``head``: headers of the answer, `SSE` for a stream."""
+        streams = head is SSE
+        timeout_s = header_fields.apply(call.metadata, request, streams=streams)
+
         # The head is sent with the first text: an error before it has a status of its own.
-        async def write(event: GenerateResponse) -> None:
-            if (sent := events.take(event)) and asked.streams:
-                await call.write(sent, {**SSE, "x-request-id": events.request_id}, more=True)
+        async def write(event: pb.GenerateResponse) -> None:
+            if (sent := answer.take(event)) and streams:
+                await call.write(sent, {**head, "x-request-id": answer.request_id}, more=True)
 
-        await self._answer(call, asked, write)
+        with call.while_connected():
+            await self._generator.answer(request, call.caller, write, timeout_s, call.metadata)
+            await call.write(answer.end(), {**head, "x-request-id": answer.request_id})
 
-    async def _answer(self, call: HttpCall, asked: GenerateCall, write: Write) -> None:
-        await self._generator.answer(
-            asked.request, call.caller, write, asked.timeout_s, call.metadata
-        )
+    async def _texts(
+        self, call: HttpCall, kind: TextsKind[Any, Any], request: Any, told: Callable[[Any], Any]
+    ) -> None:
+        """Answers ``request`` with what its response is ``told`` as."""
+        timeout_s = header_fields.apply(call.metadata, request)
+        with call.while_connected():
+            response = await answer_texts(
+                self._generator, kind, request, call.caller, timeout_s, call.metadata
+            )
+            await call.write(encode(told(response)), {"x-request-id": response.request_id})
 
     def _ends(self, model: str) -> Collection[int]:
         return self._catalog[model].tokenizer.stop_token_ids

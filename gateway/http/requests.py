@@ -1,9 +1,7 @@
-"""A body of OpenAI's API and its headers become a `GenerateRequest`, or an error that names the field."""
+"""A body of OpenAI's API becomes a `GenerateRequest`, or an error that names the field."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from gateway.http import headers as header_fields
@@ -47,24 +45,6 @@ response_field_name: Final = _namer(
 """Of /v1/responses; the path may be a field of the chat that asks the same."""
 
 
-@dataclass(frozen=True)
-class GenerateCall:
-    """One call that wants text.
-
-    Attributes:
-        streams: the answer is to be sent as server-sent events.
-        include_usage: the last of them has the usage.
-        continuous_usage: the others have it too, as far as they go (vLLM).
-        timeout_s: seconds that the caller gives it; None: the gateway's default.
-    """
-
-    request: GenerateRequest
-    streams: bool
-    timeout_s: float | None
-    include_usage: bool = False
-    continuous_usage: bool = False
-
-
 def parse_json(body: bytes) -> dict[str, Any]:
     """The JSON object of ``body``.
 
@@ -82,53 +62,38 @@ def parse_json(body: bytes) -> dict[str, Any]:
     return value
 
 
-def response_call(body: dict[str, Any], headers: Mapping[str, str]) -> GenerateCall:
-    """What a call of /v1/responses asks for.
+StreamOptions = Mapping[str, bool]
+"""The ``stream_options`` of a body whose answer is streamed."""
+
+
+def generate_request(
+    url: str, body: Mapping[str, Any]
+) -> tuple[GenerateRequest, StreamOptions | None]:
+    """What a body of ``url`` asks for; with None its answer is not streamed.
 
     Raises:
-        InvalidRequest: as `generate_call`.
+        BadField: a field is not served, or its value does not fit.
     """
     asked = dict(body)
-    options = asked.pop("stream_options", None) or {}
-    with bad_fields_refused():
-        if options not in ({}, {"include_obfuscation": False}):
-            raise BadField("stream_options: only include_obfuscation: false is served")
-        chat = chat_of(asked)
-    return generate_call(CHAT, chat, headers)
+    options = _take_stream_options(asked)
+    return request_of_body(url, asked, GenerateRequest()), options
 
 
-def generate_call(url: str, body: dict[str, Any], headers: Mapping[str, str]) -> GenerateCall:
-    """What a call of ``url`` asks for.
-
-    Raises:
-        InvalidRequest: a field or a header is not served, or its value does not fit.
-    """
+def response_request(body: Mapping[str, Any]) -> tuple[GenerateRequest, StreamOptions | None]:
+    """What a body of /v1/responses asks for; as `generate_request`."""
     asked = dict(body)
-    with bad_fields_refused():
-        streams, options = _streaming(asked)
-        request = request_of_body(url, asked, GenerateRequest())
-    timeout_s = header_fields.apply(headers, request, streams=streams)
-    usage = bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))
-    return GenerateCall(request, streams, timeout_s, *usage)
+    if (asked.pop("stream_options", None) or {}) not in ({}, {"include_obfuscation": False}):
+        raise BadField("stream_options: only include_obfuscation: false is served")
+    return generate_request(CHAT, chat_of(asked))
 
 
-@contextmanager
-def bad_fields_refused() -> Iterator[None]:
-    """A `BadField` in the block becomes InvalidRequest with the field."""
-    try:
-        yield
-    except BadField as error:
-        field, _, description = str(error).partition(": ")
-        raise InvalidRequest.of(field, description) from None
-
-
-def _streaming(body: dict[str, Any]) -> tuple[bool, Mapping[str, Any]]:
-    """Takes ``stream`` and ``stream_options`` out of ``body``."""
+def _take_stream_options(body: dict[str, Any]) -> StreamOptions | None:
+    """Takes ``stream`` and ``stream_options`` out of ``body``; None: no stream."""
     streams, options = body.pop("stream", None) or False, body.pop("stream_options", None)
     if not isinstance(streams, bool):
         raise BadField("stream: is not true or false")
     if options is None:
-        return streams, {}
+        return {} if streams else None
     if not streams:
         raise BadField("stream_options: needs stream: true")
     if not isinstance(options, dict):
@@ -140,4 +105,4 @@ def _streaming(body: dict[str, Any]) -> tuple[bool, Mapping[str, Any]]:
             raise BadField(f"stream_options.{name}: is not served, or not true or false")
     if options.get("continuous_usage_stats") and not options.get("include_usage"):
         raise BadField("stream_options.continuous_usage_stats: needs include_usage: true")
-    return streams, options
+    return options

@@ -48,6 +48,7 @@ class ResponseEvents:
         """Of the last item of the output, while it grows."""
         self._open: _TextItem | None = None
         """What that item is."""
+        self._streams = bool(body.get("stream"))
         self._number = 0
         self._end: Json = {"status": "in_progress", "incomplete_details": None, "usage": None}
         self._sent = b""
@@ -72,8 +73,12 @@ class ResponseEvents:
         sent, self._sent = self._sent, b""
         return sent
 
+    def end(self) -> bytes:
+        """The whole answer; of a stream its last event has been sent."""
+        return b"" if self._streams else encode(self._response)
+
     @property
-    def response(self) -> Json:
+    def _response(self) -> Json:
         """The object as far as it is known."""
         return {
             "id": f"resp_{self.request_id}",
@@ -105,8 +110,8 @@ class ResponseEvents:
 
     def _begin(self) -> None:
         if not self._number:
-            self._say("response.created", response=self.response)
-            self._say("response.in_progress", response=self.response)
+            self._say("response.created", response=self._response)
+            self._say("response.in_progress", response=self._response)
 
     def _add_item(self, item: Json) -> None:
         self._begin()
@@ -168,7 +173,7 @@ class ResponseEvents:
             "incomplete_details": details,
             "usage": _usage(finished.usage),
         }
-        self._say(f"response.{status}", response=self.response)
+        self._say(f"response.{status}", response=self._response)
 
 
 @dataclass(frozen=True)
