@@ -14,12 +14,11 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from gateway.admission.constraint_child import MEMORY_BYTES, SECONDS
-from gateway.admission.tenant_threads import TenantQueue
+from gateway.admission.tenant_threads import TenantThreads
 from sluice.constraints import costly_part, problem_before
 from sluice.errors import RETRY_AFTER_S, Overloaded
 
@@ -28,17 +27,9 @@ _log = logging.getLogger(__name__)
 CHILDREN: Final = 2
 KNOWN_MAX: Final = 4096
 """Findings that are kept; the oldest make room."""
-WAITING_MAX: Final = 16
-"""Constraints of a tenant that may wait to be compiled."""
+OPEN_MAX: Final = 16
+"""Constraints of a tenant that may be compiled, or wait for it."""
 _START_S: Final = 20.0
-
-
-@dataclass(frozen=True)
-class _Waiting:
-    key: bytes
-    kind: str
-    text: str
-    found: "asyncio.Future[str | None]"
 
 
 class ConstraintChecks:
@@ -46,12 +37,11 @@ class ConstraintChecks:
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, str | None] = OrderedDict()
-        self._open: dict[bytes, asyncio.Future[str | None]] = {}
-        self._waiting: TenantQueue[_Waiting] = TenantQueue()
-        self._children: set[_Child] = set()
+        self._open: dict[bytes, tuple[str, asyncio.Task[str | None]]] = {}
+        """Those that are being compiled, or wait for it, each with its tenant."""
+        self._threads = TenantThreads("constraints", CHILDREN)
+        self._busy: set[_Child] = set()
         self._idle: list[_Child] = []
-        self._threads = ThreadPoolExecutor(CHILDREN, "constraints")
-        self._runners: set[asyncio.Task[None]] = set()
 
     async def problem(self, kind: str, text: str, tenant: str) -> str | None:
         """Why answers cannot be constrained to ``text``, a "json_schema", "regex" or "grammar"; None when they can.
@@ -66,62 +56,45 @@ class ConstraintChecks:
         if key in self._known:
             self._known.move_to_end(key)
             return self._known[key]
-        found = self._open.get(key) or self._queue(_Waiting(key, kind, text, _future()), tenant)
-        return await asyncio.shield(found)  # others may wait for it too
+        if key not in self._open:
+            if sum(one == tenant for one, _ in self._open.values()) >= OPEN_MAX:
+                raise Overloaded(
+                    f"{OPEN_MAX} constraints of your tenant wait to be compiled; equal ones are compiled once",
+                    retry_after_s=RETRY_AFTER_S,
+                )
+            compiling = asyncio.create_task(self._compiled(key, kind, text, tenant))
+            self._open[key] = tenant, compiling
+            compiling.add_done_callback(lambda _: self._open.pop(key))
+        return await asyncio.shield(self._open[key][1])  # others may wait for it too
 
     def close(self) -> None:
         """Ends the children; who waits is cancelled."""
-        for task in self._runners:
-            task.cancel()
+        for _, compiling in self._open.values():
+            compiling.cancel()
+        self._threads.close()
         for child in self._idle:
             child.close()
-        for child in self._children.difference(self._idle):
+        for child in list(self._busy):
             child.kill()  # its thread closes it
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _queue(self, one: _Waiting, tenant: str) -> "asyncio.Future[str | None]":
-        if self._waiting.count(tenant) >= WAITING_MAX:
-            raise Overloaded(
-                f"{WAITING_MAX} constraints of your tenant wait to be compiled; equal ones are compiled once",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        self._waiting.add(tenant, one)
-        self._open[one.key] = one.found
-        if len(self._runners) < CHILDREN:
-            runner = asyncio.create_task(self._run())
-            self._runners.add(runner)
-            runner.add_done_callback(self._runners.discard)
-        return one.found
+    async def _compiled(self, key: bytes, kind: str, text: str, tenant: str) -> str | None:
+        try:
+            problem = await self._threads.run(tenant, partial(self._ask_child, kind, text))
+        except OSError as error:
+            _log.exception("no process compiles constraints")
+            raise Overloaded(f"no process compiles constraints: {error}") from None
+        self._known[key] = problem
+        if len(self._known) > KNOWN_MAX:
+            self._known.popitem(last=False)
+        return problem
 
-    async def _run(self) -> None:
-        while (one := self._waiting.next()) is not None:
-            try:
-                problem = await self._compiled(one)
-            except OSError as error:
-                _log.exception("no process compiles constraints")
-                one.found.set_exception(Overloaded(f"no process compiles constraints: {error}"))
-            except asyncio.CancelledError:
-                one.found.cancel()
-                raise
-            else:
-                self._known[one.key] = problem
-                if len(self._known) > KNOWN_MAX:
-                    self._known.popitem(last=False)
-                one.found.set_result(problem)
-            finally:
-                del self._open[one.key]
-
-    async def _compiled(self, one: _Waiting) -> str | None:
-        """Raises OSError when no child can be started."""
-        loop = asyncio.get_running_loop()
-        child = self._idle.pop() if self._idle else None
-        if child is None:
-            child = await loop.run_in_executor(self._threads, _Child)
-            self._children.add(child)
-        problem = await loop.run_in_executor(self._threads, child.problem, one.kind, one.text)
-        if child.ended:
-            self._children.discard(child)
-        else:
+    def _ask_child(self, kind: str, text: str) -> str | None:
+        """What a child finds, in a thread; raises OSError when none can be started."""
+        child = self._idle.pop() if self._idle else _Child()
+        self._busy.add(child)
+        problem = child.problem(kind, text)
+        self._busy.remove(child)
+        if not child.ended:
             self._idle.append(child)
         return problem
 
@@ -195,8 +168,3 @@ class _Child:
             if not answer.endswith(b"\n"):
                 self.close()
         return answer if answer.endswith(b"\n") else None
-
-
-def _future() -> "asyncio.Future[str | None]":
-    made: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-    return made

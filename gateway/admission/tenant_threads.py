@@ -1,4 +1,4 @@
-"""Turns between tenants: in a queue, and for the threads in which long texts are inspected and encoded."""
+"""Turns between tenants: for places, and for the threads in which long texts are inspected and encoded."""
 
 import asyncio
 import os
@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Final, Generic, TypeVar
+from typing import Final, TypeVar
 
 CORES_THREADS: Final = min(32, (os.cpu_count() or 1) + 4)
 """As many as asyncio's own pool has, which is one for all tenants."""
@@ -14,37 +14,12 @@ CORES_THREADS: Final = min(32, (os.cpu_count() or 1) + 4)
 _T = TypeVar("_T")
 
 
-class TenantQueue(Generic[_T]):
-    """What waits, by tenant: the next is of the tenant that waits longest for its turn."""
-
-    def __init__(self) -> None:
-        self._waiting: OrderedDict[str, deque[_T]] = OrderedDict()
-
-    def add(self, tenant: str, one: _T) -> None:
-        """Behind all others of ``tenant``."""
-        self._waiting.setdefault(tenant, deque()).append(one)
-
-    def count(self, tenant: str) -> int:
-        """How many of ``tenant`` wait."""
-        return len(self._waiting.get(tenant, ()))
-
-    def next(self) -> _T | None:
-        """Taken out; None: nothing waits."""
-        if not self._waiting:
-            return None
-        tenant, own = self._waiting.popitem(last=False)
-        one = own.popleft()
-        if own:
-            self._waiting[tenant] = own  # behind the others
-        return one
-
-
 class TenantSlots:
     """A semaphore whose next place is that of the tenant that waits longest for its turn."""
 
     def __init__(self, count: int) -> None:
         self._free = count
-        self._waiting: TenantQueue[asyncio.Future[None]] = TenantQueue()
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     @asynccontextmanager
     async def held(self, tenant: str) -> AsyncIterator[None]:
@@ -61,7 +36,7 @@ class TenantSlots:
             self._free -= 1
             return
         given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(tenant, given)
+        self._waiting.setdefault(tenant, deque()).append(given)
         try:
             await given
         except asyncio.CancelledError:
@@ -71,7 +46,11 @@ class TenantSlots:
 
     def give(self) -> None:
         """A place is free."""
-        while (first := self._waiting.next()) is not None:
+        while self._waiting:
+            tenant, own = self._waiting.popitem(last=False)
+            first = own.popleft()
+            if own:
+                self._waiting[tenant] = own  # behind the others
             if not first.done():  # its caller has not gone
                 first.set_result(None)
                 return
@@ -79,8 +58,10 @@ class TenantSlots:
 
     def close(self) -> None:
         """Who waits is cancelled."""
-        while (first := self._waiting.next()) is not None:
-            first.cancel()
+        for own in self._waiting.values():
+            for waiting in own:
+                waiting.cancel()
+        self._waiting.clear()
 
 
 class TenantThreads:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import psutil
 import pytest
 
 from gateway.admission import constraint_checks as module
-from gateway.admission.constraint_checks import CHILDREN, WAITING_MAX, ConstraintChecks
+from gateway.admission.constraint_checks import CHILDREN, OPEN_MAX, ConstraintChecks
 from sluice.errors import Overloaded
 from tests.sluice.slow_constraints import SLOW
 
@@ -34,9 +35,8 @@ async def checks() -> AsyncIterator[ConstraintChecks]:
     made = ConstraintChecks()
     yield made
     made.close()
-    await asyncio.gather(*made._runners, return_exceptions=True)
-    made._threads.shutdown()
-    assert all(child.process.poll() is not None for child in made._children)
+    made._threads._executor.shutdown()
+    assert all(child.process.poll() is not None for child in (*made._busy, *made._idle))
 
 
 async def test_a_good_constraint_is_compiled_once(checks: ConstraintChecks) -> None:
@@ -94,9 +94,7 @@ async def test_a_child_that_is_killed_ends_one_constraint(checks: ConstraintChec
     assert await checks.problem("json_schema", GOOD, "acme") is None
     (child,) = checks._idle
     asking = asyncio.ensure_future(checks.problem("json_schema", endless(0), "acme"))
-    for _ in range(3):  # until it has the constraint
-        await asyncio.sleep(0)
-    assert not checks._idle
+    await asyncio.sleep(0)  # it begins
     child.process.kill()
     assert "256 MiB to compile" in str(await asyncio.wait_for(asking, BOUND_S))
     assert await checks.problem("regex", "a+", "acme") is None
@@ -106,29 +104,25 @@ async def test_tenants_take_turns(
     checks: ConstraintChecks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = list[str]()
-    gate = asyncio.Event()
+    gate = threading.Event()
 
-    async def compiled(one: module._Waiting) -> str | None:
-        await gate.wait()
-        order.append(one.text[0])
-        return None
+    def ask_child(kind: str, text: str) -> None:
+        assert gate.wait(BOUND_S)
+        order.append(text[0])
 
-    monkeypatch.setattr(checks, "_compiled", compiled)
+    monkeypatch.setattr(checks, "_ask_child", ask_child)
     asked = list[asyncio.Future[str | None]]()
 
-    async def ask(count: int) -> None:
-        for _ in range(count):
-            text = f"a{len(asked)}"
-            asked.append(asyncio.ensure_future(checks.problem("regex", text, "hostile")))
+    async def ask(tenant: str, text: str) -> None:
+        asked.append(asyncio.ensure_future(checks.problem("regex", text, tenant)))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
-    await ask(CHILDREN)  # these are being compiled
-    await ask(WAITING_MAX)
+    for number in range(OPEN_MAX):
+        await ask("hostile", f"a{number}")
     with pytest.raises(Overloaded, match="16 constraints of your tenant"):
         await checks.problem("regex", "a-more", "hostile")
-    asked.append(asyncio.ensure_future(checks.problem("regex", "b", "quiet")))
-    await asyncio.sleep(0)
+    await ask("quiet", "b")
     gate.set()
     assert await asyncio.wait_for(asyncio.gather(*asked), BOUND_S) == [None] * len(asked)
     assert order.index("b") <= 2 * CHILDREN

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.admission.class_limiter import PREPARED_MAX
 from gateway.admission.prompts import LOOP_CHARS
-from gateway.admission.tenant_threads import TenantQueue, TenantThreads
+from gateway.admission.tenant_threads import TenantSlots, TenantThreads
 from gateway.safety.compiled import CompiledPolicy
 from gateway.safety.inspector import RequestInspection
 from sluice.v1.safety_pb2 import CheckTextRequest
@@ -24,13 +24,18 @@ async def threads() -> AsyncIterator[TenantThreads]:
     made.close()
 
 
-def test_the_next_is_of_the_tenant_that_waits_longest_for_its_turn() -> None:
-    queue: TenantQueue[str] = TenantQueue()
-    for tenant, one in (("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1"), ("c", "c1")):
-        queue.add(tenant, one)
-    assert queue.count("a") == 3
-    assert [queue.next() for _ in range(6)] == ["a1", "b1", "c1", "a2", "a3", None]
-    assert queue.count("a") == 0
+async def test_the_next_is_of_the_tenant_that_waits_longest_for_its_turn() -> None:
+    slots, order = TenantSlots(1), list[str]()
+
+    async def hold(tenant: str, name: str) -> None:
+        async with slots.held(tenant):
+            order.append(name)
+            await asyncio.sleep(0)
+
+    asked = (("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1"), ("c", "c1"))
+    async with asyncio.timeout(BOUND_S):
+        await asyncio.gather(*(hold(tenant, name) for tenant, name in asked))
+    assert order == ["a1", "a2", "b1", "c1", "a3"]
 
 
 async def test_much_work_of_one_tenant_delays_that_of_another_by_one_turn(
