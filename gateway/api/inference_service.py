@@ -10,7 +10,8 @@ from gateway.api.generate import Generator
 from gateway.api.texts import EMBED, RERANK, SCORE, answer_texts
 from gateway.identity.caller import Caller
 from gateway.telemetry.request_log import untraced
-from gateway.validation.requests import UNSTATED_CLASS, request_about, validate_count
+from gateway.validation.requests import UNSTATED_CLASS, request_about
+from gateway.validation.texts import validate_count
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceServicer

@@ -6,9 +6,8 @@ have. Blanks around calls are dropped.
 """
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Any, Final, NoReturn
 
 from gateway.tools.formats import ToolFormat
@@ -32,17 +31,6 @@ class Parsed:
     calls: list[FoundCall] = field(default_factory=list)
 
 
-class _State(Enum):
-    START = auto()
-    """Nothing but blanks so far; the format needs no opening."""
-    TEXT = auto()
-    BLOCK = auto()
-    """Behind an opening, before the start of its objects."""
-    BETWEEN = auto()
-    """Before, between or behind objects."""
-    OBJECT = auto()
-
-
 class ToolCallParser:
     """The parser of one answer.
 
@@ -56,30 +44,28 @@ class ToolCallParser:
         self._form = form
         self._names = frozenset(names)
         self._single = single
-        self._state = _State.START if form.bare else _State.TEXT
         self._rest = ""
         """Not given out yet: in a block, from the last call on."""
         self._at = 0
         """What of it has been looked at."""
-        self._scan = _ObjectScan()
-        self._committed = False
-        """Whether the block has had a call."""
+        self._may_end = False
+        """Whether the answer may end here, behind a call."""
         self._blanks = ""
         self._parsed = Parsed()
+        self._reading = self._read()
 
     def push(self, text: str) -> Parsed:
         """What is complete with ``text``."""
         self._rest += text
-        while self._step():
-            pass
+        next(self._reading)
         return self._take()
 
     def flush(self) -> Parsed:
         """The rest, when no more text comes."""
         end = self._rest.strip(_BLANKS + self._form.separators)
-        if not (self._committed and self._state is _State.BETWEEN and self._closes(end)):
+        if not (self._may_end and self._form.closing.startswith(end)):
             self._show(self._rest)
-        self._rest, self._state = "", _State.TEXT
+        self._rest = ""
         if not self.calls:
             self._parsed.text += self._blanks
         self._blanks = ""
@@ -89,97 +75,86 @@ class ToolCallParser:
         parsed, self._parsed = self._parsed, Parsed()
         return parsed
 
-    def _step(self) -> bool:
-        """Goes on by one part of the text; whether there may be more to do."""
-        match self._state:
-            case _State.START:
-                return self._begin()
-            case _State.TEXT:
-                return self._find_opening()
-            case _State.BLOCK:
-                return self._find_start()
-            case _State.BETWEEN:
-                return self._find_object()
-            case _State.OBJECT:
-                return self._find_end()
+    def _read(self) -> Iterator[None]:
+        """Goes through the answer; here and below each ``yield`` waits for more of it."""
+        if self._form.bare:
+            while not (begun := self._rest.lstrip(_BLANKS)):
+                yield
+            if begun[0] == "{":
+                yield from self._objects()
+        while True:
+            yield from self._opening()
+            while not self._skip(_BLANKS) and self._form.start:
+                yield
+            if self._rest.startswith(self._form.start, self._at):
+                self._at += len(self._form.start)
+                yield from self._objects()
+            else:
+                self._leave(self._at)
 
-    def _begin(self) -> bool:
-        begun = self._rest.lstrip(_BLANKS)
-        if not begun:
-            return False
-        self._state = _State.BETWEEN if begun[0] == "{" else _State.TEXT
-        return True
+    def _opening(self) -> Iterator[None]:
+        """Text, up to an opening."""
+        opening = self._form.opening
+        while (start := self._rest.find(opening)) < 0:
+            self._leave(len(self._rest) - _possible_start(self._rest, opening))
+            yield
+        self._leave(start)
+        self._at = len(opening)
 
-    def _find_opening(self) -> bool:
-        opening, rest = self._form.opening, self._rest
-        start = rest.find(opening)
-        if start < 0:
-            keep = _possible_start(rest, opening)
-            self._rest = rest[len(rest) - keep :]
-            self._show(rest[: len(rest) - keep])
-            return False
-        self._show(rest[:start])
-        self._rest, self._at, self._committed = rest[start:], len(opening), False
-        self._state = _State.BLOCK
-        return True
+    def _objects(self) -> Iterator[None]:
+        """The objects of a block, to its end; what is no call is text, and so is a block without one."""
+        closing, committed = self._form.closing, False
+        while True:
+            behind = self._skip(_BLANKS + self._form.separators)
+            if closing and behind.startswith(closing):
+                return self._leave(self._at + len(closing), shows=not committed)
+            if closing.startswith(behind):
+                self._may_end = committed
+                yield
+                self._may_end = False
+                continue
+            if behind[0] != "{":
+                return self._leave(self._at)
+            end = yield from self._object_end()
+            call = self._call(self._rest[:end])
+            if call is None:
+                return self._leave(end)
+            if not (self._single and self.calls):
+                self._parsed.calls.append(call)
+            self.calls += 1
+            self._blanks, committed = "", True
+            self._leave(end, shows=False)
 
-    def _find_start(self) -> bool:
-        if not self._skip(_BLANKS) and self._form.start:
-            return False
-        if not self._rest.startswith(self._form.start, self._at):
-            return self._break()
-        self._at += len(self._form.start)
-        self._state = _State.BETWEEN
-        return True
+    def _object_end(self) -> Generator[None, None, int]:
+        """The index behind the object that begins here."""
+        depth, in_string, escaped, start = 0, False, False, self._at
+        while True:
+            for at in range(start, len(self._rest)):
+                character = self._rest[at]
+                if escaped:
+                    escaped = False
+                elif in_string:
+                    escaped, in_string = character == "\\", character != '"'
+                elif character == '"':
+                    in_string = True
+                elif character in "{}":
+                    depth += 1 if character == "{" else -1
+                    if not depth:
+                        return at + 1
+            start = len(self._rest)
+            yield
 
-    def _find_object(self) -> bool:
-        if not self._skip(_BLANKS + self._form.separators):
-            return False
-        if self._rest[self._at] == "{":
-            self._scan, self._state = _ObjectScan(), _State.OBJECT
-            return True
-        closing = self._form.closing
-        if closing and self._rest.startswith(closing, self._at):
-            return self._end_block(self._at + len(closing))
-        return not self._closes(self._rest[self._at :]) and self._break()
-
-    def _find_end(self) -> bool:
-        end = self._scan.end(self._rest, self._at)
-        if end is None:
-            self._at = len(self._rest)
-            return False
-        call, self._at = self._call(self._rest[:end]), end
-        if call is None:
-            return self._break()
-        if not (self._single and self.calls):
-            self._parsed.calls.append(call)
-        self.calls += 1
-        self._blanks, self._committed = "", True
-        self._rest, self._at, self._state = self._rest[end:], 0, _State.BETWEEN
-        return True
-
-    def _skip(self, characters: str) -> bool:
-        """Passes ``characters``; whether something else follows already."""
+    def _skip(self, characters: str) -> str:
+        """Passes ``characters``; what follows already."""
         behind = self._rest[self._at :].lstrip(characters)
         self._at = len(self._rest) - len(behind)
-        return bool(behind)
+        return behind
 
-    def _closes(self, text: str) -> bool:
-        """Whether ``text`` may become the end of a block."""
-        return self._form.closing.startswith(text)
-
-    def _end_block(self, end: int) -> bool:
-        """The block ends at ``end``; one without a call is text."""
-        if not self._committed:
+    def _leave(self, end: int, *, shows: bool = True) -> None:
+        """What is left begins at ``end``; what was before is text, unless it ``shows`` not."""
+        if shows:
             self._show(self._rest[:end])
-        self._rest, self._state = self._rest[end:], _State.TEXT
-        return True
-
-    def _break(self) -> bool:
-        """What follows is no call: up to here it is text."""
-        self._show(self._rest[: self._at])
-        self._rest, self._state = self._rest[self._at :], _State.TEXT
-        return True
+        self._rest, self._at = self._rest[end:], 0
 
     def _show(self, text: str) -> None:
         """Gives out ``text``, but for blanks at its end: a call may follow."""
@@ -201,34 +176,6 @@ class ToolCallParser:
         except (ValueError, TypeError, RecursionError):
             return None
         return FoundCall(str(value["name"]), dumped)
-
-
-class _ObjectScan:
-    """Finds the end of a JSON object that arrives in pieces."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-
-    def end(self, text: str, start: int) -> int | None:
-        """The index behind the object in ``text``; it was looked at up to ``start``."""
-        for at in range(start, len(text)):
-            self._take(text[at])
-            if self._depth == 0:
-                return at + 1
-        return None
-
-    def _take(self, character: str) -> None:
-        if self._escaped:
-            self._escaped = False
-        elif self._in_string:
-            self._escaped = character == "\\"
-            self._in_string = character != '"'
-        elif character == '"':
-            self._in_string = True
-        elif character in "{}":
-            self._depth += 1 if character == "{" else -1
 
 
 def _possible_start(text: str, opening: str) -> int:

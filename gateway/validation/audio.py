@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gateway.models.catalog import Catalog
 from gateway.models.speech import BYTES_A_SECOND, SAMPLE_BYTES, BadAudio, pcm_of_wav
-from gateway.validation.fields import FieldViolations
+from gateway.validation.conversation import FieldViolations
 from sluice.defaults import AUTO
 from sluice.errors import UnknownModel
 from sluice.v1 import inference_pb2

@@ -1,25 +1,24 @@
-"""The input of a request: a prompt or a conversation, with the tools that the model sees.
+"""The input of a request: a prompt or a conversation with calls of tools, and the tools that the model sees.
 
 Chat templates take it by the convention of transformers (https://huggingface.co/docs/transformers/chat_extras).
 """
 
 import hashlib
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gateway.tools.formats import ToolFormat
-from gateway.tools.tool import Tool, ToolCall, map_texts, texts_in
-from gateway.validation.fields import FieldViolations
-from gateway.validation.tools import VALUES_MAX, calls_of, has_room_for_calls
-from sluice.v1 import inference_pb2
-from sluice.v1.inference_pb2 import (
-    ChatMessage,
-    CountTokensRequest,
-    GenerateRequest,
-    ScoreRequest,
-)
+from gateway.tools.tool import Tool, ToolCall, ToolUse, map_texts, texts_in
+from sluice.constraints import JSON_SCHEMA_MAX_BYTES
+from sluice.errors import FieldViolation, InvalidRequest
+from sluice.openai.fields import values_in
+from sluice.v1 import inference_pb2 as pb
 
+NAMED_MAX: Final = 16
+"""An error travels in the trailers of a call, which have room for a few kilobytes."""
 MESSAGES_MAX: Final = 2048
 """Every message costs inspection and tokenization, however short it is."""
 SYSTEM: Final = "system"
@@ -27,11 +26,48 @@ USER: Final = "user"
 ASSISTANT: Final = "assistant"
 TOOL: Final = "tool"
 _ROLES: Final[Mapping[int, str]] = {
-    inference_pb2.ROLE_SYSTEM: SYSTEM,
-    inference_pb2.ROLE_USER: USER,
-    inference_pb2.ROLE_ASSISTANT: ASSISTANT,
-    inference_pb2.ROLE_TOOL: TOOL,
+    pb.ROLE_SYSTEM: SYSTEM,
+    pb.ROLE_USER: USER,
+    pb.ROLE_ASSISTANT: ASSISTANT,
+    pb.ROLE_TOOL: TOOL,
 }
+TOOLS_MAX: Final = 128
+TOOLS_BYTES_MAX: Final = 256 << 10
+VALUES_MAX: Final = 16_384
+"""Values in the JSON of all tools, or of all calls, of a request: each string is inspected like a message."""
+DEPTH_MAX: Final = 64
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_CALL_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+
+
+class FieldViolations:
+    """The wrong fields found so far; of many the first `NAMED_MAX` are named."""
+
+    def __init__(self) -> None:
+        self._found: list[FieldViolation] = []
+        self._unnamed = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def add(self, field: str, description: str) -> None:
+        """``field`` is wrong; ``description`` says what would be valid, and quotes no text of a prompt."""
+        if len(self._found) < NAMED_MAX:
+            self._found.append(FieldViolation(field, description))
+        else:
+            self._unnamed += 1
+
+    def check(self, holds: bool, field: str, description: str) -> None:
+        """Adds ``field`` unless ``holds``."""
+        if not holds:
+            self.add(field, description)
+
+    def raise_if_any(self) -> None:
+        """Raises one `InvalidRequest` with all of them."""
+        if self._found:
+            message = "; ".join(f"{v.field}: {v.description}" for v in self._found)
+            message += f"; and {self._unnamed} more" if self._unnamed else ""
+            raise InvalidRequest(message, violations=self._found)
 
 
 @dataclass(frozen=True)
@@ -100,14 +136,14 @@ class Conversation:
 
 
 def conversation_of(
-    request: GenerateRequest | CountTokensRequest | ScoreRequest, found: FieldViolations
+    request: pb.GenerateRequest | pb.CountTokensRequest | pb.ScoreRequest, found: FieldViolations
 ) -> Conversation:
     """The input of ``request``, without its tools; what is wrong with it goes into ``found``."""
     kind = request.WhichOneof("input")
     if kind == "chat":
         found.check(not request.raw_prompt, "raw_prompt", "needs prompt, not chat")
         return _chat(request.chat.messages, found)
-    if isinstance(request, GenerateRequest) and kind == "audio":
+    if isinstance(request, pb.GenerateRequest) and kind == "audio":
         return Conversation((Turn(USER, request.audio.prompt),), raw=True)
     if kind is None:
         found.add("input", "set prompt, chat or audio")
@@ -116,23 +152,21 @@ def conversation_of(
     return Conversation((Turn(USER, request.prompt),), raw=request.raw_prompt)
 
 
-def _chat(messages: Sequence[ChatMessage], found: FieldViolations) -> Conversation:
+def _chat(messages: Sequence[pb.ChatMessage], found: FieldViolations) -> Conversation:
+    values = (values_in(call.arguments) for message in messages for call in message.tool_calls)
     if not 1 <= len(messages) <= MESSAGES_MAX:
         found.add("chat.messages", f"must have 1 to {MESSAGES_MAX} messages")
-        return Conversation((), raw=False)
-    if not has_room_for_calls(messages):
+    elif sum(values) > VALUES_MAX:
         found.add("chat.messages", f"their calls must have at most {VALUES_MAX} values in all")
-        return Conversation((), raw=False)
-    turns = tuple(
-        _turn(message, f"chat.messages[{i}]", found) for i, message in enumerate(messages)
-    )
-    known: set[str] = set()
-    for index, turn in enumerate(turns):
-        _check_turn(index, turn, known, found)
-        known.update(call.id for call in turn.calls)
-    says = any(turn.content.strip() or turn.calls for turn in turns)
-    found.check(says, "chat.messages", "have no text")
-    return Conversation(_with_one_system(turns), raw=False)
+    else:
+        turns, known = list[Turn](), set[str]()
+        for index, message in enumerate(messages):
+            turns.append(_turn(message, f"chat.messages[{index}]", known, found))
+            known.update(call.id for call in turns[-1].calls)
+        says = any(turn.content.strip() or turn.calls for turn in turns)
+        found.check(says, "chat.messages", "have no text")
+        return Conversation(_with_one_system(turns), raw=False)
+    return Conversation((), raw=False)
 
 
 def _with_one_system(turns: Sequence[Turn]) -> tuple[Turn, ...]:
@@ -147,28 +181,144 @@ def _with_one_system(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     return tuple(joined)
 
 
-def _turn(message: ChatMessage, at: str, found: FieldViolations) -> Turn:
-    calls = calls_of(message, at, found) if message.tool_calls else ()
-    return Turn(_ROLES.get(message.role, ""), message.content, calls, message.tool_call_id)
+def _turn(message: pb.ChatMessage, at: str, known: set[str], found: FieldViolations) -> Turn:
+    """``known``: the ids of earlier calls."""
+    calls = [
+        _call(call, f"{at}.tool_calls[{i}]", found) for i, call in enumerate(message.tool_calls)
+    ]
+    role, call_id = _ROLES.get(message.role, ""), message.tool_call_id
+    found.check(role != "", f"{at}.role", "must be system, user, assistant or tool")
+    found.check(role == ASSISTANT or not calls, f"{at}.tool_calls", "only the assistant has calls")
+    found.check(
+        call_id in known if role == TOOL else not call_id,
+        f"{at}.tool_call_id",
+        "must be the id of an earlier call where the role is tool, else empty",
+    )
+    return Turn(role, message.content, tuple(calls), call_id)
 
 
 def _changed(call: ToolCall, texts: Iterator[str]) -> ToolCall:
     return replace(call, arguments=map_texts(call.arguments, lambda _: next(texts)))
 
 
-def _check_turn(index: int, turn: Turn, known: set[str], found: FieldViolations) -> None:
-    """``known``: the ids of earlier calls."""
-    at = f"chat.messages[{index}]"
-    found.check(turn.role != "", f"{at}.role", "must be system, user, assistant or tool")
+def tools_of(tools: Sequence[pb.Tool], found: FieldViolations) -> tuple[Tool, ...]:
+    """The tools; what is wrong with them goes into ``found``."""
+    size = sum(len(tool.description) + len(tool.parameters) for tool in tools)
+    if len(tools) > TOOLS_MAX or size > TOOLS_BYTES_MAX:
+        found.add("tools", f"must be at most {TOOLS_MAX} tools with {TOOLS_BYTES_MAX} characters")
+        return ()
+    values = [values_in(tool.parameters) for tool in tools]
+    if sum(values) > VALUES_MAX:
+        field = f"tools[{values.index(max(values))}].parameters"
+        found.add(field, f"all parameters together must have at most {VALUES_MAX} values")
+        return ()
+    names = [tool.name for tool in tools]
+    found.check(len(set(names)) == len(names), "tools", "have the same name twice")
+    return tuple(_tool(tool, f"tools[{i}]", found) for i, tool in enumerate(tools))
+
+
+def tool_use_of(request: pb.GenerateRequest, found: FieldViolations) -> ToolUse | None:
+    """What the answer may call; None without tools."""
+    choice = request.tool_choice
+    if not request.tools:
+        wants = choice.function or choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED
+        found.check(not wants, "tool_choice", "needs tools")
+        found.check(
+            not request.HasField("parallel_tool_calls"), "parallel_tool_calls", "needs tools"
+        )
+        return None
+    tools = tools_of(request.tools, found)
     found.check(
-        turn.role == ASSISTANT or not turn.calls, f"{at}.tool_calls", "only the assistant has calls"
+        choice.mode in pb.ToolChoiceMode.values(), "tool_choice.mode", "is none of the known ones"
     )
-    answers = turn.call_id in known if turn.role == TOOL else not turn.call_id
     found.check(
-        answers,
-        f"{at}.tool_call_id",
-        "must be the id of an earlier call where the role is tool, else empty",
+        choice.function in ("", *(tool.name for tool in tools)),
+        "tool_choice.function",
+        "is the name of none of the tools",
     )
+    if choice.mode == pb.TOOL_CHOICE_MODE_NONE:
+        return None
+    use = ToolUse(
+        tools,
+        only=choice.function,
+        required=choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED,
+        parallel=request.parallel_tool_calls or not request.HasField("parallel_tool_calls"),
+        schema=request.sampling.json_schema,
+    )
+    _check_together(request, use, found)
+    return use
+
+
+def _check_together(request: pb.GenerateRequest, use: ToolUse, found: FieldViolations) -> None:
+    sampling = request.sampling
+    found.check(not request.raw_prompt, "tools", "need the chat template, and no raw prompt")
+    constraint = sampling.WhichOneof("constraint")
+    found.check(constraint != "regex", "sampling.regex", "cannot be combined with tools")
+    for field in ("min_tokens", "stop_token_ids"):
+        found.check(
+            not (use.constrained and getattr(sampling, field)),
+            f"sampling.{field}",
+            "cannot be combined with strict tools or a demanded call, which determine where the answer ends",
+        )
+
+
+def _tool(tool: pb.Tool, at: str, found: FieldViolations) -> Tool:
+    found.check(
+        _NAME.fullmatch(tool.name) is not None,
+        f"{at}.name",
+        "must be 1 to 64 letters, digits, '_' and '-'",
+    )
+    field, parameters = f"{at}.parameters", {}
+    if len(tool.parameters.encode()) > JSON_SCHEMA_MAX_BYTES:
+        found.add(field, f"must have at most {JSON_SCHEMA_MAX_BYTES} bytes")
+    elif tool.parameters:
+        parameters = _object(tool.parameters, field, found)
+        found.check(
+            parameters.get("type", "object") == "object",
+            field,
+            'must be a schema of "type": "object"',
+        )
+    return Tool(tool.name, tool.description, parameters, tool.strict)
+
+
+def _call(call: pb.ToolCall, at: str, found: FieldViolations) -> ToolCall:
+    found.check(
+        _CALL_ID.fullmatch(call.id) is not None,
+        f"{at}.id",
+        "must be 1 to 64 letters, digits, '_', '-', '.' and ':'",
+    )
+    found.check(_NAME.fullmatch(call.name) is not None, f"{at}.name", "must be the name of a tool")
+    return ToolCall(call.id, call.name, _object(call.arguments or "{}", f"{at}.arguments", found))
+
+
+def _object(text: str, field: str, found: FieldViolations) -> dict[str, Any]:
+    """The JSON object in ``text``; empty when it is none."""
+    try:
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()  # halves of surrogate pairs have no UTF-8
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        found.add(field, "must be a JSON object")
+        return {}
+    if _depth(value) > DEPTH_MAX:
+        found.add(field, f"must be at most {DEPTH_MAX} levels deep")
+        return {}
+    return value
+
+
+def _depth(value: Any) -> int:
+    """How deep ``value`` is; of what is too deep only that it is."""
+    level, depth = [value], 0
+    while level and depth <= DEPTH_MAX:
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+        depth += 1
+    return depth
 
 
 def function_of(tool: Tool) -> Mapping[str, Any]:
@@ -187,15 +337,17 @@ def messages_of(turns: Sequence[Turn], form: ToolFormat | None) -> list[Mapping[
 def _message(turn: Turn, names: Mapping[str, str], form: ToolFormat | None) -> Mapping[str, Any]:
     message: dict[str, Any] = {"role": turn.role, "content": turn.content}
     if turn.calls:
-        message["tool_calls"] = [_call_message(call, form) for call in turn.calls]
+        message["tool_calls"] = [
+            {
+                "id": _id(call.id, form),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in turn.calls
+        ]
     if turn.call_id:
         message |= {"tool_call_id": _id(turn.call_id, form), "name": names[turn.call_id]}
     return message
-
-
-def _call_message(call: ToolCall, form: ToolFormat | None) -> Mapping[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": _id(call.id, form), "type": "function", "function": function}
 
 
 def _id(call_id: str, form: ToolFormat | None) -> str:

@@ -1,7 +1,4 @@
-"""Validates requests: each becomes a `ValidRequest`, or one error that names every wrong field.
-
-The turns of requests about texts (Embed, Rerank, Score) are the texts.
-"""
+"""Validates requests for answers: each becomes a `ValidRequest`, or one error that names every wrong field."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,40 +12,50 @@ from gateway.identity.resume_token import ResumeKey
 from gateway.models.catalog import Catalog
 from gateway.tools.tool import ToolUse
 from gateway.validation.audio import ValidAudio, audio_of, hearing_model
-from gateway.validation.conversation import ASSISTANT, USER, Conversation, Turn, conversation_of
-from gateway.validation.fields import FieldViolations, sampling_of
-from gateway.validation.tools import tool_use_of, tools_of
+from gateway.validation.conversation import (
+    Conversation,
+    FieldViolations,
+    conversation_of,
+    tool_use_of,
+)
 from sluice.defaults import AUTO, LABEL_KEY_CHARS_MAX, LABEL_VALUE_CHARS_MAX, LABELS_MAX
 from sluice.errors import DeadlinePassed, InvalidRequest, UnknownModel
-from sluice.v1 import inference_pb2
-from sluice.v1.inference_pb2 import (
-    CountTokensRequest,
-    EmbedRequest,
-    GenerateRequest,
-    RerankRequest,
-    SamplingParams,
-    ScoreRequest,
-)
+from sluice.v1 import inference_pb2 as pb
 from sluice.wire.tokens import VisibleToken, tokens_of
 
 MAX_KEY_CHARS: Final = 128
 MAX_GATHER_S: Final = 3600
-TEXTS_MAX: Final = 2048
-"""Texts of one request; each is a row."""
 WORKLOAD_LABEL: Final = "task"
 """The label that names the workload of a request."""
 
 
 UNSTATED_CLASS: Final = "standard"
 """The class of calls whose message has no priority, such as CountTokens."""
+CONSTRAINTS: Final = {"json_schema": "a JSON schema", "regex": "a regular expression"}
+"""What constraints are, by their fields."""
+RANGES: Final[Mapping[str, tuple[float, float]]] = {
+    "temperature": (0, 2),
+    "min_p": (0, 1),
+    "repetition_penalty": (0.5, 2),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+}
+MAX_TOP_K: Final = 1 << 20
+MAX_LOGPROBS: Final = 8
+MAX_STOPS: Final = 8
+MAX_STOP_CHARS: Final = 64
+MAX_STOP_TOKENS: Final = 32
+MAX_BIASES: Final = 1024
+MAX_BIAS: Final = 100
+MAX_ANSWERS: Final = 16
 _DOES: Final = {"embedding": "computes embeddings", "reranker": "scores documents"}
 """What models do that callers may name and that answer no prompts, by engine."""
 _LEAST_URGENT: Final = "bulk"
-_CLASSES: Final[Mapping[int, str]] = {
-    inference_pb2.PRIORITY_UNSPECIFIED: "interactive",
-    inference_pb2.PRIORITY_INTERACTIVE: "interactive",
-    inference_pb2.PRIORITY_STANDARD: "standard",
-    inference_pb2.PRIORITY_BULK: "bulk",
+CLASSES_OF: Final[Mapping[int, str]] = {
+    pb.PRIORITY_UNSPECIFIED: "interactive",
+    pb.PRIORITY_INTERACTIVE: "interactive",
+    pb.PRIORITY_STANDARD: "standard",
+    pb.PRIORITY_BULK: "bulk",
 }
 
 
@@ -60,7 +67,7 @@ class ValidRequest:
     model: str | None
     """None: the router chooses."""
     priority_class: str
-    sampling: SamplingParams
+    sampling: pb.SamplingParams
     labels: Mapping[str, str]
     timeout_s: float
     caller: Caller
@@ -109,7 +116,7 @@ class ValidRequest:
 
 
 def validate(
-    request: GenerateRequest,
+    request: pb.GenerateRequest,
     catalog: Catalog,
     timeout_s: float,
     caller: Caller,
@@ -130,11 +137,13 @@ def validate(
     audio = None
     if request.WhichOneof("input") == "audio":
         audio = audio_of(request, catalog, audio_max_s, found)
-    tools = tool_use_of(request, found)
+    tools = None
+    if request.tools or request.HasField("tool_choice") or request.HasField("parallel_tool_calls"):
+        tools = tool_use_of(request, found)
     if tools is not None:
         conversation = replace(conversation, tools=tools.tools)
     sampling = sampling_of(request.sampling, catalog.max_answer_tokens(request.model), found)
-    _check_priority_and_labels(request, found)
+    check_priority_and_labels(request, found)
     found.check(
         len(request.idempotency_key) <= MAX_KEY_CHARS,
         "idempotency_key",
@@ -147,8 +156,10 @@ def validate(
         gather_ms = round(1000 * gather_s)
     resume: tuple[VisibleToken, ...] = ()
     if request.HasField("resume"):
-        resume = _check_resume(request, sampling, catalog, found)
-    choose = _model if audio is None else hearing_model
+        if request.resume.HasField("seed") and not sampling.HasField("seed"):
+            sampling.seed = request.resume.seed
+        resume = _resumed(request, sampling, catalog, found)
+    choose = model_of if audio is None else hearing_model
     model = choose(request.model, catalog, found)
     fingerprint = fingerprint_of(request)
     version = ""
@@ -158,7 +169,7 @@ def validate(
     return ValidRequest(
         conversation=conversation,
         model=model,
-        priority_class=_CLASSES[request.priority],
+        priority_class=CLASSES_OF[request.priority],
         sampling=sampling,
         labels=dict(request.labels),
         # Tenants do not share keys. A tenant's name has no space.
@@ -178,121 +189,6 @@ def validate(
     )
 
 
-def validate_embed(
-    request: EmbedRequest, catalog: Catalog, timeout_s: float, caller: Caller
-) -> ValidRequest:
-    """Checks all of ``request``; raises as `validate`."""
-    found = FieldViolations()
-    _check_texts("texts", request.texts, found)
-    model = _only_model(request.model, catalog, "embedding", found)
-    if model is not None:
-        _check_embedding(request, catalog, model, found)
-    return _valid(request, _said(USER, request.texts), model, timeout_s, caller, found)
-
-
-def validate_rerank(
-    request: RerankRequest, catalog: Catalog, timeout_s: float, caller: Caller
-) -> ValidRequest:
-    """As `validate_embed`; the first text is the query."""
-    found = FieldViolations()
-    found.check(bool(request.query.strip()), "query", "must not be empty")
-    _check_texts("documents", request.documents, found)
-    model = _only_model(request.model, catalog, "reranker", found)
-    texts = _said(USER, [request.query, *request.documents])
-    return _valid(request, texts, model, timeout_s, caller, found)
-
-
-def validate_score(
-    request: ScoreRequest, catalog: Catalog, timeout_s: float, caller: Caller
-) -> ValidRequest:
-    """As `validate_embed`; the last texts are the answers."""
-    found = FieldViolations()
-    _check_texts("answers", request.answers, found)
-    asked = None if request.WhichOneof("input") is None else conversation_of(request, found)
-    turns = () if asked is None else asked.turns
-    answers = _said(ASSISTANT, request.answers).turns
-    known = catalog.of_engine("transformers")
-    if not known:
-        raise UnknownModel("no model of this mesh gives log-probabilities", metadata={"models": ""})
-    if request.model not in ("", AUTO, *known):
-        found.add("model", f"gives no log-probabilities; known: {', '.join(known)}, or {AUTO}")
-    model = None if request.model in ("", AUTO) else request.model
-    said = Conversation((*turns, *answers), raw=request.raw_prompt)
-    return _valid(request, said, model, timeout_s, caller, found)
-
-
-def _said(role: str, texts: Sequence[str]) -> Conversation:
-    return Conversation(tuple(Turn(role, text) for text in texts), raw=True)
-
-
-def _check_texts(field: str, texts: Sequence[str], found: FieldViolations) -> None:
-    """Raises for too many at once: a message has room for a million."""
-    found.check(0 < len(texts) <= TEXTS_MAX, field, f"must have 1 to {TEXTS_MAX} entries")
-    if len(texts) > TEXTS_MAX:
-        found.raise_if_any()
-    for place, text in enumerate(texts):
-        found.check(bool(text.strip()), f"{field}[{place}]", "must not be empty")
-
-
-def _only_model(name: str, catalog: Catalog, engine: str, found: FieldViolations) -> str | None:
-    """The named model, else the only one with ``engine``; None with a violation.
-
-    Raises:
-        UnknownModel: there is none.
-    """
-    known = catalog.of_engine(engine)
-    if not known or (name not in ("", AUTO) and name not in catalog.names):
-        names = ", ".join(known)
-        named = f"known: {names}" if known else f"configure one with engine: {engine}"
-        message = f"there is no model of that name with engine {engine}; {named}"
-        raise UnknownModel(message, metadata={"models": names})
-    if name in known or (name in ("", AUTO) and len(known) == 1):
-        return name if name in known else known[0]
-    found.add("model", f"must be one with engine {engine}: {', '.join(known)}")
-    return None
-
-
-def _check_embedding(
-    request: EmbedRequest, catalog: Catalog, model: str, found: FieldViolations
-) -> None:
-    served = catalog[model]
-    assert served.sentence is not None, "it is an embedding model"
-    prompts = served.sentence.prompts
-    found.check(
-        not request.prompt_name or request.prompt_name in prompts,
-        "prompt_name",
-        f"{model} has no such prompt; known: {', '.join(sorted(prompts))}",
-    )
-    size = served.sentence.size
-    found.check(
-        not size or request.dimensions <= size,
-        "dimensions",
-        f"must be at most {size}, the size of an embedding of {model}",
-    )
-
-
-def _valid(
-    request: EmbedRequest | RerankRequest | ScoreRequest,
-    texts: Conversation,
-    model: str | None,
-    timeout_s: float,
-    caller: Caller,
-    found: FieldViolations,
-) -> ValidRequest:
-    """The request whose ``texts`` are worked on one by one; ``found`` has what is wrong with them.
-
-    Raises:
-        InvalidRequest: anything is; the error names every wrong field.
-        DeadlinePassed: no time is left.
-    """
-    if timeout_s <= 0:
-        raise DeadlinePassed("the deadline passed before the request arrived")
-    _check_priority_and_labels(request, found)
-    found.raise_if_any()
-    priority_class = _CLASSES[request.priority]
-    return request_about(texts, caller, request.labels, timeout_s, model, priority_class)
-
-
 def request_about(
     texts: Conversation,
     caller: Caller,
@@ -306,32 +202,17 @@ def request_about(
         conversation=texts,
         model=model,
         priority_class=priority_class,
-        sampling=SamplingParams(),
+        sampling=pb.SamplingParams(),
         labels=dict(labels),
         timeout_s=timeout_s,
         caller=caller,
     )
 
 
-def validate_count(
-    request: CountTokensRequest, catalog: Catalog
-) -> tuple[Conversation, str | None]:
-    """The input and the model (None for "auto") of a request to count.
-
-    Raises:
-        InvalidRequest, UnknownModel: as `validate`.
-    """
-    found = FieldViolations()
-    conversation = conversation_of(request, found)
-    conversation = replace(conversation, tools=tools_of(request.tools, found))
-    found.check(not (request.tools and request.raw_prompt), "tools", "need the chat template")
-    return conversation, _model(request.model, catalog, found)
-
-
 def class_of(message: Message) -> str:
     """The class of a call, for limits that come before validation; one with an unknown priority is bulk."""
     priority = getattr(message, "priority", None)
-    return UNSTATED_CLASS if priority is None else _CLASSES.get(priority, _LEAST_URGENT)
+    return UNSTATED_CLASS if priority is None else CLASSES_OF.get(priority, _LEAST_URGENT)
 
 
 def check_labels(labels: Mapping[str, str]) -> None:
@@ -346,7 +227,7 @@ def in_vocabulary(token_ids: Iterable[VisibleToken], size: int) -> bool:
     return all(token is None or token < size for token in token_ids)
 
 
-def _model(name: str, catalog: Catalog, found: FieldViolations) -> str | None:
+def model_of(name: str, catalog: Catalog, found: FieldViolations) -> str | None:
     """The named model, None for "auto". The last check: raises what was found."""
     if name in catalog.hearing:
         found.add("model", f"{name} takes audio, and no prompts")
@@ -367,10 +248,12 @@ def _model(name: str, catalog: Catalog, found: FieldViolations) -> str | None:
     return None if name in ("", AUTO) else name
 
 
-def _check_priority_and_labels(
-    request: GenerateRequest | EmbedRequest | RerankRequest | ScoreRequest, found: FieldViolations
+def check_priority_and_labels(
+    request: pb.GenerateRequest | pb.EmbedRequest | pb.RerankRequest | pb.ScoreRequest,
+    found: FieldViolations,
 ) -> None:
-    found.check(request.priority in _CLASSES, "priority", "is none of the known priorities")
+    """What is wrong with priority and labels of ``request`` goes into ``found``."""
+    found.check(request.priority in CLASSES_OF, "priority", "is none of the known priorities")
     if request.labels:
         _check_labels(request.labels, found)
 
@@ -389,18 +272,86 @@ def _check_labels(labels: Mapping[str, str], found: FieldViolations) -> None:
     )
 
 
-def _check_resume(
-    request: GenerateRequest, sampling: SamplingParams, catalog: Catalog, found: FieldViolations
+def sampling_of(
+    params: pb.SamplingParams, max_answer_tokens: int, found: FieldViolations
+) -> pb.SamplingParams:
+    """A copy with all defaults but those that depend on the model; what is wrong goes into ``found``.
+
+    Whether a constraint can be enforced is checked after admission, because it takes longer than all else.
+    """
+    sampling = pb.SamplingParams(top_p=1.0, repetition_penalty=1.0)
+    if _has_too_many(params, found):
+        return sampling
+    sampling.MergeFrom(params)
+    _check_numbers(sampling, max_answer_tokens, found)
+    _check_ends(sampling, max_answer_tokens, found)
+    return sampling
+
+
+def _has_too_many(s: pb.SamplingParams, found: FieldViolations) -> bool:
+    """Whether the request is refused for their number alone: a copy of a million costs more than the refusal."""
+    stops, biases = len(s.stop) > MAX_STOPS, len(s.logit_bias) > MAX_BIASES
+    stop_tokens = len(s.stop_token_ids) > MAX_STOP_TOKENS
+    if stops:
+        found.add("sampling.stop", f"has more than {MAX_STOPS} strings")
+    if stop_tokens:
+        found.add("sampling.stop_token_ids", f"has more than {MAX_STOP_TOKENS} tokens")
+    if biases:
+        found.add("sampling.logit_bias", f"has more than {MAX_BIASES} tokens")
+    return stops or stop_tokens or biases
+
+
+def _check_numbers(s: pb.SamplingParams, max_answer_tokens: int, found: FieldViolations) -> None:
+    found.check(
+        not s.HasField("max_tokens") or 1 <= s.max_tokens <= max_answer_tokens,
+        "sampling.max_tokens",
+        f"must be between 1 and {max_answer_tokens}",
+    )
+    # Comparisons with NaN are false, so NaN fails these.
+    for name, (low, high) in RANGES.items():
+        if not low <= getattr(s, name) <= high:
+            found.add(f"sampling.{name}", f"must be in [{low:g}, {high:g}]")
+    found.check(0 < s.top_p <= 1, "sampling.top_p", "must be above 0 and at most 1")
+    found.check(s.top_k <= MAX_TOP_K, "sampling.top_k", f"must be at most {MAX_TOP_K}; 0 is none")
+    if not all(-MAX_BIAS <= bias <= MAX_BIAS for bias in s.logit_bias.values()):
+        found.add("sampling.logit_bias", f"values must be in [-{MAX_BIAS}, {MAX_BIAS}]")
+    within = not s.HasField("n") or 1 <= s.n <= MAX_ANSWERS
+    found.check(within, "sampling.n", f"must be between 1 and {MAX_ANSWERS}")
+    found.check(s.logprobs <= MAX_LOGPROBS, "sampling.logprobs", f"must be at most {MAX_LOGPROBS}")
+
+
+def _check_ends(s: pb.SamplingParams, max_answer_tokens: int, found: FieldViolations) -> None:
+    """What says where an answer ends: a constraint does so alone."""
+    limit, kind = s.max_tokens or max_answer_tokens, s.WhichOneof("constraint")
+    found.check(
+        s.min_tokens <= limit, "sampling.min_tokens", f"must be at most max_tokens, {limit}"
+    )
+    if kind is not None:
+        beside = f"cannot be combined with {CONSTRAINTS.get(kind, '')}, which determines where the answer ends"
+        # An answer that is complete by its constraint but must not end yet could not continue.
+        found.check(not s.min_tokens, "sampling.min_tokens", beside)
+        found.check(not s.stop_token_ids, "sampling.stop_token_ids", beside)
+    for index, stop in enumerate(s.stop):
+        found.check(
+            1 <= len(stop) <= MAX_STOP_CHARS,
+            f"sampling.stop[{index}]",
+            f"must have 1 to {MAX_STOP_CHARS} characters",
+        )
+
+
+def _resumed(
+    request: pb.GenerateRequest,
+    sampling: pb.SamplingParams,
+    catalog: Catalog,
+    found: FieldViolations,
 ) -> tuple[VisibleToken, ...]:
-    """The tokens that the caller holds. Also takes the seed from ``resume`` where ``sampling`` has none."""
+    """The tokens that the caller holds."""
     resume = request.resume
     found.check(sampling.n <= 1, "resume", "continues one answer, not n: ask again without it")
     limit = sampling.max_tokens or catalog.max_answer_tokens(request.model)
     if max(len(resume.token_ids), len(resume.hidden_indexes)) > limit:
         found.add("resume.token_ids", f"has more tokens than the limit of {limit}")
         return ()
-    if resume.HasField("seed") and not sampling.HasField("seed"):
-        sampling.seed = resume.seed
     if resume.token_ids and sampling.temperature > 0 and not sampling.HasField("seed"):
         found.add("resume.seed", "is needed to continue a sampled answer: take it from Started")
     vocab_size = catalog.vocab_size(request.model)
@@ -419,9 +370,9 @@ def _check_resume(
 
 
 def _issued_by(
-    request: GenerateRequest,
+    request: pb.GenerateRequest,
     held: Sequence[VisibleToken],
-    sampling: SamplingParams,
+    sampling: pb.SamplingParams,
     fingerprint: bytes,
     resume_key: ResumeKey,
     versions: Sequence[str],
@@ -442,11 +393,11 @@ def _issued_by(
     )
 
 
-def fingerprint_of(request: GenerateRequest) -> bytes:
+def fingerprint_of(request: pb.GenerateRequest) -> bytes:
     """A hash of the content: without the key, what the caller has received, and how it wants to receive the rest."""
     asked, extra = request, request.HasField("resume") or request.HasField("gather")
     if extra or request.idempotency_key or request.idempotency_key_generated:
-        asked = GenerateRequest()
+        asked = pb.GenerateRequest()
         asked.CopyFrom(request)
         asked.ClearField("idempotency_key")
         asked.ClearField("idempotency_key_generated")

@@ -119,7 +119,7 @@ RESUME: Final = Group(
             *(f"Registry.{name}" for name in ("find", "drop_replays", "open")),
         ),
         "gateway/identity/resume_token.py": (),
-        "gateway/validation/requests.py": ("_check_resume", "_issued_by"),
+        "gateway/validation/requests.py": ("_resumed", "_issued_by"),
     },
     (
         "tests/gateway/streaming",

@@ -19,7 +19,7 @@ from backports import zstd
 from gateway.admission.constraint_checks import ConstraintChecks
 from gateway.models.speech import JoinedTexts, SpeechTokens, chunks_of
 from gateway.validation.audio import audio_of, hearing_model
-from gateway.validation.fields import FieldViolations
+from gateway.validation.conversation import FieldViolations
 from jobs import webhooks
 from jobs.input import Format, Template, read_items
 from jobs.input.urls import check_url

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from gateway.shared.running import LIST_MAX
-from gateway.validation.tools import VALUES_MAX
+from gateway.validation.conversation import VALUES_MAX
 from sluice.errors import InvalidRequest, MessageTooLarge
 from sluice.v1 import admin_pb2 as admin
 from sluice.v1 import inference_pb2 as pb

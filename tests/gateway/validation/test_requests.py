@@ -11,8 +11,7 @@ from gateway.admission.prompts import fit
 from gateway.identity.caller import Caller
 from gateway.identity.resume_token import ResumeKey
 from gateway.models.catalog import Catalog
-from gateway.validation.conversation import MESSAGES_MAX
-from gateway.validation.fields import NAMED_MAX
+from gateway.validation.conversation import MESSAGES_MAX, NAMED_MAX
 from gateway.validation.requests import ValidRequest, _issued_by, fingerprint_of, validate
 from sluice.errors import DeadlinePassed, InvalidRequest, PromptTooLong, UnknownModel
 from sluice.v1.inference_pb2 import (

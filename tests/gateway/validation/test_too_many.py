@@ -7,24 +7,24 @@ import pytest
 
 from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog
-from gateway.validation import requests
-from gateway.validation.fields import (
+from gateway.validation import texts
+from gateway.validation.conversation import FieldViolations
+from gateway.validation.requests import (
     MAX_BIASES,
     MAX_STOP_TOKENS,
     MAX_STOPS,
-    FieldViolations,
+    check_labels,
     sampling_of,
 )
-from gateway.validation.requests import check_labels
 from sluice.defaults import LABELS_MAX
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
 
-MANY = [""] * (requests.TEXTS_MAX + 1)
+MANY = [""] * (texts.TEXTS_MAX + 1)
 TEXTS: list[tuple[Callable[..., Any], Any, str]] = [
-    (requests.validate_embed, pb.EmbedRequest(texts=MANY), "texts"),
-    (requests.validate_rerank, pb.RerankRequest(query="a", documents=MANY), "documents"),
-    (requests.validate_score, pb.ScoreRequest(prompt="a", answers=MANY), "answers"),
+    (texts.validate_embed, pb.EmbedRequest(texts=MANY), "texts"),
+    (texts.validate_rerank, pb.RerankRequest(query="a", documents=MANY), "documents"),
+    (texts.validate_score, pb.ScoreRequest(prompt="a", answers=MANY), "answers"),
 ]
 
 
