@@ -3,6 +3,7 @@
 import hashlib
 import time
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -103,7 +104,7 @@ def load_tokenizer(model: ModelSettings) -> ModelTokenizer:
     template = _template_source(folder, tokenizer_config)
     return ModelTokenizer(
         tokenizer=tokenizer,
-        template=ChatTemplate(template, tokens) if template else None,
+        template=ChatTemplate(template, tokens, datetime.now) if template else None,
         context_tokens=context_tokens,
         vocab_size=language_config(config).get("vocab_size") or tokenizer.get_vocab_size(),
         stop_token_ids=_stop_token_ids(tokenizer, tokens, (config, generation)),
@@ -119,7 +120,7 @@ def _conversation_tokenizer(folder: Path, context_tokens: int) -> ModelTokenizer
     tokens = load_text_tokens(folder / "tokenizer.json")
     return ModelTokenizer(
         tokenizer=tokens.tokenizer,
-        template=ChatTemplate(TEMPLATE, {}),
+        template=ChatTemplate(TEMPLATE, {}, datetime.now),
         context_tokens=context_tokens,
         vocab_size=tokens.conversation,
         stop_token_ids=frozenset({tokens.end}),

@@ -14,14 +14,8 @@ from gateway.http import headers as header_fields
 from gateway.http.answers import Chunks, EndTokens, encode, whole
 from gateway.http.audio import HEADS, Transcript, speech_request
 from gateway.http.call import SSE, HttpCall
-from gateway.http.requests import (
-    chat_field_name,
-    generate_request,
-    response_field_name,
-    response_request,
-)
-from gateway.http.response_events import ResponseEvents
-from gateway.models.catalog import Catalog
+from gateway.http.requests import chat_field_name, generate_request
+from gateway.http.responses import ResponseEvents, response_field_name, response_request
 from sluice.defaults import AUTO
 from sluice.errors import UnknownModel
 from sluice.openai.answers import SHAPES, Shape

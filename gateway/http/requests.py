@@ -5,14 +5,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from gateway.http import headers as header_fields
-from gateway.http.response_requests import chat_of
 from sluice.errors import InvalidRequest
 from sluice.openai.fields import BadField, load_json
-from sluice.openai.requests import CHAT, request_of_body
+from sluice.openai.requests import request_of_body
 from sluice.v1.inference_pb2 import GenerateRequest
 
 
-def _namer(*rules: tuple[str, str]) -> Callable[[str], str]:
+def namer(*rules: tuple[str, str]) -> Callable[[str], str]:
     """What an API calls the field at a path of the proto; ``rules``: patterns in it, and what stands in their place."""
 
     def named(path: str) -> str:
@@ -23,7 +22,7 @@ def _namer(*rules: tuple[str, str]) -> Callable[[str], str]:
     return named
 
 
-_RULES: Final = (
+RULES: Final = (
     ("^sampling.json_schema$", "response_format"),
     ("^idempotency_key$", header_fields.IDEMPOTENCY_KEY),
     ("^raw_prompt$", "prompt"),
@@ -33,16 +32,8 @@ _RULES: Final = (
     (r"^(audio|sampling|chat|metadata)\.", ""),
     (r"^(tools\[\d+\])\.(?!function)", r"\1.function."),
 )
-field_name: Final = _namer(*_RULES)
-chat_field_name: Final = _namer(("^sampling.logprobs$", "top_logprobs"), *_RULES)
-response_field_name: Final = _namer(
-    *_RULES,
-    ("^messages.*", "input"),  # whose items may be parts of one message
-    ("^max_tokens$", "max_output_tokens"),
-    (r"^response_format(\.json_schema)?$", "text.format"),
-    (r"\.function\.", "."),
-)
-"""Of /v1/responses; the path may be a field of the chat that asks the same."""
+field_name: Final = namer(*RULES)
+chat_field_name: Final = namer(("^sampling.logprobs$", "top_logprobs"), *RULES)
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -77,14 +68,6 @@ def generate_request(
     asked = dict(body)
     options = _take_stream_options(asked)
     return request_of_body(url, asked, GenerateRequest()), options
-
-
-def response_request(body: Mapping[str, Any]) -> tuple[GenerateRequest, StreamOptions | None]:
-    """What a body of /v1/responses asks for; as `generate_request`."""
-    asked = dict(body)
-    if (asked.pop("stream_options", None) or {}) not in ({}, {"include_obfuscation": False}):
-        raise BadField("stream_options: only include_obfuscation: false is served")
-    return generate_request(CHAT, chat_of(asked))
 
 
 def _take_stream_options(body: dict[str, Any]) -> StreamOptions | None:

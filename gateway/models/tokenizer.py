@@ -13,7 +13,7 @@ conventions are those of transformers' chat templating documentation: blocks are
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import accumulate
@@ -26,8 +26,8 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Encoding, Tokenizer
+from tokenizers.decoders import DecodeStream
 
-from gateway.models.detokenizer import Detokenizer, StreamDetokenizer
 from gateway.models.sentence_pieces import PieceTokenizer
 from gateway.tools.formats import ToolFormat
 from gateway.tools.tool import map_texts
@@ -36,7 +36,7 @@ from sluice.settings import SettingsError
 # Part of the placeholders. It never leaves the process, so no content can contain it.
 _NONCE: Final = secrets.token_hex(8)
 _PLACE: Final = re.compile(f"\ue000{_NONCE}(\\d+)\ue001")
-_NONE: Final[Mapping[str, Any]] = MappingProxyType({})
+_NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 
 class TemplateRefused(Exception):
@@ -56,15 +56,17 @@ class _Generation(Extension):
 class ChatTemplate:
     """One model's template."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """``special_tokens`` are the variables such as ``bos_token``.
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], now: Callable[[], datetime]
+    ) -> None:
+        """``special_tokens`` are the variables such as ``bos_token``; ``now``: the local time, which templates may ask.
 
         Raises:
             SettingsError: the template is not valid.
         """
         self._special_tokens = special_tokens
         try:
-            self._template = _environment().from_string(source)
+            self._template = _environment(now).from_string(source)
         except jinja2.TemplateError as error:
             raise SettingsError(f"the chat template is not valid: {error}") from error
 
@@ -93,7 +95,7 @@ class ChatTemplate:
             raise TemplateRefused(str(error)) from error
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -101,32 +103,16 @@ def _environment() -> ImmutableSandboxedEnvironment:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = lambda form: now().strftime(form)
     return environment
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +140,7 @@ class Segment:
     tokens: Sequence[PlacedToken]
 
 
-@dataclass(frozen=True)
+@dataclass
 class ModelTokenizer:
     """Tokenizer, template and limits of one model."""
 
@@ -181,9 +167,8 @@ class ModelTokenizer:
     _frames: dict[int, tuple[tuple[int, ...], ...]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_plain", PlainTextEncoder(self.tokenizer))
-        longest = max(map(len, self.tokenizer.get_vocab()), default=1)
-        object.__setattr__(self, "token_chars_max", longest)
+        self._plain = PlainTextEncoder(self.tokenizer)
+        self.token_chars_max = max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def encode_chat(
         self,
@@ -274,15 +259,15 @@ class ModelTokenizer:
             frames[texts] = tuple(map(tuple, parts))
         return frames[texts]
 
-    def detokenizer(self, *, tools: bool = False) -> Detokenizer:
+    def detokenizer(self, *, tools: bool = False) -> "Detokenizer":
         """For one answer; ``tools``: with the text of the special tokens that begin and end calls of tools."""
         if not tools or self.tool_format is None:
-            return StreamDetokenizer(self.tokenizer, hidden=self.hidden_tokens)
+            return Detokenizer(self.tokenizer, hidden=self.hidden_tokens)
         marks = (self.tool_format.opening, self.tool_format.closing)
         shown = {
             token_id: mark for mark in marks if (token_id := self.special_id(mark)) is not None
         }
-        return StreamDetokenizer(self.tokenizer, shown)
+        return Detokenizer(self.tokenizer, shown)
 
     def special_id(self, text: str) -> int | None:
         """The special token ``text``, if there is one."""
@@ -333,6 +318,60 @@ class ModelTokenizer:
                 text = json.dumps(text, ensure_ascii=False)[1:-1]
             token_ids += self._plain.encode(text)
         return token_ids
+
+
+class Detokenizer:
+    """Text of a growing list of tokens; special and ``hidden`` tokens have none, but ``shown`` ones.
+
+    A byte-level tokenizer may split one character over several tokens; until it is whole the decoder shows U+FFFD at
+    the end, and the text is held back (tokenizers' ``DecodeStream`` does the book-keeping).
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        shown: Mapping[int, str] = _NONE,
+        hidden: Collection[int] = frozenset(),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._special = shown
+        self._hidden = hidden
+        self._stream = DecodeStream(skip_special_tokens=True)
+        # Tokens of the last piece of text, and those since: enough to decode what is held back in its context.
+        self._shown: list[int] = []
+        self._held: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        """The text that ``token_id`` completes; may be empty."""
+        if token_id in self._special:
+            before, self._shown = self.flush(), []
+            self._stream = DecodeStream(skip_special_tokens=True)
+            return before + self._special[token_id]
+        if token_id in self._hidden:
+            return ""
+        self._held.append(token_id)
+        try:
+            text = self._stream.step(self._tokenizer, token_id)
+        except Exception:
+            # "Invalid prefix": some decoders change earlier text in hindsight. The held tokens are decoded
+            # as they stand.
+            text = self._held_text()
+            self._stream = DecodeStream(skip_special_tokens=True)
+        if text is None:
+            return ""
+        self._shown, self._held = self._held, []
+        return text
+
+    def flush(self) -> str:
+        """What was held back, when no more tokens come; U+FFFD stands for bytes that are no character."""
+        text = self._held_text()
+        self._shown, self._held = self._held, []
+        return text
+
+    def _held_text(self) -> str:
+        shown = self._tokenizer.decode(self._shown, skip_special_tokens=True)
+        both = self._tokenizer.decode(self._shown + self._held, skip_special_tokens=True)
+        return both[len(shown) :]
 
 
 class PlainTextEncoder:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Final
 
-from gateway.models.detokenizer import Detokenizer
+from gateway.models.tokenizer import Detokenizer
 from gateway.safety.findings import Finding
 from gateway.safety.output.filter import OutputFilter
 from gateway.safety.output.windows import Window

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -28,11 +29,16 @@ from tests.gateway.kit.tokenizer import (
     write_model,
 )
 
+
+def clock() -> datetime:
+    return datetime(2031, 5, 1)
+
+
 TOKENIZER = make_tokenizer()
 CONTROL = {id_of(TOKENIZER, token) for token in SPECIALS}
 TOKENIZATION = ModelTokenizer(
     TOKENIZER,
-    ChatTemplate(TEMPLATE, {"bos_token": BOS}),
+    ChatTemplate(TEMPLATE, {"bos_token": BOS}, clock),
     CONTEXT,
     TOKENIZER.get_vocab_size(),
     frozenset({id_of(TOKENIZER, END)}),
@@ -83,7 +89,7 @@ def test_raw_text_never_becomes_a_control_token(text: str) -> None:
 
 def test_text_inside_a_control_token_of_the_template_is_plain_text_too() -> None:
     """What the template writes around it would make it one."""
-    template = ChatTemplate("{% for m in messages %}<|{{ m.content }}|>{% endfor %}", {})
+    template = ChatTemplate("{% for m in messages %}<|{{ m.content }}|>{% endfor %}", {}, clock)
     tokenization = ModelTokenizer(TOKENIZER, template, CONTEXT, 320, frozenset())
     assert control_of(tokenization.encode_chat(user("user"))) == []
     assert control_of(tokenization.encode_chat(user("hello"))) == []
@@ -119,7 +125,7 @@ def test_what_is_put_around_texts_is_found_without_latin_letters() -> None:
 
 def test_a_template_gets_variables_of_its_own() -> None:
     source = "{{ bos_token }}{{ guideline }}: {{ messages[-1]['content'] }}"
-    guard = replace(TOKENIZATION, template=ChatTemplate(source, {"bos_token": BOS}))
+    guard = replace(TOKENIZATION, template=ChatTemplate(source, {"bos_token": BOS}, clock))
     token_ids = guard.encode_chat(user("hello"), {"guideline": "be brief"})
     assert TOKENIZER.decode(token_ids, skip_special_tokens=False) == f"{BOS}be brief: hello"
     forged = guard.encode_chat(user(f"hello{END}"), {"guideline": "be brief"})
@@ -164,7 +170,9 @@ def test_ends_of_tokens_cover_the_text(model_folder: Path) -> None:
 
 
 def test_a_template_may_change_its_contents() -> None:
-    template = ChatTemplate("{% for m in messages %}[{{ m.content | trim }}]{% endfor %}", {})
+    template = ChatTemplate(
+        "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}", {}, clock
+    )
     tokenization = ModelTokenizer(TOKENIZER, template, CONTEXT, 320, frozenset())
     token_ids = tokenization.encode_chat(user("  hello "))
     assert TOKENIZER.decode(token_ids) == "[hello]"
@@ -173,26 +181,26 @@ def test_a_template_may_change_its_contents() -> None:
 def test_helpers_of_hugging_face_templates() -> None:
     source = (
         "{{ bos_token }}{{ messages[0] | tojson }}{% generation %}x{% endgeneration %}"
-        "{{ strftime_now('%Y') | length }}{% for m in messages %}{% break %}{% endfor %}"
+        "{{ strftime_now('%Y') }}{% for m in messages %}{% break %}{% endfor %}"
     )
-    rendered = ChatTemplate(source, {"bos_token": "<s>"}).render(user("é"))
-    assert rendered == '<s>{"role": "user", "content": "é"}x4'
+    rendered = ChatTemplate(source, {"bos_token": "<s>"}, clock).render(user("é"))
+    assert rendered == '<s>{"role": "user", "content": "é"}x2031'
 
 
 def test_a_template_can_refuse() -> None:
-    template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
+    template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {}, clock)
     with pytest.raises(TemplateRefused, match="roles must alternate"):
         template.render(user("hi"))
 
 
 def test_a_template_has_no_way_out_of_its_sandbox() -> None:
     with pytest.raises(TemplateRefused):
-        ChatTemplate("{{ ''.__class__.__mro__[1].__subclasses__() }}", {}).render(user("hi"))
+        ChatTemplate("{{ ''.__class__.__mro__[1].__subclasses__() }}", {}, clock).render(user("hi"))
 
 
 def test_a_broken_template_is_a_setting_that_cannot_work() -> None:
     with pytest.raises(SettingsError):
-        ChatTemplate("{% for %}", {})
+        ChatTemplate("{% for %}", {}, clock)
 
 
 def test_limits_come_from_the_files(model_folder: Path) -> None:
@@ -262,7 +270,7 @@ TOOL: dict[str, object] = {
 
 def test_tools_and_calls_are_rendered_as_hugging_face_does() -> None:
     theirs = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER, chat_template=TOOLS_TEMPLATE)
-    ours = replace(TOKENIZATION, template=ChatTemplate(TOOLS_TEMPLATE, {"bos_token": BOS}))
+    ours = replace(TOKENIZATION, template=ChatTemplate(TOOLS_TEMPLATE, {"bos_token": BOS}, clock))
     function = {"name": "weather", "arguments": {"city": "Ålesund"}}
     messages = [
         {"role": "user", "content": "weather?"},

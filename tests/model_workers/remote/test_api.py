@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +224,11 @@ def test_an_answer_up_to_the_end_of_the_context_is_left_to_the_server() -> None:
 )
 def test_messages_reach_the_server_as_they_were(content: str) -> None:
     tokenizer = ModelTokenizer(
-        TOKENS.tokenizer, ChatTemplate(TEMPLATE, {}), 1000, TOKENS.conversation, frozenset()
+        TOKENS.tokenizer,
+        ChatTemplate(TEMPLATE, {}, datetime.now),
+        1000,
+        TOKENS.conversation,
+        frozenset(),
     )
     messages = [{"role": "system", "content": "be nice"}, {"role": "user", "content": content}]
     prompt = tokenizer.encode_chat(messages)
@@ -243,7 +248,11 @@ def test_tools_and_calls_reach_the_server_in_the_form_of_the_api() -> None:
     ]
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     tokenizer = ModelTokenizer(
-        TOKENS.tokenizer, ChatTemplate(TEMPLATE, {}), 1000, TOKENS.conversation, frozenset()
+        TOKENS.tokenizer,
+        ChatTemplate(TEMPLATE, {}, datetime.now),
+        1000,
+        TOKENS.conversation,
+        frozenset(),
     )
     body = api("chat").body(row_spec("r", tokenizer.encode_chat(messages, tools=tools)))
     assert body["tools"] == tools

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.http.response_requests import chat_of
+from gateway.http.responses import chat_of
 from sluice.openai.embeddings import embed_request, rerank_request
 from sluice.openai.fields import ENTRIES_MAX, BadField
 from sluice.openai.requests import request_of_plain

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.models.detokenizer import StreamDetokenizer
+from gateway.models.tokenizer import Detokenizer
 from sluice.errors import SettingsError
 from sluice.settings import resolve_model_path
 from sluice.wire.text_tokens import CONVERSATION, END, load_text_tokens
@@ -27,7 +27,7 @@ def test_every_text_comes_back_whatever_its_pieces(pieces: list[str]) -> None:
 
 @given(PIECES)
 def test_the_gateway_shows_the_same_text(pieces: list[str]) -> None:
-    stream = StreamDetokenizer(TOKENS.tokenizer)
+    stream = Detokenizer(TOKENS.tokenizer)
     shown = "".join(stream.push(t) for piece in pieces for t in TOKENS.encode(piece))
     assert shown + stream.flush() == "".join(pieces)
 

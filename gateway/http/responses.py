@@ -1,0 +1,419 @@
+"""/v1/responses over chats: a body becomes one of /v1/chat/completions; the events of its answer an object, or events.
+
+What is not served is an error that names the field.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gateway.http.answers import encode
+from gateway.http.requests import RULES, StreamOptions, generate_request, namer
+from sluice.openai.fields import BadField, check_entries, check_kind
+from sluice.openai.requests import CHAT, text_of
+from sluice.v1 import inference_pb2 as pb
+
+Json = dict[str, Any]
+response_field_name: Final = namer(
+    *RULES,
+    ("^messages.*", "input"),  # whose items may be parts of one message
+    ("^max_tokens$", "max_output_tokens"),
+    (r"^response_format(\.json_schema)?$", "text.format"),
+    (r"\.function\.", "."),
+)
+"""Of /v1/responses; the path may be a field of the chat that asks the same."""
+
+_SAME: Final = (
+    *("model", "temperature", "top_p", "metadata", "user", "parallel_tool_calls", "stream"),
+    *("seed", "stop", "logit_bias", "presence_penalty", "frequency_penalty"),
+    *("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "regex"),
+    *(
+        "store",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+        "safety_identifier",
+    ),
+)
+"""Fields of the same name; the second and third line are not OpenAI's."""
+_NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
+    "background": (False,),
+    "truncation": ("disabled",),
+    "service_tier": ("auto", "default"),
+    "top_logprobs": (0,),
+}
+"""Fields that may stand there with a value that changes nothing."""
+_INCLUDED: Final = "message.output_text.logprobs"
+"""What ``include`` cannot ask for; all else is of items that answers here do not have."""
+_INSTEAD: Final[Mapping[str, str]] = {
+    "truncation": 'must be "disabled": a conversation that does not fit is refused',
+    "service_tier": "is not served; the header x-sluice-priority says how urgent a request is",
+    "background": "must be false; send a batch to /v1/batches",
+    "prompt": "is not served; send instructions and input",
+    "top_logprobs": "are not served; /v1/chat/completions has them",
+}
+_STATELESS: Final = "answers are not stored: send the whole conversation in input"
+_TEXTS: Final = ("input_text", "output_text", "text")
+_OF_ITEMS: Final = (
+    *("id", "status", "type", "annotations", "logprobs", "phase", "name"),
+    *("caller", "created_by", "namespace", "provider_data", "async", "async_"),
+)
+"""Fields of items of earlier answers that say nothing to a model. The name of a function is looked up apart."""
+
+
+def response_request(body: Mapping[str, Any]) -> tuple[pb.GenerateRequest, StreamOptions | None]:
+    """What a body of /v1/responses asks for; as `generate_request`."""
+    asked = dict(body)
+    if (asked.pop("stream_options", None) or {}) not in ({}, {"include_obfuscation": False}):
+        raise BadField("stream_options: only include_obfuscation: false is served")
+    return generate_request(CHAT, chat_of(asked))
+
+
+def chat_of(body: Mapping[str, Any]) -> Json:
+    """The body of a chat that asks the same as ``body``.
+
+    Raises:
+        BadField: a field is not served.
+    """
+    said = {key: value for key, value in body.items() if value is not None}
+    for name in ("previous_response_id", "conversation"):
+        if name in said:
+            raise BadField(f"{name}: is not served; {_STATELESS}")
+    if "max_tool_calls" in said:  # of OpenAI's own tools
+        check_kind("max_tool_calls", said.pop("max_tool_calls"), int)
+    _check_include(said.pop("include", []))
+    _check_reasoning(said.pop("reasoning", {}))
+    chat: Json = {"messages": _messages(said.pop("instructions", None), said.pop("input", None))}
+    for name, value in said.items():
+        if name in _SAME:
+            chat[name] = value
+        elif name in _OWN:
+            own_name, change = _OWN[name]
+            chat[own_name] = change(value)
+        elif value not in _NO_EFFECT.get(name, ()):
+            raise BadField(f"{name}: {_INSTEAD.get(name, 'is not served')}")
+    return chat
+
+
+def _check_include(wanted: Any) -> None:
+    check_entries("include", wanted, list)
+    if _INCLUDED in wanted:
+        raise BadField(f"include: {_INCLUDED} is not served; /v1/chat/completions has them")
+
+
+def _check_reasoning(wanted: Any) -> None:
+    """How an answer tells of its reasoning changes nothing: there is one form. How much it reasons would."""
+    check_kind("reasoning", wanted, dict)
+    for name, value in wanted.items():
+        if value is not None and name not in ("summary", "generate_summary"):
+            raise BadField(f"reasoning.{name}: is not served; leave it out")
+
+
+def _messages(instructions: Any, given: Any) -> list[Json]:
+    if given is None:
+        raise BadField("input: must be there")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    check_entries("input", items)
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise BadField("input: is neither text nor a list of objects")
+    messages: list[Json] = []
+    for at, item in enumerate(items):
+        _add(messages, item, f"input[{at}]")
+    if instructions is None:
+        return messages
+    if not isinstance(instructions, str):
+        raise BadField("instructions: is not text")
+    return [{"role": "system", "content": instructions}, *messages]
+
+
+def _add(messages: list[Json], item: Mapping[str, Any], path: str) -> None:
+    """Adds an item of the input: a message, a call, or what a call returned."""
+    kind = item.get("type") or "message"
+    said = {name: value for name, value in item.items() if value is not None}
+    fields = {name: value for name, value in said.items() if name not in _OF_ITEMS}
+    match kind, fields:
+        case "message", {"role": role, "content": content} if len(fields) == 2:
+            messages.append({"role": role, "content": _text(content, f"{path}.content")})
+        case "function_call", {"call_id": call_id, "arguments": arguments} if len(fields) == 2:
+            function = {"name": said.get("name"), "arguments": arguments}
+            call = {"id": call_id, "type": "function", "function": function}
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            messages[-1].setdefault("tool_calls", []).append(call)
+        case "function_call_output", {"call_id": call_id, "output": output} if len(fields) == 2:
+            content = _text(output, f"{path}.output")
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        case "reasoning", _:
+            pass  # of an answer before; models get it neither from their own templates
+        case _:
+            raise BadField(
+                f"{path}: is none of a message with role and content, function_call, function_call_output"
+            )
+
+
+def _text(content: Any, path: str) -> str:
+    text = text_of(content, path, _TEXTS)
+    if not isinstance(text, str):
+        raise BadField(f"{path}: is neither text nor a list of parts")
+    return text
+
+
+def _tools(tools: Any) -> list[Json]:
+    check_entries("tools", tools, list)
+    for at, tool in enumerate(tools):
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            raise BadField(f"tools[{at}]: is no function; no other tool is served")
+    return [{"type": "function", "function": _without_type(tool)} for tool in tools]
+
+
+def _tool_choice(choice: Any) -> Any:
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        return {"type": "function", "function": _without_type(choice)}
+    return choice
+
+
+def _format(text: Any) -> Any:
+    check_kind("text", text, dict)
+    said = {name: value for name, value in text.items() if value is not None}
+    if said.pop("verbosity", "medium") != "medium":
+        raise BadField("text.verbosity: is not served; say in the prompt how long the answer is")
+    shape = said.pop("format", {"type": "text"})
+    if said or not isinstance(shape, dict):
+        raise BadField("text: must be an object with format and verbosity")
+    if shape.get("type") == "json_schema":
+        return {"type": "json_schema", "json_schema": _without_type(shape)}
+    return shape
+
+
+def _without_type(value: Mapping[str, Any]) -> Json:
+    """Less what is null, too."""
+    return {name: one for name, one in value.items() if name != "type" and one is not None}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_OWN: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
+    "max_output_tokens": ("max_tokens", _same),
+    "tools": ("tools", _tools),
+    "tool_choice": ("tool_choice", _tool_choice),
+    "text": ("response_format", _format),
+}
+"""Fields that chats name otherwise, or have in another shape."""
+
+_INCOMPLETE: Final = {
+    pb.FINISH_REASON_LENGTH: "max_output_tokens",
+    pb.FINISH_REASON_CONTENT_FILTER: "content_filter",
+}
+_ECHOED: Final[Mapping[str, Any]] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "temperature": 0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": 1,
+    "user": None,
+}
+"""Fields of the request that its answer repeats, with what they are by default."""
+
+
+class ResponseEvents:
+    """One answer.
+
+    Attributes:
+        request_id: of the request; empty until it is known.
+    """
+
+    def __init__(self, body: Mapping[str, Any], created: int) -> None:
+        """``body``: of the request; ``created``: in seconds since 1970."""
+        self.request_id = ""
+        self._asked = {
+            name: default if body.get(name) is None else body[name]
+            for name, default in _ECHOED.items()
+        }
+        self._created = created
+        self._model = ""
+        self._output: list[Json] = []
+        self._text: list[str] = []
+        """Of the last item of the output, while it grows."""
+        self._open: _TextItem | None = None
+        """What that item is."""
+        self._streams = bool(body.get("stream"))
+        self._number = 0
+        self._end: Json = {"status": "in_progress", "incomplete_details": None, "usage": None}
+        self._sent = b""
+
+    def take(self, event: pb.GenerateResponse) -> bytes:
+        """What the next ``event`` adds to the stream; may be empty."""
+        match event.WhichOneof("event"):
+            case "started":
+                self.request_id, self._model = event.started.request_id, event.started.model
+            case "notice" if event.notice.kind == pb.NOTICE_KIND_ESCALATED:
+                # Nothing of the first model's answer was sent: requests of this API do not set accept_replace.
+                self._model = event.notice.model
+            case "delta":
+                if event.delta.reasoning:
+                    self._add_text(event.delta.reasoning, _REASONING)
+                if event.delta.text:
+                    self._add_text(event.delta.text, _MESSAGE)
+                for call in event.delta.tool_calls:
+                    self._add_call(call)
+            case "finished":
+                self._finish(event.finished)
+        sent, self._sent = self._sent, b""
+        return sent
+
+    def end(self) -> bytes:
+        """The whole answer; of a stream its last event has been sent."""
+        return b"" if self._streams else encode(self._response)
+
+    @property
+    def _response(self) -> Json:
+        """The object as far as it is known."""
+        return {
+            "id": f"resp_{self.request_id}",
+            "object": "response",
+            "created_at": self._created,
+            "model": self._model,
+            "error": None,
+            "output": self._output,
+            "previous_response_id": None,
+            "store": False,
+            "truncation": "disabled",
+            **self._asked,
+            **self._end,
+        }
+
+    def fail(self, body: Mapping[str, Any]) -> bytes:
+        """The event that ends the stream with the error of ``body``."""
+        error = body["error"]
+        # OpenAI's reference has the error's fields in the event, its service, and so its clients, under "error".
+        said = {name: error[name] for name in ("code", "message", "param")}
+        self._say("error", **said, error=error)
+        sent, self._sent = self._sent, b""
+        return sent
+
+    def _say(self, kind: str, **fields: Any) -> None:
+        event = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        self._sent += f"event: {kind}\n".encode() + b"data: " + encode(event) + b"\n\n"
+
+    def _begin(self) -> None:
+        if not self._number:
+            self._say("response.created", response=self._response)
+            self._say("response.in_progress", response=self._response)
+
+    def _add_item(self, item: Json) -> None:
+        self._begin()
+        self._output.append(item)
+        self._say("response.output_item.added", output_index=self._last, item=item)
+
+    def _end_item(self, item: Json) -> None:
+        self._output[-1] = item
+        self._say("response.output_item.done", output_index=self._last, item=item)
+
+    @property
+    def _last(self) -> int:
+        return len(self._output) - 1
+
+    def _place(self) -> Json:
+        return {"item_id": self._output[-1]["id"], "output_index": self._last}
+
+    def _add_text(self, text: str, kind: "_TextItem") -> None:
+        if self._open is not kind:
+            self._end_text()
+            self._open = kind
+            item_id = f"{kind.prefix}_{self.request_id}_{len(self._output)}"
+            self._add_item(kind.item(item_id, "in_progress", []))
+            part = kind.part("")
+            self._say("response.content_part.added", **self._place(), content_index=0, part=part)
+        self._text.append(text)
+        said = {"content_index": 0, "delta": text, **kind.extra}
+        self._say(f"response.{kind.text}.delta", **self._place(), **said)
+
+    def _end_text(self, status: str = "completed") -> None:
+        if (kind := self._open) is None:
+            return
+        text, place = "".join(self._text), self._place()
+        self._text, self._open = [], None
+        done = {**place, "content_index": 0}
+        self._say(f"response.{kind.text}.done", **done, text=text, **kind.extra)
+        self._say("response.content_part.done", **done, part=kind.part(text))
+        self._end_item(kind.item(place["item_id"], status, [kind.part(text)]))
+
+    def _add_call(self, call: pb.ToolCall) -> None:
+        self._end_text()
+        item_id = f"fc_{self.request_id}_{len(self._output)}"
+        named = {"id": item_id, "type": "function_call", "call_id": call.id, "name": call.name}
+        self._add_item({**named, "arguments": "", "status": "in_progress"})
+        place, arguments = self._place(), call.arguments
+        self._say("response.function_call_arguments.delta", **place, delta=arguments)
+        self._say(
+            "response.function_call_arguments.done", **place, name=call.name, arguments=arguments
+        )
+        self._end_item({**named, "arguments": arguments, "status": "completed"})
+
+    def _finish(self, finished: pb.Finished) -> None:
+        reason = _INCOMPLETE.get(finished.reason)
+        status = "completed" if reason is None else "incomplete"
+        self._begin()
+        self._end_text(status)
+        self._model = finished.model or self._model
+        details = None if reason is None else {"reason": reason}
+        self._end = {
+            "status": status,
+            "incomplete_details": details,
+            "usage": _usage(finished.usage),
+        }
+        self._say(f"response.{status}", response=self._response)
+
+
+@dataclass(frozen=True)
+class _TextItem:
+    """An item of the output that is text.
+
+    Attributes:
+        text: the type of its part.
+        fields: of the item, beside those that all have.
+        of_part: the same of the part.
+        extra: of the events of its text.
+    """
+
+    prefix: str
+    type: str
+    text: str
+    fields: Mapping[str, Any]
+    of_part: Mapping[str, Any]
+    extra: Mapping[str, Any]
+
+    def item(self, item_id: str, status: str, content: list[Json]) -> Json:
+        named = {"id": item_id, "type": self.type, **self.fields}
+        return {**named, "status": status, "content": content}
+
+    def part(self, text: str) -> Json:
+        return {"type": self.text, "text": text, **self.of_part}
+
+
+_MESSAGE: Final = _TextItem(
+    *("msg", "message", "output_text", {"role": "assistant"}),
+    of_part={"annotations": [], "logprobs": []},
+    extra={"logprobs": []},
+)
+_REASONING: Final = _TextItem("rs", "reasoning", "reasoning_text", {"summary": []}, {}, {})
+
+
+def _usage(usage: pb.Usage) -> Json:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {
+            "cached_tokens": usage.cached_prompt_tokens,
+            "cache_write_tokens": 0,  # nothing is charged for what is kept
+        },
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
