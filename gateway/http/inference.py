@@ -16,6 +16,7 @@ from gateway.http.audio import HEADS, Transcript, speech_request
 from gateway.http.call import SSE, HttpCall
 from gateway.http.requests import chat_field_name, generate_request
 from gateway.http.responses import ResponseEvents, response_field_name, response_request
+from gateway.models.catalog import Catalog
 from sluice.defaults import AUTO
 from sluice.errors import UnknownModel
 from sluice.openai.answers import SHAPES, Shape
