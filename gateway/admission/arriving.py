@@ -72,7 +72,8 @@ class Arriving:
         fitting = RECEIVING_BYTES // max_message_bytes
         self.receiving_max = min(max(fitting, RECEIVING_MIN), RECEIVING_MAX)
         self.held_max = max(HELD_MESSAGES * max_message_bytes, HELD_BYTES)
-        self._receiving: dict[str, _Places] = {}
+        self._receiving: dict[str, asyncio.Semaphore] = {}
+        self._arriving: Counter[str] = Counter()
         self._held: Counter[str] = Counter()
         self._streams: Counter[str] = Counter()
         self._sending: Counter[str] = Counter()
@@ -84,13 +85,11 @@ class Arriving:
         Raises:
             DeadlinePassed: it did not arrive in time.
         """
-        places = self._receiving.get(tenant)
-        if places is None:
-            places = self._receiving[tenant] = _Places(self.receiving_max)
-        places.users += 1
+        places = self._receiving.setdefault(tenant, asyncio.Semaphore(self.receiving_max))
         try:
-            async with places.free, asyncio.timeout(RECEIVE_S) as limit:
-                return await read()
+            with counted(self._arriving, tenant):
+                async with places, asyncio.timeout(RECEIVE_S) as limit:
+                    return await read()
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -98,8 +97,7 @@ class Arriving:
                 f"the message of the call did not arrive within {RECEIVE_S:g} s"
             ) from None
         finally:
-            places.users -= 1
-            if not places.users:
+            if tenant not in self._arriving:
                 del self._receiving[tenant]
 
     @contextmanager
@@ -157,17 +155,3 @@ class Arriving:
         if count[name] >= limit:
             raise Overloaded(f"{limit} {what} are being answered", retry_after_s=RETRY_AFTER_S)
         return counted(count, name)
-
-
-class _Places:
-    """Where the messages of a tenant arrive.
-
-    Attributes:
-        users: calls that have a place or wait for one.
-    """
-
-    __slots__ = ("free", "users")
-
-    def __init__(self, places: int) -> None:
-        self.free = asyncio.Semaphore(places)
-        self.users = 0

@@ -15,8 +15,8 @@ from gateway.api.job_forwarder import JobForwarder
 from gateway.http.audio import TRANSCRIPTIONS, TRANSLATIONS
 from gateway.http.batches import JobCalls
 from gateway.http.call import Behaviour, Endpoint
-from gateway.http.headers import class_of
 from gateway.http.inference import RESPONSES, ModelCalls
+from gateway.http.requests import class_of
 from gateway.identity.caller import ANY, ASKS, CHANGES
 from gateway.telemetry.request_log import new_request_id
 from gateway.validation.requests import UNSTATED_CLASS

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from gateway.http import headers as header_fields
+from gateway.http.requests import IDEMPOTENCY_KEY, PRIORITY, class_of, labels_of
 from sluice.errors import InvalidRequest, JobUnknown, UploadUnknown
 from sluice.openai.embeddings import EMBEDDINGS
 from sluice.openai.requests import URLS
@@ -74,12 +74,10 @@ def job_of(batch_id: str) -> str:
     return batch_id.removeprefix(BATCH)
 
 
-def upload_object(upload_id: str, name: str, size_bytes: int, created: int) -> Json:
-    """A file that was uploaded; ``created``: in seconds since 1970."""
-    return _file(f"{FILE}{upload_id}", name, size_bytes, created, PURPOSE)
-
-
-def _file(file_id: str, name: str, size_bytes: int | None, created: int, purpose: str) -> Json:
+def file_object(
+    file_id: str, name: str, size_bytes: int | None, created: int, purpose: str = PURPOSE
+) -> Json:
+    """A file; ``created``: in seconds since 1970. The size of results is not known before they are read."""
     return {
         "id": file_id,
         "object": "file",
@@ -112,16 +110,16 @@ def create_request(
     if given:
         raise InvalidRequest.of(min(given), "is not served")
     # The name keeps the endpoint for `batch_object`; each line of the file names its own.
-    spec = pb.JobSpec(name=endpoint, labels={**labels, **header_fields.labels_of(headers)})
-    if header_fields.PRIORITY in headers:
-        spec.priority = value_of(Priority, header_fields.class_of(headers))
+    spec = pb.JobSpec(name=endpoint, labels={**labels, **labels_of(headers)})
+    if PRIORITY in headers:
+        spec.priority = value_of(Priority, class_of(headers))
     spec.input.upload_id = upload_of(file_id)
     spec.input.format = pb.JOB_INPUT_FORMAT_OPENAI
     end = now_unix_ms + int(window[1]) * 3_600_000
     spec.limits.deadline_time.CopyFrom(timestamp(end))
     # Nobody resumes a batch of OpenAI's API: lines that are no items go into its error file, however many there are.
     spec.limits.max_bad_line_share = 1.0
-    key = headers.get(header_fields.IDEMPOTENCY_KEY, "")
+    key = headers.get(IDEMPOTENCY_KEY, "")
     return pb.CreateJobRequest(spec=spec, idempotency_key=key)
 
 
@@ -175,8 +173,8 @@ def result_files(job: pb.Job) -> list[Json]:
 
 
 def result_object(job: pb.Job, file_id: str) -> Json:
-    """A file of results; its size is not known before it is read."""
-    return _file(file_id, f"{file_id}.jsonl", None, job.end_time.seconds, RESULTS)
+    """A file of results."""
+    return file_object(file_id, f"{file_id}.jsonl", None, job.end_time.seconds, RESULTS)
 
 
 def batch_object(job: pb.Job) -> Json:

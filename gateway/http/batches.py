@@ -42,28 +42,29 @@ class JobCalls:
                 stored = await storing
             finally:
                 storing.cancel()
-        of_file = stored.upload_id, form.name, stored.size_bytes, int(time.time())
-        await call.write(encode(objects.upload_object(*of_file)))
+        file_id, now = objects.FILE + stored.upload_id, int(time.time())
+        await call.write(encode(objects.file_object(file_id, form.name, stored.size_bytes, now)))
 
     async def file(self, call: HttpCall) -> None:
         """What is known of a file."""
         file_id = call.path_params["id"]
-        result = objects.result_file(file_id)
-        if result is None:
-            upload = objects.upload_of(file_id)
-            found = await self._ask(call, "GetUpload", pb.GetUploadRequest(upload_id=upload))
-            of_file = found.name, found.size_bytes, found.create_time.seconds
-            described = objects.upload_object(upload, *of_file)
-        else:
+        if result := objects.result_file(file_id):
             described = objects.result_object(await self._over(call, result[0]), file_id)
+        else:
+            request = pb.GetUploadRequest(upload_id=objects.upload_of(file_id))
+            one = await self._ask(call, "GetUpload", request)
+            described = objects.file_object(
+                file_id, one.name, one.size_bytes, one.create_time.seconds
+            )
         await call.write(encode(described))
 
     async def files(self, call: HttpCall) -> None:
         """A page of the tenant's files: uploads, and the results of batches that are over."""
-        uploads = self._all(call, "uploads", pb.ListUploadsRequest())
         files = [
-            objects.upload_object(one.upload_id, one.name, one.size_bytes, one.create_time.seconds)
-            async for one in uploads
+            objects.file_object(
+                objects.FILE + one.upload_id, one.name, one.size_bytes, one.create_time.seconds
+            )
+            async for one in self._all(call, "uploads", pb.ListUploadsRequest())
         ]
         async for job in self._all(call, "jobs", pb.ListJobsRequest()):
             files += objects.result_files(job)

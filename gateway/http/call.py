@@ -17,8 +17,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.admission.arriving import RECEIVE_S, in_time
 from gateway.admission.calls import CallChecks, guarded
 from gateway.http.answers import encode, error_answer, sse
-from gateway.http.headers import host_of, is_foreign_page
-from gateway.http.requests import field_name, parse_json
+from gateway.http.requests import field_name, host_of, is_foreign_page, parse_json
 from gateway.identity.authenticator import AUTHORIZATION
 from gateway.identity.caller import Caller
 from gateway.telemetry.request_log import new_request_id

@@ -10,11 +10,10 @@ from gateway.admission.load_table import ModelLoadTable
 from gateway.api.generate import Generator
 from gateway.api.inference_service import add_event
 from gateway.api.texts import EMBED, RERANK, TextsKind, answer_texts
-from gateway.http import headers as header_fields
 from gateway.http.answers import Chunks, EndTokens, encode, whole
 from gateway.http.audio import HEADS, Transcript, speech_request
 from gateway.http.call import SSE, HttpCall
-from gateway.http.requests import chat_field_name, generate_request
+from gateway.http.requests import add_headers, chat_field_name, generate_request
 from gateway.http.responses import ResponseEvents, response_field_name, response_request
 from gateway.models.catalog import Catalog
 from sluice.defaults import AUTO
@@ -134,7 +133,7 @@ class ModelCalls:
     ) -> None:
         """Answers ``request``; ``head``: headers of the answer, `SSE` for a stream."""
         streams = head is SSE
-        timeout_s = header_fields.apply(call.metadata, request, streams=streams)
+        timeout_s = add_headers(call.metadata, request, streams=streams)
 
         # The head is sent with the first text: an error before it has a status of its own.
         async def write(event: pb.GenerateResponse) -> None:
@@ -149,7 +148,7 @@ class ModelCalls:
         self, call: HttpCall, kind: TextsKind[Any, Any], request: Any, told: Callable[[Any], Any]
     ) -> None:
         """Answers ``request`` with what its response is ``told`` as."""
-        timeout_s = header_fields.apply(call.metadata, request)
+        timeout_s = add_headers(call.metadata, request)
         with call.while_connected():
             response = await answer_texts(
                 self._generator, kind, request, call.caller, timeout_s, call.metadata

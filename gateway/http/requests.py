@@ -1,14 +1,30 @@
-"""A body of OpenAI's API becomes a `GenerateRequest`, or an error that names the field."""
+"""What a call of OpenAI's API asks: its body becomes a request, to which its headers add class, labels, key, deadline.
 
+What is wrong is an error that names the field or header. Headers have names in lower case, as ASGI has them. The tenant
+and the trace context are read from them as from a gRPC call's metadata: `sluice-tenant`, `traceparent`.
+"""
+
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+from urllib.parse import urlsplit
 
-from gateway.http import headers as header_fields
 from sluice.errors import InvalidRequest
 from sluice.openai.fields import BadField, load_json
 from sluice.openai.requests import request_of_body
-from sluice.v1.inference_pb2 import GenerateRequest
+from sluice.startup import is_loopback
+from sluice.v1.inference_pb2 import EmbedRequest, GenerateRequest, Priority, RerankRequest
+from sluice.wire.enums import value_of
+from sluice.wire.subjects import CLASSES
+
+PRIORITY: Final = "x-sluice-priority"
+LABEL: Final = "x-sluice-label-"
+TIMEOUT: Final = "x-sluice-timeout"
+IDEMPOTENCY_KEY: Final = "idempotency-key"
+_OURS: Final = "x-sluice-"
+_CLIENT_TIMEOUTS: Final = ("x-stainless-timeout", "x-stainless-read-timeout")
+"""How long OpenAI's clients wait for a response, seconds."""
 
 
 def namer(*rules: tuple[str, str]) -> Callable[[str], str]:
@@ -24,7 +40,7 @@ def namer(*rules: tuple[str, str]) -> Callable[[str], str]:
 
 RULES: Final = (
     ("^sampling.json_schema$", "response_format"),
-    ("^idempotency_key$", header_fields.IDEMPOTENCY_KEY),
+    ("^idempotency_key$", IDEMPOTENCY_KEY),
     ("^raw_prompt$", "prompt"),
     ("^chat$", "messages"),
     ("^texts", "input"),
@@ -89,3 +105,98 @@ def _take_stream_options(body: dict[str, Any]) -> StreamOptions | None:
     if options.get("continuous_usage_stats") and not options.get("include_usage"):
         raise BadField("stream_options.continuous_usage_stats: needs include_usage: true")
     return options
+
+
+def host_of(headers: Mapping[str, str]) -> str:
+    """The host that the client wanted to reach, without a port; empty when it does not say."""
+    try:
+        return urlsplit(f"//{headers.get('host', '')}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def is_foreign_page(headers: Mapping[str, str]) -> bool:
+    """Whether a web page of another site sent this through its reader's browser (Fetch Metadata, RFC 6454).
+
+    Forms and uploads need no leave of ours, so the browser sends them, and what shows who its reader is. Pages of this
+    machine may ask it; programs send none of these headers.
+    """
+    if headers.get("sec-fetch-site") == "cross-site":
+        return True
+    origin = headers.get("origin")
+    if origin is None:
+        return False
+    try:
+        page = urlsplit(origin).hostname or ""
+    except ValueError:
+        return True
+    host = host_of(headers)
+    return page != host and not (is_loopback(page) and is_loopback(host))
+
+
+def class_of(headers: Mapping[str, str]) -> str:
+    """The class of the call.
+
+    Raises:
+        InvalidRequest: it is none of the classes.
+    """
+    name = headers.get(PRIORITY, CLASSES[0])
+    if name not in CLASSES:
+        raise InvalidRequest.of(PRIORITY, f"must be one of {', '.join(CLASSES)}")
+    return name
+
+
+def timeout_s(headers: Mapping[str, str], *, streams: bool) -> float | None:
+    """Seconds that the request may take; None: the gateway's default.
+
+    Without our header it is as long as OpenAI's client waits; a client that streams waits that long for each piece.
+
+    Raises:
+        InvalidRequest: it is no time.
+    """
+    names = (TIMEOUT,) if streams else (TIMEOUT, *_CLIENT_TIMEOUTS)
+    name = next((name for name in names if name in headers), None)
+    if name is None:
+        return None
+    try:
+        seconds = float(headers[name])
+    except ValueError:
+        seconds = math.nan
+    if 0 < seconds < math.inf:
+        return seconds
+    if name in _CLIENT_TIMEOUTS:  # "None" of a client that waits for ever
+        return None
+    raise InvalidRequest.of(TIMEOUT, "must be a number of seconds above 0")
+
+
+def add_headers(
+    headers: Mapping[str, str],
+    request: GenerateRequest | EmbedRequest | RerankRequest,
+    *,
+    streams: bool = False,
+) -> float | None:
+    """Adds what ``headers`` say to ``request``; returns `timeout_s`.
+
+    Raises:
+        InvalidRequest: a header of ours is unknown or has a wrong value.
+    """
+    request.priority = value_of(Priority, class_of(headers))
+    if isinstance(request, GenerateRequest):
+        request.idempotency_key = headers.get(IDEMPOTENCY_KEY, "")
+    request.labels.update(labels_of(headers))
+    return timeout_s(headers, streams=streams)
+
+
+def labels_of(headers: Mapping[str, str]) -> dict[str, str]:
+    """The labels of a request.
+
+    Raises:
+        InvalidRequest: a header of ours is unknown.
+    """
+    labels = {}
+    for name, value in headers.items():
+        if name.startswith(LABEL):
+            labels[name.removeprefix(LABEL)] = value
+        elif name.startswith(_OURS) and name not in (PRIORITY, TIMEOUT):
+            raise InvalidRequest.of(name, "is no header of this API")
+    return labels

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.http.headers import apply, class_of, labels_of, timeout_s
+from gateway.http.requests import add_headers, class_of, labels_of, timeout_s
 from sluice.errors import InvalidRequest
 from sluice.v1.inference_pb2 import PRIORITY_BULK, EmbedRequest, GenerateRequest
 
@@ -28,8 +28,8 @@ def test_a_client_that_streams_waits_so_long_for_each_piece_alone(
 ) -> None:
     assert timeout_s(headers, streams=False) == whole
     assert timeout_s(headers, streams=True) == streamed
-    assert apply(headers, GenerateRequest(), streams=True) == streamed
-    assert apply(headers, EmbedRequest()) == whole
+    assert add_headers(headers, GenerateRequest(), streams=True) == streamed
+    assert add_headers(headers, EmbedRequest()) == whole
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", ""])
@@ -48,7 +48,7 @@ def test_class_labels_and_key_are_those_of_the_request() -> None:
         "idempotency-key": "k",
         "other": "x",
     }
-    assert apply(headers, request) is None
+    assert add_headers(headers, request) is None
     assert (request.priority, request.idempotency_key) == (PRIORITY_BULK, "k")
     assert dict(request.labels) == {"team": "a"}
     assert class_of({}) == "interactive"
