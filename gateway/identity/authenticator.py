@@ -56,6 +56,7 @@ class Identities:
 class Authenticator:
     """Attributes:
     on: whether calls must say who they are.
+    takes_certificates: whether `caller_of` needs the names in the client's certificate.
     mesh_key: what processes of the mesh show.
     """
 
@@ -72,7 +73,7 @@ class Authenticator:
         self._known: dict[bytes, tuple[Caller, float]] = {}
         self._client: Client | None = None
         self._replaced = asyncio.Event()
-        self._identities = self._of(settings, {}, None)
+        self.use(self._of(settings, {}, None))
 
     async def start(self, client: Client) -> None:
         """Reads keys of all kinds; raises as `prepare`."""
@@ -94,6 +95,7 @@ class Authenticator:
     def use(self, identities: Identities) -> None:
         """Later calls are authenticated by ``identities``."""
         self._identities = identities
+        self.takes_certificates = bool(identities.settings.certificates)
         self._known.clear()
         self._replaced.set()
 
@@ -116,10 +118,9 @@ class Authenticator:
         forget, found = self._known.clear, dict[str, IssuerKeys]()
         for number, one in enumerate(settings.jwt):
             known = issuers.get(one.issuer)
-            same = known is not None and known.settings == one
-            found[one.issuer] = (
-                known if known and same else IssuerKeys(one, f"identity.jwt.{number}", forget)
-            )
+            if known is None or known.settings != one:
+                known = IssuerKeys(one, f"identity.jwt.{number}", forget)
+            found[one.issuer] = known
         if settings.api_keys:
             bucket = bucket or KeyBucket(self._replicas, forget)
         return Identities(settings, found, bucket if settings.api_keys else None)
@@ -129,11 +130,6 @@ class Authenticator:
             await issuer.start()
         if identities.bucket is not None and self._client is not None:
             await identities.bucket.start(self._client)
-
-    @property
-    def takes_certificates(self) -> bool:
-        """Whether `caller_of` needs the names in the client's certificate."""
-        return bool(self._identities.settings.certificates)
 
     async def caller_of(
         self, metadata: Mapping[str, str], certificate_names: Collection[str] = ()

@@ -7,7 +7,6 @@ from functools import cached_property
 from gateway.models.speech import SpeechTokens
 from gateway.models.tokenizer import ModelTokenizer
 from gateway.routing.router import ModelFacts
-from sluice.defaults import AUTO
 from sluice.settings import ModelSettings
 from sluice.settings.sentence_folder import SentenceFolder
 
@@ -24,7 +23,7 @@ class ServedModel:
     speech: SpeechTokens | None = None
     """Of a model that takes audio, and no prompts."""
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The name in requests."""
         return self.settings.name
@@ -35,12 +34,12 @@ class ServedModel:
         one = self.settings
         return ModelFacts(one.tier, one.prompt_price, one.answer_price)
 
-    @property
+    @cached_property
     def context_tokens(self) -> int:
         """Prompt and answer together, tokens."""
         return self.tokenizer.context_tokens
 
-    @property
+    @cached_property
     def max_answer_tokens(self) -> int:
         """Largest max_tokens of a request."""
         return min(self.settings.max_answer_tokens or self.context_tokens, self.context_tokens)
@@ -82,6 +81,8 @@ class Catalog:
         self.default = default
         self.names = tuple(models)
         self.answering = tuple(name for name, one in models.items() if one.settings.answers)
+        self._answer_tokens = {name: models[name].max_answer_tokens for name in self.answering}
+        self._vocab_sizes = {name: models[name].tokenizer.vocab_size for name in self.answering}
         self.hearing = tuple(name for name in self.answering if models[name].speech is not None)
         self.reading = tuple(name for name in self.answering if models[name].speech is None)
         self.marks_reasoning = any(one.tokenizer.marks_reasoning for one in self._versions.values())
@@ -110,13 +111,8 @@ class Catalog:
 
     def max_answer_tokens(self, name: str) -> int:
         """Largest max_tokens of a request for ``name``; of any model for "auto" and unknown ones."""
-        return max((one.max_answer_tokens for one in self._candidates(name)), default=0)
+        return self._answer_tokens.get(name, max(self._answer_tokens.values(), default=0))
 
     def vocab_size(self, name: str) -> int:
         """Size of the vocabulary of ``name``; the largest of all for "auto" and unknown ones."""
-        return max((one.tokenizer.vocab_size for one in self._candidates(name)), default=0)
-
-    def _candidates(self, name: str) -> list[ServedModel]:
-        if name != AUTO and name in self.answering:
-            return [self._models[name]]
-        return [self._models[name] for name in self.answering]
+        return self._vocab_sizes.get(name, max(self._vocab_sizes.values(), default=0))

@@ -186,7 +186,7 @@ class ModelTokenizer:
         assert self.template is not None, "callers check for a template"
         variables = variables or {}
         whole = self._encode(self.template.render(messages, variables, tools))
-        if not tools and all(self._is_plain(message) for message in messages):
+        if not tools and all(map(self._is_plain, messages)):
             return whole
         parts = self._encode_in_parts(self.template, messages, variables, tools)
         same = self._plain.control_of(whole) == self._plain.control_of(parts)

@@ -127,12 +127,12 @@ class Conversation:
     @property
     def system_text(self) -> str:
         """The text of all system turns."""
-        return "\n\n".join(turn.content for turn in self.turns if turn.role == SYSTEM)
+        return "\n\n".join([turn.content for turn in self.turns if turn.role == SYSTEM])
 
     @property
     def user_text(self) -> str:
         """The text of all user turns."""
-        return "\n".join(turn.content for turn in self.turns if turn.role == USER)
+        return "\n".join([turn.content for turn in self.turns if turn.role == USER])
 
 
 def conversation_of(
@@ -330,24 +330,18 @@ def function_of(tool: Tool) -> Mapping[str, Any]:
 
 def messages_of(turns: Sequence[Turn], form: ToolFormat | None) -> list[Mapping[str, Any]]:
     """The turns as the chat template of a model takes them whose calls have ``form``."""
-    names = {call.id: call.name for turn in turns for call in turn.calls}
-    return [_message(turn, names, form) for turn in turns]
-
-
-def _message(turn: Turn, names: Mapping[str, str], form: ToolFormat | None) -> Mapping[str, Any]:
-    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
-    if turn.calls:
-        message["tool_calls"] = [
-            {
-                "id": _id(call.id, form),
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in turn.calls
-        ]
-    if turn.call_id:
-        message |= {"tool_call_id": _id(turn.call_id, form), "name": names[turn.call_id]}
-    return message
+    messages, names = list[Mapping[str, Any]](), dict[str, str]()
+    for turn in turns:
+        message: dict[str, Any] = {"role": turn.role, "content": turn.content}
+        for call in turn.calls:
+            names[call.id] = call.name
+            function = {"name": call.name, "arguments": call.arguments}
+            made = {"id": _id(call.id, form), "type": "function", "function": function}
+            message.setdefault("tool_calls", []).append(made)
+        if turn.call_id:
+            message |= {"tool_call_id": _id(turn.call_id, form), "name": names[turn.call_id]}
+        messages.append(message)
+    return messages
 
 
 def _id(call_id: str, form: ToolFormat | None) -> str:

@@ -40,12 +40,15 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
 }
+MOST: Final[Mapping[str, tuple[int, str]]] = {
+    "stop": (8, "strings"),
+    "stop_token_ids": (32, "tokens"),
+    "logit_bias": (1024, "tokens"),
+}
+"""How many of them a request may have."""
 MAX_TOP_K: Final = 1 << 20
 MAX_LOGPROBS: Final = 8
-MAX_STOPS: Final = 8
 MAX_STOP_CHARS: Final = 64
-MAX_STOP_TOKENS: Final = 32
-MAX_BIASES: Final = 1024
 MAX_BIAS: Final = 100
 MAX_ANSWERS: Final = 16
 _DOES: Final = {"embedding": "computes embeddings", "reranker": "scores documents"}
@@ -280,25 +283,15 @@ def sampling_of(
     Whether a constraint can be enforced is checked after admission, because it takes longer than all else.
     """
     sampling = pb.SamplingParams(top_p=1.0, repetition_penalty=1.0)
-    if _has_too_many(params, found):
+    too_many = [name for name, (most, _) in MOST.items() if len(getattr(params, name)) > most]
+    for name in too_many:
+        found.add(f"sampling.{name}", "has more than {} {}".format(*MOST[name]))
+    if too_many:  # a copy of a million costs more than the refusal
         return sampling
     sampling.MergeFrom(params)
     _check_numbers(sampling, max_answer_tokens, found)
     _check_ends(sampling, max_answer_tokens, found)
     return sampling
-
-
-def _has_too_many(s: pb.SamplingParams, found: FieldViolations) -> bool:
-    """Whether the request is refused for their number alone: a copy of a million costs more than the refusal."""
-    stops, biases = len(s.stop) > MAX_STOPS, len(s.logit_bias) > MAX_BIASES
-    stop_tokens = len(s.stop_token_ids) > MAX_STOP_TOKENS
-    if stops:
-        found.add("sampling.stop", f"has more than {MAX_STOPS} strings")
-    if stop_tokens:
-        found.add("sampling.stop_token_ids", f"has more than {MAX_STOP_TOKENS} tokens")
-    if biases:
-        found.add("sampling.logit_bias", f"has more than {MAX_BIASES} tokens")
-    return stops or stop_tokens or biases
 
 
 def _check_numbers(s: pb.SamplingParams, max_answer_tokens: int, found: FieldViolations) -> None:
@@ -313,7 +306,8 @@ def _check_numbers(s: pb.SamplingParams, max_answer_tokens: int, found: FieldVio
             found.add(f"sampling.{name}", f"must be in [{low:g}, {high:g}]")
     found.check(0 < s.top_p <= 1, "sampling.top_p", "must be above 0 and at most 1")
     found.check(s.top_k <= MAX_TOP_K, "sampling.top_k", f"must be at most {MAX_TOP_K}; 0 is none")
-    if not all(-MAX_BIAS <= bias <= MAX_BIAS for bias in s.logit_bias.values()):
+    biases = s.logit_bias.values()
+    if biases and not all(-MAX_BIAS <= bias <= MAX_BIAS for bias in biases):
         found.add("sampling.logit_bias", f"values must be in [-{MAX_BIAS}, {MAX_BIAS}]")
     within = not s.HasField("n") or 1 <= s.n <= MAX_ANSWERS
     found.check(within, "sampling.n", f"must be between 1 and {MAX_ANSWERS}")

@@ -9,13 +9,7 @@ from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog
 from gateway.validation import texts
 from gateway.validation.conversation import FieldViolations
-from gateway.validation.requests import (
-    MAX_BIASES,
-    MAX_STOP_TOKENS,
-    MAX_STOPS,
-    check_labels,
-    sampling_of,
-)
+from gateway.validation.requests import MOST, check_labels, sampling_of
 from sluice.defaults import LABELS_MAX
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
@@ -48,9 +42,9 @@ def test_labels() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("stop", ["a"] * (MAX_STOPS + 1)),
-        ("stop_token_ids", [1] * (MAX_STOP_TOKENS + 1)),
-        ("logit_bias", dict.fromkeys(range(MAX_BIASES + 1), 1e9)),
+        ("stop", ["a"] * (MOST["stop"][0] + 1)),
+        ("stop_token_ids", [1] * (MOST["stop_token_ids"][0] + 1)),
+        ("logit_bias", dict.fromkeys(range(MOST["logit_bias"][0] + 1), 1e9)),
     ],
 )
 def test_sampling(field: str, value: Any) -> None:
