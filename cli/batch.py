@@ -9,25 +9,20 @@ from typing import Annotated, Final
 import typer
 
 from cli import batch_view, options, output
-from cli.batch_files import OutFile, check_input, opened, pieces
 from cli.batch_options import InputOptions, LimitOptions, Out, StageOptions
 from cli.batch_run import run
+from cli.commands import Commands, wants_json
 from cli.failure import CommandFailed
-from cli.option_groups import Commands
+from cli.files import OutFile, check_input, opened, pieces
 from sluice.client import Client
 from sluice.client.openai_lines import output_line
 from sluice.client.request import generate_request
 from sluice.v1 import jobs_pb2 as pb
-from sluice.wire.enums import value_of
+from sluice.wire.enums import value_of, word_of
 
 batch = Commands(
-    name="batch",
-    add_completion=False,
-    no_args_is_help=True,
-    help="Run offline jobs: many prompts from a file, each answered once, on what interactive traffic leaves free.",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    "Run offline jobs: many prompts from a file, each answered once, on what interactive traffic leaves free."
 )
-
 batch.command()(run)
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", show_default=False)]
@@ -70,7 +65,6 @@ def submit(
     ] = "",
     max_dead: MaxDead = 0,
     client: options.TenantClient,
-    as_json: options.Json = False,
 ) -> None:
     """Create a job and print its id; with --out, --wait or --watch, wait until it is over.
 
@@ -98,15 +92,15 @@ def submit(
             spec.input.upload_id = client.jobs.upload(local.name, lambda: pieces(local))
         job = client.jobs.create(spec, key or uuid.uuid4().hex)
         if file is None and not wait and not watch:
-            _print(job, as_json)
+            _show(job)
             return
-        _finish(client, job, file, watch, max_dead, as_json)
+        _finish(client, job, file, watch, max_dead)
 
 
 @batch.command()
-def status(job: JobId, client: options.TenantClient, as_json: options.Json = False) -> None:
+def status(job: JobId, client: options.TenantClient) -> None:
     """Show a job: state, progress, and what to do when it needs a person."""
-    _print(client.jobs.get(job), as_json)
+    _show(client.jobs.get(job))
 
 
 @batch.command()
@@ -116,11 +110,10 @@ def watch(
     out: Out = None,
     max_dead: MaxDead = 0,
     client: options.TenantClient,
-    as_json: options.Json = False,
 ) -> None:
     """Show the progress of a job until it is over or paused; as `submit --watch` does."""
     with opened(out) as file:
-        _finish(client, client.jobs.get(job), file, True, max_dead, as_json)
+        _finish(client, client.jobs.get(job), file, True, max_dead)
 
 
 @batch.command("list")
@@ -131,13 +124,12 @@ def list_jobs(
         typer.Option(metavar="STATE", help="Only jobs in this state; may be repeated."),
     ] = None,
     client: options.TenantClient,
-    as_json: options.Json = False,
 ) -> None:
     """List the jobs, newest first."""
     states = [_state_of(word) for word in state or ()]
     jobs = list(client.jobs.list(states))
     described = {"jobs": [batch_view.job_object(job) for job in jobs]}
-    output.show(as_json, described, lambda: batch_view.write_table(jobs))
+    output.show(described, lambda: batch_view.write_table(jobs))
 
 
 @batch.command()
@@ -154,7 +146,6 @@ def results(
         bool, typer.Option("--follow", help="Wait for those that are still to come.")
     ] = False,
     client: options.TenantClient,
-    as_json: options.Json = False,
 ) -> None:
     """Print the results as OpenAI's batch output, a line each, in the order of the input, dead letters among them.
 
@@ -169,25 +160,19 @@ def results(
             return
         _fill(file, job, found)
     described = {"id": job, "out": str(out), "lines": file.lines}
-    output.show(as_json, described, f"{out}: {file.lines} lines")
+    output.show(described, f"{out}: {file.lines} lines")
 
 
 @batch.command("dead-letters")
-def dead_letters(job: JobId, client: options.TenantClient, as_json: options.Json = False) -> None:
+def dead_letters(job: JobId, client: options.TenantClient) -> None:
     """List the items that failed for good, and the lines that are no items; with --json an object a line."""
     letters = client.jobs.dead_letters(job)
-    if as_json:
+    if wants_json():
         for letter in letters:
             output.write_json(batch_view.letter_object(letter))
         return
     rows = [
-        (
-            str(one.line),
-            one.custom_id or "-",
-            str(one.attempts),
-            one.error.reason,
-            one.error.message,
-        )
+        (one.line, one.custom_id or None, one.attempts, one.error.reason, one.error.message)
         for one in letters
     ]
     output.write_table(("line", "custom_id", "tries", "reason", "message"), rows)
@@ -202,17 +187,16 @@ def retry(
         typer.Option(metavar="REASON", help="Only these; may be repeated."),
     ] = None,
     client: options.TenantClient,
-    as_json: options.Json = False,
 ) -> None:
     """Run the dead letters of a job that is over again."""
     count = client.jobs.retry(job, reason or ())
-    output.show(as_json, {"id": job, "items": count}, f"{count} items of {job} run again")
+    output.show({"id": job, "items": count}, f"{count} items of {job} run again")
 
 
 @batch.command()
-def pause(job: JobId, client: options.TenantClient, as_json: options.Json = False) -> None:
+def pause(job: JobId, client: options.TenantClient) -> None:
     """Stop a job until it is resumed; what is computed is kept."""
-    _print(client.jobs.pause(job), as_json)
+    _show(client.jobs.pause(job))
 
 
 @batch.command()
@@ -226,7 +210,6 @@ def resume(
         float | None, typer.Option(min=0, max=1, help="The new share of bad lines.")
     ] = None,
     client: options.TenantClient,
-    as_json: options.Json = False,
 ) -> None:
     """Continue a paused job where it stopped."""
     limits = None
@@ -236,36 +219,31 @@ def resume(
             limits.max_cost = max_cost
         if max_bad_lines is not None:
             limits.max_bad_line_share = max_bad_lines
-    _print(client.jobs.resume(job, limits), as_json)
+    _show(client.jobs.resume(job, limits))
 
 
 @batch.command()
-def cancel(job: JobId, client: options.TenantClient, as_json: options.Json = False) -> None:
+def cancel(job: JobId, client: options.TenantClient) -> None:
     """End a job for good; its results so far stay readable."""
-    _print(client.jobs.cancel(job), as_json)
+    _show(client.jobs.cancel(job))
 
 
 @batch.command()
-def delete(job: JobId, client: options.TenantClient, as_json: options.Json = False) -> None:
+def delete(job: JobId, client: options.TenantClient) -> None:
     """Delete a job that is over, with its results."""
     client.jobs.delete(job)
-    if as_json:
-        output.write_json({"id": job, "deleted": True})
+    output.show({"id": job, "deleted": True})
 
 
 def _state_of(word: str) -> pb.JobState.ValueType:
     try:
         return value_of(pb.JobState, word)
     except ValueError as error:
-        known = ", ".join(
-            name.removeprefix("JOB_STATE_").lower() for name in pb.JobState.keys()[1:]
-        )
+        known = ", ".join(word_of(pb.JobState, state) for state in pb.JobState.values()[1:])
         raise typer.BadParameter(f"{word!r} is none of {known}", param_hint="--state") from error
 
 
-def _finish(
-    client: Client, job: pb.Job, file: OutFile | None, shown: bool, max_dead: int, as_json: bool
-) -> None:
+def _finish(client: Client, job: pb.Job, file: OutFile | None, shown: bool, max_dead: int) -> None:
     """Waits until ``job`` is over, writes its results, prints it; raises unless it has done what was asked."""
     if file is not None:
         file.hint = f"the results are kept: sluice batch results {job.id} --out FILE"
@@ -274,22 +252,19 @@ def _finish(
     except KeyboardInterrupt:
         print(f"the job goes on: sluice batch watch {job.id}", file=sys.stderr, flush=True)
         raise
-    described = batch_view.job_object(job)
+    described, state = batch_view.job_object(job), batch_view.state_of(job)
     if job.state == pb.JOB_STATE_PAUSED:
-        hint = f"; then: sluice batch resume {job.id}"
-        raise CommandFailed(
-            job.reason_code or "PAUSED", f"{job.id} is paused: {job.reason}{hint}", described
-        )
+        message = f"{job.id} is paused: {job.reason}; then: sluice batch resume {job.id}"
+        raise CommandFailed(job.reason_code or "PAUSED", message, described)
     if file is not None:
         _fill(file, job.id, client.jobs.results(job.id))
     if job.state != pb.JOB_STATE_COMPLETED:
-        state = batch_view.state_of(job)
-        reason = job.reason_code or state.upper()
-        raise CommandFailed(reason, f"{job.id} is {state}: {job.reason}", described)
+        message = f"{job.id} is {state}: {job.reason}"
+        raise CommandFailed(job.reason_code or state.upper(), message, described)
     if job.progress.dead > max_dead:
         message = f"{job.progress.dead} of {job.progress.total} items failed: sluice batch dead-letters {job.id}"
         raise CommandFailed("DEAD_LETTERS", message, described)
-    _print(job, as_json)
+    _show(job)
 
 
 def _wait(client: Client, job: pb.Job, shown: bool) -> pb.Job:
@@ -306,5 +281,5 @@ def _fill(file: OutFile, job_id: str, found: Iterable[pb.JobResult]) -> None:
     file.complete()
 
 
-def _print(job: pb.Job, as_json: bool) -> None:
-    output.show(as_json, batch_view.job_object(job), lambda: batch_view.show(job))
+def _show(job: pb.Job) -> None:
+    output.show(batch_view.job_object(job), lambda: batch_view.show(job))

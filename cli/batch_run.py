@@ -1,17 +1,18 @@
 """`sluice batch run`: the prompts of a file, asked now and answered together."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from cli import options, output
-from cli.batch_files import PIECE_BYTES, check_input, opened, pieces
 from cli.batch_options import IdField, InputTemplate, Out
+from cli.commands import wants_json
 from cli.failure import CommandFailed
-from sluice.client import AnswerBatch, Client, GenerateOptions
+from cli.files import PIECE_BYTES, check_input, opened, pieces
+from sluice.client import AnswerBatch, GenerateOptions
 from sluice.client.openai_lines import output_line, result_of
 from sluice.client.request import generate_request
 from sluice.v1 import inference_pb2
@@ -40,7 +41,6 @@ def run(
     priority: options.Priority = "standard",
     concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Prompts at once.")] = 64,
     client: options.TenantClient,
-    as_json: options.Json = False,
 ) -> None:
     """Ask all prompts of a file now, and print the answers together, with throughput and tokens.
 
@@ -56,8 +56,10 @@ def run(
     if len(requests) < len(items):
         message = "embeddings are for `sluice embed`, or `sluice batch submit`"
         raise CommandFailed("INPUT_INVALID", message)
+    timeout_s = chosen.get("timeout_s")
+    more: GenerateOptions = {} if timeout_s is None else {"timeout_s": timeout_s}
     with opened(out) as file:
-        answered = _ask(client, requests, concurrency, chosen.get("timeout_s"))
+        answered = client.generate_batch(requests, concurrency=concurrency, **more)
         outcomes = iter(answered.outcomes)
         results = [
             result_of(index, one.line, one.custom_id, one.url, next(outcomes))
@@ -71,28 +73,18 @@ def run(
                 file.write(line)
             file.complete()
     summary = _summary(answered, len(found))
-    if file is None and not as_json:
+    if file is None and not wants_json():
         for line in lines:
             output.write_json(line)
-    described = {**summary, **({"results": lines} if file is None else {"out": str(out)})}
-    if failed := [one.error for one in results if one.HasField("error")]:
-        message = f"{len(failed)} of {len(found)} got no answer: {failed[0].message}"
-        raise CommandFailed(failed[0].reason, message, described)
-    if as_json:
-        output.write_json(described)
-    else:
+    failed = [one.error for one in results if one.HasField("error")]
+    if not failed and not wants_json():
         print(_sentence(summary), file=sys.stderr, flush=True)
-
-
-def _ask(
-    client: Client,
-    requests: Sequence[inference_pb2.GenerateRequest],
-    concurrency: int,
-    timeout_s: float | None,
-) -> AnswerBatch:
-    if timeout_s is None:
-        return client.generate_batch(requests, concurrency=concurrency)
-    return client.generate_batch(requests, concurrency=concurrency, timeout_s=timeout_s)
+    described = {**summary, **({"results": lines} if file is None else {"out": str(out)})}
+    unanswered = None
+    if failed:
+        message = f"{len(failed)} of {len(found)} got no answer: {failed[0].message}"
+        unanswered = (failed[0].reason, message)
+    output.show(described, failed=unanswered)
 
 
 def _summary(answered: AnswerBatch, count: int) -> dict[str, Any]:

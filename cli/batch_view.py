@@ -141,19 +141,17 @@ def display(shown: bool) -> Iterator[Display]:
         yield Display(shown, bar, bar.add_task("", total=None, text=""))
 
 
-def _row(job: pb.Job) -> tuple[str, ...]:
-    progress, speed = job.progress, _speed(job)
+def _row(job: pb.Job) -> tuple[object, ...]:
+    progress, speed, more = job.progress, _speed(job), "" if job.progress.total_final else "+"
     return (
         job.id,
-        job.spec.name or "-",
+        job.spec.name or None,
         state_of(job),
-        f"{progress.succeeded + progress.dead}/{progress.total}{'' if progress.total_final else '+'}",
-        str(progress.dead),
+        f"{progress.succeeded + progress.dead}/{progress.total}{more}",
+        progress.dead,
         f"{speed.items_per_second:.1f}",
         f"{speed.tokens_per_second:.0f}",
-        f"{_span(job)}{'' if progress.total_final else '+'}"
-        if progress.HasField("remaining")
-        else "-",
+        f"{_span(job)}{more}" if progress.HasField("remaining") else None,
         _cost(progress),
     )
 

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
+from cli.commands import wants_json
 from cli.failure import CommandFailed
 
 FOLDER: Final = Path(__file__).parents[1] / "bench"
@@ -20,9 +21,6 @@ CONTEXT_SETTINGS: Final = {"allow_extra_args": True, "ignore_unknown_options": T
 def bench(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Which one, such as mesh or chaos.")],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per figure.")
-    ] = False,
     runs: Annotated[int | None, typer.Option(min=1, help="Interleaved runs of both sides.")] = None,
 ) -> None:
     """Run a benchmark and print its figures, ours beside a peer's. Its other options: python bench/NAME.py --help."""
@@ -32,7 +30,7 @@ def bench(
         raise CommandFailed("BENCHMARK_UNKNOWN", f"no benchmark {name!r}; {there}")
     command = [sys.executable, str(FOLDER / f"{name}.py")]
     command += ["--runs", str(runs)] if runs is not None else []
-    command += ["--json"] if as_json else []
+    command += ["--json"] if wants_json() else []
     command += context.args
     # Benchmarks fork while gRPC threads run, which gRPC would log each time.
     environment = {"GRPC_VERBOSITY": "ERROR", **os.environ}

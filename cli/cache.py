@@ -15,12 +15,10 @@ def cache(
     model: Annotated[str, typer.Option(help="Only the answers of this model.")] = "",
     key: Annotated[str, typer.Option(help="One answer, as `sluice explain` names it.")] = "",
     client: options.OperatorClient,
-    as_json: options.Json = False,
 ) -> None:
     """Forget answers that are kept for equal requests: all, or those of a tenant, of a model, or one."""
     unreached = client.clear_answers(tenant, model, key)
-    if as_json:
-        output.write_json({"unreached_gateways": unreached})
+    output.show({"unreached_gateways": unreached})
     for name in unreached:
         print(
             f"gateway {name} did not answer: it may give out what it has in memory until that is too old",

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli import options, output
-from cli.option_groups import Commands, Group
+from cli.commands import Commands, Group
 
 if TYPE_CHECKING:
     from supervisor.certificates import Authority, Issued
 
-certs = Commands(help="Make, list and renew certificates.", no_args_is_help=True)
+certs = Commands("Make, list and renew certificates.")
 
 
 def _authority(
@@ -43,23 +43,25 @@ def create(
         typer.Option(help="A name or address beside localhost that they are valid for."),
     ] = None,
     authority: OfMesh,
-    as_json: options.Json = False,
 ) -> None:
     """Make an authority unless there is one, and a certificate for each process that has none.
 
     Without names: those of a mesh with one process of each kind.
     """
-    made = authority.ensure(processes or _default_processes(), host or ())
-    _write_made(made, "every process has a certificate already", as_json)
+    from supervisor.plan import BATCHER, GATEWAY, JOBS, NATS, OPERATOR, TRITON
+
+    default = (NATS, TRITON, BATCHER, GATEWAY, JOBS, OPERATOR)
+    made = authority.ensure(processes or default, host or ())
+    _show_made(made, "every process has a certificate already")
 
 
 @certs.command("list")
-def list_(*, authority: OfMesh, as_json: options.Json = False) -> None:
+def list_(authority: OfMesh) -> None:
     """List certificates, and how long they are valid."""
     issued = authority.issued()
     headers, rows = ("process", "expires", "names", "file"), [_row(one) for one in issued]
     described = {"certificates": [_json(one) for one in issued]}
-    output.show(as_json, described, lambda: output.write_table(headers, rows))
+    output.show(described, lambda: output.write_table(headers, rows))
 
 
 @certs.command()
@@ -67,18 +69,16 @@ def renew(
     *,
     processes: Processes = None,
     authority: OfMesh,
-    as_json: options.Json = False,
 ) -> None:
     """Make new certificates with new keys, of all processes or of some.
 
     Gateways take them with the next caller, connections to NATS when they connect again. Triton, and calls that run,
     take them when the process starts again.
     """
-    made = authority.renew(processes or [])
-    _write_made(made, "there is nothing to renew", as_json)
+    _show_made(authority.renew(processes or []), "there is nothing to renew")
 
 
-@certs.command()
+@certs.command(with_json=False)
 def nats(
     tls_folder: Annotated[
         Path, typer.Option(help="Where nats-server finds its tls.crt, tls.key and ca.crt.")
@@ -101,15 +101,9 @@ def nats(
     print(render_tls(tls_folder) + render_accounts(users, input_stream or ()), end="")
 
 
-def _default_processes() -> list[str]:
-    from supervisor.plan import BATCHER, GATEWAY, JOBS, NATS, OPERATOR, TRITON
-
-    return [NATS, TRITON, BATCHER, GATEWAY, JOBS, OPERATOR]
-
-
-def _write_made(made: list[Path], nothing: str, as_json: bool) -> None:
+def _show_made(made: list[Path], nothing: str) -> None:
     files = [str(file) for file in made]
-    output.show(as_json, {"made": files}, "\n".join(files) or nothing)
+    output.show({"made": files}, "\n".join(files) or nothing)
 
 
 def _json(one: "Issued") -> dict[str, object]:

@@ -18,14 +18,13 @@ def chat(
     ] = None,
     chosen: options.Sampling,
     client: options.TenantClient,
-    as_json: options.Json = False,
 ) -> None:
     """Talk over several turns; each line is a turn.
 
     Ctrl-C cancels the running answer, Ctrl-D leaves. Lines can come from a pipe as well: then the first error ends the
     command. With --json prints one object per turn, as `sluice generate --json` does.
     """
-    conversation = Conversation(client, chosen, system, as_json)
+    conversation = Conversation(client, chosen, system)
     if sys.stdin.isatty():
         _talk(conversation)
     else:
@@ -36,12 +35,9 @@ def chat(
 class Conversation:
     """The turns so far. A turn without an answer is dropped; the part of a cancelled answer that was printed stays."""
 
-    def __init__(
-        self, client: Client, chosen: GenerateOptions, system: str | None, as_json: bool
-    ) -> None:
+    def __init__(self, client: Client, chosen: GenerateOptions, system: str | None) -> None:
         self._client = client
         self._options = chosen
-        self._as_json = as_json
         self._turns = [Message("system", system)] if system is not None else []
 
     def say(self, text: str) -> None:
@@ -54,20 +50,11 @@ class Conversation:
         asked = [*self._turns, Message("user", text)]
         builder = AnswerBuilder()
         try:
-            self._stream(asked, builder)
+            with self._client.generate(asked, **self._options) as stream:
+                output.write_answer(stream, builder)
         finally:
             if builder.text:
                 self._turns = [*asked, Message("assistant", builder.text)]
-
-    def _stream(self, asked: list[Message], builder: AnswerBuilder) -> None:
-        with self._client.generate(asked, **self._options) as stream:
-            if self._as_json:
-                for event in stream:
-                    builder.add(event)
-                output.write_json(output.answer_object(builder.build()))
-            else:
-                output.write_events(stream, builder)
-                output.note(output.summary(builder.build()))
 
 
 def _talk(conversation: Conversation) -> None:

@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
-from cli import failure, options, output
+from cli import output
+from cli.commands import wants_json
+from cli.failure import CommandFailed
 from sluice.client.aio import AsyncClient
 from sluice.client.answer import Answer, AnswerBuilder, Delta
 from sluice.errors import SluiceError
@@ -24,50 +26,31 @@ ANSWER_TOKENS: Final = 112
 ANSWER_S: Final = 120.0
 
 
-def demo(as_json: options.Json = False) -> None:
+def demo() -> None:
     """Start a mesh on free ports, let both tiers answer four prompts, stop it.
 
     Prints each answer as it streams, with the route, the trace id and where the time went. Exits with 0 only when every
     prompt was answered.
     """
-    answers = asyncio.run(_demo(Console(silent=as_json)))
-    if as_json:
-        output.write_json({"answers": answers})
+    output.show({"answers": asyncio.run(_demo())})
 
 
-class Console:
-    """Prints to stdout, or nowhere."""
-
-    def __init__(self, silent: bool) -> None:
-        self._silent = silent
-
-    def print(self, text: str, end: str = "\n") -> None:
-        """Prints a line of the demo."""
-        if not self._silent:
-            print(text, end=end, flush=True)
-
-    def stream(self, text: str) -> None:
-        """Prints a piece of an answer."""
-        if not self._silent:
-            output.write_text(text)
-
-
-async def _demo(console: Console) -> list[dict[str, Any]]:
+async def _demo() -> list[dict[str, Any]]:
     # Imported here: these need the extra "mesh".
     from sluice.settings import load
     from supervisor.mesh import running_mesh
 
     settings = load()
     gateway = settings.gateway.model_copy(update={"address": "127.0.0.1:0"})
-    console.print("starting nats-server, tritonserver, batcher and gateway ...")
+    _say("starting nats-server, tritonserver, batcher and gateway ...\n")
     async with running_mesh(settings.model_copy(update={"gateway": gateway})) as mesh:
-        console.print(f"ready in {mesh.ready_s:.1f} s at {mesh.address}")
-        answers = await show(mesh.address, [model.name for model in settings.models], console)
-    console.print("\nstopped")
+        _say(f"ready in {mesh.ready_s:.1f} s at {mesh.address}\n")
+        answers = await ask_all(mesh.address, [model.name for model in settings.models])
+    _say("\nstopped\n")
     return answers
 
 
-async def show(address: str, models: Sequence[str], console: Console) -> list[dict[str, Any]]:
+async def ask_all(address: str, models: Sequence[str]) -> list[dict[str, Any]]:
     """Asks every model of the mesh at `address` every prompt, one after the other; returns the answers for `--json`.
 
     Raises:
@@ -77,30 +60,36 @@ async def show(address: str, models: Sequence[str], console: Console) -> list[di
     errors: list[SluiceError] = []
     async with AsyncClient(address) as client:
         for number, prompt in enumerate(PROMPTS, start=1):
-            console.print(f"\n[{number}/{len(PROMPTS)}] {prompt}")
+            _say(f"\n[{number}/{len(PROMPTS)}] {prompt}\n")
             for model in models:
                 try:
-                    answer = await _ask(client, model, prompt, console)
+                    answer = await _ask(client, model, prompt)
                     answers.append({"prompt": prompt, **output.answer_object(answer)})
                 except SluiceError as error:
-                    console.print(f"{error.reason}: {error}")
+                    _say(f"{error.reason}: {error}\n")
                     errors.append(error)
     if errors:
         asked = len(PROMPTS) * len(models)
         message = f"{len(errors)} of {asked} prompts got no answer: {errors[0]}"
-        raise failure.CommandFailed("UNANSWERED", message, {"answers": answers})
+        raise CommandFailed("UNANSWERED", message, {"answers": answers})
     return answers
 
 
-async def _ask(client: AsyncClient, model: str, prompt: str, console: Console) -> Answer:
+async def _ask(client: AsyncClient, model: str, prompt: str) -> Answer:
     builder = AnswerBuilder()
-    console.print(f"\n{model}: ", end="")
+    _say(f"\n{model}: ")
     stream = client.generate(prompt, model=model, max_tokens=ANSWER_TOKENS, timeout_s=ANSWER_S)
     async with stream:
         async for event in stream:
             builder.add(event)
             if isinstance(event, Delta):
-                console.stream(event.text)
+                _say(event.text)
     answer = builder.build()
-    console.print(f"\n  {output.summary(answer)}")
+    _say(f"\n  {output.summary(answer)}\n")
     return answer
+
+
+def _say(text: str) -> None:
+    """What people see while it runs."""
+    if not wants_json():
+        output.write_text(text)

@@ -14,11 +14,11 @@ from sluice.v1.admin_pb2 import (
 from sluice.wire.enums import word_of
 
 
-def drift(client: options.OperatorClient, as_json: options.Json = False) -> None:
+def drift(client: options.OperatorClient) -> None:
     """Show whether inputs and accuracy of the learned routers have drifted, as one gateway has seen it."""
     routers = client.router_health()
     text = "\n".join(map(line_of, routers)) or "no learned router is in use"
-    output.show(as_json, {"routers": [*map(health_object, routers)]}, text)
+    output.show({"routers": [*map(health_object, routers)]}, text)
 
 
 def health_object(router: RouterHealth) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, BinaryIO, Final
 import typer
 
 from cli import options, output
-from cli.option_groups import Group
+from cli.commands import Group, wants_json
 from sluice.client import Embeddings
 from sluice.errors import InputInvalid
 
@@ -78,7 +78,6 @@ def embed(
     ] = "text",
     settings: Annotated[dict[str, Any], Group(_settings)],
     client: options.TenantClient,
-    as_json: options.Json = False,
 ) -> None:  # fmt: skip
     """Embed the texts of a file, and write their embeddings in the order of the texts.
 
@@ -86,7 +85,7 @@ def embed(
     under its name when it is complete. With --json prints one object at the end: texts, tokens, model, seconds,
     empty_lines.
     """
-    if as_json and out is None:
+    if wants_json() and out is None:
         raise typer.BadParameter("say where the embeddings go", param_hint="--output")
     began, count, tokens, served_by = monotonic(), 0, 0, ""
     with _opened(file) as lines, _writer(out) as write:
@@ -98,11 +97,16 @@ def embed(
             count, tokens = count + len(window), tokens + found.prompt_tokens
             served_by = found.model
     took_s = monotonic() - began
-    done = {"texts": count, "tokens": tokens, "model": served_by, "seconds": round(took_s, 3)}
-    done["empty_lines"] = read.empty
+    done = {
+        "texts": count,
+        "tokens": tokens,
+        "model": served_by,
+        "seconds": round(took_s, 3),
+        "empty_lines": read.empty,
+    }
     left_out = f", {read.empty} empty lines left out" if read.empty else ""
     text = f"{count} texts, {tokens} tokens, {count / took_s:.1f} texts/s{left_out}"
-    output.show(as_json, done, lambda: output.note(text))
+    output.show(done, lambda: output.note(text))
 
 
 @contextmanager

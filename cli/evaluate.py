@@ -10,10 +10,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from cli import failure, options, output, scores
+from cli import options, output, scores
+from cli.commands import Group
+from cli.failure import CommandFailed
+from cli.files import NewFile
 from cli.golden import evaluate_golden
-from cli.new_file import NewFile
-from cli.option_groups import Group
 from cli.questions import Question, Split, ask_all, of_file, support_questions
 from cli.scores import Result, Score, Trade
 from sluice.client import AsyncClient, Client, GenerateOptions
@@ -135,7 +136,6 @@ def evaluate(
     concurrency: Annotated[int, typer.Option(min=1, help="Questions that are asked at once.")] = 16,
     tenant: options.Tenant = None,
     address: options.Address = options.ADDRESS,
-    as_json: options.Json = False,
 ) -> None:
     """Ask questions and print how many answers are right, what they cost, and what routing saves.
 
@@ -147,15 +147,15 @@ def evaluate(
     """
     outcomes = pair.outcomes
     if outcomes is not None and (model or pair.weak == pair.strong):
-        raise failure.CommandFailed("USAGE", "--outcomes asks --weak and --strong, two models")
+        raise CommandFailed("USAGE", "--outcomes asks --weak and --strong, two models")
     if (golden := references.golden) is not None:
         systems = references.compare or model or [AUTO]
         floors = references.floor or ()
         with Client(address, tenant=tenant) as client:
-            evaluate_golden(golden, systems, floors, client, concurrency, given, as_json)
+            evaluate_golden(golden, systems, floors, client, concurrency, given)
         return
     if references.compare or references.floor:
-        raise failure.CommandFailed("USAGE", "--compare and --floor belong to --golden")
+        raise CommandFailed("USAGE", "--compare and --floor belong to --golden")
     found, about = asked.load("heldout" if outcomes is None else "train"), asked.described()
     ask = partial(_ask, address, tenant, found, concurrency, given)
     if outcomes is None:
@@ -165,7 +165,7 @@ def evaluate(
             results = asyncio.run(ask([pair.weak, pair.strong]))
             rows = write_outcomes(file, found, results[: len(found)], results[len(found) :])
         about |= {"outcomes": str(outcomes), "rows": rows}
-    _write(results, about, pair.strong, as_json)
+    _show(results, about, pair.strong)
 
 
 def write_outcomes(
@@ -205,50 +205,40 @@ async def _ask(
     return results
 
 
-def _write(results: Sequence[Result], about: dict[str, Any], strong: str, as_json: bool) -> None:
+def _show(results: Sequence[Result], about: dict[str, Any], strong: str) -> None:
     table = scores.tabulate(results)
     trades = scores.trades(table, strong)
-    done = {
-        **about,
-        "scores": [score.described() for score in table],
-        "trades": [asdict(trade) for trade in trades],
-    }
-    if not as_json:
-        output.write_table(HEADERS, [_cells(score) for score in table])
+
+    def write() -> None:
+        output.write_table(HEADERS, map(_cells, table))
         for trade in trades:
             print(_sentence(trade))
         if about.get("rows"):
             print(f"{about['outcomes']}: {about['rows']} rows")
+
+    described = {
+        **about,
+        "scores": [score.described() for score in table],
+        "trades": [asdict(trade) for trade in trades],
+    }
+    failed = None
     if errors := [result.error for result in results if result.error]:
         message = f"{len(errors)} of {len(results)} questions got no answer: {errors[0]}"
-        raise failure.CommandFailed("UNANSWERED", message, done)
-    if as_json:
-        output.write_json(done)
+        failed = ("UNANSWERED", message)
+    output.show(described, write, failed)
 
 
-def _cells(score: Score) -> tuple[str, ...]:
-    latency = score.latency_ms
+def _cells(score: Score) -> tuple[object, ...]:
+    latency, first = score.latency_ms, score.ttft_ms["p50"]
     return (
-        score.asked,
-        score.kind,
-        score.level,
-        str(len(score.results)),
-        f"{score.right_share:.1%}",
-        _counts(score.models),
-        f"{score.escalated_share:.0%}",
-        _counts(score.tokens),
-        _whole(score.ttft_ms["p50"]),
-        _whole(latency["p50"]),
-        _whole(latency["p95"]),
+        *(score.asked, score.kind, score.level, len(score.results), f"{score.right_share:.1%}"),
+        *(_counts(score.models), f"{score.escalated_share:.0%}", _counts(score.tokens)),
+        *(None if ms is None else round(ms) for ms in (first, latency["p50"], latency["p95"])),
     )
 
 
 def _counts(counts: Mapping[str, int]) -> str:
     return " ".join(f"{name}:{count}" for name, count in sorted(counts.items()))
-
-
-def _whole(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}"
 
 
 def _sentence(trade: Trade) -> str:

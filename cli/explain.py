@@ -29,13 +29,12 @@ def explain(
         typer.Option("--audit", help="Show the entry of the audit instead; it is kept longer."),
     ] = False,
     client: options.OperatorClient,
-    as_json: options.Json = False,
 ) -> None:
     """Show the decisions about a request: findings, route, batch, worker, tokens, cost. No text is kept."""
     found: pb.GetRequestRecordResponse | pb.GetAuditEntryResponse
     found = client.audit(request_id) if audit else client.explain(request_id)
     lines = _lines(found) if isinstance(found, pb.GetRequestRecordResponse) else _audit(found)
-    output.show(as_json, _object(found), "\n".join(lines))
+    output.show(_object(found), "\n".join(lines))
 
 
 def feedback(
@@ -43,12 +42,10 @@ def feedback(
     request_id: RequestId,
     grade: Annotated[float, typer.Argument(help="0 is useless, 1 is right.")],
     client: options.OperatorClient,
-    as_json: options.Json = False,
 ) -> None:
     """Grade an answer. A later grade of the same request replaces an earlier one."""
     client.feedback(request_id, grade)
-    if as_json:
-        output.write_json({"request_id": request_id, "grade": grade})
+    output.show({"request_id": request_id, "grade": grade})
 
 
 def _object(explained: pb.GetRequestRecordResponse | pb.GetAuditEntryResponse) -> dict[str, object]:

@@ -1,13 +1,12 @@
 """`sluice generate`: one prompt, one answer, streamed."""
 
 import sys
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from cli import options, output
-from sluice.client import Answer
+from cli.commands import wants_json
 
 
 def generate(
@@ -20,15 +19,32 @@ def generate(
         ),
     ],
     chosen: options.Sampling,
-    logprobs: options.Logprobs = None,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(help="Alternatives per token with their log-probabilities; needs --json."),
+    ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Give the prompt to the model without chat template.")
     ] = False,
-    n: options.Count = 1,
-    tool: options.ToolFiles = None,
-    tool_choice: options.ToolChoice = None,
+    n: Annotated[
+        int,
+        typer.Option(
+            "--n", min=1, max=16, help="So many answers; they differ above --temperature 0."
+        ),
+    ] = 1,
+    tool: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE|TEXT",
+            help="A function that the model may call, as JSON: name, description, parameters; or a list of them, or "
+            "OpenAI's form. May be repeated.",
+        ),
+    ] = None,
+    tool_choice: Annotated[
+        str | None,
+        typer.Option(metavar="none|auto|required|NAME", help="Whether, or which, tool is called."),
+    ] = None,
     client: options.TenantClient,
-    as_json: options.Json = False,
 ) -> None:
     """Ask for one answer, and print it as it comes.
 
@@ -36,7 +52,7 @@ def generate(
     usage, timings and more; of several answers (--n) one a line. Calls of tools are printed as JSON, one a line, behind
     the text. Ctrl-C cancels the request in the mesh.
     """
-    if logprobs is not None and not as_json:
+    if logprobs is not None and not wants_json():
         raise typer.BadParameter(
             "the log-probabilities are part of --json", param_hint="--logprobs"
         )
@@ -51,17 +67,9 @@ def generate(
     if tool_choice is not None:
         chosen["tool_choice"] = tool_choice
     if n > 1:
-        _print_several(client.generate_several(prompt, n, **chosen), as_json)
-    else:
-        with client.generate(prompt, **chosen) as stream:
-            output.write_answer(stream, as_json)
-
-
-def _print_several(answers: Sequence[Answer], as_json: bool) -> None:
-    for number, answer in enumerate(answers, start=1):
-        if as_json:
-            output.write_json(output.answer_object(answer))
-            continue
-        output.write_text(f"[{number}] {answer.text}\n")
-        output.write_calls(answer)
-        output.note(output.summary(answer))
+        answers = client.generate_several(prompt, n, **chosen)
+        for number, answer in enumerate(answers, start=1):
+            output.show_answer(answer, f"[{number}] {answer.text}\n")
+        return
+    with client.generate(prompt, **chosen) as stream:
+        output.write_answer(stream)

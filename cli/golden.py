@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from cli import output
-from cli.batch_files import pieces_of
 from cli.failure import CommandFailed
+from cli.files import PIECE_BYTES, open_table
 from cli.golden_scores import METRICS, Scored, difference
-from cli.tables import open_table
 from sluice.client import Client, GenerateOptions, Message
 from sluice.client.request import generate_request
 from sluice.v1 import jobs_pb2 as pb
@@ -38,7 +37,6 @@ def evaluate_golden(
     client: Client,
     concurrency: int,
     chosen: GenerateOptions,
-    as_json: bool,
 ) -> None:
     """Scores each of ``systems``, a model's name or a file of `sluice batch`; two of them are compared.
 
@@ -73,14 +71,11 @@ def evaluate_golden(
         described["differences"] = {
             metric: asdict(difference(first, second, metric)) for metric in METRICS
         }
-    if not as_json:
-        _show(described, systems)
-    last = described["scores"][systems[-1]]
+    last, failed = described["scores"][systems[-1]], None
     if low := [name for name, bound in bounds.items() if last[name]["value"] < bound]:
         said = ", ".join(f"{name} {last[name]['value']:.3f} < {bounds[name]:g}" for name in low)
-        raise CommandFailed("BELOW_FLOOR", f"{systems[-1]}: {said}", described)
-    if as_json:
-        output.write_json(described)
+        failed = ("BELOW_FLOOR", f"{systems[-1]}: {said}")
+    output.show(described, lambda: _write(described, systems), failed)
 
 
 def read_golden(path: Path) -> Iterator[Golden]:
@@ -169,7 +164,8 @@ def _ask(
     spec.limits.concurrency, spec.limits.max_bad_line_share = concurrency, 1.0
     if (timeout_s := chosen.get("timeout_s")) is not None:
         spec.limits.item_timeout.CopyFrom(duration(timeout_s * 1e3))
-    spec.input.upload_id = client.jobs.upload("golden.jsonl", lambda: pieces_of(lines))
+    sent = [lines[at : at + PIECE_BYTES] for at in range(0, len(lines), PIECE_BYTES)]
+    spec.input.upload_id = client.jobs.upload("golden.jsonl", lambda: sent)
     job = client.jobs.create(spec, uuid.uuid4().hex)
     for now in client.jobs.watch(job.id, until_paused=True):
         job = now
@@ -204,9 +200,9 @@ def _answers_of(path: Path, golden: Sequence[Golden]) -> list[str]:
     return [texts[item.custom_id] for item in golden]
 
 
-def _show(described: Mapping[str, Any], systems: Sequence[str]) -> None:
+def _write(described: Mapping[str, Any], systems: Sequence[str]) -> None:
     rows = [
-        (system, str(described["items"]), *(_cell(described["scores"][system][m]) for m in METRICS))
+        (system, described["items"], *(_cell(described["scores"][system][m]) for m in METRICS))
         for system in systems
     ]
     output.write_table(("model", "n", *METRICS), rows)

@@ -5,50 +5,107 @@ makes it.
 """
 
 import asyncio
+import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from cli import options, output
+from cli.commands import Commands, Group, wants_json
 from cli.failure import CommandFailed
-from cli.mesh_nats import Config, connected, settings_of
-from cli.option_groups import Commands, Group
 from sluice.defaults import CALLER, ROLES
+from sluice.internal.v1.identity_pb2 import ApiKeyRecord
+from sluice.wire.api_keys import NewKey, digest_of, new_key
+from sluice.wire.clock import unix_ms
+from sluice.wire.subjects import is_token
 
 if TYPE_CHECKING:
-    from sluice.internal.v1.identity_pb2 import ApiKeyRecord
+    from sluice.settings import Settings
     from sluice.wire.bucket import Bucket
 
 DAY_MS: Final = 86_400_000
 NAME_CHARS_MAX: Final = 64
 
-keys = Commands(help="Make, list, replace and revoke API keys.", no_args_is_help=True)
+keys = Commands("Make, list, replace and revoke API keys.")
 
 KeyId = Annotated[str, typer.Argument(metavar="ID", help="Of `sluice keys list`.")]
 
 
-def _runner(
-    config: Config = None, state_dir: options.StateDir = None
-) -> Callable[[Callable[["Bucket"], Awaitable[Any]]], Any]:
-    """Runs what it is given with the bucket of the keys, and returns its result."""
+class Keys:
+    """The keys of a mesh, as JetStream keeps them.
+
+    Args:
+        run: waits for what asks JetStream.
+    """
+
+    def __init__(self, run: Callable[[Coroutine[Any, Any, Any]], Any], bucket: "Bucket") -> None:
+        self._run = run
+        self._bucket = bucket
+
+    def all(self) -> list[tuple[str, ApiKeyRecord]]:
+        """Every key by its id, the oldest first."""
+
+        async def read() -> list[tuple[str, ApiKeyRecord]]:
+            return [one async for one in self._bucket.read_all(ApiKeyRecord)]
+
+        found: list[tuple[str, ApiKeyRecord]] = self._run(read())
+        return sorted(found, key=lambda one: one[1].create_unix_ms)
+
+    def get(self, key_id: str) -> tuple[ApiKeyRecord, int]:
+        """The key, and its revision, which `put` takes."""
+        found = self._run(self._bucket.read(key_id, ApiKeyRecord)) if is_token(key_id) else None
+        if found is None:
+            raise CommandFailed("KEY_UNKNOWN", f"there is no key {key_id!r}; see: sluice keys list")
+        record, revision = found
+        return record, revision
+
+    def put(self, key_id: str, record: ApiKeyRecord, revision: int) -> None:
+        """Stores a key in place of its ``revision``; 0: it is new."""
+        if self._run(self._bucket.write(key_id, record, revision)) is None:
+            raise CommandFailed("KEY_CHANGED", f"{key_id} was changed at the same time; try again")
+
+    def add(self, record: ApiKeyRecord) -> NewKey:
+        """Makes the key that ``record`` describes."""
+        made = new_key()
+        record.digest = digest_of(made.text)
+        self.put(made.id, record, 0)
+        return made
+
+
+@contextmanager
+def _keys(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML file of the mesh; unset: SLUICE_NATS__URL, or the mesh of the state folder."
+        ),
+    ] = None,
+    state_dir: options.StateDir = None,
+) -> Iterator[Keys]:
     from sluice.wire import jetstream
     from sluice.wire.bucket import Bucket
+    from sluice.wire.connection import connect, disconnect
+    from sluice.wire.permissions import OPERATOR
 
-    async def run(act: Callable[["Bucket"], Awaitable[Any]]) -> Any:
-        settings = settings_of(config, state_dir)
-        if not settings.identity.api_keys:
-            output.note("identity.api_keys is not set: this mesh does not ask for keys yet")
-        async with connected(settings) as client:
+    settings = _settings_of(config, state_dir)
+    if not settings.identity.api_keys:
+        output.note("identity.api_keys is not set: this mesh does not ask for keys yet")
+    with asyncio.Runner() as runner:
+        connecting = connect(settings.nats, OPERATOR, OPERATOR, lambda: None, settings.tls.mesh)
+        client = runner.run(connecting)
+        try:
             bucket = Bucket(jetstream.API_KEYS, settings.nats.replicas)
-            await bucket.start(client)
-            return await act(bucket)
+            runner.run(bucket.start(client))
+            yield Keys(runner.run, bucket)
+        finally:
+            runner.run(disconnect(client))
 
-    return lambda act: asyncio.run(run(act))
 
-
-InBucket = Annotated[Callable[[Callable[["Bucket"], Awaitable[Any]]], Any], Group(_runner)]
+OfMesh = Annotated[Keys, Group(_keys)]
 
 
 @keys.command()
@@ -67,24 +124,18 @@ def create(
         float, typer.Option(min=0, help="Its own limit, beside those of its tenant.")
     ] = 0.0,
     tokens_per_minute: Annotated[float, typer.Option(min=0, help="The same of tokens.")] = 0.0,
-    in_bucket: InBucket,
-    as_json: options.Json = False,
+    mine: OfMesh,
 ) -> None:
     """Make a key. It is printed once, and stored nowhere: only its hash is.
 
     A caller asks models and has jobs. An operator also changes what other tenants have, an auditor reads it.
     """
-    from sluice.internal.v1.identity_pb2 import ApiKeyRecord
-    from sluice.wire.clock import unix_ms
-    from sluice.wire.subjects import is_token
-
     if not is_token(tenant):
-        raise CommandFailed(
-            "USAGE", f"TENANT: {tenant!r}: use up to 64 letters, digits, '-' and '_'"
-        )
+        message = f"TENANT: {tenant!r}: use up to 64 letters, digits, '-' and '_'"
+        raise CommandFailed("USAGE", message)
     if strange := set(role or ()) - set(ROLES):
         raise CommandFailed("USAGE", f"--role {min(strange)}: use {', '.join(ROLES)}")
-    now = int(unix_ms())
+    now = unix_ms()
     record = ApiKeyRecord(
         tenant=tenant,
         roles=sorted(set(role or [CALLER])),
@@ -94,35 +145,20 @@ def create(
         tokens_per_minute=tokens_per_minute,
         expire_unix_ms=0 if expires_days is None else now + int(expires_days * DAY_MS),
     )
-
-    async def make(bucket: "Bucket") -> dict[str, Any]:
-        return _shown(*await _write_new(bucket, record))
-
-    _write_made(in_bucket(make), as_json)
+    _show_made(mine.add(record), record)
 
 
 @keys.command("list")
 def list_(
     *,
     tenant: Annotated[str | None, typer.Option(help="Those of one tenant.")] = None,
-    in_bucket: InBucket,
-    as_json: options.Json = False,
+    mine: OfMesh,
 ) -> None:
     """List the keys: whose they are, what they may do, and until when."""
-    from sluice.internal.v1.identity_pb2 import ApiKeyRecord
-
-    async def read(bucket: "Bucket") -> list[dict[str, Any]]:
-        found = [
-            (record.create_unix_ms, _described(key, record))
-            async for key, record in bucket.read_all(ApiKeyRecord)
-            if tenant in (None, record.tenant)
-        ]
-        return [described for _, described in sorted(found, key=lambda one: one[0])]
-
-    found = in_bucket(read)
+    found = [_described(*one) for one in mine.all() if tenant in (None, one[1].tenant)]
     columns = ("id", "tenant", "roles", "name", "created", "state")
-    rows = [[one[column] for column in columns] for one in found]
-    output.show(as_json, {"keys": found}, lambda: output.write_table(columns, rows))
+    rows = ([one[column] for column in columns] for one in found)
+    output.show({"keys": found}, lambda: output.write_table(columns, rows))
 
 
 @keys.command()
@@ -132,102 +168,84 @@ def rotate(
     overlap_s: Annotated[
         float, typer.Option(min=0, help="How long the old key still works.")
     ] = 3600.0,
-    in_bucket: InBucket,
-    as_json: options.Json = False,
+    mine: OfMesh,
 ) -> None:
     """Make a new key in place of one, which works for another hour."""
-    from sluice.internal.v1.identity_pb2 import ApiKeyRecord
-    from sluice.wire.clock import unix_ms
-
-    async def replace(bucket: "Bucket") -> dict[str, Any]:
-        old, revision = await _read(bucket, key_id)
-        if old.revoke_unix_ms:
-            raise CommandFailed("KEY_REVOKED", f"{key_id} was revoked; make a new key instead")
-        now, new = int(unix_ms()), ApiKeyRecord()
-        new.CopyFrom(old)
-        new.create_unix_ms = now
-        made = await _write_new(bucket, new)
-        until = now + int(overlap_s * 1000)
-        old.expire_unix_ms = min(old.expire_unix_ms or until, until)
-        await _write(bucket, key_id, old, revision)
-        return _shown(*made)
-
-    _write_made(in_bucket(replace), as_json)
+    old, revision = mine.get(key_id)
+    if old.revoke_unix_ms:
+        raise CommandFailed("KEY_REVOKED", f"{key_id} was revoked; make a new key instead")
+    now, new = unix_ms(), ApiKeyRecord()
+    new.CopyFrom(old)
+    new.create_unix_ms = now
+    until = now + int(overlap_s * 1000)
+    old.expire_unix_ms = min(old.expire_unix_ms or until, until)
+    made = mine.add(new)
+    mine.put(key_id, old, revision)
+    _show_made(made, new)
 
 
 @keys.command()
-def revoke(
-    *,
-    key_id: KeyId,
-    in_bucket: InBucket,
-    as_json: options.Json = False,
-) -> None:
+def revoke(key_id: KeyId, mine: OfMesh) -> None:
     """Revoke a key: within 5 seconds every gateway refuses it."""
-    from sluice.wire.clock import unix_ms
-
-    async def end(bucket: "Bucket") -> dict[str, Any]:
-        record, revision = await _read(bucket, key_id)
-        if not record.revoke_unix_ms:
-            record.revoke_unix_ms = int(unix_ms())
-            await _write(bucket, key_id, record, revision)
-        return _described(key_id, record)
-
-    revoked = in_bucket(end)
-    text = f"{key_id} of {revoked['tenant']} is revoked; gateways refuse it within 5 s"
-    output.show(as_json, revoked, text)
+    record, revision = mine.get(key_id)
+    if not record.revoke_unix_ms:
+        record.revoke_unix_ms = unix_ms()
+        mine.put(key_id, record, revision)
+    text = f"{key_id} of {record.tenant} is revoked; gateways refuse it within 5 s"
+    output.show(_described(key_id, record), text)
 
 
-async def _read(bucket: "Bucket", key_id: str) -> tuple["ApiKeyRecord", int]:
-    from sluice.internal.v1.identity_pb2 import ApiKeyRecord
-    from sluice.wire.subjects import is_token
+def _settings_of(config: Path | None, state_dir: Path | None) -> "Settings":
+    """The settings of the mesh: of ``config``, of the environment where that names its NATS, or of the state folder.
 
-    found = await bucket.read(key_id, ApiKeyRecord) if is_token(key_id) else None
-    if found is None:
-        raise CommandFailed("KEY_UNKNOWN", f"there is no key {key_id!r}; see: sluice keys list")
-    return found
+    Raises:
+        CommandFailed: no mesh has been started with that state folder.
+        SettingsError: the file cannot be used.
+    """
+    from sluice.settings import load
 
+    if config is None and os.environ.get("SLUICE_NATS__URL"):
+        return load()
+    if config is None:
+        from supervisor.state import StateDir
 
-async def _write(bucket: "Bucket", key_id: str, record: "ApiKeyRecord", revision: int) -> None:
-    if await bucket.write(key_id, record, revision) is None:
-        raise CommandFailed("KEY_CHANGED", f"{key_id} was changed at the same time; try again")
-
-
-async def _write_new(bucket: "Bucket", record: "ApiKeyRecord") -> tuple[str, "ApiKeyRecord", str]:
-    from sluice.wire.api_keys import digest_of, new_key
-
-    made = new_key()
-    record.digest = digest_of(made.text)
-    await _write(bucket, made.id, record, 0)
-    return made.id, record, made.text
-
-
-def _shown(key_id: str, record: "ApiKeyRecord", text: str) -> dict[str, Any]:
-    return {"key": text, **_described(key_id, record)}
+        state = StateDir.of(state_dir)
+        config = state.config
+        if not config.exists():
+            message = f"{state.root} has no mesh; start it with sluice up, or name --config"
+            raise CommandFailed("NO_MESH", message)
+    settings = load(config)
+    if settings.nats.url is None:
+        message = f"{config}: nats.url: is not set, so it does not say which mesh"
+        raise CommandFailed("NO_MESH", message)
+    return settings
 
 
-def _write_made(made: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        output.write_json(made)
-        return
-    print(made["key"])
-    output.note(
-        f"{made['id']}, {made['roles']} of {made['tenant']}: shown this once. "
-        "Gateways know it within 5 s; use it with: export SLUICE_API_KEY=..."
-    )
+def _show_made(made: NewKey, record: ApiKeyRecord) -> None:
+    output.show({"key": made.text, **_described(made.id, record)}, made.text)
+    if not wants_json():
+        output.note(
+            f"{made.id}, {_roles(record)} of {record.tenant}: shown this once. "
+            "Gateways know it within 5 s; use it with: export SLUICE_API_KEY=..."
+        )
 
 
-def _described(key_id: str, record: "ApiKeyRecord") -> dict[str, Any]:
+def _described(key_id: str, record: ApiKeyRecord) -> dict[str, Any]:
     return {
         "id": key_id,
         "tenant": record.tenant,
-        "roles": ",".join(role for role in ROLES if role in record.roles),
+        "roles": _roles(record),
         "name": record.name,
         "created": _time(record.create_unix_ms),
         "state": _state(record),
     }
 
 
-def _state(record: "ApiKeyRecord") -> str:
+def _roles(record: ApiKeyRecord) -> str:
+    return ",".join(role for role in ROLES if role in record.roles)
+
+
+def _state(record: ApiKeyRecord) -> str:
     if record.revoke_unix_ms:
         return f"revoked {_time(record.revoke_unix_ms)}"
     if not record.expire_unix_ms:

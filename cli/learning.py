@@ -5,16 +5,20 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from cli import tables
+import typer
+
+from cli import options
 from cli.failure import CommandFailed
+from cli.files import NewFile, open_table
+from sluice.client import Client
 
 if TYPE_CHECKING:
     from gateway.routing.learned.model import LearnedRouter
-    from learning.outcomes import Outcome, Source
+    from learning.outcomes import Outcome
     from sluice.v1.admin_pb2 import StreamOutcomesResponse
 
 MORE: Final = (
@@ -24,31 +28,83 @@ MORE: Final = (
 """How to get outcomes of both sides."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MeshOutcomes:
     """Which outcomes of which mesh; no tenants stand for all, no hours for all the time that they are kept."""
 
-    address: str
-    tenants: Sequence[str] = ()
-    hours: float | None = None
-    pair: str | None = None
-    """WEAK/STRONG, where several pairs of models are compared."""
-    keep: Path | None = None
-    """Where to write those that have both sides as an OUTCOMES file."""
+    from_mesh: Annotated[
+        bool,
+        typer.Option("--from-mesh", help="train: also from what the mesh has kept of its traffic."),
+    ] = False
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="--from-mesh: of this tenant; may be repeated."),
+    ] = None
+    hours: Annotated[
+        float | None, typer.Option(min=0, help="--from-mesh: of so many hours until now.")
+    ] = None
+    pair: Annotated[
+        str | None,
+        typer.Option(metavar="WEAK/STRONG", help="--from-mesh: of these two models."),
+    ] = None
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="--from-mesh: write the rows that have both sides as OUTCOMES.csv."
+        ),
+    ] = None
+    address: options.Address = options.ADDRESS
+
+    def fetch(self) -> "list[StreamOutcomesResponse]":
+        """The rows of one pair of models, each request once; none unless ``from_mesh``."""
+        if not self.from_mesh:
+            if self.tenant or self.hours is not None or self.pair or self.keep:
+                message = "--tenant, --hours, --pair and --keep belong to --from-mesh"
+                raise CommandFailed("USAGE", message)
+            return []
+        since = 0 if self.hours is None else int((time.time() - self.hours * 3600) * 1000)
+        with Client(self.address) as client:
+            listed = client.outcomes(self.tenant or (), since_unix_ms=since)
+            rows = {row.request_id: row for row in listed}  # the latest of a request counts
+        pair = _pair(rows.values(), self.pair)
+        of_pair = [row for row in rows.values() if _pair_of(row) == pair]
+        if self.keep is not None:
+            _keep(self.keep, of_pair)
+        return of_pair
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """Options of training, and the outcomes to fetch from a mesh."""
+    """How it is learned."""
 
-    cascade: bool = False
-    seed: int = 0
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
-    mesh: MeshOutcomes | None = None
+    cascade: Annotated[
+        bool, typer.Option("--cascade", help="Read weak_response as well; every row must have it.")
+    ] = False
+    seed: Annotated[int, typer.Option(min=0, help="Of training and of bootstrap draws.")] = 0
+    weight: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TENANT=WEIGHT",
+            help="How much a tenant's rows count in training; 1 by default.",
+        ),
+    ] = None
+
+    def weights(self) -> dict[str, float]:
+        """By tenant."""
+        weights = {}
+        for pair in self.weight or ():
+            tenant, _, number = pair.rpartition("=")
+            try:
+                weights[tenant] = float(number)
+            except ValueError:
+                raise CommandFailed("USAGE", f"--weight {pair}: TENANT=NUMBER") from None
+            if not tenant or not 0 <= weights[tenant] < float("inf"):
+                raise CommandFailed("USAGE", f"--weight {pair}: a tenant, and a number from 0 up")
+        return weights
 
 
 def learn(
-    files: Sequence[Path], options: TrainingOptions
+    files: Sequence[Path], training: TrainingOptions, mesh: MeshOutcomes
 ) -> tuple["LearnedRouter", dict[str, Any]]:
     """The router, and how many rows the mesh gave.
 
@@ -59,74 +115,52 @@ def learn(
     from learning.outcomes import mesh_one_sided
     from learning.train import train
 
-    if not files and options.mesh is None:
+    if not files and not mesh.from_mesh:
         raise CommandFailed("USAGE", "name OUTCOMES.csv, or learn --from-mesh")
-    own = [] if options.mesh is None else _fetch(options.mesh)
-    if options.cascade:
+    weights, own = training.weights(), mesh.fetch()
+    if training.cascade:
         own = [row for row in own if row.weak_answer.strip()]
-    rows = _gathered(files, own, options)
+    rows = _gathered(files, own if mesh.from_mesh else None, weights)
     without = next((row.prompt_id for row in rows if row.answer is None), None)
-    if options.cascade and without is not None:
+    if training.cascade and without is not None:
         raise CommandFailed(
             "BAD_OUTCOMES", f"--cascade needs weak_response in every row; {without!r} has none"
         )
-    one_sided = mesh_one_sided(own, options.tenant_weights, {row.prompt_id for row in rows})
+    one_sided = mesh_one_sided(own, weights, {row.prompt_id for row in rows})
     counts: dict[str, Any] = {}
-    if options.mesh is not None:
+    if mesh.from_mesh:
         counts = {"outcomes": len(rows), "one_sided": len(one_sided)}
-    return train(rows, options.seed, one_sided), counts
+    return train(rows, training.seed, one_sided), counts
 
 
 def _gathered(
-    files: Sequence[Path], own: "Sequence[StreamOutcomesResponse]", options: TrainingOptions
+    files: Sequence[Path],
+    own: "Sequence[StreamOutcomesResponse] | None",
+    weights: Mapping[str, float],
 ) -> list["Outcome"]:
     from learning import outcomes
 
     with ExitStack() as opened:
-        sources = [_source(opened, path, options.tenant_weights) for path in files]
-        if options.mesh is not None:
-            sources.append(outcomes.mesh_source(own, options.tenant_weights))
+        tables = [(path.name, *opened.enter_context(open_table(path))) for path in files]
+        sources = [outcomes.Source(*table, tenant_weights=weights) for table in tables]
+        if own is not None:
+            sources.append(outcomes.mesh_source(own, weights))
         try:
             return outcomes.gather(sources)
-        except outcomes.TooFewOutcomes as error:
-            hint = f"; {MORE}" * (options.mesh is not None)
-            raise CommandFailed("BAD_OUTCOMES", f"{error}{hint}") from error
         except outcomes.BadOutcomes as error:
-            raise CommandFailed("BAD_OUTCOMES", str(error)) from error
-
-
-def _source(opened: ExitStack, path: Path, tenant_weights: Mapping[str, float]) -> "Source":
-    from learning.outcomes import Source
-
-    columns, rows = opened.enter_context(tables.open_table(path))
-    return Source(path.name, columns, rows, tenant_weights=tenant_weights)
-
-
-def _fetch(asked: MeshOutcomes) -> "list[StreamOutcomesResponse]":
-    """The rows of one pair of models, each request once."""
-    from sluice.client.blocking import Client
-
-    since = 0 if asked.hours is None else int((time.time() - asked.hours * 3600) * 1000)
-    with Client(asked.address) as client:
-        listed = client.outcomes(asked.tenants, since_unix_ms=since)
-        rows = {row.request_id: row for row in listed}  # the latest of a request counts
-    pair = _pair(rows.values(), asked.pair)
-    of_pair = [row for row in rows.values() if _pair_of(row) == pair]
-    if asked.keep is not None:
-        _keep(asked.keep, of_pair)
-    return of_pair
+            few = own is not None and isinstance(error, outcomes.TooFewOutcomes)
+            raise CommandFailed("BAD_OUTCOMES", f"{error}{f'; {MORE}' * few}") from error
 
 
 def _keep(path: Path, rows: "Sequence[StreamOutcomesResponse]") -> None:
     from learning import outcomes
 
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
+    with NewFile(path) as new:
+        with new.writing() as file:
             writer = csv.DictWriter(file, outcomes.COLUMNS)
             writer.writeheader()
             writer.writerows(outcomes.cells_of(row) for row in rows if outcomes.is_complete(row))
-    except OSError as error:
-        raise CommandFailed("FILE", f"{path} cannot be written: {error.strerror}") from error
+        new.complete()
 
 
 def _pair(rows: "Collection[StreamOutcomesResponse]", wanted: str | None) -> str:

@@ -13,6 +13,7 @@ from typing import Annotated, Final
 import typer
 
 from cli import failure, options, output
+from cli.commands import wants_json
 from sluice.telemetry.logs import LEVELS, LogLine, parse
 
 _TAIL_BYTES: Final = 1 << 20
@@ -44,7 +45,6 @@ def logs(
         bool, typer.Option("--follow", "-f", help="Go on with what is written, until Ctrl-C.")
     ] = False,
     state_dir: options.StateDir = None,
-    as_json: options.Json = False,
 ) -> None:
     """Show the logs of the mesh's processes, in the order of time. With --json one object a line."""
     if level not in LEVELS:
@@ -57,10 +57,10 @@ def logs(
         return loud and line.at >= oldest and (not request or line.is_about(request))
 
     shown = sorted(filter(wanted, _read(files)), key=lambda line: line.at)
-    _write(shown[-tail:], as_json)
+    _write(shown[-tail:])
     while follow:
         time.sleep(_POLL_S)
-        _write(sorted(filter(wanted, _read(files)), key=lambda line: line.at), as_json)
+        _write(sorted(filter(wanted, _read(files)), key=lambda line: line.at))
 
 
 def _seconds(text: str) -> float:
@@ -139,10 +139,10 @@ def _read(files: Iterable[_LogFile]) -> Iterator[LogLine]:
             yield last
 
 
-def _write(lines: Iterable[LogLine], as_json: bool) -> None:
+def _write(lines: Iterable[LogLine]) -> None:
     colours = sys.stdout.isatty()
     for line in lines:
-        if as_json:
+        if wants_json():
             when = datetime.fromtimestamp(line.at).astimezone().isoformat(timespec="milliseconds")
             found = {key: value for key, value in asdict(line).items() if value and key != "at"}
             output.write_json({"time": when, **found})

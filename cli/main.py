@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from cli import failure
-from cli.option_groups import expanded
+from cli.commands import HELP, expanded
 from sluice import __version__
 
 COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
@@ -69,7 +69,6 @@ INTERRUPTED: Final = 130
 """Typer's exit code for Ctrl-C."""
 
 _AGAIN_S: Final = 0.05
-_HELP: Final = {"help_option_names": ["-h", "--help"]}
 
 
 class LazyCommands(TyperGroup):
@@ -88,10 +87,12 @@ class LazyCommands(TyperGroup):
         if isinstance(found, typer.Typer):
             return typer.main.get_command(found)
         single = typer.Typer(
-            add_completion=False, rich_markup_mode=_markup(), context_settings=_HELP
+            add_completion=False, rich_markup_mode=_markup(), context_settings=HELP
         )
         context = getattr(sys.modules[found.__module__], "CONTEXT_SETTINGS", None)
-        single.command(cmd_name, context_settings=context)(expanded(found))
+        single.command(cmd_name, context_settings=context)(
+            expanded(found, with_json=module != "process")
+        )
         return typer.main.get_command(single)
 
 
@@ -103,7 +104,7 @@ def build() -> typer.Typer:
         add_completion=False,
         rich_markup_mode=_markup(),
         pretty_exceptions_enable=False,
-        context_settings=_HELP,
+        context_settings=HELP,
     )
     app.callback()(_about)
     return app

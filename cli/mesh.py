@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli import failure, options, output
+from cli import options, output
+from cli.commands import Group
 from cli.drift import health_object, line_of
 from sluice.client.channel import CA_VARIABLE
 from sluice.v1.inference_pb2 import Model
@@ -18,7 +19,18 @@ if TYPE_CHECKING:
     from supervisor.status import MeshReport, ProcessReport
 
 
+def _state_of(state_dir: options.StateDir = None) -> "StateDir":
+    from supervisor.state import StateDir
+
+    return StateDir.of(state_dir)
+
+
+OfMesh = Annotated["StateDir", Group(_state_of)]
+"""The state directory of a mesh on this machine."""
+
+
 def up(
+    *,
     config: Annotated[
         Path | None, typer.Option(help="YAML file; without one the shipped tiers are served.")
     ] = None,
@@ -29,24 +41,20 @@ def up(
         str | None,
         typer.Option(help="HOST:PORT of OpenAI's API, default 127.0.0.1:8000; or off."),
     ] = None,
-    state_dir: Annotated[
-        Path | None, typer.Option(help="Logs, state and tasks; default $SLUICE_STATE_DIR.")
-    ] = None,
+    state: OfMesh,
     detach: Annotated[bool, typer.Option("--detach", help="Return when it is ready.")] = False,
     secure: Annotated[
         bool, typer.Option("--secure", help="Encrypt everything with certificates of its own.")
     ] = False,
-    as_json: options.Json = False,
 ) -> None:
     """Start nats-server, tritonserver, batcher and gateway, and keep them up until Ctrl-C."""
-    state = _state_dir(state_dir)
     if detach:
         from supervisor.detach import start_detached
 
         ready_s = start_detached(state, config, address, http, secure=secure)
         mesh = state.read()
         assert mesh is not None, "the detached supervisor has written it"
-        _write_started(mesh, ready_s, as_json)
+        _write_started(mesh, ready_s)
         return
     import asyncio
 
@@ -57,33 +65,30 @@ def up(
     log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
 
     def on_ready(mesh: "Mesh") -> None:
-        _write_started(mesh.state, mesh.ready_s, as_json)
+        _write_started(mesh.state, mesh.ready_s)
 
     asyncio.run(serve(settings, state.root, on_ready))
 
 
-def down(state_dir: options.StateDir = None, as_json: options.Json = False) -> None:
+def down(state: OfMesh) -> None:
     """Stop the mesh; exit code 0 when nothing of it is left, also when none was running."""
     from supervisor.control import stop_mesh
 
-    stopped = stop_mesh(_state_dir(state_dir))
-    if as_json:
-        output.write_json(asdict(stopped))
-        return
+    stopped = stop_mesh(state)
+    how = "killed" if stopped.killed or stopped.leftovers else "stopped"
+    text = f"{how} in {stopped.seconds:.1f} s"
     if stopped.pid is None and not stopped.leftovers:
-        print("no mesh was running")
-        return
-    how = "stopped" if not stopped.killed and not stopped.leftovers else "killed"
-    print(f"{how} in {stopped.seconds:.1f} s")
+        text = "no mesh was running"
+    output.show(asdict(stopped), text)
 
 
 def reload(
+    *,
     config: Annotated[
         Path | None,
         typer.Option(help="YAML file; without one word lists and model folders are read again."),
     ] = None,
-    state_dir: options.StateDir = None,
-    as_json: options.Json = False,
+    state: OfMesh,
 ) -> None:
     """Change models, policies and limits of the running mesh; requests in flight keep what they began with.
 
@@ -92,64 +97,45 @@ def reload(
     """
     from supervisor.control import reload_mesh
 
-    done = reload_mesh(_state_dir(state_dir), config.resolve() if config else None)
-    if as_json:
-        output.write_json(asdict(done))
-        return
+    done = reload_mesh(state, config.resolve() if config else None)
     what = "another configuration" if done.changed else "the same configuration, read again"
-    print(f"{', '.join(done.processes)}: {what}, in {done.seconds:.1f} s")
-    for name, word in done.models.items():
-        print(f"model {name}: {word}")
+    lines = [f"{', '.join(done.processes)}: {what}, in {done.seconds:.1f} s"]
+    lines += [f"model {name}: {word}" for name, word in done.models.items()]
+    output.show(asdict(done), "\n".join(lines))
 
 
-def status(state_dir: options.StateDir = None, as_json: options.Json = False) -> None:
+def status(state: OfMesh) -> None:
     """Show processes and models; exit code 0 only when all are ready."""
     import asyncio
 
     from supervisor.status import report_of
 
-    report = asyncio.run(report_of(_state_dir(state_dir)))
-    if not as_json:
-        _write_report(report)
-    if report.problem:
-        raise failure.CommandFailed("NOT_READY", report.problem, _report_object(report))
-    if as_json:
-        output.write_json(_report_object(report))
-
-
-def models(client: options.OperatorClient, as_json: options.Json = False) -> None:
-    """List the models of the mesh, and whether each can answer now."""
-    listed = client.list_models()
-    described = {"models": [*map(output.message_object, listed)]}
-    output.show(as_json, described, lambda: _write_models(listed))
-
-
-def _state_dir(named: Path | None) -> "StateDir":
-    from supervisor.state import StateDir
-
-    return StateDir.of(named)
-
-
-def _write_started(state: "MeshState", ready_s: float, as_json: bool) -> None:
-    if as_json:
-        output.write_json({"ready_s": round(ready_s, 3), **asdict(state)})
-        return
-    rows = [(p.name, str(p.pid), str(p.port or "-"), p.log or "-") for p in state.processes]
-    output.write_table(("process", "pid", "port", "log"), rows)
-    if state.ca is not None:
-        print(f"callers need: export {CA_VARIABLE}={state.ca}")
-    print(
-        f"ready in {ready_s:.1f} s at {state.address}{_http(state)}",
-        flush=True,
-    )
-
-
-def _report_object(report: "MeshReport") -> dict[str, Any]:
-    found = {
+    report = asyncio.run(report_of(state))
+    described = {
+        **asdict(replace(report, models=(), routers=())),
         "models": [*map(output.message_object, report.models)],
         "routers": [*map(health_object, report.routers)],
     }
-    return {**asdict(replace(report, models=(), routers=())), **found}
+    failed = ("NOT_READY", report.problem) if report.problem else None
+    output.show(described, lambda: _write_report(report), failed)
+
+
+def models(client: options.OperatorClient) -> None:
+    """List the models of the mesh, and whether each can answer now."""
+    listed = client.list_models()
+    described = {"models": [*map(output.message_object, listed)]}
+    output.show(described, lambda: _write_models(listed))
+
+
+def _write_started(state: "MeshState", ready_s: float) -> None:
+    def write() -> None:
+        rows = [(p.name, p.pid, p.port or None, p.log or None) for p in state.processes]
+        output.write_table(("process", "pid", "port", "log"), rows)
+        if state.ca is not None:
+            print(f"callers need: export {CA_VARIABLE}={state.ca}")
+        print(f"ready in {ready_s:.1f} s at {state.address}{_http(state)}", flush=True)
+
+    output.show({"ready_s": round(ready_s, 3), **asdict(state)}, write)
 
 
 def _write_report(report: "MeshReport") -> None:
@@ -165,29 +151,26 @@ def _write_report(report: "MeshReport") -> None:
         print(f"ready at {report.address}{_http(report)}, supervisor {report.pid}")
 
 
-def _process_row(process: "ProcessReport") -> tuple[str, ...]:
+def _process_row(process: "ProcessReport") -> tuple[object, ...]:
     return (
         process.name,
-        str(process.pid or "-"),
+        process.pid or None,
         _yes_no(process.alive),
         _yes_no(process.ready),
-        "-" if process.uptime_s is None else f"{process.uptime_s:.0f} s",
-        str(process.restarts),
-        str(process.port or "-"),
-        process.page or "-",
+        None if process.uptime_s is None else f"{process.uptime_s:.0f} s",
+        process.restarts,
+        process.port or None,
+        process.page or None,
     )
 
 
 def _write_models(listed: Iterable[Model]) -> None:
     output.write_table(
         ("model", "tier", "ready", "context", "slots", "running", "queued"),
-        [
-            (
-                *(m.name, m.tier, _yes_no(m.ready)),
-                *map(str, (m.context_tokens, m.slots, m.running, m.queued)),
-            )
+        (
+            (m.name, m.tier, _yes_no(m.ready), m.context_tokens, m.slots, m.running, m.queued)
             for m in listed
-        ],
+        ),
     )
 
 

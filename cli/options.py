@@ -7,7 +7,7 @@ from typing import Annotated, cast
 
 import typer
 
-from cli.option_groups import Group
+from cli.commands import Group
 from sluice.client import Client
 from sluice.client.channel import ADDRESS_VARIABLE
 from sluice.client.request import GenerateOptions, PriorityName, Tool
@@ -22,9 +22,6 @@ Address = Annotated[
         help="Address of the gateway, or of several with commas between them.",
     ),
 ]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")
-]
 Model = Annotated[
     str,
     typer.Option(
@@ -35,75 +32,9 @@ Priority = Annotated[
     PriorityName,
     typer.Option(help="Urgency class: who is served first when workers are busy."),
 ]
-MaxTokens = Annotated[
-    int | None,
-    typer.Option(help="Largest number of tokens of the answer.  [default: what fits]"),
-]
 Temperature = Annotated[
     float | None,
     typer.Option(help="0 takes the most probable token, up to 2 draws freely.  [default: 0]"),
-]
-TopP = Annotated[
-    float | None,
-    typer.Option(help="Draw from the smallest set of tokens with this probability.  [default: 1]"),
-]
-TopK = Annotated[
-    int | None, typer.Option(help="Draw from this many tokens; 0 is no limit.  [default: 0]")
-]
-Seed = Annotated[
-    int | None, typer.Option(help="Makes draws repeatable.  [default: the gateway picks one]")
-]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option(metavar="TEXT", help="A string that ends the answer; may be repeated."),
-]
-RepetitionPenalty = Annotated[
-    float | None, typer.Option(help="Above 1 makes tokens that occurred less likely.  [default: 1]")
-]
-MinP = Annotated[
-    float | None,
-    typer.Option(
-        help="Draw from the tokens at least this many times as probable as the first.  [default: 0]"
-    ),
-]
-PresencePenalty = Annotated[
-    float | None, typer.Option(help="Taken off the logits of tokens of the answer.  [default: 0]")
-]
-FrequencyPenalty = Annotated[
-    float | None,
-    typer.Option(help="The same, times how often the token occurred.  [default: 0]"),
-]
-MinTokens = Annotated[
-    int | None, typer.Option(help="The model cannot end its answer before.  [default: 0]")
-]
-JsonSchema = Annotated[
-    str | None,
-    typer.Option(metavar="FILE|TEXT", help="A JSON schema: the answer is JSON that it accepts."),
-]
-Regex = Annotated[
-    str | None,
-    typer.Option(metavar="TEXT", help="A regular expression that the whole answer matches."),
-]
-Logprobs = Annotated[
-    int | None,
-    typer.Option(help="Alternatives per token with their log-probabilities; needs --json."),
-]
-Count = Annotated[
-    int,
-    typer.Option("--n", min=1, max=16, help="So many answers; they differ above --temperature 0."),
-]
-ToolFiles = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--tool",
-        metavar="FILE|TEXT",
-        help="A function that the model may call, as JSON: name, description, parameters; or a list of them, or "
-        "OpenAI's form. May be repeated.",
-    ),
-]
-ToolChoice = Annotated[
-    str | None,
-    typer.Option(metavar="none|auto|required|NAME", help="Whether, or which, tool is called."),
 ]
 Label = Annotated[
     list[str] | None,
@@ -115,20 +46,11 @@ Tenant = Annotated[
         envvar="SLUICE_TENANT", metavar="NAME", help="Who asks and pays.  [default: default]"
     ),
 ]
-AllowDegraded = Annotated[
-    bool,
-    typer.Option(
-        "--allow-degraded",
-        help="A smaller model may answer when the chosen one could not before the deadline.",
-    ),
-]
-Timeout = Annotated[
-    float | None,
-    typer.Option(metavar="SECONDS", help="Deadline of an answer.  [default: the gateway's]"),
-]
-
 StateDir = Annotated[
-    Path | None, typer.Option(help="As given to `sluice up`; default $SLUICE_STATE_DIR.")
+    Path | None,
+    typer.Option(
+        help="Logs, state and tasks of a mesh on this machine; default $SLUICE_STATE_DIR."
+    ),
 ]
 
 ADDRESS = DEFAULT_ADDRESS
@@ -159,11 +81,6 @@ def text_of(given: bytes, field: str) -> str:
         raise InvalidRequest.of(
             field, f"is not valid UTF-8: byte 0x{byte:02x} at offset {where}"
         ) from error
-
-
-def schema_of(given: str | None) -> str | None:
-    """The JSON schema in ``given``, or in the file of that name."""
-    return None if given is None else _json_text(given, "--json-schema")
 
 
 def tools_of(given: Sequence[str] | None) -> list[Tool]:
@@ -197,35 +114,78 @@ def _json_text(given: str, option: str) -> str:
 def _sampling(
     model: Model = MODEL,
     priority: Priority = "interactive",
-    max_tokens: MaxTokens = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(help="Largest number of tokens of the answer.  [default: what fits]"),
+    ] = None,
     temperature: Temperature = None,
-    top_p: TopP = None,
-    top_k: TopK = None,
-    min_p: MinP = None,
-    seed: Seed = None,
-    stop: Stop = None,
-    repetition_penalty: RepetitionPenalty = None,
-    presence_penalty: PresencePenalty = None,
-    frequency_penalty: FrequencyPenalty = None,
-    min_tokens: MinTokens = None,
-    json_schema: JsonSchema = None,
-    regex: Regex = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Draw from the smallest set of tokens with this probability.  [default: 1]"
+        ),
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Draw from this many tokens; 0 is no limit.  [default: 0]")
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Draw from the tokens at least this many times as probable as the first.  [default: 0]"
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Makes draws repeatable.  [default: the gateway picks one]")
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="A string that ends the answer; may be repeated."),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(help="Above 1 makes tokens that occurred less likely.  [default: 1]"),
+    ] = None,
+    presence_penalty: Annotated[
+        float | None,
+        typer.Option(help="Taken off the logits of tokens of the answer.  [default: 0]"),
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None,
+        typer.Option(help="The same, times how often the token occurred.  [default: 0]"),
+    ] = None,
+    min_tokens: Annotated[
+        int | None, typer.Option(help="The model cannot end its answer before.  [default: 0]")
+    ] = None,
+    json_schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|TEXT", help="A JSON schema: the answer is JSON that it accepts."
+        ),
+    ] = None,
+    regex: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="A regular expression that the whole answer matches."),
+    ] = None,
     label: Label = None,
-    timeout: Timeout = None,
-    allow_degraded: AllowDegraded = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Deadline of an answer.  [default: the gateway's]"),
+    ] = None,
+    allow_degraded: Annotated[
+        bool,
+        typer.Option(
+            "--allow-degraded",
+            help="A smaller model may answer when the chosen one could not before the deadline.",
+        ),
+    ] = False,
 ) -> GenerateOptions:
     """Those of the options that were set (are not None), as the client takes them."""
-    given = {
-        **locals(),
-        "stop": stop or None,
-        "json_schema": schema_of(json_schema),
-        "labels": labels_of(label),
-        "timeout_s": timeout,
-    }
+    given = {**locals(), "stop": stop or None, "labels": labels_of(label), "timeout_s": timeout}
     del given["label"], given["timeout"]
-    return cast(
-        "GenerateOptions", {key: value for key, value in given.items() if value is not None}
-    )
+    if json_schema is not None:
+        given["json_schema"] = _json_text(json_schema, "--json-schema")
+    chosen = {key: value for key, value in given.items() if value is not None}
+    return cast("GenerateOptions", chosen)
 
 
 def _client(tenant: Tenant = None, address: Address = ADDRESS) -> Client:

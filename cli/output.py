@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final, TextIO
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 
+from cli.commands import wants_json
+from cli.failure import CommandFailed
 from sluice.client import AnswerStream
 from sluice.client.answer import Answer, AnswerBuilder, Delta, Event
 from sluice.wire.clock import ms_of
@@ -17,20 +20,35 @@ _CONTROL: Final = dict.fromkeys(
     {*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}, "\N{REPLACEMENT CHARACTER}"
 )
 
+_MAY_BE_LEFT_OUT: Final = frozenset(
+    {"stop", "rules", "logprobs", "reasoning", "tool_calls", "attempts", "notices"}
+)
+"""Of what an answer has."""
+
 
 def write_json(value: Any) -> None:
     """One JSON value on one line of stdout."""
     print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
-def show(as_json: bool, described: Any, text: str | Callable[[], object]) -> None:
-    """What a command has to say: ``described`` for programs, or for people ``text``, which may print itself."""
-    if as_json:
-        write_json(described)
-    elif callable(text):
+def show(
+    described: Any,
+    text: str | Callable[[], object] | None = None,
+    failed: tuple[str, str] | None = None,
+) -> None:
+    """What a command has to say: ``described`` for programs, or for people ``text``, which may print itself.
+
+    Raises:
+        CommandFailed: not all was done that was asked: ``failed`` is the reason and the message.
+    """
+    if callable(text) and not wants_json():
         text()
-    else:
+    elif text and not wants_json():
         print(text)
+    if failed:
+        raise CommandFailed(*failed, described)
+    if wants_json():
+        write_json(described)
 
 
 def write_text(text: str, stream: TextIO | None = None) -> None:
@@ -40,15 +58,25 @@ def write_text(text: str, stream: TextIO | None = None) -> None:
     stream.flush()
 
 
-def write_answer(stream: AnswerStream, as_json: bool) -> None:
-    """An answer as it comes, with its calls of tools and a note behind it; as JSON when it is complete."""
-    if as_json:
-        write_json(answer_object(stream.answer()))
+def write_answer(stream: AnswerStream, builder: AnswerBuilder | None = None) -> None:
+    """An answer as it comes, which `builder` collects; as JSON when it is complete."""
+    builder = builder or AnswerBuilder()
+    if wants_json():
+        for event in stream:
+            builder.add(event)
+    else:
+        write_events(stream, builder)
+    show_answer(builder.build())
+
+
+def show_answer(answer: Answer, text: str = "") -> None:
+    """An answer as JSON; else ``text``, its calls of tools, one a line, and a note."""
+    if wants_json():
+        write_json(answer_object(answer))
         return
-    builder = AnswerBuilder()
-    write_events(stream, builder)
-    answer = builder.build()
-    write_calls(answer)
+    write_text(text)
+    for call in answer.tool_calls:
+        write_json(asdict(call))
     note(summary(answer))
 
 
@@ -75,81 +103,50 @@ def write_events(events: Iterable[Event], builder: AnswerBuilder) -> None:
             write_text("\n")
 
 
-def write_calls(answer: Answer) -> None:
-    """The calls of tools, one a line."""
-    for call in answer.tool_calls:
-        write_json(asdict(call))
-
-
 def note(text: str) -> None:
     """A note for people: on stderr, and only when stderr is a terminal."""
     if sys.stderr.isatty():
         print(f"\x1b[2m{text}\x1b[0m", file=sys.stderr, flush=True)
 
 
-def write_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table; columns of numbers are aligned to the right."""
-    right = [all(_is_number(row[i]) for row in rows) for i in range(len(headers))]
-    if sys.stdout.isatty():
-        _write_rich(headers, rows, right)
-    else:
-        _write_plain(headers, rows, right)
+def write_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table, None as a dash; columns of numbers are aligned to the right."""
+    cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    right = [all(_is_number(row[i]) for row in cells) for i in range(len(headers))]
+    write = _write_rich if sys.stdout.isatty() else _write_plain
+    write(headers, cells, right)
 
 
 def answer_object(answer: Answer) -> dict[str, Any]:
-    """An answer for `--json`."""
-    described: dict[str, Any] = {
-        "request_id": answer.request_id,
-        "trace_id": answer.trace_id,
-        "model": answer.model,
-        "tier": answer.tier,
-        "route": asdict(answer.route),
-        "seed": answer.seed,
-        "text": answer.text,
-        "token_ids": answer.token_ids,
-        "finish_reason": answer.finish_reason,
-        "usage": asdict(answer.usage),
-        "timings": asdict(answer.timings),
-    }
-    if answer.stop:
-        described["stop"] = answer.stop
-    if answer.rules:
-        described["rules"] = answer.rules
-    if answer.logprobs:
-        described["logprobs"] = [asdict(entry) for entry in answer.logprobs]
-    if answer.reasoning:
-        described["reasoning"] = answer.reasoning
-    if answer.tool_calls:
-        described["tool_calls"] = [asdict(call) for call in answer.tool_calls]
-    if len(answer.attempts) > 1:
-        described["attempts"] = [asdict(one) for one in answer.attempts]
-    if answer.notices:
-        described["notices"] = [asdict(notice) for notice in answer.notices]
+    """An answer for `--json`; without what it has not, and without the attempts where there was one."""
+    described = {"tier": answer.tier, **asdict(answer)}
+    for name in _MAY_BE_LEFT_OUT:
+        if not described[name] or (name == "attempts" and len(answer.attempts) == 1):
+            del described[name]
     return described
 
 
 def message_object(message: Any) -> dict[str, Any]:
     """A message as JSON, its fields by name, enums as words, those that are not set with their zero."""
-    described: dict[str, Any] = {}
-    for field in message.DESCRIPTOR.fields:
-        value = getattr(message, field.name)
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            described[field.name] = dict(value)
-        elif field.is_repeated:
-            described[field.name] = [
-                message_object(one) if field.message_type else one for one in value
-            ]
-        elif field.enum_type is not None:
-            described[field.name] = word_of(EnumTypeWrapper(field.enum_type), value)
-        elif field.message_type is None:
-            described[field.name] = value
-        elif not message.HasField(field.name):
-            described[field.name] = None
-        elif field.message_type.full_name == "google.protobuf.Duration":
-            described[field.name] = ms_of(value) / 1e3
-        else:
-            described[field.name] = message_object(value)
-    return described
+    return {field.name: _field_value(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _field_value(message: Any, field: FieldDescriptor) -> Any:
+    value = getattr(message, field.name)
+    kind = field.message_type
+    if kind is not None and kind.GetOptions().map_entry:
+        return dict(value)
+    if field.is_repeated:
+        return [message_object(one) if kind else one for one in value]
+    if field.enum_type is not None:
+        return word_of(EnumTypeWrapper(field.enum_type), value)
+    if kind is None:
+        return value
+    if not message.HasField(field.name):
+        return None
+    if kind.full_name == "google.protobuf.Duration":
+        return ms_of(value) / 1e3
+    return message_object(value)
 
 
 def summary(answer: Answer) -> str:

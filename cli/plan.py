@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli import options, output, simulate
+from cli import output, simulate
 from cli.scenario import Objectives, Traffic, Workers, checked, lines_of
 
 if TYPE_CHECKING:
@@ -82,7 +82,6 @@ def plan(
     policy: Annotated[str, typer.Option(help="Policy of the batcher.")] = "continuous",
     workers: Workers,
     objectives: Objectives,
-    as_json: options.Json = False,
 ) -> None:
     """Compute how many workers are needed: for a trace under SLOs, or for a job of documents in a given time.
 
@@ -102,7 +101,7 @@ def plan(
                 found, setup, slos, share=share, workers_max=workers_max, worker_hour_price=price
             )
         )
-        output.show(as_json, asdict(planned), lambda: _show_trace(planned))
+        output.show(asdict(planned), lambda: _show_trace(planned))
         return
     if traffic.trace is not None or traffic.arrivals:
         raise typer.BadParameter("give either --documents or traffic")
@@ -117,7 +116,7 @@ def plan(
         cost_error=workers.cost_error(),
         worker_hour_price=price,
     )
-    output.show(as_json, asdict(computed), lambda: _show_job(computed))
+    output.show(asdict(computed), lambda: _show_job(computed))
 
 
 def _show_trace(planned: "TracePlan") -> None:
@@ -135,17 +134,15 @@ def _show_job(job: "JobPlan") -> None:
         ("documents a second of one worker, simulated", f"{job.simulated_documents_per_s:.4g}"),
         ("computed against simulated", f"{job.shortcut_error:+.1%}"),
         ("worker hours", f"{job.worker_hours:.4g}"),
-        ("cost", "-" if job.cost is None else f"{job.cost:.4g}"),
-        ("workers, nothing to spare", str(job.workers)),
+        ("cost", None if job.cost is None else f"{job.cost:.4g}"),
+        ("workers, nothing to spare", job.workers),
     ]
     output.write_table((f"{job.documents} documents in {job.hours:g} h", ""), rows)
     print()
     kinds = [
         (
-            kind.name,
-            f"{kind.needed:.3g} +- {kind.error:.0%}",
-            f"{kind.processes}",
-            f"{kind.low} to {kind.high}",
+            *(kind.name, f"{kind.needed:.3g} +- {kind.error:.0%}"),
+            *(kind.processes, f"{kind.low} to {kind.high}"),
         )
         for kind in job.fleet
     ]

@@ -7,8 +7,8 @@ from pathlib import Path
 from random import Random
 from typing import Final, Literal
 
-from cli import tables
 from cli.failure import CommandFailed
+from cli.files import open_table
 from cli.scores import Result
 from sluice.client import AnswerBuilder, AsyncClient, Delta, GenerateOptions, ModelUsage
 from sluice.client.batch import all_aio
@@ -60,7 +60,7 @@ def of_file(path: Path) -> list[Question]:
     Raises:
         CommandFailed: the file cannot be read, or a row cannot be asked; the message names it.
     """
-    with tables.open_table(path) as (columns, rows):
+    with open_table(path) as (columns, rows):
         missing = [column for column in _REQUIRED if column not in columns]
         if missing:
             raise _bad(f"{path.name} row 1: no column {', '.join(missing)}")

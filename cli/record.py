@@ -31,10 +31,7 @@ def record(
     nats_url: Annotated[
         str | None, typer.Option(help="NATS of the mesh; unset: of the mesh of the state folder.")
     ] = None,
-    state_dir: Annotated[
-        Path | None, typer.Option(help="As given to `sluice up`; default $SLUICE_STATE_DIR.")
-    ] = None,
-    as_json: options.Json = False,
+    state_dir: options.StateDir = None,
 ) -> None:
     """Record the requests of a running mesh: arrival time, lengths, class and tenant. No text, no tokens.
 
@@ -51,7 +48,7 @@ def record(
         raise failure.CommandFailed("NOTHING_RECORDED", "no request ended while it was recorded")
     done = {"out": str(out), "requests": recorder.written, "unfinished": recorder.unfinished}
     text = f"wrote {recorder.written} requests to {out}; {recorder.unfinished} had no end yet"
-    output.show(as_json, done, text)
+    output.show(done, text)
 
 
 class Recorder:

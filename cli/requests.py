@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from cli import failure, options, output
+from cli import options, output
 from sluice.client.blocking import Client
 from sluice.v1 import admin_pb2
 from sluice.v1.inference_pb2 import Priority
@@ -27,22 +27,25 @@ def requests(
     ] = "",
     limit: Annotated[int, typer.Option(min=1, max=1000, help="The oldest so many.")] = 100,
     client: options.OperatorClient,
-    as_json: options.Json = False,
 ) -> None:
     """List the requests that run now, the oldest first, of all gateways."""
     listed = client.requests(tenant=tenant, model=model, limit=limit)
-    total = sum(one.requests for one in listed.counts)
-    if as_json:
-        described = [_object(one) for one in listed.requests]
-        silent = list(listed.silent_gateways)
-        output.write_json({"requests": described, "total": total, "silent_gateways": silent})
-        return
-    if listed.requests:
-        header = ("request", "tenant", "class", "model", "state", "age", "tokens", "gateway")
-        output.write_table(header, [_row(one) for one in listed.requests])
-    shown = len(listed.requests)
-    print(f"{total} requests run" + (f", the oldest {shown} are shown" if shown < total else ""))
-    _tell_silent(listed.silent_gateways, "their requests are missing here")
+    total, shown = sum(one.requests for one in listed.counts), len(listed.requests)
+
+    def write() -> None:
+        if listed.requests:
+            header = ("request", "tenant", "class", "model", "state", "age", "tokens", "gateway")
+            output.write_table(header, [_row(one) for one in listed.requests])
+        some = f", the oldest {shown} are shown" if shown < total else ""
+        print(f"{total} requests run{some}")
+        _tell_silent(listed.silent_gateways, "their requests are missing here")
+
+    described = {
+        "requests": [_object(one) for one in listed.requests],
+        "total": total,
+        "silent_gateways": list(listed.silent_gateways),
+    }
+    output.show(described, write)
 
 
 def cancel(
@@ -54,7 +57,6 @@ def cancel(
         str, typer.Option("--tenant", metavar="NAME", help="All requests of this tenant instead.")
     ] = "",
     client: options.OperatorClient,
-    as_json: options.Json = False,
 ) -> None:
     """Cancel running requests, or all of a tenant: their callers get the error CANCELLED.
 
@@ -69,16 +71,15 @@ def cancel(
         "not_running": missing,
         "silent_gateways": list(done.silent_gateways),
     }
-    if missing:
-        text = f"{', '.join(missing)}: not running; cancelled {len(done.request_ids)}"
-        raise failure.CommandFailed("REQUEST_UNKNOWN", text, described)
-    if as_json:
-        output.write_json(described)
-        return
-    for name in done.request_ids:
-        print(name)
-    print(f"{len(done.request_ids)} requests cancelled")
-    _tell_silent(done.silent_gateways, "their requests may go on")
+
+    def write() -> None:
+        for name in done.request_ids:
+            print(name)
+        print(f"{len(done.request_ids)} requests cancelled")
+        _tell_silent(done.silent_gateways, "their requests may go on")
+
+    failed = ("REQUEST_UNKNOWN", f"{', '.join(missing)}: not running") if missing else None
+    output.show(described, write, failed)
 
 
 def drain(
@@ -93,7 +94,6 @@ def drain(
         typer.Option(metavar="SECONDS", min=0, help="Wait until no row is left in it."),
     ] = 0,
     client: options.OperatorClient,
-    as_json: options.Json = False,
 ) -> None:
     """Take a worker out of service: it gets no new rows, and those in it run to their end.
 
@@ -101,15 +101,12 @@ def drain(
     """
     changed = client.drain_worker(model, worker, undo=undo)
     rows = 0 if undo else _rows_left(client, model, worker, wait)
-    if as_json:
-        described = {"drained": list(changed.drained), "others": changed.others, "rows": rows}
-        output.write_json(described)
-    else:
-        print(f"{worker} of {model}: {'back in service' if undo else f'drained, {rows} rows run'}")
-        if not undo and not changed.others:
-            print(f"no other worker serves {model}: its requests wait or fail until --undo")
-    if wait and rows:
-        raise failure.CommandFailed("ROWS_LEFT", f"{rows} rows still run after {wait:g} s")
+    text = f"{worker} of {model}: {'back in service' if undo else f'drained, {rows} rows run'}"
+    if not undo and not changed.others:
+        text += f"\nno other worker serves {model}: its requests wait or fail until --undo"
+    described = {"drained": list(changed.drained), "others": changed.others, "rows": rows}
+    left = ("ROWS_LEFT", f"{rows} rows still run after {wait:g} s") if wait and rows else None
+    output.show(described, text, left)
 
 
 def _rows_left(client: Client, model: str, worker: str, wait_s: float) -> int:
@@ -142,11 +139,11 @@ def _tell_silent(gateways: Sequence[str], what: str) -> None:
         print(f"no answer from {', '.join(gateways)}: {what}")
 
 
-def _row(one: admin_pb2.RunningRequest) -> tuple[str, ...]:
+def _row(one: admin_pb2.RunningRequest) -> tuple[object, ...]:
     return (
         *(one.request_id, one.tenant, word_of(Priority, one.priority), one.model),
         word_of(admin_pb2.RequestState, one.state),
-        *(f"{ms_of(one.age) / 1e3:.1f}", str(one.completion_tokens), one.gateway),
+        *(f"{ms_of(one.age) / 1e3:.1f}", one.completion_tokens, one.gateway),
     )
 
 

@@ -8,46 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cli import options, output, tables
+from cli import output
 from cli.failure import CommandFailed
+from cli.files import NewFile, open_table
 from cli.learning import MeshOutcomes, TrainingOptions, learn
-from cli.new_file import NewFile
-from cli.option_groups import Group
 
 if TYPE_CHECKING:
     from gateway.routing.learned.calibration import Calibration
     from gateway.routing.learned.model import LearnedRouter
-
-
-def _mesh_outcomes(
-    from_mesh: Annotated[
-        bool,
-        typer.Option("--from-mesh", help="train: also from what the mesh has kept of its traffic."),
-    ] = False,
-    tenant: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="--from-mesh: of this tenant; may be repeated."),
-    ] = None,
-    hours: Annotated[
-        float | None, typer.Option(min=0, help="--from-mesh: of so many hours until now.")
-    ] = None,
-    pair: Annotated[
-        str | None,
-        typer.Option(metavar="WEAK/STRONG", help="--from-mesh: of these two models."),
-    ] = None,
-    keep: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="--from-mesh: write the rows that have both sides as OUTCOMES.csv."
-        ),
-    ] = None,
-    address: options.Address = options.ADDRESS,
-) -> MeshOutcomes | None:
-    if from_mesh:
-        return MeshOutcomes(address, tenant or (), hours, pair, keep)
-    if tenant or hours is not None or pair or keep:
-        raise CommandFailed("USAGE", "--tenant, --hours, --pair and --keep belong to --from-mesh")
-    return None
 
 
 def router(
@@ -68,19 +36,8 @@ def router(
             help="train: OUTCOMES.csv, one or more. score: ROUTER PROMPTS.csv. report: ROUTER or OUTCOMES.csv.",
         ),
     ] = None,
-    cascade: Annotated[
-        bool, typer.Option("--cascade", help="Read weak_response as well; every row must have it.")
-    ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of training and of bootstrap draws.")] = 0,
-    weight: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TENANT=WEIGHT",
-            help="How much a tenant's rows count in training; 1 by default.",
-        ),
-    ] = None,
-    mesh: Annotated[MeshOutcomes | None, Group(_mesh_outcomes)],
-    as_json: options.Json = False,
+    training: TrainingOptions,
+    mesh: MeshOutcomes,
 ) -> None:
     """Learn which prompts need the large model.
 
@@ -88,23 +45,25 @@ def router(
     OUTCOMES: prompt_id, prompt, weak, strong (0 to 1), optionally weak_response and tenant. PROMPTS: prompt_id, prompt,
     with --cascade also weak_response. SCORES: prompt_id, score; higher goes to the large model sooner.
     """
-    if mesh is not None and action != "train":
+    given = files or []
+    if mesh.from_mesh and action != "train":
         raise CommandFailed("USAGE", "--from-mesh belongs to train")
     if action == "train":
-        training = TrainingOptions(cascade, seed, _tenant_weights(weight or []), mesh)
-        told = _train(files or [], out, training)
+        told = _train(given, out, training, mesh)
     elif action == "score":
-        told = _score(files or [], out, cascade)
+        told = _score(given, out, training.cascade)
     else:
-        told = _report(files or [], out, cascade, seed)
-    output.show(as_json, told, lambda: _show(told))
+        told = _report(given, out, training)
+    output.show(told, lambda: _show(told))
 
 
-def _train(files: Sequence[Path], out: Path, training: TrainingOptions) -> dict[str, Any]:
+def _train(
+    files: Sequence[Path], out: Path, training: TrainingOptions, mesh: MeshOutcomes
+) -> dict[str, Any]:
     from gateway.routing.learned import artefact
     from learning import report
 
-    trained, told = learn(files, training)
+    trained, told = learn(files, training, mesh)
     try:
         saved = artefact.save_to(trained, out)
     except OSError as error:
@@ -135,7 +94,7 @@ def _scored(learned: "LearnedRouter", path: Path, cascade: bool) -> Iterator[tup
     needed = ("prompt_id", "prompt", *(("weak_response",) if cascade else ()))
     seen: set[str] = set()
     try:
-        with tables.open_table(path) as (columns, rows):
+        with open_table(path) as (columns, rows):
             outcomes.require_columns(path.name, columns, needed)
             for number, row in enumerate(rows, 2):
                 place = f"{path.name} row {number}"
@@ -154,18 +113,20 @@ def _scored(learned: "LearnedRouter", path: Path, cascade: bool) -> Iterator[tup
         raise CommandFailed("BAD_PROMPTS", str(error)) from error
 
 
-def _report(files: Sequence[Path], out: Path, cascade: bool, seed: int) -> dict[str, Any]:
+def _report(files: Sequence[Path], out: Path, training: TrainingOptions) -> dict[str, Any]:
     from learning import report
 
     if len(files) != 1:
         raise CommandFailed("USAGE", "report takes one ROUTER or one OUTCOMES.csv")
     path = files[0]
     is_table = path.name.endswith((".csv", ".csv.gz"))
-    learned = learn([path], TrainingOptions(cascade, seed))[0] if is_table else _load(path)
+    learned = learn([path], training, MeshOutcomes())[0] if is_table else _load(path)
     told = report.describe(learned)
     out.mkdir(parents=True, exist_ok=True)
     for name, head in report.heads_of(learned).items():
-        told["heads"][name] |= _measure(head, out / f"{name}.png", f"{path.name}: {name}", seed)
+        told["heads"][name] |= _measure(
+            head, out / f"{name}.png", f"{path.name}: {name}", training.seed
+        )
     told["directory"] = str(out)
     (out / "report.json").write_text(json.dumps(told, indent=1) + "\n")
     return told
@@ -193,19 +154,6 @@ def _load(path: Path) -> "LearnedRouter":
         return artefact.load(path)
     except artefact.BadArtefact as error:
         raise CommandFailed("BAD_ROUTER", str(error)) from error
-
-
-def _tenant_weights(given: Sequence[str]) -> dict[str, float]:
-    weights = {}
-    for pair in given:
-        tenant, _, number = pair.rpartition("=")
-        try:
-            weights[tenant] = float(number)
-        except ValueError:
-            raise CommandFailed("USAGE", f"--weight {pair}: TENANT=NUMBER") from None
-        if not tenant or not 0 <= weights[tenant] < float("inf"):
-            raise CommandFailed("USAGE", f"--weight {pair}: a tenant, and a number from 0 up")
-    return weights
 
 
 def _show(told: Mapping[str, Any]) -> None:

@@ -30,7 +30,6 @@ def safety(
     ] = None,
     label: options.Label = None,
     client: options.OperatorClient,
-    as_json: options.Json = False,
 ) -> None:
     """Show the findings in a text, the actions on them, and the text for the model; or the counts of a dry run.
 
@@ -40,30 +39,29 @@ def safety(
         problem = "needs a text" if what is None else "takes no text"
         raise typer.BadParameter(f"{action} {problem}", param_hint="TEXT")
     if what is None:
-        _dry_run(client, as_json)
+        _dry_run(client)
         return
     text = _read(what)
     checked = client.check_safety(text, options.labels_of(label))
     described = output.message_object(checked)
-    output.show(as_json, described, lambda: _show(text, checked, described["findings"]))
+    output.show(described, lambda: _show(text, checked, described["findings"]))
 
 
-def _dry_run(client: Client, as_json: bool) -> None:
+def _dry_run(client: Client) -> None:
     counted = client.safety_dry_run()
     described = output.message_object(counted)
     del described["gateways"]
     for move in described["moves"]:
         for side in ("now", "then"):
             move[side] = move[side].replace("unspecified", "none")
-    if as_json:
-        output.write_json(described)
-        return
-    if counted.moves:
-        rows = [
-            (*(move[key] for key in _MOVE[:3]), str(move["count"])) for move in described["moves"]
-        ]
-        output.write_table(_MOVE, rows)
-    print(f"{counted.changed} of {counted.texts} texts would change under policy {counted.policy}")
+
+    def write() -> None:
+        if counted.moves:
+            output.write_table(_MOVE, ([move[key] for key in _MOVE] for move in described["moves"]))
+        changed = f"{counted.changed} of {counted.texts} texts"
+        print(f"{changed} would change under policy {counted.policy}")
+
+    output.show(described, write)
 
 
 def _show(text: str, checked: CheckTextResponse, findings: Sequence[Mapping[str, Any]]) -> None:

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli import options, output
+from cli import output
 from cli.scenario import Objectives, Traffic, Workers, checked
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ def simulate(
     plot: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write load.png and queue.png there.")
     ] = None,
-    as_json: options.Json = False,
 ) -> None:
     """Run recorded or generated traffic through the batcher's own code in virtual time, and compare policies.
 
@@ -43,7 +42,9 @@ def simulate(
     from simulator.simulator import simulate as run
 
     if plot is not None:
-        _check_plots()
+        from simulator import plots as pictures
+
+        checked(pictures.check, "--plot")
     found, slos = traffic.load(), objectives.slos()
     setups = each.setups(policies, traffic.model, workers, until)
     histories = checked(lambda: {name: run(found, setup) for name, setup in setups.items()})
@@ -52,12 +53,14 @@ def simulate(
         for name, history in histories.items()
     }
     plots = [] if plot is None else _plot(plot, found, setups, histories, slos)
-    if as_json:
-        output.write_json({"policies": _described(summaries), "plots": plots})
-        return
-    show(summaries)
-    for file in plots:
-        print(f"wrote {file}")
+
+    def write() -> None:
+        show(summaries)
+        for file in plots:
+            print(f"wrote {file}")
+
+    described = {name: asdict(summary) for name, summary in summaries.items()}
+    output.show({"policies": described, "plots": plots}, write)
 
 
 def show(summaries: "Mapping[str, Summary]") -> None:
@@ -77,43 +80,26 @@ def show(summaries: "Mapping[str, Summary]") -> None:
     output.write_table(totals, [_total_row(name, s) for name, s in summaries.items()])
 
 
-def _class_row(policy: str, c: "ClassSummary") -> tuple[str, ...]:
+def _class_row(policy: str, c: "ClassSummary") -> tuple[object, ...]:
     times = (
         *(c.ttft_s.p50, c.ttft_s.p95, c.ttft_s.p99),
         *(c.latency_s.p50, c.latency_s.p95, c.latency_s.p99, c.longest_wait_s),
     )
-    counts = (c.arrived, c.finished, c.expired, c.refused, c.open)
     return (
-        *(policy, c.priority_class),
-        *(str(count) for count in counts),
-        *(_seconds(value) for value in times),
+        *(policy, c.priority_class, c.arrived, c.finished, c.expired, c.refused, c.open),
+        *(None if value is None else f"{value:.3f}" for value in times),
         *(f"{c.goodput_per_s:.2f}", f"{c.within_slo:.1%}"),
     )
 
 
-def _total_row(policy: str, s: "Summary") -> tuple[str, ...]:
-    price = "-" if s.cost is None else f"{s.cost:.4g}"
-    per_million = "-" if s.cost_per_million_tokens is None else f"{s.cost_per_million_tokens:.4g}"
+def _total_row(policy: str, s: "Summary") -> tuple[object, ...]:
+    costs = (s.cost, s.cost_per_million_tokens)
     return (
-        *(policy, str(s.workers), f"{s.seconds:.1f}", f"{s.tokens_per_s:.1f}"),
+        *(policy, s.workers, f"{s.seconds:.1f}", f"{s.tokens_per_s:.1f}"),
         *(f"{s.goodput_per_s:.2f}", f"{s.within_slo:.1%}", f"{s.padding_share:.1%}"),
         *(f"{s.rows_per_batch:.1f}", f"{s.utilization:.1%}", f"{s.occupancy:.1%}"),
-        *(price, per_million),
+        *(None if cost is None else f"{cost:.4g}" for cost in costs),
     )
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _described(summaries: "Mapping[str, Summary]") -> dict[str, Any]:
-    return {name: asdict(summary) for name, summary in summaries.items()}
-
-
-def _check_plots() -> None:
-    from simulator import plots
-
-    checked(plots.check, "--plot")
 
 
 def _plot(

@@ -7,8 +7,8 @@ from typing import Annotated, Final
 import typer
 
 from cli import options, output
+from cli.commands import Commands
 from cli.failure import CommandFailed
-from cli.option_groups import Commands
 from sluice.client import Client
 from sluice.client.channel import API_KEY_VARIABLE
 from sluice.errors import JobsDisabled, WrongJobState
@@ -18,7 +18,7 @@ _COUNTED: Final = (
 )
 """What `ForgetTenantResponse` counts."""
 
-tenants = Commands(help="Show what tenants use of their limits; forget one.", no_args_is_help=True)
+tenants = Commands("Show what tenants use of their limits; forget one.")
 
 
 @tenants.command("list")
@@ -26,24 +26,21 @@ def list_(
     *,
     tenant: Annotated[str, typer.Option(metavar="NAME", help="One of them.")] = "",
     client: options.OperatorClient,
-    as_json: options.Json = False,
 ) -> None:
     """List tenants with limits, running calls or costs: use and limit of each.
 
     Of a rate: what is missing in its bucket, and the bucket, which is filled with the rate (docs/operate/limits.md).
     """
     found = client.list_tenants(tenant)
-    if as_json:
-        listed = [output.message_object(one) for one in found.tenants]
-        output.write_json({"currency": found.currency, "tenants": listed})
-        return
+    listed = [output.message_object(one) for one in found.tenants]
     rows = []
     for one in found.tenants:
         who = (one.tenant, str(one.running), f"{one.cost_last_hour:.4g}")
         uses = [(use.name, f"{use.used:.4g}", f"{use.limit:.4g}") for use in one.limits]
         rows += [(*who, *use) for use in uses or [("-", "-", "-")]]
     headers = ("tenant", "running", f"{found.currency} last hour", "limit", "used", "of")
-    output.write_table(headers, sorted(rows))
+    described = {"currency": found.currency, "tenants": listed}
+    output.show(described, lambda: output.write_table(headers, sorted(rows)))
 
 
 @tenants.command()
@@ -51,7 +48,6 @@ def forget(
     tenant: Annotated[str, typer.Argument(metavar="NAME")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     address: options.Address = options.ADDRESS,
-    as_json: options.Json = False,
 ) -> None:
     """Delete everything of a tenant: jobs, API keys, answers, records, audit, outcomes, dead letters.
 
@@ -67,14 +63,13 @@ def forget(
     counts = {"jobs": jobs, **{name: getattr(done, name) for name in _COUNTED}}
     silent = list(done.unreached_gateways)
     described = {**counts, "unreached_gateways": silent, "kept": list(done.kept)}
-    rows = [(name, str(count)) for name, count in counts.items()]
-    output.show(as_json, described, lambda: output.write_table(("kind", "deleted"), rows))
+    failed = None
     if silent:
-        raise CommandFailed(
-            "GATEWAYS_UNREACHED", f"{', '.join(silent)} did not answer: call it again", counts
-        )
-    if done.kept:
-        raise CommandFailed("NOT_ALL_DELETED", "; ".join(done.kept), counts)
+        failed = ("GATEWAYS_UNREACHED", f"{', '.join(silent)} did not answer: call it again")
+    elif done.kept:
+        failed = ("NOT_ALL_DELETED", "; ".join(done.kept))
+    headers = ("kind", "deleted")
+    output.show(described, lambda: output.write_table(headers, counts.items()), failed)
 
 
 def _delete_jobs(client: Client, tenant: str) -> int:

@@ -17,6 +17,7 @@ from typing import Annotated, Final
 import typer
 
 from cli import options, output
+from cli.commands import wants_json
 from cli.top_view import SORTS, WANTED, Choice, Sample, View, lines
 from sluice.client.blocking import Client
 from sluice.errors import SluiceError
@@ -40,7 +41,6 @@ def top(
         str, typer.Option("--filter", metavar="TEXT", help="Only rows with this in a name.")
     ] = "",
     address: options.Address = options.ADDRESS,
-    as_json: options.Json = False,
 ) -> None:
     """Show models, workers and tenants: what runs and waits, tokens per second, times. Keys are on the last line.
 
@@ -50,8 +50,8 @@ def top(
         raise typer.BadParameter(f"{sort!r} is none of {', '.join(SORTS)}", param_hint="--sort")
     choice = Choice(sort=sort, text=text)
     with Client(address) as client:
-        if once or as_json or not sys.stdout.isatty():
-            _print_once(client, address, choice, as_json)
+        if once or wants_json() or not sys.stdout.isatty():
+            _print_once(client, address, choice)
         else:
             with _screen(), contextlib.suppress(KeyboardInterrupt):
                 _Live(client, address, choice, interval).run()
@@ -62,17 +62,14 @@ def _sample(client: Client) -> Sample:
     return Sample.of(time.monotonic(), read, client.requests(limit=0))
 
 
-def _print_once(client: Client, address: str, choice: Choice, as_json: bool) -> None:
+def _print_once(client: Client, address: str, choice: Choice) -> None:
     before = _sample(client)
     time.sleep(_ONCE_S)
     view = View(_sample(client), before, None)
-    if as_json:
-        tables = {name: table.objects() for name, table in view.tables.items()}
-        output.write_json({"summary": view.summary(), **tables})
-        return
+    tables = {name: table.objects() for name, table in view.tables.items()}
     width, _ = shutil.get_terminal_size()
-    for line in lines(f"sluice top  {address}", view, choice, width, sys.maxsize):
-        print(line)
+    screen = lines(f"sluice top  {address}", view, choice, width, sys.maxsize)
+    output.show({"summary": view.summary(), **tables}, "\n".join(screen))
 
 
 class _Live:

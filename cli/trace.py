@@ -26,9 +26,7 @@ class Hop:
     ms: float
 
 
-def trace(
-    request_id: RequestId, client: options.OperatorClient, as_json: options.Json = False
-) -> None:
+def trace(request_id: RequestId, client: options.OperatorClient) -> None:
     """Show where the time of a request went: a bar for each step, its batch, and what it waited for."""
     record = client.explain(request_id).record
     hops = waterfall(record)
@@ -38,7 +36,7 @@ def trace(
         "total_ms": ms_of(record.timings.total),
         "hops": [vars(hop) for hop in hops],
     }
-    output.show(as_json, described, "\n".join(_lines(record, hops)))
+    output.show(described, "\n".join(_lines(record, hops)))
 
 
 def waterfall(record: RequestRecord) -> list[Hop]:

@@ -39,7 +39,6 @@ def transcribe(
     priority: options.Priority = "interactive",
     temperature: options.Temperature = None,
     client: options.TenantClient,
-    as_json: options.Json = False,
 ) -> None:  # fmt: skip
     """Write down the speech in a file, and print it as it comes.
 
@@ -52,7 +51,7 @@ def transcribe(
     if temperature is not None:
         chosen["temperature"] = temperature
     with client.generate(audio, **chosen) as stream:
-        output.write_answer(stream, as_json)
+        output.write_answer(stream)
 
 
 def _read(file: str) -> bytes:

@@ -17,9 +17,8 @@ from bench.support.strategies import (
     strategies,
 )
 from bench.support.tradeoffs import Tradeoff, tradeoffs
-from cli import tables
 from cli.evaluate import write_outcomes
-from cli.new_file import NewFile
+from cli.files import NewFile, open_table
 from cli.questions import Question, ask_all, support_questions
 from cli.scores import Result
 from gateway.routing.learned import artefact
@@ -127,7 +126,7 @@ async def _learn(client: AsyncClient, router: Path) -> None:
     path = router.with_suffix(".csv")
     with NewFile(path) as file:
         write_outcomes(file, questions, *answers)
-    with tables.open_table(path) as (columns, rows):
+    with open_table(path) as (columns, rows):
         read = outcomes.gather([outcomes.Source(path.name, columns, rows)])
     artefact.save_to(train(read), router)
 

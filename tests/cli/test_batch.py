@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.batch_view import sentence
-from cli.new_file import NewFile
+from cli.files import NewFile
 from sluice.v1 import jobs_pb2 as pb
 from tests.cli.commands import Cli
 from tests.support.scripted import ScriptedService, delta, finished, started
@@ -192,7 +192,7 @@ async def test_a_full_disk_says_where_the_results_are(
     cli: Cli, tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out.jsonl"
-    monkeypatch.setattr("cli.new_file.secrets.token_hex", lambda _: "name")
+    monkeypatch.setattr("cli.files.secrets.token_hex", lambda _: "name")
     os.symlink("/dev/full", tmp_path / ".out.jsonl.name.writing")
     async with ScriptedJobs(found=[answered(0, "A")]).serve() as jobs:
         ran = await cli(

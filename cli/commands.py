@@ -1,14 +1,33 @@
-"""Option groups: a parameter of a command that stands for several options, which commands then share."""
+"""How commands are declared: a parameter that stands for several options, which commands then share; and `--json`."""
 
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass
-from typing import Any, get_args
+from functools import wraps
+from typing import Annotated, Any, Final, get_args
 
 import typer
 
 Command = Callable[..., None]
+
+HELP: Final = {"help_option_names": ["-h", "--help"]}
+"""Context settings of every command."""
+_JSON: Final = inspect.Parameter(
+    "as_json",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")
+    ],
+)
+_as_json: ContextVar[bool] = ContextVar("as_json", default=False)
+
+
+def wants_json() -> bool:
+    """Whether the command that runs was given ``--json``."""
+    return _as_json.get()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +48,11 @@ class Group:
         return {name: one for name, one in parameters.items() if name not in self.without}
 
 
-def expanded(command: Command) -> Command:
-    """``command`` as Typer takes it: each group replaced by its options."""
+def expanded(command: Command, *, with_json: bool = True) -> Command:
+    """``command`` as Typer takes it: each group replaced by its options, and ``--json`` behind them.
+
+    ``with_json`` False: it has no such option.
+    """
     own = inspect.signature(command).parameters
     groups = {name: group for name, one in own.items() if (group := _group(one.annotation))}
     parameters = [
@@ -38,34 +60,39 @@ def expanded(command: Command) -> Command:
         for name, mine in own.items()
         for one in (groups[name].offered.values() if name in groups else (mine,))
     ]
+    if with_json:
+        parameters.append(_JSON)
 
+    @wraps(command)
     def run(**given: Any) -> None:
         with ExitStack() as opened:
+            asked = _as_json.set(with_json and given.pop(_JSON.name))
+            opened.callback(_as_json.reset, asked)
             for name, group in groups.items():
                 made = group.make(**{option: given.pop(option) for option in group.offered})
                 managed = isinstance(made, AbstractContextManager)
                 given[name] = opened.enter_context(made) if managed else made
             command(**given)
 
-    run.__name__, run.__doc__, run.__module__ = (
-        command.__name__,
-        command.__doc__,
-        command.__module__,
-    )
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
 
 
 class Commands(typer.Typer):
-    """A command with commands of its own, which may take option groups."""
+    """A command with commands of its own."""
 
-    def command(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
-        """As Typer's."""
+    def __init__(self, about: str) -> None:
+        super().__init__(
+            help=about, add_completion=False, no_args_is_help=True, context_settings=HELP
+        )
+
+    def command(self, *args: Any, with_json: bool = True, **kwargs: Any) -> Callable[[Any], Any]:
+        """As Typer's; ``with_json`` as of `expanded`."""
         register = super().command(*args, **kwargs)
 
         def add(function: Command) -> Command:
-            register(expanded(function))
+            register(expanded(function, with_json=with_json))
             return function
 
         return add
