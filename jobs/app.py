@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Set
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Set
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,13 +17,10 @@ from nats.errors import Error as NatsError
 from opentelemetry.trace import Tracer
 
 from jobs.gateways import Gateways
-from jobs.metrics import JobMetrics
-from jobs.quotas import Quotas
-from jobs.recent import Recent
+from jobs.process import JobProcess
 from jobs.scheduler import Scheduler
 from jobs.service import JobService
 from jobs.store import JobStore
-from jobs.uploads import Outside
 from sluice.client.channel import LOOKUP_S, error_of
 from sluice.defaults import AUTO
 from sluice.errors import PermissionDenied, SettingsError, SetupError, TransportUnavailable
@@ -42,6 +41,7 @@ from sluice.wire.patience import patiently
 
 _log = logging.getLogger(__name__)
 
+KEEP_S: Final = 1.0
 _CLOSE_S: Final = 1.0
 _RETRY_S: Final = 0.25
 _OURS: Final = "/sluice."
@@ -73,22 +73,18 @@ async def serve(
         addresses = settings.jobs.gateways or reachable(settings.gateway.address)
         gateways = Gateways(addresses, key, tls)
         store = await _started_store(settings, client)
-        outside = Outside.of(settings.jobs)
         registry = registry or MetricRegistry()
-        metrics = JobMetrics(registry)
-        quotas = Quotas(settings.jobs)
-        scheduler = Scheduler(
-            settings.jobs, store, gateways, outside, process, tracer, metrics, quotas
-        )
+        of_all = JobProcess(process, settings.jobs, store, gateways, tracer, registry)
+        scheduler = Scheduler(of_all)
         await MetricsExchange(SERVICE_JOBS, process, registry).start(client)
         await scheduler.start(client)
-        service = JobService(store, outside, quotas, _ModelNames(gateways))
+        service = JobService(of_all, ModelNames(partial(_read_models, gateways)))
         async with _serving(settings.jobs.address, service, key, tls):
             running = asyncio.create_task(scheduler.run())
             await stop.wait()
             running.cancel()
             await scheduler.close()
-            outside.close()
+            of_all.outside.close()
     finally:
         if gateways is not None:
             await gateways.close()
@@ -96,26 +92,43 @@ async def serve(
     _log.info("%s has ended", process)
 
 
-class _ModelNames:
-    """The names of models, as a gateway says."""
+class ModelNames:
+    """The names of models that ``read`` gave at most `KEEP_S` ago.
 
-    def __init__(self, gateways: Gateways) -> None:
-        self._gateways = gateways
-        self._recent = Recent(self._read)
+    So the calls of a thousand jobs cost the mesh no more than those of one.
+    """
 
-    async def __call__(self, asked: Set[str]) -> set[str]:
-        """All of them; one of ``asked`` that is not among them may have come just now."""
-        known = await self._recent.get()
-        return known if asked <= known else await self._recent.get(fresh=True)
+    def __init__(self, read: Callable[[], Coroutine[Any, Any, set[str]]]) -> None:
+        self._read = read
+        self._begun_at = float("-inf")
+        self._reading: asyncio.Future[set[str]] | None = None
 
-    async def _read(self) -> set[str]:
-        try:
-            models = await self._gateways.models.ListModels(
-                ListModelsRequest(), timeout=LOOKUP_S, metadata=self._gateways.metadata
-            )
-        except grpc.aio.AioRpcError as failed:
-            raise error_of(failed) from failed
-        return {AUTO, *(model.name for model in models.models)}
+    async def __call__(self, asked: Set[str] = frozenset()) -> set[str]:
+        """All of them; one of ``asked`` that is not among them may have come just now. Raises what ``read`` does."""
+        known = await self._get()
+        return known if asked <= known else await self._get(fresh=True)
+
+    async def _get(self, *, fresh: bool = False) -> set[str]:
+        now, last = time.monotonic(), self._reading
+        old = last is None or (last.done() and (now - self._begun_at >= KEEP_S or _failed(last)))
+        if last is None or old or fresh:
+            self._begun_at = now
+            last = self._reading = asyncio.ensure_future(self._read())
+        return await asyncio.shield(last)
+
+
+def _failed(reading: asyncio.Future[set[str]]) -> bool:
+    return reading.cancelled() or reading.exception() is not None
+
+
+async def _read_models(gateways: Gateways) -> set[str]:
+    try:
+        models = await gateways.models.ListModels(
+            ListModelsRequest(), timeout=LOOKUP_S, metadata=gateways.metadata
+        )
+    except grpc.aio.AioRpcError as failed:
+        raise error_of(failed) from failed
+    return {AUTO, *(model.name for model in models.models)}
 
 
 async def _mesh_key(settings: Settings, client: Client) -> str | None:

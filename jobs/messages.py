@@ -8,22 +8,17 @@ stream. Nothing is acknowledged: the stream, and whoever else reads it, are left
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from typing import Final
 
 from jobs.core.window import BLOCK
 from jobs.input.read import ItemParser
-from jobs.quotas import Quotas
+from jobs.process import JobProcess, input_unreadable
 from jobs.sources import Block, defaults_of, one_of, template_of
-from jobs.stage_pass import input_unreadable
-from jobs.store import CHUNK_BYTES, Fenced, JobStore
-from jobs.threads import Threads
+from jobs.store import CHUNK_BYTES, Fenced
 from sluice.errors import InvalidRequest, TransportUnavailable
 from sluice.internal.v1.job_pb2 import JobRecord, MessageChunk, UploadRecord
-from sluice.v1 import jobs_pb2
-from sluice.v1.jobs_pb2 import JobInput
 from sluice.wire.clock import ms_of, unix_ms
-from sluice.wire.subjects import covers, is_pattern
 
 MESSAGE_BYTES_MAX: Final = 1_000_000
 """The longest line; a chunk with a longer one would be more than NATS takes."""
@@ -31,38 +26,6 @@ POLL_S: Final = 0.1
 """How often new messages are looked for."""
 GATHER_S: Final = 0.25
 """How long a message waits for others before they are stored."""
-
-FIELD: Final = "spec.input.nats_subject"
-_LINES: Final = (
-    jobs_pb2.JOB_INPUT_FORMAT_UNSPECIFIED,
-    jobs_pb2.JOB_INPUT_FORMAT_OPENAI,
-    jobs_pb2.JOB_INPUT_FORMAT_JSONL,
-)
-
-Streams = Mapping[str, Sequence[str]]
-"""What the operator lists (`jobs.input_streams`): streams, and the subjects of each."""
-
-
-def stream_of(given: JobInput, streams: Streams) -> str:
-    """The stream of ``given.nats_subject``.
-
-    Raises:
-        InvalidRequest: it may not be read, or not as ``given`` says.
-    """
-    subject = given.nats_subject
-    if not is_pattern(subject):
-        raise InvalidRequest.of(FIELD, f"{subject!r} is no subject of NATS")
-    if given.format not in _LINES:
-        raise InvalidRequest.of("spec.input.format", "messages of NATS are lines of JSON")
-    for stream, patterns in streams.items():
-        if any(covers(pattern, subject) for pattern in patterns):
-            return stream
-    listed = ", ".join(one for patterns in streams.values() for one in patterns) or "none"
-    raise InvalidRequest.of(
-        FIELD,
-        f"is none of the subjects that the operator lists (jobs.input_streams): {listed};"
-        " upload a file instead",
-    )
 
 
 class MessageSource:
@@ -73,25 +36,15 @@ class MessageSource:
         sequence: of the last message that was taken; 0: none was.
     """
 
-    def __init__(
-        self,
-        store: JobStore,
-        record: JobRecord,
-        streams: Streams,
-        threads: Threads,
-        quotas: Quotas,
-        skipped: int = 0,
-    ) -> None:
+    def __init__(self, process: JobProcess, record: JobRecord, skipped: int = 0) -> None:
         """``skipped``: messages at the begin that are left out."""
-        self._threads, self._tenant = threads, record.job.tenant
+        self._process, self._tenant = process, record.job.tenant
         self.share_read = 0.0
         self.sequence = 0
-        self._store = store
-        self._quotas = quotas
+        self._store = process.store
         self._kept = UploadRecord(tenant=self._tenant, create_unix_ms=unix_ms())
         self._job, self._upload = record.job, record.upload_id
         self._given = given = record.job.spec.input
-        self._streams = streams
         self._parser = ItemParser(
             template_of(given),
             defaults_of(record.job.spec),
@@ -109,7 +62,8 @@ class MessageSource:
         """
         async for chunk in self._chunks():
             self.sequence, self.share_read = chunk.sequence, float(chunk.ended)
-            if block := await self._threads.run(self._tenant, self._block, chunk):
+            reading = self._process.outside.reading
+            if block := await reading.run(self._tenant, self._block, chunk):
                 yield block
 
     def _block(self, chunk: MessageChunk) -> Block:
@@ -138,8 +92,8 @@ class MessageSource:
         self._kept.chunks = number
         if written:
             await self._store.write_upload(self._upload, self._kept)
-            self._quotas.upload(self._upload, self._kept)
-            self._quotas.check_inputs(self._tenant)
+            self._process.quotas.upload(self._upload, self._kept)
+            self._process.quotas.check_inputs(self._tenant)
 
     async def _stored(self, number: int, chunk: MessageChunk) -> MessageChunk:
         """``chunk`` as the next one, or that of another process."""
@@ -154,7 +108,7 @@ class MessageSource:
 
     async def _gathered(self, before: MessageChunk) -> MessageChunk:
         """The next messages: a block of them, or those that came in a moment."""
-        stream = stream_of(self._given, self._streams)
+        stream = self._process.outside.stream_of(self._tenant, self._given)
         chunk = MessageChunk(count=before.count, sequence=before.sequence)
         size, idle_s = 0, ms_of(self._given.nats_idle) / 1e3
         begun_at = came_at = time.monotonic()

@@ -13,20 +13,18 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from opentelemetry.trace import SpanKind, Tracer
+from opentelemetry.trace import SpanKind
 
 from jobs.answers import AnswerCache
 from jobs.core.leases import BEAT_S, is_suspect
 from jobs.core.pace import Speed
-from jobs.gateways import Gateways
 from jobs.messages import MessageSource
-from jobs.metrics import JobMetrics
-from jobs.quotas import Quotas
+from jobs.process import JobProcess, JobStops, input_unreadable
 from jobs.sources import Block, InputSource, retried
-from jobs.stage_pass import JobStops, PassContext, StagePass, input_unreadable
-from jobs.stages import Splitter, StageSource, stage_of
+from jobs.stage_pass import StagePass
+from jobs.stages import StageSource, stage_of
 from jobs.store import RETRY_AFTER_S, Fenced, JobStore
-from jobs.uploads import Outside, begin_messages
+from jobs.uploads import begin_messages
 from sluice.defaults import TENANT_METADATA
 from sluice.errors import (
     InvalidRequest,
@@ -79,24 +77,8 @@ class JobRunner:
         beat_at: when its record was written last, monotonic seconds.
     """
 
-    def __init__(
-        self,
-        store: JobStore,
-        gateways: Gateways,
-        outside: Outside,
-        process: str,
-        tracer: Tracer,
-        metrics: JobMetrics,
-        record: JobRecord,
-        revision: int,
-        quotas: Quotas,
-    ) -> None:
-        self._store = store
-        self._gateways = gateways
-        self._outside = outside
+    def __init__(self, process: JobProcess, record: JobRecord, revision: int) -> None:
         self._process = process
-        self._tracer = tracer
-        self._metrics = metrics
         self._record = record
         self._revision = revision
         self.job = record.job.id
@@ -107,7 +89,6 @@ class JobRunner:
         self._source: InputSource | MessageSource | None = None
         self._earlier = _Totals()
         self._stored_bytes = record.results_bytes
-        self._quotas = quotas
         self._speed = Speed()
         self._begun_at = self.beat_at = time.monotonic()
         self._ran_ms = record.running_ms
@@ -194,13 +175,14 @@ class JobRunner:
 
     async def _work(self) -> None:
         headers: dict[str, str] = {}
-        with self._tracer.start_as_current_span(names.SPAN_JOB, kind=SpanKind.INTERNAL) as span:
+        tracer = self._process.tracer
+        with tracer.start_as_current_span(names.SPAN_JOB, kind=SpanKind.INTERNAL) as span:
             span.set_attributes({names.JOB_ID: self.job, names.TENANT: self.tenant})
             headers = headers_of(span)
             metadata = ((TENANT_METADATA, self.tenant), *headers.items())
             while self._record.stage < stages_of(self._record):
                 try:
-                    self._quotas.check_results(self.tenant)
+                    self._process.quotas.check_results(self.tenant)
                     await self._fetch()
                     again = await self._run_stage(metadata)
                     await self._edit(partial(_next_stage, again))
@@ -210,15 +192,15 @@ class JobRunner:
 
     async def _fetch(self) -> None:
         """Reads the input at a URL into the store, once; names the place of messages."""
-        given = self._record.job.spec.input
+        process, given = self._process, self._record.job.spec.input
         if self._record.upload_id:
             return
         try:
             if given.nats_subject:
-                upload = await begin_messages(self._store, self.tenant, self._quotas)
+                upload = await begin_messages(process.store, self.tenant, process.quotas)
             else:
-                upload = await self._outside.fetch(
-                    self._store, self.tenant, given.url, self._quotas
+                upload = await process.outside.fetch(
+                    process.store, self.tenant, given.url, process.quotas
                 )
         except InvalidRequest as error:
             raise input_unreadable(error) from error
@@ -231,11 +213,10 @@ class JobRunner:
     async def _run_stage(self, metadata: tuple[tuple[str, str], ...]) -> bool:
         """Whether documents are left with more than one answer."""
         record, stage = self._record, self._record.stage
-        self._earlier = await _totals(self._store, record, stage)
-        whose = self._process, metadata, record, stage, self._metrics, self._quotas
-        context = PassContext(self._store, self._gateways, *whose, spent=self._earlier.counts.cost)
+        self._earlier = await _totals(self._process.store, record, stage)
+        spent = self._earlier.counts.cost
         with AnswerCache() as cache:
-            running = StagePass(context, cache)
+            running = StagePass(self._process, record, stage, metadata, cache, spent)
             running.set_concurrency(self.concurrency)
             await running.load()
             self._stored_bytes += 0 if self._pass is None else self._pass.written_bytes
@@ -250,26 +231,20 @@ class JobRunner:
         self, record: JobRecord, stage: int, metadata: tuple[tuple[str, str], ...], skipped: int
     ) -> AsyncIterator[Block]:
         """``skipped``: items at the begin that all have an outcome."""
-        spec = record.job.spec
-        splitter = Splitter(self._gateways, metadata, spec, stage) if spec.stages else None
-        if splitter is not None and stage:
+        process, spec = self._process, record.job.spec
+        parts = StageSource(process, record, stage, metadata) if spec.stages else None
+        if parts is not None and stage:
             self._source = None
-            return StageSource(self._store, splitter, record, stage).later()
-        self._source = await self._input(record, skipped)
+            return parts.later()
+        if spec.input.nats_subject:
+            self._source = MessageSource(process, record, skipped)
+        else:
+            upload = await process.store.upload(record.upload_id)
+            self._source = InputSource(process, record, upload, skipped)
         blocks = self._source.blocks()
-        if splitter is not None:
-            return StageSource(self._store, splitter, record, stage).first(blocks)
-        return retried(blocks, self._store, record, stage) if record.round else blocks
-
-    async def _input(self, record: JobRecord, skipped: int) -> InputSource | MessageSource:
-        given = record.job.spec.input
-        if given.nats_subject:
-            streams = self._outside.streams_of(self.tenant)
-            return MessageSource(
-                self._store, record, streams, self._outside.reading, self._quotas, skipped
-            )
-        upload = await self._store.upload(record.upload_id)
-        return InputSource(self._store, record, upload, self._outside.reading, skipped)
+        if parts is not None:
+            return parts.first(blocks)
+        return retried(blocks, process.store, record, stage) if record.round else blocks
 
     # The record.
 
@@ -294,7 +269,7 @@ class JobRunner:
                 record.CopyFrom(self._record)
                 self._note_progress(record)
                 edit(record)
-                revision = await self._store.write(record, self._revision)
+                revision = await self._process.store.write(record, self._revision)
                 if revision is not None:
                     self._record, self._revision = record, revision
                     return
@@ -302,7 +277,7 @@ class JobRunner:
 
     async def _read_again(self) -> None:
         try:
-            fresh, self._revision = await self._store.read(self.job)
+            fresh, self._revision = await self._process.store.read(self.job)
         except SluiceError as error:
             if isinstance(error, TransportUnavailable):
                 raise

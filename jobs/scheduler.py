@@ -4,13 +4,13 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from opentelemetry.trace import Tracer
 
 from jobs.core.leases import (
     BEAT_S,
@@ -22,16 +22,14 @@ from jobs.core.leases import (
     urgency,
 )
 from jobs.core.pace import Rate
-from jobs.gateways import Gateways
-from jobs.metrics import JobMetrics
 from jobs.notify import Notifier
-from jobs.quotas import Quotas
+from jobs.process import JobProcess
 from jobs.runner import JobRunner
-from jobs.store import JobStore, read_record
-from jobs.uploads import Outside
+from jobs.store import read_record
 from sluice.errors import JobUnknown, SluiceError
 from sluice.internal.v1.job_pb2 import JobRecord, UploadRecord
-from sluice.settings import JobsSettings
+from sluice.telemetry import catalog
+from sluice.telemetry.registry import MetricRegistry, Point
 from sluice.v1.jobs_pb2 import (
     JOB_STATE_EXPIRED,
     JOB_STATE_FAILED,
@@ -77,27 +75,11 @@ class _Waiting:
 class Scheduler:
     """The jobs of one process."""
 
-    def __init__(
-        self,
-        settings: JobsSettings,
-        store: JobStore,
-        gateways: Gateways,
-        outside: Outside,
-        process: str,
-        tracer: Tracer,
-        metrics: JobMetrics,
-        quotas: Quotas,
-    ) -> None:
-        self._settings = settings
-        self._store = store
-        self._gateways = gateways
-        self._outside = outside
-        self._notifier = Notifier(store, outside)
+    def __init__(self, process: JobProcess) -> None:
         self._process = process
-        self._tracer = tracer
-        self._metrics = metrics
-        self._leases = Leases(process)
-        self._quotas = quotas
+        self._store, self._quotas = process.store, process.quotas
+        self._notifier = Notifier(process.store, process.outside)
+        self._leases = Leases(process.name)
         self._live: dict[str, _Waiting | None] = {}
         """Jobs that this process may take, and what it has heard of them; None: their records have to be read."""
         self._ends: dict[str, int] = {}
@@ -109,7 +91,7 @@ class Scheduler:
         self._leaving: set[str] = set()
         self._runners: dict[str, JobRunner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        metrics.show(self._runners.values())
+        self._show(process.registry)
         self._heard = asyncio.Event()
         self._starts: dict[str, Rate] = {}
         self._scanned_at = self._left_at = float("-inf")
@@ -225,7 +207,7 @@ class Scheduler:
                 first, best = hint, key
         if first is None:
             return None
-        if len(self._runners) < self._settings.running_max:
+        if len(self._runners) < self._process.settings.running_max:
             return best[1]
         tenant, most = running.most_common(1)[0]
         if not running[first.tenant] and most > 1 and not self._leaving:
@@ -291,7 +273,7 @@ class Scheduler:
                 return
         job.state, job.runner, job.reason, job.reason_code = (
             JOB_STATE_RUNNING,
-            self._process,
+            self._process.name,
             "",
             "",
         )
@@ -305,17 +287,7 @@ class Scheduler:
             return
         self._had.add(job.id)
         _log.info("job %s is taken, time %d", job.id, record.epoch)
-        runner = JobRunner(
-            self._store,
-            self._gateways,
-            self._outside,
-            self._process,
-            self._tracer,
-            self._metrics,
-            record,
-            taken,
-            self._quotas,
-        )
+        runner = JobRunner(self._process, record, taken)
         self._runners[job.id] = runner
         self._tasks[job.id] = asyncio.create_task(self._run(runner), name=f"job {job.id}")
         self._divide()
@@ -345,9 +317,24 @@ class Scheduler:
             self._live[runner.job] = None
             self._heard.set()
 
+    def _show(self, registry: MetricRegistry) -> None:
+        """Gauges, which are read on other threads."""
+
+        def sum_of(read: Callable[[JobRunner], int]) -> Callable[[], Iterable[Point]]:
+            return lambda: [((), sum(map(read, list(self._runners.values()))))]
+
+        def oldest_s() -> float:
+            now = time.monotonic()
+            return max((now - one.beat_at for one in list(self._runners.values())), default=0.0)
+
+        registry.observe(catalog.JOBS_RUNNING, sum_of(lambda _: 1))
+        registry.observe(catalog.JOB_WINDOW, sum_of(lambda runner: runner.concurrency))
+        registry.observe(catalog.JOB_IN_FLIGHT, sum_of(lambda runner: runner.in_flight))
+        registry.observe(catalog.OLDEST_LEASE, lambda: [((), oldest_s())])
+
     def _divide(self) -> None:
         tenants = {job: runner.tenant for job, runner in self._runners.items()}
-        for job, share in shares(self._settings.window_items, tenants).items():
+        for job, share in shares(self._process.settings.window_items, tenants).items():
             self._runners[job].share(share)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import grpc
 
 from jobs.input import Template
-from jobs.quotas import Quotas
+from jobs.process import JobProcess
 from jobs.results import OrderedLog, dead_letters, merged
 from jobs.runner import OVER, stages_of
 from jobs.spec import (
@@ -26,9 +26,9 @@ from jobs.spec import (
     check_spec,
 )
 from jobs.stages import check_stages
-from jobs.store import JobStore, job_unknown
+from jobs.store import job_unknown
 from jobs.threads import Places
-from jobs.uploads import NewUpload, Outside
+from jobs.uploads import NewUpload
 from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
 from sluice.errors import (
     IdempotencyConflict,
@@ -93,15 +93,11 @@ class JobService(JobServiceServicer):
 
     def __init__(
         self,
-        store: JobStore,
-        outside: Outside,
-        quotas: Quotas,
+        process: JobProcess,
         known_models: Callable[[Set[str]], Coroutine[Any, Any, set[str]]],
     ) -> None:
         """``known_models``: names that a job may ask for; it is given those that are asked for."""
-        self._store = store
-        self._outside = outside
-        self._quotas = quotas
+        self._store, self._outside, self._quotas = process.store, process.outside, process.quotas
         self._known_models = known_models
         self._turns = Places(READS_OF_TENANT, "the store of jobs")
 

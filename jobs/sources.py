@@ -11,9 +11,10 @@ from jobs.core.window import BLOCK, BLOCK_BYTES, Entry
 from jobs.input import Template, read_items
 from jobs.input.read import Format
 from jobs.items import BadLine, Item
+from jobs.process import JobProcess
 from jobs.results import dead_letters
 from jobs.store import RETRY_AFTER_S, JobStore
-from jobs.threads import Stop, Threads
+from jobs.threads import Stop
 from sluice.errors import TransportUnavailable
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord, UploadRecord
 from sluice.v1 import jobs_pb2
@@ -45,10 +46,9 @@ class InputSource:
         chunks_read: chunks that were taken so far, of ``upload.chunks``.
     """
 
-    store: JobStore
+    process: JobProcess
     record: JobRecord
     upload: UploadRecord
-    threads: Threads
     skipped: int = 0
     chunks_read: int = 0
 
@@ -66,11 +66,11 @@ class InputSource:
         """
         stop = Stop()
         entries = self._entries(asyncio.get_running_loop(), stop)
-        tenant = self.record.job.tenant
-        reading = asyncio.ensure_future(self.threads.run(tenant, _block_of, entries))
+        tenant, threads = self.record.job.tenant, self.process.outside.reading
+        reading = asyncio.ensure_future(threads.run(tenant, _block_of, entries))
         try:
             while block := await asyncio.shield(reading):
-                reading = asyncio.ensure_future(self.threads.run(tenant, _block_of, entries))
+                reading = asyncio.ensure_future(threads.run(tenant, _block_of, entries))
                 yield block
         finally:
             stop.set()
@@ -100,7 +100,7 @@ class InputSource:
 
     async def _chunk(self, number: int) -> bytes:
         return await patiently(
-            lambda: self.store.read_chunk(self.record.upload_id, number),
+            lambda: self.process.store.read_chunk(self.record.upload_id, number),
             (TransportUnavailable,),
             bound_s=CHUNK_S,
             wait_s=RETRY_AFTER_S,

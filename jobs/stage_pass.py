@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 from jobs.answers import AnswerCache
@@ -19,24 +18,16 @@ from jobs.core.done import DoneIndexes
 from jobs.core.pace import Budget, Rate
 from jobs.core.retry import Failure, RetryPolicy, failure_of
 from jobs.core.window import BLOCK, Entry, Window
-from jobs.gateways import Gateways, ItemCalls, error_in
-from jobs.metrics import JobMetrics
-from jobs.quotas import Quotas
+from jobs.gateways import ItemCalls, error_in
+from jobs.process import JobProcess, JobStops
 from jobs.results import OrderedLog
 from jobs.sources import Block
-from jobs.store import RETRY_AFTER_S, SEGMENT_BYTES_MAX, Fenced, JobStore
-from sluice.errors import InvalidRequest, JobUnknown, SluiceError, TransportUnavailable
+from jobs.store import RETRY_AFTER_S, SEGMENT_BYTES_MAX, Fenced
+from sluice.errors import JobUnknown, SluiceError, TransportUnavailable
 from sluice.internal.v1.items_pb2 import RunResponse
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobCheckpoint, JobRecord, JobSegment
 from sluice.v1.inference_pb2 import FINISH_REASON_STOP
-from sluice.v1.jobs_pb2 import (
-    JOB_STATE_PAUSED,
-    JobAnswer,
-    JobItemError,
-    JobProgress,
-    JobResult,
-    JobState,
-)
+from sluice.v1.jobs_pb2 import JobAnswer, JobItemError, JobProgress, JobResult
 from sluice.wire.clock import ms_of, timestamp, unix_ms
 
 COMMIT_S: Final = 0.25
@@ -53,48 +44,6 @@ BAD_LINE_SHARE: Final = 0.1
 _BAD_LINES: Final = frozenset({"BAD_LINE", "DUPLICATE_ID"})
 
 
-class JobStops(Exception):
-    """The job goes no further: ``code`` for programs, the message says what to do.
-
-    Attributes:
-        state: that it stops in; by default it needs a person.
-    """
-
-    def __init__(
-        self, code: str, message: str, state: "JobState.ValueType" = JOB_STATE_PAUSED
-    ) -> None:
-        super().__init__(message)
-        self.code = code
-        self.state = state
-
-
-def input_unreadable(error: InvalidRequest) -> JobStops:
-    """Its input cannot be read as things are."""
-    return JobStops("INPUT_UNREADABLE", f"{error.message}; then resume the job")
-
-
-@dataclass(frozen=True)
-class PassContext:
-    """What a pass needs of its process and its job.
-
-    Attributes:
-        process: the name of this process.
-        metadata: of the calls to gateways: the tenant and the trace.
-        quotas: of all tenants.
-        spent: what earlier passes have cost.
-    """
-
-    store: JobStore
-    gateways: Gateways
-    process: str
-    metadata: tuple[tuple[str, str], ...]
-    record: JobRecord
-    stage: int
-    metrics: JobMetrics
-    quotas: Quotas
-    spent: float = 0.0
-
-
 class StagePass:
     """One pass.
 
@@ -109,14 +58,24 @@ class StagePass:
         trouble: why the mesh takes no items now; empty: it does.
     """
 
-    def __init__(self, context: PassContext, cache: AnswerCache) -> None:
-        self._context = context
+    def __init__(
+        self,
+        process: JobProcess,
+        record: JobRecord,
+        stage: int,
+        metadata: tuple[tuple[str, str], ...],
+        cache: AnswerCache,
+        spent: float = 0.0,
+    ) -> None:
+        """``metadata``: tenant and trace of the calls to gateways. ``spent``: what earlier passes have cost."""
+        self._process = process
+        self._record = record
         self._cache = cache
-        record, limits = context.record, context.record.job.spec.limits
-        self._key = record.job.id, context.stage, record.round
+        limits = record.job.spec.limits
+        self._key = record.job.id, stage, record.round
         now = time.monotonic()
         self._budget = Budget(limits.max_cost)
-        self._budget.took(context.spent, 0)
+        self._budget.took(spent, 0)
         self.window = Window(
             BLOCK,
             RetryPolicy.of(record.job.spec.retries),
@@ -124,9 +83,7 @@ class StagePass:
             Rate(limits.tokens_per_minute, now),
             self._budget,
         )
-        self._calls = ItemCalls(
-            context.gateways, context.metadata, self._on_response, self._on_returned
-        )
+        self._calls = ItemCalls(process.gateways, metadata, self._on_response, self._on_returned)
         timeout_ms = ms_of(limits.item_timeout)
         self._timeout_s = timeout_ms / 1e3 or ITEM_TIMEOUT_S
         self._done = DoneIndexes()
@@ -163,7 +120,7 @@ class StagePass:
         Raises:
             TransportUnavailable, StorageFull, Fenced.
         """
-        segment, self._sequence = await self._context.store.last_segment(*self._key)
+        segment, self._sequence = await self._process.store.last_segment(*self._key)
         point = segment.checkpoint
         self._done = DoneIndexes(point.low_water, point.done)
         self.counts.CopyFrom(point.counts)
@@ -256,9 +213,9 @@ class StagePass:
         return known is not None
 
     def _check_bad_lines(self, least: int) -> None:
-        if self._context.stage:
+        if self._key[1]:
             return  # they were judged in the first one
-        limits = self._context.record.job.spec.limits
+        limits = self._record.job.spec.limits
         most = BAD_LINE_SHARE
         if limits.HasField("max_bad_line_share"):
             most = limits.max_bad_line_share
@@ -272,12 +229,12 @@ class StagePass:
     async def _logs_of_others(self) -> list[tuple[str, int]]:
         """Jobs and rounds whose answers may be taken; a job that was deleted since has none."""
         logs: list[tuple[str, int]] = []
-        for other in self._context.record.job.spec.dedupe.reuse_job_ids:
+        for other in self._record.job.spec.dedupe.reuse_job_ids:
             try:
-                record, _ = await self._context.store.read(other)
+                record, _ = await self._process.store.read(other)
             except JobUnknown:
                 continue
-            if record.job.tenant == self._context.record.job.tenant:
+            if record.job.tenant == self._record.job.tenant:
                 logs += [(other, one) for one in range(record.round + 1)]
         return logs
 
@@ -286,10 +243,10 @@ class StagePass:
 
         A job that goes on does not wait for those of its own log: what they would have saved meanwhile is less.
         """
-        if self._context.record.job.spec.dedupe.disabled or self._context.stage:
+        if self._record.job.spec.dedupe.disabled or self._key[1]:
             return
         for job, round_ in logs:
-            async for outcome in OrderedLog(self._context.store, job, 0, round_).everything():
+            async for outcome in OrderedLog(self._process.store, job, 0, round_).everything():
                 if outcome.input_hash and outcome.result.HasField("answer"):
                     self._cache.put(outcome.input_hash, outcome.result.answer)
 
@@ -364,7 +321,7 @@ class StagePass:
             while not (self._has_segment or self._at_end) and time.monotonic() < full_at:
                 await self._pause(full_at - time.monotonic())
             if self._unwritten:
-                self._context.quotas.check_results(self._context.record.job.tenant)
+                self._process.quotas.check_results(self._record.job.tenant)
             await self._append(self._take())
             self._wake()
 
@@ -391,7 +348,7 @@ class StagePass:
         for outcome in outcomes:
             self._add_counts(outcome)
             if not outcome.carried:
-                self._context.metrics.settled(outcome)
+                self._process.items[_what_became(outcome.result),] += 1
         self._complete = self._at_end and not self._unwritten
         assert self._done.is_whole or not self._complete, "no place is left out"
         segment = JobSegment(outcomes=outcomes, checkpoint=self._checkpoint())
@@ -399,7 +356,7 @@ class StagePass:
         await asyncio.shield(self._appending)
 
     async def _append_segment(self, segment: JobSegment) -> None:
-        store = self._context.store
+        store = self._process.store
         while True:
             try:
                 self._sequence = await store.append(*self._key, segment, self._sequence)
@@ -415,7 +372,7 @@ class StagePass:
                 break
         self.written.CopyFrom(segment.checkpoint.counts)
         self.written_bytes += segment.ByteSize()
-        self._context.quotas.stored(self._key[0], segment.ByteSize())
+        self._process.quotas.stored(self._key[0], segment.ByteSize())
 
     def _checkpoint(self) -> JobCheckpoint:
         return JobCheckpoint(
@@ -424,8 +381,8 @@ class StagePass:
             complete=self._complete,
             counts=self.counts,
             dead_by_reason=self._reasons,
-            writer=self._context.process,
-            epoch=self._context.record.epoch,
+            writer=self._process.name,
+            epoch=self._record.epoch,
             split_documents=self.split_documents,
         )
 
@@ -524,6 +481,13 @@ def _item_error(error: SluiceError) -> JobItemError:
         message=error.message[:1000],
         request_id=error.metadata.get("request_id", ""),
     )
+
+
+def _what_became(result: JobResult) -> str:
+    """A word for metrics."""
+    if result.HasField("error"):
+        return "dead"
+    return "deduplicated" if result.answer.deduplicated else "succeeded"
 
 
 def _outcome(

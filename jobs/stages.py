@@ -14,11 +14,11 @@ from jobs.answers import input_hash
 from jobs.core.retry import Failure, failure_of
 from jobs.core.split import split
 from jobs.core.window import BLOCK, BLOCK_BYTES, Entry
-from jobs.gateways import Gateways
 from jobs.input import Template
+from jobs.process import JobProcess
 from jobs.results import merged
 from jobs.sources import REASON_CHARS_MAX, Block, ask_whole, defaults_of, name_request
-from jobs.store import RETRY_AFTER_S, JobStore
+from jobs.store import RETRY_AFTER_S
 from sluice.client.channel import LOOKUP_S, error_of
 from sluice.defaults import AUTO
 from sluice.errors import InvalidRequest, SluiceError, TransportUnavailable
@@ -62,89 +62,38 @@ def stage_of(spec: JobSpec, number: int) -> JobStage:
     return spec.stages[min(number, len(spec.stages) - 1)]
 
 
-class Splitter:
-    """Splits the texts of one stage, by the tokens that a gateway finds in them."""
-
-    def __init__(
-        self,
-        gateways: Gateways,
-        metadata: tuple[tuple[str, str], ...],
-        spec: JobSpec,
-        number: int,
-    ) -> None:
-        self._gateways = gateways
-        self._call: dict[str, Any] = {
-            "metadata": (*metadata, *gateways.metadata),
-            "timeout": LOOKUP_S,
-        }
-        self._stage = stage_of(spec, number)
-        self._model = self._stage.model or spec.model or AUTO
-        self._max_tokens = sampling_of(spec, self._stage).max_tokens
-        self._size = 0
-
-    async def parts(self, text: str) -> list[str]:
-        """The parts of ``text``, at least one.
-
-        Raises:
-            InvalidRequest: template and answer leave no room in the model's context.
-            SluiceError: the gateway does not take the text, or does not answer.
-        """
-        size = self._size = self._size or await self._part_tokens()
-        request = FindTokenEndsRequest(model=self._model, text=text)
-        found = await self._ask(self._gateways.stub.FindTokenEnds, request)
-        overlap = min(self._stage.overlap_tokens, size - 1)
-        return [text[begin:end] for begin, end in split(text, found.ends, size, overlap)] or [text]
-
-    async def _part_tokens(self) -> int:
-        prompt = rendered(self._stage, "", 0, 1)
-        request = CountTokensRequest(model=self._model, prompt=prompt if prompt.strip() else "-")
-        counted = await self._ask(self._gateways.models.CountTokens, request)
-        context = int(counted.context_tokens)
-        room = context - counted.token_count - (self._max_tokens or context // ANSWER_SHARE)
-        if room < 1:
-            raise InvalidRequest.of(
-                "spec.stages",
-                f"template and max_tokens leave no room for a text in the {context} tokens of {counted.model}",
-            )
-        return int(min(self._stage.split_tokens or room, room))
-
-    async def _ask(self, method: Any, request: Any) -> Any:
-        """Asks again while no gateway answers, or while it has no room."""
-
-        async def ask() -> Any:
-            try:
-                return await method(request, **self._call)
-            except grpc.aio.AioRpcError as failed:
-                error = error_of(failed)
-            if failure_of(error) is Failure.NO_ROOM:
-                raise TransportUnavailable(error.message) from error
-            raise error
-
-        return await patiently(
-            ask, (TransportUnavailable,), bound_s=GATEWAY_S, wait_s=RETRY_AFTER_S
-        )
-
-
-def sampling_of(spec: JobSpec, stage: JobStage) -> Any:
+def _sampling_of(spec: JobSpec, stage: JobStage) -> Any:
     """The sampling parameters of a stage: its own, else the job's."""
     return stage.sampling if stage.HasField("sampling") else spec.sampling
 
 
-def rendered(stage: JobStage, text: str, part: int, parts: int) -> str:
+def _rendered(stage: JobStage, text: str, part: int, parts: int) -> str:
     """The prompt of a part, from 0."""
     values = {"text": text, "part": part + 1, "parts": parts}
     return Template(stage.template or TEXT_ONLY).render(values)
 
 
 class StageSource:
-    """The items of one stage of a job, in blocks."""
+    """The items of one stage of a job, in blocks. Texts are split by the tokens that a gateway finds in them."""
 
-    def __init__(self, store: JobStore, splitter: Splitter, record: JobRecord, stage: int) -> None:
-        self._store = store
-        self._splitter = splitter
+    def __init__(
+        self,
+        process: JobProcess,
+        record: JobRecord,
+        stage: int,
+        metadata: tuple[tuple[str, str], ...],
+    ) -> None:
+        self._store, self._gateways = process.store, process.gateways
+        self._call: dict[str, Any] = {
+            "metadata": (*metadata, *process.gateways.metadata),
+            "timeout": LOOKUP_S,
+        }
         self._job, self._spec, self._round = record.job, record.job.spec, record.round
         self._number = stage
+        self._stage = stage_of(self._spec, stage)
+        self._model = self._stage.model or self._spec.model or AUTO
         self._index = 0
+        self._size = 0
 
     async def first(self, documents: AsyncIterator[Block]) -> AsyncIterator[Block]:
         """The entries of the first stage: parts of ``documents``."""
@@ -200,7 +149,7 @@ class StageSource:
     ) -> Block:
         """The items of a text; ``before``: how many it had, when there have to be fewer now."""
         try:
-            texts = await self._splitter.parts(text)
+            texts = await self._parts(text)
         except (InvalidRequest, TransportUnavailable):
             raise
         except SluiceError as error:
@@ -219,10 +168,10 @@ class StageSource:
     def _entry(
         self, of: JobResult, document: int, base: GenerateRequest, part: int, parts: int, text: str
     ) -> Entry:
-        spec, stage = self._spec, stage_of(self._spec, self._number)
+        spec, stage = self._spec, self._stage
         request = GenerateRequest()
         request.CopyFrom(base)
-        request.prompt = rendered(stage, text, part, parts)
+        request.prompt = _rendered(self._stage, text, part, parts)
         request.model = stage.model or request.model
         if stage.HasField("sampling"):
             request.sampling.CopyFrom(stage.sampling)
@@ -250,6 +199,49 @@ class StageSource:
         outcome.document, outcome.carried = document, carried
         outcome.ClearField("input_hash")
         return outcome
+
+    async def _parts(self, text: str) -> list[str]:
+        """The parts of ``text``, at least one.
+
+        Raises:
+            InvalidRequest: template and answer leave no room in the model's context.
+            SluiceError: the gateway does not take the text, or does not answer.
+        """
+        size = self._size = self._size or await self._part_tokens()
+        request = FindTokenEndsRequest(model=self._model, text=text)
+        found = await self._ask(self._gateways.stub.FindTokenEnds, request)
+        overlap = min(self._stage.overlap_tokens, size - 1)
+        return [text[begin:end] for begin, end in split(text, found.ends, size, overlap)] or [text]
+
+    async def _part_tokens(self) -> int:
+        prompt = _rendered(self._stage, "", 0, 1)
+        request = CountTokensRequest(model=self._model, prompt=prompt if prompt.strip() else "-")
+        counted = await self._ask(self._gateways.models.CountTokens, request)
+        context = int(counted.context_tokens)
+        asked = _sampling_of(self._spec, self._stage).max_tokens
+        room = context - counted.token_count - (asked or context // ANSWER_SHARE)
+        if room < 1:
+            raise InvalidRequest.of(
+                "spec.stages",
+                f"template and max_tokens leave no room for a text in the {context} tokens of {counted.model}",
+            )
+        return int(min(self._stage.split_tokens or room, room))
+
+    async def _ask(self, method: Any, request: Any) -> Any:
+        """Asks again while no gateway answers, or while it has no room."""
+
+        async def ask() -> Any:
+            try:
+                return await method(request, **self._call)
+            except grpc.aio.AioRpcError as failed:
+                error = error_of(failed)
+            if failure_of(error) is Failure.NO_ROOM:
+                raise TransportUnavailable(error.message) from error
+            raise error
+
+        return await patiently(
+            ask, (TransportUnavailable,), bound_s=GATEWAY_S, wait_s=RETRY_AFTER_S
+        )
 
     def _next_index(self) -> int:
         self._index += 1

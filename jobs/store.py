@@ -167,13 +167,10 @@ class JobStore:
         Raises:
             UploadUnknown: it was deleted.
         """
-        subject = subjects.job_input(upload, number)
-        try:
-            found = await self._js.get_msg(subjects.JOB_INPUTS_STREAM, subject=subject, direct=True)
-        except NotFoundError:
-            raise UploadUnknown(f"upload {upload} is gone") from None
-        except (TimeoutError, NatsError) as error:
-            raise _unavailable(f"JetStream does not answer ({type(error).__name__})") from error
+        stream, subject = subjects.JOB_INPUTS_STREAM, subjects.job_input(upload, number)
+        found = await self._get(stream, subject, direct=True)
+        if found is None:
+            raise UploadUnknown(f"upload {upload} is gone")
         return found.data or b""
 
     # Messages of the operator's streams.
@@ -207,13 +204,15 @@ class JobStore:
         return found.data or b"", found.seq
 
     async def _get(
-        self, stream: str, subject: str, sequence: int | None = None
+        self, stream: str, subject: str, sequence: int | None = None, *, direct: bool = False
     ) -> RawStreamMsg | None:
-        """Not by direct get, which another server of a cluster may answer with less than there is."""
+        """The last message of a subject, or the first at ``sequence`` or behind it.
+
+        ``direct``: another server of a cluster may answer, with less than there is.
+        """
+        js, behind = self._js, sequence is not None
         try:
-            if sequence is None:
-                return await self._js.get_last_msg(stream, subject)
-            return await self._js.get_msg(stream, seq=sequence, subject=subject, next=True)
+            return await js.get_msg(stream, sequence, subject, direct=direct, next=behind)
         except NotFoundError as error:
             if error.err_code == _NO_STREAM:
                 raise InvalidRequest.of(
@@ -253,15 +252,10 @@ class JobStore:
         self, job: str, stage: int, round_: int, sequence: int
     ) -> tuple[JobSegment, int] | None:
         """The first segment of a pass at ``sequence`` or behind it, with its own; None when there is none."""
-        subject = subjects.job_results(job, stage, round_)
-        try:
-            found = await self._js.get_msg(
-                subjects.JOB_RESULTS_STREAM, seq=sequence, subject=subject, direct=True, next=True
-            )
-        except NotFoundError:
+        stream, subject = subjects.JOB_RESULTS_STREAM, subjects.job_results(job, stage, round_)
+        found = await self._get(stream, subject, sequence, direct=True)
+        if found is None:
             return None
-        except (TimeoutError, NatsError) as error:
-            raise _unavailable(f"JetStream does not answer ({type(error).__name__})") from error
         assert found.seq is not None, "stored messages have one"
         return unpack(JobSegment, found.data or b""), found.seq
 

@@ -11,22 +11,29 @@ from urllib.parse import urlsplit
 
 from jobs import webhooks
 from jobs.input.urls import check_url, read_url
-from jobs.messages import Streams, stream_of
 from jobs.outbound import Outbound
 from jobs.quotas import Quotas
 from jobs.store import CHUNK_BYTES, JobStore, new_upload_id
 from jobs.threads import Threads
-from sluice.errors import TransportUnavailable
+from sluice.errors import InvalidRequest, TransportUnavailable
 from sluice.internal.v1.job_pb2 import UploadRecord
 from sluice.settings import JobsSettings
-from sluice.v1.jobs_pb2 import JobSpec, JobWebhook
+from sluice.v1 import jobs_pb2
+from sluice.v1.jobs_pb2 import JobInput, JobSpec, JobWebhook
 from sluice.wire.clock import unix_ms
+from sluice.wire.subjects import covers, is_pattern
 
 TENANT: Final = "{tenant}"
 """Stands for the tenant of the job in what the operator lists."""
 CALL_S: Final = 30.0
 """A webhook or the resolution of its name, all of it, seconds."""
 RETRY_AFTER_S: Final = 5.0
+SUBJECT: Final = "spec.input.nats_subject"
+_LINES: Final = (
+    jobs_pb2.JOB_INPUT_FORMAT_UNSPECIFIED,
+    jobs_pb2.JOB_INPUT_FORMAT_OPENAI,
+    jobs_pb2.JOB_INPUT_FORMAT_JSONL,
+)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -118,7 +125,7 @@ class Outside:
 
     prefixes: tuple[str, ...]
     outbound: Outbound
-    streams: Streams
+    streams: Mapping[str, Sequence[str]]
     tenants: Mapping[str, Sequence[str]]
     reading: Threads
     naming: Threads
@@ -136,13 +143,31 @@ class Outside:
         """Prefixes of URLs that are inputs of ``tenant``."""
         return [one.replace(TENANT, tenant) for one in self.prefixes if self._may(tenant, one)]
 
-    def streams_of(self, tenant: str) -> Streams:
-        """Streams of JetStream, with the subjects that are inputs of ``tenant``."""
-        return {
-            stream: [one.replace(TENANT, tenant) for one in subjects]
+    def stream_of(self, tenant: str, given: JobInput) -> str:
+        """The stream of JetStream with ``given.nats_subject``, an input of ``tenant``.
+
+        Raises:
+            InvalidRequest: it may not be read, or not as ``given`` says.
+        """
+        subject = given.nats_subject
+        if not is_pattern(subject):
+            raise InvalidRequest.of(SUBJECT, f"{subject!r} is no subject of NATS")
+        if given.format not in _LINES:
+            raise InvalidRequest.of("spec.input.format", "messages of NATS are lines of JSON")
+        listed = [
+            (stream, one.replace(TENANT, tenant))
             for stream, subjects in self.streams.items()
             if self._may(tenant, stream)
-        }
+            for one in subjects
+        ]
+        for stream, pattern in listed:
+            if covers(pattern, subject):
+                return stream
+        raise InvalidRequest.of(
+            SUBJECT,
+            "is none of the subjects that the operator lists (jobs.input_streams): "
+            f"{', '.join(one for _, one in listed) or 'none'}; upload a file instead",
+        )
 
     def _may(self, tenant: str, name: str) -> bool:
         """Whether ``tenant`` may use a prefix or a stream."""
@@ -173,7 +198,7 @@ class Outside:
             Overloaded: too many calls of the tenant wait for names.
         """
         if spec.input.WhichOneof("source") == "nats_subject":
-            stream = stream_of(spec.input, self.streams_of(tenant))
+            stream = self.stream_of(tenant, spec.input)
             await store.read_message(stream, spec.input.nats_subject, 1)
         if spec.input.WhichOneof("source") == "url":
             check_url(spec.input.url, self.prefixes_of(tenant))

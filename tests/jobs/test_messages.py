@@ -8,15 +8,17 @@ from typing import Any
 import nats
 import pytest
 from nats.js import JetStreamContext
+from opentelemetry.trace import NoOpTracer
 
 from jobs.core.window import Entry
+from jobs.gateways import Gateways
 from jobs.messages import MessageSource
-from jobs.quotas import Quotas
+from jobs.process import JobProcess
 from jobs.store import JobStore
-from jobs.threads import Threads
 from sluice import errors
 from sluice.internal.v1.job_pb2 import JobRecord
 from sluice.settings import JobsSettings
+from sluice.telemetry.registry import MetricRegistry
 from sluice.v1 import jobs_pb2 as pb
 from sluice.wire.clock import duration
 from tests.jobs.gateway_double import GatewayDouble
@@ -142,13 +144,15 @@ async def test_two_processes_that_read_for_a_job_read_the_same(
 ) -> None:
     await publish(stream, 0, 600)
     client = await nats.connect(nats_url)
-    store = JobStore(JobsSettings(), 1)
+    store, gateways = JobStore(JobsSettings(), 1), Gateways("127.0.0.1:1")
     await store.start(client)
+    settings = JobsSettings(input_streams=STREAMS)
+    process = JobProcess("me", settings, store, gateways, NoOpTracer(), MetricRegistry())
     given = pb.JobInput(nats_subject=SUBJECT, nats_message_count=1200)
     record = JobRecord(upload_id="upload-a", job=pb.Job(id="job-a", spec=pb.JobSpec(input=given)))
 
     async def read() -> list[str]:
-        source = MessageSource(store, record, STREAMS, Threads("inputs"), Quotas(JobsSettings()))
+        source = MessageSource(process, record)
         return [
             one.custom_id
             async for block in source.blocks()
@@ -159,6 +163,7 @@ async def test_two_processes_that_read_for_a_job_read_the_same(
     reading = [asyncio.ensure_future(read()) for _ in range(2)]
     await publish(stream, 600, 1200)
     found = await asyncio.gather(*reading)
+    await gateways.close()
     await client.close()
 
     assert found == [[f"i{n}" for n in range(1200)]] * 2

@@ -8,25 +8,22 @@ from typing import Any
 
 import nats
 import pytest
+from opentelemetry.trace import NoOpTracer
 
 from jobs.answers import AnswerCache
 from jobs.core.retry import Failure
 from jobs.core.window import Entry
 from jobs.gateways import Gateways
-from jobs.metrics import JobMetrics
-from jobs.quotas import Quotas
+from jobs.process import JobProcess, JobStops, input_unreadable
 from jobs.results import OrderedLog
 from jobs.sources import Block
 from jobs.stage_pass import (
     OUTCOME_BYTES_MAX,
     SEGMENT_ITEMS,
     UNWRITTEN_MAX,
-    JobStops,
-    PassContext,
     StagePass,
     _item_error,
     answer_of,
-    input_unreadable,
 )
 from jobs.store import SEGMENT_BYTES_MAX, Fenced, JobStore
 from sluice.errors import (
@@ -54,20 +51,19 @@ class World:
     store: JobStore
     gateways: Gateways
     cache: AnswerCache
-    registry: MetricRegistry = field(default_factory=MetricRegistry)
 
     def record(self, job: str = JOB, **spec: Any) -> JobRecord:
         return JobRecord(job=pb.Job(id=job, tenant="acme", spec=pb.JobSpec(model="echo", **spec)))
 
-    def new_pass(self, record: JobRecord | None = None, stage: int = 0) -> StagePass:
+    def new_pass(
+        self, record: JobRecord | None = None, stage: int = 0, cache: AnswerCache | None = None
+    ) -> StagePass:
         record = record or self.record()
         metadata = (("sluice-tenant", record.job.tenant),)
-        metrics = JobMetrics(self.registry)
-        quotas = Quotas(JobsSettings())
-        context = PassContext(
-            self.store, self.gateways, "me", metadata, record, stage, metrics, quotas
-        )
-        running = StagePass(context, self.cache)
+        registry = MetricRegistry()
+        settings, tracer = JobsSettings(), NoOpTracer()
+        process = JobProcess("me", settings, self.store, self.gateways, tracer, registry)
+        running = StagePass(process, record, stage, metadata, cache or self.cache)
         running.set_concurrency(64)
         return running
 
@@ -259,7 +255,7 @@ async def test_identical_items_and_those_of_the_own_log_are_computed_once(
     first._on_response(first.window._in_flight[0], answered("known"))
     await first.flush()
     with AnswerCache() as cache:
-        second = StagePass(first._context, cache)
+        second = world.new_pass(cache=cache)
         second.set_concurrency(64)
         await second.load()
         hashes = {1: b"a", 2: b"a", 3: b"", 4: b"b"}
@@ -315,7 +311,7 @@ async def test_where_nothing_is_shared_the_log_is_not_read(
     await first.flush()
     with AnswerCache() as cache:
         record = world.record(dedupe=pb.JobDedupe(disabled=disabled))
-        second = StagePass(world.new_pass(record, stage)._context, cache)
+        second = world.new_pass(record, stage, cache)
         await second._fill_cache([(JOB, 0)])
         assert cache.get(b"h") is None
 
@@ -329,7 +325,7 @@ async def test_dead_letters_and_answers_without_a_hash_are_not_shared(world: Wor
     first._on_response(first.window._in_flight[1], answered())
     await first.flush()
     with AnswerCache() as cache:
-        second = StagePass(first._context, cache)
+        second = world.new_pass(cache=cache)
         await second._fill_cache([(JOB, 0)])
         assert cache.get(b"dead") is None
         assert cache.get(b"") is None
@@ -832,11 +828,8 @@ async def test_a_write_without_an_answer_is_looked_for_and_made_again(
     theirs = JobSegment(checkpoint=JobCheckpoint(writer="other"))
 
     async def append(store: StoreThatFails) -> None:
-        context = running._context
         fake: Any = store
-        running._context = PassContext(
-            fake, context.gateways, "me", (), context.record, 0, context.metrics, context.quotas
-        )
+        running._process.store = fake
         running._sequence = 4
         await running._append_segment(ours)
 
@@ -888,7 +881,7 @@ async def test_an_outcome_is_counted_and_shown_once(world: World) -> None:
     for place in (1, 2):
         running._settle(outcome(place, answer=pb.JobAnswer()))
     await running.flush()
-    assert dict(running._context.metrics._items) == {("succeeded",): 2}
+    assert dict(running._process.items) == {("succeeded",): 2}
     with pytest.raises(AssertionError, match="has an outcome already"):
         await running._append([outcome(1, answer=pb.JobAnswer())])
     assert running.counts.total == 3

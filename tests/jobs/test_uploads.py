@@ -9,7 +9,6 @@ import pytest
 
 from jobs import webhooks
 from jobs.input.urls import check_url
-from jobs.messages import stream_of
 from jobs.outbound import Outbound
 from jobs.uploads import Outside
 from sluice.errors import InvalidRequest
@@ -67,10 +66,10 @@ def test_a_stream_may_be_that_of_some_tenants(
 ) -> None:
     given = JobInput(nats_subject=subject)
     if stream is not None:
-        assert stream_of(given, outside.streams_of(tenant)) == stream
+        assert outside.stream_of(tenant, given) == stream
         return
     with pytest.raises(InvalidRequest, match="none of the subjects"):
-        stream_of(given, outside.streams_of(tenant))
+        outside.stream_of(tenant, given)
 
 
 def test_tenants_of_what_is_not_listed_are_a_mistake() -> None:
