@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.learned.drift import BINS, Reference, accuracy
+from gateway.telemetry.drift import BINS, Reference, accuracy
 
 MANY = 1_000_000
 """Rows to learn from that leave nothing to chance."""
