@@ -4,7 +4,7 @@ import asyncio
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
@@ -19,7 +19,7 @@ from gateway.models.catalog import ServedModel
 from gateway.models.tokenizer import Segment, TemplateRefused
 from gateway.safety.actions import Action
 from gateway.safety.findings import Finding
-from gateway.safety.guards.checks import Check, Cost, EntityGuard, Guard
+from gateway.safety.guards.checks import Check, Cost, EntityGuard, Guard, taken_of
 from gateway.safety.guards.entities import LabelledToken
 from gateway.safety.guards.families import (
     Failure,
@@ -67,24 +67,32 @@ _FAILURES: Final[tuple[tuple[type[SluiceError], Failure], ...]] = (
 
 
 @dataclass(frozen=True)
-class Question:
-    """A check by a guard that gives verdicts, and the request that it is about.
+class GuardClient(EntityReader):
+    """Asks guards; also a `gateway.admission.pipeline.EntityReader`."""
 
-    Attributes:
-        turns: of caller and model as the model may see them, the caller's last.
-        headers: trace context of its rows.
-    """
+    upstream: Upstream
 
-    check: Check
-    about: AdmittedRequest
-    turns: Sequence[Message]
-    headers: Mapping[str, str]
+    async def ask(
+        self, about: AdmittedRequest, check: Check, turns: Sequence[Message]
+    ) -> tuple[Outcome, Cost]:
+        """The verdict, within the guard's time budget, and what it cost.
 
-    @property
-    def guard(self) -> Guard:
-        """The one that is asked."""
-        assert isinstance(self.check.guard, Guard), "the others give no verdicts"
-        return self.check.guard
+        ``turns``: of caller and model as the model may see them, the caller's last.
+        """
+        with _check_span(about, check) as span:
+            question = _Question(self.upstream, about, check, headers_of(span))
+            outcome, cost = await question.within_budget(question.verdict(turns))
+            score = None if isinstance(outcome, Failure) else outcome.score
+            _set_outcome(span, taken_of(check.guard, outcome), score)
+            return outcome, cost
+
+    @override
+    async def read(self, about: AdmittedRequest, check: Check, texts: Sequence[str]) -> Reading:
+        with _check_span(about, check) as span:
+            question = _Question(self.upstream, about, check, headers_of(span))
+            reading = Reading(*await question.within_budget(question.entities(texts)))
+            _set_outcome(span, reading.taken(check))
+            return reading
 
 
 class _NoVerdict(Exception):
@@ -92,103 +100,85 @@ class _NoVerdict(Exception):
         self.failure = failure
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """The rows of one check.
+class _Question:
+    """The rows of one check; ``headers``: their trace context."""
 
-    Attributes:
-        attempts: those that were opened, in order.
-    """
+    def __init__(
+        self, upstream: Upstream, about: AdmittedRequest, check: Check, headers: Mapping[str, str]
+    ) -> None:
+        self._upstream = upstream
+        self._about = about
+        self._check = check
+        self._headers = headers
+        self._attempts: list[Row] = []
+        self._begun = time.monotonic()
 
-    about: AdmittedRequest
-    check: Check
-    headers: Mapping[str, str]
-    attempts: list[Row]
-
-    def row_id(self, number: int) -> str:
-        """The name of the ``number``-th."""
-        reads = isinstance(self.check.guard, EntityGuard)
-        kind = ("w" if self.check.in_answer else "e") if reads else "g"
-        name = f"{self.about.request_id}-{kind}{self.check.number}"
-        return f"{name}-{number}" if number else name
-
-
-@dataclass(frozen=True)
-class GuardClient(EntityReader):
-    """Asks guards; also a `gateway.admission.pipeline.EntityReader`."""
-
-    upstream: Upstream
-
-    async def ask(self, question: Question) -> tuple[Outcome, float]:
-        """The outcome, within the guard's time budget, and what it cost."""
-        rows = _Rows(question.about, question.check, question.headers, [])
-        return await self._within_budget(rows, partial(self._verdict, question, rows))
-
-    @override
-    async def read(self, about: AdmittedRequest, check: Check, texts: Sequence[str]) -> Reading:
-        with check_span(about, check) as span:
-            start = time.monotonic()
-            rows = _Rows(about, check, headers_of(span), [])
-            outcome, cost = await self._within_budget(rows, partial(self._found, rows, texts))
-            reading = Reading(outcome, Cost((time.monotonic() - start) * 1000, cost))
-            set_outcome(span, reading.taken(check))
-            return reading
-
-    async def _within_budget(
-        self, rows: _Rows, work: Callable[[], Awaitable[_T]]
-    ) -> tuple[_T | Failure, float]:
+    async def within_budget(self, work: Awaitable[_T]) -> tuple[_T | Failure, Cost]:
+        """The result of ``work``, if it comes in time, and what it cost."""
         outcome: _T | Failure
         try:
-            async with asyncio.timeout(rows.check.guard.settings.budget_s):
-                outcome = await work()
+            async with asyncio.timeout(self._check.guard.settings.budget_s):
+                outcome = await work
         except TimeoutError:
             outcome = Failure.TIMEOUT
         except _NoVerdict as none:
             outcome = none.failure
-        return outcome, sum(attempt.cost for attempt in rows.attempts)
+        cost = sum(attempt.cost for attempt in self._attempts)
+        return outcome, Cost((time.monotonic() - self._begun) * 1000, cost)
 
-    async def _verdict(self, question: Question, rows: _Rows) -> GuardVerdict:
-        guard, model = question.guard, self._model(rows)
-        prompts = await self._prompts_of(question, model)
+    async def verdict(self, turns: Sequence[Message]) -> GuardVerdict:
+        """The verdict of a guard that gives some."""
+        model, guard = self._model(), self._check.guard
+        assert isinstance(guard, Guard), "the others give no verdicts"
+        chars = sum(len(turn["content"]) for turn in turns) + len(self._check.answer)
+        work = partial(_prompts, guard.family, model, turns, self._check)
+        prompts = await self._tokenized(chars, work)
         sampling = _sampling(guard.family, model)
         # Without the caller's stop strings, and with all alternatives.
         asked = SamplingParams(logprobs=sampling.top_logprobs)
         prepared = [PreparedPrompt(model, prompt, sampling, None) for prompt in prompts]
-        answered = await self._compute(rows, prepared, asked)
+        answered = await self._compute(prepared, asked)
         try:
-            return _worst([guard.family.reader.read(_said(one.transcript)) for one in answered])
+            return _worst([guard.family.verdict(_said(one.transcript)) for one in answered])
         except Unparsable:
             raise _NoVerdict(Failure.UNPARSABLE) from None
 
-    async def _found(self, rows: _Rows, texts: Sequence[str]) -> list[list[Finding]]:
-        model, guard = self._model(rows), rows.check.guard
+    async def entities(self, texts: Sequence[str]) -> list[list[Finding]]:
+        """What a token classifier finds in each text."""
+        model, guard = self._model(), self._check.guard
         assert isinstance(guard, EntityGuard), "the others find no entities"
-        segments = await self._segments_of(texts, model, rows.about.request.tenant)
+        segments = await self._tokenized(sum(map(len, texts)), partial(_segments, model, texts))
         if len(segments) > READ_SEGMENTS_MAX:
             raise _NoVerdict(Failure.TOO_LONG)
         prepared = [
             PreparedPrompt(model, segment.token_ids, UNDRAWN, None, Values())
             for _, segment in segments
         ]
-        answered = await self._compute(rows, prepared, SamplingParams())
+        answered = await self._compute(prepared, SamplingParams())
         found: list[list[Finding]] = [[] for _ in texts]
         for (place, segment), attempt in zip(segments, answered, strict=True):
             found[place] += guard.tags.findings(_labelled(segment, attempt))
         return found
 
-    def _model(self, rows: _Rows) -> ServedModel:
-        model = rows.about.policies.catalog[rows.check.guard.settings.model]
-        problem = self.upstream.overload.problem(model.name, rows.about, time.monotonic())
+    def _model(self) -> ServedModel:
+        model = self._about.policies.catalog[self._check.guard.settings.model]
+        problem = self._upstream.overload.problem(model.name, self._about, time.monotonic())
         if problem is not None:
             raise _NoVerdict(_failure_of(problem))
         return model
 
+    async def _tokenized(self, chars: int, work: Callable[[], _T]) -> _T:
+        """Does ``work`` on so many characters: in a thread when they are many."""
+        if chars <= _THREAD_CHARS:
+            return work()
+        return await self._upstream.admission.threads.run(self._about.request.tenant, work)
+
     async def _compute(
-        self, rows: _Rows, prepared: Sequence[PreparedPrompt], sampling: SamplingParams
+        self, prepared: Sequence[PreparedPrompt], sampling: SamplingParams
     ) -> list[Row]:
         # Cancelled together: without an answer about one segment there is none about the text.
         answers = [
-            asyncio.ensure_future(self._answer(rows, one, sampling, number))
+            asyncio.ensure_future(self._answer(one, sampling, number))
             for number, one in enumerate(prepared)
         ]
         try:
@@ -197,64 +187,41 @@ class GuardClient(EntityReader):
             for answer in answers:
                 answer.cancel()
 
-    async def _answer(
-        self, rows: _Rows, prepared: PreparedPrompt, sampling: SamplingParams, number: int
-    ) -> Row:
-        about, budget_s = rows.about, rows.check.guard.settings.budget_s
+    async def _answer(self, prepared: PreparedPrompt, sampling: SamplingParams, number: int) -> Row:
+        upstream, about = self._upstream, self._about
         request = replace(
             about.request, labels={WORKLOAD_LABEL: WORKLOAD}, sampling=sampling, tools=None
         )
-        deadline = min(about.deadline, time.monotonic() + budget_s)
-        row = InternalRow(self.upstream, request, prepared, rows.row_id(number), deadline)
-        rows.attempts.append(row.attempt)
+        deadline = min(about.deadline, time.monotonic() + self._check.guard.settings.budget_s)
+        row = InternalRow(upstream, request, prepared, self._row_id(number), deadline)
+        self._attempts.append(row.attempt)
         try:
-            await row.answer(rows.headers)
+            await row.answer(self._headers)
         except SluiceError as error:
             raise _NoVerdict(_failure_of(error)) from error
         finally:
-            self.upstream.usage.record_stream(about, row.result, time.monotonic())
+            upstream.usage.record_stream(self._about, row.result, time.monotonic())
         return row.attempt
 
-    async def _segments_of(
-        self, texts: Sequence[str], model: ServedModel, tenant: str
-    ) -> list[tuple[int, Segment]]:
-        """The segments of all texts, each with the number of its text."""
-
-        def segments() -> list[tuple[int, Segment]]:
-            return [
-                (place, segment)
-                for place, text in enumerate(texts)
-                if text.strip()
-                for segment in model.tokenizer.segments(text, model.context_tokens)
-            ]
-
-        long = sum(map(len, texts)) > _THREAD_CHARS
-        run = self.upstream.admission.threads.run
-        return await run(tenant, segments) if long else segments()
-
-    async def _prompts_of(self, question: Question, model: ServedModel) -> list[list[int]]:
-        """The prompts of the rows, each of which fits the guard's context."""
-        chars = sum(len(turn["content"]) for turn in question.turns) + len(question.check.answer)
-        if chars > _THREAD_CHARS:
-            run = self.upstream.admission.threads.run
-            return await run(question.about.request.tenant, partial(_prompts_now, question, model))
-        return _prompts_now(question, model)
+    def _row_id(self, number: int) -> str:
+        """The name of the ``number``-th row."""
+        reads = isinstance(self._check.guard, EntityGuard)
+        kind = ("w" if self._check.in_answer else "e") if reads else "g"
+        name = f"{self._about.request_id}-{kind}{self._check.number}"
+        return f"{name}-{number}" if number else name
 
 
-@contextmanager
-def check_span(about: AdmittedRequest, check: Check) -> Iterator[Span]:
-    """The span of a check."""
+def _check_span(about: AdmittedRequest, check: Check) -> AbstractContextManager[Span]:
     attributes: dict[str, AttributeValue] = {
         names.GEN_AI_OPERATION: names.GUARDRAIL_OPERATION,
         names.GEN_AI_REQUEST_MODEL: check.guard.settings.model,
         names.GUARDRAIL_NAME: check.guard.name,
         names.GUARDRAIL_TARGET: "output" if check.in_answer else "input",
     }
-    with about.log.child(names.SPAN_GUARD, attributes) as span:
-        yield span
+    return about.log.child(names.SPAN_GUARD, attributes)
 
 
-def set_outcome(
+def _set_outcome(
     span: Span, taken: Sequence[tuple[str, Action]], score: float | None = None
 ) -> None:
     """Says on the span of a check what came of it."""
@@ -264,6 +231,16 @@ def set_outcome(
     span.set_attribute(names.GUARDRAIL_OUTCOMES, pairs)
     if score is not None:
         span.set_attribute(names.GUARDRAIL_SCORE, score)
+
+
+def _segments(model: ServedModel, texts: Sequence[str]) -> list[tuple[int, Segment]]:
+    """The segments of all texts, each with the number of its text."""
+    return [
+        (place, segment)
+        for place, text in enumerate(texts)
+        if text.strip()
+        for segment in model.tokenizer.segments(text, model.context_tokens)
+    ]
 
 
 def _labelled(segment: Segment, attempt: Row) -> Iterator[LabelledToken]:
@@ -277,24 +254,22 @@ def _labelled(segment: Segment, attempt: Row) -> Iterator[LabelledToken]:
         yield LabelledToken(token.start, token.end, token.word, label, score)
 
 
-def _prompts_now(question: Question, model: ServedModel) -> list[list[int]]:
-    check, tokenizer, family = question.check, model.tokenizer, question.guard.family
+def _prompts(
+    family: Family, model: ServedModel, turns: Sequence[Message], check: Check
+) -> list[list[int]]:
+    """The prompts of the rows, each of which fits the guard's context."""
     tokens_max = model.context_tokens - family.answer_tokens
-    if family.classifies:
-        prompts = tokenizer.segments(_text_to_classify(question), tokens_max)
+    if family.labels:
+        asked = "\n".join(turn["content"] for turn in turns if turn["role"] == "user")
+        text = check.answer if check.in_answer else asked
+        prompts = model.tokenizer.segments(text, tokens_max)
         if len(prompts) > SEGMENTS_MAX:
             raise _NoVerdict(Failure.TOO_LONG)
         return [segment.token_ids for segment in prompts]
-    prompt = _chat_prompt(family.messages(question.turns, check.answer), family, model)
+    prompt = _chat_prompt(family.messages(turns, check.answer), family, model)
     if len(prompt) > tokens_max:
         raise _NoVerdict(Failure.TOO_LONG)
     return [prompt]
-
-
-def _text_to_classify(question: Question) -> str:
-    if question.check.in_answer:
-        return question.check.answer
-    return "\n".join(turn["content"] for turn in question.turns if turn["role"] == "user")
 
 
 def _chat_prompt(messages: Sequence[Message], family: Family, model: ServedModel) -> list[int]:

@@ -8,15 +8,14 @@ from gateway.admission.pipeline import AdmittedRequest
 from gateway.safety.actions import Action
 from gateway.safety.findings import Finding
 from gateway.safety.guards.checks import Check, Checks, Cost, Decided
-from gateway.safety.guards.families import Failure, Message
+from gateway.safety.guards.families import Failure, Message, Outcome
 from gateway.safety.output.windows import Window
 from gateway.streaming.answer import Answer
 from gateway.streaming.row import Row
-from gateway.upstream.guard_client import GuardClient, Question, check_span, set_outcome
+from gateway.upstream.guard_client import GuardClient
 from gateway.validation.conversation import SYSTEM, TOOL, USER, Conversation
 from sluice.background import BackgroundTasks
 from sluice.errors import InternalError, SafetyBlocked, SluiceError
-from sluice.telemetry.tracing import headers_of
 
 _log = logging.getLogger(__name__)
 
@@ -91,11 +90,13 @@ class GuardRunner:
         return decided, [found for outcome in outcomes for found in outcome[0]]
 
     async def _run(self, answer: Answer, check: Check) -> None:
+        outcome: Outcome
         try:
-            decided = await self._decide(check)
+            outcome, cost = await self._client.ask(self._context, check, self._turns)
         except Exception:  # the task would die silently, and the answer would wait for its verdict
             _log.exception("request %s: a check failed", answer.request_id)
-            decided = self.checks.decide(check, Failure.FAILED)
+            outcome, cost = Failure.FAILED, Cost()
+        decided = self.checks.decide(check, outcome, cost)
         try:
             if decided is not None:
                 await self._act(answer, decided)
@@ -103,17 +104,6 @@ class GuardRunner:
             _log.exception("request %s: a verdict could not be applied", answer.request_id)
             error = InternalError("a verdict of the safety policy could not be applied")
             answer.fail(error)
-
-    async def _decide(self, check: Check) -> Decided | None:
-        with check_span(self._context, check) as span:
-            start = time.monotonic()
-            question = Question(check, self._context, self._turns, headers_of(span))
-            outcome, cost = await self._client.ask(question)
-            took_ms = (time.monotonic() - start) * 1000
-            decided = self.checks.decide(check, outcome, Cost(took_ms, cost))
-            if decided is not None:
-                set_outcome(span, decided.taken, decided.score)
-            return decided
 
     async def _act(self, answer: Answer, decided: Decided) -> None:
         if decided.action is Action.BLOCK and decided.check.in_answer:

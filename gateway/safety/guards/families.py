@@ -1,7 +1,9 @@
-"""The families of guard models: the prompt of each and the parser of its answers.
+"""The families of guard models: how each is asked, and what its answers mean.
 
 Generative guards come with a chat template that makes their whole prompt (task, categories, form of the answer) of a
-conversation, so a family is the turns and variables that its template takes. Sources, all model cards on Hugging Face:
+conversation, so a family is the turns and variables that its template takes, and two patterns: of answers that object
+and of answers that do not. The families with names are presets of what an operator writes for ``custom``. Sources, all
+model cards on Hugging Face:
 
 - Llama Guard 3 and 4: "safe", or "unsafe" and a second line of categories, "S1,S9"; the score is the probability of the
   first word.
@@ -15,10 +17,8 @@ import enum
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
-
-from typing_extensions import override
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from gateway.safety.patterns import compiled
 from gateway.safety.settings import GuardSettings
@@ -88,17 +88,6 @@ class Said:
     options: Sequence[Sequence[Option]] = ()
 
 
-class VerdictReader(Protocol):
-    """Reads the answers of one family of guards."""
-
-    def read(self, said: Said) -> GuardVerdict:
-        """The verdict.
-
-        Raises:
-            Unparsable: there is none.
-        """
-
-
 def chance_of(said: Said, yes: str, no: str) -> float | None:
     """How probable ``yes`` is against ``no`` at the first place that says a word; None: that is not told.
 
@@ -133,31 +122,46 @@ making weapons, promoting terrorism or instructions for suicide.
 and educational terms are permitted."""
 """What ShieldGemma asks about unless the policy has a guideline of its own: its four harm types."""
 
+
 _CATEGORY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.-]{0,63}")
-_SCORE: Final = re.compile(r"<score>\s*(yes|no)\s*</score>", re.IGNORECASE)
-_THOUGHT: Final = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
-_WORD: Final = re.compile(r"\W*([A-Za-z]+)")
+_CATEGORIES: Final = r"[^\S\n]*(?:\n(?P<category>[A-Za-z0-9_.,\s-]*))?\Z"
+"""Behind the first word of Llama Guard: nothing, or lines of names."""
+_ANSWER: Final = (
+    r"\A(?:\s*<think>.*?</think>)?(?:\W*{word}(?![A-Za-z])|.*<score>\s*{word}\s*</score>)"
+)
+"""Answers of ShieldGemma and Granite Guardian: a word at the beginning, or between tags."""
+_NEVER: Final = re.compile("(?!)")
 
 
 @dataclass(frozen=True)
 class Family:
-    """How guards of one kind are asked.
+    """How guards of one kind are asked, and what their answers mean.
 
     Attributes:
-        reader: reads their answers.
         answer_tokens: longest answer.
+        unsafe: a pattern of answers that object; its group "category" names what to, several apart by commas or lines.
+        safe: a pattern of answers that do not.
+        words: an objection's first word and that of other answers, which give the score; empty: there is none.
+        objection: the category of objections that name none.
+        threshold: the guard objects from this score on.
         variables: of the chat template.
         whole: they judge the whole conversation; else the last turn of the caller and the answer.
         prompt: one turn made of {prompt} and {answer} instead of the conversation.
-        classifies: asked with the text itself, without a chat template.
+        labels: of a sequence classifier, which is asked with the text itself, without a chat template.
+        bad: those of them that object.
     """
 
-    reader: VerdictReader
     answer_tokens: int
+    unsafe: "re.Pattern[str]" = _NEVER
+    safe: "re.Pattern[str]" = _NEVER
+    words: tuple[str, ...] = ()
+    objection: str = OBJECTION
+    threshold: float | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     whole: bool = False
     prompt: str | None = None
-    classifies: bool = False
+    labels: Sequence[str] = ()
+    bad: Sequence[str] = ()
 
     def messages(self, asked: Sequence[Message], answer: str) -> list[dict[str, str]]:
         """The turns for the chat template.
@@ -172,117 +176,91 @@ class Family:
             return [{"role": "user", "content": text}]
         return [*turns, {"role": "assistant", "content": answer}] if answer else turns
 
+    def verdict(self, said: Said) -> GuardVerdict:
+        """What the answer of a row says.
+
+        Raises:
+            Unparsable: it is no verdict.
+        """
+        if self.labels:
+            return self._of_labels(said)
+        objects = self.unsafe.search(said.text)
+        found = objects or self.safe.search(said.text)
+        if found is None:
+            raise Unparsable("matches neither pattern")
+        # Behind a tag or a thought the word is not at the first place.
+        plain = self.words and not said.text.lstrip().startswith("<")
+        score = chance_of(said, *self.words) if plain else None
+        if not self._objects(objects is not None, score):
+            return GuardVerdict(False, (), score)
+        named = re.split("[,\n]", found.groupdict().get("category") or "")
+        categories = tuple(name for each in named if _CATEGORY.fullmatch(name := each.strip()))
+        return GuardVerdict(True, categories or (self.objection,), score)
+
+    def _of_labels(self, said: Said) -> GuardVerdict:
+        """The one token of such a row is the index of a label, its options all labels."""
+        options = said.options[0] if said.options else ()
+        chances = {
+            self.labels[one.token_id]: math.exp(one.logprob)
+            for one in options
+            if one.token_id < len(self.labels)
+        }
+        if not chances:
+            raise Unparsable("no label came")
+        told = sorted((name for name in self.bad if name in chances), key=lambda n: -chances[n])
+        score = min(1.0, sum(chances[name] for name in told))
+        flagged = self._objects(max(chances, key=lambda name: chances[name]) in self.bad, score)
+        return GuardVerdict(flagged, tuple(told[:1]) if flagged else (), score)
+
+    def _objects(self, by_word: bool, score: float | None) -> bool:
+        return by_word if self.threshold is None or score is None else score >= self.threshold
+
+
+def _yes_or_no(answer_tokens: int) -> Family:
+    yes, no = (re.compile(_ANSWER.replace("{word}", word), re.DOTALL) for word in _YES_NO)
+    return Family(answer_tokens, yes, no, ("yes", "no"))
+
+
+_YES_NO: Final = ("[Yy][Ee][Ss]", "[Nn][Oo]")
+_PRESETS: Final = {
+    "llama_guard": Family(
+        64,
+        re.compile(r"\A\s*unsafe" + _CATEGORIES, re.IGNORECASE),
+        re.compile(r"\A\s*safe" + _CATEGORIES, re.IGNORECASE),
+        ("unsafe", "safe"),
+        whole=True,
+    ),
+    "shieldgemma": _yes_or_no(8),
+    "granite_guardian": _yes_or_no(32),
+    "classifier": Family(1),
+}
+
 
 def family_of(settings: GuardSettings, labels: Sequence[str] = ()) -> Family:
     """The family that a policy names; ``labels`` are those of its model, if it classifies."""
-    threshold = settings.threshold
+    family = _PRESETS.get(settings.template) or _custom(settings)
+    family = replace(family, threshold=settings.threshold)
     match settings.template:
-        case "llama_guard":
-            return Family(LlamaGuardReader(threshold), 64, whole=True)
         case "shieldgemma":
-            variables = {"guideline": settings.guideline or PRINCIPLES}
-            return Family(YesNoReader(OBJECTION, threshold), 8, variables)
+            return replace(family, variables={"guideline": settings.guideline or PRINCIPLES})
         case "granite_guardian":
             risk = settings.risk or "harm"
             config = {"risk_name": risk, "criteria_id": risk}
-            return Family(YesNoReader(risk, threshold), 32, {"guardian_config": config})
+            return replace(family, objection=risk, variables={"guardian_config": config})
         case "classifier":
-            return Family(
-                ClassifierReader(labels, settings.categories, threshold), 1, classifies=True
-            )
-        case "token_classifier":
-            raise AssertionError("it gives no verdicts")
-        case "custom":
-            assert settings.unsafe is not None
-            assert settings.safe is not None
-            reader = PatternReader(settings.unsafe, settings.safe)
-            return Family(reader, settings.answer_tokens or 32, prompt=settings.prompt)
+            return replace(family, labels=tuple(labels), bad=settings.categories)
+    return family
 
 
-@dataclass(frozen=True)
-class LlamaGuardReader(VerdictReader):
-    """`VerdictReader` of Llama Guard."""
-
-    threshold: float | None = None
-
-    @override
-    def read(self, said: Said) -> GuardVerdict:
-        lines = [line.strip() for line in said.text.strip().splitlines() if line.strip()]
-        word = lines[0].lower() if lines else ""
-        if word not in ("safe", "unsafe"):
-            raise Unparsable("neither safe nor unsafe")
-        score = chance_of(said, "unsafe", "safe")
-        flagged = _flagged(word == "unsafe", score, self.threshold)
-        named = [name.strip() for name in ",".join(lines[1:]).split(",")]
-        if any(name and _CATEGORY.fullmatch(name) is None for name in named):
-            raise Unparsable("the second line is no list of categories")
-        categories = tuple(name for name in named if name)
-        return GuardVerdict(flagged, (categories or (OBJECTION,)) if flagged else (), score)
-
-
-@dataclass(frozen=True)
-class YesNoReader(VerdictReader):
-    """`VerdictReader` of guards that answer a question: ShieldGemma, Granite Guardian."""
-
-    category: str
-    threshold: float | None = None
-
-    @override
-    def read(self, said: Said) -> GuardVerdict:
-        text = _THOUGHT.sub("", said.text)
-        found = _SCORE.search(text) or _WORD.match(text)
-        word = found.group(1).lower() if found else ""
-        if word not in ("yes", "no"):
-            raise Unparsable("neither yes nor no")
-        # Behind a tag or a thought the word is not at the first place.
-        plain = text is said.text and not text.lstrip().startswith("<")
-        score = chance_of(said, "yes", "no") if plain else None
-        flagged = _flagged(word == "yes", score, self.threshold)
-        return GuardVerdict(flagged, (self.category,) if flagged else (), score)
-
-
-@dataclass(frozen=True)
-class ClassifierReader(VerdictReader):
-    """`VerdictReader` of sequence classifiers: a row's one token is the index of a label, its options all labels."""
-
-    labels: Sequence[str]
-    bad: Sequence[str]
-    threshold: float | None = None
-
-    @override
-    def read(self, said: Said) -> GuardVerdict:
-        options = said.options[0] if said.options else ()
-        known = [one for one in options if one.token_id < len(self.labels)]
-        if not known:
-            raise Unparsable("no label came")
-        chances = {self.labels[one.token_id]: math.exp(one.logprob) for one in known}
-        told = sorted((name for name in self.bad if name in chances), key=lambda n: -chances[n])
-        score = min(1.0, sum(chances[name] for name in told))
-        likeliest = max(chances, key=lambda name: chances[name])
-        flagged = _flagged(likeliest in self.bad, score, self.threshold)
-        return GuardVerdict(flagged, tuple(told[:1]) if flagged else (), score)
-
-
-class PatternReader(VerdictReader):
-    """`VerdictReader` of a custom prompt: one pattern for objections, one for the rest."""
-
-    def __init__(self, unsafe: str, safe: str) -> None:
-        self._unsafe = compiled(unsafe, any_case=True, captures=True)
-        self._safe = compiled(safe, any_case=True)
-
-    @override
-    def read(self, said: Said) -> GuardVerdict:
-        found = self._unsafe.search(said.text)
-        if found is None:
-            if self._safe.search(said.text) is None:
-                raise Unparsable("matches neither pattern")
-            return GuardVerdict(flagged=False)
-        category = (found.groupdict().get("category") or "").strip()
-        return GuardVerdict(True, (category if _CATEGORY.fullmatch(category) else OBJECTION,))
-
-
-def _flagged(by_word: bool, score: float | None, threshold: float | None) -> bool:
-    return by_word if threshold is None or score is None else score >= threshold
+def _custom(settings: GuardSettings) -> Family:
+    assert settings.unsafe is not None
+    assert settings.safe is not None
+    return Family(
+        settings.answer_tokens or 32,
+        compiled(settings.unsafe, any_case=True, captures=True),
+        compiled(settings.safe, any_case=True),
+        prompt=settings.prompt,
+    )
 
 
 def _filled(form: str, prompt: str, answer: str) -> str:
