@@ -12,8 +12,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from opentelemetry.trace import Tracer
 
-from gateway.admission.arriving import Arriving
-from gateway.admission.calls import CallChecks
+from gateway.admission.calls import Arriving, CallChecks
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.load_table import ModelLoadTable
 from gateway.admission.overload import OverloadControl

@@ -25,8 +25,7 @@ from contextlib import (
 )
 from typing import Final
 
-from gateway.admission.arriving import counted
-from gateway.admission.tenant_threads import TenantSlots
+from gateway.admission.tenant_threads import TenantSlots, counted
 from sluice.errors import RETRY_AFTER_S, Overloaded, ShuttingDown
 from sluice.settings import CallShares
 from sluice.wire.subjects import BULK_CLASS, CLASSES, RANKS

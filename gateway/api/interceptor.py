@@ -17,7 +17,7 @@ import grpc
 from google.protobuf.descriptor_pool import Default as default_pool
 from google.protobuf.message import Message
 
-from gateway.admission import arriving
+from gateway.admission import calls
 from gateway.admission.calls import CallChecks, guarded
 from gateway.identity.caller import MESH, Caller, methods_of, roles_for
 from gateway.validation.requests import class_of
@@ -146,7 +146,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         async def behave(requests: Any, call: GrpcCall) -> None:
             taken = self._one(requests, call.caller.tenant) if not sends else requests
             if sends and roles != _MESH_ONLY and method.startswith(_OURS):
-                taken = arriving.in_time(aiter(requests), _late_piece)
+                taken = calls.in_time(aiter(requests), _late_piece)
             if not generates:
                 await behaviour(taken, call)
                 return
@@ -282,7 +282,7 @@ def _audio_bytes(message: Message) -> int:
 
 def _late_piece() -> DeadlinePassed:
     return DeadlinePassed(
-        f"the next piece did not arrive within {arriving.RECEIVE_S:g} s: send the file again"
+        f"the next piece did not arrive within {calls.RECEIVE_S:g} s: send the file again"
     )
 
 

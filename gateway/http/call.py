@@ -14,8 +14,7 @@ import grpc
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from gateway.admission.arriving import RECEIVE_S, in_time
-from gateway.admission.calls import CallChecks, guarded
+from gateway.admission.calls import RECEIVE_S, CallChecks, guarded, in_time
 from gateway.http.answers import encode, error_answer, sse
 from gateway.http.requests import field_name, host_of, is_foreign_page, parse_json
 from gateway.identity.authenticator import AUTHORIZATION

@@ -55,7 +55,7 @@ IDENTITY: Final = Group(
 )
 LIMITS: Final = Group(
     {
-        "gateway/admission/arriving.py": (),
+        "gateway/admission/calls.py": (),
         "gateway/admission/class_limiter.py": (),
         "gateway/admission/tenant_limits.py": (),
         "gateway/admission/token_bucket.py": (),

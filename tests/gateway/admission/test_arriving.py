@@ -5,8 +5,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from gateway.admission import arriving
-from gateway.admission.arriving import Arriving
+from gateway.admission import calls as arriving
+from gateway.admission.calls import Arriving
 from sluice.errors import DeadlinePassed, Overloaded
 
 MIB = 1024 * 1024

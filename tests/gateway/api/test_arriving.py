@@ -10,9 +10,8 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from gateway.admission import arriving as arriving_module
-from gateway.admission.arriving import STREAMS_MAX, Arriving
-from gateway.admission.calls import CallChecks
+from gateway.admission import calls as arriving_module
+from gateway.admission.calls import STREAMS_MAX, Arriving, CallChecks
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.api.interceptor import HEALTH_BYTES_MAX, ErrorInterceptor
 from gateway.identity.authenticator import Authenticator

@@ -8,9 +8,8 @@ import grpc
 import pytest
 from google.rpc import status_pb2
 
-from gateway.admission import arriving
-from gateway.admission.arriving import Arriving
-from gateway.admission.calls import CallChecks
+from gateway.admission import calls as arriving
+from gateway.admission.calls import Arriving, CallChecks
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.api.interceptor import ErrorInterceptor
 from gateway.api.job_forwarder import MESSAGE_BYTES_MAX, JobForwarder
