@@ -1,12 +1,13 @@
 """What `sluice top` shows: tables from two samples of the metrics of all processes. Neither I/O nor a clock."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final
 
 from sluice.telemetry import catalog, names
-from sluice.telemetry.catalog import Kind, Metric
+from sluice.telemetry.catalog import Metric
 from sluice.v1.admin_pb2 import ListRequestsResponse, ReadMetricsResponse
 from sluice.v1.inference_pb2 import Priority
 from sluice.wire.clock import ms_of
@@ -25,6 +26,8 @@ SORTS: Final = ("name", "running", "queue", "speed")
 Labels = tuple[str, ...]
 Value = tuple[float, ...]
 """A number; of a histogram the sum, then the counts of its buckets."""
+Cell = str | float | None
+"""A text, a number, or None for what is not known."""
 _SHARED: Final = {catalog.OLDEST.name}
 """The highest counts; so it is with workers."""
 
@@ -34,8 +37,8 @@ class Sample:
     """What all processes had counted ``at`` some time, seconds."""
 
     at: float
-    values: Mapping[tuple[str, str, Labels], Value]
-    """By process, metric and labels."""
+    values: Mapping[str, Mapping[tuple[str, Labels], Value]]
+    """By metric; by process and labels."""
     processes: Sequence[tuple[str, str]]
     """Kind and id."""
     running: ListRequestsResponse
@@ -43,52 +46,47 @@ class Sample:
     @classmethod
     def of(cls, at: float, read: ReadMetricsResponse, running: ListRequestsResponse) -> "Sample":
         """From the two answers of a gateway."""
-        values = {
-            (process.instance, series.name, tuple(point.labels)): (point.value, *point.buckets)
-            for process in read.processes
-            for series in process.metrics
-            for point in series.points
-        }
+        values: dict[str, dict[tuple[str, Labels], Value]] = {}
+        for process in read.processes:
+            for series in process.metrics:
+                points = values.setdefault(series.name, {})
+                for one in series.points:
+                    points[process.instance, tuple(one.labels)] = (one.value, *one.buckets)
         processes = [(process.service, process.instance) for process in read.processes]
         return cls(at, values, processes, running)
 
     def now(self, metric: Metric) -> dict[Labels, float]:
         """A gauge, over all processes."""
-        return {labels: value[0] for labels, value in _combined(metric, self._of(metric)).items()}
+        found = self.values.get(metric.name, {})
+        merged = _merged(metric, ((labels, value) for (_, labels), value in found.items()))
+        return {labels: value[0] for labels, value in merged.items()}
 
     def since(self, before: "Sample | None", metric: Metric) -> dict[Labels, Value]:
         """How much a counter or histogram has grown; a process that is not in ``before`` is left out.
 
         Without ``before``: since the processes started.
         """
+        earlier = {} if before is None else before.values.get(metric.name, {})
         grown = []
-        for key, value in self._of(metric):
-            earlier = (0.0,) * len(value) if before is None else before.values.get(key)
-            if earlier is not None:
+        for key, value in self.values.get(metric.name, {}).items():
+            if before is None or key in earlier:
+                old = earlier.get(key, (0.0,) * len(value))
+                changes = tuple(new - was for new, was in zip(value, old, strict=True))
                 # A process that has started again counts from 0.
-                less = any(new < old for new, old in zip(value, earlier, strict=True))
-                changes = zip(value, earlier, strict=True)
-                grown.append((key, value if less else tuple(new - old for new, old in changes)))
-        return _combined(metric, grown)
-
-    def _of(self, metric: Metric) -> Iterator[tuple[tuple[str, str, Labels], Value]]:
-        return (one for one in self.values.items() if one[0][1] == metric.name)
+                grown.append((key[1], value if min(changes) < 0 else changes))
+        return _merged(metric, grown)
 
 
-def _combined(
-    metric: Metric, found: Iterable[tuple[tuple[str, str, Labels], Value]]
-) -> dict[Labels, Value]:
+def _merged(metric: Metric, found: Iterable[tuple[Labels, Value]]) -> dict[Labels, Value]:
+    """The values of all processes by labels."""
     highest = metric.name in _SHARED or names.WORKER_ADDRESS in metric.labels
-    combined: dict[Labels, Value] = {}
-    for (_, _, labels), value in found:
-        known = combined.get(labels)
-        if known is None:
-            combined[labels] = value
-        elif highest:
-            combined[labels] = max(known, value)
-        else:
-            combined[labels] = tuple(map(sum, zip(known, value, strict=True)))
-    return combined
+    together: dict[Labels, Value] = {}
+    for labels, value in found:
+        known = together.get(labels, value if highest else (0.0,) * len(value))
+        together[labels] = (
+            max(known, value) if highest else tuple(map(sum, zip(known, value, strict=True)))
+        )
+    return together
 
 
 def quantile(metric: Metric, value: Value, share: float) -> float | None:
@@ -108,15 +106,15 @@ def quantile(metric: Metric, value: Value, share: float) -> float | None:
 
 @dataclass
 class Table:
-    """Rows under a header; a cell is a text, a number, or None for what is not known."""
+    """Rows under a header."""
 
     columns: Sequence[tuple[str, int]]
     """Names, and widths of which 80 columns hold all."""
-    rows: list[list[str | float | None]]
+    rows: list[list[Cell]]
     sorts: Mapping[str, int]
     """Which column a word of `SORTS` means, besides "name"."""
 
-    def ordered(self, sort: str, *, reverse: bool, text: str) -> list[list[str | float | None]]:
+    def ordered(self, sort: str, *, reverse: bool, text: str) -> list[list[Cell]]:
         """The rows with ``text`` in a name, sorted."""
         shown = [row for row in self.rows if any(isinstance(c, str) and text in c for c in row)]
         shown.sort(key=lambda row: [cell for cell in row if isinstance(cell, str)])
@@ -124,13 +122,13 @@ class Table:
             shown.sort(key=lambda row: _number(row[self.sorts[sort]]), reverse=True)
         return shown[::-1] if reverse else shown
 
-    def objects(self) -> list[dict[str, str | float | None]]:
+    def objects(self) -> list[dict[str, Cell]]:
         """For programs."""
         keys = [name.lower() for name, _ in self.columns]
         return [dict(zip(keys, row, strict=True)) for row in self.rows]
 
 
-def _number(cell: str | float | None) -> float:
+def _number(cell: Cell) -> float:
     return float(cell) if isinstance(cell, int | float) else -1.0
 
 
@@ -185,62 +183,64 @@ class View:
         return {labels: value[0] / seconds for labels, value in grown.items()}
 
     def _models(self) -> Table:
-        sample = self._sample
-        queued, before = sample.now(catalog.QUEUED), sample.now(catalog.ROOM_WAITING)
-        oldest, requests = sample.now(catalog.OLDEST), self._rates(catalog.REQUESTS)
-        first = _by_class(sample.since(self._earlier, catalog.FIRST_TOKEN))
-        token = _by_class(sample.since(self._earlier, catalog.TOKEN_TIME))
-        running: dict[Labels, int] = {
-            (model, word_of(Priority, priority)): count
-            for (model, priority), count in _by_model(sample.running).items()
-        }
-        rows: list[list[str | float | None]] = []
-        for labels in sorted(queued.keys() | before.keys() | first.keys() | running.keys()):
-            used = labels in first or running.get(labels) or queued.get(labels)
-            used = used or before.get(labels)
-            if not used and labels[1] != "interactive":
-                continue
-            rows.append(
-                [
-                    *labels,
-                    running.get(labels, 0),
-                    queued.get(labels, 0.0) + before.get(labels, 0.0),
-                    oldest.get(labels),
-                    _total(requests, labels),
-                    _total(requests, labels, _is_error),
-                    *(_ms(catalog.FIRST_TOKEN, first.get(labels), share) for share in (0.5, 0.95)),
-                    _ms(catalog.TOKEN_TIME, token.get(labels), 0.5),
-                ]
-            )
+        now, requests = self._sample.now, self._rates(catalog.REQUESTS)
+        queued, waiting, oldest = map(now, (catalog.QUEUED, catalog.ROOM_WAITING, catalog.OLDEST))
+        first, token = self._times(catalog.FIRST_TOKEN), self._times(catalog.TOKEN_TIME)
+        running: Counter[Labels] = Counter()
+        for one in self._sample.running.counts:
+            running[one.model, word_of(Priority, one.priority)] += one.requests
+        rows: list[list[Cell]] = [
+            [
+                *labels,
+                running[labels],
+                queued.get(labels, 0.0) + waiting.get(labels, 0.0),
+                oldest.get(labels),
+                _total(requests, labels),
+                _total(requests, labels, _is_error),
+                *(_ms(catalog.FIRST_TOKEN, first.get(labels), share) for share in (0.5, 0.95)),
+                _ms(catalog.TOKEN_TIME, token.get(labels), 0.5),
+            ]
+            for labels in sorted({*queued, *waiting, *first, *running})
+            if labels[1] == "interactive"
+            or labels in first
+            or any(counts.get(labels) for counts in (running, queued, waiting))
+        ]
         return Table(_MODELS, rows, {"running": 2, "queue": 3, "speed": 5})
+
+    def _times(self, metric: Metric) -> dict[Labels, Value]:
+        """A histogram by model and class, over operations."""
+        place = metric.labels.index(names.GEN_AI_RESPONSE_MODEL)
+        grown = self._sample.since(self._earlier, metric)
+        return _merged(
+            metric, ((labels[place : place + 2], value) for labels, value in grown.items())
+        )
 
     def _workers(self) -> Table:
         sample = self._sample
-        gauges = {
-            metric.name: sample.now(metric)
-            for metric in WANTED
-            if metric.kind is Kind.GAUGE and names.WORKER_ADDRESS in metric.labels
-        }
-        tokens, steps = (
-            self._rates(catalog.WORKER_TOKENS),
-            sample.since(self._before, catalog.STEP_TIME),
+        live, drained, running, slots, waiting, cache = map(
+            sample.now,
+            (
+                *(catalog.WORKER_LIVE, catalog.WORKER_DRAINED, catalog.WORKER_RUNNING),
+                *(catalog.WORKER_SLOTS, catalog.WORKER_WAITING, catalog.WORKER_CACHE),
+            ),
         )
+        tokens = self._rates(catalog.WORKER_TOKENS)
+        steps = sample.since(self._before, catalog.STEP_TIME)
         hits = sample.since(self._earlier, catalog.PREFIX_HITS)
         read = sample.since(self._earlier, catalog.WORKER_TOKENS)
-        rows: list[list[str | float | None]] = []
-        for labels, live in sorted(gauges[catalog.WORKER_LIVE.name].items()):
-            model, worker = labels
-            step, prompt = steps.get(labels), read.get((*labels, "input"))
-            found = hits.get(labels)
+        rows: list[list[Cell]] = []
+        for labels in sorted(live):
+            step, found, prompt = (
+                *(steps.get(labels), hits.get(labels)),
+                read.get((*labels, "input"), (0.0,))[0],
+            )
+            state = "live" if live[labels] else "lost"
             rows.append(
                 [
-                    *(worker, model),
-                    _state(live, gauges[catalog.WORKER_DRAINED.name].get(labels, 0.0)),
-                    gauges[catalog.WORKER_RUNNING.name].get(labels),
-                    gauges[catalog.WORKER_SLOTS.name].get(labels),
-                    gauges[catalog.WORKER_WAITING.name].get(labels),
-                    _percent(gauges[catalog.WORKER_CACHE.name].get(labels)),
-                    _percent(found[0] / prompt[0] if found and prompt and prompt[0] else None),
+                    *(labels[1], labels[0], "drained" if drained.get(labels) else state),
+                    *(counts.get(labels) for counts in (running, slots, waiting)),
+                    _percent(cache.get(labels)),
+                    _percent(found[0] / prompt if found and prompt else None),
                     1e3 * step[0] / sum(step[1:]) if step and sum(step[1:]) else None,
                     _total(tokens, (*labels, "output")),
                 ]
@@ -255,7 +255,7 @@ class View:
             row[1] += one.waiting
             row[2] += one.completion_tokens
             row[3] = max(row[3], ms_of(one.oldest_age) / 1e3)
-        rows: list[list[str | float | None]] = [[name, *row] for name, row in found.items()]
+        rows: list[list[Cell]] = [[name, *row] for name, row in found.items()]
         return Table(_TENANTS, rows, {"running": 1, "queue": 2, "speed": 3})
 
 
@@ -296,7 +296,7 @@ def _numbers(found: Mapping[str, float | None]) -> str:
     return text
 
 
-def _line(table: Table, row: Sequence[str | float | None]) -> str:
+def _line(table: Table, row: Sequence[Cell]) -> str:
     cells = []
     for place, ((_, width), cell) in enumerate(zip(table.columns, row, strict=True)):
         text = _cell(cell)
@@ -312,38 +312,12 @@ def _short(text: str, width: int) -> str:
     return text if len(text) <= width else f"~{text[1 - width :]}"
 
 
-def _cell(cell: str | float | None) -> str:
+def _cell(cell: Cell) -> str:
     if cell is None:
         return "-"
     if isinstance(cell, str):
         return cell
     return f"{cell:.1f}" if 0 < cell < 100 and cell != int(cell) else f"{cell:.0f}"
-
-
-def _state(live: float, drained: float) -> str:
-    if drained:
-        return "drained"
-    return "live" if live else "lost"
-
-
-def _by_class(found: Mapping[Labels, Value]) -> dict[Labels, Value]:
-    """Of model and class, over operations."""
-    place = catalog.FIRST_TOKEN.labels.index(names.GEN_AI_RESPONSE_MODEL)
-    summed: dict[Labels, Value] = {}
-    for labels, value in found.items():
-        key = labels[place : place + 2]
-        known = summed.get(key, (0.0,) * len(value))
-        summed[key] = tuple(map(sum, zip(known, value, strict=True)))
-    return summed
-
-
-def _by_model(running: ListRequestsResponse) -> dict[tuple[str, int], int]:
-    """Running requests by model and class."""
-    found: dict[tuple[str, int], int] = {}
-    for one in running.counts:
-        key = one.model, one.priority
-        found[key] = found.get(key, 0) + one.requests
-    return found
 
 
 def _ms(metric: Metric, value: Value | None, share: float) -> float | None:
