@@ -4,13 +4,14 @@ import os
 import sys
 import uuid
 from collections.abc import Iterable
-from typing import Annotated, Final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final, Literal
 
-import typer
+from typer import Argument, BadParameter, Option
 
 from cli import batch_view, options, output
-from cli.batch_options import InputOptions, LimitOptions, Out, StageOptions
-from cli.batch_run import run
+from cli.batch_run import IdField, InputTemplate, Out, run
 from cli.commands import Commands, wants_json
 from cli.failure import CommandFailed
 from cli.files import OutFile, check_input, opened, pieces
@@ -18,17 +19,156 @@ from sluice.client import Client
 from sluice.client.openai_lines import output_line
 from sluice.client.request import generate_request
 from sluice.v1 import jobs_pb2 as pb
+from sluice.wire.clock import duration, timestamp, unix_ms
 from sluice.wire.enums import value_of, word_of
+
+_REMOTE: Final = "://"
+_NATS: Final = "nats://"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputOptions:
+    """How the input is written, and where the messages of a subject begin and end."""
+
+    format: Annotated[
+        Literal["auto", "openai", "jsonl", "csv", "parquet"],
+        Option(help="How the input is written."),
+    ] = "auto"
+    template: InputTemplate = None
+    id_field: IdField = ""
+    messages: Annotated[
+        int,
+        Option(min=0, help="Of nats://SUBJECT: the input ends after so many.  [default: no end]"),
+    ] = 0
+    idle: Annotated[
+        float,
+        Option(
+            min=0,
+            metavar="SECONDS",
+            help="Of nats://SUBJECT: the input ends when none came for so long.  [default: no end]",
+        ),
+    ] = 0.0
+    from_sequence: Annotated[
+        int,
+        Option(
+            min=0,
+            help="Of nats://SUBJECT: of the first message in its stream.  [default: the first]",
+        ),
+    ] = 0
+
+    def fill(self, where: pb.JobInput, source: str) -> Path | None:
+        """Says in ``where`` what the input is; returns the path of a file that is to be uploaded."""
+        word = "unspecified" if self.format == "auto" else self.format
+        where.format = value_of(pb.JobInputFormat, word)
+        where.template, where.id_field = self.template or "", self.id_field
+        if source.startswith(_NATS):
+            where.nats_subject = source.removeprefix(_NATS)
+        elif self.messages or self.idle or self.from_sequence:
+            message = "--messages, --idle and --from-sequence are for nats://SUBJECT"
+            raise BadParameter(message, param_hint="IN")
+        elif _REMOTE in source:
+            where.url = source
+        else:
+            return Path(source)
+        where.nats_message_count, where.nats_start_sequence = self.messages, self.from_sequence
+        if self.idle:
+            where.nats_idle.CopyFrom(duration(self.idle * 1e3))
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageOptions:
+    """How long documents are split, and the answers to their parts put together."""
+
+    split: Annotated[
+        int,
+        Option(
+            min=0,
+            metavar="TOKENS",
+            help="Long documents: parts of at most so many tokens.  [default: what fits]",
+        ),
+    ] = 0
+    overlap: Annotated[
+        int,
+        Option(
+            min=0,
+            metavar="TOKENS",
+            help="Of the end of a part that begin the next one; needs --split.",
+        ),
+    ] = 0
+    map: Annotated[
+        str, Option(metavar="TEXT", help='The prompt of a part: "Summarize: {text}".')
+    ] = ""
+    reduce: Annotated[
+        str,
+        Option(
+            metavar="TEXT",
+            help='Split documents; the prompt of the answers to the parts: "Put together: {text}".',
+        ),
+    ] = ""
+
+    def stages(self) -> list[pb.JobStage]:
+        """Of a job that splits documents; else none."""
+        if not self.reduce:
+            if self.split or self.overlap or self.map:
+                message = "says how the answers to the parts are put together: it is needed"
+                raise BadParameter(message, param_hint="--reduce")
+            return []
+        first = pb.JobStage(
+            name="map",
+            template=self.map,
+            split_tokens=self.split,
+            overlap_tokens=self.overlap,
+        )
+        return [first, pb.JobStage(name="reduce", template=self.reduce)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitOptions:
+    """When a job ends, is paused or gives an item up, and how fast it runs."""
+
+    deadline: Annotated[
+        float | None, Option(metavar="SECONDS", help="The job expires after this time.")
+    ] = None
+    max_cost: Annotated[float, Option(min=0, help="The job is paused at this cost.")] = 0.0
+    requests_per_minute: Annotated[int, Option(min=0)] = 0
+    tokens_per_minute: Annotated[int, Option(min=0)] = 0
+    concurrency: Annotated[int, Option(min=0, help="Items in flight at once.")] = 0
+    max_bad_lines: Annotated[
+        float | None,
+        Option(
+            min=0, max=1, help="The job is paused above this share of bad lines.  [default: 0.1]"
+        ),
+    ] = None
+    max_retries: Annotated[int | None, Option(min=0, help="Of an item.  [default: 3]")] = None
+
+    def limits(self, item_timeout_s: float | None) -> pb.JobLimits:
+        """Those that were given; the others keep their defaults."""
+        end_ms = None if self.deadline is None else unix_ms() + round(self.deadline * 1e3)
+        return pb.JobLimits(
+            item_timeout=None if item_timeout_s is None else duration(item_timeout_s * 1e3),
+            deadline_time=None if end_ms is None else timestamp(end_ms),
+            max_cost=self.max_cost,
+            requests_per_minute=self.requests_per_minute,
+            tokens_per_minute=self.tokens_per_minute,
+            concurrency=self.concurrency,
+            max_bad_line_share=self.max_bad_lines,
+        )
+
+    def retries(self) -> pb.JobRetries | None:
+        """None: as many as by default."""
+        return None if self.max_retries is None else pb.JobRetries(max_retries=self.max_retries)
+
 
 batch = Commands(
     "Run offline jobs: many prompts from a file, each answered once, on what interactive traffic leaves free."
 )
 batch.command()(run)
 
-JobId = Annotated[str, typer.Argument(metavar="JOB", show_default=False)]
+JobId = Annotated[str, Argument(metavar="JOB", show_default=False)]
 MaxDead = Annotated[
     int,
-    typer.Option(min=0, help="With more dead letters than this a completed job is a failure."),
+    Option(min=0, help="With more dead letters than this a completed job is a failure."),
 ]
 _SECRET_VARIABLE: Final = "SLUICE_WEBHOOK_SECRET"
 
@@ -38,7 +178,7 @@ def submit(
     *,
     source: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="IN",
             show_default=False,
             help="A file, which is uploaded, or a URL that the mesh opens itself: s3://bucket/file, nats://SUBJECT.",
@@ -46,22 +186,22 @@ def submit(
     ],
     chosen: options.BulkSampling,
     out: Out = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when the job is over.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Wait, and show the progress.")] = False,
+    wait: Annotated[bool, Option("--wait", help="Return when the job is over.")] = False,
+    watch: Annotated[bool, Option("--watch", help="Wait, and show the progress.")] = False,
     given: InputOptions,
     stages: StageOptions,
     reuse: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="JOB", help="Take this job's answers to identical prompts; may be repeated."
         ),
     ] = None,
-    name: Annotated[str, typer.Option(help="For people.")] = "",
-    key: Annotated[str, typer.Option(help="The same key and specification are the same job.")] = "",
+    name: Annotated[str, Option(help="For people.")] = "",
+    key: Annotated[str, Option(help="The same key and specification are the same job.")] = "",
     bounds: LimitOptions,
     webhook: Annotated[
         str,
-        typer.Option(metavar="URL", help=f"Told about the end; ${_SECRET_VARIABLE} signs it."),
+        Option(metavar="URL", help=f"Told about the end; ${_SECRET_VARIABLE} signs it."),
     ] = "",
     max_dead: MaxDead = 0,
     client: options.TenantClient,
@@ -121,7 +261,7 @@ def list_jobs(
     *,
     state: Annotated[
         list[str] | None,
-        typer.Option(metavar="STATE", help="Only jobs in this state; may be repeated."),
+        Option(metavar="STATE", help="Only jobs in this state; may be repeated."),
     ] = None,
     client: options.TenantClient,
 ) -> None:
@@ -137,13 +277,13 @@ def results(
     *,
     job: JobId,
     out: Out = None,
-    from_index: Annotated[int, typer.Option(min=0, help="The first item, from 0.")] = 0,
+    from_index: Annotated[int, Option(min=0, help="The first item, from 0.")] = 0,
     stage: Annotated[
         int | None,
-        typer.Option(min=1, help="Of a job with stages: of this one.  [default: the last]"),
+        Option(min=1, help="Of a job with stages: of this one.  [default: the last]"),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Wait for those that are still to come.")
+        bool, Option("--follow", help="Wait for those that are still to come.")
     ] = False,
     client: options.TenantClient,
 ) -> None:
@@ -184,7 +324,7 @@ def retry(
     job: JobId,
     reason: Annotated[
         list[str] | None,
-        typer.Option(metavar="REASON", help="Only these; may be repeated."),
+        Option(metavar="REASON", help="Only these; may be repeated."),
     ] = None,
     client: options.TenantClient,
 ) -> None:
@@ -204,10 +344,10 @@ def resume(
     *,
     job: JobId,
     max_cost: Annotated[
-        float | None, typer.Option(min=0, help="The new bound of its cost; 0: none.")
+        float | None, Option(min=0, help="The new bound of its cost; 0: none.")
     ] = None,
     max_bad_lines: Annotated[
-        float | None, typer.Option(min=0, max=1, help="The new share of bad lines.")
+        float | None, Option(min=0, max=1, help="The new share of bad lines.")
     ] = None,
     client: options.TenantClient,
 ) -> None:
@@ -240,7 +380,7 @@ def _state_of(word: str) -> pb.JobState.ValueType:
         return value_of(pb.JobState, word)
     except ValueError as error:
         known = ", ".join(word_of(pb.JobState, state) for state in pb.JobState.values()[1:])
-        raise typer.BadParameter(f"{word!r} is none of {known}", param_hint="--state") from error
+        raise BadParameter(f"{word!r} is none of {known}", param_hint="--state") from error
 
 
 def _finish(client: Client, job: pb.Job, file: OutFile | None, shown: bool, max_dead: int) -> None:

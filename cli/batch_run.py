@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
 from cli import options, output
-from cli.batch_options import IdField, InputTemplate, Out
 from cli.commands import wants_json
 from cli.failure import CommandFailed
 from cli.files import PIECE_BYTES, check_input, opened, pieces
@@ -21,6 +20,18 @@ from sluice.v1 import jobs_pb2 as pb
 if TYPE_CHECKING:
     from jobs.items import BadLine, Item
 
+Out = Annotated[
+    Path | None,
+    Option(metavar="FILE", help="Write OpenAI's batch output here, in the order of the input."),
+]
+InputTemplate = Annotated[
+    str | None,
+    Option(metavar="TEXT", help='Makes prompts out of columns: "Summarize: {text}".'),
+]
+IdField = Annotated[
+    str, Option(metavar="NAME", help='The column that names an item.  [default: "id"]')
+]
+
 _INVALID_ARGUMENT = 3
 
 
@@ -28,18 +39,18 @@ def run(
     *,
     source: Annotated[
         str,
-        typer.Argument(metavar="FILE|-", show_default=False, help="A file, or - for stdin."),
+        Argument(metavar="FILE|-", show_default=False, help="A file, or - for stdin."),
     ],
     chosen: options.BulkSampling,
     out: Out = None,
     format: Annotated[
         Literal["auto", "jsonl", "csv", "parquet", "text"],
-        typer.Option(help="How the input is written; text has a prompt a line."),
+        Option(help="How the input is written; text has a prompt a line."),
     ] = "auto",
     template: InputTemplate = None,
     id_field: IdField = "",
     priority: options.Priority = "standard",
-    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Prompts at once.")] = 64,
+    concurrency: Annotated[int, Option(min=1, max=1024, help="Prompts at once.")] = 64,
     client: options.TenantClient,
 ) -> None:
     """Ask all prompts of a file now, and print the answers together, with throughput and tokens.

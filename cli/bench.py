@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from typer import Argument, Option
 
 from cli.commands import wants_json
 from cli.failure import CommandFailed
@@ -20,8 +21,8 @@ CONTEXT_SETTINGS: Final = {"allow_extra_args": True, "ignore_unknown_options": T
 
 def bench(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Which one, such as mesh or chaos.")],
-    runs: Annotated[int | None, typer.Option(min=1, help="Interleaved runs of both sides.")] = None,
+    name: Annotated[str, Argument(help="Which one, such as mesh or chaos.")],
+    runs: Annotated[int | None, Option(min=1, help="Interleaved runs of both sides.")] = None,
 ) -> None:
     """Run a benchmark and print its figures, ours beside a peer's. Its other options: python bench/NAME.py --help."""
     names = known()

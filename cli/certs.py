@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from cli import options, output
 from cli.commands import Commands, Group
@@ -18,7 +18,7 @@ certs = Commands("Make, list and renew certificates.")
 def _authority(
     folder: Annotated[
         Path | None,
-        typer.Option("--folder", help="Where they are; default: tls in the state directory."),
+        Option("--folder", help="Where they are; default: tls in the state directory."),
     ] = None,
     state_dir: options.StateDir = None,
 ) -> "Authority":
@@ -30,7 +30,7 @@ def _authority(
 
 OfMesh = Annotated["Authority", Group(_authority)]
 Processes = Annotated[
-    list[str] | None, typer.Argument(metavar="[PROCESS]...", help="Such as gateway or batcher.")
+    list[str] | None, Argument(metavar="[PROCESS]...", help="Such as gateway or batcher.")
 ]
 
 
@@ -40,7 +40,7 @@ def create(
     processes: Processes = None,
     host: Annotated[
         list[str] | None,
-        typer.Option(help="A name or address beside localhost that they are valid for."),
+        Option(help="A name or address beside localhost that they are valid for."),
     ] = None,
     authority: OfMesh,
 ) -> None:
@@ -81,11 +81,11 @@ def renew(
 @certs.command(with_json=False)
 def nats(
     tls_folder: Annotated[
-        Path, typer.Option(help="Where nats-server finds its tls.crt, tls.key and ca.crt.")
+        Path, Option(help="Where nats-server finds its tls.crt, tls.key and ca.crt.")
     ],
     input_stream: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="STREAM", help="One of jobs.input_streams, which jobs read; may be repeated."
         ),
     ] = None,

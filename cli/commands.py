@@ -9,6 +9,7 @@ from functools import wraps
 from typing import Annotated, Any, Final, get_args
 
 import typer
+from typer import Option
 
 Command = Callable[..., None]
 
@@ -19,7 +20,7 @@ _JSON: Final = inspect.Parameter(
     inspect.Parameter.KEYWORD_ONLY,
     default=False,
     annotation=Annotated[
-        bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")
+        bool, Option("--json", help="Print JSON for programs instead of text for people.")
     ],
 )
 _as_json: ContextVar[bool] = ContextVar("as_json", default=False)

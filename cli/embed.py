@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any, BinaryIO, Final
 
-import typer
+from typer import Argument, BadParameter, Option
 
 from cli import options, output
 from cli.commands import Group, wants_json
@@ -36,19 +36,19 @@ class _Text:
 
 def _settings(
     model: Annotated[
-        str, typer.Option("--model", "-m", metavar="NAME", help="An embedding model, if there are several.")
+        str, Option("--model", "-m", metavar="NAME", help="An embedding model, if there are several.")
     ] = "",
     prompt_name: Annotated[
-        str, typer.Option(metavar="NAME", help='Of the model\'s prompt before each text, such as "query".')
+        str, Option(metavar="NAME", help='Of the model\'s prompt before each text, such as "query".')
     ] = "",
     dimensions: Annotated[
-        int, typer.Option(min=0, help="So many numbers of each embedding; 0: all.")
+        int, Option(min=0, help="So many numbers of each embedding; 0: all.")
     ] = 0,
     normalize: Annotated[
-        bool | None, typer.Option(help="Scale embeddings to length 1.  [default: as the model says]")
+        bool | None, Option(help="Scale embeddings to length 1.  [default: as the model says]")
     ] = None,
     truncate: Annotated[
-        bool, typer.Option("--truncate", help="Cut texts that are too long, instead of failing.")
+        bool, Option("--truncate", help="Cut texts that are too long, instead of failing.")
     ] = False,
     priority: options.Priority = "standard",
 ) -> dict[str, Any]:  # fmt: skip
@@ -60,21 +60,21 @@ def embed(
     *,
     file: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="FILE",
             help='Texts, one a line, or JSON objects, one a line; "-" reads stdin.',
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--output", "-o",
             metavar="OUT",
             help="Where to write: .npy for an array of numpy, else JSON lines.  [default: stdout]",
         ),
     ] = None,
     field: Annotated[
-        str, typer.Option(metavar="NAME", help="The field of JSON objects that holds the text.")
+        str, Option(metavar="NAME", help="The field of JSON objects that holds the text.")
     ] = "text",
     settings: Annotated[dict[str, Any], Group(_settings)],
     client: options.TenantClient,
@@ -86,7 +86,7 @@ def embed(
     empty_lines.
     """
     if wants_json() and out is None:
-        raise typer.BadParameter("say where the embeddings go", param_hint="--output")
+        raise BadParameter("say where the embeddings go", param_hint="--output")
     began, count, tokens, served_by = monotonic(), 0, 0, ""
     with _opened(file) as lines, _writer(out) as write:
         read = _Lines(lines, field)

@@ -8,15 +8,25 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import typer
+from typer import Option
 
-from cli import options, output, scores
+from cli import options, output
 from cli.commands import Group
 from cli.failure import CommandFailed
 from cli.files import NewFile
 from cli.golden import evaluate_golden
-from cli.questions import Question, Split, ask_all, of_file, support_questions
-from cli.scores import Result, Score, Trade
+from cli.questions import (
+    Question,
+    Result,
+    Score,
+    Split,
+    Trade,
+    ask_all,
+    of_file,
+    support_questions,
+    tabulate,
+    trades,
+)
 from sluice.client import AsyncClient, Client, GenerateOptions
 from sluice.defaults import AUTO
 
@@ -31,11 +41,11 @@ _OUTCOME_COLUMNS: Final = ("prompt_id", "prompt", "weak", "strong", "weak_respon
 class QuestionOptions:
     """Which questions are asked."""
 
-    n: Annotated[int, typer.Option("--n", min=1, help="Questions per kind and level.")] = 20
-    seed: Annotated[int, typer.Option(help="Chooses the questions.")] = 1
+    n: Annotated[int, Option("--n", min=1, help="Questions per kind and level.")] = 20
+    seed: Annotated[int, Option(help="Chooses the questions.")] = 1
     questions: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE.csv",
             help="Ask these instead: prompt, answer, optionally prompt_id, kind, level, max_tokens.",
         ),
@@ -60,16 +70,14 @@ class OutcomeOptions:
 
     outcomes: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE.csv",
             help="Ask --weak and --strong training questions; write outcomes for `sluice router train`.",
         ),
     ] = None
-    weak: Annotated[str, typer.Option(metavar="NAME", help="The small model of outcomes.")] = (
-        "small"
-    )
+    weak: Annotated[str, Option(metavar="NAME", help="The small model of outcomes.")] = "small"
     strong: Annotated[
-        str, typer.Option(metavar="NAME", help="The large model; others are compared with it.")
+        str, Option(metavar="NAME", help="The large model; others are compared with it.")
     ] = "large"
 
 
@@ -79,21 +87,21 @@ class GoldenOptions:
 
     golden: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="Score answers against the references of a JSONL or CSV file (docs/use/evaluation.md).",
         ),
     ] = None
     compare: Annotated[
         tuple[str, str] | None,
-        typer.Option(
+        Option(
             metavar="A B",
             help="--golden: two models, or files that `sluice batch` wrote, side by side.",
         ),
     ] = None
     floor: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="METRIC=X",
             help="--golden: fail below; exact, f1, bleu, rouge_l. Of the last model. May be repeated.",
         ),
@@ -103,11 +111,9 @@ class GoldenOptions:
 def _greedy(
     label: options.Label = None,
     accept_replace: Annotated[
-        bool, typer.Option("--accept-replace", help="A cascade may take back what it has streamed.")
+        bool, Option("--accept-replace", help="A cascade may take back what it has streamed.")
     ] = False,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Deadline of each answer.")
-    ] = 120.0,
+    timeout: Annotated[float, Option(metavar="SECONDS", help="Deadline of each answer.")] = 120.0,
 ) -> GenerateOptions:
     return {
         "temperature": 0.0,
@@ -123,7 +129,7 @@ def evaluate(
     asked: QuestionOptions,
     model: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--model",
             "-m",
             metavar="NAME",
@@ -133,7 +139,7 @@ def evaluate(
     pair: OutcomeOptions,
     references: GoldenOptions,
     given: Annotated[GenerateOptions, Group(_greedy)],
-    concurrency: Annotated[int, typer.Option(min=1, help="Questions that are asked at once.")] = 16,
+    concurrency: Annotated[int, Option(min=1, help="Questions that are asked at once.")] = 16,
     tenant: options.Tenant = None,
     address: options.Address = options.ADDRESS,
 ) -> None:
@@ -206,12 +212,12 @@ async def _ask(
 
 
 def _show(results: Sequence[Result], about: dict[str, Any], strong: str) -> None:
-    table = scores.tabulate(results)
-    trades = scores.trades(table, strong)
+    table = tabulate(results)
+    compared = trades(table, strong)
 
     def write() -> None:
         output.write_table(HEADERS, map(_cells, table))
-        for trade in trades:
+        for trade in compared:
             print(_sentence(trade))
         if about.get("rows"):
             print(f"{about['outcomes']}: {about['rows']} rows")
@@ -219,7 +225,7 @@ def _show(results: Sequence[Result], about: dict[str, Any], strong: str) -> None
     described = {
         **about,
         "scores": [score.described() for score in table],
-        "trades": [asdict(trade) for trade in trades],
+        "trades": [asdict(trade) for trade in compared],
     }
     failed = None
     if errors := [result.error for result in results if result.error]:

@@ -1,19 +1,24 @@
-"""`sluice generate`: one prompt, one answer, streamed."""
+"""`sluice generate`, `chat` and `transcribe`: one answer, a conversation, the text of a sound file; streamed."""
 
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, BadParameter, Option
 
-from cli import options, output
+from cli import failure, options, output
 from cli.commands import wants_json
+from sluice.client import AnswerBuilder, Audio, Client, GenerateOptions, Message
+from sluice.client.request import AudioTaskName
+from sluice.errors import InputInvalid, InvalidRequest, SluiceError
 
 
 def generate(
     *,
     prompt: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="PROMPT",
             help='The prompt; "-" reads it from stdin, less a final line break unless --raw is given.',
         ),
@@ -21,20 +26,18 @@ def generate(
     chosen: options.Sampling,
     logprobs: Annotated[
         int | None,
-        typer.Option(help="Alternatives per token with their log-probabilities; needs --json."),
+        Option(help="Alternatives per token with their log-probabilities; needs --json."),
     ] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Give the prompt to the model without chat template.")
+        bool, Option("--raw", help="Give the prompt to the model without chat template.")
     ] = False,
     n: Annotated[
         int,
-        typer.Option(
-            "--n", min=1, max=16, help="So many answers; they differ above --temperature 0."
-        ),
+        Option("--n", min=1, max=16, help="So many answers; they differ above --temperature 0."),
     ] = 1,
     tool: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="FILE|TEXT",
             help="A function that the model may call, as JSON: name, description, parameters; or a list of them, or "
             "OpenAI's form. May be repeated.",
@@ -42,7 +45,7 @@ def generate(
     ] = None,
     tool_choice: Annotated[
         str | None,
-        typer.Option(metavar="none|auto|required|NAME", help="Whether, or which, tool is called."),
+        Option(metavar="none|auto|required|NAME", help="Whether, or which, tool is called."),
     ] = None,
     client: options.TenantClient,
 ) -> None:
@@ -53,9 +56,7 @@ def generate(
     the text. Ctrl-C cancels the request in the mesh.
     """
     if logprobs is not None and not wants_json():
-        raise typer.BadParameter(
-            "the log-probabilities are part of --json", param_hint="--logprobs"
-        )
+        raise BadParameter("the log-probabilities are part of --json", param_hint="--logprobs")
     chosen["raw_prompt"] = raw
     if logprobs is not None:
         chosen["logprobs"] = logprobs
@@ -73,3 +74,128 @@ def generate(
         return
     with client.generate(prompt, **chosen) as stream:
         output.write_answer(stream)
+
+
+def chat(
+    *,
+    system: Annotated[
+        str | None, Option(help="Instructions for the model before the first turn.")
+    ] = None,
+    chosen: options.Sampling,
+    client: options.TenantClient,
+) -> None:
+    """Talk over several turns; each line is a turn.
+
+    Ctrl-C cancels the running answer, Ctrl-D leaves. Lines can come from a pipe as well: then the first error ends the
+    command. With --json prints one object per turn, as `sluice generate --json` does.
+    """
+    conversation = Conversation(client, chosen, system)
+    if sys.stdin.isatty():
+        _talk(conversation)
+    else:
+        for line in _piped_lines():
+            conversation.say(line)
+
+
+class Conversation:
+    """The turns so far. A turn without an answer is dropped; the part of a cancelled answer that was printed stays."""
+
+    def __init__(self, client: Client, chosen: GenerateOptions, system: str | None) -> None:
+        self._client = client
+        self._options = chosen
+        self._turns = [Message("system", system)] if system is not None else []
+
+    def say(self, text: str) -> None:
+        """Sends one turn and prints the answer as it comes.
+
+        Raises:
+            SluiceError: there is no answer.
+            KeyboardInterrupt: the answer was cancelled.
+        """
+        asked = [*self._turns, Message("user", text)]
+        builder = AnswerBuilder()
+        try:
+            with self._client.generate(asked, **self._options) as stream:
+                output.write_answer(stream, builder)
+        finally:
+            if builder.text:
+                self._turns = [*asked, Message("assistant", builder.text)]
+
+
+def _talk(conversation: Conversation) -> None:
+    """Turns from a terminal: an error or Ctrl-C ends a turn, not the conversation."""
+    import readline  # noqa: F401  line editing and history for input()
+
+    while True:
+        try:
+            line = input("> ")
+            if line.strip():
+                conversation.say(line)
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            print()
+        except SluiceError as error:
+            failure.report(error, as_json=False)
+
+
+def _piped_lines() -> Iterator[str]:
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            text = line.decode().rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise InvalidRequest.of("prompt", f"line {number} is not valid UTF-8") from error
+        if text.strip():
+            yield text
+
+
+def transcribe(
+    *,
+    file: Annotated[
+        str,
+        Argument(
+            metavar="FILE", help='A WAV file: 16 kHz, one channel, 16 bits; "-" reads stdin.'
+        ),
+    ],
+    language: Annotated[
+        str,
+        Option(
+            "--language", "-l",
+            metavar="CODE",
+            help='That is spoken, such as "en".  [default: the model finds it]',
+        ),
+    ] = "",
+    prompt: Annotated[
+        str,
+        Option(metavar="TEXT", help="What comes before, with the names and spelling wanted."),
+    ] = "",
+    translate: Annotated[
+        bool, Option("--translate", help="Translate into English.")
+    ] = False,
+    model: options.Model = options.MODEL,
+    priority: options.Priority = "interactive",
+    temperature: options.Temperature = None,
+    client: options.TenantClient,
+) -> None:  # fmt: skip
+    """Write down the speech in a file, and print it as it comes.
+
+    With --json prints one object when the text is complete, as `sluice generate` does. Ctrl-C cancels the request in
+    the mesh.
+    """
+    task: AudioTaskName = "translate" if translate else "transcribe"
+    audio = Audio(_read(file), language=language, prompt=prompt, task=task)
+    chosen = GenerateOptions(model=model, priority=priority)
+    if temperature is not None:
+        chosen["temperature"] = temperature
+    with client.generate(audio, **chosen) as stream:
+        output.write_answer(stream)
+
+
+def _read(file: str) -> bytes:
+    if file == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise InputInvalid(f"{file}: {error.strerror}") from error

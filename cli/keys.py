@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
+from typer import Argument, Option
 
 from cli import options, output
 from cli.commands import Commands, Group, wants_json
@@ -32,7 +32,7 @@ NAME_CHARS_MAX: Final = 64
 
 keys = Commands("Make, list, replace and revoke API keys.")
 
-KeyId = Annotated[str, typer.Argument(metavar="ID", help="Of `sluice keys list`.")]
+KeyId = Annotated[str, Argument(metavar="ID", help="Of `sluice keys list`.")]
 
 
 class Keys:
@@ -80,7 +80,7 @@ class Keys:
 def _keys(
     config: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="YAML file of the mesh; unset: SLUICE_NATS__URL, or the mesh of the state folder."
         ),
     ] = None,
@@ -111,19 +111,19 @@ OfMesh = Annotated[Keys, Group(_keys)]
 @keys.command()
 def create(
     *,
-    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Whose calls it makes.")],
+    tenant: Annotated[str, Argument(metavar="TENANT", help="Whose calls it makes.")],
     role: Annotated[
         list[str] | None,
-        typer.Option(help="caller, operator or auditor; may be repeated.  [default: caller]"),
+        Option(help="caller, operator or auditor; may be repeated.  [default: caller]"),
     ] = None,
-    name: Annotated[str, typer.Option(help="For people.")] = "",
+    name: Annotated[str, Option(help="For people.")] = "",
     expires_days: Annotated[
-        float | None, typer.Option(min=0, help="Refused after so many days.  [default: never]")
+        float | None, Option(min=0, help="Refused after so many days.  [default: never]")
     ] = None,
     requests_per_minute: Annotated[
-        float, typer.Option(min=0, help="Its own limit, beside those of its tenant.")
+        float, Option(min=0, help="Its own limit, beside those of its tenant.")
     ] = 0.0,
-    tokens_per_minute: Annotated[float, typer.Option(min=0, help="The same of tokens.")] = 0.0,
+    tokens_per_minute: Annotated[float, Option(min=0, help="The same of tokens.")] = 0.0,
     mine: OfMesh,
 ) -> None:
     """Make a key. It is printed once, and stored nowhere: only its hash is.
@@ -151,7 +151,7 @@ def create(
 @keys.command("list")
 def list_(
     *,
-    tenant: Annotated[str | None, typer.Option(help="Those of one tenant.")] = None,
+    tenant: Annotated[str | None, Option(help="Those of one tenant.")] = None,
     mine: OfMesh,
 ) -> None:
     """List the keys: whose they are, what they may do, and until when."""
@@ -165,9 +165,7 @@ def list_(
 def rotate(
     *,
     key_id: KeyId,
-    overlap_s: Annotated[
-        float, typer.Option(min=0, help="How long the old key still works.")
-    ] = 3600.0,
+    overlap_s: Annotated[float, Option(min=0, help="How long the old key still works.")] = 3600.0,
     mine: OfMesh,
 ) -> None:
     """Make a new key in place of one, which works for another hour."""

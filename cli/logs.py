@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final
 
-import typer
+from typer import Argument, BadParameter, Option
 
 from cli import failure, options, output
 from cli.commands import wants_json
@@ -26,29 +26,25 @@ _COLOURS: Final = {"warning": "\x1b[33m", "error": "\x1b[31m"}
 def logs(
     processes: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="PROCESS...",
             help='As `sluice status` names them; "gateway" also means "gateway.1".',
         ),
     ] = None,
-    level: Annotated[
-        str, typer.Option(help=f"This level and above: {', '.join(LEVELS)}.")
-    ] = LEVELS[0],
+    level: Annotated[str, Option(help=f"This level and above: {', '.join(LEVELS)}.")] = LEVELS[0],
     request: Annotated[
-        str, typer.Option(metavar="ID", help="Only lines about this request, or this trace.")
+        str, Option(metavar="ID", help="Only lines about this request, or this trace.")
     ] = "",
-    since: Annotated[
-        str, typer.Option(metavar="TIME", help="Not older than 30s, 10m, 2h or 1d.")
-    ] = "",
-    tail: Annotated[int, typer.Option(min=0, help="The last so many events; 0: all.")] = 100,
+    since: Annotated[str, Option(metavar="TIME", help="Not older than 30s, 10m, 2h or 1d.")] = "",
+    tail: Annotated[int, Option(min=0, help="The last so many events; 0: all.")] = 100,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what is written, until Ctrl-C.")
+        bool, Option("--follow", "-f", help="Go on with what is written, until Ctrl-C.")
     ] = False,
     state_dir: options.StateDir = None,
 ) -> None:
     """Show the logs of the mesh's processes, in the order of time. With --json one object a line."""
     if level not in LEVELS:
-        raise typer.BadParameter(f"{level!r} is none of {', '.join(LEVELS)}", param_hint="--level")
+        raise BadParameter(f"{level!r} is none of {', '.join(LEVELS)}", param_hint="--level")
     oldest = time.time() - _seconds(since) if since else 0.0
     files = [_LogFile(path) for path in _paths(state_dir, processes or ())]
 
@@ -66,7 +62,7 @@ def logs(
 def _seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+)([smhd])", text)
     if match is None:
-        raise typer.BadParameter(f"{text!r} is not like 30s, 10m, 2h or 1d", param_hint="--since")
+        raise BadParameter(f"{text!r} is not like 30s, 10m, 2h or 1d", param_hint="--since")
     return int(match[1]) * _SPANS[match[2]]
 
 

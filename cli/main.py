@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from cli import failure
@@ -30,27 +31,27 @@ COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
     "certs": ("certs", "certs", "mesh"),
     "demo": ("demo", "demo", "mesh"),
     "generate": ("generate", "generate", ""),
-    "chat": ("chat", "chat", ""),
+    "chat": ("generate", "chat", ""),
     "embed": ("embed", "embed", ""),
-    "transcribe": ("transcribe", "transcribe", ""),
+    "transcribe": ("generate", "transcribe", ""),
     "models": ("mesh", "models", ""),
     "explain": ("explain", "explain", ""),
-    "trace": ("trace", "trace", ""),
+    "trace": ("explain", "trace", ""),
     "top": ("top", "top", ""),
     "requests": ("requests", "requests", ""),
     "cancel": ("requests", "cancel", ""),
     "drain": ("requests", "drain", ""),
     "logs": ("logs", "logs", "mesh"),
     "batch": ("batch", "batch", "jobs"),
-    "cache": ("cache", "cache", ""),
+    "cache": ("tenants", "cache", ""),
     "keys": ("keys", "keys", "process"),
     "tenants": ("tenants", "tenants", ""),
     "feedback": ("explain", "feedback", ""),
     "safety": ("safety", "safety", ""),
-    "drift": ("drift", "drift", ""),
+    "drift": ("mesh", "drift", ""),
     "record": ("record", "record", "mesh"),
     "simulate": ("simulate", "simulate", "mesh"),
-    "plan": ("plan", "plan", "mesh"),
+    "plan": ("simulate", "plan", "mesh"),
     "router": ("router", "router", "mesh"),
     "eval": ("evaluate", "evaluate", "mesh"),
     "bench": ("bench", "bench", "mesh"),
@@ -173,9 +174,7 @@ def _print_version(wanted: bool) -> None:
 def _about(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", help="Print the version.", callback=_print_version, is_eager=True
-        ),
+        Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     """Sluice: tokens from small and large language models over one gRPC API.

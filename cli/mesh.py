@@ -1,22 +1,76 @@
-"""`sluice up`, `down`, `reload`, `status` and `models`: a mesh on this machine, and what any mesh serves."""
+"""`sluice up`, `down`, `reload`, `status`, `models` and `drift`: a mesh on this machine, and what any mesh serves."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from cli import options, output
 from cli.commands import Group
-from cli.drift import health_object, line_of
 from sluice.client.channel import CA_VARIABLE
+from sluice.v1.admin_pb2 import (
+    DRIFT_STATE_DRIFTED,
+    DRIFT_STATE_STABLE,
+    AccuracyDrift,
+    InputDrift,
+    RouterHead,
+    RouterHealth,
+)
 from sluice.v1.inference_pb2 import Model
+from sluice.wire.enums import word_of
 
 if TYPE_CHECKING:
     from supervisor.mesh import Mesh
     from supervisor.state import MeshState, StateDir
     from supervisor.status import MeshReport, ProcessReport
+
+
+def drift(client: options.OperatorClient) -> None:
+    """Show whether inputs and accuracy of the learned routers have drifted, as one gateway has seen it."""
+    routers = client.router_health()
+    text = "\n".join(map(line_of, routers)) or "no learned router is in use"
+    output.show({"routers": [*map(health_object, routers)]}, text)
+
+
+def health_object(router: RouterHealth) -> dict[str, Any]:
+    """A router for `--json`."""
+    described = output.message_object(router)
+    described["inputs"] = output.message_object(router.inputs)
+    described["accuracy"] = output.message_object(router.accuracy)
+    if not router.inputs.HasField("stability_index"):
+        described["inputs"]["stability_index"] = None
+    if not router.accuracy.HasField("bias"):
+        described["accuracy"] |= {"bias": None, "brier": None}
+    return described
+
+
+def line_of(router: RouterHealth) -> str:
+    """A router in one line for people."""
+    return (
+        f"router {router.policy} ({word_of(RouterHead, router.head)}, {router.version}):"
+        f" {_inputs(router.inputs)}; {_accuracy(router.accuracy)}"
+    )
+
+
+def _inputs(inputs: InputDrift) -> str:
+    if not inputs.HasField("stability_index"):
+        return f"inputs unknown, {inputs.rows} requests are too few"
+    word = "shifted" if inputs.state == DRIFT_STATE_DRIFTED else "stable"
+    sign = ">" if inputs.stability_index > inputs.limit else "<="
+    index = f"PSI {inputs.stability_index:.2f} {sign} {inputs.limit:.2f}"
+    return f"inputs {word} ({index}, {inputs.rows} requests)"
+
+
+def _accuracy(accuracy: AccuracyDrift) -> str:
+    if not accuracy.HasField("bias"):
+        return "accuracy unknown, no outcomes"
+    words = {DRIFT_STATE_DRIFTED: " drifted,", DRIFT_STATE_STABLE: " holds,"}
+    word = words.get(accuracy.state, "")
+    few = "" if word else ", too few"
+    bias = f"bias {accuracy.bias:+.2f} +- {accuracy.half_width:.2f}"
+    return f"accuracy{word} {bias} on {accuracy.rows} outcomes{few}"
 
 
 def _state_of(state_dir: options.StateDir = None) -> "StateDir":
@@ -32,19 +86,19 @@ OfMesh = Annotated["StateDir", Group(_state_of)]
 def up(
     *,
     config: Annotated[
-        Path | None, typer.Option(help="YAML file; without one the shipped tiers are served.")
+        Path | None, Option(help="YAML file; without one the shipped tiers are served.")
     ] = None,
     address: Annotated[
-        str | None, typer.Option(help="HOST:PORT of the gateway; port 0 takes a free one.")
+        str | None, Option(help="HOST:PORT of the gateway; port 0 takes a free one.")
     ] = None,
     http: Annotated[
         str | None,
-        typer.Option(help="HOST:PORT of OpenAI's API, default 127.0.0.1:8000; or off."),
+        Option(help="HOST:PORT of OpenAI's API, default 127.0.0.1:8000; or off."),
     ] = None,
     state: OfMesh,
-    detach: Annotated[bool, typer.Option("--detach", help="Return when it is ready.")] = False,
+    detach: Annotated[bool, Option("--detach", help="Return when it is ready.")] = False,
     secure: Annotated[
-        bool, typer.Option("--secure", help="Encrypt everything with certificates of its own.")
+        bool, Option("--secure", help="Encrypt everything with certificates of its own.")
     ] = False,
 ) -> None:
     """Start nats-server, tritonserver, batcher and gateway, and keep them up until Ctrl-C."""
@@ -86,7 +140,7 @@ def reload(
     *,
     config: Annotated[
         Path | None,
-        typer.Option(help="YAML file; without one word lists and model folders are read again."),
+        Option(help="YAML file; without one word lists and model folders are read again."),
     ] = None,
     state: OfMesh,
 ) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, cast
 
-import typer
+from typer import BadParameter, Option
 
 from cli.commands import Group
 from sluice.client import Client
@@ -16,7 +16,7 @@ from sluice.errors import InvalidRequest
 
 Address = Annotated[
     str,
-    typer.Option(
+    Option(
         envvar=ADDRESS_VARIABLE,
         metavar="HOST:PORT",
         help="Address of the gateway, or of several with commas between them.",
@@ -24,33 +24,29 @@ Address = Annotated[
 ]
 Model = Annotated[
     str,
-    typer.Option(
+    Option(
         "--model", "-m", metavar="NAME", help='A name out of `sluice models`, or "auto" to route.'
     ),
 ]
 Priority = Annotated[
     PriorityName,
-    typer.Option(help="Urgency class: who is served first when workers are busy."),
+    Option(help="Urgency class: who is served first when workers are busy."),
 ]
 Temperature = Annotated[
     float | None,
-    typer.Option(help="0 takes the most probable token, up to 2 draws freely.  [default: 0]"),
+    Option(help="0 takes the most probable token, up to 2 draws freely.  [default: 0]"),
 ]
 Label = Annotated[
     list[str] | None,
-    typer.Option(metavar="KEY=VALUE", help="For routing rules and accounting; may be repeated."),
+    Option(metavar="KEY=VALUE", help="For routing rules and accounting; may be repeated."),
 ]
 Tenant = Annotated[
     str | None,
-    typer.Option(
-        envvar="SLUICE_TENANT", metavar="NAME", help="Who asks and pays.  [default: default]"
-    ),
+    Option(envvar="SLUICE_TENANT", metavar="NAME", help="Who asks and pays.  [default: default]"),
 ]
 StateDir = Annotated[
     Path | None,
-    typer.Option(
-        help="Logs, state and tasks of a mesh on this machine; default $SLUICE_STATE_DIR."
-    ),
+    Option(help="Logs, state and tasks of a mesh on this machine; default $SLUICE_STATE_DIR."),
 ]
 
 ADDRESS = DEFAULT_ADDRESS
@@ -63,7 +59,7 @@ def labels_of(pairs: list[str] | None) -> dict[str, str]:
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise typer.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint="--label")
+            raise BadParameter(f"{pair!r} is not KEY=VALUE", param_hint="--label")
         labels[key] = value
     return labels
 
@@ -94,7 +90,7 @@ def _tools_in(given: str) -> list[Tool]:
         described = value if isinstance(value, list) else [value]
         return [Tool(**one.get("function", one)) for one in described]
     except (ValueError, TypeError, AttributeError) as error:
-        raise typer.BadParameter(
+        raise BadParameter(
             f"{given}: is no tool, a JSON object with name, description, parameters: {error}",
             param_hint="--tool",
         ) from error
@@ -108,7 +104,7 @@ def _json_text(given: str, option: str) -> str:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
-        raise typer.BadParameter(f"{given}: {reason}", param_hint=option) from error
+        raise BadParameter(f"{given}: {reason}", param_hint=option) from error
 
 
 def _sampling(
@@ -116,64 +112,60 @@ def _sampling(
     priority: Priority = "interactive",
     max_tokens: Annotated[
         int | None,
-        typer.Option(help="Largest number of tokens of the answer.  [default: what fits]"),
+        Option(help="Largest number of tokens of the answer.  [default: what fits]"),
     ] = None,
     temperature: Temperature = None,
     top_p: Annotated[
         float | None,
-        typer.Option(
-            help="Draw from the smallest set of tokens with this probability.  [default: 1]"
-        ),
+        Option(help="Draw from the smallest set of tokens with this probability.  [default: 1]"),
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option(help="Draw from this many tokens; 0 is no limit.  [default: 0]")
+        int | None, Option(help="Draw from this many tokens; 0 is no limit.  [default: 0]")
     ] = None,
     min_p: Annotated[
         float | None,
-        typer.Option(
+        Option(
             help="Draw from the tokens at least this many times as probable as the first.  [default: 0]"
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Makes draws repeatable.  [default: the gateway picks one]")
+        int | None, Option(help="Makes draws repeatable.  [default: the gateway picks one]")
     ] = None,
     stop: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXT", help="A string that ends the answer; may be repeated."),
+        Option(metavar="TEXT", help="A string that ends the answer; may be repeated."),
     ] = None,
     repetition_penalty: Annotated[
         float | None,
-        typer.Option(help="Above 1 makes tokens that occurred less likely.  [default: 1]"),
+        Option(help="Above 1 makes tokens that occurred less likely.  [default: 1]"),
     ] = None,
     presence_penalty: Annotated[
         float | None,
-        typer.Option(help="Taken off the logits of tokens of the answer.  [default: 0]"),
+        Option(help="Taken off the logits of tokens of the answer.  [default: 0]"),
     ] = None,
     frequency_penalty: Annotated[
         float | None,
-        typer.Option(help="The same, times how often the token occurred.  [default: 0]"),
+        Option(help="The same, times how often the token occurred.  [default: 0]"),
     ] = None,
     min_tokens: Annotated[
-        int | None, typer.Option(help="The model cannot end its answer before.  [default: 0]")
+        int | None, Option(help="The model cannot end its answer before.  [default: 0]")
     ] = None,
     json_schema: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE|TEXT", help="A JSON schema: the answer is JSON that it accepts."
-        ),
+        Option(metavar="FILE|TEXT", help="A JSON schema: the answer is JSON that it accepts."),
     ] = None,
     regex: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="A regular expression that the whole answer matches."),
+        Option(metavar="TEXT", help="A regular expression that the whole answer matches."),
     ] = None,
     label: Label = None,
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Deadline of an answer.  [default: the gateway's]"),
+        Option(metavar="SECONDS", help="Deadline of an answer.  [default: the gateway's]"),
     ] = None,
     allow_degraded: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--allow-degraded",
             help="A smaller model may answer when the chosen one could not before the deadline.",
         ),

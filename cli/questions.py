@@ -1,18 +1,199 @@
-"""The questions of `sluice eval`: loads them from the support tasks or a CSV file, and asks them."""
+"""The questions of `sluice eval`: where they come from, how they are asked, and what the answers add up to."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from random import Random
-from typing import Final, Literal
+from statistics import fmean
+from typing import Any, Final, Literal, TypeVar
 
 from cli.failure import CommandFailed
 from cli.files import open_table
-from cli.scores import Result
 from sluice.client import AnswerBuilder, AsyncClient, Delta, GenerateOptions, ModelUsage
 from sluice.client.batch import all_aio
 from sluice.errors import SluiceError
+
+_T = TypeVar("_T")
+
+ALL: Final = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One question to one model.
+
+    Attributes:
+        asked: the model of the request, or what the results are listed under.
+        model: whose answer it is.
+        legs: tokens of every model that worked on it.
+        ttft_s: until the first text came, which a cascade in mode "replace" may take back.
+        error: the reason for a missing answer.
+    """
+
+    asked: str
+    kind: str
+    level: str
+    right: bool = False
+    model: str = ""
+    legs: tuple[ModelUsage, ...] = ()
+    text: str = ""
+    ttft_s: float = 0.0
+    latency_s: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The results of one cell, or of a whole model where kind and level are "all"."""
+
+    asked: str
+    kind: str
+    level: str
+    results: tuple[Result, ...]
+
+    @property
+    def right_share(self) -> float:
+        """Right answers of all questions; without an answer it is not right."""
+        return fmean(result.right for result in self.results)
+
+    @property
+    def escalated_share(self) -> float:
+        """Share of the questions whose answer was escalated to another model."""
+        return fmean(len(result.legs) > 1 for result in self.results)
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Of prompts and answers, by the model that computed them."""
+        return dict(self._added(prompts=True))
+
+    @property
+    def answer_tokens(self) -> dict[str, int]:
+        """Of answers alone, by the model that computed them; also those that no caller saw."""
+        return dict(self._added(prompts=False))
+
+    @property
+    def models(self) -> dict[str, int]:
+        """How many answers are of each model."""
+        return dict(Counter(result.model for result in self.answered))
+
+    @property
+    def answered(self) -> list[Result]:
+        """Those that have an answer."""
+        return [result for result in self.results if not result.error]
+
+    @property
+    def latency_ms(self) -> dict[str, float | None]:
+        """Percentiles of the answered ones."""
+        return _percentiles(result.latency_s * 1000 for result in self.answered)
+
+    @property
+    def ttft_ms(self) -> dict[str, float | None]:
+        """Percentiles of the answered ones."""
+        return _percentiles(result.ttft_s * 1000 for result in self.answered)
+
+    def described(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "model": self.asked,
+            "kind": self.kind,
+            "level": self.level,
+            "n": len(self.results),
+            "right_share": self.right_share,
+            "tokens": self.tokens,
+            "answer_tokens": self.answer_tokens,
+            "answers": self.models,
+            "escalated_share": self.escalated_share,
+            "mean_ttft_ms": _mean_ms(r.ttft_s for r in self.answered),
+            "ttft_ms": self.ttft_ms,
+            "mean_latency_ms": _mean_ms(r.latency_s for r in self.answered),
+            "latency_ms": self.latency_ms,
+            "errors": len(self.results) - len(self.answered),
+        }
+
+    def _added(self, *, prompts: bool) -> Counter[str]:
+        added: Counter[str] = Counter()
+        for result in self.results:
+            for leg in result.legs:
+                added[leg.model] += leg.usage.completion_tokens
+                added[leg.model] += leg.usage.prompt_tokens if prompts else 0
+        return added
+
+
+@dataclass(frozen=True, slots=True)
+class Trade:
+    """A model, or routing, compared with the strong model alone on the same questions; None where that had nothing.
+
+    Attributes:
+        right_share: its right answers, of the strong model's.
+        token_share: tokens of prompts and answers that the strong model computes for it, of those that it computes
+            alone.
+        answer_token_share: the same, of answers alone.
+    """
+
+    model: str
+    strong: str
+    right_share: float | None
+    token_share: float | None
+    answer_token_share: float | None
+
+
+def trade(score: Score, alone: Score) -> Trade:
+    """``score`` compared with ``alone``, the strong model on the same questions."""
+    strong = alone.asked
+    return Trade(
+        score.asked,
+        strong,
+        _share(score.right_share, alone.right_share),
+        _share(score.tokens.get(strong, 0), alone.tokens.get(strong, 0)),
+        _share(score.answer_tokens.get(strong, 0), alone.answer_tokens.get(strong, 0)),
+    )
+
+
+def trades(table: Sequence[Score], strong: str) -> list[Trade]:
+    """Every model as a whole compared with ``strong``; empty when that was not asked."""
+    whole = [score for score in table if score.kind == ALL]
+    alone = next((score for score in whole if score.asked == strong), None)
+    if alone is None:
+        return []
+    return [trade(score, alone) for score in whole if score is not alone]
+
+
+def tabulate(results: Sequence[Result]) -> list[Score]:
+    """The scores: model by model in the order of the results, cell by cell, then the whole model."""
+    table = []
+    for asked in _in_order(result.asked for result in results):
+        mine = [result for result in results if result.asked == asked]
+        for kind, level in _in_order((result.kind, result.level) for result in mine):
+            cell = (result for result in mine if (result.kind, result.level) == (kind, level))
+            table.append(Score(asked, kind, level, tuple(cell)))
+        table.append(Score(asked, ALL, ALL, tuple(mine)))
+    return table
+
+
+def _in_order(items: Iterable[_T]) -> list[_T]:
+    return list(dict.fromkeys(items))
+
+
+def _percentiles(values: Iterable[float]) -> dict[str, float | None]:
+    """By nearest rank; None without a value."""
+    ordered = sorted(values)
+    shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+    if not ordered:
+        return dict.fromkeys(shares)
+    return {name: ordered[ceil(share * len(ordered)) - 1] for name, share in shares.items()}
+
+
+def _mean_ms(seconds: Iterable[float]) -> float | None:
+    values = list(seconds)
+    return fmean(values) * 1000 if values else None
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
 
 Split = Literal["train", "heldout"]
 

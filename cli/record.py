@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
+from typer import Option
 
 from cli import failure, options, output
 
@@ -21,15 +21,13 @@ CONNECT_S: Final = 5.0
 
 
 def record(
-    out: Annotated[Path, typer.Option(help="File to write; one that exists is replaced.")],
-    seconds: Annotated[
-        float, typer.Option(min=0.1, help="How long new requests are recorded.")
-    ] = 60.0,
+    out: Annotated[Path, Option(help="File to write; one that exists is replaced.")],
+    seconds: Annotated[float, Option(min=0.1, help="How long new requests are recorded.")] = 60.0,
     settle: Annotated[
-        float, typer.Option(min=0, help="How long to wait then for their ends, seconds.")
+        float, Option(min=0, help="How long to wait then for their ends, seconds.")
     ] = 30.0,
     nats_url: Annotated[
-        str | None, typer.Option(help="NATS of the mesh; unset: of the mesh of the state folder.")
+        str | None, Option(help="NATS of the mesh; unset: of the mesh of the state folder.")
     ] = None,
     state_dir: options.StateDir = None,
 ) -> None:

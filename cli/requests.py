@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Final
 
-import typer
+from typer import Argument, BadParameter, Option
 
 from cli import options, output
 from sluice.client.blocking import Client
@@ -16,16 +16,14 @@ from sluice.wire.enums import word_of
 _POLL_S: Final = 0.5
 ROWS_OF_WORKER: Final = ("sluice.worker.running", "sluice.worker.waiting")
 
-OfTenant = Annotated[str, typer.Option("--tenant", metavar="NAME", help="Of this tenant.")]
+OfTenant = Annotated[str, Option("--tenant", metavar="NAME", help="Of this tenant.")]
 
 
 def requests(
     *,
     tenant: OfTenant = "",
-    model: Annotated[
-        str, typer.Option("--model", "-m", metavar="NAME", help="Of this model.")
-    ] = "",
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="The oldest so many.")] = 100,
+    model: Annotated[str, Option("--model", "-m", metavar="NAME", help="Of this model.")] = "",
+    limit: Annotated[int, Option(min=1, max=1000, help="The oldest so many.")] = 100,
     client: options.OperatorClient,
 ) -> None:
     """List the requests that run now, the oldest first, of all gateways."""
@@ -51,10 +49,10 @@ def requests(
 def cancel(
     *,
     request_ids: Annotated[
-        list[str] | None, typer.Argument(metavar="REQUEST_ID...", help="As `sluice requests` says.")
+        list[str] | None, Argument(metavar="REQUEST_ID...", help="As `sluice requests` says.")
     ] = None,
     tenant: Annotated[
-        str, typer.Option("--tenant", metavar="NAME", help="All requests of this tenant instead.")
+        str, Option("--tenant", metavar="NAME", help="All requests of this tenant instead.")
     ] = "",
     client: options.OperatorClient,
 ) -> None:
@@ -63,7 +61,7 @@ def cancel(
     Items of an offline job are tried again; `sluice batch cancel` ends the job itself.
     """
     if bool(request_ids) == bool(tenant):
-        raise typer.BadParameter("name requests, or a tenant with --tenant")
+        raise BadParameter("name requests, or a tenant with --tenant")
     done = client.cancel_requests(*(request_ids or ()), tenant=tenant)
     missing = sorted(set(request_ids or ()) - set(done.request_ids))
     described = {
@@ -84,14 +82,14 @@ def cancel(
 
 def drain(
     *,
-    model: Annotated[str, typer.Argument(metavar="MODEL")],
+    model: Annotated[str, Argument(metavar="MODEL")],
     worker: Annotated[
-        str, typer.Argument(metavar="WORKER", help="HOST:PORT/NAME, as `sluice top` shows it.")
+        str, Argument(metavar="WORKER", help="HOST:PORT/NAME, as `sluice top` shows it.")
     ],
-    undo: Annotated[bool, typer.Option("--undo", help="Put it back into service.")] = False,
+    undo: Annotated[bool, Option("--undo", help="Put it back into service.")] = False,
     wait: Annotated[
         float,
-        typer.Option(metavar="SECONDS", min=0, help="Wait until no row is left in it."),
+        Option(metavar="SECONDS", min=0, help="Wait until no row is left in it."),
     ] = 0,
     client: options.OperatorClient,
 ) -> None:

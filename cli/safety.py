@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-import typer
+from typer import Argument, BadParameter
 
 from cli import options, output
 from sluice.client.blocking import Client
@@ -18,11 +18,11 @@ _MOVE: Final = ("rule", "now", "then", "count")
 def safety(
     *,
     action: Annotated[
-        Literal["check", "dry-run"], typer.Argument(metavar="check|dry-run", show_default=False)
+        Literal["check", "dry-run"], Argument(metavar="check|dry-run", show_default=False)
     ],
     what: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="TEXT|FILE|-",
             help='For check: a text; the path of a file that exists reads it, "-" reads stdin.',
             show_default=False,
@@ -37,7 +37,7 @@ def safety(
     """
     if (what is None) is (action == "check"):
         problem = "needs a text" if what is None else "takes no text"
-        raise typer.BadParameter(f"{action} {problem}", param_hint="TEXT")
+        raise BadParameter(f"{action} {problem}", param_hint="TEXT")
     if what is None:
         _dry_run(client)
         return

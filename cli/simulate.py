@@ -1,36 +1,240 @@
-"""`sluice simulate`: compares policies of the batcher under a load, without a mesh."""
+"""`sluice simulate` and `plan`: policies of the batcher under a load, and the number of workers that it needs."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
-import typer
+from typer import BadParameter, Option
 
 from cli import output
-from cli.scenario import Objectives, Traffic, Workers, checked
+from cli.failure import CommandFailed
 
 if TYPE_CHECKING:
+    from simulator.arrivals import LengthMix
+    from simulator.cost import StepCost
+    from simulator.engines import EngineKind, EngineLimits
+    from simulator.fleet import ProcessCost, Sizing
+    from simulator.planner import JobPlan, TracePlan
     from simulator.results import ClassSummary, History, Slo, Summary
     from simulator.simulator import Setup
     from simulator.trace import Arrival
+    from sluice.settings import Settings
+    from sluice.settings.batching import Policy
+
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What arrives: a trace or generated requests."""
+
+    trace: Annotated[
+        Path | None,
+        Option(help="JSON lines, as `sluice record` writes them; see docs/operate/simulation.md."),
+    ] = None
+    arrivals: Annotated[
+        list[str] | None,
+        Option(
+            metavar="SPEC",
+            help="Generated traffic instead of a trace, such as "
+            '"poisson:rate=20,class=interactive,lengths=sharegpt"; may be repeated. '
+            "Kinds: poisson, bursty, diurnal, flood.",
+        ),
+    ] = None
+    seconds: Annotated[float, Option(min=0.001, help="How long generated traffic arrives.")] = 60.0
+    seed: Annotated[int, Option(help="Makes generated traffic repeatable.")] = 1
+    model: Annotated[
+        str | None, Option(metavar="NAME", help="Of a trace, only requests to this model.")
+    ] = None
+
+    def load(self) -> "list[Arrival]":
+        """In order of time."""
+        from simulator.arrivals import generate, parse_stream
+        from simulator.trace import parse_trace
+
+        trace, arrivals, model = self.trace, self.arrivals or (), self.model
+        if (trace is None) == (not arrivals):
+            raise BadParameter("give either --trace or --arrivals")
+        if trace is None:
+            return checked(
+                lambda: generate(
+                    [parse_stream(text) for text in arrivals], self.seconds, self.seed
+                ),
+                "--arrivals",
+            )
+        found = checked(lambda: parse_trace(lines_of(trace)), str(trace))
+        chosen = [arrival for arrival in found if model is None or arrival.model == model]
+        if not chosen:
+            raise CommandFailed("CANNOT_SIMULATE", f"{trace}: no request to model {model!r}")
+        return chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers:
+    """What a worker is, and the mesh around it."""
+
+    config: Annotated[
+        Path | None,
+        Option(help='YAML file: its policy, called "config" here, weights of tenants, and limits.'),
+    ] = None
+    cost: Annotated[
+        str,
+        Option(
+            metavar="NAME|FILE",
+            help="What a step takes: a shipped cost, or a file of `sluice bench engine --fit`.",
+        ),
+    ] = "large-cpu"
+    engine: Annotated[
+        str, Option(help="continuous: rows join at each step. padded: static batches.")
+    ] = "continuous"
+    slots: Annotated[int, Option(min=1, help="Rows that a worker computes at once.")] = 32
+    prefill_tokens: Annotated[
+        int, Option(min=0, help="Most prompt tokens of a step; 0: whole prompts.")
+    ] = 512
+    cache_tokens: Annotated[
+        int, Option(min=0, help="Tokens that fit a worker's cache; 0: only slots limit it.")
+    ] = 0
+    preempts: Annotated[
+        bool,
+        Option(
+            "--preempts/--no-preempts", help="Whether urgent rows take slots of less urgent ones."
+        ),
+    ] = True
+    admission: Annotated[
+        bool,
+        Option(
+            "--admission/--no-admission", help="Whether the gateway refuses what would be late."
+        ),
+    ] = True
+
+    def setups(
+        self, policies: str, model: str | None, workers: int = 1, until_s: float | None = None
+    ) -> "dict[str, Setup]":
+        """What is simulated, by the names of the policies, in the order in which they were named."""
+        from simulator.simulator import Setup
+        from sluice import settings
+
+        mesh = settings.load(self.config)
+        found = _policies(policies, mesh, model)
+        first = Setup(
+            policy=next(iter(found.values())),
+            cost=self._fitted()[0],
+            workers=workers,
+            limits=self._limits(mesh, model),
+            engine=self._engine(),
+            weights=mesh.weights,
+            queue_max=mesh.gateway.queue_max if self.admission else None,
+            until_s=until_s,
+        )
+        return {name: replace(first, policy=policy) for name, policy in found.items()}
+
+    def cost_error(self) -> float:
+        """The median error of the fit of a file's cost; of a shipped cost it was not kept, and is 0."""
+        return self._fitted()[1]
+
+    def _fitted(self) -> "tuple[StepCost, float]":
+        """A shipped cost, or one fitted to the steps of a file with the error of the fit."""
+        from simulator.cost import SHIPPED, fit, named_cost, parse_samples
+
+        name = self.cost
+        if name in SHIPPED or not Path(name).is_file():
+            return checked(lambda: named_cost(name), "--cost"), 0.0
+        found = checked(lambda: fit(parse_samples(lines_of(Path(name)))), name)
+        return found.cost, found.error
+
+    def _limits(self, mesh: "Settings", model: str | None) -> "EngineLimits":
+        """What a worker takes; blocks are as large as the configuration says for ``model``."""
+        from simulator.engines import EngineLimits
+
+        found = EngineLimits(
+            slots=self.slots,
+            prefill_tokens=self.prefill_tokens,
+            cache_tokens=self.cache_tokens,
+            preempts=self.preempts,
+        )
+        block_tokens = next((m.block_tokens for m in mesh.models if m.name == model), None)
+        return replace(found, block_tokens=block_tokens or found.block_tokens)
+
+    def _engine(self) -> "EngineKind":
+        from simulator.engines import ENGINES
+
+        for kind in ENGINES:
+            if kind == self.engine:
+                return kind
+        raise BadParameter(f"no engine {self.engine!r}; there are {', '.join(ENGINES)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objectives:
+    """What the classes want, and what a worker costs."""
+
+    slo: Annotated[
+        list[str] | None,
+        Option(
+            metavar="CLASS:ttft=S,latency=S",
+            help="SLO of a class; may be repeated.  [default: TTFT 0.5 s interactive, 5 s standard]",
+        ),
+    ] = None
+    worker_hour_price: Annotated[
+        float | None, Option(min=0, metavar="PRICE", help="Of one worker and hour.")
+    ] = None
+
+    def slos(self) -> "dict[str, Slo]":
+        """By class."""
+        from simulator.results import parse_slos
+
+        return checked(lambda: parse_slos(self.slo or ()), "--slo")
+
+
+def checked(make: Callable[[], _T], option: str | None = None) -> _T:
+    """The result of ``make``; a simulation error names the option that caused it."""
+    from simulator.trace import SimulationError
+
+    try:
+        return make()
+    except SimulationError as error:
+        where = f"{option}: " if option else ""
+        raise CommandFailed("CANNOT_SIMULATE", f"{where}{error}") from error
+
+
+def lines_of(file: Path) -> Iterable[str]:
+    """The lines of a file; CommandFailed when it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandFailed("CANNOT_SIMULATE", f"{file} cannot be read: {error}") from error
+
+
+def _policies(names: str, mesh: "Settings", model: str | None) -> "dict[str, Policy]":
+    """Policies by name, in the order they were named; "config" is the configuration's for ``model``."""
+    from sluice.settings.batching import PRESETS, Policy
+
+    known = {name: Policy.model_validate(name) for name in PRESETS}
+    known["config"] = mesh.batcher.policy_of(model) if model else mesh.batcher.policy
+    chosen = [name.strip() for name in names.split(",") if name.strip()]
+    for name in chosen or [""]:
+        if name not in known:
+            raise BadParameter(f"no policy {name!r}; there are {', '.join(known)}")
+    return {name: known[name] for name in chosen}
 
 
 def simulate(
     *,
     traffic: Traffic,
     policies: Annotated[
-        str, typer.Option(metavar="A,B,C", help="Named policies of the batcher to compare.")
+        str, Option(metavar="A,B,C", help="Named policies of the batcher to compare.")
     ] = "continuous",
-    workers: Annotated[int, typer.Option(min=1, max=4096)] = 1,
+    workers: Annotated[int, Option(min=1, max=4096)] = 1,
     each: Workers,
     objectives: Objectives,
     until: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Stop then, seconds.  [default: when all has ended]"),
+        Option(min=0.001, help="Stop then, seconds.  [default: when all has ended]"),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write load.png and queue.png there.")
+        Path | None, Option(metavar="DIR", help="Write load.png and queue.png there.")
     ] = None,
 ) -> None:
     """Run recorded or generated traffic through the batcher's own code in virtual time, and compare policies.
@@ -117,3 +321,135 @@ def _plot(
     plots.plot_load({name: sweep(trace, setup, slos) for name, setup in setups.items()}, load)
     plots.plot_queue(histories, queue)
     return [str(load), str(queue)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Documents:
+    """A job of documents instead of traffic, and the processes that it needs."""
+
+    documents: Annotated[
+        int | None, Option(min=1, help="Plan a job of so many documents instead.")
+    ] = None
+    hours: Annotated[float, Option(min=0.001, help="Time that the job may take.")] = 24.0
+    prompt_tokens: Annotated[
+        str,
+        Option(metavar="LENGTHS", help="Length of a document: 900, or lognormal/900/0.6/4096."),
+    ] = "lognormal/500/0.7/4096"
+    answer_tokens: Annotated[str, Option(metavar="LENGTHS", help="Length of its answer.")] = (
+        "lognormal/60/0.5/512"
+    )
+    zones: Annotated[
+        int, Option(min=1, help="Of a job's processes; of 2 and more one may fail.")
+    ] = 3
+    headroom: Annotated[
+        float, Option(min=0, max=0.9, help="Share of each process that stays free.")
+    ] = 0.3
+    process_costs: Annotated[
+        Path | None,
+        Option(help="Results of `scripts/bench processes`, instead of the shipped costs."),
+    ] = None
+
+    def lengths(self) -> "LengthMix":
+        """Of documents and their answers."""
+        from simulator.arrivals import LengthMix, parse_lengths
+
+        return LengthMix(
+            checked(lambda: parse_lengths(self.prompt_tokens), "--prompt-tokens"),
+            checked(lambda: parse_lengths(self.answer_tokens), "--answer-tokens"),
+        )
+
+    def sizing(self) -> "Sizing":
+        """What stays free of each kind of process."""
+        from simulator.fleet import Sizing
+
+        return Sizing(self.headroom, self.zones)
+
+    def costs(self) -> "dict[str, ProcessCost]":
+        """What a request costs each process: of a file, else as shipped."""
+        from simulator.fleet import SHIPPED, parse_costs
+
+        path = self.process_costs
+        return (
+            dict(SHIPPED)
+            if path is None
+            else checked(lambda: parse_costs(lines_of(path)), str(path))
+        )
+
+
+def plan(
+    *,
+    traffic: Traffic,
+    job: Documents,
+    share: Annotated[
+        float,
+        Option(min=0.01, max=1, help="Share of each class that must meet its SLO."),
+    ] = 0.99,
+    workers_max: Annotated[int, Option(min=1, max=4096)] = 256,
+    policy: Annotated[str, Option(help="Policy of the batcher.")] = "continuous",
+    workers: Workers,
+    objectives: Objectives,
+) -> None:
+    """Compute how many workers are needed: for a trace under SLOs, or for a job of documents in a given time.
+
+    A trace is simulated with more and fewer workers. A job is computed, and checked against a simulated sample.
+    """
+    from simulator.planner import plan_job, plan_trace
+
+    setups = workers.setups(policy, traffic.model)
+    if len(setups) != 1:
+        raise BadParameter(f"{policy!r} is more than one policy")
+    (setup,) = setups.values()
+    price = objectives.worker_hour_price
+    if job.documents is None:
+        found, slos = traffic.load(), objectives.slos()
+        planned = checked(
+            lambda: plan_trace(
+                found, setup, slos, share=share, workers_max=workers_max, worker_hour_price=price
+            )
+        )
+        output.show(asdict(planned), lambda: _show_trace(planned))
+        return
+    if traffic.trace is not None or traffic.arrivals:
+        raise BadParameter("give either --documents or traffic")
+    computed = plan_job(
+        job.documents,
+        job.hours,
+        job.lengths(),
+        setup,
+        seed=traffic.seed,
+        sizing=job.sizing(),
+        costs=job.costs(),
+        cost_error=workers.cost_error(),
+        worker_hour_price=price,
+    )
+    output.show(asdict(computed), lambda: _show_job(computed))
+
+
+def _show_trace(planned: "TracePlan") -> None:
+    shown = {f"{planned.workers} workers": planned.summary}
+    if planned.one_less is not None:
+        shown[f"{planned.workers - 1} workers"] = planned.one_less
+    show(shown)
+    print(f"\n{planned.workers} workers meet the SLOs")
+
+
+def _show_job(job: "JobPlan") -> None:
+    rows = [
+        ("documents a second needed", f"{job.documents_per_s:.4g}"),
+        ("documents a second of one worker, computed", f"{job.worker_documents_per_s:.4g}"),
+        ("documents a second of one worker, simulated", f"{job.simulated_documents_per_s:.4g}"),
+        ("computed against simulated", f"{job.shortcut_error:+.1%}"),
+        ("worker hours", f"{job.worker_hours:.4g}"),
+        ("cost", None if job.cost is None else f"{job.cost:.4g}"),
+        ("workers, nothing to spare", job.workers),
+    ]
+    output.write_table((f"{job.documents} documents in {job.hours:g} h", ""), rows)
+    print()
+    kinds = [
+        (
+            *(kind.name, f"{kind.needed:.3g} +- {kind.error:.0%}"),
+            *(kind.processes, f"{kind.low} to {kind.high}"),
+        )
+        for kind in job.fleet
+    ]
+    output.write_table(("process", "full ones needed", "in all zones", "by the error"), kinds)

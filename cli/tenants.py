@@ -1,10 +1,12 @@
-"""`sluice tenants`: what tenants use of their limits, and the end of what is kept of one."""
+"""`sluice tenants` and `sluice cache`: what tenants use of their limits, and the end of what is kept of them."""
 
 import os
+import sys
 from contextlib import suppress
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
+from typer import Argument, Option
 
 from cli import options, output
 from cli.commands import Commands
@@ -24,7 +26,7 @@ tenants = Commands("Show what tenants use of their limits; forget one.")
 @tenants.command("list")
 def list_(
     *,
-    tenant: Annotated[str, typer.Option(metavar="NAME", help="One of them.")] = "",
+    tenant: Annotated[str, Option(metavar="NAME", help="One of them.")] = "",
     client: options.OperatorClient,
 ) -> None:
     """List tenants with limits, running calls or costs: use and limit of each.
@@ -45,8 +47,8 @@ def list_(
 
 @tenants.command()
 def forget(
-    tenant: Annotated[str, typer.Argument(metavar="NAME")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    tenant: Annotated[str, Argument(metavar="NAME")],
+    yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
     address: options.Address = options.ADDRESS,
 ) -> None:
     """Delete everything of a tenant: jobs, API keys, answers, records, audit, outcomes, dead letters.
@@ -82,3 +84,21 @@ def _delete_jobs(client: Client, tenant: str) -> int:
             client.jobs.cancel(job.id)
         client.jobs.delete(job.id)
     return len(jobs)
+
+
+def cache(
+    *,
+    action: Annotated[Literal["clear"], Argument(metavar="clear", show_default=False)],
+    tenant: Annotated[str, Option(help="Only the answers of this tenant.")] = "",
+    model: Annotated[str, Option(help="Only the answers of this model.")] = "",
+    key: Annotated[str, Option(help="One answer, as `sluice explain` names it.")] = "",
+    client: options.OperatorClient,
+) -> None:
+    """Forget answers that are kept for equal requests: all, or those of a tenant, of a model, or one."""
+    unreached = client.clear_answers(tenant, model, key)
+    output.show({"unreached_gateways": unreached})
+    for name in unreached:
+        print(
+            f"gateway {name} did not answer: it may give out what it has in memory until that is too old",
+            file=sys.stderr,
+        )

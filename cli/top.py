@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Annotated, Final
 
-import typer
+from typer import BadParameter, Option
 
 from cli import options, output
 from cli.commands import wants_json
@@ -31,14 +31,14 @@ _ONCE_S: Final = 1.0
 
 def top(
     once: Annotated[
-        bool, typer.Option("--once", help="Print one screen; rates are those of one second.")
+        bool, Option("--once", help="Print one screen; rates are those of one second.")
     ] = False,
     interval: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.5, help="Time between two screens.")
+        float, Option(metavar="SECONDS", min=0.5, help="Time between two screens.")
     ] = 2.0,
-    sort: Annotated[str, typer.Option(help=f"One of {', '.join(SORTS)}.")] = SORTS[0],
+    sort: Annotated[str, Option(help=f"One of {', '.join(SORTS)}.")] = SORTS[0],
     text: Annotated[
-        str, typer.Option("--filter", metavar="TEXT", help="Only rows with this in a name.")
+        str, Option("--filter", metavar="TEXT", help="Only rows with this in a name.")
     ] = "",
     address: options.Address = options.ADDRESS,
 ) -> None:
@@ -47,7 +47,7 @@ def top(
     TTFT, ITL and STEP are milliseconds. With --json, or into a file, it prints once.
     """
     if sort not in SORTS:
-        raise typer.BadParameter(f"{sort!r} is none of {', '.join(SORTS)}", param_hint="--sort")
+        raise BadParameter(f"{sort!r} is none of {', '.join(SORTS)}", param_hint="--sort")
     choice = Choice(sort=sort, text=text)
     with Client(address) as client:
         if once or wants_json() or not sys.stdout.isatty():

@@ -19,8 +19,7 @@ from bench.support.strategies import (
 from bench.support.tradeoffs import Tradeoff, tradeoffs
 from cli.evaluate import write_outcomes
 from cli.files import NewFile, open_table
-from cli.questions import Question, ask_all, support_questions
-from cli.scores import Result
+from cli.questions import Question, Result, ask_all, support_questions
 from gateway.routing.learned import artefact
 from learning import outcomes
 from learning.train import train

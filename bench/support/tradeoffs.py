@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from cli.scores import ALL, Result, Score, trade
+from cli.questions import ALL, Result, Score, trade
 
 DRAWS: Final = 2_000
 HEADERS: Final = (

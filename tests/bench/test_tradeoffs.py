@@ -6,7 +6,7 @@ import pytest
 
 from bench.support import tier_runs, tradeoff_plot
 from bench.support.tradeoffs import Tradeoff, table, tradeoffs
-from cli.scores import Result
+from cli.questions import Result
 from sluice.client.answer import ModelUsage, Usage
 
 PRICES = {"small": 0.1, "large": 1.0}

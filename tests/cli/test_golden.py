@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.golden_scores import METRICS, Scored, difference, exact, f1
+from cli.golden import METRICS, Scored, difference, exact, f1
 from tests.cli.commands import Cli
 from tests.support.scripted_jobs import ScriptedJobs, answered, failed
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cli.scores import Result, Trade, tabulate, trades
+from cli.questions import Result, Trade, tabulate, trades
 from sluice.client.answer import ModelUsage, Usage
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from cli.trace import waterfall
+from cli.explain import waterfall
 from sluice.v1 import admin_pb2
 from tests.cli.commands import Cli
 from tests.cli.test_explain import RECORD, serving
