@@ -44,9 +44,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Self
 
-import grpc
-from google.protobuf import any_pb2, duration_pb2
-from google.rpc import error_details_pb2, status_pb2
+from google.protobuf.message import Message
+from google.rpc import status_pb2
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, RetryInfo
+from grpc import StatusCode
 
 DOMAIN: Final = "sluice"
 STATUS_DETAILS: Final = "grpc-status-details-bin"
@@ -79,8 +80,12 @@ class SluiceError(Exception):
         retry_after_s: when a new try may succeed, seconds; None where a retry does not help.
     """
 
-    code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
+    code: ClassVar[StatusCode] = StatusCode.INTERNAL
     reason: ClassVar[str] = "INTERNAL"
+
+    def __init_subclass__(cls, *, code: StatusCode | None = None, reason: str = "") -> None:
+        """A class that names none has the ``code`` and the ``reason`` of the one above it."""
+        cls.code, cls.reason = code or cls.code, reason or cls.reason
 
     def __init__(
         self,
@@ -102,7 +107,7 @@ class SluiceError(Exception):
         error.metadata = {**self.metadata, "request_id": request_id}
         return error
 
-    def as_abort(self) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
+    def as_abort(self) -> tuple[StatusCode, str, tuple[tuple[str, bytes], ...]]:
         """What ``context.abort`` of gRPC takes: code, message, trailing metadata."""
         status = self.to_status()
         return self.code, status.message, ((STATUS_DETAILS, status.SerializeToString()),)
@@ -110,26 +115,23 @@ class SluiceError(Exception):
     def to_status(self) -> status_pb2.Status:
         """The error as ``google.rpc.Status``, its texts cut to `TEXT_MAX`."""
         status = status_pb2.Status(code=self.code.value[0], message=cut(self.message))
-        info = error_details_pb2.ErrorInfo(
+        info = ErrorInfo(
             reason=self.reason,
             domain=DOMAIN,
             metadata={key: cut(value) for key, value in self.metadata.items()},
         )
-        status.details.append(_any(info))
+        status.details.add().Pack(info)
         if self.violations:
-            status.details.append(_any(_bad_request(self.violations)))
+            status.details.add().Pack(_bad_request(self.violations))
         if self.retry_after_s is not None:
-            delay = duration_pb2.Duration()
-            delay.FromNanoseconds(int(self.retry_after_s * 1e9))
-            status.details.append(_any(error_details_pb2.RetryInfo(retry_delay=delay)))
+            retry = RetryInfo()
+            retry.retry_delay.FromNanoseconds(int(self.retry_after_s * 1e9))
+            status.details.add().Pack(retry)
         return status
 
 
-class InvalidRequest(SluiceError):
+class InvalidRequest(SluiceError, code=StatusCode.INVALID_ARGUMENT, reason="REQUEST_INVALID"):
     """The request cannot be served as it is."""
-
-    code = grpc.StatusCode.INVALID_ARGUMENT
-    reason = "REQUEST_INVALID"
 
     @classmethod
     def of(cls, field: str, description: str) -> "InvalidRequest":
@@ -137,102 +139,63 @@ class InvalidRequest(SluiceError):
         return cls(f"{field}: {description}", violations=[FieldViolation(field, description)])
 
 
-class PromptTooLong(SluiceError):
+class PromptTooLong(SluiceError, code=StatusCode.INVALID_ARGUMENT, reason="PROMPT_TOO_LONG"):
     """Prompt and answer do not fit into the model's context."""
 
-    code = grpc.StatusCode.INVALID_ARGUMENT
-    reason = "PROMPT_TOO_LONG"
 
-
-class MessageTooLarge(SluiceError):
+class MessageTooLarge(SluiceError, code=StatusCode.INVALID_ARGUMENT, reason="MESSAGE_TOO_LARGE"):
     """The request message is over the size limit."""
 
-    code = grpc.StatusCode.INVALID_ARGUMENT
-    reason = "MESSAGE_TOO_LARGE"
 
-
-class InputInvalid(SluiceError):
+class InputInvalid(SluiceError, code=StatusCode.INVALID_ARGUMENT, reason="INPUT_INVALID"):
     """The input of a job cannot be read: its format, its compression or its columns."""
 
-    code = grpc.StatusCode.INVALID_ARGUMENT
-    reason = "INPUT_INVALID"
 
-
-class UnknownModel(SluiceError):
+class UnknownModel(SluiceError, code=StatusCode.NOT_FOUND, reason="MODEL_UNKNOWN"):
     """No model of that name."""
 
-    code = grpc.StatusCode.NOT_FOUND
-    reason = "MODEL_UNKNOWN"
 
-
-class RecordUnknown(SluiceError):
+class RecordUnknown(SluiceError, code=StatusCode.NOT_FOUND, reason="RECORD_UNKNOWN"):
     """Nothing is kept about a request of that id."""
 
-    code = grpc.StatusCode.NOT_FOUND
-    reason = "RECORD_UNKNOWN"
 
-
-class RequestUnknown(SluiceError):
+class RequestUnknown(SluiceError, code=StatusCode.NOT_FOUND, reason="REQUEST_UNKNOWN"):
     """No request of that id runs now."""
 
-    code = grpc.StatusCode.NOT_FOUND
-    reason = "REQUEST_UNKNOWN"
 
-
-class WorkerUnknown(SluiceError):
+class WorkerUnknown(SluiceError, code=StatusCode.NOT_FOUND, reason="WORKER_UNKNOWN"):
     """The model has no worker of that name."""
 
-    code = grpc.StatusCode.NOT_FOUND
-    reason = "WORKER_UNKNOWN"
 
-
-class JobUnknown(SluiceError):
+class JobUnknown(SluiceError, code=StatusCode.NOT_FOUND, reason="JOB_UNKNOWN"):
     """The tenant has no job of that id."""
 
-    code = grpc.StatusCode.NOT_FOUND
-    reason = "JOB_UNKNOWN"
 
-
-class UploadUnknown(SluiceError):
+class UploadUnknown(SluiceError, code=StatusCode.NOT_FOUND, reason="UPLOAD_UNKNOWN"):
     """The tenant has no complete upload of that id."""
 
-    code = grpc.StatusCode.NOT_FOUND
-    reason = "UPLOAD_UNKNOWN"
 
-
-class WrongJobState(SluiceError):
+class WrongJobState(SluiceError, code=StatusCode.FAILED_PRECONDITION, reason="JOB_STATE_WRONG"):
     """The job is in a state in which that cannot be done."""
 
-    code = grpc.StatusCode.FAILED_PRECONDITION
-    reason = "JOB_STATE_WRONG"
 
-
-class SafetyBlocked(SluiceError):
+class SafetyBlocked(SluiceError, code=StatusCode.FAILED_PRECONDITION, reason="SAFETY_BLOCKED"):
     """The safety policy does not let the prompt through.
 
     Metadata: ``rules``, names with commas between them, and ``policy``, its version; never any text.
     """
 
-    code = grpc.StatusCode.FAILED_PRECONDITION
-    reason = "SAFETY_BLOCKED"
 
-
-class NoDryRun(SluiceError):
+class NoDryRun(SluiceError, code=StatusCode.FAILED_PRECONDITION, reason="NO_DRY_RUN"):
     """No safety policy is under trial."""
 
-    code = grpc.StatusCode.FAILED_PRECONDITION
-    reason = "NO_DRY_RUN"
 
-
-class Unauthenticated(SluiceError):
+class Unauthenticated(SluiceError, code=StatusCode.UNAUTHENTICATED, reason="UNAUTHENTICATED"):
     """It is not known who calls.
 
     Metadata: ``problem``: CREDENTIALS_MISSING, KEY_INVALID, KEY_EXPIRED, KEY_REVOKED, TOKEN_INVALID, TOKEN_EXPIRED or
     CERTIFICATE_UNKNOWN.
     """
-
-    code = grpc.StatusCode.UNAUTHENTICATED
-    reason = "UNAUTHENTICATED"
 
     @classmethod
     def of(cls, problem: str, message: str) -> "Unauthenticated":
@@ -240,128 +203,84 @@ class Unauthenticated(SluiceError):
         return cls(message, metadata={"problem": problem})
 
 
-class PermissionDenied(SluiceError):
+class PermissionDenied(SluiceError, code=StatusCode.PERMISSION_DENIED, reason="PERMISSION_DENIED"):
     """This caller may not do that."""
 
-    code = grpc.StatusCode.PERMISSION_DENIED
-    reason = "PERMISSION_DENIED"
 
-
-class OutcomesNotKept(SluiceError):
+class OutcomesNotKept(SluiceError, code=StatusCode.FAILED_PRECONDITION, reason="OUTCOMES_NOT_KEPT"):
     """The tenant, or every tenant, has not let its prompts be kept to learn from."""
 
-    code = grpc.StatusCode.FAILED_PRECONDITION
-    reason = "OUTCOMES_NOT_KEPT"
 
-
-class IdempotencyConflict(SluiceError):
+class IdempotencyConflict(
+    SluiceError, code=StatusCode.ALREADY_EXISTS, reason="IDEMPOTENCY_KEY_REUSED"
+):
     """The idempotency key belongs to another request."""
 
-    code = grpc.StatusCode.ALREADY_EXISTS
-    reason = "IDEMPOTENCY_KEY_REUSED"
 
-
-class DeadlinePassed(SluiceError):
+class DeadlinePassed(SluiceError, code=StatusCode.DEADLINE_EXCEEDED, reason="DEADLINE_PASSED"):
     """The deadline came before the answer was complete."""
 
-    code = grpc.StatusCode.DEADLINE_EXCEEDED
-    reason = "DEADLINE_PASSED"
 
-
-class Cancelled(SluiceError):
+class Cancelled(SluiceError, code=StatusCode.CANCELLED, reason="CANCELLED"):
     """The caller cancelled, or a newer call with the same idempotency key took over."""
 
-    code = grpc.StatusCode.CANCELLED
-    reason = "CANCELLED"
 
-
-class Overloaded(SluiceError):
+class Overloaded(SluiceError, code=StatusCode.RESOURCE_EXHAUSTED, reason="OVERLOADED"):
     """A bound is reached; try again later."""
 
-    code = grpc.StatusCode.RESOURCE_EXHAUSTED
-    reason = "OVERLOADED"
 
-
-class BudgetSpent(SluiceError):
+class BudgetSpent(SluiceError, code=StatusCode.RESOURCE_EXHAUSTED, reason="BUDGET_SPENT"):
     """The tenant has spent its budget of this hour, and the named model costs more than the one that still answers."""
 
-    code = grpc.StatusCode.RESOURCE_EXHAUSTED
-    reason = "BUDGET_SPENT"
 
-
-class LimitReached(SluiceError):
+class LimitReached(SluiceError, code=StatusCode.RESOURCE_EXHAUSTED, reason="LIMIT_REACHED"):
     """A tenant, a key, or a tenant's use of a model has reached one of its limits.
 
     Metadata: ``subject``, ``limit`` (the setting) and ``value``.
     """
 
-    code = grpc.StatusCode.RESOURCE_EXHAUSTED
-    reason = "LIMIT_REACHED"
-
     def to_status(self) -> status_pb2.Status:
         """With the limit as a QuotaFailure too."""
         status = super().to_status()
-        violation = error_details_pb2.QuotaFailure.Violation(
+        violation = QuotaFailure.Violation(
             subject=cut(self.metadata.get("subject", ""), FIELD_MAX), description=cut(self.message)
         )
-        status.details.append(_any(error_details_pb2.QuotaFailure(violations=[violation])))
+        status.details.add().Pack(QuotaFailure(violations=[violation]))
         return status
 
 
-class StorageFull(SluiceError):
+class StorageFull(SluiceError, code=StatusCode.RESOURCE_EXHAUSTED, reason="STORAGE_FULL"):
     """JetStream has no room for what is to be kept."""
 
-    code = grpc.StatusCode.RESOURCE_EXHAUSTED
-    reason = "STORAGE_FULL"
 
-
-class SlowReader(SluiceError):
+class SlowReader(SluiceError, code=StatusCode.RESOURCE_EXHAUSTED, reason="READER_TOO_SLOW"):
     """The client reads slower than its buffer allows; resume with the tokens received."""
 
-    code = grpc.StatusCode.RESOURCE_EXHAUSTED
-    reason = "READER_TOO_SLOW"
 
-
-class ModelUnavailable(SluiceError):
+class ModelUnavailable(SluiceError, code=StatusCode.UNAVAILABLE, reason="MODEL_UNAVAILABLE"):
     """No worker serves the model now."""
 
-    code = grpc.StatusCode.UNAVAILABLE
-    reason = "MODEL_UNAVAILABLE"
 
-
-class TransportUnavailable(SluiceError):
+class TransportUnavailable(
+    SluiceError, code=StatusCode.UNAVAILABLE, reason="TRANSPORT_UNAVAILABLE"
+):
     """NATS does not take the task."""
 
-    code = grpc.StatusCode.UNAVAILABLE
-    reason = "TRANSPORT_UNAVAILABLE"
 
-
-class ShuttingDown(SluiceError):
+class ShuttingDown(SluiceError, code=StatusCode.UNAVAILABLE, reason="SHUTTING_DOWN"):
     """This process is shutting down; another one may answer."""
 
-    code = grpc.StatusCode.UNAVAILABLE
-    reason = "SHUTTING_DOWN"
 
-
-class JobsDisabled(SluiceError):
+class JobsDisabled(SluiceError, code=StatusCode.UNIMPLEMENTED, reason="JOBS_DISABLED"):
     """This mesh runs no process of jobs."""
 
-    code = grpc.StatusCode.UNIMPLEMENTED
-    reason = "JOBS_DISABLED"
 
-
-class EngineFailed(SluiceError):
+class EngineFailed(SluiceError, code=StatusCode.INTERNAL, reason="ENGINE_FAILED"):
     """The engine could not compute this row."""
 
-    code = grpc.StatusCode.INTERNAL
-    reason = "ENGINE_FAILED"
 
-
-class InternalError(SluiceError):
+class InternalError(SluiceError, code=StatusCode.INTERNAL, reason="INTERNAL"):
     """A fault of ours; the log of the process has it."""
-
-    code = grpc.StatusCode.INTERNAL
-    reason = "INTERNAL"
 
 
 BY_REASON: Final[Mapping[str, type[SluiceError]]] = {
@@ -371,27 +290,17 @@ BY_REASON: Final[Mapping[str, type[SluiceError]]] = {
 
 def from_status(status: status_pb2.Status) -> SluiceError | None:
     """The error that `SluiceError.to_status` made, or None when the status is not ours."""
-    info = error_details_pb2.ErrorInfo()
-    if not any(detail.Unpack(info) for detail in status.details) or info.domain != DOMAIN:
+    info, bad, retry = ErrorInfo(), BadRequest(), RetryInfo()
+    if not _has(status, info) or info.domain != DOMAIN:
         return None
-    kind = BY_REASON.get(info.reason, InternalError)
-    return kind(
+    _has(status, bad)
+    again_s = retry.retry_delay.ToNanoseconds() / 1e9 if _has(status, retry) else None
+    return BY_REASON.get(info.reason, InternalError)(
         status.message,
         metadata=info.metadata,
-        violations=_violations(status),
-        retry_after_s=_retry_after_s(status),
+        violations=[FieldViolation(v.field, v.description) for v in bad.field_violations],
+        retry_after_s=again_s,
     )
-
-
-def _any(
-    detail: error_details_pb2.ErrorInfo
-    | error_details_pb2.BadRequest
-    | error_details_pb2.RetryInfo
-    | error_details_pb2.QuotaFailure,
-) -> any_pb2.Any:
-    packed = any_pb2.Any()
-    packed.Pack(detail)
-    return packed
 
 
 def cut(text: str, limit: int = TEXT_MAX) -> str:
@@ -406,8 +315,8 @@ def cut(text: str, limit: int = TEXT_MAX) -> str:
     return text[:limit]
 
 
-def _bad_request(violations: Sequence[FieldViolation]) -> error_details_pb2.BadRequest:
-    bad = error_details_pb2.BadRequest()
+def _bad_request(violations: Sequence[FieldViolation]) -> BadRequest:
+    bad = BadRequest()
     for one in violations:
         bad.field_violations.add(field=cut(one.field, FIELD_MAX), description=cut(one.description))
         if bad.ByteSize() > VIOLATIONS_MAX:
@@ -416,18 +325,9 @@ def _bad_request(violations: Sequence[FieldViolation]) -> error_details_pb2.BadR
     return bad
 
 
-def _violations(status: status_pb2.Status) -> list[FieldViolation]:
-    bad = error_details_pb2.BadRequest()
-    if not any(detail.Unpack(bad) for detail in status.details):
-        return []
-    return [FieldViolation(v.field, v.description) for v in bad.field_violations]
-
-
-def _retry_after_s(status: status_pb2.Status) -> float | None:
-    retry = error_details_pb2.RetryInfo()
-    if not any(detail.Unpack(retry) for detail in status.details):
-        return None
-    return float(retry.retry_delay.ToNanoseconds()) / 1e9
+def _has(status: status_pb2.Status, detail: Message) -> bool:
+    """Whether ``status`` has such a detail, which ``detail`` is then."""
+    return any(one.Unpack(detail) for one in status.details)
 
 
 class SetupError(Exception):
