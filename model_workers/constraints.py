@@ -7,15 +7,13 @@ import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from threading import Lock
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
-from typing_extensions import override
 
 from model_workers.engine.protocol import RowInvalid, Sampling
 from sluice.constraints import (
@@ -30,27 +28,6 @@ from sluice.constraints import (
 
 class MatcherError(Exception):
     """A matcher cannot continue; the message says why in one sentence."""
-
-
-class Matcher(Protocol):
-    """The allowed continuations of one answer. Owned by its row."""
-
-    def mask(self) -> NDArray[np.int32]:
-        """Which tokens may come next: bit ``t % 32`` of word ``t // 32``; tokens after the last word may not.
-
-        Raises:
-            MatcherError: that cannot be computed within the limits.
-        """
-
-    def take(self, token_ids: Sequence[int]) -> int:
-        """Appends ``token_ids`` up to the first that is not allowed; returns how many.
-
-        Raises:
-            MatcherError: what follows is over the limits; the matcher cannot be used any more.
-        """
-
-    def give_back(self, count: int) -> None:
-        """Takes back the last ``count`` tokens."""
 
 
 CACHE_SIZE: Final = 64
@@ -70,7 +47,7 @@ class ConstraintCompiler:
     """Makes the matchers of one model's tokenizer, and keeps compiled grammars. From any thread."""
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
-        """``tokenizer`` has one token beside the model's, its end of text: see `load_constraints`."""
+        """``tokenizer`` has one token beside the model's, its end of text: see `with_end`."""
         self._tokenizer = tokenizer
         self._compiled: dict[tuple[str | None, ...], Future[CompiledGrammar]] = {}
         self._lock = Lock()
@@ -135,8 +112,8 @@ class CompiledGrammar:
         return spare is not None
 
 
-class TokenMatcher(Matcher):
-    """`Matcher` over llguidance. Any stop token ends an answer, and only where the answer is complete.
+class TokenMatcher:
+    """The allowed continuations of one answer, owned by its row. Any stop token ends an answer that is complete.
 
     When the limit that rows share is exceeded, the matcher restarts from the row's tokens; the row fails when that
     happens again within `RESTART_TOKENS`.
@@ -152,8 +129,12 @@ class TokenMatcher(Matcher):
         self._restarted_at = -RESTART_TOKENS
         self._ended = False
 
-    @override
     def mask(self) -> NDArray[np.int32]:
+        """Which tokens may come next: bit ``t % 32`` of word ``t // 32``; tokens after the last word may not.
+
+        Raises:
+            MatcherError: that cannot be computed within the limits.
+        """
         words = np.zeros((1, self._words), np.int32)
         mask: NDArray[np.int32] = words[0]
         if self._ended:
@@ -168,8 +149,12 @@ class TokenMatcher(Matcher):
         _put(mask, self._stops, may_end)
         return mask
 
-    @override
     def take(self, token_ids: Sequence[int]) -> int:
+        """Appends ``token_ids`` up to the first that is not allowed; returns how many.
+
+        Raises:
+            MatcherError: what follows is over the limits; the matcher cannot be used any more.
+        """
         taken = 0
         for token_id in token_ids:
             if self._ended or not self._take(token_id):
@@ -177,8 +162,8 @@ class TokenMatcher(Matcher):
             taken += 1
         return taken
 
-    @override
     def give_back(self, count: int) -> None:
+        """Takes back the last ``count`` tokens."""
         if self._ended and count:
             self._ended = False
             count -= 1
@@ -219,16 +204,6 @@ class TokenMatcher(Matcher):
 
     def _fail(self) -> NoReturn:
         raise MatcherError(f"{_CANNOT}: {reason_of(self._matcher)}")
-
-
-def load_constraints(tokenizer_file: Path) -> ConstraintCompiler:
-    """The compiler of a model's constraints, by its ``tokenizer.json``.
-
-    Raises:
-        ValueError: the library does not know how tokens of this kind become text.
-    """
-    tokenizer = json.loads(tokenizer_file.read_text(encoding="utf-8"))
-    return ConstraintCompiler(with_end(tokenizer))
 
 
 def with_end(tokenizer: dict[str, Any]) -> LLTokenizer:

@@ -30,9 +30,13 @@ def row_spec(row: worker_pb2.Row, owner: str, now: float) -> RowSpec:
     Raises:
         RowInvalid: a field has a value that cannot be computed with.
     """
-    task = row.task
-    if not task.request_id:
-        raise RowInvalid("request_id is empty")
+    task, scored = row.task, row.task.values.scored_token_ids
+    _require(bool(task.request_id), "request_id is empty")
+    _require(bool(task.prompt_token_ids), "the prompt has no tokens")
+    _require(
+        len(scored) <= len(task.prompt_token_ids),
+        "more tokens are to be scored than the prompt has",
+    )
     return RowSpec(
         request_id=task.request_id,
         owner=owner,

@@ -4,7 +4,8 @@ Cheap (headers only, no torch), so that a broken folder is one clear line before
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,25 +42,42 @@ def check_model(settings: ModelSettings) -> None:
     Raises:
         SettingsError: what is wrong with it, and what to do, in one line.
     """
-    path = resolve_model_path(settings.path)
+    with named(settings.name):
+        _check(settings, resolve_model_path(settings.path))
+
+
+@contextmanager
+def named(model: str, *kinds: type[Exception]) -> Iterator[None]:
+    """What fails in the block is a SettingsError of this model; of other ``kinds`` with the first line of the error."""
+    try:
+        yield
+    except SettingsError as error:
+        raise SettingsError(f"models: {model}: {error}") from error
+    except kinds as error:
+        raise SettingsError(f"models: {model}: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """What libraries say beyond it is for their own users."""
+    return (str(error).splitlines() or [""])[0].rstrip(".")
+
+
+def _check(settings: ModelSettings, path: str) -> None:
     folder = Path(path)
     if not folder.is_dir():
         if settings.path.startswith("builtin:") or folder.exists():
-            raise SettingsError(f"models: {settings.name}: {path} is not a folder")
+            raise SettingsError(f"{path} is not a folder")
         return
-    try:
-        if settings.server is not None:
-            _vocabulary(folder / TOKENIZER)
-            if settings.server.api != "tokens":
-                load_text_tokens(folder / TOKENIZER)
-            return
-        if settings.engine in ("embedding", "reranker", "token_classifier"):
-            folder = read_sentence_folder(folder).transformer
-        _check_folder(folder, with_weights=settings.engine != "echo")
-        if settings.engine in ("classifier", "token_classifier"):
-            _check_labels(folder)
-    except SettingsError as error:
-        raise SettingsError(f"models: {settings.name}: {error}") from error
+    if settings.server is not None:
+        _vocabulary(folder / TOKENIZER)
+        if settings.server.api != "tokens":
+            load_text_tokens(folder / TOKENIZER)
+        return
+    if settings.engine in ("embedding", "reranker", "token_classifier"):
+        folder = read_sentence_folder(folder).transformer
+    _check_folder(folder, with_weights=settings.engine != "echo")
+    if settings.engine in ("classifier", "token_classifier"):
+        _check_labels(folder)
     if settings.draft is not None:
         _check_draft(settings, folder, Path(resolve_model_path(settings.draft)))
 
@@ -72,7 +90,7 @@ def check_same_tokens(settings: ModelSettings, tokenizer: Path, draft_tokenizer:
     """
     if _vocabulary(tokenizer) != _vocabulary(draft_tokenizer):
         raise SettingsError(
-            f"models: {settings.name}: draft: {settings.draft} has other tokens than {settings.path}; "
+            f"draft: {settings.draft} has other tokens than {settings.path}; "
             "take a model with the same tokenizer"
         )
 
@@ -139,7 +157,7 @@ def _check_draft(settings: ModelSettings, folder: Path, draft: Path) -> None:
     try:
         _check_folder(draft, with_weights=True)
     except SettingsError as error:
-        raise SettingsError(f"models: {settings.name}: draft: {error}") from error
+        raise SettingsError(f"draft: {error}") from error
     check_same_tokens(settings, folder / TOKENIZER, draft / TOKENIZER)
 
 

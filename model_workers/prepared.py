@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from model_workers.engine.protocol import (
-    ENGINE_FAILED,
     Engine,
     EngineFull,
     Refused,
@@ -24,7 +23,7 @@ from model_workers.engine.protocol import (
 from sluice.internal.v1 import worker_pb2
 
 if TYPE_CHECKING:  # a worker of the echo engine needs no torch
-    from model_workers.constraints import Matcher
+    from model_workers.constraints import TokenMatcher
     from model_workers.engine.sampling.sampler import Sampler
 
 THREADS: Final = 2
@@ -38,7 +37,7 @@ class _Opening:
 
     row: RowSpec
     arrived_at: float
-    matcher: "Future[Matcher]"
+    matcher: "Future[TokenMatcher]"
     cancelled: bool = False
 
 
@@ -85,7 +84,7 @@ class PreparedEngine(Engine):
     @override
     def abort(self, message: str) -> list[RowStep]:
         opening, self._opening = list(self._opening.values()), {}
-        ends = [_ended(one.row, RowEnd.RETURNED, message) for one in opening]
+        ends = [one.row.ended(RowEnd.RETURNED, message) for one in opening]
         return [*ends, *self._engine.abort(message)]
 
     def has_rows(self) -> bool:
@@ -107,27 +106,14 @@ class PreparedEngine(Engine):
         del self._opening[row.request_id]
         try:
             if one.cancelled:
-                return _ended(row, RowEnd.CANCELLED)
+                return row.ended(RowEnd.CANCELLED)
             if row.deadline is not None and now >= row.deadline:
-                return _ended(row, RowEnd.DEADLINE)
+                return row.ended(RowEnd.DEADLINE)
             self._sampler.prepared[row.request_id] = one.matcher.result()
             self._engine.add(row, one.arrived_at)
         except Refused as refused:
             end = RowEnd.RETURNED if refused.retryable else RowEnd.FAILED
-            return _ended(row, end, refused.message, refused.reason)
+            return row.ended(end, refused.message, refused.reason)
         finally:
             self._sampler.prepared.clear()
         return None
-
-
-def _ended(row: RowSpec, end: RowEnd, error: str = "", reason: str = ENGINE_FAILED) -> RowStep:
-    return RowStep(
-        request_id=row.request_id,
-        owner=row.owner,
-        attempt=row.attempt,
-        start_index=len(row.produced),
-        end=end,
-        error=error,
-        reason=reason,
-        gather_s=row.gather_s,
-    )

@@ -9,7 +9,7 @@ from typing import Final
 
 from model_workers.engine.cacheless import EchoEngine
 from model_workers.engine.protocol import Engine
-from model_workers.model_folder import CONFIG, check_model
+from model_workers.model_folder import CONFIG, check_model, named
 from model_workers.prepared import PreparedEngine
 from sluice.settings import ModelSettings, resolve_model_path
 from sluice.startup import switch_threads_soon
@@ -31,6 +31,11 @@ def build_engine(settings: ModelSettings) -> Engine:
             return EchoEngine(*limits)
         return EchoEngine(*limits, partial(time.sleep, settings.echo_step_ms / 1000))
     check_model(settings)
+    with named(settings.name, ValueError, OSError):
+        return _load(settings)
+
+
+def _load(settings: ModelSettings) -> Engine:
     # Imported here: an echo worker needs no torch, and a broken folder is reported at once.
     from model_workers.engine.checkpoint import limit_threads, load_engine
 
@@ -44,10 +49,9 @@ def build_engine(settings: ModelSettings) -> Engine:
 
         return load_values(settings)
     if _may_have_encoder(settings):
-        from model_workers.engine.encoder_decoder import is_encoder_decoder, load_encoder_decoder
+        from model_workers.engine.families import load_encoder_decoder
 
-        if is_encoder_decoder(settings):
-            reading = load_encoder_decoder(settings)
+        if (reading := load_encoder_decoder(settings)) is not None:
             return PreparedEngine(reading, reading.sampler)
     ranks = None
     if settings.tensor_parallel > 1:

@@ -92,9 +92,8 @@ def rank_devices(settings: ModelSettings) -> Sequence[torch.device]:
         numbers = settings.devices or range(ranks)
         return [find_device(f"cuda:{number}") for number in numbers]
     except SettingsError as error:
-        raise SettingsError(
-            f"models: {settings.name}: tensor_parallel: {ranks} ranks need {ranks} devices: {error}"
-        ) from error
+        message = f"tensor_parallel: {ranks} ranks need {ranks} devices: {error}"
+        raise SettingsError(message) from error
 
 
 def meet(devices: Sequence[torch.device], rank: int, port: int) -> None:

@@ -32,7 +32,6 @@ from threading import Condition
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from model_workers.gather import GATHER_TOKENS_MAX, SOON_S, end_wait_s, gathered_until
 from model_workers.grants import Grant
 from model_workers.watchdog import TICK_S, Watchdog
 from sluice.internal.v1 import frame_pb2, worker_pb2
@@ -45,6 +44,15 @@ BACKLOG_FRAMES_MAX: Final = 4096
 
 LOAD_UPDATE_S: Final = 0.05
 """A batcher without frames gets a changed load after this time, seconds."""
+
+SOON_S: Final = 0.01
+"""Ends of rows that gather, and news of free slots, wait for others at most this long, seconds."""
+
+GATHER_TOKENS_MAX: Final = 256
+"""A row that has gathered so many tokens sends them: more are not lost with a worker, nor larger a message."""
+
+GATHER_GRID_S: Final = 0.25
+"""Gathered tokens go at multiples of this, or of the time that they are gathered, seconds."""
 
 PostedFrame = tuple[frame_pb2.Frame, float]
 """A frame, and how long its tokens may wait for more of its row, seconds."""
@@ -124,6 +132,17 @@ class Channel:
         del self.waiting[:REPORT_FRAMES_MAX]
         self.waiting_at = now if self.waiting else math.inf
         return frames
+
+
+def gathered_until(now: float, gather_s: float) -> float:
+    """When tokens that are gathered from ``now`` on go: rounded down, so that rows go together; 0 s: now."""
+    grid_s = min(gather_s, GATHER_GRID_S)
+    return (now + gather_s) // grid_s * grid_s if grid_s else now
+
+
+def end_wait_s(gather_s: float) -> float:
+    """How long the end of a row may wait for others, seconds."""
+    return min(gather_s, SOON_S)
 
 
 def _update_s(before: worker_pb2.WorkerLoad, load: worker_pb2.WorkerLoad) -> float:
@@ -291,19 +310,6 @@ HANG_S: Final = 10.0
 """An engine that exceeds its limit by this much does not come back, seconds."""
 
 
-@dataclass(frozen=True)
-class SenderCallbacks:
-    """What the sender finds out. Called by its thread.
-
-    Attributes:
-        on_lost: a batcher's channel is gone since a moment.
-        on_hang: the engine does not come back.
-    """
-
-    on_lost: Callable[[str, float], None]
-    on_hang: Callable[[], None]
-
-
 class Sender:
     """Owns the channels; every method may be called from any thread. `run` is the thread."""
 
@@ -312,12 +318,17 @@ class Sender:
         channels: Channels,
         watchdog: Watchdog,
         clock: Callable[[], float],
-        callbacks: SenderCallbacks,
+        on_lost: Callable[[str, float], None],
+        on_hang: Callable[[], None],
     ) -> None:
+        """The thread calls ``on_lost`` when a batcher's channel is gone since a moment.
+
+        It calls ``on_hang`` when the engine does not come back.
+        """
         self._channels = channels
         self._watchdog = watchdog
         self._clock = clock
-        self._callbacks = callbacks
+        self._on_lost, self._on_hang = on_lost, on_hang
         self._ends: deque[ResponseSender] = deque()
         self._changed = Condition()
         self._stopping = False
@@ -420,7 +431,7 @@ class Sender:
         if overdue_s > HANG_S:
             log.error("the engine does not come back; its stack:")
             faulthandler.dump_traceback()
-            self._callbacks.on_hang()
+            self._on_hang()
 
     def _deliver(self, due: DueReport) -> None:
         channel = due.channel
@@ -434,7 +445,7 @@ class Sender:
             lost_at = self._clock()
             was_open = self._channels.drop(channel)
         if was_open:
-            self._callbacks.on_lost(channel.batcher, lost_at)
+            self._on_lost(channel.batcher, lost_at)
             self._try(channel.responses.close)
 
     def _close_all(self) -> None:

@@ -47,9 +47,7 @@ class RowTimes:
 
     def cancelled(self) -> RowStep:
         """Its end, when it is not computed any more."""
-        spec = self.spec
-        index = len(spec.produced) + self.tokens
-        return RowStep(spec.request_id, spec.owner, spec.attempt, index, end=RowEnd.CANCELLED)
+        return self.spec.ended(RowEnd.CANCELLED, tokens=self.tokens)
 
 
 class _Ended(NamedTuple):

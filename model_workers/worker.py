@@ -19,7 +19,7 @@ from model_workers import messages
 from model_workers.engine.protocol import Engine, Refused, RowSpec, RowStep
 from model_workers.grants import Grants
 from model_workers.messages import row_spec
-from model_workers.sender import Channels, PostedFrame, ResponseSender, Sender, SenderCallbacks
+from model_workers.sender import Channels, PostedFrame, ResponseSender, Sender
 from model_workers.telemetry import HOLD_S, Parents, RowTelemetry
 from model_workers.watchdog import Watchdog
 from sluice.internal.v1 import worker_pb2
@@ -262,10 +262,9 @@ class Worker:
     ) -> None:
         self.worker_id = f"{model}-{uuid.uuid4().hex[:8]}"
         clock, watchdog = time.monotonic, Watchdog()
-        callbacks = SenderCallbacks(self._lost, on_fault)
         telemetry = RowTelemetry(tracer, model, self.worker_id)
         channels = Channels(self.worker_id, telemetry.counts.message)
-        self._sender = Sender(channels, watchdog, clock, callbacks)
+        self._sender = Sender(channels, watchdog, clock, self._lost, on_fault)
         self._loop = EngineLoop(engine, self._sender, telemetry, watchdog, clock)
         self._threads = [
             Thread(target=_guarded, args=(run, on_fault), name=name, daemon=True)

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import Batch, QueuedTask
-from model_workers.gather import end_wait_s, gathered_until
+from model_workers.sender import end_wait_s, gathered_until
 from simulator.admission import REPORT_S, Admission
 from simulator.cost import StepCost
 from simulator.engines import ENGINES, EngineKind, EngineLimits, EngineRow, Progress

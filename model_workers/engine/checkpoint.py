@@ -12,17 +12,17 @@ from pathlib import Path
 
 import torch
 
-from model_workers.constraints import ConstraintCompiler, load_constraints
 from model_workers.engine.devices import cache_bytes, check_weights_fit, find_device
 from model_workers.engine.forward import LoadedModel, load_model
 from model_workers.engine.forward.load import find_dtype
 from model_workers.engine.forward.tensor_parallel import Followers, LeadRank
 from model_workers.engine.paged_engine import PagedEngine
 from model_workers.engine.paged_model import PagedModel
-from model_workers.engine.protocol import RowSpec, Sampling
+from model_workers.engine.protocol import warm_up
 from model_workers.engine.sampling.sampler import Sampler
 from model_workers.engine.speculation import Speculator
-from model_workers.model_folder import TOKENIZER, check_same_tokens, weight_bytes
+from model_workers.engine.weights import find_constraints, tokenizer_of
+from model_workers.model_folder import TOKENIZER, check_same_tokens, first_line, weight_bytes
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 
 log = logging.getLogger(__name__)
@@ -70,8 +70,8 @@ def load_engine(
         speculator = None if draft is None else _speculator(settings, draft, model, sampler, clock)
     except torch.OutOfMemoryError as error:
         raise SettingsError(
-            f"models: {settings.name}: a cache of {size.bytes / 1e9:.3g} GB does not fit on {loaded.device} beside "
-            f"the weights ({_first_line(error)}): lower cache_gb or memory_share, or slots or context_tokens"
+            f"a cache of {size.bytes / 1e9:.3g} GB does not fit on {loaded.device} beside "
+            f"the weights ({first_line(error)}): lower cache_gb or memory_share, or slots or context_tokens"
         ) from error
     engine = PagedEngine(
         model,
@@ -85,7 +85,7 @@ def load_engine(
         # On a CPU the host is the device; ranks get their tokens from the host.
         overlap=loaded.device.type == "cuda" and followers is None,
     )
-    _warm_up(engine, settings.name)
+    warm_up(engine, max_tokens=2)
     log.info(
         "%s: %s on %s, context of %d tokens, cache of %d blocks of %d tokens (%.3g GB)",
         settings.name,
@@ -122,11 +122,11 @@ def load_model_of(settings: ModelSettings, device_name: str | None = None) -> Lo
         SettingsError: as `load_engine`.
     """
     path = resolve_model_path(settings.path)
+    first = f"cuda:{settings.devices[0]}" if settings.devices else settings.device
+    device = find_device(device_name or first)
+    weights = weight_bytes(path, find_dtype(settings.dtype, device).itemsize)
+    check_weights_fit(device, settings.memory_share, weights // settings.tensor_parallel)
     try:
-        first = f"cuda:{settings.devices[0]}" if settings.devices else settings.device
-        device = find_device(device_name or first)
-        weights = weight_bytes(path, find_dtype(settings.dtype, device).itemsize)
-        check_weights_fit(device, settings.memory_share, weights // settings.tensor_parallel)
         return load_model(
             path,
             device=str(device),
@@ -136,11 +136,9 @@ def load_model_of(settings: ModelSettings, device_name: str | None = None) -> Lo
             kv_cache_dtype=settings.kv_cache_dtype,
             ranks=settings.tensor_parallel,
         )
-    except SettingsError as error:
-        raise SettingsError(f"models: {settings.name}: {error}") from error
     except torch.OutOfMemoryError as error:
         raise SettingsError(
-            f"models: {settings.name}: its weights do not fit on {device} ({_first_line(error)}): "
+            f"its weights do not fit on {device} ({first_line(error)}): "
             "serve fewer models or replicas on this device, or take a smaller model"
         ) from error
 
@@ -148,7 +146,7 @@ def load_model_of(settings: ModelSettings, device_name: str | None = None) -> Lo
 def _load_draft(settings: ModelSettings, path: str, loaded: LoadedModel) -> LoadedModel:
     """The draft model, with a context no longer than that of the model it drafts for."""
     path = resolve_model_path(path)
-    files = [_tokenizer_of(folder) or Path(folder, TOKENIZER) for folder in (loaded.path, path)]
+    files = [tokenizer_of(folder) or Path(folder, TOKENIZER) for folder in (loaded.path, path)]
     check_same_tokens(settings, *files)
     try:
         draft = load_model(
@@ -159,7 +157,7 @@ def _load_draft(settings: ModelSettings, path: str, loaded: LoadedModel) -> Load
             kv_cache_dtype=settings.kv_cache_dtype,
         )
     except SettingsError as error:
-        raise SettingsError(f"models: {settings.name}: draft: {error}") from error
+        raise SettingsError(f"draft: {error}") from error
     return replace(draft, context_tokens=min(draft.context_tokens, loaded.context_tokens))
 
 
@@ -182,7 +180,7 @@ def _cache_size(
     blocks = int(size // block_bytes)
     if blocks < row:
         raise SettingsError(
-            f"models: {settings.name}: a row of {loaded.context_tokens} tokens needs a cache of "
+            f"a row of {loaded.context_tokens} tokens needs a cache of "
             f"{row * block_bytes / 1e9:.3g} GB, and {size / 1e9:.3g} GB are there: "
             "raise cache_gb or memory_share, or lower context_tokens"
         )
@@ -210,44 +208,3 @@ def _speculator(
         catch_up_tokens=settings.prefill_tokens,
         clock=clock,
     )
-
-
-def _warm_up(engine: PagedEngine, name: str) -> None:
-    """Computes one prompt and two tokens: first-time set-up must not delay the first caller.
-
-    Raises:
-        SettingsError: that fails, so every row would.
-    """
-    engine.add(RowSpec("warm-up", "", 0, (0, 0), (), Sampling(max_tokens=2)), 0.0)
-    while engine.has_rows():
-        for step in engine.step(0.0):
-            if step.error:
-                raise SettingsError(f"models: {name}: cannot compute its first row: {step.error}")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0].rstrip(".")
-
-
-def find_constraints(path: str) -> ConstraintCompiler | None:
-    """The constraints of the model in a folder, or of a hub id; None where its tokens cannot be constrained."""
-    file = _tokenizer_of(path)
-    if file is None:
-        log.warning("%s: no %s, so answers cannot be held to a schema or a regex", path, TOKENIZER)
-        return None
-    try:
-        return load_constraints(file)
-    except ValueError as error:
-        log.warning("%s: answers cannot be held to a schema or a regex: %s", path, error)
-        return None
-
-
-def _tokenizer_of(path: str) -> Path | None:
-    """The tokenizer's file of a folder or of a hub id; None when there is none."""
-    if Path(path).is_dir():
-        return file if (file := Path(path, TOKENIZER)).is_file() else None
-    # Imported here: folders, the shipped ones among them, load without transformers.
-    from transformers.utils.hub import cached_file
-
-    found = cached_file(path, TOKENIZER, _raise_exceptions_for_missing_entries=False)
-    return None if found is None else Path(found)

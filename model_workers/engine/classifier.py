@@ -5,7 +5,6 @@ Its log-probabilities are those of all labels, so no other message is needed.
 
 import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +14,10 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from model_workers.engine.cacheless import WholeTextEngine
 from model_workers.engine.devices import find_device
 from model_workers.engine.forward.load import find_context
-from model_workers.engine.protocol import RowSpec, RowStep, Sampling, TokenLogprobs
+from model_workers.engine.protocol import RowStep, TokenLogprobs, warm_up
 from model_workers.engine.rows import Row, RowLimits
 from model_workers.engine.weights import read_whole
-from sluice.settings import ModelSettings, SettingsError, resolve_model_path
+from sluice.settings import ModelSettings, resolve_model_path
 from sluice.settings.models import labels_of
 
 Classify = Callable[[Sequence[Sequence[int]]], Sequence[Sequence[float]]]
@@ -77,26 +76,17 @@ def load_classifier(settings: ModelSettings) -> ClassifierEngine:
     """The engine of a folder or hub id, warmed up.
 
     Raises:
-        SettingsError: it has no sequence classification head or no labels, or its context is smaller than asked for.
+        SettingsError: it has no sequence classification head, or its context is smaller than asked for.
+        ValueError, OSError: it has no labels, or cannot be read.
     """
     path = resolve_model_path(settings.path)
-    try:
-        config = AutoConfig.from_pretrained(path)
-        labels = labels_of({"id2label": {str(k): v for k, v in config.id2label.items()}})
-        model = read_whole(AutoModelForSequenceClassification, path, dtype=torch.float32)
-    except SettingsError as error:
-        raise SettingsError(f"models: {settings.name}: {error}") from error
-    except (ValueError, OSError) as error:
-        raise SettingsError(f"models: {settings.name}: {Path(path).name}: {error}") from error
-    try:
-        context = find_context(path, config.to_dict(), settings.context_tokens)
-        device = find_device(settings.device)
-    except SettingsError as error:
-        raise SettingsError(f"models: {settings.name}: {error}") from error
-    limits = RowLimits(settings.slots, settings.max_waiting_rows, context, settings.prefill_tokens)
-    engine = ClassifierEngine(SequenceClassifier(model, device).logprobs, limits)
-    engine.add(RowSpec("warm-up", "", 0, (0, 0), (), Sampling(max_tokens=1)), 0.0)
-    while engine.has_rows():
-        engine.step(0.0)
+    config = AutoConfig.from_pretrained(path)
+    labels = labels_of({"id2label": {str(k): v for k, v in config.id2label.items()}})
+    model = read_whole(AutoModelForSequenceClassification, path, dtype=torch.float32)
+    context = find_context(path, config.to_dict(), settings.context_tokens)
+    device = find_device(settings.device)
+    judge = SequenceClassifier(model, device)
+    engine = ClassifierEngine(judge.logprobs, RowLimits.of(settings, context))
+    warm_up(engine)
     log.info("%s: %d labels on %s, context of %d", settings.name, len(labels), device, context)
     return engine

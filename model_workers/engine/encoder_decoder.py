@@ -6,7 +6,6 @@ batching). Keys and values of all rows lie in one batch: those of the answers en
 (cross-attention, computed once a row) begin in one.
 """
 
-import logging
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -15,16 +14,12 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoConfig, AutoModelForSeq2SeqLM
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 from typing_extensions import override
 
 from model_workers.engine.cacheless import CachelessEngine
-from model_workers.engine.checkpoint import find_constraints
-from model_workers.engine.devices import find_device
 from model_workers.engine.forward.encoder import PaddedTexts, Text
-from model_workers.engine.forward.load import find_dtype
 from model_workers.engine.protocol import (
     AudioSpec,
     RowEnd,
@@ -32,20 +27,14 @@ from model_workers.engine.protocol import (
     RowSpec,
     RowStep,
     RowTooLong,
-    Sampling,
 )
 from model_workers.engine.rows import Row, RowLimits, RowState
 from model_workers.engine.sampling.sampler import DrawRequest, Sampler
-from model_workers.engine.weights import read_whole
-from sluice.settings import ModelSettings, SettingsError, resolve_model_path
-from sluice.settings.models import SideLimits, side_limits
+from sluice.settings import SettingsError
+from sluice.settings.models import SideLimits
 
-FAMILIES: Final = ("t5", "mt5", "umt5", "bart", "marian", "pegasus", "whisper")
-"""Values of ``model_type``."""
 COLUMNS: Final = 32
 """Columns for tokens that a buffer has at least beside those in use."""
-
-log = logging.getLogger(__name__)
 
 
 class RowPositions(nn.Module):
@@ -420,63 +409,3 @@ class EncoderDecoderEngine(CachelessEngine):
                 self._scheduler.finish(row)
             steps.append(step)
         return steps
-
-
-def is_encoder_decoder(settings: ModelSettings) -> bool:
-    """Whether the model is of this engine's kind; what cannot be read is not, and the other engine says why."""
-    try:
-        config = AutoConfig.from_pretrained(resolve_model_path(settings.path))
-    except (ValueError, OSError, SettingsError):
-        return False
-    return bool(config.is_encoder_decoder)
-
-
-def load_encoder_decoder(settings: ModelSettings) -> EncoderDecoderEngine:
-    """The engine of a folder or hub id, warmed up.
-
-    Raises:
-        SettingsError: it is of a family that is not served, or a setting does not fit it.
-    """
-    path = resolve_model_path(settings.path)
-    try:
-        config = AutoConfig.from_pretrained(path)
-        if config.model_type not in FAMILIES:
-            known = ", ".join(FAMILIES)
-            raise SettingsError(f"{config.model_type} is not served, only {known}")
-        if settings.draft or settings.tensor_parallel > 1:
-            raise SettingsError("draft and tensor_parallel are for decoder-only models")
-        if settings.quantization != "none" or settings.kv_cache_dtype != "auto":
-            raise SettingsError("quantization and kv_cache_dtype are for decoder-only models")
-        sides = side_limits(config.to_dict(), settings.context_tokens)
-        if sides is None:
-            raise SettingsError("set context_tokens, the model names none")
-        device = find_device(settings.device)
-        dtype = find_dtype(settings.dtype, device)
-        model = _load_model(path, config.model_type, dtype, device)
-    except SettingsError as error:
-        raise SettingsError(f"models: {settings.name}: {error}") from error
-    except (ValueError, OSError) as error:
-        message = f"models: {settings.name}: {str(error).splitlines()[0]}"
-        raise SettingsError(message) from error
-    limits = RowLimits(
-        settings.slots, settings.max_waiting_rows, sides.context, settings.prefill_tokens
-    )
-    engine = EncoderDecoderEngine(model, Sampler(find_constraints(path)), limits, sides)
-    trial = RowSpec("warm-up", "", 0, (1, 1), (), Sampling(max_tokens=2), audio=model.trial)
-    engine.add(trial, 0.0)
-    while engine.has_rows():
-        engine.step(0.0)
-    log.info(
-        "%s: %s on %s, %d tokens to read, %d to answer",
-        settings.name, dtype, device, sides.prompt, sides.answer,
-    )  # fmt: skip
-    return engine
-
-
-def _load_model(path: str, kind: str, dtype: torch.dtype, device: torch.device) -> EncoderDecoder:
-    if kind == "whisper":
-        from model_workers.engine.speech import load_speech_model
-
-        return load_speech_model(path, dtype, device)
-    loaded = read_whole(AutoModelForSeq2SeqLM, path, dtype=dtype)
-    return EncoderDecoder(loaded.to(device).eval())

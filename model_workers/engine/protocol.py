@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import ClassVar, Final, Protocol
 
 from sluice.internal.v1 import frame_pb2, worker_pb2
+from sluice.settings import SettingsError
 
 ENGINE_FAILED: Final = "ENGINE_FAILED"
 
@@ -102,6 +103,21 @@ class RowSpec:
     """What it hears; the prompt is what its decoder begins with. None: nothing."""
     tenant: str = ""
     """The tenant whose row it is: the prefix cache is shared by the rows of a tenant."""
+
+    def ended(
+        self, end: RowEnd, error: str = "", reason: str = ENGINE_FAILED, tokens: int = 0
+    ) -> "RowStep":
+        """The report of its end, without an engine; ``tokens``: of its answer, beside those of earlier attempts."""
+        return RowStep(
+            request_id=self.request_id,
+            owner=self.owner,
+            attempt=self.attempt,
+            start_index=len(self.produced) + tokens,
+            end=end,
+            error=error,
+            reason=reason,
+            gather_s=self.gather_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,3 +233,23 @@ class Engine(Protocol):
 
     def load(self) -> worker_pb2.WorkerLoad:
         """How busy it is."""
+
+
+def warm_up(
+    engine: Engine,
+    *,
+    max_tokens: int = 1,
+    values: ValuesSpec | None = None,
+    audio: AudioSpec | None = None,
+) -> None:
+    """Computes a first row: first-time set-up must not delay the first caller.
+
+    Raises:
+        SettingsError: that fails, so every row would.
+    """
+    sampling = Sampling(max_tokens=max_tokens)
+    engine.add(RowSpec("warm-up", "", 0, (1, 1), (), sampling, values=values, audio=audio), 0.0)
+    while engine.has_rows():
+        for step in engine.step(0.0):
+            if step.error:
+                raise SettingsError(f"cannot compute its first row: {step.error}")

@@ -10,13 +10,13 @@ from model_workers.engine.blocks import BlockTable
 from model_workers.engine.protocol import (
     EngineFull,
     RowEnd,
-    RowInvalid,
     RowSpec,
     RowStale,
     RowStep,
     RowTooLong,
     TokenLogprobs,
 )
+from sluice.settings import ModelSettings
 
 if TYPE_CHECKING:
     from model_workers.engine.sampling.state import SamplingState
@@ -192,6 +192,13 @@ class RowLimits:
     context_tokens: int
     prefill_tokens: int
 
+    @classmethod
+    def of(cls, settings: ModelSettings, context_tokens: int) -> "RowLimits":
+        """Those of a model's settings."""
+        return cls(
+            settings.slots, settings.max_waiting_rows, context_tokens, settings.prefill_tokens
+        )
+
 
 class RequestIndex:
     """The newest row of every request: admission, cancels and deadlines."""
@@ -211,7 +218,7 @@ class RequestIndex:
     def add(self, spec: RowSpec) -> tuple[Row, Row | None]:
         """A new row, and the one of a lower attempt that it replaces; see `Engine.add`."""
         old = self._rows.get(spec.request_id)
-        self._check(spec, old)
+        check_row(spec, None if old is None else old.spec.attempt, len(self), self._limits)
         row = Row(spec, self._limits.context_tokens, self._arrivals)
         self._arrivals += 1
         self._rows[spec.request_id] = row
@@ -244,18 +251,19 @@ class RequestIndex:
         self._scan_at = min((d for d in deadlines if d is not None), default=math.inf)
         return ended
 
-    def _check(self, spec: RowSpec, old: Row | None) -> None:
-        if old is not None and spec.attempt <= old.spec.attempt:
-            raise RowStale(f"attempt {old.spec.attempt} of this request is here already")
-        if not spec.prompt:
-            raise RowInvalid("the prompt has no tokens")
-        if spec.values is not None and len(spec.values.scored_token_ids) > len(spec.prompt):
-            raise RowInvalid("more tokens are to be scored than the prompt has")
-        context_tokens = self._limits.context_tokens
-        if len(spec.prompt) >= context_tokens:
-            raise RowTooLong(
-                f"a prompt of {len(spec.prompt)} tokens leaves no room for an answer "
-                f"in a context of {context_tokens}"
-            )
-        if old is None and len(self) >= self._limits.slots + self._limits.max_waiting:
-            raise EngineFull(f"all {len(self)} places for rows are taken")
+
+def check_row(spec: RowSpec, older: int | None, rows: int, limits: RowLimits) -> None:
+    """Refuses a row that an engine with ``rows`` does not take; ``older``: the attempt of its request that is here.
+
+    Raises:
+        Refused: see `Engine.add`.
+    """
+    if older is not None and spec.attempt <= older:
+        raise RowStale(f"attempt {older} of this request is here already")
+    if len(spec.prompt) >= limits.context_tokens:
+        raise RowTooLong(
+            f"a prompt of {len(spec.prompt)} tokens leaves no room for an answer "
+            f"in a context of {limits.context_tokens}"
+        )
+    if older is None and rows >= limits.slots + limits.max_waiting:
+        raise EngineFull(f"all {rows} places for rows are taken")

@@ -28,8 +28,8 @@ from model_workers.engine.protocol import (
     RowInvalid,
     RowSpec,
     RowStep,
-    Sampling,
     ValuesSpec,
+    warm_up,
 )
 from model_workers.engine.rows import Row, RowLimits
 from model_workers.engine.weights import read_whole
@@ -150,25 +150,15 @@ def load_values(settings: ModelSettings) -> ValuesEngine:
 
     Raises:
         SettingsError: it is of another kind, or has a part that is not served.
+        ValueError, OSError: it cannot be read.
     """
-    try:
-        folder = read_sentence_folder(_folder_of(settings))
-        device = find_device(settings.device)
-        dtype = find_dtype(settings.dtype, device)
-        compute, config = _LOADERS[settings.engine](settings, folder, dtype, device)
-        context = _context(folder, settings.context_tokens)
-    except SettingsError as error:
-        raise SettingsError(f"models: {settings.name}: {error}") from error
-    except (ValueError, OSError) as error:
-        message = f"models: {settings.name}: {str(error).splitlines()[0]}"
-        raise SettingsError(message) from error
-    limits = RowLimits(settings.slots, settings.max_waiting_rows, context, settings.prefill_tokens)
-    engine = ValuesEngine(compute, limits, int(config.vocab_size))
-    engine.add(
-        RowSpec("warm-up", "", 0, (1, 1), (), Sampling(max_tokens=1), values=ValuesSpec()), 0.0
-    )
-    while engine.has_rows():
-        engine.step(0.0)
+    folder = read_sentence_folder(_folder_of(settings))
+    device = find_device(settings.device)
+    dtype = find_dtype(settings.dtype, device)
+    compute, config = _LOADERS[settings.engine](settings, folder, dtype, device)
+    context = _context(folder, settings.context_tokens)
+    engine = ValuesEngine(compute, RowLimits.of(settings, context), int(config.vocab_size))
+    warm_up(engine, values=ValuesSpec())
     log.info("%s: %s on %s, context of %d tokens", settings.name, dtype, device, context)
     return engine
 

@@ -1,12 +1,21 @@
-"""Models of transformers with all of their weights: transformers draws numbers for those that a checkpoint lacks."""
+"""What folders and hub ids hold: weights, all of them, and the tokenizer's file.
 
+transformers draws numbers for weights that a checkpoint lacks.
+"""
+
+import json
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from model_workers.constraints import ConstraintCompiler, with_end
+from model_workers.model_folder import TOKENIZER
 from sluice.settings import SettingsError
 
 _NAMED: Final = 3
+
+log = logging.getLogger(__name__)
 
 
 def read_whole(make: Any, path: str | Path, *, unused: Sequence[str] = (), **options: Any) -> Any:
@@ -43,3 +52,28 @@ def read_whole(make: Any, path: str | Path, *, unused: Sequence[str] = (), **opt
 def _some(names: Iterable[str]) -> str:
     first, rest = sorted(names)[:_NAMED], len(set(names)) - _NAMED
     return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")
+
+
+def find_constraints(path: str) -> ConstraintCompiler | None:
+    """The constraints of the model in a folder, or of a hub id; None where its tokens cannot be constrained."""
+    file = tokenizer_of(path)
+    if file is None:
+        log.warning("%s: no %s, so answers cannot be held to a schema or a regex", path, TOKENIZER)
+        return None
+    try:
+        tokenizer = json.loads(file.read_text(encoding="utf-8"))
+        return ConstraintCompiler(with_end(tokenizer))
+    except ValueError as error:
+        log.warning("%s: answers cannot be held to a schema or a regex: %s", path, error)
+        return None
+
+
+def tokenizer_of(path: str) -> Path | None:
+    """The tokenizer's file of a folder or of a hub id; None when there is none."""
+    if Path(path).is_dir():
+        return file if (file := Path(path, TOKENIZER)).is_file() else None
+    # Imported here: folders, the shipped ones among them, load without transformers.
+    from transformers.utils.hub import cached_file
+
+    found = cached_file(path, TOKENIZER, _raise_exceptions_for_missing_entries=False)
+    return None if found is None else Path(found)

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import uvloop
 
-from model_workers.remote.api import ServerApi
+from model_workers.engine.rows import RowLimits
+from model_workers.remote.api import ServerApi, find_context, find_text_tokens
 from model_workers.remote.client import ServerClient
-from model_workers.remote.engine import RemoteEngine, RemoteLimits
+from model_workers.remote.engine import RemoteEngine
 from model_workers.remote.key import check_key
 from model_workers.remote.server import start_server
-from model_workers.remote.tokenizer import find_context, find_text_tokens
 from model_workers.worker import Worker
 from sluice.errors import SetupError
 from sluice.settings import ModelSettings, SettingsError, load
@@ -59,8 +59,8 @@ async def _serve(model: ModelSettings, number: int, address: str, tls: Path | No
     api = ServerApi(model.server, tokens, context)
     async with ServerClient(api, url, lambda: engine.gate_changed()) as client:
         alone = len(model.triton_urls or model.triton_models) == 1
-        limits = RemoteLimits(model.slots, model.max_waiting_rows, context, alone)
-        engine = RemoteEngine(client, limits, asyncio.get_running_loop())
+        limits = RowLimits.of(model, context)
+        engine = RemoteEngine(client, limits, alone, asyncio.get_running_loop())
         provider = start_tracing(SERVICE_WORKER)
         worker = Worker(model.name, engine, tracer(SERVICE_WORKER), on_fault=lambda: os._exit(1))
         engine.wake = worker.wake

@@ -1,22 +1,33 @@
-"""OpenAI's API as a worker speaks it: the body of a request, and what the events of its stream say."""
+"""OpenAI's API as a worker speaks it: the body of a request, and what the events of its stream say.
+
+A server gives calls of tools in fields of their own; in the mesh an answer is text. So calls are written as Hermes
+does, which the gateway reads again: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` for each.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from model_workers.engine.protocol import RowEnd, RowSpec, Sampling, TokenLogprobs
+from model_workers.model_folder import CONFIG, TOKENIZER
 from model_workers.remote.faults import Retry, ServerFault, fault_in_stream
-from model_workers.remote.tool_calls import messages_for
 from sluice.errors import InvalidRequest, SafetyBlocked
+from sluice.settings import ModelSettings, SettingsError, resolve_model_path
+from sluice.settings.models import context_tokens_of
 from sluice.settings.remote import ServerSettings
-from sluice.wire.text_tokens import TextTokens
+from sluice.wire.text_tokens import TextTokens, load_text_tokens
 
 EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
 """A longer event is no answer of ours."""
 SEED_MAX: Final = 2**31
 """Some servers keep seeds in 32 bits."""
 DONE: Final = "[DONE]"
+BEGIN: Final = "<tool_call>"
+END: Final = "</tool_call>"
+CONTEXT_MAX: Final = 1 << 24
+"""Where nothing says how long the context is; gateways refuse such a model."""
 TOKEN_CHARS_MAX: Final = 256
 """Longest text of a token with log-probabilities; it travels with each."""
 ALTERNATIVES_MAX: Final = 20
@@ -300,3 +311,90 @@ def _logprobs(said: Mapping[str, Any] | None) -> tuple[TokenLogprobs, ...]:
         )
         for logprob, top in zip(said["token_logprobs"], alternatives, strict=True)
     )
+
+
+class CallText:
+    """The calls of one answer as text, while their pieces arrive."""
+
+    def __init__(self) -> None:
+        self._open: int | None = None
+        self._has_arguments = False
+
+    def push(self, pieces: Sequence[Mapping[str, Any]]) -> str:
+        """The text of the next pieces."""
+        return "".join(map(self._piece, pieces))
+
+    def close(self) -> str:
+        """The end of the call that is open, if one is."""
+        if self._open is None:
+            return ""
+        self._open = None
+        return ("}" if self._has_arguments else "{}}") + END
+
+    def _piece(self, piece: Mapping[str, Any]) -> str:
+        function, text = piece.get("function") or {}, ""
+        index = piece.get("index") or 0
+        if self._open != index:
+            text = f'{self.close()}{BEGIN}{{"name": {json.dumps(function["name"])}, "arguments": '
+            self._open, self._has_arguments = index, False
+        arguments = function.get("arguments") or ""
+        self._has_arguments |= bool(arguments)
+        return text + arguments
+
+
+def messages_for(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as chat templates take them in the form of the API: arguments are JSON, a tool's answer has no name."""
+    return [_message_for(message) for message in messages]
+
+
+def _message_for(message: Mapping[str, Any]) -> dict[str, Any]:
+    kept = dict(message)
+    if kept["role"] == "tool":
+        kept.pop("name", None)
+    if "tool_calls" in kept:
+        kept["tool_calls"] = [_call_for(call) for call in kept["tool_calls"]]
+    return kept
+
+
+def _call_for(call: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+    return {**call, "function": {**call["function"], "arguments": arguments}}
+
+
+def find_text_tokens(model: ModelSettings) -> TextTokens | None:
+    """The tokens of text; None for a server that takes and gives token ids.
+
+    Raises:
+        SettingsError: there is no tokenizer, or it loses something.
+    """
+    assert model.server is not None
+    return (
+        None
+        if model.server.api == "tokens"
+        else load_text_tokens(_tokenizer_file(model, TOKENIZER))
+    )
+
+
+def find_context(model: ModelSettings) -> int:
+    """Prompt and answer together, tokens."""
+    if model.context_tokens is not None:
+        return model.context_tokens
+    try:
+        config = json.loads(_tokenizer_file(model, CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, SettingsError):
+        return CONTEXT_MAX
+    return context_tokens_of(config) or CONTEXT_MAX
+
+
+def _tokenizer_file(model: ModelSettings, name: str) -> Path:
+    path = resolve_model_path(model.path)
+    if Path(path).is_dir():
+        return Path(path, name)
+    # Imported here: a folder needs no hub.
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(path, name))
+    except Exception as error:  # the library raises many kinds: network, name, access
+        kind = type(error).__name__
+        raise SettingsError(f"models: {model.name}: {path}: no {name} ({kind})") from error

@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, Self
@@ -19,12 +19,19 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 
 from model_workers.engine.protocol import RowEnd, RowSpec, TokenLogprobs
-from model_workers.remote.api import DONE, Chunk, EventReader, ServerApi, ServerUsage
+from model_workers.remote.api import (
+    DONE,
+    TOKEN_CHARS_MAX,
+    CallText,
+    Chunk,
+    EventReader,
+    ServerApi,
+    ServerToken,
+    ServerUsage,
+)
 from model_workers.remote.faults import Retry, ServerFault, fault_of_status
 from model_workers.remote.key import read_key
 from model_workers.remote.limits import Gate, retry_after_s
-from model_workers.remote.logprobs import NO_LOGPROBS, pieces_of
-from model_workers.remote.tool_calls import CallText
 from sluice.errors import EngineFailed, InvalidRequest, ModelUnavailable, Overloaded, SetupError
 from sluice.wire.text_tokens import REASONING, REASONING_END, TextTokens, without_marks
 
@@ -36,6 +43,11 @@ CONNECT_S: Final = 5.0
 END_S: Final = 0.05
 """How long the end of a stream may come after what says that it is complete, seconds."""
 ERROR_BYTES_MAX: Final = 64 * 1024
+
+NO_LOGPROBS: Final = TokenLogprobs(0.0, text="")
+"""The last of our tokens in one of the server's has its entry; the others have this, whose probability is 1.
+
+So sums are right, and what is left of the entries when these are dropped is what the server sent."""
 
 Emit = Callable[[tuple[int, ...], tuple[TokenLogprobs, ...]], None]
 """Takes the next tokens of an answer."""
@@ -326,6 +338,41 @@ class _Reading:
             raise _differs()
         self._known = self._known[len(text) :]
         return text[len(known) :]
+
+
+def pieces_of(said: str, tokens: Sequence[ServerToken]) -> Iterator[tuple[str, TokenLogprobs]]:
+    """``said`` by the ``tokens`` it was sent with.
+
+    Tokens that are no whole characters are one piece, with the sum of their log-probabilities. So is all that was said
+    when it is not the text of its tokens, as where the server made calls of tools out of it.
+    """
+    if said[0] in (REASONING, REASONING_END):
+        yield said[0], NO_LOGPROBS
+        said = said[1:]
+    pieces = list(_whole_characters(said, tokens))
+    if "".join(text for text, _ in pieces) == said:
+        yield from pieces
+    elif said:
+        total = sum(one.logprob for one in tokens)
+        has_entry = tokens and len(said) <= TOKEN_CHARS_MAX
+        yield said, TokenLogprobs(total, text=said) if has_entry else NO_LOGPROBS
+
+
+def _whole_characters(
+    said: str, tokens: Sequence[ServerToken]
+) -> Iterator[tuple[str, TokenLogprobs]]:
+    """Up to the end of ``said``: what ends an answer is a token without text."""
+    held, total, left = b"", 0.0, len(said)
+    for one in tokens:
+        alone, held, total = not held, held + one.data, total + one.logprob
+        try:
+            text = held.decode()
+        except UnicodeDecodeError:
+            continue
+        if not text or left <= 0 or len(text) > TOKEN_CHARS_MAX:
+            continue
+        yield text, TokenLogprobs(total, text=text, top_texts=one.top if alone else ())
+        held, total, left = b"", 0.0, left - len(text)
 
 
 def _differs() -> ServerFault:

@@ -10,23 +10,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from typing_extensions import override
 
-from model_workers.engine.protocol import (
-    ENGINE_FAILED,
-    Engine,
-    EngineFull,
-    RowEnd,
-    RowInvalid,
-    RowSpec,
-    RowStale,
-    RowStep,
-    RowTooLong,
-    TokenLogprobs,
-)
+from model_workers.engine.protocol import Engine, RowEnd, RowSpec, RowStep, TokenLogprobs
+from model_workers.engine.rows import RowLimits, check_row
 from model_workers.remote.api import ServerUsage
 from model_workers.remote.client import ServerClient
 from model_workers.remote.faults import Retry, ServerFault
@@ -35,20 +25,6 @@ from sluice.internal.v1 import worker_pb2
 log = logging.getLogger(__name__)
 
 STEP_EVENTS_MAX: Final = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """What became of a row."""
-
-    row: "RemoteRow"
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    end: RowEnd | None = None
-    error: str = ""
-    reason: str = ENGINE_FAILED
-    retry_after_s: float = 0.0
-    usage: ServerUsage | None = None
 
 
 @dataclass(eq=False)
@@ -67,60 +43,38 @@ class RemoteRow:
     ended: bool = False
     task: "asyncio.Task[None] | None" = None
 
-    def step(self, event: Event) -> RowStep:
-        """Reports an event."""
+    def report(self, event: RowStep) -> RowStep:
+        """``event`` behind what was reported before."""
         index, self.next_index = self.next_index, self.next_index + len(event.token_ids)
         self.ended = event.end is not None
-        return RowStep(
-            request_id=self.spec.request_id,
-            owner=self.spec.owner,
-            attempt=self.spec.attempt,
-            start_index=index,
-            token_ids=event.token_ids,
-            logprobs=event.logprobs,
-            end=event.end,
-            error=event.error,
-            reason=event.reason,
-            retry_after_s=event.retry_after_s,
-            cached_prompt_tokens=event.usage.cached_tokens if event.usage else 0,
-            server_tokens=self._billed(event.usage),
-            gather_s=self.spec.gather_s,
-        )
+        return replace(event, start_index=index)
 
-    def _billed(self, usage: ServerUsage | None) -> tuple[int, int] | None:
-        """What was billed for a row; of one that was begun before, nobody knows what was billed then."""
-        if usage is None or self.spec.produced:
-            return None
-        return usage.prompt_tokens, usage.answer_tokens
-
-
-@dataclass(frozen=True)
-class RemoteLimits:
-    """What the engine takes.
-
-    Attributes:
-        slots: requests to the server at the same time.
-        max_waiting: rows that may wait beside those.
-        context_tokens: longest prompt and answer.
-        alone: no other worker could go on with a row that fails here.
-    """
-
-    slots: int
-    max_waiting: int
-    context_tokens: int
-    alone: bool
+    def answered(self, end: RowEnd, usage: ServerUsage | None) -> RowStep:
+        """Its end, with what was billed; of a row that was begun before, nobody knows what was billed then."""
+        step = self.spec.ended(end)
+        if usage is None:
+            return step
+        billed = None if self.spec.produced else (usage.prompt_tokens, usage.answer_tokens)
+        return replace(step, cached_prompt_tokens=usage.cached_tokens, server_tokens=billed)
 
 
 @dataclass
 class RemoteEngine(Engine):
-    """See `Engine`; ``wake`` tells the worker that there is something to report."""
+    """See `Engine`.
+
+    Attributes:
+        limits: how many requests the server gets at the same time, and how many rows may wait beside those.
+        alone: no other worker could go on with a row that fails here.
+        wake: tells the worker that there is something to report.
+    """
 
     client: ServerClient
-    limits: RemoteLimits
+    limits: RowLimits
+    alone: bool
     loop: asyncio.AbstractEventLoop
     wake: Callable[[], None] = lambda: None
     _rows: dict[str, RemoteRow] = field(default_factory=dict)
-    _events: deque[Event | None] = field(default_factory=deque)
+    _events: deque[tuple[RemoteRow, RowStep] | None] = field(default_factory=deque)
     _steps: int = 0
     _waking: bool = False
 
@@ -132,7 +86,8 @@ class RemoteEngine(Engine):
     @override
     def add(self, row: RowSpec, now: float) -> None:
         old = self._rows.get(row.request_id)
-        self._check(row, old)
+        older = None if old is None else old.spec.attempt
+        check_row(row, older, len(self._rows), self.limits)
         if old is not None:
             old.ended = True
             self._stop(old)
@@ -143,13 +98,13 @@ class RemoteEngine(Engine):
         """See `Engine.cancel`; the request is closed at once."""
         for row in filter(None, map(self._rows.get, request_ids)):
             self._stop(row)
-            self._events.append(Event(row, end=RowEnd.CANCELLED))
+            self._events.append((row, row.spec.ended(RowEnd.CANCELLED)))
 
     def step(self, now: float) -> list[RowStep]:
         """See `Engine.step`: reports what has happened since the last one."""
         self._steps += 1
         events = [event for event in self._taken() if event is not None]
-        steps = [event.row.step(event) for event in events if not event.row.ended]
+        steps = [row.report(event) for row, event in events if not row.ended]
         for step in steps:
             if step.end is not None:
                 del self._rows[step.request_id]
@@ -161,7 +116,7 @@ class RemoteEngine(Engine):
         self._rows.clear()
         for row in rows:
             self._stop(row)
-        return [row.step(Event(row, end=RowEnd.RETURNED, error=message)) for row in rows]
+        return [row.report(row.spec.ended(RowEnd.RETURNED, message)) for row in rows]
 
     def has_rows(self) -> bool:
         """Whether there is something to report."""
@@ -181,31 +136,18 @@ class RemoteEngine(Engine):
             closed_ms=closed_s * 1e3,
         )
 
-    def _taken(self) -> Iterator[Event | None]:
+    def _taken(self) -> Iterator[tuple[RemoteRow, RowStep] | None]:
         for _ in range(min(len(self._events), STEP_EVENTS_MAX)):
             yield self._events.popleft()
 
     def _stop(self, row: RemoteRow) -> None:
         self.loop.call_soon_threadsafe(self._close, row)
 
-    def _check(self, row: RowSpec, old: RemoteRow | None) -> None:
-        if old is not None and row.attempt <= old.spec.attempt:
-            raise RowStale(f"attempt {old.spec.attempt} of this request is here already")
-        if not row.prompt:
-            raise RowInvalid("the prompt has no tokens")
-        if len(row.prompt) >= self.limits.context_tokens:
-            raise RowTooLong(
-                f"a prompt of {len(row.prompt)} tokens leaves no room for an answer "
-                f"in a context of {self.limits.context_tokens}"
-            )
-        if old is None and len(self._rows) >= self.limits.slots + self.limits.max_waiting:
-            raise EngineFull(f"all {len(self._rows)} places for rows are taken")
-
     # Of the event loop.
 
     def gate_changed(self) -> None:
         """The server takes requests again, or no more for now: batchers are told."""
-        self._tell(None)
+        self._tell()
 
     def _start(self, row: RemoteRow) -> None:
         row.task = self.loop.create_task(self._answer(row))
@@ -219,32 +161,33 @@ class RemoteEngine(Engine):
 
         def emit(token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]) -> None:
             row.begun = True
-            self._tell(Event(row, token_ids, logprobs))
+            step = RowStep(spec.request_id, spec.owner, spec.attempt, 0, token_ids, logprobs)
+            self._tell(row, replace(step, gather_s=spec.gather_s))
 
         try:
             async with asyncio.timeout_at(spec.deadline), self._slots:
                 answered = await self.client.answer(spec, emit)
-            self._tell(Event(row, end=answered.end, usage=answered.usage))
+            self._tell(row, row.answered(answered.end, answered.usage))
         except TimeoutError:
-            self._tell(Event(row, end=RowEnd.DEADLINE))
+            self._tell(row, spec.ended(RowEnd.DEADLINE))
         except ServerFault as fault:
-            self._tell(self._failed(row, fault))
+            self._tell(row, self._failed(row, fault))
         except Exception as error:
             # The task would end silently, and its row would hang.
             log.exception("a request failed")
             failed = f"the worker failed: {type(error).__name__}"
-            self._tell(Event(row, end=RowEnd.FAILED, error=failed))
+            self._tell(row, spec.ended(RowEnd.FAILED, failed))
 
-    def _failed(self, row: RemoteRow, fault: ServerFault) -> Event:
+    def _failed(self, row: RemoteRow, fault: ServerFault) -> RowStep:
         """A row that another worker, or this one later, may go on with is returned."""
-        returned = fault.retry is not Retry.NEVER and (row.begun or not self.limits.alone)
+        returned = fault.retry is not Retry.NEVER and (row.begun or not self.alone)
         end = RowEnd.RETURNED if returned else RowEnd.FAILED
-        wait_s = fault.retry_after_s or 0.0
-        return Event(row, (), (), end, fault.message, fault.kind.reason, wait_s)
+        step = row.spec.ended(end, fault.message, fault.kind.reason)
+        return replace(step, retry_after_s=fault.retry_after_s or 0.0)
 
-    def _tell(self, event: Event | None) -> None:
+    def _tell(self, row: RemoteRow | None = None, step: RowStep | None = None) -> None:
         """Adds an event; the worker is woken once for all of this turn of the loop."""
-        self._events.append(event)
+        self._events.append((row, step) if row and step else None)
         if not self._waking:
             self._waking = True
             self.loop.call_soon(self._wake)

@@ -18,7 +18,7 @@ from opentelemetry.trace import NoOpTracer
 from gateway.config.policies import load_all
 from gateway.models.speech import JoinedTexts, chunks_of
 from gateway.server import Gateway
-from model_workers.engine.encoder_decoder import load_encoder_decoder
+from model_workers.engine.families import load_encoder_decoder
 from model_workers.engine.protocol import RowStep
 from model_workers.remote.server import start_server
 from model_workers.worker import Worker

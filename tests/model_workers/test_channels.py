@@ -2,10 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_workers.gather import GATHER_TOKENS_MAX, SOON_S
 from model_workers.sender import (
+    GATHER_TOKENS_MAX,
     LOAD_UPDATE_S,
     REPORT_FRAMES_MAX,
+    SOON_S,
     Channels,
     DueReport,
     PostedFrame,

@@ -20,11 +20,11 @@ from model_workers.constraints import (
     CompiledGrammar,
     ConstraintCompiler,
     TokenMatcher,
-    load_constraints,
+    with_end,
 )
-from model_workers.engine.checkpoint import find_constraints
 from model_workers.engine.protocol import RowInvalid
 from model_workers.engine.sampling.sampler import DrawRequest, Sampler
+from model_workers.engine.weights import find_constraints
 from tests.model_workers.engine.sampling.rows import spec
 
 FILE = Path(module.__file__).parent / "models" / "small" / "tokenizer.json"
@@ -39,7 +39,7 @@ BUDGET = 400
 
 @pytest.fixture(scope="module")
 def grammars() -> ConstraintCompiler:
-    return load_constraints(FILE)
+    return ConstraintCompiler(with_end(json.loads(FILE.read_text(encoding="utf-8"))))
 
 
 def answer(
@@ -277,7 +277,7 @@ def test_a_tokenizer_whose_text_is_not_known_byte_for_byte(tmp_path: Path) -> No
     model = {"type": "WordLevel", "vocab": {"w0": 0, "w1": 1}, "unk_token": "w0"}
     file.write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
     with pytest.raises(ValueError, match="decoder"):
-        load_constraints(file)
+        ConstraintCompiler(with_end(json.loads(file.read_text(encoding="utf-8"))))
     assert find_constraints(str(tmp_path)) is None
 
 

@@ -72,6 +72,18 @@ def test_a_row_needs_a_request_id() -> None:
         row_spec(wire_row(""), "b", 0.0)
 
 
+def test_a_row_needs_a_prompt() -> None:
+    with pytest.raises(RowInvalid, match="the prompt has no tokens"):
+        row_spec(wire_row("r", []), "b", 0.0)
+
+
+def test_more_scored_tokens_than_the_prompt_has_are_refused() -> None:
+    row = wire_row("r", [5, 6])
+    row.task.values.scored_token_ids.extend((1, 2, 3))
+    with pytest.raises(RowInvalid, match="more tokens are to be scored"):
+        row_spec(row, "b", 0.0)
+
+
 def test_all_of_sampling_arrives() -> None:
     row = wire_row("r", stop=[4])
     sampling = row.task.sampling

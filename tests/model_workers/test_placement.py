@@ -1,6 +1,6 @@
 import pytest
 
-from model_workers.placement import place
+from model_workers.deploy import place
 from sluice.settings import ModelSettings, SettingsError
 
 

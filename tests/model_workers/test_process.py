@@ -6,7 +6,7 @@ import pytest
 
 from model_workers import process
 from sluice import startup
-from sluice.settings import ModelSettings
+from sluice.settings import ModelSettings, SettingsError
 
 
 def test_a_shipped_model_is_loaded_without_the_code_of_encoder_decoders(
@@ -29,3 +29,24 @@ def test_the_sender_of_reports_waits_for_no_engine_in_python() -> None:
     finally:
         sys.setswitchinterval(before)
     assert startup.SWITCH_S <= 0.001
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (SettingsError("its context is too long"), "models: m: its context is too long"),
+        (OSError("no such file.\nSee the log."), "models: m: no such file"),
+    ],
+)
+def test_what_keeps_an_engine_from_loading_names_the_model(
+    monkeypatch: pytest.MonkeyPatch, raised: Exception, said: str
+) -> None:
+    def load_engine(*_: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("model_workers.engine.checkpoint.load_engine", load_engine)
+    monkeypatch.setattr("model_workers.engine.checkpoint.limit_threads", lambda threads: None)
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+    with pytest.raises(SettingsError) as refused:
+        process.build_engine(ModelSettings(name="m", path="builtin:small", device="cpu"))
+    assert str(refused.value) == said

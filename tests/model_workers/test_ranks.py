@@ -60,9 +60,7 @@ def test_more_ranks_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) ->
         "cuda:0",
         "cuda:1",
     ]
-    with pytest.raises(
-        SettingsError, match=r"models: tiny: tensor_parallel: 4 ranks need 4 .* sees 2"
-    ):
+    with pytest.raises(SettingsError, match=r"tensor_parallel: 4 ranks need 4 .* sees 2"):
         rank_devices(model("none", device="auto", tensor_parallel=4))
     with pytest.raises(SettingsError, match="cuda:5 is not there"):
         rank_devices(model("none", device="auto", tensor_parallel=2, devices=[0, 5]))
@@ -96,7 +94,5 @@ def test_what_ranks_cannot_do_is_refused(changes: dict[str, object]) -> None:
 
 def test_heads_that_ranks_cannot_share_are_refused(tmp_path: Path) -> None:
     settings = model(save_model(tmp_path), tensor_parallel=4)
-    with pytest.raises(
-        SettingsError, match=r"models: tiny: .* 4 ranks cannot share 4 heads with 2"
-    ):
+    with pytest.raises(SettingsError, match=r"4 ranks cannot share 4 heads with 2"):
         load_engine(settings)

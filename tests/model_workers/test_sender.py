@@ -6,7 +6,7 @@ from threading import Event, Thread
 import pytest
 
 from model_workers import sender as sender_module
-from model_workers.sender import BACKLOG_FRAMES_MAX, Channels, PostedFrame, Sender, SenderCallbacks
+from model_workers.sender import BACKLOG_FRAMES_MAX, Channels, PostedFrame, Sender
 from model_workers.watchdog import FIRST_LIMIT_S, Watchdog
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from tests.support.ports import FakePort
@@ -59,8 +59,9 @@ def hung() -> Event:
 def sender(
     lost: list[tuple[str, float]], clock: Clock, watchdog: Watchdog, hung: Event
 ) -> Iterator[Sender]:
-    callbacks = SenderCallbacks(lambda *gone: lost.append(gone), hung.set)
-    sender = Sender(Channels("worker-1"), watchdog, clock, callbacks)
+    sender = Sender(
+        Channels("worker-1"), watchdog, clock, lambda *gone: lost.append(gone), hung.set
+    )
     thread = Thread(target=sender.run)
     thread.start()
     yield sender

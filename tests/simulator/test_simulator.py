@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from model_workers.gather import SOON_S, gathered_until
+from model_workers.sender import SOON_S, gathered_until
 from simulator.engines import EngineLimits
 from simulator.results import Ending
 from simulator.simulator import simulate

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from model_workers.constraints import ConstraintCompiler, Matcher, MatcherError
+from model_workers.constraints import ConstraintCompiler, MatcherError, TokenMatcher
 from model_workers.engine.protocol import RowInvalid, RowSpec, TokenLogprobs
 from model_workers.engine.sampling.distribution import NO_TOKEN, Token, draw_shaped, unpack
 from model_workers.engine.sampling.state import SamplingPosition, SamplingState
@@ -93,7 +93,7 @@ class Sampler:
 
     def __init__(self, constraints: ConstraintCompiler | None = None) -> None:
         self._constraints = constraints
-        self.prepared: dict[str, Matcher] = {}
+        self.prepared: dict[str, TokenMatcher] = {}
 
     def open(self, row: RowSpec) -> SamplingState:
         """The state of a row after ``row.produced``; it continues as if those had been drawn here.
@@ -105,7 +105,7 @@ class Sampler:
             return SamplingState(row, None)
         return SamplingState(row, self.prepared.pop(row.request_id, None) or self.matcher(row))
 
-    def matcher(self, row: RowSpec) -> Matcher:
+    def matcher(self, row: RowSpec) -> TokenMatcher:
         """The matcher of a row with a constraint after ``row.produced``; raises as `open`. From any thread."""
         if self._constraints is None:
             raise RowInvalid("this worker has no tokenizer, which a constraint needs")

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from model_workers.constraints import Matcher, MatcherError
+from model_workers.constraints import MatcherError, TokenMatcher
 from model_workers.engine.protocol import RowSpec, Sampling
 
 TEMPERATURE_MIN: Final = 1e-5
@@ -71,7 +71,7 @@ class SamplingPosition:
         index: of the token in the answer.
         plain: only the most probable token is needed.
         token_counts: set when there are penalties.
-        allowed: set when there is a constraint: see `Matcher.mask`.
+        allowed: set when there is a constraint: see `TokenMatcher.mask`.
         error: one sentence when nothing can be drawn here.
     """
 
@@ -104,7 +104,7 @@ class SamplingState:
 
     __slots__ = ("_always_plain", "_index", "_matcher", "_sampling", "_token_counts")
 
-    def __init__(self, spec: RowSpec, matcher: Matcher | None) -> None:
+    def __init__(self, spec: RowSpec, matcher: TokenMatcher | None) -> None:
         self._sampling = s = spec.sampling
         self._index = len(spec.produced)
         self._matcher = matcher

@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification, Phi3Config, Phi3For
 
 from gateway.config.models import load_tokenizer
 from model_workers.engine.classifier import load_classifier
-from model_workers.engine.encoder_decoder import load_encoder_decoder
+from model_workers.engine.families import load_encoder_decoder
 from model_workers.engine.forward.load import load_model
 from model_workers.engine.protocol import RowSpec, Sampling, ValuesSpec
 from model_workers.engine.values import load_values

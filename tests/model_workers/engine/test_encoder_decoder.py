@@ -10,12 +10,8 @@ import pytest
 import torch
 
 from gateway.config.models import load_tokenizer
-from model_workers.engine.encoder_decoder import (
-    EncoderDecoder,
-    EncoderDecoderEngine,
-    is_encoder_decoder,
-    load_encoder_decoder,
-)
+from model_workers.engine.encoder_decoder import EncoderDecoder, EncoderDecoderEngine
+from model_workers.engine.families import load_encoder_decoder
 from model_workers.engine.protocol import RowEnd, RowInvalid, RowSpec, RowTooLong, Sampling
 from model_workers.engine.rows import RowLimits
 from model_workers.engine.sampling.sampler import Sampler
@@ -195,7 +191,7 @@ def test_worker_and_gateway_agree_about_a_folder(
     settings = ModelSettings(name="m", path=str(folder), device="cpu", context_tokens=context)
     tokenizer = load_tokenizer(settings)
     engine = load_encoder_decoder(settings)
-    assert is_encoder_decoder(settings)
+    assert engine is not None
     assert tokenizer.context_tokens == engine._scheduler.limits.context_tokens
     prompt = tokenizer.encode_text("w7 w8 w9")
     assert prompt == [7, 8, 9, END]
@@ -230,4 +226,4 @@ def test_another_family_is_named_with_those_that_are_served(tmp_path: Path) -> N
 
 def test_a_decoder_alone_has_the_other_engine(tmp_path: Path) -> None:
     settings = ModelSettings(name="m", path=str(save_model(tmp_path)), device="cpu", cache_gb=0.01)
-    assert not is_encoder_decoder(settings)
+    assert load_encoder_decoder(settings) is None

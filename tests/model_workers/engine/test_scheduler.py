@@ -8,12 +8,10 @@ from model_workers.engine.pace import BULK_RANK
 from model_workers.engine.protocol import (
     EngineFull,
     RowEnd,
-    RowInvalid,
     RowSpec,
     RowStale,
     RowTooLong,
     Sampling,
-    ValuesSpec,
 )
 from model_workers.engine.rows import Row, RowLimits, RowState
 from model_workers.engine.scheduler import WITHHELD_STEPS, Scheduler
@@ -104,17 +102,6 @@ def test_the_prompt_must_leave_room_for_a_token() -> None:
         core.add(row_spec("r", range(8)))
     assert not refused.value.retryable
     core.add(row_spec("r", range(7)))
-
-
-def test_an_empty_prompt_is_refused() -> None:
-    with pytest.raises(RowInvalid):
-        scheduler().add(row_spec("r", []))
-
-
-def test_more_scored_tokens_than_the_prompt_has_are_refused() -> None:
-    values = ValuesSpec(scored_token_ids=(1, 2, 3))
-    with pytest.raises(RowInvalid, match="more tokens are to be scored"):
-        scheduler().add(RowSpec("r", "b", 0, (5, 6), (), Sampling(1), values=values))
 
 
 @pytest.mark.parametrize("running", [True, False])

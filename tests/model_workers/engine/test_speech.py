@@ -10,11 +10,8 @@ import pytest
 import torch
 
 from gateway.config.models import load_tokenizer, speech_of
-from model_workers.engine.encoder_decoder import (
-    EncoderDecoderEngine,
-    is_encoder_decoder,
-    load_encoder_decoder,
-)
+from model_workers.engine.encoder_decoder import EncoderDecoderEngine
+from model_workers.engine.families import load_encoder_decoder
 from model_workers.engine.protocol import AudioSpec, RowEnd, RowInvalid, RowSpec, Sampling
 from model_workers.engine.rows import RowLimits
 from model_workers.engine.sampling.sampler import Sampler
@@ -186,8 +183,8 @@ def test_worker_and_gateway_agree_about_a_folder(tmp_path: Path) -> None:
     settings = ModelSettings(name="m", path=str(save_whisper(tmp_path)), device="cpu")
     tokenizer, speech = load_tokenizer(settings), speech_of(settings)
     assert speech is not None
-    assert is_encoder_decoder(settings)
     engine = load_encoder_decoder(settings)
+    assert engine is not None
     assert tokenizer.context_tokens == engine._scheduler.limits.context_tokens == POSITIONS
     assert tokenizer.stop_token_ids == {END}
     assert speech.chunk_s == CHUNK_S

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from gateway.config.models import load_tokenizer
-from model_workers.engine.encoder_decoder import load_encoder_decoder
+from model_workers.engine.families import load_encoder_decoder
 from model_workers.engine.protocol import RowSpec, Sampling
 from model_workers.model_folder import check_model
 from sluice.settings import ModelSettings, SettingsError

@@ -10,10 +10,9 @@ import pytest
 
 from gateway.models.tokenizer import ChatTemplate, ModelTokenizer
 from model_workers.engine.protocol import RowEnd, Sampling
-from model_workers.remote.api import EVENT_BYTES_MAX, EventReader, ServerApi, ServerToken
+from model_workers.remote.api import EVENT_BYTES_MAX, CallText, EventReader, ServerApi, ServerToken
+from model_workers.remote.client import pieces_of
 from model_workers.remote.faults import Retry, ServerFault, fault_of_status
-from model_workers.remote.logprobs import pieces_of
-from model_workers.remote.tool_calls import CallText
 from sluice.errors import InvalidRequest, ModelUnavailable, Overloaded
 from sluice.settings import resolve_model_path
 from sluice.settings.remote import ServerSettings

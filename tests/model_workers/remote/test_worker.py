@@ -10,12 +10,12 @@ import pytest
 from opentelemetry.trace import NoOpTracer
 
 from batcher.workers.client import Reports, WorkerClient
+from model_workers.engine.rows import RowLimits
 from model_workers.remote import client as client_module
-from model_workers.remote.api import ServerApi
+from model_workers.remote.api import ServerApi, find_text_tokens
 from model_workers.remote.client import ServerClient
-from model_workers.remote.engine import RemoteEngine, RemoteLimits
+from model_workers.remote.engine import RemoteEngine
 from model_workers.remote.server import start_server
-from model_workers.remote.tokenizer import find_text_tokens
 from model_workers.worker import Worker
 from sluice.errors import SetupError
 from sluice.internal.v1 import frame_pb2, worker_pb2
@@ -114,8 +114,8 @@ async def running(
     engine: RemoteEngine
     spoken = ServerApi(one.server, find_text_tokens(one), 1000)
     async with ServerClient(spoken, server.url, lambda: engine.gate_changed()) as client:
-        limits = RemoteLimits(SLOTS, 32, 1000, alone)
-        engine = RemoteEngine(client, limits, asyncio.get_running_loop())
+        limits = RowLimits(SLOTS, 32, 1000, 0)
+        engine = RemoteEngine(client, limits, alone, asyncio.get_running_loop())
         worker = Worker("gpt", engine, NoOpTracer(), on_fault=pytest.fail)
         engine.wake = worker.wake
         worker.start()

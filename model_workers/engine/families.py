@@ -1,0 +1,66 @@
+"""Which encoder-decoders of transformers are served, and how the engine of each is loaded."""
+
+import logging
+from typing import Final
+
+import torch
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
+
+from model_workers.engine.devices import find_device
+from model_workers.engine.encoder_decoder import EncoderDecoder, EncoderDecoderEngine
+from model_workers.engine.forward.load import find_dtype
+from model_workers.engine.protocol import warm_up
+from model_workers.engine.rows import RowLimits
+from model_workers.engine.sampling.sampler import Sampler
+from model_workers.engine.speech import load_speech_model
+from model_workers.engine.weights import find_constraints, read_whole
+from sluice.settings import ModelSettings, SettingsError, resolve_model_path
+from sluice.settings.models import side_limits
+
+FAMILIES: Final = ("t5", "mt5", "umt5", "bart", "marian", "pegasus", "whisper")
+"""Values of ``model_type``."""
+
+log = logging.getLogger(__name__)
+
+
+def load_encoder_decoder(settings: ModelSettings) -> EncoderDecoderEngine | None:
+    """The engine of a folder or hub id, warmed up; None where it is no encoder-decoder, or cannot be read.
+
+    Raises:
+        SettingsError: it is of a family that is not served, or a setting does not fit it.
+        ValueError, OSError: its weights cannot be read.
+    """
+    try:
+        path = resolve_model_path(settings.path)
+        config = AutoConfig.from_pretrained(path)
+    except (ValueError, OSError, SettingsError):
+        return None
+    if not config.is_encoder_decoder:
+        return None
+    if config.model_type not in FAMILIES:
+        raise SettingsError(f"{config.model_type} is not served, only {', '.join(FAMILIES)}")
+    if settings.draft or settings.tensor_parallel > 1:
+        raise SettingsError("draft and tensor_parallel are for decoder-only models")
+    if settings.quantization != "none" or settings.kv_cache_dtype != "auto":
+        raise SettingsError("quantization and kv_cache_dtype are for decoder-only models")
+    sides = side_limits(config.to_dict(), settings.context_tokens)
+    if sides is None:
+        raise SettingsError("set context_tokens, the model names none")
+    device = find_device(settings.device)
+    dtype = find_dtype(settings.dtype, device)
+    model = _load_model(path, config.model_type, dtype, device)
+    limits = RowLimits.of(settings, sides.context)
+    engine = EncoderDecoderEngine(model, Sampler(find_constraints(path)), limits, sides)
+    warm_up(engine, max_tokens=2, audio=model.trial)
+    log.info(
+        "%s: %s on %s, %d tokens to read, %d to answer",
+        settings.name, dtype, device, sides.prompt, sides.answer,
+    )  # fmt: skip
+    return engine
+
+
+def _load_model(path: str, kind: str, dtype: torch.dtype, device: torch.device) -> EncoderDecoder:
+    if kind == "whisper":
+        return load_speech_model(path, dtype, device)
+    loaded = read_whole(AutoModelForSeq2SeqLM, path, dtype=dtype)
+    return EncoderDecoder(loaded.to(device).eval())
