@@ -7,7 +7,7 @@ import yaml
 from gateway.admission import policies
 from gateway.config.models import labels_for, load_catalog
 from gateway.config.routers import load_router
-from gateway.safety.compiled import CompiledPolicies, compile_policies, phrases_of, rule_names
+from gateway.safety.compiled import CompiledPolicies, compile_policies, rule_names
 from gateway.safety.inspector import Inspector
 from gateway.safety.policy import SECTION, Policies, PolicyError, load_policies
 from gateway.safety.rules.lexicon import Lexicon
@@ -46,7 +46,7 @@ def read_policies(settings: Settings, path: Path | None = None) -> Policies:
         taggers = [one.name for one in settings.models if one.engine == "token_classifier"]
         policies = load_policies(text, _read_list, rule_names(), _labels(settings), taggers)
         for policy in policies.by_name.values():
-            Lexicon(phrases_of(policy))
+            Lexicon(policy.deny, policy.allow)
     except (PolicyError, RuleError) as error:
         raise SettingsError(f"{where}{error}") from None
     return policies

@@ -13,9 +13,6 @@ from typing import Final
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.redaction import Placeholders
 
-ALLOW_LIST: Final = "allow."
-"""Findings of rules by this prefix come from the operator's allow list: findings inside one are allowed."""
-
 
 class Action(enum.IntEnum):
     """The action on a finding; of two the higher one wins."""
@@ -133,8 +130,7 @@ def apply(
     ordered = sorted(set(findings), key=lambda f: (f.start, f.end, f.rule, f.severity))
     if not ordered:
         return Decision((), text)
-    chosen = _chosen(table, ordered)
-    taken = tuple(TakenAction(finding, choice.action) for finding, choice in chosen)
+    taken = tuple(TakenAction(f, table.choose(f.rule, f.severity).action) for f in ordered)
     edits = _edits(taken, text, placeholders or Placeholders((text,)))
     return Decision(taken, edited(text, edits), tuple(edits), _blocked(taken))
 
@@ -160,18 +156,6 @@ def clusters(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             unions.append((start, end))
     return unions
-
-
-def _chosen(table: ActionTable, ordered: Sequence[Finding]) -> list[tuple[Finding, Choice]]:
-    shields = clusters((f.start, f.end) for f in ordered if f.rule.startswith(ALLOW_LIST))
-    allowed = Choice(Action.ALLOW)
-    return [
-        (f, allowed if _shielded(f, shields) else table.choose(f.rule, f.severity)) for f in ordered
-    ]
-
-
-def _shielded(finding: Finding, shields: Sequence[tuple[int, int]]) -> bool:
-    return bool(shields) and any(s <= finding.start and finding.end <= e for s, e in shields)
 
 
 def _edits(taken: Sequence[TakenAction], text: str, placeholders: Placeholders) -> list[Edit]:

@@ -10,8 +10,7 @@ from gateway.safety.guards.families import family_of
 from gateway.safety.output.automaton import watched_rules
 from gateway.safety.output.filter import OutputRules, output_rules
 from gateway.safety.policy import Policies, Policy, custom_rule
-from gateway.safety.rules.lexicon import ListKind, PhraseList
-from gateway.safety.rules.limits import TextLimits
+from gateway.safety.rules.lexicon import DENY_LIST, Lexicon
 from gateway.safety.rules.payloads import ENCODINGS
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import default_rules
@@ -19,9 +18,6 @@ from gateway.safety.settings import CUSTOM, GuardSettings, RuleSettings
 
 HIDDEN: Final = "invisible"
 """How payloads of invisible characters are called: "injection.encoded.invisible"."""
-LIST: Final = "list"
-"""How the operator's lists are called: "deny.list"."""
-DENY_LIST: Final = f"deny.{LIST}"
 
 UNICODE: Final = (
     "annotation", "ansi", "bidi", "blank", "combining_flood", "control", "filler", "format", "full_width",
@@ -46,9 +42,6 @@ def _names() -> Iterator[str]:
     yield from ("syntax.chat_template", DENY_LIST, "injection.encoded.nested")
     encodings = (*(encoding.name for encoding in ENCODINGS), "rot13", HIDDEN)
     yield from (f"{family}.encoded.{name}" for family in _FAMILIES for name in encodings)
-
-
-_NO_LIMITS: Final = TextLimits(0, 0, 0, stacked_marks=False)
 
 
 @dataclass(frozen=True)
@@ -117,16 +110,14 @@ class _Compiler:
         self._answers: dict[object, RuleSet] = {}
 
     def compiled(self, policy: Policy) -> CompiledPolicy:
-        phrases = phrases_of(policy)
-        limits = _limits_of(policy)
-        lists = tuple(phrases)
+        lists, limits = (policy.deny, policy.allow), policy.settings.limits
         if (lists, limits) not in self._prompts:
-            self._prompts[lists, limits] = RuleSet(self._specs, phrases=phrases, limits=limits)
+            self._prompts[lists, limits] = RuleSet(self._specs, Lexicon(*lists), limits)
         rules = self._prompts[lists, limits]
         if not policy.settings.enabled:
             return CompiledPolicy(policy, rules, None)
         entity_guards = self._entity_guards(policy)
-        output = self._output(policy, lists, entity_guards)
+        output = self._output(policy, entity_guards)
         return CompiledPolicy(policy, rules, output, self._guards(policy), entity_guards)
 
     def _guards(self, policy: Policy) -> tuple[Guard, ...]:
@@ -147,18 +138,12 @@ class _Compiler:
         labels = tuple(self._labels.get(settings.model, ()))
         return EntityTags(labels, settings.categories, settings.threshold or 0.0)
 
-    def _output(
-        self,
-        policy: Policy,
-        lists: tuple[PhraseList, ...],
-        entity_guards: Sequence[EntityGuard],
-    ) -> OutputRules | None:
+    def _output(self, policy: Policy, entity_guards: Sequence[EntityGuard]) -> OutputRules | None:
         if not policy.settings.output.enabled:
             return None
+        lists = policy.deny, policy.allow
         if lists not in self._answers:
-            self._answers[lists] = RuleSet(
-                self._plain, phrases=lists, limits=_NO_LIMITS, decode=False
-            )
+            self._answers[lists] = RuleSet(self._plain, Lexicon(*lists), None)
         denied = policy.deny if policy.output_actions.edits(DENY_LIST) else ()
         readers = [one for one in entity_guards if "output" in one.settings.checks]
         return output_rules(
@@ -168,16 +153,5 @@ class _Compiler:
             (*denied, *policy.allow),
             min((one.settings.window_tokens for one in readers), default=None),
             tuple(rule for one in readers for rule in one.tags.rules),
-            self._answers[lists],
+            self._answers[lists].lists,
         )
-
-
-def phrases_of(policy: Policy) -> list[PhraseList]:
-    """The operator's lists of ``policy``."""
-    lists = [PhraseList(LIST, policy.deny), PhraseList(LIST, policy.allow, ListKind.ALLOW)]
-    return [each for each in lists if each.entries]
-
-
-def _limits_of(policy: Policy) -> TextLimits:
-    limits = policy.settings.limits
-    return TextLimits(limits.max_chars, limits.max_run_chars, limits.max_word_chars)

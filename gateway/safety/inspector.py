@@ -6,7 +6,7 @@ spell. Every finding has offsets in the original text.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,7 +20,7 @@ from gateway.safety.policy import Policy
 from gateway.safety.redaction import Placeholders
 from gateway.safety.text.invisible import smuggled
 from gateway.safety.text.normalize import normalize
-from gateway.safety.text.skeleton import skeleton
+from gateway.safety.text.skeleton import Skeleton
 from gateway.safety.text.trail import Normalized
 
 
@@ -290,10 +290,10 @@ class RequestInspection:
         return Normalized("", (too_long,))
 
     def _inspect(
-        self, original: str, normalized: Normalized, entities: Iterable[Finding]
+        self, original: str, normalized: Normalized, entities: Sequence[Finding]
     ) -> InspectedText:
         seen = self._seen(normalized.text)
-        seen.update(self._rules.without_allowed(normalized.text, entities))
+        seen.update(self._rules.lists.without_allowed(normalized.text, entities))
         decision = apply(self.policy.actions, normalized.text, seen, self.placeholders)
         found = [self._found(taken.finding, taken.action, normalized) for taken in decision.taken]
         found += [self._done(finding) for finding in normalized.findings]
@@ -306,7 +306,7 @@ class RequestInspection:
         if not self.policy.settings.enabled:
             return set()
         seen = set(self._rules.scan(text))
-        look = skeleton(text)
+        look = Skeleton(text)
         if look.text != text:
             for each in self._rules.scan(look.text):
                 if each.rule.startswith("injection."):

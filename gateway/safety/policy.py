@@ -29,12 +29,11 @@ from pydantic import (
     ValidationError,
 )
 
-from gateway.safety.actions import ALLOW_LIST, Action, ActionTable, Choice
+from gateway.safety.actions import Action, ActionTable, Choice
 from gateway.safety.findings import Severity
 from gateway.safety.guards.entities import entities_of, rule_of
 from gateway.safety.output.automaton import Automaton, watched_rules
 from gateway.safety.patterns import PatternError, width_of
-from gateway.safety.rules.limits import TextLimits
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import Form, RuleError, RuleSpec
 from gateway.safety.settings import ChooseRule, PolicySettings, RuleSettings, SafetySettings
@@ -208,7 +207,6 @@ def _check_known(
         "output.canary",
         "output.markdown_image",
         "output.ansi",
-        f"{ALLOW_LIST}list",
     )
     for place, rule, choice in _all_actions(settings):
         if rules and rule is not None and not _fits(rule, [*rules, *own]):
@@ -393,7 +391,7 @@ def problems_of(rule: RuleSettings) -> Iterator[Problem]:
     """Problems of ``rule``: patterns that an engine refuses, examples with another result than stated."""
     try:
         spec = custom_rule(rule)
-        scanner = RuleSet([spec], limits=TextLimits(0, 0, 0, stacked_marks=False), decode=False)
+        scanner = RuleSet([spec], limits=None)
         Automaton(watched_rules([spec]))
     except PatternError as error:
         yield ("pattern",), str(error)

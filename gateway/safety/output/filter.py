@@ -16,7 +16,7 @@ from typing import Final
 import re2
 from typing_extensions import override
 
-from gateway.safety.actions import ALLOW_LIST, Action, Decision, Edit, apply
+from gateway.safety.actions import Action, Decision, Edit, apply
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.output.automaton import Automaton, Scanner, ViewScanner, WatchedRule, WordList
 from gateway.safety.output.echo import RULE, EchoGuard, SystemText
@@ -24,7 +24,7 @@ from gateway.safety.output.redactor import HiddenPlaces, Redactor, Rules
 from gateway.safety.output.windows import Window, Windows
 from gateway.safety.policy import Policy
 from gateway.safety.redaction import Placeholders
-from gateway.safety.rules.ruleset import RuleSet
+from gateway.safety.rules.lexicon import DENY_LIST, Lexicon
 from gateway.safety.settings import EchoSettings
 
 CANARY: Final = "output.canary"
@@ -107,10 +107,6 @@ class Restorer:
         return held
 
 
-_LISTS: Final = (ALLOW_LIST, "deny.")
-"""Findings of the operator's lists, by the beginning of their names."""
-
-
 @dataclass(frozen=True)
 class OutputRules:
     """A policy made ready for answers; made once and shared by all of them."""
@@ -125,7 +121,7 @@ class OutputRules:
     """Longest window that token classifiers read of an answer; None: none reads answers."""
     entity_rules: tuple[str, ...] = ()
     """What they find."""
-    lists: RuleSet | None = None
+    lists: Lexicon | None = None
     """The operator's lists."""
 
     @property
@@ -153,14 +149,10 @@ class _Watched:
 
     def __init__(self, scanner: Scanner, watched: Sequence[WatchedRule]) -> None:
         self._scanner = scanner
-        self._rules = frozenset(rule.id for rule in watched)
+        self._rules = {DENY_LIST, *(rule.id for rule in watched)}
 
     def scan(self, text: str) -> list[Finding]:
-        return [
-            finding
-            for finding in self._scanner.scan(text)
-            if finding.rule in self._rules or finding.rule.startswith(_LISTS)
-        ]
+        return [finding for finding in self._scanner.scan(text) if finding.rule in self._rules]
 
 
 def output_rules(
@@ -170,7 +162,7 @@ def output_rules(
     words: Sequence[str] = (),
     window_tokens: int | None = None,
     entity_rules: tuple[str, ...] = (),
-    lists: RuleSet | None = None,
+    lists: Lexicon | None = None,
 ) -> OutputRules | None:
     """The filter of a policy, or None when it leaves answers as they are.
 
@@ -195,11 +187,7 @@ def output_rules(
         settings.image_hosts,
         settings.ansi != "allow",
     )
-    needed = [
-        rule
-        for rule in (*watched, *shapes.watched)
-        if table.edits(rule.id) or rule.id.startswith(ALLOW_LIST)
-    ]
+    needed = [rule for rule in (*watched, *shapes.watched) if table.edits(rule.id)]
     automaton = Automaton(needed, WordList(words))
     both = ViewScanner(_Both(scanner, shapes) if shapes.watched else scanner)
     rules = Rules(automaton, _Watched(both, needed), table, settings.truncated_chars)
@@ -297,7 +285,7 @@ class OutputFilter:
         """What may be shown after token classifiers have read ``window``; ``findings`` by offset in its text."""
         assert self.windows is not None, "they read them"
         lists = self._shared.lists
-        kept = findings if lists is None else lists.without_allowed(window.text, findings)
+        kept = findings if lists is None else lists.without_allowed(window.text, tuple(findings))
         text, found = self.windows.settle(window, kept)
         self.entities += found
         if not self._holds:

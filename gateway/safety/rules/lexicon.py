@@ -1,13 +1,13 @@
 """The operator's lists of words and phrases: tens of thousands of entries in one automaton (Aho-Corasick).
 
-Case is folded one character for one, so offsets stay. An entry of a whole-word list does not match inside a longer
-word; scripts that do not put spaces between words have no such boundary.
+What lies inside an allowed phrase is no finding. Case is folded one character for one, so offsets stay. An entry does
+not match inside a longer word; scripts that do not put spaces between words have no such boundary.
 """
 
-import enum
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Final
 
 from ahocorasick_rs import AhoCorasick
@@ -16,57 +16,62 @@ from gateway.safety.findings import Finding, Severity
 from gateway.safety.rules.spec import RuleError, Span
 from gateway.safety.text.characters import UNSPACED
 
+DENY_LIST: Final = "deny.list"
+"""What findings of the deny list are called."""
 ENTRY_CHARS_MAX: Final = 256
 
 _UNSPACED: Final = re.compile(f"[{UNSPACED}]")
 
 
-class ListKind(enum.Enum):
-    """The effect of being on a list."""
-
-    DENY = "deny"
-    """A finding "deny.NAME"."""
-    ALLOW = "allow"
-    """Findings that lie inside the phrase are taken back, those of limits excepted."""
-
-
-@dataclass(frozen=True, slots=True)
-class PhraseList:
-    """Words and phrases of one purpose."""
-
-    name: str
-    entries: tuple[str, ...]
-    kind: ListKind = ListKind.DENY
-    severity: Severity = Severity.HIGH
-
-
 class Lexicon:
-    """Phrase lists, compiled once."""
+    """A deny list and an allow list, compiled once. Entries that occur inside each other are all found."""
 
-    def __init__(self, lists: Sequence[PhraseList]) -> None:
+    def __init__(self, deny: Iterable[str] = (), allow: Iterable[str] = ()) -> None:
         """Raises `RuleError` for empty and overlong entries."""
-        flat = [(each, entry) for each in lists for entry in dict.fromkeys(each.entries)]
-        folded = [_checked(each, entry) for each, entry in flat]
-        self._lists = [each for each, _ in flat]
-        self._automaton = AhoCorasick(folded) if folded else None
-        self.longest = max(map(len, folded), default=0)
+        denied = [_checked(DENY_LIST, entry) for entry in dict.fromkeys(deny)]
+        allowed = [_checked("allow.list", entry) for entry in dict.fromkeys(allow)]
+        self._denied = len(denied)
+        self._automaton = AhoCorasick([*denied, *allowed]) if denied or allowed else None
 
-    def matches(self, text: str) -> Iterator[tuple[PhraseList, Span]]:
-        """Every entry that occurs, overlapping ones included."""
-        if self._automaton is None:
-            return
-        for entry, start, end in self._automaton.find_matches_as_indexes(
-            fold_case(text), overlapping=True
-        ):
-            each = self._lists[entry]
-            if _is_whole(text, start, end):
-                yield each, (start, end)
+    def denied(self, text: str) -> list[Finding]:
+        """The findings of the deny list."""
+        return [Finding(DENY_LIST, *span, Severity.HIGH) for span in self._spans(text)[0]]
 
-    def denied(self, text: str) -> Iterator[Finding]:
-        """The findings of the deny lists."""
-        for each, span in self.matches(text):
-            if each.kind is ListKind.DENY:
-                yield Finding(f"deny.{each.name}", *span, each.severity)
+    def without_allowed(self, text: str, found: Sequence[Finding]) -> list[Finding]:
+        """``found`` without what lies inside an allowed phrase of ``text``; those of limits stay."""
+        return _outside(found, self._spans(text)[1])
+
+    def applied(self, text: str, found: Sequence[Finding]) -> list[Finding]:
+        """``found`` and the findings of the deny list, without what lies inside an allowed phrase."""
+        denied, allowed = self._spans(text)
+        ours = [Finding(DENY_LIST, *span, Severity.HIGH) for span in denied]
+        return _outside([*found, *ours], allowed)
+
+    def _spans(self, text: str) -> tuple[list[Span], list[Span]]:
+        """Where entries of the two lists occur."""
+        spans: tuple[list[Span], list[Span]] = [], []
+        if self._automaton is not None:
+            folded = fold_case(text)
+            for entry, start, end in self._automaton.find_matches_as_indexes(
+                folded, overlapping=True
+            ):
+                if _is_whole(text, start, end):
+                    spans[entry >= self._denied].append((start, end))
+        return spans
+
+
+def _outside(found: Sequence[Finding], allowed: list[Span]) -> list[Finding]:
+    """Leaves out what lies inside one allowed phrase."""
+    if not allowed:
+        return list(found)
+    allowed.sort()
+    furthest = list(accumulate((end for _, end in allowed), max))
+
+    def stands(each: Finding) -> bool:
+        at = bisect_right(allowed, each.start, key=lambda span: span[0])
+        return at == 0 or furthest[at - 1] < each.end or each.rule.startswith("limit.")
+
+    return [each for each in found if stands(each)]
 
 
 def fold_case(text: str) -> str:
@@ -77,14 +82,11 @@ def fold_case(text: str) -> str:
     return lower if text.isascii() else lower.replace("ς", "σ")
 
 
-def _checked(each: PhraseList, entry: str) -> str:
+def _checked(name: str, entry: str) -> str:
     if not entry.strip():
-        raise RuleError(f"{each.kind.value}.{each.name}", "an entry is empty")
+        raise RuleError(name, "an entry is empty")
     if len(entry) > ENTRY_CHARS_MAX:
-        raise RuleError(
-            f"{each.kind.value}.{each.name}",
-            f"an entry is longer than {ENTRY_CHARS_MAX} characters",
-        )
+        raise RuleError(name, f"an entry is longer than {ENTRY_CHARS_MAX} characters")
     return fold_case(entry)
 
 

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from gateway.safety.findings import Finding, Severity
+from gateway.safety.settings import LimitSettings
 from gateway.safety.text.characters import GENERIC_MARKS
 
 MARKS_HINT: Final = ("limit.combining_marks", f"[{GENERIC_MARKS}]{{8}}")
@@ -19,34 +19,13 @@ _PERIOD_MAX: Final = 256
 _BLOCK_CHARS: Final = 512
 
 
-@dataclass(frozen=True, slots=True)
-class TextLimits:
-    """In characters; 0 means no limit."""
-
-    chars_max: int = 400_000
-    """What is longer is not inspected: the rest is one critical finding."""
-    repetition_chars_max: int = 1_000
-    """How long one character or one phrase of up to 256 characters may repeat itself; not below 600."""
-    unbroken_chars_max: int = 8_192
-    """How long a run of ASCII without white space may be."""
-    stacked_marks: bool = True
-    """Whether eight and more combining marks in a row are reported."""
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for a limit that the search could overlook."""
-        if 0 < self.repetition_chars_max < 600:
-            raise ValueError("repetition_chars_max: 0 or at least 600")
-
-
-def limit_findings(text: str, limits: TextLimits, hints: frozenset[str]) -> Iterator[Finding]:
+def limit_findings(text: str, limits: LimitSettings, hints: frozenset[str]) -> Iterator[Finding]:
     """Findings for exceeded ``limits``, length excepted. ``hints``: those that `RuleScanner.look` has found."""
-    if limits.repetition_chars_max:
-        for start, end in repetitions(text, limits.repetition_chars_max):
-            yield Finding("limit.repetition", start, end, Severity.MEDIUM)
-    if limits.unbroken_chars_max:
-        for start, end in _unbroken(text, limits.unbroken_chars_max):
-            yield Finding("limit.unbroken", start, end, Severity.LOW)
-    if limits.stacked_marks and MARKS_HINT[0] in hints:
+    for start, end in repetitions(text, limits.max_run_chars):
+        yield Finding("limit.repetition", start, end, Severity.MEDIUM)
+    for start, end in _unbroken(text, limits.max_word_chars):
+        yield Finding("limit.unbroken", start, end, Severity.LOW)
+    if MARKS_HINT[0] in hints:
         for found in _MARKS.finditer(text):
             yield Finding("limit.combining_marks", found.start(), found.end(), Severity.MEDIUM)
 

@@ -6,16 +6,18 @@ id. What the winner leaves of a loser remains if it has a letter or digit: every
 covered, and by one finding only.
 """
 
-from bisect import bisect_left, bisect_right
+import sys
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from typing import Final
 
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.rules.lexicon import Lexicon, ListKind, PhraseList
-from gateway.safety.rules.limits import MARKS_HINT, TextLimits, limit_findings
+from gateway.safety.rules.lexicon import Lexicon
+from gateway.safety.rules.limits import MARKS_HINT, limit_findings
 from gateway.safety.rules.payloads import HINTS, Payloads
 from gateway.safety.rules.scanner import RuleScanner, Subject
 from gateway.safety.rules.spec import RuleSpec, Span
+from gateway.safety.settings import LimitSettings
 
 
 def resolved(text: str, findings: Iterable[Finding]) -> list[Finding]:
@@ -62,7 +64,8 @@ def _left_over(taken: list[tuple[int, int]], start: int, end: int) -> list[tuple
     return parts
 
 
-_NO_LIMITS = TextLimits()
+_NO_LISTS: Final = Lexicon()
+_LIMITS: Final = LimitSettings()
 
 
 class RuleSet:
@@ -71,73 +74,40 @@ class RuleSet:
     def __init__(
         self,
         specs: Sequence[RuleSpec],
-        *,
-        phrases: Sequence[PhraseList] = (),
-        limits: TextLimits = _NO_LIMITS,
-        decode: bool = True,
+        lists: Lexicon = _NO_LISTS,
+        limits: LimitSettings | None = _LIMITS,
     ) -> None:
-        """Compiles; ``decode``: look into encoded payloads too. Raises `RuleError`."""
+        """Compiles. ``limits``: None for answers, which are neither limited nor decoded. Raises `RuleError`."""
         self.specs = tuple(specs)
+        self.lists = lists
         self._limits = limits
-        self._decode = decode
+        self._longest = sys.maxsize if limits is None else limits.max_chars
         self._scanner = RuleScanner(self.specs, (*HINTS, MARKS_HINT))
-        self._lexicon = Lexicon(phrases)
-        self._payloads = Payloads(self._scanner, self._lexicon)
+        self._payloads = Payloads(self._scanner, lists)
 
     def scan(self, text: str) -> list[Finding]:
         """What is in ``text``, ordered by place; overlaps are settled (`gateway.safety.rules.ruleset`).
 
-        Text after `TextLimits.chars_max` is not inspected and is one finding itself.
+        Text after the limit is not inspected and is one finding itself.
         """
-        inspected = text[: self._limits.chars_max] if self._limits.chars_max else text
-        found = list(self._found(Subject(inspected)))
-        if self._lexicon.longest:
-            found = self._with_lists(inspected, found)
+        inspected = text[: self._longest]
+        found = self.lists.applied(inspected, list(self._found(Subject(inspected))))
         if len(inspected) < len(text):
             found.append(Finding("limit.length", len(inspected), len(text), Severity.CRITICAL))
-        return resolved(text, found) if found else []
-
-    def without_allowed(self, text: str, found: Iterable[Finding]) -> list[Finding]:
-        """``found`` by others in ``text``, without what lies inside a phrase of an allow list."""
-        matches = self._lexicon.matches(text) if self._lexicon.longest else ()
-        allowed = [span for each, span in matches if each.kind is ListKind.ALLOW]
-        return _without_allowed(list(found), sorted(allowed))
+        return resolved(text, found) if found else found
 
     def scan_hidden(self, payload: str, name: str, span: Span) -> list[Finding]:
         """What a text holds that the caller decoded, such as one of tag characters.
 
         The findings are called "FAMILY.encoded.NAME" and lie at ``span``, the payload's place in the text it hid in.
         """
-        limited = payload[: self._limits.chars_max] if self._limits.chars_max else payload
-        inside = self._payloads.inside(limited, name, span)
+        inside = self._payloads.inside(payload[: self._longest], name, span)
         return sorted(inside, key=lambda each: each.rule)
 
     def _found(self, subject: Subject) -> Iterator[Finding]:
         present, hints = self._scanner.look(subject)
         yield from self._scanner.findings(subject, present)
-        yield from limit_findings(subject.text, self._limits, hints)
-        if self._decode:
+        if self._limits is not None:
+            yield from limit_findings(subject.text, self._limits, hints)
             yield from self._payloads.findings(subject, hints)
             yield from self._payloads.turned(subject)
-
-    def _with_lists(self, text: str, found: list[Finding]) -> list[Finding]:
-        allowed: list[Span] = []
-        for each, span in self._lexicon.matches(text):
-            if each.kind is ListKind.ALLOW:
-                allowed.append(span)
-            else:
-                found.append(Finding(f"deny.{each.name}", *span, each.severity))
-        return _without_allowed(found, sorted(allowed))
-
-
-def _without_allowed(found: Sequence[Finding], allowed: Sequence[Span]) -> list[Finding]:
-    """Leaves out what lies inside one allowed phrase; ``allowed`` is ordered."""
-    if not allowed:
-        return list(found)
-    furthest = list(accumulate((end for _, end in allowed), max))
-
-    def stands(each: Finding) -> bool:
-        at = bisect_right(allowed, each.start, key=lambda span: span[0])
-        return at == 0 or furthest[at - 1] < each.end or each.rule.startswith("limit.")
-
-    return [each for each in found if stands(each)]

@@ -1,12 +1,15 @@
-"""Character classes of normalization, each the inside of a regular expression's ``[...]``.
+"""The characters that safety knows apart: classes, each the inside of a regular expression's ``[...]``, and one table.
 
 Properties that Python's own tables would give (categories, decompositions) come from the pinned tables of
 `ucd`. Extended_Pictographic is emoji-data.txt of Unicode 17.0 (Unicode License v3). Blocks
-stand for scripts.
+stand for scripts. The table (`kinds_of`) says of every character which steps of normalization look at it.
 """
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Final
+
+import numpy as np
 
 from gateway.safety.text import ucd
 
@@ -135,9 +138,111 @@ RTL: Final = (
 )
 """Letters of scripts that run from right to left."""
 
-_INVISIBLE_MARKS: Final = frozenset(members(SELECTORS + MONGOLIAN_CONTROLS + "\u17b4\u17b5"))
-MARK_CODES: Final = [
-    code
-    for code, category in enumerate(map(ucd.category, map(chr, range(0x300, 0x1F000))), 0x300)
-    if category[0] == "M" and code not in _INVISIBLE_MARKS
-]
+
+ALWAYS_INVISIBLE: Final = (
+    CONTROLS
+    + SOFT_HYPHEN
+    + EMBEDDINGS
+    + OPERATORS
+    + ZERO_WIDTH
+    + ANNOTATIONS
+    + FORMATS
+    + SELECTORS_FAR
+)
+PLACED: Final = (
+    JOINERS
+    + SELECTORS
+    + MONGOLIAN_CONTROLS
+    + HANGUL_FILLERS
+    + GRAPHEME_JOINER
+    + HIEROGLYPH_CONTROLS
+)
+"""Invisible characters that may stay in some places (see `invisible.PLACES`)."""
+INVISIBLE: Final = ALWAYS_INVISIBLE + PLACED + TAGS + BIDI_MARKS + ISOLATES
+
+
+def _stands_for(character: str) -> str | None:
+    """The one ASCII letter or digit that a styled character stands for. Raised and circled digits are notation."""
+    style = ucd.decomposition(character).partition(" ")[0]
+    if style not in _STYLES:
+        return None
+    plain = ucd.normalize("NFKC", character)
+    is_letter = len(plain) == 1 and plain.isascii() and plain.isalpha()
+    is_digit = style == "<font>" and len(plain) == 1 and plain.isascii() and plain.isdigit()
+    return plain if is_letter or is_digit else None
+
+
+_STYLES = {"<font>", "<circle>", "<square>", "<super>", "<sub>"}
+_FULL_WIDTH_TABLE: Final = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
+_STYLED_TABLE: Final = {
+    code: plain for code in range(0xAA, 0x1F200) if (plain := _stands_for(chr(code)))
+}
+PLAIN_OF: Final = _FULL_WIDTH_TABLE | _STYLED_TABLE
+"""Each styled character by code point, and the ASCII character it stands for."""
+
+STYLED: Final = ranges(sorted(_STYLED_TABLE))
+"""The class of styled letters other than full-width ones."""
+
+SCRIPTS: Final = (
+    "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC", "LISU", "GOTHIC", "DESERET", "OLD ITALIC"
+)  # fmt: skip
+"""Scripts with letters that look like Latin ones, as character names spell them."""
+LATIN: Final = "A-Za-z\xc0-\xd6\xd8-\xf6\xf8-\u024f\u1e00-\u1eff"
+LOOKALIKES: Final = {
+    chr(code): prototype
+    for code, prototype in ucd.PROTOTYPES.items()
+    if code < 0x10800
+    and prototype.isascii()
+    and prototype.isalpha()
+    and ucd.name(chr(code), "").startswith(SCRIPTS)
+}
+"""Each letter, and the Latin letter it looks like."""
+CYRILLIC_TWINS: Final = {"I"} | {
+    prototype
+    for letter, prototype in LOOKALIKES.items()
+    if ucd.name(letter, "").startswith("CYRILLIC")
+}
+"""Latin letters that look like a Cyrillic one."""
+
+ODD_KIND: Final = 1
+"""Invisible, blank, a line end other than newline, or no character."""
+BIDI_KIND: Final = 2
+"""Marks and isolates of bidirectional text."""
+FULL_WIDTH_KIND: Final = 4
+STYLED_KIND: Final = 8
+"""Other styled letters."""
+MARK_KIND: Final = 16
+"""Combining marks, as far as they can flood."""
+LATIN_KIND: Final = 32
+LOOKALIKE_KIND: Final = 64
+"""Letters of other scripts that look Latin."""
+
+Kinds = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
+def kinds_of(text: str) -> Kinds:
+    """The kinds of each character of ``text``, as bits."""
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+    kinds: Kinds = _KINDS[codes]
+    return kinds
+
+
+def _kinds() -> Kinds:
+    """The bits of each code point."""
+    table = np.zeros(sys.maxunicode + 1, dtype=np.uint8)
+    odd = INVISIBLE + LINE_ENDS + SURROGATES + NONCHARACTERS + BLANKS + BRAILLE_BLANK
+    marks = set(matching(lambda character: ucd.category(character)[0] == "M", 0x300))
+    for bit, codes in (
+        (ODD_KIND, members(odd)),
+        (BIDI_KIND, members(BIDI_MARKS + ISOLATES)),
+        (FULL_WIDTH_KIND, _FULL_WIDTH_TABLE),
+        (STYLED_KIND, _STYLED_TABLE),
+        (MARK_KIND, marks - {*members(SELECTORS + MONGOLIAN_CONTROLS + FORMATS)}),
+        (LATIN_KIND, members(LATIN)),
+        (LOOKALIKE_KIND, map(ord, LOOKALIKES)),
+    ):
+        table[list(codes)] |= bit
+    return table
+
+
+_KINDS: Final = _kinds()

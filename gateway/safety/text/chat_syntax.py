@@ -10,16 +10,15 @@ them stays, one without its partner does not.
 """
 
 import re
-from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gateway.safety.findings import Severity
-from gateway.safety.text.styled import PLAIN_OF, STYLED
-from gateway.safety.text.trail import OffsetEdit, Trail
+from gateway.safety.text.characters import PLAIN_OF, STYLED
+from gateway.safety.text.trail import Trail
 
 RULE: Final = "syntax.chat_template"
 
-DEFAULT_TOKENS: Final = (
+TOKENS: Final = (
     # Llama 2, Mistral
     "[INST]", "[/INST]", "<<SYS>>", "<</SYS>>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[AVAILABLE_TOOLS]",
     "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CONTENT]", "[/TOOL_CONTENT]",
@@ -35,62 +34,29 @@ DEFAULT_TOKENS: Final = (
 _SHAPES: Final = r"<\|[^\s<>|]{1,64}\|>"
 """ChatML, Llama 3, Phi, Granite, GPT, DeepSeek: names between bars."""
 _OPEN, _CLOSE = "<s>", "</s>"
-_STYLED_RUN = re.compile(f"[{STYLED}\uff01-\uff5e]+")
+_FIRSTS: Final = {token[0] for token in TOKENS} | {"<"}
+_STYLED_FIRSTS: Final = {chr(code) for code, plain in PLAIN_OF.items() if plain in _FIRSTS}
+_LEAD: Final = re.compile(f"[{''.join(map(re.escape, _FIRSTS | _STYLED_FIRSTS))}]")
+_LONGEST_FIRST: Final = sorted(TOKENS, key=len, reverse=True)
+# Only the first character is consumed, the rest is a look-ahead: tokens inside tokens are found too.
+_TOKEN: Final = re.compile(
+    f"[{''.join(map(re.escape, _FIRSTS))}](?<=(?=({'|'.join([_SHAPES, *map(re.escape, _LONGEST_FIRST)])})).)",
+    re.DOTALL,
+)
+_STYLED_RUN: Final = re.compile(f"[{STYLED}\uff01-\uff5e]+")
 
 
-class ChatSyntax:
-    """The tokens that a user's text must not contain. Made once for a policy; stateless."""
-
-    def __init__(self, tokens: Iterable[str] = DEFAULT_TOKENS) -> None:
-        """Raises ValueError for a token that a space cannot break."""
-        distinct = sorted(set(tokens), key=len, reverse=True)
-        for token in distinct:
-            if len(token) < 2:
-                raise ValueError(f"a chat-template token has two characters or more, not {token!r}")
-        firsts = "".join(sorted({re.escape(token[0]) for token in distinct} | {"<"}))
-        leads = [chr(code) for code, plain in PLAIN_OF.items() if re.search(f"[{firsts}]", plain)]
-        self._lead = re.compile(f"[{firsts}{''.join(map(re.escape, leads))}]")
-        rests = "|".join([_SHAPES, *map(re.escape, distinct)])
-        # Only the first character is consumed, the rest is a look-ahead: tokens inside tokens are found too.
-        self._token = re.compile(f"[{firsts}](?<=(?=({rests})).)", re.DOTALL)
-        for token in distinct:
-            if self._starts(self._neutral(token, self._starts(token))):
-                raise ValueError(
-                    f"a space behind its first character makes another token of {token!r}"
-                )
-
-    def neutralize(self, trail: Trail) -> None:
-        """Breaks every token in the text, and flags it."""
-        before = trail.text
-        found = self._starts(before)
-        if not found:
-            return
+def neutralize(trail: Trail) -> None:
+    """Breaks every token in the text, and flags it."""
+    seen = trail.text
+    if _LEAD.search(seen) is None:
+        return
+    if not seen.isascii():
+        seen = _STYLED_RUN.sub(lambda match: match[0].translate(PLAIN_OF), seen)
+    found = _without_pairs(seen, [match.span(1) for match in _TOKEN.finditer(seen)])
+    if found:
         trail.flag_all(RULE, found, Severity.MEDIUM)
-        trail.advance(
-            self._neutral(before, found),
-            lambda: (OffsetEdit(start, start + 1, 2) for start, _ in found),
-        )
-
-    def _starts(self, text: str) -> list[tuple[int, int]]:
-        """Where tokens start and end, by start."""
-        if self._lead.search(text) is None:
-            return []
-        seen = text
-        if not text.isascii():
-            seen = _STYLED_RUN.sub(lambda match: match[0].translate(PLAIN_OF), text)
-        found = [match.span(1) for match in self._token.finditer(seen)]
-        return _without_pairs(seen, found) if found else found
-
-    @staticmethod
-    def _neutral(text: str, found: Sequence[tuple[int, int]]) -> str:
-        """``text`` with a space behind the first character of each token."""
-        parts = []
-        position = 0
-        for start, _ in found:
-            parts += [text[position : start + 1], " "]
-            position = start + 1
-        parts.append(text[position:])
-        return "".join(parts)
+        trail.edit(((start, start + 1) for start, _ in found), lambda first: f"{first} ")
 
 
 def _without_pairs(text: str, found: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -104,6 +70,3 @@ def _without_pairs(text: str, found: list[tuple[int, int]]) -> list[tuple[int, i
         elif token == _CLOSE and opened:
             paired.update((opened.pop(), start))
     return [span for span in found if span[0] not in paired] if paired else found
-
-
-DEFAULT_SYNTAX: Final = ChatSyntax()

@@ -1,9 +1,10 @@
 """Removes invisible characters, except where writing systems and emoji need them.
 
 `PLACES` is the whole policy: a character stays if the characters directly before and after it match one of its places.
-All others of `CANDIDATES` are removed. A place always requires a character that stays, so removing others does not make
-or break places (where it still can, because marks change their order, `normalize` processes the text again). At most
-one joiner between two letters of a joining script and one variant selector (of 32) after an ideograph survive.
+All others of `characters.INVISIBLE` are removed. A place always requires a character that stays, so removing others
+does not make or break places (where it still can, because marks change their order, `normalize` processes the text
+again). At most one joiner between two letters of a joining script and one variant selector (of 32) after an ideograph
+survive.
 
 Bidirectional isolates stay where they pair up on one line of a text with right-to-left letters. Overrides and
 embeddings are always removed, and marks (LRM, RLM, ALM) where no letter runs from right to left.
@@ -17,7 +18,7 @@ from typing import Final, NamedTuple
 
 from gateway.safety.findings import Severity
 from gateway.safety.text import characters as c
-from gateway.safety.text.trail import OffsetEdit, Trail
+from gateway.safety.text.trail import Trail
 
 LONG_RUN = 8
 """Invisible characters in a row that are no accident: one severity up."""
@@ -83,26 +84,6 @@ PLACES: Final = (
 FLAGS: Final = ("gbeng", "gbsct", "gbwls")
 """The flags that are written with tags: England, Scotland, Wales (all that Unicode recommends)."""
 
-_ALWAYS = (
-    c.CONTROLS
-    + c.SOFT_HYPHEN
-    + c.EMBEDDINGS
-    + c.OPERATORS
-    + c.ZERO_WIDTH
-    + c.ANNOTATIONS
-    + c.FORMATS
-    + c.SELECTORS_FAR
-)
-_PLACED = (
-    c.JOINERS
-    + c.SELECTORS
-    + c.MONGOLIAN_CONTROLS
-    + c.HANGUL_FILLERS
-    + c.GRAPHEME_JOINER
-    + c.HIEROGLYPH_CONTROLS
-)
-CANDIDATES: Final = _ALWAYS + _PLACED + c.TAGS + c.BIDI_MARKS + c.ISOLATES
-
 _RULES: Final = (
     ("unicode.control", Severity.LOW, c.CONTROLS),
     ("unicode.soft_hyphen", Severity.LOW, c.SOFT_HYPHEN),
@@ -125,8 +106,14 @@ _RULE_OF: Final = {
 }
 
 
-def strip(trail: Trail, *, right_to_left: bool) -> None:
-    """Removes invisible characters outside their `PLACES`. ``right_to_left``: whether such letters are in the text."""
+def strip(trail: Trail, *, may_run_both_ways: bool) -> None:
+    """Removes invisible characters outside their `PLACES`, and isolates outside pairs.
+
+    ``may_run_both_ways``: there may be marks and isolates of bidirectional text.
+    """
+    right_to_left = may_run_both_ways and _RIGHT_TO_LEFT.search(trail.text) is not None
+    if may_run_both_ways:
+        _remove_stray_isolates(trail, right_to_left=right_to_left)
     _remove(trail, _STRAY_RTL if right_to_left else _STRAY)
 
 
@@ -137,14 +124,9 @@ def strip_all(trail: Trail) -> None:
 
 def _remove(trail: Trail, stray: "re.Pattern[str]") -> None:
     """Takes what ``stray`` matches out, and flags it."""
-    before = trail.text
-    if stray.search(before) is None:
-        return
-    _flag(trail, stray)
-    trail.advance(
-        stray.sub("", before),
-        lambda: (OffsetEdit(match.start(), match.end(), 0) for match in stray.finditer(before)),
-    )
+    if stray.search(trail.text) is not None:
+        _flag(trail, stray)
+        trail.sub(stray, "")
 
 
 def _flag(trail: Trail, stray: "re.Pattern[str]") -> None:
@@ -154,7 +136,7 @@ def _flag(trail: Trail, stray: "re.Pattern[str]") -> None:
         if match[0] == "\ufeff" and start == 0:
             continue  # a byte order mark in its own place
         grade = 1 if end - start >= LONG_RUN else 0
-        for rule, severity in {_RULE_OF[character] for character in match[0][:_SEEN_MAX]}:
+        for rule, severity in dict.fromkeys(_RULE_OF[one] for one in match[0][:_SEEN_MAX]):
             if not trail.flag(rule, start, end, Severity(min(severity + grade, Severity.CRITICAL))):
                 _flag_rest(trail, start)
                 return
@@ -163,17 +145,17 @@ def _flag(trail: Trail, stray: "re.Pattern[str]") -> None:
 def _flag_rest(trail: Trail, start: int) -> None:
     """Flags each rule once more, from its next character to the end of the text."""
     rest = trail.text[start:]
-    for character in _RULE_OF.keys() & set(rest):
+    for character in sorted(_RULE_OF.keys() & set(rest)):
         rule, severity = _RULE_OF[character]
         trail.flag_rest(rule, start + rest.index(character), severity)
 
 
-_MERGED = c.merged(_ALWAYS + _PLACED + c.TAGS + c.BIDI_MARKS)
+_MERGED = c.merged(c.ALWAYS_INVISIBLE + c.PLACED + c.TAGS + c.BIDI_MARKS)
 
 
 def _not_at_home() -> str:
     """Holds after a placed character that is in none of its `PLACES`: a branch for each set of places."""
-    refusals = dict.fromkeys(c.members(_PLACED), "")
+    refusals = dict.fromkeys(c.members(c.PLACED), "")
     for place in PLACES:
         refusal = f"(?!(?<={place.before}[{place.character}])(?:{place.after}))"
         for code in c.members(place.character):
@@ -197,7 +179,7 @@ def _stray(bidi_marks: str) -> "re.Pattern[str]":
     """One invisible character, or several in a row, where they do not belong."""
     return re.compile(
         f"[{_MERGED}](?:"
-        f"(?<=[{_ALWAYS}])[{_ALWAYS}]*+"
+        f"(?<=[{c.ALWAYS_INVISIBLE}])[{c.ALWAYS_INVISIBLE}]*+"
         f"|{_not_at_home()}"
         f"|(?<=[{c.TAGS}]){_not_in_flag()}[{c.TAGS}]*+"
         f"|(?<=[{c.BIDI_MARKS}]){bidi_marks})"
@@ -206,8 +188,8 @@ def _stray(bidi_marks: str) -> "re.Pattern[str]":
 
 _STRAY = _stray("")
 # Beside letters that run from right to left, a mark stays unless another invisible character follows it.
-_STRAY_RTL = _stray(f"(?=[{c.merged(CANDIDATES)}])")
-_ANY = re.compile(f"[{c.merged(CANDIDATES)}]+")
+_STRAY_RTL = _stray(f"(?=[{c.merged(c.INVISIBLE)}])")
+_ANY = re.compile(f"[{c.merged(c.INVISIBLE)}]+")
 
 
 RULE: Final = "unicode.bidi"
@@ -215,28 +197,19 @@ DEPTH_MAX = 8
 """Isolates inside each other. Deeper ones are no text."""
 
 _RIGHT_TO_LEFT = re.compile(f"[{c.RTL}]")
-_ISOLATE = re.compile(f"[{c.ISOLATES}]")
 _ISOLATES = re.compile(f"[{c.ISOLATES}]+")
 _STRUCTURE = re.compile(f"[{c.ISOLATES}\n{c.LINE_ENDS}]")
 _CLOSE = "\u2069"
 
 
-def has_right_to_left(text: str) -> bool:
-    """Whether any letter of ``text`` runs from right to left."""
-    return _RIGHT_TO_LEFT.search(text) is not None
-
-
-def remove_stray_isolates(trail: Trail, *, right_to_left: bool) -> None:
+def _remove_stray_isolates(trail: Trail, *, right_to_left: bool) -> None:
     """Takes isolates out that do not pair up; all of them in a text without right-to-left letters."""
-    before = trail.text
-    if _ISOLATE.search(before) is None:
-        return
     if right_to_left:
-        spans = [(at, at + 1) for at in _unpaired(before)]
+        spans = [(at, at + 1) for at in _unpaired(trail.text)]
     else:
-        spans = [match.span() for match in _ISOLATES.finditer(before)]
+        spans = [match.span() for match in _ISOLATES.finditer(trail.text)]
     trail.flag_all(RULE, spans, Severity.LOW)
-    trail.cut(spans)
+    trail.edit(spans, lambda _: "")
 
 
 def _unpaired(text: str) -> list[int]:
@@ -247,7 +220,7 @@ def _unpaired(text: str) -> list[int]:
         at, character = match.start(), match[0]
         if character == _CLOSE:
             stray += _closed(opened, at)
-        elif _ISOLATE.match(character):
+        elif _ISOLATES.match(character):
             opened.append(at)
         else:
             stray += opened

@@ -2,8 +2,7 @@
 
 The steps, in order: ANSI escape sequences, line ends and odd characters, isolates, invisible characters, styled
 letters, canonical composition with a limit on marks; then homoglyphs and chat-template syntax are looked
-for. Visible text of any script, emoji and code come out as they went in, in NFC. The first two steps are here, the
-others in modules of their own.
+for. Visible text of any script, emoji and code come out as they went in, in NFC.
 
 Text that a step changed is processed again, because removing a character can join others. If it still changes in the
 second pass, the last pass removes all invisible characters. So the result is stable: normalizing it again
@@ -18,20 +17,84 @@ Everything is linear in the length of the text. A clean text is the same object 
 """
 
 import re
+from collections.abc import Iterator
+from functools import cache
+from itertools import compress
 from typing import Final
+
+import numpy as np
 
 from gateway.safety.findings import Severity
 from gateway.safety.text import characters as c
-from gateway.safety.text.chat_syntax import DEFAULT_SYNTAX, ChatSyntax
-from gateway.safety.text.composed import compose
-from gateway.safety.text.homoglyphs import flag_homoglyphs
-from gateway.safety.text.invisible import has_right_to_left, remove_stray_isolates, strip, strip_all
-from gateway.safety.text.styled import fold_full_width, fold_styled
+from gateway.safety.text import ucd
+from gateway.safety.text.chat_syntax import neutralize
+from gateway.safety.text.invisible import strip, strip_all
 from gateway.safety.text.trail import Normalized, OffsetEdit, Trail
-from gateway.safety.text.traits import BIDI, FULL_WIDTH, MARK, ODD, STYLED, Traits, traits
 
-RULE: Final = "unicode.ansi"
+RULE_INVISIBLE_ONLY: Final = "unicode.invisible_only"
 
+_ASCII_ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
+
+
+def normalize(text: str) -> Normalized:
+    """The model's view of ``text``. Never raises: lone surrogates become U+FFFD.
+
+    The outcome has at most four times as many characters, and is stable.
+    """
+    trail = Trail(text)
+    if not text.isascii() or _ASCII_ODD.search(text):
+        _clean(trail)
+    neutralize(trail)
+    return trail.normalized()
+
+
+def _clean(trail: Trail) -> None:
+    """All steps that look at single characters, until nothing changes."""
+    original = trail.text
+    _remove_escapes(trail)
+    for is_last in (False, False, True):
+        before = trail.text
+        if before.isascii():
+            _ascii_pass(trail)
+            break
+        kinds = c.kinds_of(before)
+        _pass(trail, int(np.bitwise_or.reduce(kinds)), strict=is_last)
+        if trail.text == before:
+            _flag_homoglyphs(trail, kinds)
+            break
+    else:
+        _flag_homoglyphs(trail, c.kinds_of(trail.text))
+    if original and not original.isspace() and (not trail.text or trail.text.isspace()):
+        trail.flag_whole(RULE_INVISIBLE_ONLY, Severity.HIGH)
+
+
+def _ascii_pass(trail: Trail) -> None:
+    """Line ends and controls: all that ASCII can have."""
+    _replace_odd(trail)
+    if _ASCII_ODD.search(trail.text):
+        strip_all(trail)
+
+
+def _pass(trail: Trail, seen: int, *, strict: bool) -> None:
+    """One time through the steps that the kinds ``seen`` ask for. ``strict``: without any invisible character."""
+    if seen & c.ODD_KIND:
+        _replace_odd(trail)
+        if strict:
+            strip_all(trail)
+        else:
+            strip(trail, may_run_both_ways=bool(seen & c.BIDI_KIND))
+    if seen & c.FULL_WIDTH_KIND:
+        _fold_full_width(trail)
+    if seen & c.STYLED_KIND:
+        _fold_styled(trail)
+    if seen & c.MARK_KIND:
+        _limit_marks(trail)
+    _compose(trail)
+
+
+# ANSI escape sequences.
+
+_ANSI: Final = "unicode.ansi"
 _STARTS = re.compile("[\x1b\x90\x98\x9b\x9d-\x9f]")
 # Strings (OSC, DCS, SOS, PM, APC) run to BEL or ST. None holds the start of another, so no text is read twice.
 _STRING_BODY = "[^\x07\x1b\x80-\x9f]*+(?:\x07|\x9c|\x1b\\\\)"
@@ -47,17 +110,15 @@ _SEQUENCE = re.compile(
 )
 
 
-def remove_escapes(trail: Trail) -> None:
+def _remove_escapes(trail: Trail) -> None:
     """Takes ANSI escape sequences out, 7-bit and 8-bit."""
-    before = trail.text
-    if _STARTS.search(before) is None:
-        return
-    trail.flag_all(RULE, (match.span() for match in _SEQUENCE.finditer(before)), Severity.MEDIUM)
-    trail.advance(
-        _SEQUENCE.sub("", before),
-        lambda: (OffsetEdit(match.start(), match.end(), 0) for match in _SEQUENCE.finditer(before)),
-    )
+    if _STARTS.search(trail.text) is not None:
+        spans = (match.span() for match in _SEQUENCE.finditer(trail.text))
+        trail.flag_all(_ANSI, spans, Severity.MEDIUM)
+        trail.sub(_SEQUENCE, "")
 
+
+# Line ends and odd characters.
 
 REPLACEMENT: Final = "\ufffd"
 
@@ -80,7 +141,7 @@ _FLAGGED: Final = (
 _BRAILLE_BLANKS: Final = ("unicode.blank", re.compile(f"{c.BRAILLE_BLANK}+"))
 
 
-def replace_odd(trail: Trail) -> None:
+def _replace_odd(trail: Trail) -> None:
     """Puts plain characters in the place of odd ones."""
     before = trail.text
     if _NOT_PLAIN.search(before) is None:
@@ -88,86 +149,208 @@ def replace_odd(trail: Trail) -> None:
     table = _TABLE
     if not before.isascii():
         has_braille = _BRAILLE.search(before) is not None
-        _flag(trail, _FLAGGED if has_braille else (*_FLAGGED, _BRAILLE_BLANKS))
+        for rule, pattern in _FLAGGED if has_braille else (*_FLAGGED, _BRAILLE_BLANKS):
+            trail.flag_all(rule, (match.span() for match in pattern.finditer(before)), Severity.LOW)
         table = _TABLE if has_braille else _TABLE_WITHOUT_BRAILLE
     if "\r\n" in before:
-        trail.advance(
-            before.replace("\r\n", "\n"),
-            lambda: (OffsetEdit(match.start(), match.end(), 1) for match in _CRLF.finditer(before)),
-        )
+        trail.sub(_CRLF, "\n")
     if _NOT_PLAIN.search(trail.text):
         trail.advance(_NOT_PLAIN.sub(lambda match: match[0].translate(table), trail.text))
 
 
-def _flag(trail: Trail, rules: tuple[tuple[str, "re.Pattern[str]"], ...]) -> None:
-    """Flags what is no line end."""
-    for rule, pattern in rules:
-        spans = (match.span() for match in pattern.finditer(trail.text))
-        trail.flag_all(rule, spans, Severity.LOW)
+# Styled letters (full-width, mathematical, circled, squared, raised) become ASCII where they spell words.
+#
+# NFKC would fold all compatibility characters, and with them much that people mean: superscripts, fractions,
+# ligatures, the full-width punctuation of Chinese and Japanese. So only letters that stand for ASCII are folded, one
+# for one, and only where they are no notation: full-width characters in a text without any CJK character, and runs of
+# other styled letters. A single mathematical letter, a raised ordinal or full-width Latin in Japanese stays.
+# `skeleton` folds those too, for the rules.
+
+RUN_MIN = 4
+"""Styled letters in a row that spell a word and are no product of variables."""
+SPREAD_MIN = 6
+"""Styled letters with single separators between that spell words."""
+_STYLED_RULE: Final = "unicode.styled"
+_FULL_WIDTH_RULE: Final = "unicode.full_width"
+
+_STYLED = f"[{c.STYLED}]"
+_SEPARATOR = "[ '’,.!?_-]"
+_STYLED_FIRST = re.compile(_STYLED)
+# Four letters or more, or no match is made at all: formulas have many single letters.
+_STYLED_WORDS = re.compile(
+    f"{_STYLED}(?=(?:{_SEPARATOR}?{_STYLED}){{3}}){_STYLED}*+(?:{_SEPARATOR}{_STYLED}++)*+"
+)
+_STYLED_WORD = re.compile(f"{_STYLED}{{{RUN_MIN}}}")
+_FULL_WIDTH = re.compile("[\uff01-\uff5e]+")
+_CJK = re.compile(f"[{c.CJK}]")
+_WIDE = "[\uff21-\uff3a\uff41-\uff5a]"
+_WIDE_SPACE = "[ \u3000\uff3f]"
+_FULL_WIDTH_SENTENCE = re.compile(
+    f"{_WIDE}(?<!{_WIDE}{_WIDE}){_WIDE}*+{_WIDE_SPACE}++(?:{_WIDE}++{_WIDE_SPACE}++)++{_WIDE}*+"
+)
 
 
-RULE_INVISIBLE_ONLY: Final = "unicode.invisible_only"
-
-_ASCII_ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
-
-
-def normalize(text: str, syntax: ChatSyntax = DEFAULT_SYNTAX) -> Normalized:
-    """The model's view of ``text``. Never raises: lone surrogates become U+FFFD.
-
-    The outcome has at most four times as many characters, and is stable.
-    """
-    trail = Trail(text)
-    if not text.isascii() or _ASCII_ODD.search(text):
-        _clean(trail)
-    syntax.neutralize(trail)
-    return trail.normalized()
+def _fold_full_width(trail: Trail) -> None:
+    """Folds full-width characters outside CJK text; in such text only sentences are flagged."""
+    in_cjk = _CJK.search(trail.text) is not None
+    flagged = (_FULL_WIDTH_SENTENCE if in_cjk else _FULL_WIDTH).finditer(trail.text)
+    trail.flag_all(_FULL_WIDTH_RULE, (match.span() for match in flagged), Severity.LOW)
+    if not in_cjk:
+        trail.advance(_FULL_WIDTH.sub(_plain, trail.text))
 
 
-def _clean(trail: Trail) -> None:
-    """All steps that look at single characters, until nothing changes."""
-    original = trail.text
-    remove_escapes(trail)
-    for is_last in (False, False, True):
-        before = trail.text
-        if before.isascii():
-            _ascii_pass(trail)
-            break
-        seen = traits(before)
-        _pass(trail, seen, strict=is_last)
-        if trail.text == before:
-            flag_homoglyphs(trail, seen)
-            break
-    else:
-        flag_homoglyphs(trail, traits(trail.text))
-    if original and not original.isspace() and (not trail.text or trail.text.isspace()):
-        trail.flag_whole(RULE_INVISIBLE_ONLY, Severity.HIGH)
+def _plain(match: "re.Match[str]") -> str:
+    return match[0].translate(c.PLAIN_OF)
 
 
-def _ascii_pass(trail: Trail) -> None:
-    """Line ends and controls: all that ASCII can have."""
-    replace_odd(trail)
-    if _ASCII_ODD.search(trail.text):
-        strip_all(trail)
+def _fold_styled(trail: Trail) -> None:
+    """Folds words of other styled letters."""
+    flagging = True
+
+    def folded(match: "re.Match[str]") -> str:
+        nonlocal flagging
+        words = match[0]
+        if _STYLED_WORD.search(words) is None and len(_STYLED_FIRST.findall(words)) < SPREAD_MIN:
+            return words
+        if flagging:
+            flagging = trail.flag(_STYLED_RULE, match.start(), match.end(), Severity.LOW)
+            if not flagging:
+                trail.flag_rest(_STYLED_RULE, match.start(), Severity.LOW)
+        return words.translate(c.PLAIN_OF)
+
+    trail.advance(_STYLED_WORDS.sub(folded, trail.text))
 
 
-def _pass(trail: Trail, seen: Traits, *, strict: bool) -> None:
-    """One time through the steps that ``seen`` asks for. ``strict``: without any invisible character."""
-    if seen.union & ODD:
-        replace_odd(trail)
-        if strict:
-            strip_all(trail)
-        else:
-            _strip(trail, may_run_both_ways=bool(seen.union & BIDI))
-    if seen.union & FULL_WIDTH:
-        fold_full_width(trail)
-    if seen.union & STYLED:
-        fold_styled(trail)
-    compose(trail, has_marks=bool(seen.union & MARK))
+# Canonical composition (NFC), and a limit on combining marks.
+#
+# NFC changes how a text is stored and not how it looks, with one exception that is left out: compatibility ideographs,
+# which it would turn into others. It turns one character into at most three (and UTF-8 bytes into at most three times
+# as many), by its definition.
+
+MARKS_MAX = 16
+"""Combining marks on one character. Tibetan stacks and Hebrew accents need at most nine."""
+_FLOOD_RULE: Final = "unicode.combining_flood"
+
+_APART = re.compile(f"([{c.COMPATIBILITY_HAN}]+)")
 
 
-def _strip(trail: Trail, *, may_run_both_ways: bool) -> None:
-    """Takes stray isolates and stray invisible characters out."""
-    right_to_left = may_run_both_ways and has_right_to_left(trail.text)
-    if may_run_both_ways:
-        remove_stray_isolates(trail, right_to_left=right_to_left)
-    strip(trail, right_to_left=right_to_left)
+def _compose(trail: Trail) -> None:
+    """Brings the text to NFC, with at most `MARKS_MAX` marks on a character."""
+    before = trail.text
+    composed = _composed(before)
+    if composed != before:
+        trail.advance(composed, lambda: composition_edits(before))
+        _limit_marks(trail)
+
+
+def _composed(text: str) -> str:
+    """``text`` in NFC, compatibility ideographs as they are."""
+    composed = ucd.normalize("NFC", text)
+    if composed == text or _APART.search(text) is None:
+        return composed
+    parts = _APART.split(text)
+    return "".join(part if at % 2 else ucd.normalize("NFC", part) for at, part in enumerate(parts))
+
+
+def _limit_marks(trail: Trail) -> None:
+    """Takes the marks out that are too many for their character."""
+    is_mark = np.concatenate(([False], (c.kinds_of(trail.text) & c.MARK_KIND) != 0, [False]))
+    edges = np.flatnonzero(is_mark[1:] != is_mark[:-1])
+    starts, ends = edges[::2] + MARKS_MAX, edges[1::2]
+    too_long = starts < ends
+    spans = list(zip(starts[too_long].tolist(), ends[too_long].tolist(), strict=True))
+    trail.flag_all(_FLOOD_RULE, spans, Severity.MEDIUM)
+    trail.edit(spans, lambda _: "")
+
+
+def composition_edits(before: str) -> Iterator[OffsetEdit]:
+    """What NFC changed: clusters of a character and what can compose with it, and single characters."""
+    for match in _clusters().finditer(before):
+        composed = ucd.normalize("NFC", match[0])
+        if composed != match[0]:
+            yield OffsetEdit(match.start(), match.end(), len(composed))
+
+
+@cache
+def _clusters() -> "re.Pattern[str]":
+    """Every stretch that NFC could change, by itself and apart from what stands around it."""
+    joining = set(c.matching(lambda character: ucd.combining(character) != 0, 0x300))
+    singles = []
+    for code in c.matching(
+        lambda character: ucd.decomposition(character)[:1] not in ("", "<"), 0xC0
+    ):
+        parts = ucd.decomposition(chr(code)).split()
+        if len(parts) == 2 and ucd.normalize("NFC", chr(code)) == chr(code):
+            joining.add(int(parts[1], 16))
+        elif len(parts) == 1 or ucd.normalize("NFC", chr(code)) != chr(code):
+            singles.append(code)
+    joining.update(range(0x1161, 0x1176), range(0x11A8, 0x11C3))
+    han = set(c.members(c.COMPATIBILITY_HAN))
+    inside = c.ranges(sorted(joining))
+    return re.compile(
+        f"[^{inside}{c.COMPATIBILITY_HAN}]?[{inside}]+|[{c.ranges(sorted(set(singles) - han))}]"
+    )
+
+
+# Words that mix look-alike letters of two scripts, such as Latin with Cyrillic or Greek letters, are flagged.
+#
+# The letters are not changed. Not flagged: words of one script, and legitimate mixtures, which are inflected
+# abbreviations ("SMSка") and a Greek letter of a formula beside Latin ones ("cosα").
+
+_HOMOGLYPH: Final = "unicode.homoglyph"
+WORD_MAX = 64
+"""Characters to either side that a word is looked for in."""
+
+_BOTH: Final = c.LATIN_KIND | c.LOOKALIKE_KIND
+_FORMULA: Final = frozenset("αβγεηικνρστυχω")
+
+
+def _flag_homoglyphs(trail: Trail, kinds: c.Kinds) -> None:
+    """Flags words that are spelled with letters of two scripts to look like one. ``kinds``: of the text."""
+    if int(np.bitwise_or.reduce(kinds)) & _BOTH == _BOTH:
+        trail.flag_all(_HOMOGLYPH, _homoglyphs(trail.text, kinds), Severity.MEDIUM)
+
+
+def _homoglyphs(text: str, kinds: c.Kinds) -> Iterator[tuple[int, int]]:
+    letters = kinds & _BOTH
+    beside = np.flatnonzero((letters[:-1] | letters[1:]) == _BOTH)
+    word_end = 0
+    for at in beside.tolist():
+        if at < word_end:
+            continue
+        start, word_end = _word(text, at)
+        if _passes_for_another(text[start:word_end], kinds[start:word_end]):
+            yield start, word_end
+
+
+def _word(text: str, at: int) -> tuple[int, int]:
+    """Where the word around ``at`` starts and ends."""
+    start, end = at, at + 1
+    while start > max(0, at - WORD_MAX) and text[start - 1].isalpha():
+        start -= 1
+    while end < min(len(text), at + WORD_MAX) and text[end].isalpha():
+        end += 1
+    return start, end
+
+
+def _passes_for_another(word: str, kinds: c.Kinds) -> bool:
+    """Whether all letters of one script in ``word`` are look-alikes of the other."""
+    is_latin = (kinds & c.LATIN_KIND).tolist()
+    latin = list(compress(word, is_latin))
+    foreign = [letter for letter, own in zip(word, is_latin, strict=True) if not own]
+    if _is_inflected(word, len(latin)) or _is_formula(word, foreign):
+        return False
+    return all(letter in c.LOOKALIKES for letter in foreign) or (
+        len(foreign) > 1 and all(letter in c.CYRILLIC_TWINS for letter in latin)
+    )
+
+
+def _is_inflected(word: str, latin: int) -> bool:
+    """Whether ``word`` is a Latin abbreviation with an ending of the other script."""
+    stem, ending = word[:latin], word[latin:]
+    return latin > 1 and stem.isupper() and stem.isascii() and ending.islower()
+
+
+def _is_formula(word: str, foreign: list[str]) -> bool:
+    """Whether one Greek letter stands before or after Latin ones."""
+    return len(foreign) == 1 and foreign[0] in _FORMULA and foreign[0] in (word[0], word[-1])

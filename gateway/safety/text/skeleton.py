@@ -8,25 +8,23 @@ indicators. All else stays. Letters of scripts that do not mimic Latin (Arabic, 
 or ordinary text in them would turn into noise.
 """
 
-from dataclasses import dataclass
-from functools import cache
+import sys
+from functools import cache, cached_property
 from typing import Final
 
 import numpy as np
 
 from gateway.safety.text import characters as c
 from gateway.safety.text import ucd
-from gateway.safety.text.confusables import PROTOTYPES, SCRIPTS
+
+_Codes = np.ndarray[tuple[int], np.dtype[np.uint32]]
 
 EXPANSION_MAX = 6
 """Characters that one character can become; what would need more stays as it is."""
 
-_Codes = np.ndarray[tuple[int], np.dtype[np.uint32]]
-_Indices = np.ndarray[tuple[int], np.dtype[np.int64]]
-
 _LIMIT = 0x20000
 """Characters beyond are ideographs: they look like nothing else."""
-_MIMICS: Final = ("LATIN", "MODIFIER LETTER", "SCRIPT", "DOUBLE-STRUCK", "TURNED", *SCRIPTS)
+_MIMICS: Final = ("LATIN", "MODIFIER LETTER", "SCRIPT", "DOUBLE-STRUCK", "TURNED", *c.SCRIPTS)
 _GENERIC_MARKS: Final = frozenset(c.members(c.GENERIC_MARKS))
 _NAMED: Final = (
     "LATIN LETTER SMALL CAPITAL ",
@@ -38,44 +36,38 @@ _NAMED: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
 class Skeleton:
-    """The skeleton of a text."""
+    """The skeleton of a text.
 
-    text: str
-    origins: _Indices | None = None
-    """For each character the offset of the one it stands for, and at the end the length. None: the same offsets."""
+    Attributes:
+        text: the look of it; of a text in ASCII the text itself.
+    """
+
+    def __init__(self, original: str) -> None:
+        self._original = original
+        self.text = original if original.isascii() else _seen(original)
 
     def original_span(self, start: int, end: int) -> tuple[int, int]:
         """The span of the text before that ``text[start:end]`` stands for, with the marks that were left out inside."""
-        if self.origins is None:
-            return start, max(start, end)
-        first = int(self.origins[start])
-        return first, (int(self.origins[end - 1]) + 1 if end > start else first)
+        first = self._origins[start]
+        return first, (self._origins[end - 1] + 1 if end > start else first)
+
+    @cached_property
+    def _origins(self) -> list[int]:
+        """For each character the offset of the one it stands for, and at the end the length."""
+        looks = tables()[1]
+        lengths = [len(looks.get(ord(character), " ")) for character in self._original]
+        origins = [at for at, length in enumerate(lengths) for _ in range(length)]
+        return [*origins, len(self._original)]
 
 
-def skeleton(text: str) -> Skeleton:
+def _seen(text: str) -> str:
     """What ``text`` looks like, in ASCII where it looks like ASCII. Meant for normalized text; any text will do."""
-    if text.isascii():
-        return Skeleton(text)
-    all_lengths, starts, expansions = tables()
-    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
-    index = np.minimum(codes, _LIMIT)
-    lengths = all_lengths[index]
-    if bool((lengths == 1).all()):
-        seen = np.where(codes < _LIMIT, expansions[starts[index]], codes)
-        return Skeleton(_text(seen))
-    counts = lengths.astype(np.int64)
-    origins = np.repeat(np.arange(len(codes)), counts)
-    within = np.arange(len(origins)) - np.repeat(np.cumsum(counts) - counts, counts)
-    seen = expansions[starts[index[origins]] + within]
-    seen = np.where(codes[origins] < _LIMIT, seen, codes[origins])
-    return Skeleton(_text(seen), np.append(origins, len(codes)))
-
-
-def _text(codes: _Codes) -> str:
-    """The string of ``codes``."""
-    return codes.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
+    singles, looks = tables()
+    codes: _Codes = singles[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")]
+    if int(codes.max()) > sys.maxunicode:
+        return text.translate(looks)
+    return codes.tobytes().decode("utf-32-le", "surrogatepass")
 
 
 def _look(character: str) -> str:
@@ -108,36 +100,31 @@ def _mimicked(character: str, name: str) -> str:
 
 def _prototype_of(character: str) -> str:
     """The prototype of one character, in the case and shape that a reader expects of it."""
-    seen = PROTOTYPES.get(ord(character), character) if not character.isascii() else character
+    seen = ucd.PROTOTYPES.get(ord(character), character) if not character.isascii() else character
     if seen == "l" and ucd.category(character) in ("Lu", "Nl"):
         return "I"
     return seen.replace("rn", "m")
 
 
 @cache
-def tables() -> tuple["np.ndarray[tuple[int], np.dtype[np.uint8]]", _Indices, _Codes]:
-    """For each code point the length and the start of what it looks like, and all of those in a row.
+def tables() -> tuple[_Codes, dict[int, str]]:
+    """What each code point looks like: as one code point, past all of them for another number; and as text.
 
     They take 0.1 s, so a gateway makes them when it serves already; any thread may.
     """
-    lengths = np.ones(_LIMIT + 1, dtype=np.uint8)
-    starts = np.arange(_LIMIT + 1, dtype=np.int64)
-    expansions: list[int] = []
-    for code in _with_a_look():
-        seen = _look(chr(code))
-        if seen != chr(code) and len(seen) <= EXPANSION_MAX:
-            lengths[code] = len(seen)
-            starts[code] = _LIMIT + 1 + len(expansions)
-            expansions.extend(map(ord, seen))
-    row = np.concatenate([np.arange(_LIMIT + 1), np.array(expansions)]).astype(np.uint32)
-    return lengths, starts, row
+    looks = {code: _look(chr(code)) for code in _with_a_look()}
+    looks = {code: seen for code, seen in looks.items() if len(seen) <= EXPANSION_MAX}
+    singles = np.arange(sys.maxunicode + 1, dtype="<u4")
+    for code, seen in looks.items():
+        singles[code] = ord(seen) if len(seen) == 1 else sys.maxunicode + 1
+    return singles, looks
 
 
 def _with_a_look() -> list[int]:
     """The code points that may look like something else: all that a table has something to say about."""
     return c.matching(
         lambda character: (
-            ord(character) in PROTOTYPES
+            ord(character) in ucd.PROTOTYPES
             or ord(character) in _GENERIC_MARKS
             or (not "\uac00" <= character <= "\ud7a3" and ucd.decomposition(character) != "")
             or ucd.category(character) in ("Nd", "So", "Ll")

@@ -4,6 +4,7 @@ An edit says that ``before[start:end]`` became ``length`` characters. Everything
 built when the first offset is asked for: most texts change only where no rule finds anything.
 """
 
+import re
 from array import array
 from bisect import bisect_right
 from collections import Counter
@@ -106,17 +107,24 @@ class Trail:
         if edits is not None:
             self._maps.append(OffsetMap(edits))
 
-    def cut(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Takes ``spans`` of `text` out, which come in order."""
-        if not spans:
-            return
-        kept = []
-        position = 0
+    def sub(self, pattern: "re.Pattern[str]", shown: str) -> None:
+        """``shown`` takes the place of each match of ``pattern``."""
+        before = self.text
+        self.advance(
+            pattern.sub(shown, before),
+            lambda: (OffsetEdit(*match.span(), len(shown)) for match in pattern.finditer(before)),
+        )
+
+    def edit(self, spans: Iterable[tuple[int, int]], shown: Callable[[str], str]) -> None:
+        """``shown`` of their text takes the place of ``spans`` of `text`, which come in order."""
+        parts, edits, position = [], [], 0
         for start, end in spans:
-            kept.append(self.text[position:start])
+            new = shown(self.text[start:end])
+            parts += [self.text[position:start], new]
+            edits.append(OffsetEdit(start, end, len(new)))
             position = end
-        kept.append(self.text[position:])
-        self.advance("".join(kept), lambda: (OffsetEdit(start, end, 0) for start, end in spans))
+        if edits:
+            self.advance("".join([*parts, self.text[position:]]), lambda: edits)
 
     def flag(self, rule: str, start: int, end: int, severity: Severity) -> bool:
         """Notes a finding at a span of `text`. False once the rule has reached its bound: then `flag_rest`."""

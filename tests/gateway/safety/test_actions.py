@@ -16,12 +16,12 @@ TABLE = ActionTable(
         "secret.*": Choice(Action.BLOCK),
         "injection.*": Choice(Action.ROUTE, "governed"),
         "injection.role": Choice(Action.ROUTE, "other"),
-        "allow.*": Choice(Action.ALLOW),
+        "deny.*": Choice(Action.ALLOW),
     },
     severities={Severity.HIGH: Choice(Action.BLOCK), Severity.MEDIUM: Choice(Action.REDACT)},
     default=Choice(Action.ALLOW),
 )
-RULES = ("pii.email", "pii.ip", "pii.crypto.btc", "secret.key", "injection.role", "allow.list", "x")
+RULES = ("pii.email", "pii.ip", "pii.crypto.btc", "secret.key", "injection.role", "deny.list", "x")
 
 
 def found(rule: str, start: int, end: int, severity: Severity = Severity.LOW) -> Finding:
@@ -72,7 +72,7 @@ def test_actions_by_strength() -> None:
 def test_which_rules_can_change_a_text() -> None:
     for rule in ("pii.email", "pii.crypto.btc", "secret.key", "other"):
         assert TABLE.edits(rule), rule
-    for rule in ("pii.ip", "injection.role", "allow.list"):
+    for rule in ("pii.ip", "injection.role", "deny.list"):
         assert not TABLE.edits(rule), rule
     assert not ActionTable().edits("other")
 
@@ -144,19 +144,6 @@ def test_a_block_names_its_rules_and_never_the_text() -> None:
     assert decision.blocked == ("secret.a", "secret.key")
     assert decision.text == "key "
     assert "SECRET" not in repr(decision)
-
-
-def test_what_lies_inside_the_allow_list_is_let_be() -> None:
-    findings = [found("allow.list", 0, 8), found("pii.email", 2, 6), found("pii.email", 6, 10)]
-    decision = apply(TABLE, "0123456789", findings)
-    assert [one.action for one in decision.taken] == [Action.ALLOW, Action.ALLOW, Action.REDACT]
-    assert decision.text == "012345<EMAIL_1>"
-
-
-def test_the_allow_list_shields_from_its_first_to_its_last_character() -> None:
-    for start, end, action in ((2, 5, Action.ALLOW), (1, 5, Action.REDACT), (2, 6, Action.REDACT)):
-        decision = apply(TABLE, "0123456789", [found("allow.x", 2, 5), found("pii.a", start, end)])
-        assert {one.action for one in decision.taken if one.finding.rule == "pii.a"} == {action}
 
 
 def test_removing_leaves_nothing() -> None:

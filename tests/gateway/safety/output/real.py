@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import cache
 
 from gateway.safety.output.automaton import WatchedRule, watched_rules
-from gateway.safety.rules.limits import TextLimits
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import default_rules
 from tests.gateway.safety.rules.samples import FOUND, IN_CONTEXT, NOT_FOUND
@@ -25,5 +24,5 @@ SAMPLES = (
 def default() -> tuple[Sequence[WatchedRule], RuleSet]:
     """The default rules that go by patterns, all watched."""
     specs = [spec for spec in default_rules() if not spec.scored]
-    scanner = RuleSet(specs, decode=False, limits=TextLimits(0, 0, 0, stacked_marks=False))
+    scanner = RuleSet(specs, limits=None)
     return watched_rules(specs), scanner

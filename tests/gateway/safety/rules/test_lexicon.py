@@ -4,62 +4,56 @@ import random
 
 import pytest
 
-from gateway.safety.findings import Finding, Severity
-from gateway.safety.rules.lexicon import Lexicon, ListKind, PhraseList, fold_case
+from gateway.safety.findings import Severity
+from gateway.safety.rules.lexicon import Lexicon, fold_case
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import RuleError, default_rules
 
 
-def found(text: str, *lists: PhraseList) -> list[tuple[str, str]]:
-    return [
-        (each.rule, text[each.start : each.end]) for each in RuleSet((), phrases=lists).scan(text)
-    ]
+def found(text: str, *deny: str) -> list[str]:
+    findings = RuleSet((), Lexicon(deny)).scan(text)
+    assert {(each.rule, each.severity) for each in findings} <= {("deny.list", Severity.HIGH)}
+    return [text[each.start : each.end] for each in findings]
 
 
 def test_words_match_whole_and_in_any_case() -> None:
-    words = PhraseList("animals", ("cat", "Straße", "ΟΔΟΣ", "blue  whale"))
-    assert found("A CAT, concatenate cat_x CATS; STRAßE οδος", words) == [
-        ("deny.animals", "CAT"),
-        ("deny.animals", "STRAßE"),
-        ("deny.animals", "οδος"),
-    ]
+    words = ("cat", "Straße", "ΟΔΟΣ", "blue  whale")
+    text = "A CAT, concatenate cat_x CATS; STRAßE οδος"
+    assert found(text, *words) == ["CAT", "STRAßE", "οδος"]
 
 
 def test_scripts_without_spaces_have_no_word_boundary() -> None:
-    assert found("这是机密文件。", PhraseList("a", ("机密",))) == [("deny.a", "机密")]
+    assert found("这是机密文件。", "机密") == ["机密"]
 
 
 def test_a_longer_entry_that_fails_does_not_hide_a_shorter_one() -> None:
-    assert found("a cat housekeeping", PhraseList("a", ("cat house", "cat"))) == [("deny.a", "cat")]
+    assert found("a cat housekeeping", "cat house", "cat") == ["cat"]
 
 
 def test_offsets_hold_where_lower_case_is_longer() -> None:
-    assert found("İİİ cat", PhraseList("a", ("cat",))) == [("deny.a", "cat")]
+    assert found("İİİ cat", "cat") == ["cat"]
     assert len(fold_case("İΣ")) == 2
 
 
 def test_an_allowed_phrase_takes_back_what_lies_inside() -> None:
-    allow = PhraseList("own", ("help@acme.example", "Blue Falcon Street"), ListKind.ALLOW)
-    rules = RuleSet(default_rules(), phrases=[allow, PhraseList("a", ("falcon",))])
+    allow = ("help@acme.example", "Blue Falcon Street")
+    rules = RuleSet(default_rules(), Lexicon(("falcon",), allow))
     text = "Mail help@acme.example or bob@acme.example in Blue Falcon Street"
     assert [text[each.start : each.end] for each in rules.scan(text)] == ["bob@acme.example"]
 
 
-def test_severity_of_a_list() -> None:
-    rules = RuleSet((), phrases=[PhraseList("a", ("x1",), severity=Severity.LOW)])
-    assert rules.scan("x1") == [Finding("deny.a", 0, 2, Severity.LOW)]
-
-
 @pytest.mark.parametrize("entry", ["", "  ", "x" * 257])
 def test_entries_that_cannot_be_used_are_refused(entry: str) -> None:
-    with pytest.raises(RuleError, match=r"deny\.a"):
-        Lexicon([PhraseList("a", (entry,))])
+    with pytest.raises(RuleError, match=r"deny\.list"):
+        Lexicon([entry])
+    with pytest.raises(RuleError, match=r"allow\.list"):
+        Lexicon(allow=[entry])
 
 
 def test_tens_of_thousands_of_entries_cost_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(1)
     entries = tuple("".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=9)) for _ in range(40_000))
-    lexicon = Lexicon([PhraseList("a", entries)])
+    lexicon = Lexicon(entries)
     automaton, passes = lexicon._automaton, []
 
     class Counting:
@@ -69,14 +63,13 @@ def test_tens_of_thousands_of_entries_cost_one_pass(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(lexicon, "_automaton", Counting())
     text = "some ordinary words and " * 1000 + entries[77]
-    assert [span for _, span in lexicon.matches(text)] == [(len(text) - 9, len(text))]
+    assert [(each.start, each.end) for each in lexicon.denied(text)] == [(len(text) - 9, len(text))]
     assert passes == [len(text)]
 
 
 def test_many_findings_under_many_allowed_phrases() -> None:
-    allow = PhraseList("own", ("a b", "b a"), ListKind.ALLOW)
-    rules = RuleSet((), phrases=[allow, PhraseList("a", ("a", "b c"))])
+    rules = RuleSet((), Lexicon(("a", "b c"), ("a b", "b a")))
     assert {each.rule for each in rules.scan("a b " * 5000 + "b c")} <= {
-        "deny.a",
+        "deny.list",
         "limit.repetition",
     }

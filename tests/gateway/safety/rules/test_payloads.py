@@ -7,7 +7,7 @@ import urllib.parse
 import pytest
 
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.rules.lexicon import PhraseList
+from gateway.safety.rules.lexicon import Lexicon
 from gateway.safety.rules.payloads import PAYLOAD_BYTES_MAX, TOTAL_BYTES_MAX
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import default_rules
@@ -56,7 +56,7 @@ def test_an_injection_is_found_in_every_encoding(name: str) -> None:
 
 
 def test_secrets_and_denied_words_hide_as_well() -> None:
-    rules = RuleSet(default_rules(), phrases=[PhraseList("codenames", ("blue falcon",))])
+    rules = RuleSet(default_rules(), Lexicon(("blue falcon",)))
     token = "ghp_aB3dE5gH7jK9mN2pQ4sT6vW8yZ1bC0eFaB3d"
     # The secret is the more severe of two findings at one place.
     assert [each.rule for each in rules.scan(b64(f"token {token} of blue falcon"))] == [
@@ -120,4 +120,4 @@ def test_a_payload_that_the_caller_decoded() -> None:
 
 
 def test_decoding_can_be_left_out() -> None:
-    assert RuleSet(default_rules(), decode=False).scan(b64(ATTACK)) == []
+    assert RuleSet(default_rules(), limits=None).scan(b64(ATTACK)) == []

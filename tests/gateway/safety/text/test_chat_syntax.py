@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.safety.text.chat_syntax import DEFAULT_SYNTAX, DEFAULT_TOKENS, ChatSyntax
+from gateway.safety.text.chat_syntax import TOKENS
 from gateway.safety.text.normalize import normalize
 
 SHAPED = [
@@ -16,7 +16,7 @@ SHAPED = [
     "<|end|>",
     "<|x|>",
 ]
-LONE = [token for token in [*DEFAULT_TOKENS, *SHAPED] if token != "<s>"]
+LONE = [token for token in [*TOKENS, *SHAPED] if token != "<s>"]
 
 
 @pytest.mark.parametrize("token", [*LONE, "<s>"])
@@ -62,19 +62,3 @@ def test_struck_html_stays_and_lone_ends_do_not() -> None:
 def test_tokens_inside_tokens_are_broken() -> None:
     assert normalize("<|<|im_start|>|>").text == "<|< |im_start|>|>"
     assert normalize("[[INST]]").text == "[[ INST]]"
-
-
-def test_an_operators_own_list() -> None:
-    syntax = ChatSyntax(["Human:", "###"])
-    assert normalize("Human: ### [INST] <|x|>", syntax).text == "H uman: # ## [INST] < |x|>"
-    assert normalize("Ｈuman:", syntax).text == "H uman:"
-
-
-@pytest.mark.parametrize("tokens", [["x"], [""], ["aa", "a a"]])
-def test_tokens_that_cannot_be_broken_are_refused(tokens: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"chat-template token|makes another token"):
-        ChatSyntax(tokens)
-
-
-def test_the_default_is_ready_made() -> None:
-    assert normalize("[INST]", DEFAULT_SYNTAX).text == normalize("[INST]").text

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gateway.safety.findings import Severity
 from gateway.safety.text import ucd
 from gateway.safety.text.normalize import normalize
-from gateway.safety.text.skeleton import skeleton
+from gateway.safety.text.skeleton import Skeleton
 from gateway.safety.text.trail import FINDINGS_MAX
 from gateway.safety.text.ucd import UNICODE_VERSION
 from tests.gateway.safety.text.corpus import LEGITIMATE
@@ -252,7 +252,7 @@ def test_hostile_texts_cost_in_proportion(
     normalized = normalize(text)
     assert calls <= 3 * len(text)
     assert len(normalized.findings) <= 3 * (FINDINGS_MAX + 2)
-    assert len(skeleton(normalized.text).text) <= 6 * len(normalized.text)
+    assert len(Skeleton(normalized.text).text) <= 6 * len(normalized.text)
 
 
 def test_ten_megabytes_of_marks_leave_almost_nothing() -> None:

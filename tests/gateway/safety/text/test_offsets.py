@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.safety.text import ucd
-from gateway.safety.text.composed import _edits
+from gateway.safety.text.normalize import composition_edits
 from gateway.safety.text.trail import OffsetEdit, OffsetMap
 
 EDITS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)), max_size=12)
@@ -45,7 +45,7 @@ COMPOSING = st.sampled_from(
 @given(st.text(COMPOSING, max_size=16))
 def test_the_edits_of_composition_give_the_composed_text(text: str) -> None:
     parts, position = [], 0
-    for edit in _edits(text):
+    for edit in composition_edits(text):
         parts += [text[position : edit.start], ucd.normalize("NFC", text[edit.start : edit.end])]
         position = edit.end
     made = "".join([*parts, text[position:]])
