@@ -10,7 +10,7 @@ from gateway.api.generate import Generator
 from gateway.api.texts import EMBED, RERANK, SCORE, answer_texts
 from gateway.identity.caller import Caller
 from gateway.telemetry.request_log import untraced
-from gateway.validation.requests import UNSTATED_CLASS, request_about
+from gateway.validation.requests import UNSTATED_CLASS, ValidRequest
 from gateway.validation.texts import validate_count
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
@@ -82,7 +82,7 @@ class InferenceService(InferenceServiceServicer):
         """See the proto."""
         conversation, name = validate_count(request, self._admission.policies.catalog)
         async with self._generator.limiter.slot(UNSTATED_CLASS, context.caller.tenant):
-            asked = request_about(conversation, context.caller, {}, context.guards_timeout_s)
+            asked = ValidRequest(conversation, context.caller, {}, context.guards_timeout_s)
             about = AdmittedRequest(asked, untraced())
             count, model = await self._admission.count(name, about)
         return pb.CountTokensResponse(

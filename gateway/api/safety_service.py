@@ -12,7 +12,7 @@ from gateway.shared.peers import Peers
 from gateway.shared.sums import sum_dry_runs
 from gateway.telemetry.request_log import untraced
 from gateway.validation.conversation import USER, Conversation, Turn
-from gateway.validation.requests import UNSTATED_CLASS, check_labels, request_about
+from gateway.validation.requests import UNSTATED_CLASS, ValidRequest, check_labels
 from sluice.errors import NoDryRun
 from sluice.internal.v1.gateway_pb2 import DryRunQuestion, GatewayAnswer, GatewayQuestion
 from sluice.v1 import safety_pb2 as pb
@@ -38,7 +38,8 @@ class SafetyService(SafetyServiceServicer):
         check_labels(request.labels)
         async with self._limiter.slot(UNSTATED_CLASS, context.caller.tenant):
             text = Conversation((Turn(USER, request.text),), raw=True)
-            asked = request_about(text, context.caller, request.labels, context.guards_timeout_s)
+            labels, timeout_s = dict(request.labels), context.guards_timeout_s
+            asked = ValidRequest(text, context.caller, labels, timeout_s)
             about = AdmittedRequest(asked, untraced())
             safety = await self._admission.check(about)
             if len(safety.inspected[0].found) > ASIDE_FINDINGS:

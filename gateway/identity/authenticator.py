@@ -28,7 +28,6 @@ AUTHORIZATION: Final = "authorization"
 _BEARER: Final = "bearer "
 KNOWN_MAX: Final = 16_384
 """Credentials that are remembered; the oldest make room."""
-_FOREVER: Final = float("inf")
 
 
 @dataclass(frozen=True)
@@ -160,26 +159,18 @@ class Authenticator:
                     "authorization: must be 'Bearer ' and an API key or a token",
                 )
             text = given[len(_BEARER) :].strip()
-            if self._is_mesh_key(text):
+            mesh_key = self.mesh_key
+            if mesh_key is not None and hmac.compare_digest(text.encode(), mesh_key.encode()):
                 return Caller(tenant_of(metadata))
             known = await self._verified(text)
             self._remember(digest, known)
         return _as_named(known[0], metadata)
 
-    def _is_mesh_key(self, text: str) -> bool:
-        return self.mesh_key is not None and hmac.compare_digest(
-            text.encode(), self.mesh_key.encode()
-        )
-
     async def _verified(self, text: str) -> tuple[Caller, float]:
         """Whose credential it is, and until when it may be remembered."""
         if text.startswith(PREFIX):
             bucket = self._identities.bucket
-            records = {} if bucket is None else bucket.records
-            now, key_id = self._time(), text[len(PREFIX) :][:12]
-            caller = caller_of_key(text, records, now)
-            expires_ms = records[key_id].expire_unix_ms
-            return caller, expires_ms / 1000 if expires_ms else _FOREVER
+            return caller_of_key(text, {} if bucket is None else bucket.records, self._time())
         issuer = self._identities.issuers.get(issuer_of(text))
         if issuer is None:
             raise Unauthenticated.of(

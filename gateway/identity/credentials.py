@@ -5,6 +5,7 @@ PyJWT is imported where it is used: it brings cryptography, and few gateways see
 
 from collections.abc import Mapping
 from hmac import compare_digest
+from math import inf
 from typing import Any, Final
 
 from gateway.identity.caller import Caller
@@ -30,8 +31,10 @@ _OPTIONS: Final[Any] = {
 _HELP = "; `sluice keys list` shows those of this mesh, `sluice keys create` makes one"
 
 
-def caller_of_key(text: str, records: Mapping[str, ApiKeyRecord], unix_s: float) -> Caller:
-    """Whose call the key ``text`` makes.
+def caller_of_key(
+    text: str, records: Mapping[str, ApiKeyRecord], unix_s: float
+) -> tuple[Caller, float]:
+    """Whose call the key ``text`` makes, and until when, seconds since the Unix epoch.
 
     The id finds the record; of the secret only a hash is compared, in a time that does not depend on it. Whether a key
     has been revoked is told to its owner alone.
@@ -55,13 +58,14 @@ def caller_of_key(text: str, records: Mapping[str, ApiKeyRecord], unix_s: float)
         )
     if record.revoke_unix_ms:
         raise Unauthenticated.of("KEY_REVOKED", f"the API key {key_id} was revoked: use another")
-    if record.expire_unix_ms and unix_s * 1000 >= record.expire_unix_ms:
+    until = record.expire_unix_ms / 1000 or inf
+    if unix_s >= until:
         raise Unauthenticated.of("KEY_EXPIRED", f"the API key {key_id} has expired: use another")
     limits = RateLimits(
         requests_per_minute=record.requests_per_minute or None,
         tokens_per_minute=record.tokens_per_minute or None,
     )
-    return Caller(record.tenant, frozenset(record.roles), key_id, limits)
+    return Caller(record.tenant, frozenset(record.roles), key_id, limits), until
 
 
 class KeyMissing(Exception):

@@ -53,20 +53,20 @@ def hearing_model(name: str, catalog: Catalog, found: FieldViolations) -> str:
     Raises:
         UnknownModel: there is none, or none of that name.
     """
-    known = ", ".join(catalog.hearing)
-    if name not in ("", AUTO) and name in catalog.answering and name not in catalog.hearing:
+    known, wanted = ", ".join(catalog.hearing), "" if name == AUTO else name
+    if wanted in catalog.answering and wanted not in catalog.hearing:
         takes = f"name one that does: {known}" if known else "no model of this mesh does"
         found.add("model", f"{name} takes no audio; {takes}")
     found.raise_if_any()
-    if not catalog.hearing or name not in ("", AUTO, *catalog.hearing):
+    if not catalog.hearing:
+        raise UnknownModel("no model of this mesh takes audio", metadata={"models": known})
+    if wanted and wanted not in catalog.hearing:
         message = f"there is no model of that name that takes audio; known: {known}"
-        if not catalog.hearing:
-            message = "no model of this mesh takes audio"
         raise UnknownModel(message, metadata={"models": known})
-    if name in ("", AUTO) and len(catalog.hearing) > 1:
+    if not wanted and len(catalog.hearing) > 1:
         found.add("model", f"name one of those that take audio: {known}")
         found.raise_if_any()
-    return catalog.hearing[0] if name in ("", AUTO) else name
+    return wanted or catalog.hearing[0]
 
 
 def _pcm(audio: AudioInput, found: FieldViolations) -> bytes:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from google.protobuf.message import Message
@@ -67,13 +67,14 @@ class ValidRequest:
     """A request that is valid as far as can be known before it is routed and tokenized."""
 
     conversation: Conversation
-    model: str | None
-    """None: the router chooses."""
-    priority_class: str
-    sampling: pb.SamplingParams
+    caller: Caller
     labels: Mapping[str, str]
     timeout_s: float
-    caller: Caller
+    model: str | None = None
+    """None: the router chooses."""
+    priority_class: str = UNSTATED_CLASS
+    sampling: pb.SamplingParams = field(default_factory=pb.SamplingParams)
+    """Empty where no answer is wanted."""
     key: str = ""
     """Idempotency key with the tenant; empty without one."""
     key_is_shared: bool = False
@@ -192,26 +193,6 @@ def validate(
     )
 
 
-def request_about(
-    texts: Conversation,
-    caller: Caller,
-    labels: Mapping[str, str],
-    timeout_s: float,
-    model: str | None = None,
-    priority_class: str = UNSTATED_CLASS,
-) -> ValidRequest:
-    """A request for no answer: something is done with its ``texts``."""
-    return ValidRequest(
-        conversation=texts,
-        model=model,
-        priority_class=priority_class,
-        sampling=pb.SamplingParams(),
-        labels=dict(labels),
-        timeout_s=timeout_s,
-        caller=caller,
-    )
-
-
 def class_of(message: Message) -> str:
     """The class of a call, for limits that come before validation; one with an unknown priority is bulk."""
     priority = getattr(message, "priority", None)
@@ -230,25 +211,28 @@ def in_vocabulary(token_ids: Iterable[VisibleToken], size: int) -> bool:
     return all(token is None or token < size for token in token_ids)
 
 
+def named(model: str) -> str:
+    """The model that a request names; empty: none, or "auto"."""
+    return "" if model == AUTO else model
+
+
 def model_of(name: str, catalog: Catalog, found: FieldViolations) -> str | None:
     """The named model, None for "auto". The last check: raises what was found."""
+    known = ", ".join(catalog.reading)
+    unknown = f'there is no model of that name; known: {known}, or "{AUTO}"'
     if name in catalog.hearing:
         found.add("model", f"{name} takes audio, and no prompts")
-        found.raise_if_any()
-    if not catalog.reading:
+    elif not catalog.reading:
         raise UnknownModel("no model of this mesh takes prompts", metadata={"models": ""})
-    if name not in ("", AUTO, *catalog.reading):
-        known = ", ".join(catalog.reading)
-        if name in catalog.callable:
-            does = _DOES[catalog[name].settings.engine]
-            found.add("model", f'{name} {does}; prompts are answered by {known}, or "{AUTO}"')
-            found.raise_if_any()
-        message = f'there is no model of that name; known: {known}, or "{AUTO}"'
+    elif name in catalog.callable and name not in catalog.reading:
+        does = _DOES[catalog[name].settings.engine]
+        found.add("model", f'{name} {does}; prompts are answered by {known}, or "{AUTO}"')
+    elif named(name) and name not in catalog.reading:
         if not found:
-            raise UnknownModel(message, metadata={"models": known})
-        found.add("model", message)
+            raise UnknownModel(unknown, metadata={"models": known})
+        found.add("model", unknown)
     found.raise_if_any()
-    return None if name in ("", AUTO) else name
+    return named(name) or None
 
 
 def check_priority_and_labels(

@@ -23,7 +23,7 @@ from gateway.validation.requests import (
     ValidRequest,
     check_priority_and_labels,
     model_of,
-    request_about,
+    named,
 )
 from sluice.defaults import AUTO
 from sluice.errors import DeadlinePassed, UnknownModel
@@ -74,9 +74,9 @@ def validate_score(
     known = catalog.of_engine("transformers")
     if not known:
         raise UnknownModel("no model of this mesh gives log-probabilities", metadata={"models": ""})
-    if request.model not in ("", AUTO, *known):
+    model = named(request.model) or None
+    if model not in (None, *known):
         found.add("model", f"gives no log-probabilities; known: {', '.join(known)}, or {AUTO}")
-    model = None if request.model in ("", AUTO) else request.model
     said = Conversation((*turns, *answers), raw=request.raw_prompt)
     return _valid(request, said, model, timeout_s, caller, found)
 
@@ -100,14 +100,14 @@ def _only_model(name: str, catalog: Catalog, engine: str, found: FieldViolations
     Raises:
         UnknownModel: there is none.
     """
-    known = catalog.of_engine(engine)
-    if not known or (name not in ("", AUTO) and name not in catalog.names):
+    known, wanted = catalog.of_engine(engine), named(name)
+    if not known or (wanted and wanted not in catalog.names):
         names = ", ".join(known)
-        named = f"known: {names}" if known else f"configure one with engine: {engine}"
-        message = f"there is no model of that name with engine {engine}; {named}"
+        hint = f"known: {names}" if known else f"configure one with engine: {engine}"
+        message = f"there is no model of that name with engine {engine}; {hint}"
         raise UnknownModel(message, metadata={"models": names})
-    if name in known or (name in ("", AUTO) and len(known) == 1):
-        return name if name in known else known[0]
+    if wanted in known or (not wanted and len(known) == 1):
+        return wanted or known[0]
     found.add("model", f"must be one with engine {engine}: {', '.join(known)}")
     return None
 
@@ -150,7 +150,7 @@ def _valid(
     check_priority_and_labels(request, found)
     found.raise_if_any()
     priority_class = CLASSES_OF[request.priority]
-    return request_about(texts, caller, request.labels, timeout_s, model, priority_class)
+    return ValidRequest(texts, caller, dict(request.labels), timeout_s, model, priority_class)
 
 
 def validate_count(

@@ -437,7 +437,7 @@ async def test_a_credential_that_was_accepted_costs_a_look_up(
     made, now = new_key(), 1.0
     looked = list[str]()
 
-    def look(text: str, *rest: Any) -> Caller:
+    def look(text: str, *rest: Any) -> tuple[Caller, float]:
         looked.append(text)
         return caller_of_key(text, *rest)
 

@@ -35,7 +35,7 @@ def problem(text: str, now: float = 0.0, **fields: int) -> str:
 
 def test_a_key_makes_the_calls_of_its_tenant_with_its_roles() -> None:
     records = {KEY.id: key_record(KEY.text, "acme", "caller", "auditor")}
-    caller = caller_of_key(KEY.text, records, 0.0)
+    caller, _ = caller_of_key(KEY.text, records, 0.0)
     assert (caller.tenant, caller.key_id) == ("acme", KEY.id)
     assert caller.roles == {"caller", "auditor"}
 
@@ -64,7 +64,7 @@ def test_a_key_expires_at_its_time_and_not_before() -> None:
 def test_a_key_has_limits_of_its_own_or_none() -> None:
     for fields in ({}, {"requests_per_minute": 7}, {"tokens_per_minute": 8}):
         records = {KEY.id: key_record(KEY.text, "acme", **fields)}
-        assert caller_of_key(KEY.text, records, 0.0).key_limits == RateLimits(**fields)
+        assert caller_of_key(KEY.text, records, 0.0)[0].key_limits == RateLimits(**fields)
 
 
 def test_whether_a_key_is_revoked_is_told_to_its_owner_alone() -> None:
