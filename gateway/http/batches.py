@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from gateway.api.job_forwarder import JobForwarder, errors_of_jobs
 from gateway.http import batch_objects as objects
 from gateway.http.answers import encode
+from gateway.http.batch_objects import Json
 from gateway.http.call import HttpCall
 from gateway.http.multipart import FileForm
 from sluice.client.openai_lines import output_line
@@ -32,7 +33,7 @@ class JobCalls:
     def __init__(self, jobs: JobForwarder) -> None:
         self._jobs = jobs
 
-    async def upload(self, call: HttpCall) -> None:
+    async def upload(self, call: HttpCall) -> Json:
         """Stores a file, as it arrives."""
         form = FileForm(call.metadata.get("content-type", ""))
         with errors_of_jobs():
@@ -43,22 +44,18 @@ class JobCalls:
             finally:
                 storing.cancel()
         file_id, now = objects.FILE + stored.upload_id, int(time.time())
-        await call.write(encode(objects.file_object(file_id, form.name, stored.size_bytes, now)))
+        return objects.file_object(file_id, form.name, stored.size_bytes, now)
 
-    async def file(self, call: HttpCall) -> None:
+    async def file(self, call: HttpCall) -> Json:
         """What is known of a file."""
         file_id = call.path_params["id"]
         if result := objects.result_file(file_id):
-            described = objects.result_object(await self._over(call, result[0]), file_id)
-        else:
-            request = pb.GetUploadRequest(upload_id=objects.upload_of(file_id))
-            one = await self._ask(call, "GetUpload", request)
-            described = objects.file_object(
-                file_id, one.name, one.size_bytes, one.create_time.seconds
-            )
-        await call.write(encode(described))
+            return objects.result_object(await self._over(call, result[0]), file_id)
+        request = pb.GetUploadRequest(upload_id=objects.upload_of(file_id))
+        one = await self._ask(call, "GetUpload", request)
+        return objects.file_object(file_id, one.name, one.size_bytes, one.create_time.seconds)
 
-    async def files(self, call: HttpCall) -> None:
+    async def files(self, call: HttpCall) -> Json:
         """A page of the tenant's files: uploads, and the results of batches that are over."""
         files = [
             objects.file_object(
@@ -68,9 +65,9 @@ class JobCalls:
         ]
         async for job in self._all(call, "jobs", pb.ListJobsRequest()):
             files += objects.result_files(job)
-        await call.write(encode(objects.file_page(files, call.query_params)))
+        return objects.file_page(files, call.query_params)
 
-    async def delete(self, call: HttpCall) -> None:
+    async def delete(self, call: HttpCall) -> Json:
         """Deletes an upload."""
         file_id = call.path_params["id"]
         if result := objects.result_file(file_id):
@@ -79,7 +76,7 @@ class JobCalls:
             )
         request = pb.DeleteUploadRequest(upload_id=objects.upload_of(file_id))
         await self._ask(call, "DeleteUpload", request)
-        await call.write(encode({"id": file_id, "object": "file", "deleted": True}))
+        return {"id": file_id, "object": "file", "deleted": True}
 
     async def content(self, call: HttpCall) -> None:
         """The lines of a file of results, in the order of the input."""
@@ -102,22 +99,22 @@ class JobCalls:
                 pages.cancel()
         await call.write(b"", _LINES)
 
-    async def create(self, call: HttpCall) -> None:
+    async def create(self, call: HttpCall) -> Json:
         """A new batch."""
         request = objects.create_request(await call.object(), call.metadata, unix_ms())
-        await self._write_job(call, "CreateJob", request)
+        return await self._batch(call, "CreateJob", request)
 
-    async def batch(self, call: HttpCall) -> None:
+    async def batch(self, call: HttpCall) -> Json:
         """A batch as it is now."""
         job = objects.job_of(call.path_params["id"])
-        await self._write_job(call, "GetJob", pb.GetJobRequest(id=job))
+        return await self._batch(call, "GetJob", pb.GetJobRequest(id=job))
 
-    async def cancel(self, call: HttpCall) -> None:
+    async def cancel(self, call: HttpCall) -> Json:
         """Ends a batch."""
         job = objects.job_of(call.path_params["id"])
-        await self._write_job(call, "CancelJob", pb.CancelJobRequest(id=job))
+        return await self._batch(call, "CancelJob", pb.CancelJobRequest(id=job))
 
-    async def batches(self, call: HttpCall) -> None:
+    async def batches(self, call: HttpCall) -> Json:
         """A page of the tenant's batches, newest first."""
         query = call.query_params
         if unknown := query.keys() - {"after", "limit"}:
@@ -133,7 +130,7 @@ class JobCalls:
             if len(jobs) > limit:
                 break
         data = [objects.batch_object(job) for job in jobs[:limit]]
-        await call.write(encode(objects.list_object(data, has_more=len(jobs) > limit)))
+        return objects.list_object(data, has_more=len(jobs) > limit)
 
     async def _over(self, call: HttpCall, job: str) -> pb.Job:
         """A job that is over."""
@@ -142,9 +139,8 @@ class JobCalls:
             raise UploadUnknown("the batch is not over: its files are there when it is")
         return found
 
-    async def _write_job(self, call: HttpCall, method: str, request: Message) -> None:
-        response = await self._ask(call, method, request)
-        await call.write(encode(objects.batch_object(response.job)))
+    async def _batch(self, call: HttpCall, method: str, request: Message) -> Json:
+        return objects.batch_object((await self._ask(call, method, request)).job)
 
     def _begin(self, call: HttpCall, method: str, *request: Message, wait_s: float) -> Any:
         return self._jobs.begin(call.caller, call.metadata, method, *request, wait_s=wait_s)

@@ -51,7 +51,7 @@ class HttpCall(Request):
     """One call: a request of starlette's, and the answer to it.
 
     Attributes:
-        request_id: of its answer, where nothing that it asked for has one.
+        request_id: of its answer: that of the request to a model, where there is one.
         metadata: its headers, names in lower case; of one that comes twice the last.
         caller: who calls.
         keep: called with each number of bytes of its body that are kept; raises Overloaded.
@@ -178,8 +178,9 @@ def _too_slow() -> BodyTooSlow:
     return BodyTooSlow(f"the body did not arrive within {BODY_S:g} s")
 
 
-Behaviour = Callable[[HttpCall], Awaitable[None]]
-"""What a URL does; it may end with SluiceError, BadField or starlette's ClientDisconnect."""
+Behaviour = Callable[[HttpCall], Awaitable[Mapping[str, Any] | None]]
+"""What a URL answers, as JSON; None: its answer has been written. It may end with SluiceError, BadField or starlette's
+ClientDisconnect."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,9 @@ class Endpoint:
         with suppress(ClientDisconnect), checks.arriving.kept_by(caller.tenant) as call.keep:
             async with checks.running(self.class_of(headers), caller.tenant):
                 try:
-                    await self.behaviour(call)
+                    answer = await self.behaviour(call)
                 except BadField as error:
                     field, _, description = str(error).partition(": ")
                     raise InvalidRequest.of(field, description) from None
+                if answer is not None:
+                    await call.write(encode(answer))

@@ -2,15 +2,14 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
-from typing import Any, Final
+from collections.abc import Collection, Mapping
+from typing import Any, Final, TypeVar
 
 from gateway.admission.load_table import ModelLoadTable
 from gateway.api.generate import Generator
 from gateway.api.inference_service import add_event
 from gateway.api.texts import EMBED, RERANK, TextsKind, answer_texts
-from gateway.http.answers import Chunks, EndTokens, encode, whole
+from gateway.http.answers import Chunks, EndTokens, whole
 from gateway.http.audio import HEADS, Transcript, speech_request
 from gateway.http.call import SSE, HttpCall
 from gateway.http.requests import add_headers, chat_field_name, generate_request
@@ -29,6 +28,8 @@ from sluice.openai.embeddings import (
 from sluice.openai.requests import CHAT
 from sluice.v1 import inference_pb2 as pb
 
+R = TypeVar("R", pb.EmbedResponse, pb.RerankResponse)
+Json = dict[str, Any]
 RESPONSES: Final = "/v1/responses"
 
 
@@ -100,29 +101,30 @@ class ModelCalls:
         transcript = Transcript(request, form, self._catalog)
         await self._generate(call, request, transcript, HEADS.get(form, {}))
 
-    async def embed(self, call: HttpCall) -> None:
+    async def embed(self, call: HttpCall) -> Json:
         """/v1/embeddings."""
         body = await call.object()
         request = embed_request(body)
-        await self._texts(call, EMBED, request, partial(embeddings_object, format=format_of(body)))
+        response = await self._texts(call, EMBED, request)
+        return embeddings_object(response, format_of(body))
 
-    async def rerank(self, call: HttpCall) -> None:
+    async def rerank(self, call: HttpCall) -> Json:
         """/v1/rerank."""
         request, returned = rerank_request(await call.object())
-        told = partial(rerank_object, documents=request.documents, returned=returned)
-        await self._texts(call, RERANK, request, told)
+        response = await self._texts(call, RERANK, request)
+        return rerank_object(response, request.documents, returned=returned)
 
-    async def models(self, call: HttpCall) -> None:
+    async def models(self, call: HttpCall) -> Json:
         """/v1/models: what can be named in a request, "auto" first."""
         models = [self._model(name) for name in (AUTO, *self._catalog.callable)]
-        await call.write(encode({"object": "list", "data": models}))
+        return {"object": "list", "data": models}
 
-    async def model(self, call: HttpCall) -> None:
+    async def model(self, call: HttpCall) -> Json:
         """/v1/models/NAME."""
         name, known = call.path_params["name"], (AUTO, *self._catalog.callable)
         if name not in known:
             raise UnknownModel(f"there is no model of that name; known: {', '.join(known)}")
-        await call.write(encode(self._model(name)))
+        return self._model(name)
 
     async def _generate(
         self,
@@ -138,27 +140,28 @@ class ModelCalls:
         # The head is sent with the first text: an error before it has a status of its own.
         async def write(event: pb.GenerateResponse) -> None:
             if (sent := answer.take(event)) and streams:
-                await call.write(sent, {**head, "x-request-id": answer.request_id}, more=True)
+                call.request_id = answer.request_id
+                await call.write(sent, head, more=True)
 
         with call.while_connected():
             await self._generator.answer(request, call.caller, write, timeout_s, call.metadata)
-            await call.write(answer.end(), {**head, "x-request-id": answer.request_id})
+            call.request_id = answer.request_id
+            await call.write(answer.end(), head)
 
-    async def _texts(
-        self, call: HttpCall, kind: TextsKind[Any, Any], request: Any, told: Callable[[Any], Any]
-    ) -> None:
-        """Answers ``request`` with what its response is ``told`` as."""
+    async def _texts(self, call: HttpCall, kind: TextsKind[Any, R], request: Any) -> R:
+        """The response to a call about texts."""
         timeout_s = add_headers(call.metadata, request)
         with call.while_connected():
             response = await answer_texts(
                 self._generator, kind, request, call.caller, timeout_s, call.metadata
             )
-            await call.write(encode(told(response)), {"x-request-id": response.request_id})
+        call.request_id = response.request_id
+        return response
 
     def _ends(self, model: str) -> Collection[int]:
         return self._catalog[model].tokenizer.stop_token_ids
 
-    def _model(self, name: str) -> dict[str, Any]:
+    def _model(self, name: str) -> Json:
         named = {"id": name, "object": "model", "created": self._created, "owned_by": "sluice"}
         if name == AUTO:
             return named
