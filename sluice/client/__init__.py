@@ -44,10 +44,11 @@ from sluice.client.request import (
     PriorityName,
     Prompt,
     SamplingOptions,
+    TextOptions,
     Tool,
 )
 from sluice.client.retry import RetryPolicy
-from sluice.client.texts import Embeddings, TextOptions
+from sluice.client.texts import Embeddings
 
 __all__ = [
     "Answer",

@@ -16,9 +16,11 @@ from sluice.client.jobs_blocking import Caller, Jobs
 from sluice.client.request import (
     GenerateOptions,
     Prompt,
+    TextOptions,
     check_request,
     count_request,
     generate_request,
+    set_prompt,
 )
 from sluice.client.resumption import ResumableAnswer, SeveralAnswers
 from sluice.client.retry import Retries, RetryPolicy
@@ -26,11 +28,9 @@ from sluice.client.texts import (
     CALLS,
     TEXTS_S,
     Embeddings,
-    TextOptions,
     embed_requests,
     embeddings_of,
-    rerank_request,
-    score_request,
+    text_request,
 )
 from sluice.defaults import AUTO
 from sluice.errors import SluiceError
@@ -257,7 +257,8 @@ class Client(Caller):
         Raises:
             SluiceError: they cannot be ranked.
         """
-        request = rerank_request(query, documents, options, top_n=top_n, truncate=truncate)
+        fields = {"query": query, "documents": documents, "top_n": top_n, "truncate": truncate}
+        request = text_request(pb.RerankRequest(), options, **fields)
         return self._lookup(self._stub.Rerank, request, timeout_s)
 
     def score(
@@ -274,7 +275,10 @@ class Client(Caller):
         Raises:
             SluiceError: they cannot be scored.
         """
-        request = score_request(prompt, answers, options, raw_prompt=raw_prompt)
+        request = pb.ScoreRequest()
+        if prompt is not None:
+            set_prompt(request, prompt)
+        text_request(request, options, answers=answers, raw_prompt=raw_prompt)
         return self._lookup(self._stub.Score, request, timeout_s)
 
     def count_tokens(

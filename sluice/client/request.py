@@ -2,9 +2,12 @@
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypedDict, get_args
+from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
+
+from google.protobuf.message import Message as ProtoMessage
 
 from sluice.client.answer import ToolCall
 from sluice.defaults import AUTO
@@ -13,6 +16,7 @@ from sluice.v1 import inference_pb2 as pb
 from sluice.v1 import safety_pb2
 from sluice.wire.enums import value_of
 
+M = TypeVar("M", bound=ProtoMessage)
 PriorityName = Literal["interactive", "standard", "bulk"]
 PRIORITIES: Final[tuple[PriorityName, ...]] = get_args(PriorityName)
 RoleName = Literal["system", "user", "assistant", "tool"]
@@ -100,6 +104,20 @@ class SamplingOptions(TypedDict, total=False):
     regex: str
 
 
+class TextOptions(TypedDict, total=False):
+    """What can be set about a call that asks about texts.
+
+    Attributes:
+        model: its name; without it the only model of its kind answers.
+        priority: "interactive" (default), "standard" or "bulk".
+        labels: for policies, as of `generate`.
+    """
+
+    model: str
+    priority: PriorityName
+    labels: Mapping[str, str]
+
+
 class GenerateOptions(SamplingOptions, total=False):
     """What `generate` takes beside the prompt.
 
@@ -139,61 +157,61 @@ def generate_request(prompt: Prompt, options: GenerateOptions, n: int = 1) -> pb
     Raises:
         InvalidRequest: a value does not fit its field: text that is not UTF-8, a number out of range.
     """
-    priority = options.get("priority", "interactive")
-    if priority not in PRIORITIES:
-        raise InvalidRequest.of("priority", f"{priority!r} is none of {', '.join(PRIORITIES)}")
-    request = pb.GenerateRequest(priority=value_of(pb.Priority, priority))
+    request = pb.GenerateRequest()
     set_prompt(request, prompt)
-    set_field(request, "model", options.get("model", AUTO))
-    set_field(request, "raw_prompt", options.get("raw_prompt", False))
-    set_field(request, "allow_degraded", options.get("allow_degraded", False))
-    set_field(request, "accept_replace", options.get("accept_replace", False))
+    set_options(request, options, AUTO)
+    set_fields(request, **{name: options.get(name) for name in _SWITCHES})
     if (gather_s := options.get("gather_s")) is not None:
-        with _Field("gather"):
+        with _naming("gather"):
             request.gather.FromNanoseconds(round(1e9 * gather_s))
     _set_tools(request, options)
     named = options.get("idempotency_key")
-    set_field(request, "idempotency_key", named or uuid.uuid4().hex)
+    set_fields(request, idempotency_key=named or uuid.uuid4().hex)
     request.idempotency_key_generated = not named
-    if options.get("json_schema") is not None and options.get("regex") is not None:
+    sampling = {name: options.get(name) for name in SamplingOptions.__annotations__}
+    schema, regex = sampling["json_schema"], sampling["regex"]
+    if schema is not None and regex is not None:
         raise InvalidRequest.of(
             "sampling.regex", "an answer has one constraint, not json_schema too"
         )
-    for name in SamplingOptions.__annotations__:
-        if (value := options.get(name)) is not None:
-            set_field(request.sampling, name, _as_sent(name, value), "sampling.")
-    if n != 1:
-        set_field(request.sampling, "n", n, "sampling.")
-    for key, value in options.get("labels", {}).items():
-        with _Field(f"labels.{key}"):
-            request.labels[key] = value
+    if isinstance(schema, Mapping):
+        with _naming("sampling.json_schema"):
+            sampling["json_schema"] = json.dumps(schema)
+    set_fields(request.sampling, "sampling.", **sampling, n=None if n == 1 else n)
     return request
+
+
+_SWITCHES: Final = ("raw_prompt", "allow_degraded", "accept_replace", "parallel_tool_calls")
+"""Options that are fields of the message as they are."""
 
 
 def count_request(prompt: Prompt, model: str, raw_prompt: bool) -> pb.CountTokensRequest:
-    """The message for `count_tokens`.
-
-    Raises:
-        InvalidRequest: a value does not fit its field.
-    """
-    request = pb.CountTokensRequest(raw_prompt=raw_prompt)
+    """The message for `count_tokens`; raises as `generate_request`."""
+    request = pb.CountTokensRequest()
     set_prompt(request, prompt)
-    set_field(request, "model", model)
-    return request
+    return set_fields(request, model=model, raw_prompt=raw_prompt)
 
 
 def check_request(text: str, labels: Mapping[str, str]) -> safety_pb2.CheckTextRequest:
-    """The message for `check_safety`.
-
-    Raises:
-        InvalidRequest: a value does not fit its field.
-    """
-    request = safety_pb2.CheckTextRequest()
-    set_field(request, "text", text)
-    for key, value in labels.items():
-        with _Field(f"labels.{key}"):
-            request.labels[key] = value
+    """The message for `check_safety`; raises as `generate_request`."""
+    request = set_fields(safety_pb2.CheckTextRequest(), text=text)
+    _set_labels(request, labels)
     return request
+
+
+def set_options(request: Any, options: GenerateOptions | TextOptions, model: str) -> None:
+    """Sets priority, labels, and the model, which is ``model`` unless one is named; raises as `generate_request`."""
+    priority = options.get("priority", "interactive")
+    if priority not in PRIORITIES:
+        raise InvalidRequest.of("priority", f"{priority!r} is none of {', '.join(PRIORITIES)}")
+    set_fields(request, priority=value_of(pb.Priority, priority), model=options.get("model", model))
+    _set_labels(request, options.get("labels", {}))
+
+
+def _set_labels(request: Any, labels: Mapping[str, str]) -> None:
+    for key, value in labels.items():
+        with _naming(f"labels.{key}"):
+            request.labels[key] = value
 
 
 def set_prompt(
@@ -201,7 +219,7 @@ def set_prompt(
 ) -> None:
     """Sets the prompt or the conversation; raises InvalidRequest where it does not fit."""
     if isinstance(prompt, str):
-        set_field(request, "prompt", prompt)
+        set_fields(request, prompt=prompt)
         return
     if isinstance(prompt, Audio):
         if not isinstance(request, pb.GenerateRequest):
@@ -210,34 +228,29 @@ def set_prompt(
         return
     request.chat.SetInParent()
     for i, turn in enumerate(prompt):
-        message = request.chat.messages.add()
+        path, message = f"chat.messages[{i}].", request.chat.messages.add()
         if turn.role not in ROLES:
-            raise InvalidRequest.of(
-                f"chat.messages[{i}].role", f"{turn.role!r} is none of {', '.join(ROLES)}"
-            )
+            problem = f"{turn.role!r} is none of {', '.join(ROLES)}"
+            raise InvalidRequest.of(f"{path}role", problem)
         message.role = value_of(pb.Role, turn.role)
-        set_field(message, "content", turn.content, f"chat.messages[{i}].")
-        set_field(message, "tool_call_id", turn.tool_call_id, f"chat.messages[{i}].")
+        set_fields(message, path, content=turn.content, tool_call_id=turn.tool_call_id)
         for call in turn.tool_calls:
-            with _Field(f"chat.messages[{i}].tool_calls"):
+            with _naming(f"{path}tool_calls"):
                 message.tool_calls.add(id=call.id, name=call.name, arguments=call.arguments)
 
 
 def _set_audio(message: pb.AudioInput, audio: Audio) -> None:
-    with _Field("audio.data"):
-        message.data = audio.data
-    message.format = pb.AUDIO_FORMAT_PCM if audio.pcm else pb.AUDIO_FORMAT_WAV
-    set_field(message, "language", audio.language, "audio.")
-    set_field(message, "prompt", audio.prompt, "audio.")
     if audio.task not in get_args(AudioTaskName):
         raise InvalidRequest.of("audio.task", f"{audio.task!r} is none of the known tasks")
+    message.format = pb.AUDIO_FORMAT_PCM if audio.pcm else pb.AUDIO_FORMAT_WAV
     message.task = value_of(pb.AudioTask, audio.task)
+    set_fields(message, "audio.", data=audio.data, language=audio.language, prompt=audio.prompt)
 
 
 def _set_tools(request: pb.GenerateRequest, options: GenerateOptions) -> None:
     for tool in options.get("tools", ()):
-        given = tool.parameters
-        with _Field("tools"):
+        with _naming("tools"):
+            given = tool.parameters
             text = given if isinstance(given, str) else json.dumps(given)
             request.tools.add(
                 name=tool.name, description=tool.description, parameters=text, strict=tool.strict
@@ -246,41 +259,34 @@ def _set_tools(request: pb.GenerateRequest, options: GenerateOptions) -> None:
     if choice in ("none", "auto", "required"):
         request.tool_choice.mode = value_of(pb.ToolChoiceMode, choice)
     elif choice is not None:
-        set_field(request.tool_choice, "function", choice, "tool_choice.")
-    if (parallel := options.get("parallel_tool_calls")) is not None:
-        set_field(request, "parallel_tool_calls", parallel)
+        set_fields(request.tool_choice, "tool_choice.", function=choice)
 
 
-def _as_sent(name: str, value: Any) -> Any:
-    """The value for protobuf, which checks its type: a schema given as an object is sent as text."""
-    if name != "json_schema" or isinstance(value, str):
-        return value
-    with _Field("sampling.json_schema"):
-        return json.dumps(value)
+def set_fields(message: M, path: str = "", /, **values: Any) -> M:
+    """Sets the fields that are not None.
+
+    Raises:
+        InvalidRequest: a value does not fit; it names the field, below ``path``.
+    """
+    for name, value in values.items():
+        if value is None:
+            continue
+        with _naming(path + name):
+            if isinstance(value, str | bytes | int | float):
+                setattr(message, name, value)
+            elif isinstance(value, Mapping):
+                getattr(message, name).update(value)
+            else:
+                getattr(message, name).extend(value)
+    return message
 
 
-def set_field(message: Any, name: str, value: Any, path: str = "") -> None:
-    """Sets a field; raises InvalidRequest, which names it below ``path``, where the value does not fit."""
-    with _Field(path + name):
-        if isinstance(value, str | int | float):
-            setattr(message, name, value)
-        elif isinstance(value, Mapping):
-            getattr(message, name).update(value)
-        else:
-            getattr(message, name).extend(value)
-
-
-class _Field:
+@contextmanager
+def _naming(field: str) -> Iterator[None]:
     """Names the field in the error when protobuf does not take a value."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, UnicodeError):
-            raise InvalidRequest.of(self._path, "is not valid UTF-8") from error
-        if isinstance(error, TypeError | ValueError):
-            raise InvalidRequest.of(self._path, str(error)) from error
+    try:
+        yield
+    except UnicodeError as error:
+        raise InvalidRequest.of(field, "is not valid UTF-8") from error
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest.of(field, str(error)) from error

@@ -1,14 +1,13 @@
 """What a client asks about texts, and the embeddings that it gets."""
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
-from sluice.client.request import PRIORITIES, PriorityName, Prompt, set_field, set_prompt
+from sluice.client.request import M, TextOptions, set_fields, set_options
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
-from sluice.wire.enums import value_of
 
 TEXTS_A_CALL: Final = 256
 BYTES_A_CALL: Final = 128 * 1024
@@ -17,20 +16,6 @@ CALLS: Final = 4
 """How many of them at a time, so that the gateway prepares texts while workers compute others."""
 TEXTS_S: Final = 600.0
 """How long such a list may take, seconds."""
-
-
-class TextOptions(TypedDict, total=False):
-    """What can be set about a call.
-
-    Attributes:
-        model: its name; without it the only model of its kind answers.
-        priority: "interactive" (default), "standard" or "bulk".
-        labels: for policies, as of `generate`.
-    """
-
-    model: str
-    priority: PriorityName
-    labels: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +42,23 @@ class Embeddings:
 
 
 def embed_requests(
-    texts: Sequence[str],
-    options: TextOptions,
-    *,
-    prompt_name: str,
-    dimensions: int,
-    normalize: bool | None,
-    truncate: bool,
+    texts: Sequence[str], options: TextOptions, **fields: Any
 ) -> list[pb.EmbedRequest]:
-    """The calls for ``texts``, in order.
+    """The calls for ``texts``, in order, with these ``fields``.
 
     Raises:
         InvalidRequest: a value does not fit its field.
     """
     if isinstance(texts, str):
         raise InvalidRequest.of("texts", "is one text; put it into a list")
-    requests = []
-    for part in _parts(texts):
-        request = pb.EmbedRequest(truncate=truncate, normalize=normalize)
-        set_field(request, "texts", part)
-        set_field(request, "prompt_name", prompt_name)
-        set_field(request, "dimensions", dimensions)
-        _set_options(request, options)
-        requests.append(request)
-    return requests
+    parts = _parts(texts)
+    return [text_request(pb.EmbedRequest(), options, texts=part, **fields) for part in parts]
+
+
+def text_request(request: M, options: TextOptions, **fields: Any) -> M:
+    """``request`` with these ``fields``; raises as `embed_requests`."""
+    set_options(request, options, "")
+    return set_fields(request, **fields)
 
 
 def embeddings_of(responses: Sequence[pb.EmbedResponse]) -> Embeddings:
@@ -95,30 +73,6 @@ def embeddings_of(responses: Sequence[pb.EmbedResponse]) -> Embeddings:
     )
 
 
-def rerank_request(
-    query: str, documents: Sequence[str], options: TextOptions, *, top_n: int, truncate: bool
-) -> pb.RerankRequest:
-    """The message; raises as `embed_requests`."""
-    request = pb.RerankRequest(truncate=truncate)
-    set_field(request, "query", query)
-    set_field(request, "documents", documents)
-    set_field(request, "top_n", top_n)
-    _set_options(request, options)
-    return request
-
-
-def score_request(
-    prompt: Prompt | None, answers: Sequence[str], options: TextOptions, *, raw_prompt: bool
-) -> pb.ScoreRequest:
-    """The message; raises as `embed_requests`."""
-    request = pb.ScoreRequest(raw_prompt=raw_prompt)
-    if prompt is not None:
-        set_prompt(request, prompt)
-    set_field(request, "answers", answers)
-    _set_options(request, options)
-    return request
-
-
 def _parts(texts: Sequence[str]) -> Iterator[list[str]]:
     part: list[str] = []
     size = 0
@@ -129,12 +83,3 @@ def _parts(texts: Sequence[str]) -> Iterator[list[str]]:
         part.append(text)
         size += len(text)
     yield part
-
-
-def _set_options(request: Any, options: TextOptions) -> None:
-    priority = options.get("priority", "interactive")
-    if priority not in PRIORITIES:
-        raise InvalidRequest.of("priority", f"{priority!r} is none of {', '.join(PRIORITIES)}")
-    request.priority = value_of(pb.Priority, priority)
-    set_field(request, "model", options.get("model", ""))
-    set_field(request, "labels", options.get("labels", {}))
