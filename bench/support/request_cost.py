@@ -43,9 +43,9 @@ from bench.support.http_load import stream_chats
 from sluice import settings as config
 from sluice.client.channel import bearer_metadata
 from sluice.internal.v1.identity_pb2 import ApiKeyRecord
+from sluice.settings import TlsSettings
 from sluice.settings.limits import LimitSettings
 from sluice.settings.routing import RoutingSettings
-from sluice.settings.tls import TlsSettings
 from sluice.tls import open_channel
 from sluice.v1 import inference_pb2, inference_pb2_grpc
 from sluice.wire import jetstream

@@ -17,7 +17,7 @@ from gateway.http.answers import encode
 from gateway.http.call import ABORT, CERTIFICATE_NAMES
 from sluice.errors import Overloaded
 from sluice.openai.errors import error_body
-from sluice.settings.tls import TlsSettings
+from sluice.settings import TlsSettings
 from sluice.startup import listening_at
 from sluice.tls import server_context
 

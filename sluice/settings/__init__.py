@@ -15,13 +15,13 @@ from sluice.settings.mesh import (
     Settings,
     TelemetrySettings,
     TenantSettings,
+    TlsSettings,
     TritonSettings,
     load,
     otlp_http_endpoint,
     parse,
 )
 from sluice.settings.models import ModelSettings, resolve_model_path
-from sluice.settings.tls import TlsSettings
 
 __all__ = [
     "BatcherSettings",

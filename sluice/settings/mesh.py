@@ -6,6 +6,7 @@ and so does a file of that name in the folder SLUICE_SECRETS. Errors name the ke
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -30,10 +31,8 @@ from sluice.settings.batching import Policy
 from sluice.settings.identity import IdentitySettings
 from sluice.settings.limits import LimitSettings
 from sluice.settings.models import ModelSettings
-from sluice.settings.removed import replacement
 from sluice.settings.routing import RouteRule as RouteRule
 from sluice.settings.routing import RoutingSettings as RoutingSettings
-from sluice.settings.tls import TlsSettings
 
 
 class CallShares(Section):
@@ -255,6 +254,26 @@ class TelemetrySettings(Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     """Of gateways, batchers and processes of jobs; `sluice logs` reads both."""
+
+
+class TlsSettings(Section):
+    """Encryption; docs/operate/security.md. A folder has the form of cert-manager's Secrets: `tls.crt`, `tls.key`,
+    `ca.crt`."""
+
+    embedded: bool = False
+    """`sluice up` makes an authority in its state directory, and certificates for all that it starts."""
+    mesh: Path | None = None
+    """Folder of this process for calls between processes: it shows its certificate there, and accepts those of ca.crt.
+    Unset: they are not encrypted."""
+    callers: Path | None = None
+    """Folder of the gateway's ports for callers; unset: ``mesh``."""
+    client_ca: Path | None = None
+    """PEM file: callers must show a certificate of one of these authorities. Unset: they need none."""
+
+    @property
+    def serving(self) -> Path | None:
+        """Folder of the gateway's ports."""
+        return self.callers or self.mesh
 
 
 _SHIPPED_ROUTING: Final = RoutingSettings(
@@ -480,7 +499,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _first_problem(error: ValidationError) -> str:
     problem = error.errors()[0]
     key = ".".join(str(part) for part in problem["loc"])
-    text = replacement(key) if problem["type"] == "extra_forbidden" else None
+    text = _replacement(key) if problem["type"] == "extra_forbidden" else None
     text = text or problem["msg"].removeprefix("Value error, ")
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     return f"{key}: {text}{more}" if key else f"{text}{more}"
@@ -495,3 +514,24 @@ def otlp_http_endpoint(settings: Settings) -> str | None:
         return None
     host = grpc_endpoint.split("://")[-1].rsplit(":", 1)[0]
     return f"http://{host}:4318/v1/traces"
+
+
+_REMOVED: Final[Mapping[str, str]] = {
+    "batcher.prefetch_rows": "is batcher.room_rows now, which counts rows of one gateway, model and class",
+    "batcher.prefetch_bytes": "is batcher.room_bytes now",
+    "nats.tasks_max_messages": "is gone: bulk calls wait in their gateway (batcher.room_rows); leave it out",
+    "nats.tasks_max_bytes": "is gone: bulk calls wait in their gateway (batcher.room_bytes); leave it out",
+    "nats.tasks_max_age_s": "is gone: bulk calls wait in their gateway until their deadline; leave it out",
+    "cascade.start": "is gone: the second model starts when the first answer is in doubt; leave it out",
+    "prefill_s_max": "is gone: the engine bounds bulk prompts beside more urgent ones itself; leave it out",
+    "by_class": "is gone: what `false` did is `order: arrival`",
+    "by_deadline": "is gone: what `false` did is `order: class`, which also leaves out shares of tenants",
+    "by_tenant": "is gone: what `false` did is `order: class`, which also leaves out deadlines",
+    "aging_rows": "is gone: an overdue class sends one row; for more, shorten its `aging_s`",
+}
+"""What replaces settings of the release before this one, by the end of the key."""
+
+
+def _replacement(key: str) -> str | None:
+    """What to do about ``key``, which is no setting; None: it never was one."""
+    return next((text for end, text in _REMOVED.items() if f".{key}".endswith(f".{end}")), None)

@@ -1,7 +1,7 @@
 """Settings of a model that somebody else's server computes (``engine: openai``); shared by gateway and worker."""
 
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -27,33 +27,21 @@ Parameter = Literal[
     "stream_options",
 ]
 
-_OPENAI: Final[Mapping[Parameter, str]] = {
-    "max_tokens": "max_tokens",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "seed": "seed",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "json_schema": "response_format",
-    "stream_options": "stream_options",
+_OF_OPENAI: Final[tuple[Parameter, ...]] = (
+    *("max_tokens", "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty"),
+    *("json_schema", "stream_options"),
+)
+_DEFAULTS: Final[Mapping[str, tuple[Parameter, ...]]] = {
+    "tokens": get_args(Parameter),
+    "completions": _OF_OPENAI,
+    "chat": (*_OF_OPENAI, "logprobs"),
 }
-_VLLM: Final[Mapping[Parameter, str]] = {
-    **_OPENAI,
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "min_tokens": "min_tokens",
-    "stop_token_ids": "stop_token_ids",
-    "logit_bias": "logit_bias",
-    "logprobs": "logprobs",
+"""What servers of each api take, unless the settings say otherwise."""
+_ELSEWHERE: Final[Mapping[Parameter, str]] = {
+    "json_schema": "response_format",
     "regex": "structured_outputs",
 }
-_CHAT: Final[Mapping[Parameter, str]] = {**_OPENAI, "logprobs": "logprobs"}
-_DEFAULTS: Final[Mapping[str, Mapping[Parameter, str]]] = {
-    "tokens": _VLLM,
-    "completions": _OPENAI,
-    "chat": _CHAT,
-}
+"""What servers call it where that is another name."""
 
 
 class ServerSettings(Section):
@@ -83,7 +71,8 @@ class ServerSettings(Section):
     @property
     def names(self) -> Mapping[Parameter, str]:
         """The server's names of the sampling parameters that it takes."""
-        named = {**_DEFAULTS[self.api], **self.parameters}
+        usual = {one: _ELSEWHERE.get(one, one) for one in _DEFAULTS[self.api]}
+        named = {**usual, **self.parameters}
         return {parameter: name for parameter, name in named.items() if name is not None}
 
     @field_validator("url")

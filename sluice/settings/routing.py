@@ -1,6 +1,7 @@
 """Settings of the section ``routing``; docs/concepts/routing.md explains each part."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -145,22 +146,6 @@ class RoutingPolicy(Section):
             return self.cascade.first, self.cascade.second
         return None
 
-    def models(self) -> list[tuple[str, str]]:
-        """Every model that is named, with its key."""
-        named = [("default", self.default)]
-        named += [(f"rules.{i}.model", rule.model) for i, rule in enumerate(self.rules)]
-        if self.learned is not None:
-            named += [("learned.weak", self.learned.weak), ("learned.strong", self.learned.strong)]
-        if self.cascade is not None:
-            named += [("cascade.first", self.cascade.first)]
-            named += [("cascade.second", self.cascade.second)]
-        named += [(f"budgets.{i}.model", one.model) for i, one in enumerate(self.budgets)]
-        named += [("load.model", self.load.model)] if self.load is not None else []
-        for key, trials in (("canaries", self.canaries), ("shadows", self.shadows)):
-            for i, trial in enumerate(trials):
-                named += [(f"{key}.{i}.model", trial.model), (f"{key}.{i}.of", trial.of)]
-        return named
-
     @model_validator(mode="after")
     def _pairs_differ(self) -> Self:
         if self.learned is not None and self.learned.weak == self.learned.strong:
@@ -272,11 +257,22 @@ class RoutingSettings(RoutingPolicy):
 
     def all_models(self) -> list[tuple[str, str]]:
         """Every model that is named anywhere, with its key."""
-        named = self.models()
-        for name, policy in self.policies.items():
-            named += [(f"policies.{name}.{key}", model) for key, model in policy.models()]
+        named = list(_named_models(self))
         for model, smaller in self.fallbacks.items():
             named += [(f"fallbacks.{model}", name) for name in (model, *smaller)]
-        for role, name in zip(("weak", "strong"), self.outcomes.pair or (), strict=False):
-            named += [(f"outcomes.{role}", name)]
         return named
+
+
+_OF_MODELS: Final = frozenset({"default", "model", "weak", "strong", "first", "second", "of"})
+"""Keys that name a model."""
+
+
+def _named_models(section: Any) -> Iterator[tuple[str, str]]:
+    """Every model that is named in ``section``, or in a list or mapping of sections, with its key."""
+    entries = enumerate(section) if isinstance(section, tuple) else dict(section).items()
+    for key, value in entries:
+        if key in _OF_MODELS and isinstance(value, str):
+            yield str(key), value
+        elif isinstance(value, Section | tuple) or key == "policies":
+            for below, name in _named_models(value):
+                yield f"{key}.{below}", name

@@ -23,9 +23,9 @@ from sluice.errors import (
     SetupError,
     SluiceError,
 )
+from sluice.settings import TlsSettings
 from sluice.settings.mesh import HttpSettings
 from sluice.settings.routing import RoutingSettings
-from sluice.settings.tls import TlsSettings
 from sluice.v1 import admin_pb2
 from supervisor.mesh import Mesh, running_mesh
 from tests.support.mesh import kill
