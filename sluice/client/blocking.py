@@ -7,11 +7,10 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from time import monotonic, sleep
 from typing import Self, Unpack
 
-import grpc
-
 from sluice.client import channel
 from sluice.client.answer import Answer, AnswerBuilder, Event
 from sluice.client.batch import BATCH_CONCURRENCY, AnswerBatch, all_blocking, batch_requests
+from sluice.client.channel import LISTING_S, LOOKUP_S
 from sluice.client.jobs_blocking import Caller, Jobs
 from sluice.client.request import (
     GenerateOptions,
@@ -156,12 +155,11 @@ class Client(Caller):
             call = self._stub.Generate(request, timeout=left_s, metadata=metadata)
             error: SluiceError = channel.ended_early()
             try:
-                for response in call:
-                    several.add(response)
-            except grpc.RpcError as failed:
-                error = channel.error_of(failed)
-            finally:
-                call.cancel()  # gRPC does not cancel an abandoned call by itself
+                with channel.reading(call):
+                    for response in call:
+                        several.add(response)
+            except SluiceError as failed:
+                error = failed
             if several.complete:
                 return several.build()
             sleep(retries.wait_s_after(error, monotonic()))
@@ -287,7 +285,7 @@ class Client(Caller):
         model: str = AUTO,
         *,
         raw_prompt: bool = False,
-        timeout_s: float = channel.LOOKUP_S,
+        timeout_s: float = LOOKUP_S,
     ) -> pb.CountTokensResponse:
         """Counts the tokens that `prompt` takes of the model's context.
 
@@ -297,7 +295,7 @@ class Client(Caller):
         request = count_request(prompt, model, raw_prompt)
         return self._lookup(self._stub.CountTokens, request, timeout_s)
 
-    def list_models(self, *, timeout_s: float = channel.LOOKUP_S) -> list[pb.Model]:
+    def list_models(self, *, timeout_s: float = LOOKUP_S) -> list[pb.Model]:
         """The models, in the order of the mesh's configuration.
 
         Raises:
@@ -311,7 +309,7 @@ class Client(Caller):
         text: str,
         labels: Mapping[str, str] | None = None,
         *,
-        timeout_s: float = channel.LOOKUP_S,
+        timeout_s: float = LOOKUP_S,
     ) -> safety_pb2.CheckTextResponse:
         """What the safety policies of the mesh would do about `text` as the prompt of a request with `labels`.
 
@@ -322,7 +320,7 @@ class Client(Caller):
         return self._lookup(self._safety.CheckText, request, timeout_s)
 
     def explain(
-        self, request_id: str, *, timeout_s: float = channel.LOOKUP_S
+        self, request_id: str, *, timeout_s: float = LOOKUP_S
     ) -> admin_pb2.GetRequestRecordResponse:
         """Everything that was decided about a request, a moment after its end.
 
@@ -339,7 +337,7 @@ class Client(Caller):
         tenant: str = "",
         model: str = "",
         limit: int = 100,
-        timeout_s: float = channel.LOOKUP_S,
+        timeout_s: float = LOOKUP_S,
     ) -> admin_pb2.ListRequestsResponse:
         """The requests that all gateways answer now, the oldest first; `limit` is at most 1000.
 
@@ -353,7 +351,7 @@ class Client(Caller):
         self,
         *request_ids: str,
         tenant: str = "",
-        timeout_s: float = channel.LOOKUP_S,
+        timeout_s: float = LOOKUP_S,
     ) -> admin_pb2.CancelRequestsResponse:
         """Ends running requests, or all of a tenant, whoever has sent them: their callers get `Cancelled`.
 
@@ -370,7 +368,7 @@ class Client(Caller):
         worker: str,
         *,
         undo: bool = False,
-        timeout_s: float = channel.LOOKUP_S,
+        timeout_s: float = LOOKUP_S,
     ) -> admin_pb2.DrainWorkerResponse:
         """A worker gets no new rows until `undo`; those in it run to their end.
 
@@ -381,9 +379,7 @@ class Client(Caller):
         request = admin_pb2.DrainWorkerRequest(model=model, worker=worker, undo=undo)
         return self._lookup(self._admin.DrainWorker, request, timeout_s)
 
-    def metrics(
-        self, *names: str, timeout_s: float = channel.LOOKUP_S
-    ) -> admin_pb2.ReadMetricsResponse:
+    def metrics(self, *names: str, timeout_s: float = LOOKUP_S) -> admin_pb2.ReadMetricsResponse:
         """What all processes have counted: the metrics of these `names`, or all; docs/operate/telemetry.md lists them.
 
         Raises:
@@ -393,7 +389,7 @@ class Client(Caller):
         return self._lookup(self._admin.ReadMetrics, request, timeout_s)
 
     def audit(
-        self, request_id: str, *, timeout_s: float = channel.LOOKUP_S
+        self, request_id: str, *, timeout_s: float = LOOKUP_S
     ) -> admin_pb2.GetAuditEntryResponse:
         """What the audit holds of a request: the decisions of its safety layer, without text.
 
@@ -404,9 +400,7 @@ class Client(Caller):
         request = admin_pb2.GetAuditEntryRequest(request_id=request_id)
         return self._lookup(self._admin.GetAuditEntry, request, timeout_s)
 
-    def feedback(
-        self, request_id: str, grade: float, *, timeout_s: float = channel.LOOKUP_S
-    ) -> None:
+    def feedback(self, request_id: str, grade: float, *, timeout_s: float = LOOKUP_S) -> None:
         """Says how good the answer of a request was: 0 is useless, 1 is right. A later grade replaces an earlier one.
 
         Raises:
@@ -421,7 +415,7 @@ class Client(Caller):
         tenants: Sequence[str] = (),
         *,
         since_unix_ms: int = 0,
-        timeout_s: float = channel.LISTING_S,
+        timeout_s: float = LISTING_S,
     ) -> Iterator[admin_pb2.StreamOutcomesResponse]:
         """How two models did on requests of `tenants` (all, when there are none) that let their prompts be kept.
 
@@ -433,16 +427,12 @@ class Client(Caller):
         since = timestamp(since_unix_ms) if since_unix_ms else None
         request = admin_pb2.StreamOutcomesRequest(tenants=tenants, since_time=since)
         call = self._admin.StreamOutcomes(request, timeout=timeout_s, metadata=self._metadata)
-        try:
+        with channel.reading(call):
             for response in call:
                 yield response
-        except grpc.RpcError as failed:
-            raise channel.error_of(failed) from failed
-        finally:
-            call.cancel()
 
     def list_tenants(
-        self, tenant: str = "", *, timeout_s: float = channel.LOOKUP_S
+        self, tenant: str = "", *, timeout_s: float = LOOKUP_S
     ) -> admin_pb2.ListTenantsResponse:
         """What `tenant` (empty: each that has limits or does something) uses of its limits.
 
@@ -453,7 +443,7 @@ class Client(Caller):
         return self._lookup(self._admin.ListTenants, request, timeout_s)
 
     def forget_tenant(
-        self, tenant: str, *, timeout_s: float = channel.LISTING_S
+        self, tenant: str, *, timeout_s: float = LISTING_S
     ) -> admin_pb2.ForgetTenantResponse:
         """Deletes what is kept of `tenant`, but for its jobs; may be called again.
 
@@ -463,18 +453,15 @@ class Client(Caller):
         request = admin_pb2.ForgetTenantRequest(tenant=tenant)
         return self._lookup(self._admin.ForgetTenant, request, timeout_s)
 
-    def safety_dry_run(
-        self, *, timeout_s: float = channel.LOOKUP_S
-    ) -> safety_pb2.GetDryRunResponse:
+    def safety_dry_run(self, *, timeout_s: float = LOOKUP_S) -> safety_pb2.GetDryRunResponse:
         """What the safety policy under trial would have done otherwise, as all gateways have counted.
 
         Raises:
             SluiceError: the gateway does not answer, or no policy is under trial.
         """
-        request = safety_pb2.GetDryRunRequest()
-        return self._lookup(self._safety.GetDryRun, request, timeout_s)
+        return self._lookup(self._safety.GetDryRun, safety_pb2.GetDryRunRequest(), timeout_s)
 
-    def router_health(self, *, timeout_s: float = channel.LOOKUP_S) -> list[admin_pb2.RouterHealth]:
+    def router_health(self, *, timeout_s: float = LOOKUP_S) -> list[admin_pb2.RouterHealth]:
         """Whether the learned routers have drifted, on the traffic of all gateways.
 
         Raises:
@@ -490,7 +477,7 @@ class Client(Caller):
         model: str = "",
         answer_key: str = "",
         *,
-        timeout_s: float = channel.LOOKUP_S,
+        timeout_s: float = LOOKUP_S,
     ) -> list[str]:
         """Forgets answers that are kept for equal requests: of a tenant, of a model, one of them, or all.
 
@@ -524,14 +511,13 @@ class Client(Caller):
             )
             error: SluiceError = channel.ended_early()
             try:
-                for response in call:
-                    if (event := answer.accept(response)) is not None:
-                        retries.saw(event)
-                        yield event
-            except grpc.RpcError as failed:
-                error = channel.error_of(failed)
-            finally:
-                call.cancel()  # gRPC does not cancel an abandoned call by itself
+                with channel.reading(call):
+                    for response in call:
+                        if (event := answer.accept(response)) is not None:
+                            retries.saw(event)
+                            yield event
+            except SluiceError as failed:
+                error = failed
             if not answer.complete:
                 sleep(retries.wait_s_after(error, monotonic()))
 

@@ -5,7 +5,8 @@ import math
 import os
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
@@ -230,6 +231,17 @@ class ConnectionLost(errors.TransportUnavailable):
 def error_of(call: grpc.RpcError) -> SluiceError:
     """The typed error; a status that is not ours becomes the nearest class, with its code in the metadata."""
     return _typed(call) or _foreign(call.code(), call.details() or "")
+
+
+@contextmanager
+def reading(call: grpc.RpcContext | grpc.aio.Call) -> Iterator[None]:
+    """Inside, ``call`` is read; its errors are typed. gRPC does not cancel an abandoned call by itself."""
+    try:
+        yield
+    except grpc.RpcError as failed:
+        raise error_of(failed) from failed
+    finally:
+        call.cancel()
 
 
 def ended_early() -> ConnectionLost:

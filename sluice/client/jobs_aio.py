@@ -11,7 +11,9 @@ from typing import TypeVar
 import grpc
 
 from sluice.client import channel
+from sluice.client.channel import LISTING_S, LOOKUP_S
 from sluice.client.retry import Retries, RetryPolicy
+from sluice.errors import SluiceError
 from sluice.v1 import jobs_pb2 as pb
 from sluice.v1.jobs_pb2_grpc import JobServiceStub
 
@@ -29,7 +31,12 @@ class AsyncCaller:
         self._metadata = metadata
         self._retry = retry
 
-    async def _lookup(self, method: channel.AioMethod[_Q, _R], request: _Q, timeout_s: float) -> _R:
+    async def _lookup(
+        self,
+        method: channel.AioMethod[_Q, _R],
+        request: _Q,
+        timeout_s: float = LOOKUP_S,
+    ) -> _R:
         channel.check_timeout(timeout_s)
         retries = Retries(self._retry, timeout_s, monotonic())
         while True:
@@ -82,18 +89,17 @@ class AsyncJobs(AsyncCaller):
     async def create(self, spec: pb.JobSpec, idempotency_key: str) -> pb.Job:
         """Creates a job. The same key with the same specification is the same job, with another one an error."""
         request = pb.CreateJobRequest(spec=spec, idempotency_key=idempotency_key)
-        return (await self._lookup(self._stub.CreateJob, request, channel.LOOKUP_S)).job
+        return (await self._lookup(self._stub.CreateJob, request)).job
 
     async def get(self, job_id: str) -> pb.Job:
         """The job as it is now."""
-        request = pb.GetJobRequest(id=job_id)
-        return (await self._lookup(self._stub.GetJob, request, channel.LOOKUP_S)).job
+        return (await self._lookup(self._stub.GetJob, pb.GetJobRequest(id=job_id))).job
 
     async def list(self, states: Sequence[pb.JobState.ValueType] = ()) -> AsyncIterator[pb.Job]:
         """The tenant's jobs, newest first; only those in one of `states`, if there are some."""
         request = pb.ListJobsRequest(states=states)
         while True:
-            page = await self._lookup(self._stub.ListJobs, request, channel.LOOKUP_S)
+            page = await self._lookup(self._stub.ListJobs, request)
             for job in page.jobs:
                 yield job
             if not page.next_page_token:
@@ -107,39 +113,36 @@ class AsyncJobs(AsyncCaller):
         while True:
             call = self._stub.WatchJob(request, metadata=self._metadata)
             try:
-                async for response in call:
-                    retries.progressed()
-                    yield response.job
+                with channel.reading(call):
+                    async for response in call:
+                        retries.progressed()
+                        yield response.job
                 return
-            except grpc.RpcError as failed:
-                error = channel.error_of(failed)
-            finally:
-                call.cancel()
+            except SluiceError as failed:
+                error = failed
             await sleep(retries.wait_s_after(error, monotonic()))
 
     async def pause(self, job_id: str) -> pb.Job:
         """Stops a job until it is resumed."""
-        request = pb.PauseJobRequest(id=job_id)
-        return (await self._lookup(self._stub.PauseJob, request, channel.LOOKUP_S)).job
+        return (await self._lookup(self._stub.PauseJob, pb.PauseJobRequest(id=job_id))).job
 
     async def resume(self, job_id: str, limits: pb.JobLimits | None = None) -> pb.Job:
         """Continues a paused job; `limits` replace its own."""
         request = pb.ResumeJobRequest(id=job_id, limits=limits)
-        return (await self._lookup(self._stub.ResumeJob, request, channel.LOOKUP_S)).job
+        return (await self._lookup(self._stub.ResumeJob, request)).job
 
     async def cancel(self, job_id: str) -> pb.Job:
         """Ends a job for good; its results so far stay readable."""
-        request = pb.CancelJobRequest(id=job_id)
-        return (await self._lookup(self._stub.CancelJob, request, channel.LOOKUP_S)).job
+        return (await self._lookup(self._stub.CancelJob, pb.CancelJobRequest(id=job_id))).job
 
     async def delete(self, job_id: str) -> None:
         """Deletes a job that is over, with its results."""
-        await self._lookup(self._stub.DeleteJob, pb.DeleteJobRequest(id=job_id), channel.LOOKUP_S)
+        await self._lookup(self._stub.DeleteJob, pb.DeleteJobRequest(id=job_id))
 
     async def retry(self, job_id: str, reasons: Sequence[str] = ()) -> int:
         """Runs the dead letters of a job that is over again, only those with one of `reasons` if given; how many."""
         request = pb.RetryDeadLettersRequest(id=job_id, reasons=reasons)
-        return (await self._lookup(self._stub.RetryDeadLetters, request, channel.LOOKUP_S)).items
+        return (await self._lookup(self._stub.RetryDeadLetters, request)).items
 
     async def results(
         self,
@@ -155,28 +158,23 @@ class AsyncJobs(AsyncCaller):
         while True:
             call = self._stub.GetResults(request, metadata=self._metadata)
             try:
-                async for response in call:
-                    for result in response.results:
-                        yield result
-                        request.from_index = result.index + 1
-                    retries.progressed()
+                with channel.reading(call):
+                    async for response in call:
+                        for result in response.results:
+                            yield result
+                            request.from_index = result.index + 1
+                        retries.progressed()
                 return
-            except grpc.RpcError as failed:
-                error = channel.error_of(failed)
-            finally:
-                call.cancel()
+            except SluiceError as failed:
+                error = failed
             await sleep(retries.wait_s_after(error, monotonic()))
 
     async def dead_letters(self, job_id: str) -> AsyncIterator[pb.JobResult]:
         """The items that failed for good, in the order of the input."""
         call = self._stub.ListDeadLetters(
-            pb.ListDeadLettersRequest(id=job_id), timeout=channel.LISTING_S, metadata=self._metadata
+            pb.ListDeadLettersRequest(id=job_id), timeout=LISTING_S, metadata=self._metadata
         )
-        try:
+        with channel.reading(call):
             async for response in call:
                 for result in response.results:
                     yield result
-        except grpc.RpcError as failed:
-            raise channel.error_of(failed) from failed
-        finally:
-            call.cancel()
