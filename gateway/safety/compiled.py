@@ -14,7 +14,7 @@ from gateway.safety.rules.lexicon import DENY_LIST, Lexicon
 from gateway.safety.rules.payloads import ENCODINGS
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import default_rules
-from gateway.safety.settings import CUSTOM, GuardSettings, RuleSettings
+from gateway.safety.settings import CUSTOM, RuleSettings
 
 HIDDEN: Final = "invisible"
 """How payloads of invisible characters are called: "injection.encoded.invisible"."""
@@ -53,13 +53,15 @@ class CompiledPolicy:
         output: for answers; None when the policy does not change them.
         guards: the models that check prompts and answers.
         entity_guards: the token classifiers, whose findings join those of the rules.
+        answer_readers: those of them that read answers, where answers are filtered.
     """
 
     policy: Policy
     rules: RuleSet
-    output: OutputRules | None
+    output: OutputRules | None = None
     guards: tuple[Guard, ...] = ()
     entity_guards: tuple[EntityGuard, ...] = ()
+    answer_readers: tuple[EntityGuard, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,15 +74,14 @@ class CompiledPolicies:
 
     policies: Policies
     by_name: Mapping[str, CompiledPolicy]
-
-    @property
-    def trial(self) -> CompiledPolicy | None:
-        """The policy in dry run."""
-        return self.by_name.get(self.policies.dry_run or "")
+    trial: CompiledPolicy | None
 
     def choose(self, tenant: str, labels: Mapping[str, str]) -> CompiledPolicy:
-        """The policy of a request."""
-        return self.by_name[self.policies.choose(tenant, labels).name]
+        """The policy of a request: that of the first rule that holds, else the default."""
+        for rule in self.policies.chosen_by:
+            if rule.holds(tenant, labels):
+                return self.by_name[rule.policy]
+        return self.by_name[self.policies.default]
 
 
 def compile_policies(
@@ -95,7 +96,7 @@ def compile_policies(
     """
     made = _Compiler(policies.rules, labels or {})
     compiled = {name: made.compiled(policy) for name, policy in policies.by_name.items()}
-    return CompiledPolicies(policies, compiled)
+    return CompiledPolicies(policies, compiled, compiled.get(policies.dry_run or ""))
 
 
 class _Compiler:
@@ -115,37 +116,27 @@ class _Compiler:
             self._prompts[lists, limits] = RuleSet(self._specs, Lexicon(*lists), limits)
         rules = self._prompts[lists, limits]
         if not policy.settings.enabled:
-            return CompiledPolicy(policy, rules, None)
-        entity_guards = self._entity_guards(policy)
-        output = self._output(policy, entity_guards)
-        return CompiledPolicy(policy, rules, output, self._guards(policy), entity_guards)
+            return CompiledPolicy(policy, rules)
+        verdicts, tags = [], []
+        for name, settings in policy.settings.guard.items():
+            labels = tuple(self._labels.get(settings.model, ()))
+            if settings.template == "token_classifier":
+                entities = EntityTags(labels, settings.categories, settings.threshold or 0.0)
+                tags.append(EntityGuard(name, settings, entities))
+            else:
+                verdicts.append(Guard(name, settings, family_of(settings, labels)))
+        readers = [one for one in tags if "output" in one.settings.checks]
+        output = self._output(policy, readers)
+        reading = tuple(readers) if output is not None else ()
+        return CompiledPolicy(policy, rules, output, tuple(verdicts), tuple(tags), reading)
 
-    def _guards(self, policy: Policy) -> tuple[Guard, ...]:
-        return tuple(
-            Guard(name, settings, family_of(settings, self._labels.get(settings.model, ())))
-            for name, settings in policy.settings.guard.items()
-            if settings.template != "token_classifier"
-        )
-
-    def _entity_guards(self, policy: Policy) -> tuple[EntityGuard, ...]:
-        return tuple(
-            EntityGuard(name, settings, self._tags(settings))
-            for name, settings in policy.settings.guard.items()
-            if settings.template == "token_classifier"
-        )
-
-    def _tags(self, settings: GuardSettings) -> EntityTags:
-        labels = tuple(self._labels.get(settings.model, ()))
-        return EntityTags(labels, settings.categories, settings.threshold or 0.0)
-
-    def _output(self, policy: Policy, entity_guards: Sequence[EntityGuard]) -> OutputRules | None:
+    def _output(self, policy: Policy, readers: Sequence[EntityGuard]) -> OutputRules | None:
         if not policy.settings.output.enabled:
             return None
         lists = policy.deny, policy.allow
         if lists not in self._answers:
             self._answers[lists] = RuleSet(self._plain, Lexicon(*lists), None)
         denied = policy.deny if policy.output_actions.edits(DENY_LIST) else ()
-        readers = [one for one in entity_guards if "output" in one.settings.checks]
         return output_rules(
             policy,
             self._watched,

@@ -10,13 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.safety.actions import Action, Choice, Decision, apply
+from gateway.safety.actions import Action, Decision, apply
 from gateway.safety.compiled import HIDDEN, CompiledPolicies, CompiledPolicy
 from gateway.safety.dry_run import DryRun, Move, Place, moves_of
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.guards.checks import EntityGuard, Guard
 from gateway.safety.output.filter import OutputFilter, OutputRules
-from gateway.safety.policy import Policy
 from gateway.safety.redaction import Placeholders
 from gateway.safety.text.invisible import smuggled
 from gateway.safety.text.normalize import normalize
@@ -154,11 +152,16 @@ class PromptVerdict:
     taken: Mapping[tuple[str, Action], int]
 
 
+_NO_FINDINGS: Final = PromptVerdict((), None, {})
+
+
 def verdict_on(
     inspected: Sequence[InspectedText], failed: Sequence[tuple[str, Action]] = ()
 ) -> PromptVerdict:
     """The verdict on the texts of one request; ``failed`` as in `FoundEntities`."""
     found = [each for text in inspected for each in text.found]
+    if not found and not failed:
+        return _NO_FINDINGS
     taken = [*((each.rule, each.action) for each in found), *failed]
     blocked = dict.fromkeys(rule for rule, action in taken if action is Action.BLOCK)
     routes = [each for each in found if each.action is Action.ROUTE]
@@ -238,81 +241,76 @@ class RequestInspection:
 
     Attributes:
         compiled: the policy that decides, with its rules.
+        policy: the policy as it was written.
+        guards: the models that check prompt and answer beside the rules.
+        entity_guards: the token classifiers that read the answer or, before `results`, the prompt.
+        answer_readers: those of them that read the answer, where it is filtered.
         texts: as they came.
-        placeholders: of the values redacted so far.
     """
 
     def __init__(self, compiled: CompiledPolicy, texts: Sequence[str]) -> None:
         self.compiled = compiled
+        self.policy = compiled.policy
+        self.guards = compiled.guards
+        self.entity_guards = compiled.entity_guards
+        self.answer_readers = compiled.answer_readers
         self.texts = tuple(texts)
         self._rules = compiled.rules
         self._longest = self.policy.settings.limits.max_chars
-        self._normalized_texts = [self._normalized(text) for text in texts]
-        self.placeholders = Placeholders(each.text for each in self._normalized_texts)
+        self._normalized = [
+            normalize(text) if len(text) <= self._longest else self._too_long(text)
+            for text in texts
+        ]
+        self._placeholders: Placeholders | None = None
 
-    @property
-    def policy(self) -> Policy:
-        """The one that decides."""
-        return self.compiled.policy
-
-    @property
-    def guards(self) -> tuple[Guard, ...]:
-        """The models that check prompt and answer beside the rules."""
-        return self.compiled.guards
-
-    @property
-    def entity_guards(self) -> tuple[EntityGuard, ...]:
-        """The token classifiers that read the answer or, before `results`, the prompt."""
-        return self.compiled.entity_guards
-
-    @property
-    def answer_readers(self) -> tuple[EntityGuard, ...]:
-        """Those that read the answer, where it is filtered."""
-        reads = self.compiled.output is not None
-        return tuple(one for one in self.entity_guards if reads and "output" in one.settings.checks)
+    def placeholders(self) -> Placeholders:
+        """Those of the values redacted so far."""
+        if self._placeholders is None:
+            self._placeholders = Placeholders(self.normalized)
+        return self._placeholders
 
     @property
     def normalized(self) -> list[str]:
         """What token classifiers read; empty where a text is over the length limit."""
-        return [each.text for each in self._normalized_texts]
+        return [each.text for each in self._normalized]
 
     def results(self, entities: FoundEntities = NO_ENTITIES) -> Iterator[InspectedText]:
         """One for each text, in order; each step is one text's work."""
-        both = zip(self.texts, self._normalized_texts, strict=True)
-        for place, (original, normalized) in enumerate(both):
-            yield self._inspect(original, normalized, entities.of(place))
+        by_text = entities.by_text or [()] * len(self.texts)
+        for original, normalized, found in zip(self.texts, self._normalized, by_text, strict=True):
+            seen = self._seen(normalized.text)
+            if found:
+                seen.update(self._rules.lists.without_allowed(normalized.text, found))
+            if seen or normalized.findings or not original.isascii():
+                yield self._decided(original, normalized, seen)
+            else:
+                yield InspectedText(normalized.text, normalized.text)
 
-    def _normalized(self, text: str) -> Normalized:
+    def _too_long(self, text: str) -> Normalized:
         """Text over the length limit is not inspected, so it costs nothing."""
-        if len(text) <= self._longest:
-            return normalize(text)
         too_long = Finding("limit.length", self._longest, len(text), Severity.CRITICAL)
         return Normalized("", (too_long,))
-
-    def _inspect(
-        self, original: str, normalized: Normalized, entities: Sequence[Finding]
-    ) -> InspectedText:
-        seen = self._seen(normalized.text)
-        seen.update(self._rules.lists.without_allowed(normalized.text, entities))
-        decision = apply(self.policy.actions, normalized.text, seen, self.placeholders)
-        found = [self._found(taken.finding, taken.action, normalized) for taken in decision.taken]
-        found += [self._done(finding) for finding in normalized.findings]
-        found += [self._done(finding) for finding in self._hidden(original)]
-        found.sort(key=lambda each: (each.start, each.end, each.rule))
-        return InspectedText(normalized.text, decision.text, tuple(found))
 
     def _seen(self, text: str) -> set[Finding]:
         """What is in ``text``, and the injections that show only in its look."""
         if not self.policy.settings.enabled:
             return set()
         seen = set(self._rules.scan(text))
-        look = Skeleton(text)
-        if look.text != text:
-            for each in self._rules.scan(look.text):
+        if not text.isascii():
+            look = Skeleton(text)
+            for each in self._rules.scan(look.text) if look.text != text else ():
                 if each.rule.startswith("injection."):
                     start, end = look.original_span(each.start, each.end)
                     seen.add(Finding(each.rule, start, end, each.severity))
         return seen
+
+    def _decided(self, original: str, normalized: Normalized, seen: set[Finding]) -> InspectedText:
+        decision = apply(self.policy.actions, normalized.text, seen, self.placeholders())
+        found = [self._found(taken.finding, taken.action, normalized) for taken in decision.taken]
+        found += [self._done(finding) for finding in normalized.findings]
+        found += [self._done(finding) for finding in self._hidden(original)]
+        found.sort(key=lambda each: (each.start, each.end, each.rule))
+        return InspectedText(normalized.text, decision.text, tuple(found))
 
     def _hidden(self, original: str) -> Iterator[Finding]:
         if len(original) <= self._longest and self.policy.settings.enabled:
@@ -321,12 +319,13 @@ class RequestInspection:
 
     def _found(self, finding: Finding, action: Action, normalized: Normalized) -> PromptFinding:
         start, end = normalized.original_span(finding.start, finding.end)
-        model = self._choice(finding).model if action is Action.ROUTE else None
+        choice = self.policy.actions.choose(finding.rule, finding.severity)
+        model = choice.model if action is Action.ROUTE else None
         return PromptFinding(finding.rule, finding.severity, action, start, end, model)
 
     def _done(self, finding: Finding) -> PromptFinding:
         """A finding about what normalization has edited already; it may still end or route the request."""
-        choice = self._choice(finding)
+        choice = self.policy.actions.choose(finding.rule, finding.severity)
         action = choice.action
         if action not in (Action.ROUTE, Action.BLOCK):
             noticed = Action.ALLOW if action is Action.ALLOW else Action.FLAG
@@ -334,9 +333,6 @@ class RequestInspection:
         return PromptFinding(
             finding.rule, finding.severity, action, finding.start, finding.end, choice.model
         )
-
-    def _choice(self, finding: Finding) -> Choice:
-        return self.policy.actions.choose(finding.rule, finding.severity)
 
 
 def _places(inspected: InspectedText) -> Iterator[tuple[Place, Action]]:

@@ -79,7 +79,7 @@ class Policy:
         plain = json.dumps(content, sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(plain.encode()).hexdigest()[:12]
 
-    @property
+    @cached_property
     def version(self) -> str:
         """Such as "standard@3+0123456789ab"."""
         return f"{self.name}@{self.settings.version}+{self.hash}"
@@ -110,20 +110,13 @@ class Policy:
 
 @dataclass(frozen=True)
 class Policies:
-    """All policies of a file, and which request gets which."""
+    """All policies of a file, and the rules that say which request gets which."""
 
     by_name: Mapping[str, Policy]
     default: str
     chosen_by: tuple[ChooseRule, ...] = ()
     dry_run: str | None = None
     rules: tuple[RuleSettings, ...] = ()
-
-    def choose(self, tenant: str, labels: Mapping[str, str]) -> Policy:
-        """The policy of a request: the first rule that holds, else the default."""
-        for rule in self.chosen_by:
-            if rule.holds(tenant, labels):
-                return self.by_name[rule.policy]
-        return self.by_name[self.default]
 
 
 def load_policies(

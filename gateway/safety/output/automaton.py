@@ -551,14 +551,16 @@ class Automaton:
         self._states: dict[tuple[tuple[Threads, ...], int, int], AutomatonState] = {}
         self.context_before = max((rule.context_before for rule in rules), default=0)
         self.context_after = max((rule.context_after for rule in rules), default=0)
+        self.start = self._state((), 0, NO_WORD)
+        """The state of an answer without a character."""
 
     def __len__(self) -> int:
         """States in use."""
         return len(self._states)
 
-    def begin(self, before: str = "") -> AutomatonState:
+    def begin(self, before: str) -> AutomatonState:
         """The state behind ``before`` when no finding that began in it is under way; it may hold heads."""
-        state = self._state((), 0, ANY_WORD if before else NO_WORD)
+        state = self._state((), 0, ANY_WORD)
         for char in before:
             if plain := seen_as(char):
                 after = self._alike(state, plain)[0]
@@ -795,7 +797,7 @@ class StreamWatch:
     def __init__(self, automaton: Automaton, at: int = 0, before: str = "") -> None:
         """Begins at offset ``at``, behind ``before``."""
         self._automaton = automaton
-        self._state: AutomatonState = automaton.begin(before)
+        self._state = automaton.begin(before) if before else automaton.start
         self._starts: list[int] = []
         # Unions of places where findings may be, in order: start, end, the offset from which on it is decided.
         self._claims: list[tuple[int, int, int]] = []

@@ -9,7 +9,7 @@ alone, never on how it was split into pieces.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +20,7 @@ from gateway.safety.actions import Action, Decision, Edit, apply
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.output.automaton import Automaton, Scanner, ViewScanner, WatchedRule, WordList
 from gateway.safety.output.echo import RULE, EchoGuard, SystemText
-from gateway.safety.output.redactor import HiddenPlaces, Redactor, Rules
+from gateway.safety.output.redactor import Redactor, Rules
 from gateway.safety.output.windows import Window, Windows
 from gateway.safety.policy import Policy
 from gateway.safety.redaction import Placeholders
@@ -206,16 +206,18 @@ class OutputFilter:
     """
 
     def __init__(
-        self, shared: OutputRules, placeholders: Placeholders | None = None, system: str = ""
+        self,
+        shared: OutputRules,
+        placeholders: Callable[[], Placeholders] = Placeholders,
+        system: str = "",
     ) -> None:
         """Begins an answer.
 
         Args:
             shared: of the policy.
-            placeholders: of the prompt.
+            placeholders: gives those of the prompt.
             system: the system message as the model got it.
         """
-        own = placeholders or Placeholders()
         self._shared = shared
         self._raw: list[str] = []
         window = shared.window_tokens
@@ -223,10 +225,10 @@ class OutputFilter:
         self.entities: list[Finding] = []
         self._holds = self.windows is not None and shared.holds
         self._finished = False
-        self._redactor = Redactor(shared.rules, own.for_answer())
-        self._hidden = HiddenPlaces(self._redactor)
-        self._echo = _echo_guard(shared.echo, system)
-        self._restorer = Restorer(own) if shared.restore and own.values else None
+        self._redactor = Redactor(shared.rules, placeholders)
+        self._echo = _echo_guard(shared.echo, system) if shared.echo is not None else None
+        own = placeholders() if shared.restore else None
+        self._restorer = Restorer(own) if own is not None and own.values else None
 
     @property
     def stopped(self) -> tuple[str, ...]:
@@ -261,11 +263,11 @@ class OutputFilter:
         decided = self._redactor.decided
         if self._echo is None or not self._echo.holds:
             return decided
-        return min(decided, self._hidden.whole(self._echo.taken))
+        return min(decided, self._redactor.whole(self._echo.taken))
 
     def hides(self, start: int, end: int) -> bool:
         """Whether a character from ``start`` to ``end`` does not show; they are decided, and asked about in order."""
-        return self._hidden.touch(start, end, self._echo.hidden if self._echo is not None else ())
+        return self._redactor.hides(start, end, self._echo.hidden if self._echo is not None else ())
 
     @property
     def unread(self) -> bool:
@@ -323,8 +325,8 @@ class OutputFilter:
         return self._restorer.push(text) if self._restorer is not None and text else text
 
 
-def _echo_guard(settings: EchoSettings | None, system: str) -> EchoGuard | None:
-    if settings is None or settings.action == "allow" or not system:
+def _echo_guard(settings: EchoSettings, system: str) -> EchoGuard | None:
+    if settings.action == "allow" or not system:
         return None
     known = SystemText(system, settings.words)
     return (

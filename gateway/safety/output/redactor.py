@@ -8,11 +8,11 @@ That is exact as long as matches are no longer than `WatchedRule.max_match_chars
 a match alone. Where matches overlap each other without end (a table of numbers under a rule for telephone numbers),
 text is decided once it is longer than two of the longest matches; the scanner then starts again inside such a chain.
 
-The echo guard runs behind the redactor and reports offsets in the redacted text; `HiddenPlaces` maps them back over
+The echo guard runs behind the redactor and reports offsets in the redacted text; `Redactor.whole` maps them back over
 the edits to offsets in the model's answer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -64,9 +64,13 @@ class Redactor:
         shown_to: from this offset on nothing shows; UNBOUNDED as long as there is no such place.
     """
 
-    def __init__(self, rules: Rules, placeholders: Placeholders) -> None:
+    def __init__(self, rules: Rules, placeholders: Callable[[], Placeholders]) -> None:
+        """``placeholders``: gives those of the prompt, when something is redacted."""
         self._rules = rules
-        self._placeholders = placeholders
+        self._of_prompt = placeholders
+        self._placeholders: Placeholders | None = None
+        self._passed_edits = 0
+        self._passed_echoes = 0
         self._watch = StreamWatch(rules.automaton)
         self._held: list[str] = []
         self._entities: list[Finding] = []
@@ -219,6 +223,8 @@ class Redactor:
         return least if self._context_cut else len(context)
 
     def _edits(self, piece: str, found: Sequence[Finding]) -> list[Edit]:
+        if self._placeholders is None:
+            self._placeholders = self._of_prompt().for_answer()
         decision = apply(self._rules.table, piece, found, self._placeholders)
         if decision.edits and decision.edits[-1].action is Action.BLOCK:
             last = decision.edits[-1]
@@ -254,37 +260,18 @@ class Redactor:
             self._context = self._context[-keep:]
             self._context_cut = True
 
-
-def _outside(offset: int, edits: Sequence[Edit]) -> int:
-    """``offset``, or the end of the edit that it lies in."""
-    return next((edit.end for edit in edits if edit.start < offset < edit.end), offset)
-
-
-def _before(offset: int, unions: Sequence[tuple[int, int]]) -> int:
-    """``offset``, or the start of the union that it lies in."""
-    return next((start for start, end in unions if start < offset < end), offset)
-
-
-class HiddenPlaces:
-    """The hidden places of one answer."""
-
-    def __init__(self, redactor: Redactor) -> None:
-        self._redactor = redactor
-        self._passed_edits = 0
-        self._passed_echoes = 0
-
     def whole(self, offset: int) -> int:
         """The offset in the answer of character ``offset`` of what rules left, or one inside the same edit."""
         if offset == UNBOUNDED:
             return offset
         longer = 0
-        for edit in self._redactor.edits:
+        for edit in self.edits:
             if edit.start - longer >= offset:
                 break
             longer += edit.end - edit.start - len(edit.shown)
         return offset + longer
 
-    def touch(self, start: int, end: int, echoes: Sequence[tuple[int, int]]) -> bool:
+    def hides(self, start: int, end: int, echoes: Sequence[tuple[int, int]]) -> bool:
         """Whether a character from ``start`` to ``end`` of the answer is hidden; asked in order.
 
         Args:
@@ -292,9 +279,9 @@ class HiddenPlaces:
             end: the character behind the last one.
             echoes: places of what rules left that are hidden too.
         """
-        if end > self._redactor.shown_to:
+        if end > self.shown_to:
             return True
-        edits = self._redactor.edits
+        edits = self.edits
         if not edits and not echoes:
             return False
         while self._passed_edits < len(edits) and edits[self._passed_edits].end <= start:
@@ -310,3 +297,13 @@ class HiddenPlaces:
                 return self.whole(first) < end
             self._passed_echoes += 1
         return False
+
+
+def _outside(offset: int, edits: Sequence[Edit]) -> int:
+    """``offset``, or the end of the edit that it lies in."""
+    return next((edit.end for edit in edits if edit.start < offset < edit.end), offset)
+
+
+def _before(offset: int, unions: Sequence[tuple[int, int]]) -> int:
+    """``offset``, or the start of the union that it lies in."""
+    return next((start for start, end in unions if start < offset < end), offset)

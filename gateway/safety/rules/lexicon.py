@@ -33,6 +33,10 @@ class Lexicon:
         self._denied = len(denied)
         self._automaton = AhoCorasick([*denied, *allowed]) if denied or allowed else None
 
+    def __bool__(self) -> bool:
+        """Whether any list has an entry."""
+        return self._automaton is not None
+
     def denied(self, text: str) -> list[Finding]:
         """The findings of the deny list."""
         return [Finding(DENY_LIST, *span, Severity.HIGH) for span in self._spans(text)[0]]

@@ -9,7 +9,7 @@ import binascii
 import codecs
 import re
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,7 +30,7 @@ _PEEK_CHARS: Final = 64
 _TEXT_SHARE_MIN: Final = 0.9
 _TEXT_CHARS_MIN: Final = 8
 _HEX_JUNK: Final = re.compile(rb"\\x|0x|[\s:,]")
-_ROT13: Final = bytes(ord(codecs.encode(chr(at), "rot13")) if at < 128 else at for at in range(256))
+ROT13: Final = bytes(ord(codecs.encode(chr(at), "rot13")) if at < 128 else at for at in range(256))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,6 @@ class Budget:
     left: int = TOTAL_BYTES_MAX
     cut: bool = False
     """Whether something was left undecoded."""
-
-
-def rot13(data: bytes) -> bytes:
-    """Every ASCII letter by thirteen; offsets stay."""
-    return data.translate(_ROT13)
 
 
 def payload_of(encoding: Encoding, run: bytes, budget: Budget) -> str | None:
@@ -158,10 +153,9 @@ class Payloads:
                     return found
         return found
 
-    def turned(self, subject: Subject) -> list[Finding]:
-        """Injections in rot13, which has no runs to look for."""
-        other = Subject.of_ascii_folding(subject, rot13(subject.data))
-        inner = self._scanner.findings(other, self._scanner.look_for_signs(other))
+    def turned(self, subject: Subject, signs: Mapping[int, int]) -> list[Finding]:
+        """Injections in rot13, which has no runs to look for: ``subject`` is turned, ``signs`` occur in it."""
+        inner = self._scanner.findings(subject, signs)
         hidden = [each for each in inner if each.severity >= Severity.HIGH]
         return [
             Finding("injection.encoded.rot13", each.start, each.end, Severity.HIGH)

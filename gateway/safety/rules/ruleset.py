@@ -14,7 +14,7 @@ from typing import Final
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.rules.lexicon import Lexicon
 from gateway.safety.rules.limits import MARKS_HINT, limit_findings
-from gateway.safety.rules.payloads import HINTS, Payloads
+from gateway.safety.rules.payloads import HINTS, ROT13, Payloads
 from gateway.safety.rules.scanner import RuleScanner, Subject
 from gateway.safety.rules.spec import RuleSpec, Span
 from gateway.safety.settings import LimitSettings
@@ -80,8 +80,10 @@ class RuleSet:
         """Compiles. ``limits``: None for answers, which are neither limited nor decoded. Raises `RuleError`."""
         self.specs = tuple(specs)
         self.lists = lists
+        self._has_lists = bool(lists)
         self._limits = limits
         self._longest = sys.maxsize if limits is None else limits.max_chars
+        self._shortest = 0 if limits is None else min(limits.max_run_chars, limits.max_word_chars)
         self._scanner = RuleScanner(self.specs, (*HINTS, MARKS_HINT))
         self._payloads = Payloads(self._scanner, lists)
 
@@ -91,7 +93,9 @@ class RuleSet:
         Text after the limit is not inspected and is one finding itself.
         """
         inspected = text[: self._longest]
-        found = self.lists.applied(inspected, list(self._found(Subject(inspected))))
+        found = self._found(Subject(inspected))
+        if self._has_lists:
+            found = self.lists.applied(inspected, found)
         if len(inspected) < len(text):
             found.append(Finding("limit.length", len(inspected), len(text), Severity.CRITICAL))
         return resolved(text, found) if found else found
@@ -104,10 +108,16 @@ class RuleSet:
         inside = self._payloads.inside(payload[: self._longest], name, span)
         return sorted(inside, key=lambda each: each.rule)
 
-    def _found(self, subject: Subject) -> Iterator[Finding]:
+    def _found(self, subject: Subject) -> list[Finding]:
         present, hints = self._scanner.look(subject)
-        yield from self._scanner.findings(subject, present)
+        found = self._scanner.findings(subject, present) if present else []
         if self._limits is not None:
-            yield from limit_findings(subject.text, self._limits, hints)
-            yield from self._payloads.findings(subject, hints)
-            yield from self._payloads.turned(subject)
+            if len(subject.text) > self._shortest or hints:
+                found += limit_findings(subject.text, self._limits, hints)
+            if hints:
+                found += self._payloads.findings(subject, hints)
+            turned = subject.with_letters(ROT13)
+            signs = self._scanner.look_for_signs(turned)
+            if signs:
+                found += self._payloads.turned(turned, signs)
+        return found

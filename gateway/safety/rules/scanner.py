@@ -41,16 +41,17 @@ class Subject:
     def __init__(self, text: str) -> None:
         # A lone surrogate becomes one "?": one character for one character.
         self.text, self.data = text, text.encode("utf-8", "replace")
-        if _needs_folding(self.data):
+        # Looks at what is not ASCII only: in most texts that is little.
+        if not text.isascii() and _TO_FOLD.search(self.data.translate(None, _ASCII).decode()):
             self.text = _TO_FOLD.sub(_folded, text)
             self.data = self.text.encode("utf-8", "replace")
         self._same = len(self.data) == len(self.text)
 
-    @classmethod
-    def of_ascii_folding(cls, original: "Subject", data: bytes) -> "Subject":
-        """A subject of other ASCII letters with the same offsets."""
-        other = cls.__new__(cls)
-        other.data, other.text, other._same = data, data.decode(), original._same
+    def with_letters(self, table: bytes) -> "Subject":
+        """A subject with the ASCII letters that ``table`` gives, and the same offsets."""
+        other = Subject.__new__(Subject)
+        other.data, other._same = self.data.translate(table), self._same
+        other.text = other.data.decode()
         return other
 
     def chars(self, offset: int) -> int:
@@ -81,11 +82,6 @@ class Subject:
         return sums
 
 
-def _needs_folding(data: bytes) -> bool:
-    """Looks at what is not ASCII only: in most texts that is little."""
-    return not data.isascii() and _TO_FOLD.search(data.translate(None, _ASCII).decode()) is not None
-
-
 def _count(data: bytes) -> int:
     """The characters that start in ``data``."""
     return len(data.translate(None, _CONTINUATION))
@@ -113,17 +109,13 @@ class Prefilter:
         """The patterns that occur, each with the byte offset where its first match may end."""
         found: dict[int, int] = {}
         if data:
-            scratch = self._take_scratch()
+            try:  # a space that no other scan uses; appending to a list and popping from it are atomic
+                scratch = self._scratches.pop()
+            except IndexError:
+                scratch = hyperscan.Scratch(self._database)
             self._database.scan(data, match_event_handler=_note, context=found, scratch=scratch)
             self._scratches.append(scratch)
         return found
-
-    def _take_scratch(self) -> hyperscan.Scratch:
-        """A space that no other scan uses; appending to a list and popping from it are atomic."""
-        try:
-            return self._scratches.pop()
-        except IndexError:
-            return hyperscan.Scratch(self._database)
 
 
 @functools.lru_cache(maxsize=8)
@@ -254,13 +246,16 @@ class RuleScanner:
 
     def look(self, subject: Subject) -> tuple[Mapping[int, int], frozenset[str]]:
         """Which forms occur, for `findings`, and which of the extra hints do."""
-        occurring = self._plain_pass.present(subject.data)
-        count = len(self._plain)
-        extra = frozenset(self._extra[at - count] for at in occurring if at >= count)
-        plain = {self._plain[at]: end for at, end in occurring.items() if at < count}
-        return {**plain, **self.look_for_signs(subject)}, extra
+        present = self.look_for_signs(subject)
+        extra = []
+        for at, end in self._plain_pass.present(subject.data).items():
+            if at < len(self._plain):
+                present[self._plain[at]] = end
+            else:
+                extra.append(self._extra[at - len(self._plain)])
+        return present, frozenset(extra)
 
-    def look_for_signs(self, subject: Subject) -> Mapping[int, int]:
+    def look_for_signs(self, subject: Subject) -> dict[int, int]:
         """Which scored forms occur, for `findings`. Cheaper than `look`."""
         if not self._scored:
             return {}

@@ -34,13 +34,14 @@ TOKENS: Final = (
 _SHAPES: Final = r"<\|[^\s<>|]{1,64}\|>"
 """ChatML, Llama 3, Phi, Granite, GPT, DeepSeek: names between bars."""
 _OPEN, _CLOSE = "<s>", "</s>"
-_FIRSTS: Final = {token[0] for token in TOKENS} | {"<"}
-_STYLED_FIRSTS: Final = {chr(code) for code, plain in PLAIN_OF.items() if plain in _FIRSTS}
-_LEAD: Final = re.compile(f"[{''.join(map(re.escape, _FIRSTS | _STYLED_FIRSTS))}]")
+FIRSTS: Final = {token[0] for token in TOKENS} | {"<"}
+"""The characters that a token can begin with."""
+_STYLED_FIRSTS: Final = {chr(code) for code, plain in PLAIN_OF.items() if plain in FIRSTS}
+_LEAD: Final = re.compile(f"[{''.join(map(re.escape, FIRSTS | _STYLED_FIRSTS))}]")
 _LONGEST_FIRST: Final = sorted(TOKENS, key=len, reverse=True)
 # Only the first character is consumed, the rest is a look-ahead: tokens inside tokens are found too.
 _TOKEN: Final = re.compile(
-    f"[{''.join(map(re.escape, _FIRSTS))}](?<=(?=({'|'.join([_SHAPES, *map(re.escape, _LONGEST_FIRST)])})).)",
+    f"[{''.join(map(re.escape, FIRSTS))}](?<=(?=({'|'.join([_SHAPES, *map(re.escape, _LONGEST_FIRST)])})).)",
     re.DOTALL,
 )
 _STYLED_RUN: Final = re.compile(f"[{STYLED}\uff01-\uff5e]+")

@@ -27,13 +27,15 @@ import numpy as np
 from gateway.safety.findings import Severity
 from gateway.safety.text import characters as c
 from gateway.safety.text import ucd
-from gateway.safety.text.chat_syntax import neutralize
+from gateway.safety.text.chat_syntax import FIRSTS, neutralize
 from gateway.safety.text.invisible import strip, strip_all
 from gateway.safety.text.trail import Normalized, OffsetEdit, Trail
 
 RULE_INVISIBLE_ONLY: Final = "unicode.invisible_only"
 
-_ASCII_ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
+_ASCII_CONTROLS = "\x00-\x08\x0b-\x1f\x7f"
+_ASCII_ODD = re.compile(f"[{_ASCII_CONTROLS}]")
+_NOT_PLAIN_ASCII = re.compile(f"[{_ASCII_CONTROLS}{''.join(map(re.escape, FIRSTS))}]")
 
 
 def normalize(text: str) -> Normalized:
@@ -41,6 +43,8 @@ def normalize(text: str) -> Normalized:
 
     The outcome has at most four times as many characters, and is stable.
     """
+    if text.isascii() and _NOT_PLAIN_ASCII.search(text) is None:
+        return Normalized(text, ())
     trail = Trail(text)
     if not text.isascii() or _ASCII_ODD.search(text):
         _clean(trail)

@@ -23,7 +23,7 @@ def load(tmp_path: Path, text: str) -> tuple[Settings, Path]:
 
 
 def test_without_a_section_everything_is_flagged() -> None:
-    policy = read_policies(Settings()).choose("default", {})
+    policy = read_policies(Settings()).by_name["default"]
     assert policy.actions.choose("secret.assignment", Severity.CRITICAL).action is Action.FLAG
     assert policy.actions.choose("limit.length", Severity.CRITICAL).action is Action.BLOCK
 
@@ -34,7 +34,9 @@ def test_the_example_of_the_page_loads(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     policies = read_policies(*load(tmp_path, example))
     assert set(policies.by_name) == {"default", "strict"}
-    assert policies.choose("default", {"team": "finance"}).deny == ("blue heron",)
+    (rule,) = policies.chosen_by
+    assert rule.holds("default", {"team": "finance"})
+    assert policies.by_name[rule.policy].deny == ("blue heron",)
 
 
 def test_the_page_names_every_family_and_rule_of_ours() -> None:

@@ -87,9 +87,9 @@ def test_a_trial_counts_what_it_would_do_otherwise() -> None:
 
 
 def test_versions_follow_the_rules() -> None:
-    version = compiled().policies.choose("x", {}).version
+    version = compiled().choose("x", {}).policy.version
     changed = load_policies(FILE.replace("severity: low", "severity: medium"), lambda path: "")
-    assert changed.choose("x", {}).version != version
+    assert changed.by_name["default"].version != version
 
 
 ANSWER = "First tck-000017, then AC 4111 1111 1111 1111 and TCK-12345, TCK-1234567, TCK-654321"

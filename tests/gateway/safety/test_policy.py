@@ -3,8 +3,10 @@
 import pytest
 
 from gateway.safety.actions import Action, Choice
+from gateway.safety.compiled import CompiledPolicies, CompiledPolicy
 from gateway.safety.findings import Severity
 from gateway.safety.policy import Policies, PolicyError, load_policies
+from gateway.safety.rules.ruleset import RuleSet
 
 FILE = """\
 models: []
@@ -37,14 +39,14 @@ def load(text: str = FILE, **known: list[str]) -> Policies:
 
 
 def test_a_file_without_the_section_flags_everything() -> None:
-    policy = load("models: []\n").choose("any", {})
+    policy = load("models: []\n").by_name["default"]
     assert policy.actions.choose("pii.email", Severity.CRITICAL) == Choice(Action.FLAG)
     assert not policy.settings.restore
     assert load("").default == "default"
 
 
 def test_actions_for_prompts_and_answers() -> None:
-    policy = load().choose("any", {})
+    policy = load().by_name["standard"]
     assert policy.actions.choose("injection.x", Severity.LOW) == Choice(Action.ROUTE, "governed")
     assert policy.output_actions.choose("injection.x", Severity.LOW) == Choice(Action.FLAG)
     assert policy.output_actions.choose("pii.ip", Severity.LOW).action is Action.FLAG
@@ -56,18 +58,21 @@ def test_actions_for_prompts_and_answers() -> None:
 
 def test_the_first_rule_that_holds_chooses() -> None:
     policies = load()
-    assert policies.choose("acme", {}).name == "strict"
-    assert policies.choose("x", {"team": "lab", "kind": "test"}).name == "strict"
-    assert policies.choose("x", {"team": "lab"}).name == "standard"
+    rules = RuleSet(())
+    by_name = {name: CompiledPolicy(policy, rules) for name, policy in policies.by_name.items()}
+    compiled = CompiledPolicies(policies, by_name, None)
+    assert compiled.choose("acme", {}).policy.name == "strict"
+    assert compiled.choose("x", {"team": "lab", "kind": "test"}).policy.name == "strict"
+    assert compiled.choose("x", {"team": "lab"}).policy.name == "standard"
 
 
 def test_the_version_follows_all_that_decides() -> None:
-    first = load().choose("x", {}).version
+    first = load().by_name["standard"].version
     assert first.startswith("standard@3+")
-    assert load().choose("x", {}).version == first
-    assert load(FILE.replace("ansi: remove", "ansi: block")).choose("x", {}).version != first
+    assert load().by_name["standard"].version == first
+    assert load(FILE.replace("ansi: remove", "ansi: block")).by_name["standard"].version != first
     changed = load_policies(FILE, lambda path: "zebra")
-    assert changed.choose("x", {}).version != first
+    assert changed.by_name["standard"].version != first
 
 
 @pytest.mark.parametrize(
@@ -125,5 +130,5 @@ def test_unknown_rules_and_models_are_refused_when_all_are_known() -> None:
 def test_secrets_are_redacted_in_answers_unless_the_policy_speaks_of_them(
     body: str, action: Action
 ) -> None:
-    policy = load(f"safety: {{policies: {{default: {body}}}}}").choose("x", {})
+    policy = load(f"safety: {{policies: {{default: {body}}}}}").by_name["default"]
     assert policy.output_actions.choose("secret.jwt", Severity.CRITICAL).action is action

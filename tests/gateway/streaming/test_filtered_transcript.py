@@ -49,7 +49,7 @@ def transcript(policy: str, *stops: str, held: list[int] | None = None) -> Trans
     placeholders = Placeholders()
     if policy == "restore":
         placeholders.of("pii.email", "me@home.org")
-    filter_ = OutputFilter(rules(policy), placeholders, SYSTEM)
+    filter_ = OutputFilter(rules(policy), lambda: placeholders, SYSTEM)
     detokenizer = TOKENS.detokenizer()
     return Transcript(
         detokenizer,

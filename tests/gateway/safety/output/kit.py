@@ -156,7 +156,7 @@ def whole(rules: Rules, text: str) -> Decision:
 
 def check_pieces(rules: Rules, pieces: Sequence[str], expected: Decision) -> int:
     """Streams ``pieces``; returns the most characters that were held back. Fails where anything shows too early."""
-    redactor, shown, most = Redactor(rules, Placeholders()), "", 0
+    redactor, shown, most = Redactor(rules, Placeholders), "", 0
     for piece in pieces:
         shown += redactor.push(piece)
         assert expected.text.startswith(shown), pieces

@@ -75,7 +75,7 @@ class Reader:
 
 
 def stream(rules: OutputRules, tokens: Sequence[str], draw: random.Random) -> tuple[str, Reader]:
-    filter_ = OutputFilter(rules, Placeholders())
+    filter_ = OutputFilter(rules)
     reader, shown = Reader(filter_), ""
     for token in tokens:
         shown += filter_.push(token)

@@ -38,7 +38,7 @@ ALL = shared(
 def stream(
     rules: OutputRules, text: str, size: int = 3, system: str = ""
 ) -> tuple[str, OutputFilter]:
-    filter_ = OutputFilter(rules, prompt(), system)
+    filter_ = OutputFilter(rules, prompt, system)
     shown = "".join(filter_.push(text[at : at + size]) for at in range(0, len(text), size))
     return shown + filter_.finish(), filter_
 
@@ -125,7 +125,7 @@ def test_edits_say_where_without_the_text() -> None:
 
 def hidden(rules: OutputRules, text: str, system: str = "", truncated: bool = False) -> str:
     """``text`` with a mark in the place of every character that is hidden, asked for as soon as it is decided."""
-    filter_, marked, at = OutputFilter(rules, prompt(), system), "", 0
+    filter_, marked, at = OutputFilter(rules, prompt, system), "", 0
     for char in text:
         filter_.push(char)
         while at < min(filter_.decided, len(text)):
@@ -189,6 +189,6 @@ def test_placeholders_come_back_however_they_are_split(text: str, cuts: list[int
 )  # fmt: skip
 def test_no_split_changes_what_the_whole_filter_shows(text: str, cuts: list[int]) -> None:
     expected, one = stream(ALL, text, size=max(1, len(text)), system=SYSTEM)
-    filter_ = OutputFilter(ALL, prompt(), SYSTEM)
+    filter_ = OutputFilter(ALL, prompt, SYSTEM)
     shown = "".join(filter_.push(piece) for piece in pieces(text, cuts)) + filter_.finish()
     assert (shown, filter_.stopped, filter_.edits) == (expected, one.stopped, one.edits)
