@@ -25,9 +25,7 @@ from functools import cached_property
 from typing import Final
 
 import yaml
-from pydantic import (
-    ValidationError,
-)
+from pydantic import ValidationError
 
 from gateway.safety.actions import Action, ActionTable, Choice
 from gateway.safety.findings import Severity
@@ -42,6 +40,12 @@ from gateway.safety.text.normalize import normalize
 SECTION: Final = "safety"
 NORMALIZED: Final = ("unicode.", "syntax.")
 """Families of what normalization finds."""
+
+
+Place = tuple[str | int, ...]
+"""Keys and numbers of items from the section down to a value."""
+_PLACES_OF_PYDANTIC: Final = ("[key]", "is-instance[Choice]")
+"""What pydantic names beside the keys."""
 
 
 class PolicyError(ValueError):
@@ -168,7 +172,7 @@ def _unrouted(choice: Choice) -> Choice:
 
 
 def _check_names(settings: SafetySettings, lines: "_Lines") -> None:
-    places: list[tuple[tuple[str | int, ...], str | None]] = [
+    places: list[tuple[Place, str | None]] = [
         (("default",), settings.default),
         (("dry_run",), settings.dry_run),
     ]
@@ -265,7 +269,7 @@ def _check_possible(settings: SafetySettings, lines: "_Lines") -> None:
 
 def _all_actions(
     settings: SafetySettings,
-) -> Iterator[tuple[tuple[str | int, ...], str | None, Choice]]:
+) -> Iterator[tuple[Place, str | None, Choice]]:
     for index, own in enumerate(settings.rules):
         if own.action is not None:
             yield ("rules", index, "action"), None, own.action
@@ -289,7 +293,7 @@ def _fits(rule: str, known: Collection[str]) -> bool:
 
 
 def _list_lines(
-    place: tuple[str | int, ...],
+    place: Place,
     paths: tuple[str, ...],
     read_list: Callable[[str], str],
     lines: "_Lines",
@@ -313,56 +317,36 @@ class _Lines:
             values = yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise PolicyError(f"is not YAML: {error}") from None
-        self._node = _child(root, SECTION) if root is not None else None
         self.section = (values.get(SECTION) if isinstance(values, dict) else None) or {}
-        if self._node is not None:
-            self._refuse_doubles(self._node[1], ())
+        self._lines: dict[tuple[str, ...], int] = {}
+        for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
+            if key.value == SECTION:
+                self._note((SECTION,), key, value)
 
-    def error(self, place: tuple[str | int, ...], problem: str) -> PolicyError:
+    def error(self, place: Place, problem: str) -> PolicyError:
         """An error at a place below the section; of a missing key, the line of what it is missing from."""
-        key, line, node = [SECTION], 0, self._node
-        if node is not None:
-            line = node[0].start_mark.line
-        for part in place:
-            if node is not None:
-                node = _child(node[1], part)
-            if node is None and part in ("[key]", "is-instance[Choice]"):
-                continue
-            key.append(str(part))
-            line = node[0].start_mark.line if node is not None else line
-        return PolicyError(f"line {line + 1}: {'.'.join(key)}: {problem}")
+        key = (SECTION, *(str(part) for part in place if part not in _PLACES_OF_PYDANTIC))
+        within = (key[:length] for length in range(len(key), 0, -1))
+        line = next((self._lines[each] for each in within if each in self._lines), 1)
+        return PolicyError(f"line {line}: {'.'.join(key)}: {problem}")
 
-    def _refuse_doubles(self, node: yaml.Node, place: tuple[str | int, ...]) -> None:
-        if isinstance(node, yaml.SequenceNode):
-            for index, item in enumerate(node.value):
-                self._refuse_doubles(item, (*place, index))
-        if isinstance(node, yaml.MappingNode):
-            seen: set[str] = set()
-            for key, value in node.value:
-                here = (*place, key.value)
-                if key.value in seen:
-                    at = key.start_mark.line + 1
-                    raise PolicyError(
-                        f"line {at}: {'.'.join(map(str, (SECTION, *here)))}: is there twice"
-                    )
-                seen.add(key.value)
-                self._refuse_doubles(value, here)
-
-
-def _child(node: yaml.Node, part: str | int) -> tuple[yaml.Node, yaml.Node] | None:
-    """The key and the value of ``part`` in a mapping; in a list, the item twice."""
-    if isinstance(node, yaml.MappingNode):
-        found = [(key, value) for key, value in node.value if key.value == str(part)]
-        return found[0] if found else None
-    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-        return node.value[part], node.value[part]
-    return None
+    def _note(self, place: tuple[str, ...], key: yaml.Node, value: yaml.Node) -> None:
+        line = key.start_mark.line + 1
+        if place in self._lines:
+            raise PolicyError(f"line {line}: {'.'.join(place)}: is there twice")
+        self._lines[place] = line
+        if isinstance(value, yaml.MappingNode):
+            for inner, its_value in value.value:
+                self._note((*place, str(inner.value)), inner, its_value)
+        elif isinstance(value, yaml.SequenceNode):
+            for index, item in enumerate(value.value):
+                self._note((*place, str(index)), item, item)
 
 
 MATCH_CHARS_MAX: Final = 2000
 """The longest match of an operator's rule: the filter of answers may hold back as much."""
 
-Problem = tuple[tuple[str | int, ...], str]
+Problem = tuple[Place, str]
 """A key of a rule, and what is wrong with its value."""
 
 
