@@ -105,7 +105,7 @@ class UsageAccounting:
         Errors that are not its model's fault count neither way.
         """
         model = attempt.model
-        last = max(self._last_token_at.get(model, -inf), attempt.assembler.last_token_at)
+        last = max(self._last_token_at.get(model, -inf), attempt.last_token_at)
         self._last_token_at[model] = last
         if error is None:
             self.breakers.succeeded(model, now)
@@ -122,15 +122,10 @@ class UsageAccounting:
         A shorter deadline proves nothing; nor does a wait while the model works for others.
         """
         since = now - HUNG_S
-        if (
-            not attempt.taken
-            or max(attempt.assembler.sent_at, self._last_token_at[attempt.model]) > since
-        ):
+        if not attempt.taken or max(attempt.sent_at, self._last_token_at[attempt.model]) > since:
             return False
         live = (one for stream in self._streams for one in stream.attempts)
-        return not any(
-            one.assembler.last_token_at > since for one in live if one.model == attempt.model
-        )
+        return not any(one.last_token_at > since for one in live if one.model == attempt.model)
 
 
 @dataclass(frozen=True)

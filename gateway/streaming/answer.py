@@ -13,10 +13,9 @@ from typing_extensions import override
 from gateway.safety.findings import Finding
 from gateway.safety.guards.checks import Checks
 from gateway.safety.output.windows import Window
-from gateway.streaming.assembler import AcceptedFrame
 from gateway.streaming.delivery import AnsweredRequest, Delivery, Reader
 from gateway.streaming.dispatch import Dispatch
-from gateway.streaming.row import Row, contradiction, finish_reason_of
+from gateway.streaming.row import AcceptedFrame, Row, contradiction, finish_reason_of
 from gateway.streaming.row_result import RowResult
 from gateway.streaming.state import StreamState
 from sluice.errors import Cancelled, SluiceError
@@ -219,7 +218,7 @@ class Answer(RowResult):
         if self.state is StreamState.CHECKING:
             return  # the row has ended: a repeated final frame
         # A reader is not to blame for tokens that it may not see yet.
-        before = 0 if self.hidden else len(row.transcript.visible_ids)
+        before = 0 if self.hidden else row.shown
         accepted = row.accept(frame, now)
         if self.first_frame_at is None:
             self.first_frame_at = now
@@ -390,7 +389,7 @@ class Answer(RowResult):
         self._end(StreamState.FAILED, error=error)
 
     def _note_shown(self, now: float) -> None:
-        if self.first_token_at is None and self.current.transcript.visible_ids:
+        if self.first_token_at is None and self.current.shown:
             self.first_token_at = now
 
     def _finished_event(

@@ -6,7 +6,6 @@ from typing import Protocol
 from gateway.identity.resume_token import ResumeToken
 from gateway.streaming.row import Row
 from gateway.streaming.row_result import RowRequest
-from gateway.streaming.transcript import Transcript
 from sluice.errors import SlowReader, SluiceError
 from sluice.internal.v1.frame_pb2 import RowTimings
 from sluice.internal.v1.gateway_pb2 import ReplacedModel, StoredAnswer
@@ -117,7 +116,7 @@ class Delivery:
 
     def _use(self, attempt: Row) -> None:
         self._model, self._prompt_tokens = attempt.model, attempt.prompt_tokens
-        self._text: Transcript = attempt.transcript
+        self._row = attempt
         self._delivered = 0
         """The most tokens of this model that a caller has been given."""
         self._resume_token: ResumeToken | None = None
@@ -127,7 +126,7 @@ class Delivery:
 
     def text_before(self, index: int) -> str:
         """What callers see of the tokens before ``index``."""
-        return self._text.text_before(index)
+        return self._row.transcript.text_before(index)
 
     def replaced(self, model: str) -> bool:
         """Whether ``model`` gave the answer before another one took over."""
@@ -143,7 +142,7 @@ class Delivery:
 
     def matches(self, token_ids: Sequence[VisibleToken], model: str) -> bool:
         """Whether ``token_ids`` of ``model`` are the beginning of the answer, as far as a caller can know it."""
-        return self.replaced(model) or self._text.starts_with(token_ids)
+        return self.replaced(model) or self._row.transcript.starts_with(token_ids)
 
     def attach(self, reader: Reader, model: str) -> None:
         """``reader`` reads from now on; what it holds is of ``model``, or of the current one when that is empty.
@@ -154,7 +153,7 @@ class Delivery:
         reader.notices = len(self._notices)
         if self.replaced(model):
             reader.index, reader.notices = 0, self._restart_notice
-        reader.grew(reader.index, len(self._text.visible_ids))
+        reader.grew(reader.index, self._row.shown)
         self._delivered = max(self._delivered, reader.index)
         self.reader = reader
 
@@ -176,12 +175,12 @@ class Delivery:
     def show_held_back(self) -> None:
         """Tokens that waited for a verdict or for the commit point may be read."""
         if self.reader is not None:
-            self.reader.grew(self.reader.index, len(self._text.visible_ids))
+            self.reader.grew(self.reader.index, self._row.shown)
             self.reader.wake()
 
     def show_since(self, before: int) -> SlowReader | None:
         """More than ``before`` tokens may be read: wakes the reader. Returns an error when too many are unread."""
-        total, reader = len(self._text.visible_ids), self.reader
+        total, reader = self._row.shown, self.reader
         if reader is None:
             return None
         if not reader.grew(before, total):
@@ -216,21 +215,24 @@ class Delivery:
         reader.notices = len(self._notices)
         if hidden:
             return events
-        delta = self._text.delta(reader.index, self._request.with_logprobs, self._end)
+        if not self._row.shown and finished is None:
+            return events
+        text = self._row.transcript
+        delta = text.delta(reader.index, self._request.with_logprobs, self._end)
         if delta is not None:
             self._add_resume_token(delta)
             events.append(GenerateResponse(delta=delta))
-        reader.advance(len(self._text.visible_ids[: self._end]))
+        reader.advance(len(text.visible_ids[: self._end]))
         self._delivered = max(self._delivered, reader.index)
         if finished is not None:
-            tail = self._text.tail_delta() if self._end is None else None
+            tail = text.tail_delta() if self._end is None else None
             events += [GenerateResponse(delta=tail)] if tail is not None else []
             events.append(GenerateResponse(finished=finished))
         return events
 
     def stored(self, finished: Finished) -> StoredAnswer:
         """All of an answer that has ended, as far as a caller may see it."""
-        delta, lengths = self._text.whole(self._request.with_logprobs, self._end)
+        delta, lengths = self._row.transcript.whole(self._request.with_logprobs, self._end)
         self._add_resume_token(delta)
         replaced = [
             ReplacedModel(model=model, prompt_tokens=prompt_tokens)
@@ -252,5 +254,7 @@ class Delivery:
         if self._resume_token is None:
             self._resume_token = self._request.resume_token(self._model)
         end = delta.index + len(delta.token_ids)
-        delta.resume_token = self._resume_token.after(self._text.visible_ids[self._proven : end])
+        delta.resume_token = self._resume_token.after(
+            self._row.transcript.visible_ids[self._proven : end]
+        )
         self._proven = end

@@ -126,7 +126,7 @@ class Dispatch:
     def send(self, row: SentRow, now: float) -> None:
         """Sends a new row."""
         self._rows[row.row_id] = row
-        row.tokens = len(row.attempt.transcript.token_ids)
+        row.tokens = len(row.attempt.token_ids)
         row.size = row.task.ByteSize()
         self._place_or_wait(row, now)
 
@@ -222,7 +222,7 @@ class Dispatch:
         self._avoided[batcher] = now + AVOID_S
         row.batcher = ""
         self._free(row)
-        row.attempt.assembler.fence(frame.attempt)
+        row.attempt.fence(frame.attempt)
         row.needs_room = frame.final.error.reason == Overloaded.reason
         if row.needs_room or not self._place(row, now):
             self._wait_in_line(row, now)
@@ -304,7 +304,7 @@ class Dispatch:
 
     def _recover(self, row: SentRow, now: float) -> None:
         """Sends a lost row again, if there is a batcher for it."""
-        tokens = len(row.attempt.transcript.token_ids)
+        tokens = len(row.attempt.token_ids)
         resends = 0 if tokens > row.tokens else row.resends
         # What never reached a batcher did no harm there.
         held = row.place is Place.HELD
@@ -336,13 +336,13 @@ class Dispatch:
         if batcher is None:
             return False
         if row.was_sent:
-            attempt = max(row.task.attempt, row.attempt.assembler.attempt)
+            attempt = max(row.task.attempt, row.attempt.attempt)
             row.task.attempt = next_task_attempt(attempt)
-            row.attempt.assembler.fence(row.task.attempt)
+            row.attempt.fence(row.task.attempt)
         row.place, row.batcher, row.was_sent, row.needs_room = Place.SENT, batcher, True, False
         row.questions, row.without_since = 0, None
         row.ask_at = now + self._stall_s
-        row.tokens = len(row.attempt.transcript.token_ids)
+        row.tokens = len(row.attempt.token_ids)
         self._taken.take(row, batcher)
         self._prepare(row, now)
         self._schedule()
@@ -403,7 +403,7 @@ class Dispatch:
             self._schedule()
 
     def _prepare(self, row: SentRow, now: float) -> None:
-        row.task.produced_token_ids[:] = row.attempt.transcript.token_ids
+        row.task.produced_token_ids[:] = row.attempt.token_ids
         left_ms = int((row.deadline - now) * 1000)
         row.task.timeout_ms = min(max(left_ms, 1), TIMEOUT_MS_MAX)
 
@@ -442,7 +442,7 @@ class Dispatch:
                 AskedRow(
                     request_id=row.row_id,
                     attempt=row.task.attempt,
-                    next_index=row.attempt.assembler.next_index,
+                    next_index=row.attempt.next_index,
                 )
                 for row in rows[start : start + QUERY_ROWS_MAX]
             ]

@@ -1,18 +1,28 @@
-"""A row: one model's attempt at an answer, the tokens that arrived, and how it ended."""
+"""A row: one model's attempt at an answer, the tokens that arrived, and how it ended.
 
-from collections.abc import Mapping, Sequence
+Its frames are put in order by these rules (docs/internals/wire.md, Frames); it holds ``next_index`` tokens:
+
+- A frame of a lower attempt than the highest seen comes from an earlier owner of the row: dropped.
+- A frame that ends at or below ``next_index`` and is not final is a duplicate: dropped.
+- A frame that begins below and ends above loses the head that is known.
+- A frame that begins above is a gap: it is dropped, and the missing frames are requested, once until ``next_index``
+  moves or ``stall_s`` passes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from gateway.routing.router import ModelFacts
 from gateway.safety.findings import Finding
 from gateway.safety.inspector import AnswerInspection
 from gateway.safety.output.windows import Window
-from gateway.streaming.assembler import AcceptedFrame, Assembler
 from gateway.streaming.transcript import Transcript
 from sluice import errors
 from sluice.errors import RETRY_AFTER_S, SluiceError
 from sluice.internal.v1 import frame_pb2
+from sluice.internal.v1.frame_pb2 import Frame, Logprobs
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_CONTENT_FILTER,
     FINISH_REASON_LENGTH,
@@ -21,6 +31,7 @@ from sluice.v1.inference_pb2 import (
     FinishReason,
     Usage,
 )
+from sluice.wire.attempts import task_attempt
 
 NO_PRICE: Final = ModelFacts("")
 _REASONS: Final[Mapping[int, "FinishReason.ValueType"]] = {
@@ -28,34 +39,61 @@ _REASONS: Final[Mapping[int, "FinishReason.ValueType"]] = {
     frame_pb2.ROW_END_LENGTH: FINISH_REASON_LENGTH,
 }
 
+OpenText = Callable[[], tuple[Transcript, AnswerInspection | None]]
+"""Makes the text of an answer, and what inspects it: its filter is in the text."""
+
+
+@dataclass(frozen=True)
+class AcceptedFrame:
+    """What was new in a frame."""
+
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[Logprobs] = ()
+    final: frame_pb2.Final | None = None
+    gap: bool = False
+    """Set when frames before this one are missing and must be requested."""
+    recovered: bool = False
+    """The first frame of a later attempt: another process continues the row."""
+
+
+_NOTHING_NEW: Final = AcceptedFrame()
+
 
 @dataclass(eq=False)
 class Row:
-    """A row that computes an answer.
+    """A row that computes an answer, or numbers.
 
     Attributes:
         row_id: names the row in tasks and frames; that of the first attempt is the request id.
         prompt_tokens: in this model's tokens; 0 where another answer counts them.
-        transcript: the tokens that arrived, and their text.
-        assembler: order of its frames.
-        inspection: what the safety policy does about the answer; its filter is in the transcript.
+        open_text: makes the text of its tokens, with the first of them: thousands of rows may wait for one. None: its
+            result is numbers.
+        stall_s: missing frames are requested again after this time, seconds.
+        sent_at: when the row was sent, seconds.
+        stop_token_ids: the caller's; they end the answer beside the model's own.
         resumed: tokens that the caller brought.
         facts: of the model, for its prices.
         sent: its task was sent; not when the caller held the whole answer.
         published: a batcher has the row's task.
-        stop_token_ids: the caller's; they end the answer beside the model's own.
         final: how the row ended; None until it has.
         stopped: a stop string or the safety policy ended the answer; the row itself may go on.
         escalation_reason: why another model answers instead; empty for the last attempt.
         kept_reason: why the answer was kept although in doubt.
+        next_index: number of tokens held.
+        attempt: the highest seen; frames of lower ones are dropped.
+        has_frames: whether a frame has arrived, so a batcher has the row.
+        last_token_at: when tokens, or the values that were wanted, arrived last, seconds.
+        recoveries: how often another process continued the row.
+        recovered_gap_s: the longest time without a token because of that.
+        recovered_task: whether it was the task that was sent again last: its batcher was lost, else its worker.
     """
 
     row_id: str
     model: str
     prompt_tokens: int
-    transcript: Transcript
-    assembler: Assembler
-    inspection: AnswerInspection | None = None
+    open_text: OpenText | None
+    stall_s: float
+    sent_at: float
     stop_token_ids: frozenset[int] = frozenset()
     resumed: int = 0
     facts: ModelFacts = NO_PRICE
@@ -65,11 +103,46 @@ class Row:
     stopped: bool = False
     escalation_reason: str = ""
     kept_reason: str = ""
+    next_index: int = 0
+    attempt: int = 0
+    has_frames: bool = False
+    last_token_at: float = -inf
+    recoveries: int = 0
+    recovered_gap_s: float = 0.0
+    recovered_task: bool = False
+    _text: Transcript | None = None
+    _inspection: AnswerInspection | None = None
+    _accepted_attempt: int = 0
+    """That of the last frame that was accepted."""
+    _requested_at: float | None = None
+
+    @property
+    def transcript(self) -> Transcript:
+        """The text of its tokens."""
+        if self._text is None:
+            assert self.open_text is not None, "its result is numbers"
+            self._text, self._inspection = self.open_text()
+        return self._text
+
+    @property
+    def inspection(self) -> AnswerInspection | None:
+        """What the safety policy does about the answer, as far as there is one."""
+        return self._inspection
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The tokens of the answer so far, as the model gave them."""
+        return () if self._text is None else self._text.token_ids
+
+    @property
+    def shown(self) -> int:
+        """How many tokens of the answer callers may see, hidden ones among them."""
+        return 0 if self._text is None else len(self._text.visible_ids)
 
     @property
     def raw_text(self) -> str:
         """The answer so far as the model gave it: with placeholders, before the output filter."""
-        return self.transcript.text if self.inspection is None else self.inspection.filter.raw
+        return self.transcript.text if self._inspection is None else self._inspection.filter.raw
 
     @property
     def judged_text(self) -> str:
@@ -94,7 +167,7 @@ class Row:
     @property
     def completion_tokens(self) -> int:
         """Tokens of the answer so far."""
-        return len(self.transcript.token_ids)
+        return len(self.token_ids)
 
     @property
     def cached_prompt_tokens(self) -> int:
@@ -120,7 +193,7 @@ class Row:
         """Why the answer is complete, or why there is none; None while the row goes on."""
         if self.stopped:
             return FINISH_REASON_STOP_SEQUENCE
-        if self.transcript.contradicted:
+        if self._text is not None and self._text.contradicted:
             return contradiction()
         if self.final is None:
             return None
@@ -128,12 +201,12 @@ class Row:
 
     def left_at(self, now: float) -> float:
         """When it was given up: with its last token, if it had one."""
-        return min(now, max(self.assembler.last_token_at, self.assembler.sent_at))
+        return min(now, max(self.last_token_at, self.sent_at))
 
     @property
     def taken(self) -> bool:
         """Whether its task is known to be with the batchers: only then is anything computed."""
-        return self.published or self.assembler.has_frames
+        return self.published or self.has_frames
 
     @property
     def server_tokens(self) -> frame_pb2.ServerTokens | None:
@@ -159,7 +232,7 @@ class Row:
     @property
     def stop_token_id(self) -> int | None:
         """The caller's stop token that ended the answer, if one did."""
-        last = self.transcript.token_ids[-1:]
+        last = self.token_ids[-1:]
         return last[0] if last and last[0] in self.stop_token_ids else None
 
     @property
@@ -169,22 +242,65 @@ class Row:
             return None
         return self.final.batch
 
-    def accept(self, frame: frame_pb2.Frame, now: float) -> AcceptedFrame:
+    def fence(self, attempt: int) -> None:
+        """Drops frames of attempts below ``attempt`` from now on."""
+        self.attempt, self._requested_at = max(self.attempt, attempt), None
+
+    def accept(self, frame: Frame, now: float) -> AcceptedFrame:
         """Adds what is new in ``frame``."""
-        accepted, transcript = self.assembler.accept(frame, now), self.transcript
-        was_closed, logprobs = transcript.closed, accepted.logprobs
+        accepted = self._new_in(frame, now)
+        if accepted.token_ids and self.open_text is not None:
+            self._append(accepted)
+        if accepted.final is not None:
+            self.final = accepted.final
+        return accepted
+
+    def _append(self, accepted: AcceptedFrame) -> None:
+        transcript, logprobs = self.transcript, accepted.logprobs
+        was_closed = transcript.closed
         for position, token_id in enumerate(accepted.token_ids):
             if transcript.closed:
                 break
             known = position < len(logprobs)
             transcript.append(token_id, logprobs[position] if known else None)
         self.stopped |= transcript.closed and not was_closed
-        if accepted.final is not None:
-            self.final = accepted.final
-        return accepted
+
+    def _new_in(self, frame: Frame, now: float) -> AcceptedFrame:
+        if frame.attempt < self.attempt:
+            return _NOTHING_NEW
+        recovered = self.has_frames and frame.attempt > self._accepted_attempt
+        if recovered:
+            self._note_recovery(frame.attempt, now)
+        self.attempt = self._accepted_attempt = frame.attempt
+        self.has_frames = True
+        if frame.start_index > self.next_index:
+            return AcceptedFrame(gap=self._request(now), recovered=recovered)
+        known = self.next_index - frame.start_index
+        token_ids = frame.token_ids[known:]
+        if frame.final.values:
+            self.last_token_at = now
+        if token_ids:
+            self.next_index += len(token_ids)
+            self._requested_at, self.last_token_at = None, now
+        final = frame.final if frame.HasField("final") else None
+        return AcceptedFrame(token_ids, frame.logprobs[known:], final, False, recovered)
+
+    def _note_recovery(self, attempt: int, now: float) -> None:
+        self.recoveries += 1
+        self.recovered_task = task_attempt(attempt) > task_attempt(self._accepted_attempt)
+        gap_s = now - max(self.last_token_at, self.sent_at)
+        self.recovered_gap_s = max(self.recovered_gap_s, gap_s)
+
+    def _request(self, now: float) -> bool:
+        if self._requested_at is not None and now - self._requested_at < self.stall_s:
+            return False
+        self._requested_at = now
+        return True
 
     def close(self, reason: "FinishReason.ValueType") -> "FinishReason.ValueType":
         """The row ended with ``reason``: no more tokens. Returns why the answer ended."""
+        if self.open_text is None:
+            return reason
         self.transcript.close(truncated=reason != FINISH_REASON_STOP)
         # The text that was held back may have completed a stop string or a match of the filter.
         if self.transcript.stop is not None:

@@ -89,7 +89,7 @@ class SentRow:
     @property
     def has_tokens(self) -> bool:
         """Whether something of the answer has arrived."""
-        return bool(self.attempt.transcript.token_ids)
+        return bool(self.attempt.token_ids)
 
     def taken(self) -> None:
         """It has left this gateway."""

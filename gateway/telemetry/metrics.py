@@ -66,8 +66,8 @@ class RequestMetrics:
             self._tokens[row.model, "input"] += prompt_tokens
             if answer_tokens:
                 self._tokens[row.model, "output"] += answer_tokens
-            if row.assembler.recoveries:
-                self._recoveries[row.model, priority_class] += row.assembler.recoveries
+            if row.recoveries:
+                self._recoveries[row.model, priority_class] += row.recoveries
             if row.escalation_reason:
                 self._escalations[row.model, model] += 1
         prompted = "text_completion" if log.request.conversation.raw else "chat"

@@ -412,7 +412,7 @@ def _answering(model: str, models: Mapping[str, ModelFacts]) -> Attributes:
 
 
 def _recovery(answer: Answer) -> Attributes:
-    recovered = [one.assembler for one in answer.attempts if one.assembler.recoveries]
+    recovered = [one for one in answer.attempts if one.recoveries]
     if not recovered:
         return {}
     return {
@@ -431,7 +431,7 @@ def _row_end(answer: Answer, now: float, row_id: str) -> tuple[Attributes, float
     end = "answered" if answer.error is None else answer.error.reason.lower()
     attributes: dict[str, AttributeValue] = {
         names.END: end if last else "escalated",
-        names.TASK_ATTEMPT: row.assembler.attempt // ATTEMPTS_PER_TASK,
+        names.TASK_ATTEMPT: row.attempt // ATTEMPTS_PER_TASK,
         names.GEN_AI_OUTPUT_TOKENS: row.completion_tokens,
     }
     if last and answer.finished is not None and row.inspection is not None:

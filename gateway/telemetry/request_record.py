@@ -111,7 +111,7 @@ class RequestRecords:
             completion_tokens=row.completion_tokens,
             resumed_tokens=row.usage.resumed_tokens,
             cost=row.cost,
-            attempt=row.assembler.attempt,
+            attempt=row.attempt,
             escalation_reason=row.escalation_reason,
             kept_reason=row.kept_reason,
         )

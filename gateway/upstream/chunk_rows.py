@@ -102,9 +102,9 @@ class ChunkRows:
         """The next chunk in order is complete."""
         speech = self._prepared.model.speech
         assert speech is not None, "it takes audio"
-        said = row.attempt.transcript.token_ids
+        said = list(row.attempt.token_ids)
         self._cut |= row.result.reason == FINISH_REASON_LENGTH
-        self._recoveries += row.attempt.assembler.recoveries
+        self._recoveries += row.attempt.recoveries
         if not self._sent:
             # The language, which others may have found otherwise, begins the answer of one chunk too.
             self._frame(said[: self._opening])

@@ -2,15 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
 from typing import Final
 
 from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.admission.pipeline import Admission, AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.usage import UsageAccounting
-from gateway.streaming.assembler import Assembler
+from gateway.safety.inspector import AnswerInspection
 from gateway.streaming.registry import Registry
 from gateway.streaming.row import Row
 from gateway.streaming.sent_row import SentRow
@@ -57,32 +59,20 @@ class Upstream:
 
         ``held`` are the tokens that the caller was shown before; ``counts_prompt``: no other answer counts the prompt.
         """
-        model, inspection = prepared.model, prepared.inspect and prepared.inspect()
-        transcript = Transcript(
-            model.tokenizer.detokenizer(tools=request.tools is not None),
-            tuple(request.sampling.stop),
-            model.tokenizer.stop_token_ids.union(request.sampling.stop_token_ids),
-            model.tokenizer.token_text,
-            inspection.filter if inspection else None,
-            held,
-            request.sampling.logprobs if request.sampling.HasField("logprobs") else None,
-        )
-        for token_id in _before_hidden(held):
-            if not transcript.closed:  # the held tokens may contain a stop string
-                transcript.append(token_id)
-        assembler = Assembler(len(transcript.token_ids), self.stall_s, time.monotonic())
-        prompt_tokens = len(prepared.prompt_token_ids) if counts_prompt else 0
-        return Row(
+        row = Row(
             row_id,
-            model.name,
-            prompt_tokens,
-            transcript,
-            assembler,
-            inspection,
+            prepared.model.name,
+            len(prepared.prompt_token_ids) if counts_prompt else 0,
+            None if prepared.values else partial(_open_text, request, prepared, held),
+            self.stall_s,
+            time.monotonic(),
             frozenset(request.sampling.stop_token_ids),
             resumed=len(held),
-            facts=model.facts,
+            facts=prepared.model.facts,
         )
+        if held:
+            row.next_index = len(row.transcript.token_ids)
+        return row
 
     def task_of(self, row: Row, request: ValidRequest, prepared: PreparedPrompt) -> Task:
         """The task of ``row``; `Dispatch` adds what it has of the answer, and the time that is left."""
@@ -201,9 +191,23 @@ def already_complete(sampling: Sampling, transcript: Transcript) -> "FinishReaso
     return None
 
 
-def _before_hidden(held: Sequence[VisibleToken]) -> Iterator[int]:
-    """The tokens before the first that was hidden from the caller; from there on the answer is computed again."""
-    for token_id in held:
-        if token_id is None:
-            return
-        yield token_id
+def _open_text(
+    request: ValidRequest, prepared: PreparedPrompt, held: Sequence[VisibleToken]
+) -> tuple[Transcript, AnswerInspection | None]:
+    """The text of an answer that begins with ``held``, and its inspection."""
+    tokenizer, sampling = prepared.model.tokenizer, request.sampling
+    inspection = prepared.inspect and prepared.inspect()
+    transcript = Transcript(
+        tokenizer.detokenizer(tools=request.tools is not None),
+        tuple(sampling.stop),
+        tokenizer.stop_token_ids.union(sampling.stop_token_ids),
+        tokenizer.token_text,
+        inspection.filter if inspection else None,
+        held,
+        sampling.logprobs if sampling.HasField("logprobs") else None,
+    )
+    # From the first token that was hidden from the caller on, the answer is computed again.
+    for token_id in takewhile(lambda one: one is not None, held):
+        if token_id is not None and not transcript.closed:  # they may contain a stop string
+            transcript.append(token_id)
+    return transcript, inspection

@@ -251,7 +251,7 @@ class FuzzedGateway:
         """One that its row may be waiting for."""
         task = self._live[draw.random.choice(tuple(self._live))]
         found = self.gateway.registry._rows.get(task.request_id)
-        known = 0 if found is None else found.attempts[-1].assembler.next_index
+        known = 0 if found is None else found.attempts[-1].next_index
         tokens = [draw.random.randrange(50_000 if draw.chance(0.1) else 500) for _ in range(3)]
         frame = frame_pb2.Frame(
             request_id=task.request_id,

@@ -13,13 +13,10 @@ from batcher.app import Batcher
 from gateway.admission.load_table import ModelLoadTable
 from gateway.server import TICK_S
 from gateway.streaming.answer import Answer
-from gateway.streaming.assembler import Assembler
 from gateway.streaming.delivery import Reader
 from gateway.streaming.dispatch import Dispatch, SentRow
 from gateway.streaming.idempotency import ReplayCache
 from gateway.streaming.registry import Registry
-from gateway.streaming.row import Row
-from gateway.streaming.transcript import Transcript
 from gateway.upstream.nats_transport import NatsTransport
 from sluice.errors import Cancelled, SluiceError
 from sluice.internal.v1.task_pb2 import Sampling, Task
@@ -28,7 +25,7 @@ from sluice.telemetry.registry import MetricRegistry
 from sluice.v1.inference_pb2 import Started
 from sluice.wire.connection import NatsUnreachable
 from sluice.wire.jetstream import DEAD_LETTERS, ensure_stream
-from tests.gateway.kit.rows import Asked
+from tests.gateway.kit.rows import Asked, new_row
 from tests.simulated_mesh.loop import SimulatedProcess
 from tests.simulated_mesh.nats import Connection, NatsServer
 
@@ -210,9 +207,13 @@ class GatewayProcess:
             arrived_at=now,
             priority_class=request.priority_class,
         )
-        transcript = Transcript(_NoText(), (), frozenset(), lambda _: ".")
-        attempt = Row(
-            name, "echo", len(request.prompt), transcript, Assembler(0, self._stall_s, now)
+        attempt = new_row(
+            name,
+            "echo",
+            stall_s=self._stall_s,
+            now=now,
+            prompt_tokens=len(request.prompt),
+            detokenizer=_NoText(),
         )
         stream = self.registry.open(asked, attempt)
         task = Task(

@@ -10,14 +10,13 @@ import pytest
 from gateway.admission.overload import OverloadRules, SchedulingParams
 from gateway.admission.usage import HUNG_S, UsageAccounting
 from gateway.routing.breaker import Breakers
-from gateway.streaming.assembler import Assembler
 from gateway.streaming.row import Row
-from gateway.streaming.transcript import Transcript
 from sluice.errors import DeadlinePassed
 from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, RowError
 from sluice.settings.routing import BreakerSettings
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.cascades import explained
+from tests.gateway.kit.rows import new_row
 from tests.gateway.kit.tokenizer import END
 from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt, resumed
 
@@ -168,10 +167,10 @@ class Rows:
         self.usage = UsageAccounting(self.breakers, self._live)
 
     def row(self, sent_at: float, token_at: float | None = None, live: bool = True) -> Row:
-        transcript = Transcript(Any, (), frozenset(), chr)
-        row = Row("r", "m", 3, transcript, Assembler(0, 3.0, sent_at), published=True)
+        row = new_row("r", now=sent_at)
+        row.published = True
         if token_at is not None:
-            row.assembler.accept(frame(0, [1]), token_at)
+            row.accept(frame(0, [1]), token_at)
         if live:
             self._live.append(SimpleNamespace(attempts=[row]))
         return row

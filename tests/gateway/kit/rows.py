@@ -4,12 +4,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from typing_extensions import override
+
 from gateway.identity.resume_token import ResumeKey, ResumeToken
+from gateway.models.detokenizer import Detokenizer
 from gateway.streaming.dispatch import Dispatch, Outgoing
 from gateway.streaming.registry import Registry
 from gateway.streaming.room import Room
 from gateway.streaming.row import Row
 from gateway.streaming.sent_row import Line, SentRow
+from gateway.streaming.transcript import Transcript
 from sluice.internal.v1.frame_pb2 import Frame, FrameBundle, RowRef, RowTimings
 from sluice.internal.v1.task_pb2 import Task
 from sluice.v1.inference_pb2 import Started, Timings
@@ -64,6 +68,36 @@ class Asked:
 
     def resume_token(self, model: str) -> ResumeToken:
         return RESUME_KEY.token(b"f", model, 4)
+
+
+class Letters(Detokenizer):
+    """A detokenizer for which token 97 is "a"."""
+
+    @override
+    def push(self, token_id: int) -> str:
+        return chr(token_id)
+
+    @override
+    def flush(self) -> str:
+        return ""
+
+
+def new_row(
+    row_id: str = "r1",
+    model: str = "m",
+    *,
+    stop: str = "",
+    stall_s: float = 3.0,
+    now: float = 0.0,
+    prompt_tokens: int = 3,
+    detokenizer: Detokenizer | None = None,
+) -> Row:
+    stops = [stop] if stop else []
+
+    def open_text() -> tuple[Transcript, None]:
+        return Transcript(detokenizer or Letters(), stops, frozenset(), chr), None
+
+    return Row(row_id, model, prompt_tokens, open_text, stall_s, now)
 
 
 def dispatch_to(*batchers: str, stall_s: float) -> Dispatch:

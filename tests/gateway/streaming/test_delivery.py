@@ -2,22 +2,19 @@
 
 import pytest
 
-from gateway.streaming.assembler import Assembler
 from gateway.streaming.delivery import Delivery, Reader
 from gateway.streaming.row import Row
-from gateway.streaming.transcript import Transcript
 from sluice.errors import Cancelled, SlowReader
 from sluice.v1.inference_pb2 import Delta, Finished, GenerateResponse, Notice, Started
 from sluice.wire.tokens import tokens_of
-from tests.gateway.kit.rows import RESUME_KEY, Asked
-from tests.gateway.streaming.test_registry import Letters, ids
+from tests.gateway.kit.rows import RESUME_KEY, Asked, new_row
+from tests.gateway.streaming.test_registry import ids
 
 FINISHED = Finished(model="m")
 
 
 def attempt(text: str = "", model: str = "m", prompt_tokens: int = 3) -> Row:
-    transcript = Transcript(Letters(), [], frozenset(), chr)
-    made = Row("r1", model, prompt_tokens, transcript, Assembler(0, 3.0, 0.0))
+    made = new_row("r1", model, prompt_tokens=prompt_tokens)
     say(made, text)
     return made
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from gateway.streaming.assembler import Assembler
 from gateway.streaming.dispatch import (
     BATCHERS_MAX,
     NO_BATCHER_S,
@@ -14,26 +13,16 @@ from gateway.streaming.dispatch import (
 from gateway.streaming.room import Room
 from gateway.streaming.row import Row
 from gateway.streaming.sent_row import SentRow
-from gateway.streaming.transcript import Transcript
 from sluice.errors import EngineFailed, ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1.frame_pb2 import ROW_END_RETURNED, Frame, RowError, RowRef
 from sluice.wire.codec import pack
-from tests.gateway.kit.rows import Batchers, dispatch_to, said, sent_row
+from tests.gateway.kit.rows import Batchers, dispatch_to, new_row, said, sent_row
 
 STALL_S = 0.75
 
 
-class Letters:
-    def push(self, token_id: int) -> str:
-        return chr(token_id)
-
-    def flush(self) -> str:
-        return ""
-
-
 def new_attempt(row_id: str) -> Row:
-    transcript = Transcript(Letters(), (), frozenset(), chr)
-    return Row(row_id, "m", 3, transcript, Assembler(0, STALL_S, 0.0))
+    return new_row(row_id, stall_s=STALL_S)
 
 
 class Desk:
@@ -70,7 +59,7 @@ class Desk:
     def tokens(self, count: int, batcher: str = "b1") -> None:
         """Tokens arrive."""
         self.dispatch.heard(batcher, self.now)
-        start = self.attempt.assembler.next_index
+        start = self.attempt.next_index
         frame = Frame(
             request_id="r",
             attempt=self.row.task.attempt,

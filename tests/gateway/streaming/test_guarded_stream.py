@@ -6,30 +6,17 @@ from gateway.safety.guards.checks import Check, Checks, Guard
 from gateway.safety.guards.families import GuardVerdict, family_of
 from gateway.safety.settings import GuardSettings
 from gateway.streaming.answer import Answer
-from gateway.streaming.assembler import Assembler
 from gateway.streaming.delivery import Reader
 from gateway.streaming.idempotency import ReplayCache
 from gateway.streaming.registry import Registry
-from gateway.streaming.row import Row
 from gateway.streaming.state import StreamState
-from gateway.streaming.transcript import Transcript
 from sluice.errors import DeadlinePassed
 from sluice.v1.inference_pb2 import FINISH_REASON_CONTENT_FILTER, FINISH_REASON_STOP, Started
 from tests.gateway.kit.batcher import frame, last
-from tests.gateway.kit.rows import Asked, dispatch_to, hold, said, sent_row, take
+from tests.gateway.kit.rows import Asked, dispatch_to, hold, new_row, said, sent_row, take
 
 SAFE, UNSAFE = GuardVerdict(flagged=False), GuardVerdict(True, ("S1",))
 STALL_S = 3.0
-
-
-class Letters:
-    """A detokenizer for which token 97 is "a"."""
-
-    def push(self, token_id: int) -> str:
-        return chr(token_id)
-
-    def flush(self) -> str:
-        return ""
 
 
 class ScriptedGuards:
@@ -56,8 +43,7 @@ class Bench:
             event=Started(request_id="r1", model="m"),
             deadline=10,
         )
-        transcript = Transcript(Letters(), (), frozenset(), chr)
-        first = Row("r1", "m", 3, transcript, Assembler(0, STALL_S, 0.0))
+        first = new_row("r1", stall_s=STALL_S)
         self.stream = self.registry.open(spec, first, guards=self.guards)
         self.dispatch.send(sent_row(first), 0)
         hold(self.registry, "r1")
@@ -129,9 +115,7 @@ def test_a_blocked_answer_shows_what_was_taken_and_no_more(final: bool) -> None:
 def test_a_reroute_restarts_the_answer_and_voids_the_first_one() -> None:
     bench = Bench(checks=["input", "output"], action="block", window_tokens=1)
     bench.take("abc", final=True)
-    attempt = Row(
-        "r2", "n", 3, Transcript(Letters(), (), frozenset(), chr), Assembler(0, STALL_S, 0.0)
-    )
+    attempt = new_row("r2", "n", stall_s=STALL_S)
     assert bench.stream.reroute(attempt, "guard.g.S1")
     assert bench.stream.state is StreamState.PUBLISHING
     (prompt, *stale) = bench.guards.due

@@ -9,13 +9,10 @@ import pytest
 from hypothesis import given
 
 from gateway.streaming.answer import Answer
-from gateway.streaming.assembler import Assembler
 from gateway.streaming.delivery import Reader
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache
 from gateway.streaming.registry import FRAMES_AT_A_TIME, Registry
-from gateway.streaming.row import Row
 from gateway.streaming.state import LEGAL_MOVES, StreamState
-from gateway.streaming.transcript import Transcript
 from sluice.errors import (
     Cancelled,
     DeadlinePassed,
@@ -40,19 +37,9 @@ from sluice.v1.inference_pb2 import (
 )
 from sluice.wire.clock import ms_of
 from tests.gateway.kit.batcher import TIMINGS, frame, last
-from tests.gateway.kit.rows import BATCHER, Asked, dispatch_to, hold, said, sent_row, take
+from tests.gateway.kit.rows import BATCHER, Asked, dispatch_to, hold, new_row, said, sent_row, take
 
 STALL_S = 3.0
-
-
-class Letters:
-    """A detokenizer for which token 97 is "a"."""
-
-    def push(self, token_id: int) -> str:
-        return chr(token_id)
-
-    def flush(self) -> str:
-        return ""
 
 
 class Bench:
@@ -84,8 +71,7 @@ class Bench:
             key=key,
             fingerprint=b"f",
         )
-        transcript = Transcript(Letters(), [stop] if stop else [], frozenset(), chr)
-        attempt = Row(name, "m", 3, transcript, Assembler(0, STALL_S, now))
+        attempt = new_row(name, stop=stop, stall_s=STALL_S, now=now)
         stream = self.registry.open(spec, attempt, on_end=on_end)
         self.dispatch.send(sent_row(attempt, now + 10, priority_class), now)
         self.dispatch.drain()

@@ -2,19 +2,16 @@
 
 import pytest
 
-from gateway.streaming.assembler import Assembler
 from gateway.streaming.idempotency import ReplayCache
 from gateway.streaming.registry import Registry
-from gateway.streaming.row import Row
 from gateway.streaming.state import StreamState
-from gateway.streaming.transcript import Transcript
 from sluice.errors import DeadlinePassed, EngineFailed, Overloaded, SluiceError
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.frame_pb2 import Frame
 from sluice.v1.inference_pb2 import FINISH_REASON_STOP, FINISH_REASON_STOP_SEQUENCE
 from tests.gateway.kit.batcher import frame, last
-from tests.gateway.kit.rows import Asked, dispatch_to, hold, said, sent_row, take
-from tests.gateway.streaming.test_registry import Letters, ids
+from tests.gateway.kit.rows import Asked, dispatch_to, hold, new_row, said, sent_row, take
+from tests.gateway.streaming.test_registry import ids
 
 
 class Bench:
@@ -25,8 +22,7 @@ class Bench:
         self.dispatch = dispatch_to(stall_s=3.0)
         self.registry = Registry(self.dispatch, ReplayCache(2, 60))
         spec = Asked()
-        text = Transcript(Letters(), [stop] if stop else [], frozenset(), chr)
-        self.row = Row("r1", "m", 3, text, Assembler(0, 3.0, 0.0))
+        self.row = new_row("r1", stop=stop)
         self.result = self.registry.compute(spec, self.row, self._ended)
         self.dispatch.send(sent_row(self.row), 0.0)
         self.dispatch.drain()

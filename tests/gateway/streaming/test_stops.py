@@ -5,7 +5,7 @@ from itertools import pairwise
 import hypothesis.strategies as st
 from hypothesis import given
 
-from gateway.streaming.stops import StopMatcher
+from gateway.streaming.transcript import StopMatcher
 
 TEXTS = st.text(alphabet="ab\n", max_size=40)
 STOPS = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), min_size=1, max_size=4)
