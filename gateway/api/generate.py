@@ -25,8 +25,8 @@ from gateway.admission.pipeline import AdmittedRequest, RowsOf
 from gateway.identity.caller import Caller
 from gateway.shared.state import SharedState
 from gateway.streaming.answer import Answer
-from gateway.streaming.delivery import Reader
 from gateway.streaming.idempotency import Replay
+from gateway.streaming.reader import Reader
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.request_log import RequestLog

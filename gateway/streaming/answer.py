@@ -1,7 +1,7 @@
 """One request that waits for its answer: frames go in, events come out.
 
-An `Answer` alone changes how far the answer is (`gateway.streaming.state` has the legal moves), and which model gives
-it. Its `Delivery` knows what callers may see.
+An `Answer` alone changes how far the answer is (`gateway.streaming.state` has the legal moves), which model gives it,
+and how many of the tokens are delivered. The text is that of its current row.
 """
 
 from collections.abc import Callable, MutableMapping, Sequence
@@ -10,17 +10,18 @@ from typing import Final, Protocol
 
 from typing_extensions import override
 
+from gateway.identity.resume_token import ResumeToken
 from gateway.safety.findings import Finding
 from gateway.safety.guards.checks import Checks
 from gateway.safety.output.windows import Window
-from gateway.streaming.delivery import AnsweredRequest, Delivery, Reader
 from gateway.streaming.dispatch import Dispatch
+from gateway.streaming.reader import AnsweredRequest, Reader
 from gateway.streaming.row import AcceptedFrame, Row, contradiction, finish_reason_of
 from gateway.streaming.row_result import RowResult
 from gateway.streaming.state import StreamState
-from sluice.errors import Cancelled, SluiceError
+from sluice.errors import Cancelled, SlowReader, SluiceError
 from sluice.internal.v1.frame_pb2 import Frame, Logprobs, RowTimings
-from sluice.internal.v1.gateway_pb2 import KeyRecord
+from sluice.internal.v1.gateway_pb2 import KeyRecord, ReplacedModel, StoredAnswer
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_CONTENT_FILTER,
     FINISH_REASON_LENGTH,
@@ -28,6 +29,7 @@ from sluice.v1.inference_pb2 import (
     FINISH_REASON_STOP_SEQUENCE,
     NOTICE_KIND_ESCALATED,
     NOTICE_KIND_RECOVERED,
+    Delta,
     Finished,
     FinishReason,
     GenerateResponse,
@@ -98,7 +100,8 @@ class Answer(RowResult):
         first_frame_at: when the first frame arrived, seconds.
         first_token_at: when there was something to show for the first time, seconds.
         holding: nothing is shown before the commit point of a cascade.
-        delivery: what callers may see of it.
+        reader: the call that reads, or None when it has gone.
+        withheld_by: the rules that keep the rest of the answer from every caller, if any do.
         guards: its checks, if the policy has guard models.
     """
 
@@ -114,13 +117,27 @@ class Answer(RowResult):
         cascade: SecondModel | None = None,
         guards: Guards | None = None,
     ) -> None:
+        self.reader: Reader | None = None
+        self.withheld_by: tuple[str, ...] = ()
+        self._replaced: dict[str, int] = {}
+        """Models whose answers are void, with their prompt tokens."""
+        self._notices: list[Notice] = []
+        self._restart_notice = 0
+        """Index of the notice with which the current model began."""
+        self._end_index: int | None = None
+        """Number of tokens that are ever delivered; None: all."""
+        self._delivered = 0
+        """The most tokens of the current model that a caller has been given."""
+        self._resume_token: ResumeToken | None = None
+        """Of the current model's answer; None: no caller was given any yet."""
+        self._proven = 0
+        """Tokens that the resume token stands for."""
         super().__init__(request, first, dispatch, waiting, on_end)
         self.finished: Finished | None = None
         self.finished_at: float | None = None
         self.first_frame_at: float | None = None
         self.first_token_at: float | None = None
         self.holding = cascade is not None and cascade.holds
-        self.delivery = Delivery(request, first)
         self.guards = guards
         self._cascade = cascade
         """None once the current answer cannot be replaced by the cascade any more."""
@@ -146,30 +163,57 @@ class Answer(RowResult):
 
     def matches(self, held: Sequence[VisibleToken], model: str) -> bool:
         """Whether ``held``, tokens of ``model``, are the beginning of the answer, as far as a caller can know it."""
-        return self.delivery.matches(held, model)
+        return self.replaced(model) or self.current.transcript.starts_with(held)
+
+    def replaced(self, model: str) -> bool:
+        """Whether ``model`` gave the answer before another one took over."""
+        return model != self.current.model and model in self._replaced
 
     def record(self) -> KeyRecord:
-        """What is kept of a complete answer."""
+        """What is kept of a complete answer: all of it, as far as a caller may see it."""
         assert self.finished is not None, "only complete answers are kept"
-        answer = self.delivery.stored(self.finished)
-        answer.escalation_reason = self.escalation_reason
-        if (first_token_s := self.first_token_s) is not None:
-            answer.first_token_s = first_token_s
+        current, with_logprobs = self.current, self.request.with_logprobs
+        delta, lengths = current.transcript.whole(with_logprobs, self._end_index)
+        self._add_resume_token(delta)
+        replaced = [
+            ReplacedModel(model=model, prompt_tokens=prompt_tokens)
+            for model, prompt_tokens in self._replaced.items()
+            if model != current.model
+        ]
+        answer = StoredAnswer(
+            started=self._started(current.model),
+            delta=delta,
+            text_lengths=lengths,
+            notices=self._notices,
+            restart_notice=self._restart_notice,
+            replaced=replaced,
+            finished=self.finished,
+            escalation_reason=self.escalation_reason,
+            first_token_s=self.first_token_s,
+        )
         return KeyRecord(fingerprint=self.request.fingerprint, answer=answer)
 
     # Who reads it.
 
     def join(self, reader: Reader, model: str = "") -> None:
-        """``reader`` reads from now on, and holds tokens of ``model``; the call that read ends with `Cancelled`."""
-        previous = self.delivery.detach()
+        """``reader`` reads from now on; the call that read ends with `Cancelled`.
+
+        It holds tokens of ``model``, or of the current one when that is empty. It begins after the notices that it
+        knows, or where another model took over.
+        """
+        previous, self.reader = self.reader, reader
         if previous is not None and previous is not reader:
             previous.displace(Cancelled("a newer call with the same idempotency key took over"))
-        self.delivery.attach(reader, model)
+        reader.notices = len(self._notices)
+        if self.replaced(model):
+            reader.index, reader.notices = 0, self._restart_notice
+        reader.grew(reader.index, self.current.shown)
+        self._delivered = max(self._delivered, reader.index)
 
     def leave(self, reader: Reader, error: SluiceError = _GONE) -> None:
         """The call of ``reader`` has ended. Without a reader the row is not needed any more: it ends with ``error``."""
-        if self.delivery.reader is reader:
-            self.delivery.detach()
+        if self.reader is reader:
+            self.reader = None
             self.fail(error)
 
     def started(self, reader: Reader, held_model: str) -> Started | None:
@@ -179,13 +223,18 @@ class Answer(RowResult):
             SluiceError: see `read`.
         """
         self._raise_error(reader)
-        if self.state is StreamState.PUBLISHING:
-            return None
-        return self.delivery.started(held_model)
+        return None if self.state is StreamState.PUBLISHING else self._started(held_model)
+
+    def _started(self, model: str) -> Started:
+        started = self.request.started()
+        started.model, started.prompt_tokens = self.current.model, self.current.prompt_tokens
+        if self.replaced(model):
+            started.model, started.prompt_tokens = model, self._replaced[model]
+        return started
 
     def text_before(self, index: int) -> str:
         """What callers see of the tokens before ``index``."""
-        return self.delivery.text_before(index)
+        return self.current.transcript.text_before(index) if index else ""
 
     def read(self, reader: Reader) -> list[GenerateResponse]:
         """The events that ``reader`` has not had, all unread tokens in one delta.
@@ -194,19 +243,60 @@ class Answer(RowResult):
             SluiceError: the stream ended with it, or another call took over.
         """
         self._raise_error(reader)
-        return self.delivery.read(reader, self.finished, hidden=self.hidden)
+        events = [GenerateResponse(notice=notice) for notice in self._notices[reader.notices :]]
+        reader.notices = len(self._notices)
+        if self.hidden or (not self.current.shown and self.finished is None):
+            return events
+        text, end = self.current.transcript, self._end_index
+        delta = text.delta(reader.index, self.request.with_logprobs, end)
+        if delta is not None:
+            self._add_resume_token(delta)
+            events.append(GenerateResponse(delta=delta))
+        reader.advance(len(text.visible_ids[:end]))
+        self._delivered = max(self._delivered, reader.index)
+        if self.finished is not None:
+            tail = text.tail_delta() if end is None else None
+            events += [GenerateResponse(delta=tail)] if tail is not None else []
+            events.append(GenerateResponse(finished=self.finished))
+        return events
 
     def _raise_error(self, reader: Reader) -> None:
         error = reader.displaced_by or self.error
         if error is not None:
             raise error
 
+    def _add_resume_token(self, delta: Delta) -> None:
+        """Every delta ends where the answer ends so far, so the token never has to go back."""
+        if self._resume_token is None:
+            self._resume_token = self.request.resume_token(self.current.model)
+        end = delta.index + len(delta.token_ids)
+        new = self.current.transcript.visible_ids[self._proven : end]
+        delta.resume_token = self._resume_token.after(new)
+        self._proven = end
+
+    def _wake(self) -> None:
+        if self.reader is not None:
+            self.reader.wake()
+
+    def _show_since(self, before: int) -> None:
+        """More than ``before`` tokens may be read: wakes the reader, or fails when too many are unread."""
+        total, reader = self.current.shown, self.reader
+        if reader is None:
+            return
+        if not reader.grew(before, total):
+            reader.wake()
+            return
+        unread = total - reader.index
+        self.fail(
+            SlowReader(f"{unread} tokens are unread; read faster, or resume with those received")
+        )
+
     # What batchers say.
 
     @override
     def published(self, row_id: str) -> None:
         super().published(row_id)
-        self.delivery.wake()
+        self._wake()
 
     @override
     def accept(self, frame: Frame, now: float) -> None:
@@ -225,7 +315,7 @@ class Answer(RowResult):
         if accepted.token_ids and self.state is not StreamState.STREAMING:
             self._move(StreamState.STREAMING)
         if accepted.recovered:
-            self.delivery.notify(_RECOVERED)
+            self._notices.append(_RECOVERED)
         if self._cascade is not None and self._in_doubt(self._cascade, accepted, now):
             self._escalate(self._cascade)
             return
@@ -238,9 +328,8 @@ class Answer(RowResult):
             self._dispatch.ask(row.row_id)
         if self.guards is not None and not self.holding:
             self.guards.check_answer(self, ended=False)
-        too_slow = None if self.hidden else self.delivery.show_since(before)
-        if too_slow is not None:
-            self.fail(too_slow)
+        if not self.hidden:
+            self._show_since(before)
 
     def _end_with_row(self, now: float) -> bool:
         """Ends the answer when the current row has ended; whether it did."""
@@ -290,14 +379,19 @@ class Answer(RowResult):
         """``row`` gives the answer from now on; the previous answer is void."""
         previous = self.current
         self.commit()
+        self._replaced[previous.model] = previous.prompt_tokens
         self._add(row)
+        self._delivered, self._proven, self._resume_token = 0, 0, None
         if self.guards is not None:
             self.guards.checks.restart()
         self._row_end = None
         self._move(StreamState.PUBLISHING)
         reason = f"{row.model} answers instead of {previous.model}: {previous.escalation_reason}"
-        notice = Notice(kind=NOTICE_KIND_ESCALATED, message=reason, model=row.model)
-        self.delivery.restart(row, notice)
+        self._restart_notice = len(self._notices)
+        self._notices.append(Notice(kind=NOTICE_KIND_ESCALATED, message=reason, model=row.model))
+        if self.reader is not None:
+            self.reader.index = 0
+        self._wake()
 
     # What guards say. What comes after the end changes nothing.
 
@@ -316,9 +410,10 @@ class Answer(RowResult):
             return
         if self._row_end is not None and not self._waits:
             self._close(*self._row_end, now)
-        elif not self.hidden and self.delivery.reader is not None:
+        elif not self.hidden and self.reader is not None:
             self._note_shown(now)
-            self.delivery.show_held_back()
+            self.reader.grew(self.reader.index, self.current.shown)
+            self.reader.wake()
 
     def settle(self, row: Row, window: Window, findings: Sequence[Finding], now: float) -> None:
         """Token classifiers have read ``window`` of what ``row`` answers; `verdict_passed` shows it."""
@@ -335,7 +430,7 @@ class Answer(RowResult):
             return
         self._cancel_row()
         self.commit()
-        self.delivery.withhold(rules)
+        self.withheld_by, self._end_index = rules, self._delivered
         self.current.transcript.close(truncated=True)
         row = RowTimings() if self._row_end is None else self._row_end[1]
         self._finish(FINISH_REASON_CONTENT_FILTER, row, now)
@@ -365,7 +460,7 @@ class Answer(RowResult):
             if self._waits:
                 self._row_end = reason, row
                 self._move(StreamState.CHECKING)
-                self.delivery.wake()
+                self._wake()
                 return
         self._close(reason, row, now)
 
@@ -377,15 +472,16 @@ class Answer(RowResult):
             self._finish(reason, row, now)
 
     def _finish(self, reason: "FinishReason.ValueType", row: RowTimings, now: float) -> None:
-        if not self.delivery.withheld_by:
+        if not self.withheld_by:
             self._note_shown(now)
         self.finished, self.finished_at = self._finished_event(reason, row, now), now
-        self.delivery.wake()  # before what is recorded and learned at the end
+        self._wake()  # before what is recorded and learned at the end
         self._end(StreamState.FINISHED, reason=reason)
 
     def _fail(self, error: SluiceError) -> None:
         self.commit()
-        self.delivery.stop(error)
+        if self.reader is not None:
+            self.reader.stop(error)
         self._end(StreamState.FAILED, error=error)
 
     def _note_shown(self, now: float) -> None:
@@ -396,7 +492,7 @@ class Answer(RowResult):
         self, reason: "FinishReason.ValueType", row: RowTimings, now: float
     ) -> Finished:
         first_at = now if self.first_token_at is None else self.first_token_at
-        withheld_by, transcript = self.delivery.withheld_by, self.current.transcript
+        withheld_by, transcript = self.withheld_by, self.current.transcript
         return Finished(
             reason=reason,
             usage=self.current.usage,

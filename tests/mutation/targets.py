@@ -108,12 +108,17 @@ ITEMS: Final = Group(
     ("tests/jobs/core/test_done.py", "tests/jobs/core/test_leases.py"),
 )
 _DELIVERED: Final = (
-    *("_use", "attach", "matches", "read", "replaced", "started", "withhold", "_add_resume_token"),
+    "join",
+    "matches",
+    "read",
+    "replaced",
+    "_started",
+    "block",
+    "_add_resume_token",
 )
 RESUME: Final = Group(
     {
-        "gateway/streaming/answer.py": ("Answer.join",),
-        "gateway/streaming/delivery.py": tuple(f"Delivery.{name}" for name in _DELIVERED),
+        "gateway/streaming/answer.py": tuple(f"Answer.{name}" for name in _DELIVERED),
         "gateway/streaming/idempotency.py": (),
         "gateway/streaming/registry.py": (
             *(f"Registry.{name}" for name in ("find", "drop_replays", "open")),

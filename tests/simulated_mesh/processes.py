@@ -13,9 +13,9 @@ from batcher.app import Batcher
 from gateway.admission.load_table import ModelLoadTable
 from gateway.server import TICK_S
 from gateway.streaming.answer import Answer
-from gateway.streaming.delivery import Reader
 from gateway.streaming.dispatch import Dispatch, SentRow
 from gateway.streaming.idempotency import ReplayCache
+from gateway.streaming.reader import Reader
 from gateway.streaming.registry import Registry
 from gateway.upstream.nats_transport import NatsTransport
 from sluice.errors import Cancelled, SluiceError

@@ -39,7 +39,7 @@ class Batchers:
 
 @dataclass
 class Asked:
-    """`gateway.streaming.delivery.AnsweredRequest`."""
+    """`gateway.streaming.reader.AnsweredRequest`."""
 
     event: Started = field(default_factory=Started)
     deadline: float = 10.0

@@ -1,13 +1,13 @@
 """What callers see of one answer: each token once, with the proof that it was sent."""
 
-import pytest
-
-from gateway.streaming.delivery import Delivery, Reader
+from gateway.streaming.answer import Answer
+from gateway.streaming.reader import Reader
 from gateway.streaming.row import Row
 from sluice.errors import Cancelled, SlowReader
+from sluice.internal.v1.gateway_pb2 import StoredAnswer
 from sluice.v1.inference_pb2 import Delta, Finished, GenerateResponse, Notice, Started
 from sluice.wire.tokens import tokens_of
-from tests.gateway.kit.rows import RESUME_KEY, Asked, new_row
+from tests.gateway.kit.rows import RESUME_KEY, Asked, dispatch_to, new_row
 from tests.gateway.streaming.test_registry import ids
 
 FINISHED = Finished(model="m")
@@ -24,23 +24,31 @@ def say(made: Row, text: str) -> None:
         made.transcript.append(token)
 
 
-def delivery(first: Row) -> Delivery:
-    spec = Asked(
-        event=Started(request_id="r1", model="auto", prompt_tokens=9, seed=4),
-        deadline=10.0,
-    )
-    return Delivery(spec, first)
+def answer_of(first: Row) -> Answer:
+    asked = Asked(event=Started(request_id="r1", model="auto", prompt_tokens=9, seed=4))
+    return Answer(asked, first, dispatch_to(stall_s=3.0), {}, lambda: None)
 
 
-def reader_of(made: Delivery, index: int = 0, model: str = "", limit: int = 4) -> Reader:
-    made.detach()
+def escalated(made: Answer, text: str, model: str, prompt_tokens: int = 3) -> None:
+    """Another model answers from now on."""
+    assert made.reroute(attempt(text, model, prompt_tokens), "escalated")
+
+
+def reader_of(made: Answer, index: int = 0, model: str = "", limit: int = 4) -> Reader:
     reader = Reader(index, limit, lambda: None)
-    made.attach(reader, model)
+    made.join(reader, model)
     return reader
 
 
-def read(made: Delivery, reader: Reader, *, ended: bool = False) -> list[GenerateResponse]:
-    return made.read(reader, FINISHED if ended else None, hidden=False)
+def read(made: Answer, reader: Reader, *, ended: bool = False) -> list[GenerateResponse]:
+    if ended:
+        made.finished = FINISHED
+    return made.read(reader)
+
+
+def stored_of(made: Answer) -> StoredAnswer:
+    made.finished = FINISHED
+    return made.record().answer
 
 
 def proven(delta: Delta, whole: str, model: str = "m") -> bool:
@@ -51,7 +59,7 @@ def proven(delta: Delta, whole: str, model: str = "m") -> bool:
 
 def test_deltas_follow_each_other_and_each_proves_all_before_it() -> None:
     first = attempt("ab")
-    made = delivery(first)
+    made = answer_of(first)
     reader = reader_of(made)
     (event,) = read(made, reader)
     assert (event.delta.text, event.delta.index) == ("ab", 0)
@@ -67,7 +75,7 @@ def test_deltas_follow_each_other_and_each_proves_all_before_it() -> None:
 
 def test_a_caller_that_comes_again_has_the_same_tokens_and_proof() -> None:
     first = attempt("ab")
-    made = delivery(first)
+    made = answer_of(first)
     read(made, reader_of(made))
     say(first, "c")
     for held, text in ((0, "abc"), (1, "bc"), (2, "c")):
@@ -75,7 +83,7 @@ def test_a_caller_that_comes_again_has_the_same_tokens_and_proof() -> None:
         assert (event.delta.text, event.delta.index) == (text, held)
         assert proven(event.delta, "abc")
     say(first, "d")
-    stored = made.stored(FINISHED)
+    stored = stored_of(made)
     assert stored.delta.text == "abcd"
     assert proven(stored.delta, "abcd")
     assert list(stored.text_lengths) == [1, 1, 1, 1]
@@ -83,14 +91,14 @@ def test_a_caller_that_comes_again_has_the_same_tokens_and_proof() -> None:
 
 
 def test_held_tokens_are_the_beginning_or_of_a_model_that_was_replaced() -> None:
-    made = delivery(attempt("abc"))
+    made = answer_of(attempt("abc"))
     for held in ("", "a", "abc"):
         assert made.matches(ids(held), "m")
         assert made.matches(ids(held), "")
     for held in ("b", "ac", "abcd"):
         assert not made.matches(ids(held), "m")
         assert not made.matches(ids(held), "other")
-    made.restart(attempt("x", "large", 7), Notice(message="escalated"))
+    escalated(made, "x", "large", 7)
     assert made.matches(ids("anything"), "m")
     assert made.matches(ids("x"), "large")
     assert not made.matches(ids("y"), "large")
@@ -98,66 +106,69 @@ def test_held_tokens_are_the_beginning_or_of_a_model_that_was_replaced() -> None
 
 
 def test_the_first_event_is_of_the_model_whose_tokens_the_caller_holds() -> None:
-    made = delivery(attempt("abc"))
-    assert (made.started("m").model, made.started("m").prompt_tokens) == ("m", 3)
-    assert (made.started("").request_id, made.started("").seed) == ("r1", 4)
-    made.restart(attempt("x", "large", 7), Notice(message="escalated"))
+    made = answer_of(attempt("abc"))
+    assert (made._started("m").model, made._started("m").prompt_tokens) == ("m", 3)
+    assert (made._started("").request_id, made._started("").seed) == ("r1", 4)
+    escalated(made, "x", "large", 7)
     assert not made.replaced("large")
     assert not made.replaced("third")
     assert made.replaced("m")
     for model, expected in (("m", ("m", 3)), ("", ("large", 7)), ("third", ("large", 7))):
-        started = made.started(model)
+        started = made._started(model)
         assert (started.model, started.prompt_tokens) == expected
     # It comes back: what it said before is void, and it is not replaced any more.
-    made.restart(attempt("y", "m", 4), Notice(message="again"))
+    escalated(made, "y", "m", 4)
     assert not made.replaced("m")
-    assert (made.started("m").model, made.started("m").prompt_tokens) == ("m", 4)
-    replaced = {one.model: one.prompt_tokens for one in made.stored(FINISHED).replaced}
+    assert (made._started("m").model, made._started("m").prompt_tokens) == ("m", 4)
+    replaced = {one.model: one.prompt_tokens for one in stored_of(made).replaced}
     assert replaced == {"large": 7}
 
 
 def test_a_restart_begins_with_its_notice_and_all_of_the_new_answer() -> None:
-    made = delivery(attempt("abc"))
+    made = answer_of(attempt("abc"))
     reader = reader_of(made)
-    made.notify(Notice(message="waits"))
+    made._notices.append(Notice(message="waits"))
     read(made, reader)
-    made.restart(attempt("xy", "large", 7), Notice(message="escalated"))
-    made.notify(Notice(message="later"))
+    escalated(made, "xy", "large", 7)
+    made._notices.append(Notice(message="later"))
     notice, later, event = read(made, reader)
-    assert (notice.notice.message, later.notice.message) == ("escalated", "later")
+    assert notice.notice.model == "large"
+    assert later.notice.message == "later"
     assert (event.delta.text, event.delta.index) == ("xy", 0)
     assert proven(event.delta, "xy", "large")
     # A caller that comes again with tokens of the first model begins at the restart.
     events = read(made, reader_of(made, 2, "m"))
     assert [one.WhichOneof("event") for one in events] == ["notice", "notice", "delta"]
-    assert (events[0].notice.message, events[2].delta.text) == ("escalated", "xy")
+    assert (events[0].notice.model, events[2].delta.text) == ("large", "xy")
     # One with tokens of the second goes on behind them, and has heard all notices.
     (event,) = read(made, reader_of(made, 1, "large"))
     assert event.delta.text == "y"
-    assert made.stored(FINISHED).restart_notice == 1
+    assert stored_of(made).restart_notice == 1
 
 
 def test_one_call_reads_at_a_time() -> None:
-    made = delivery(attempt("abc"))
+    made = answer_of(attempt("abc"))
     first = reader_of(made)
-    with pytest.raises(AssertionError, match="one reader"):
-        made.attach(Reader(0, 4, lambda: None), "")
-    assert made.detach() is first
-    assert made.detach() is None
+    second = reader_of(made)
+    assert isinstance(first.displaced_by, Cancelled)
+    assert made.reader is second
+    made.leave(first)
+    assert (made.reader, made.ended) == (second, False)
 
 
 def test_what_was_there_before_the_call_is_not_its_fault() -> None:
     first = attempt("a" * 20)
-    made = delivery(first)
+    made = answer_of(first)
     reader = reader_of(made, 2, limit=4)
-    assert made.show_since(20) is None
     say(first, "b" * 4)
-    assert made.show_since(20) is None
-    say(first, "c")
-    assert isinstance(made.show_since(24), SlowReader)
+    made._show_since(20)
     read(made, reader)
     say(first, "d" * 4)
-    assert made.show_since(25) is None
+    made._show_since(24)
+    assert made.error is None
+    say(first, "e" * 5)
+    made._show_since(28)
+    assert isinstance(made.error, SlowReader)
 
 
 def test_a_call_that_is_displaced_ends_with_the_error() -> None:
@@ -170,55 +181,57 @@ def test_a_call_that_is_displaced_ends_with_the_error() -> None:
 
 def test_what_rules_withhold_is_shown_as_far_as_it_was_and_no_further() -> None:
     first = attempt("abcd")
-    made = delivery(first)
+    made = answer_of(first)
     read(made, reader_of(made))
     say(first, "secret")
-    made.withhold(("rule",))
+    made.block(("rule",), 1.0)
     assert made.withheld_by == ("rule",)
-    events = read(made, reader_of(made), ended=True)
+    events = read(made, reader_of(made))
     assert [one.WhichOneof("event") for one in events] == ["delta", "finished"]
     assert events[0].delta.text == "abcd"
     assert proven(events[0].delta, "abcd")
-    stored = made.stored(FINISHED)
+    stored = stored_of(made)
     assert (stored.delta.text, list(stored.text_lengths)) == ("abcd", [1] * 4)
 
 
 def test_what_a_caller_holds_already_is_not_withheld_from_it() -> None:
     first = attempt("abcd")
-    made = delivery(first)
+    made = answer_of(first)
     reader_of(made, 3)
-    made.withhold(("rule",))
-    (event,) = read(made, reader_of(made))
+    made.block(("rule",), 1.0)
+    event, _ = read(made, reader_of(made))
     assert event.delta.text == "abc"
-    other = delivery(attempt("abcd"))
-    other.withhold(("rule",))
-    assert read(other, reader_of(other)) == []
+    other = answer_of(attempt("abcd"))
+    other.block(("rule",), 1.0)
+    assert [one.WhichOneof("event") for one in read(other, reader_of(other))] == ["finished"]
 
 
 def test_what_was_delivered_of_a_void_answer_does_not_count_for_the_next() -> None:
-    made = delivery(attempt("abcd"))
+    made = answer_of(attempt("abcd"))
     read(made, reader_of(made))
-    made.restart(attempt("secret", "large"), Notice())
-    made.withhold(("rule",))
+    escalated(made, "secret", "large")
+    made.block(("rule",), 1.0)
     events = read(made, reader_of(made))
-    assert [one.WhichOneof("event") for one in events] == []
-    assert made.stored(FINISHED).delta.text == ""
+    assert [one.WhichOneof("event") for one in events] == ["finished"]
+    assert stored_of(made).delta.text == ""
 
 
 def test_while_the_answer_is_hidden_notices_are_read_alone() -> None:
-    made = delivery(attempt("abc"))
+    made = answer_of(attempt("abc"))
     reader = reader_of(made)
-    made.notify(Notice(message="waits"))
-    (notice,) = made.read(reader, FINISHED, hidden=True)
+    made._notices.append(Notice(message="waits"))
+    made.holding = True
+    (notice,) = made.read(reader)
     assert (notice.notice.message, reader.index) == ("waits", 0)
-    assert made.read(reader, None, hidden=True) == []
+    assert made.read(reader) == []
+    made.holding = False
     delta, finished = read(made, reader, ended=True)
     assert (delta.delta.text, finished.finished) == ("abc", FINISHED)
     assert made._delivered == 3
 
 
 def test_a_caller_behind_the_end_gets_the_end() -> None:
-    made = delivery(attempt("abc"))
+    made = answer_of(attempt("abc"))
     reader = reader_of(made, 5)
     (finished,) = read(made, reader, ended=True)
     assert finished.finished == FINISHED
@@ -228,12 +241,13 @@ def test_a_caller_behind_the_end_gets_the_end() -> None:
 def test_text_that_no_token_released_comes_with_the_end() -> None:
     first = attempt("abc")
     first.transcript.tail = "!"
-    made = delivery(first)
+    made = answer_of(first)
     reader = reader_of(made)
     read(made, reader)
     tail, finished = read(made, reader, ended=True)
     assert (tail.delta.text, tail.delta.index, len(tail.delta.token_ids)) == ("!", 3, 0)
     assert finished.finished == FINISHED
-    made.withhold(("rule",))
+    made.finished = None
+    made.block(("rule",), 1.0)
     (finished,) = read(made, reader_of(made, 3), ended=True)
     assert finished.HasField("finished")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 
 from gateway.streaming.answer import Answer
-from gateway.streaming.delivery import Reader
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache
+from gateway.streaming.reader import Reader
 from gateway.streaming.registry import FRAMES_AT_A_TIME, Registry
 from gateway.streaming.state import LEGAL_MOVES, StreamState
 from sluice.errors import (
@@ -319,22 +319,11 @@ def test_a_call_that_reads_again_is_not_displaced_by_itself_and_another_one_is()
     reader = bench.reader(stream)
     stream.join(reader)
     assert reader.displaced_by is None
-    assert stream.delivery.reader is reader
+    assert stream.reader is reader
     newer = bench.reader(stream)
     assert isinstance(reader.displaced_by, Cancelled)
     assert newer.displaced_by is None
-    assert stream.delivery.reader is newer
-
-
-def test_a_call_that_joins_holds_tokens_of_the_model_that_it_names() -> None:
-    bench = Bench()
-    stream = bench.stream(key="k")
-    bench.take(frame(0, ids("ab")))
-    seen = list[str]()
-    stream.delivery.attach = lambda reader, model: seen.append(model)  # type: ignore[method-assign]
-    stream.join(Reader(0, 4, lambda: None), "small")
-    bench.reader(stream)
-    assert seen == ["small", ""]
+    assert stream.reader is newer
 
 
 def test_an_answer_without_a_key_is_found_by_none() -> None:
