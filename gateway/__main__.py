@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Final
 
 from gateway.config.policies import load_all
-from gateway.config.reload import GatewayReload
 from gateway.safety.text import skeleton
 from gateway.server import Gateway
 from sluice.errors import SetupError
@@ -36,13 +35,14 @@ async def _serve(process: Process) -> None:
     settings, path = process.settings, process.config
     _check(settings, path)
     policies = await asyncio.to_thread(load_all, settings, path)
-    gateway = Gateway(settings, process.id, policies, process.tracer, process.registry)
-    reload = GatewayReload(path, gateway)
+    gateway = Gateway(
+        settings, process.id, policies, process.tracer, process.registry, load_all, path
+    )
     id_taken = gateway.shared.peers.id_taken
     async with gateway.running() as nats_client:
         freeze_heap()
         tables = asyncio.create_task(asyncio.to_thread(skeleton.tables))
-        async with reloading(path, reload, nats_client):
+        async with reloading(path, gateway.reload, nats_client):
             await _first(process.stop, id_taken)
         await tables
     if id_taken.is_set():

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from grpc_health.v1 import health, health_pb2_grpc
@@ -31,6 +32,9 @@ from gateway.identity.authenticator import Authenticator
 from gateway.models.speech import BYTES_A_SECOND, HEAD_BYTES
 from gateway.records.store import RecordStore
 from gateway.routing.breaker import Breakers
+from gateway.shared.operators import Operators
+from gateway.shared.peers import PeerTable
+from gateway.shared.reload import GatewayReload, Load
 from gateway.shared.state import SharedState
 from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.idempotency import ReplayCache
@@ -45,7 +49,7 @@ from gateway.upstream.rows import Upstream
 from gateway.upstream.shadow_runner import ShadowRunner
 from sluice.errors import RETRY_AFTER_S, SetupError, ShuttingDown, SluiceError, TransportUnavailable
 from sluice.internal.v1.items_pb2_grpc import add_ItemsServiceServicer_to_server
-from sluice.settings import Settings, SettingsError
+from sluice.settings import Settings
 from sluice.telemetry.exchange import MetricsExchange
 from sluice.telemetry.names import SERVICE_GATEWAY
 from sluice.telemetry.registry import MetricRegistry
@@ -77,7 +81,7 @@ class Gateway:
         shared: what the gateways of the mesh share.
         authenticator: says who calls; HTTP asks it too.
         in_force: the policies that requests take.
-        before_serving: what to do when NATS is connected, before calls are accepted.
+        reload: replaces them.
     """
 
     def __init__(
@@ -87,10 +91,12 @@ class Gateway:
         policies: Policies,
         tracer: Tracer,
         metric_registry: MetricRegistry,
+        load: Load,
+        path: Path,
     ) -> None:
+        """``policies`` are those of ``settings``, which came from ``path``; ``load`` loads later ones."""
         limits = settings.gateway
         self._settings = settings
-        self.before_serving: list[Callable[[], Awaitable[None]]] = []
         self._exchange = MetricsExchange(SERVICE_GATEWAY, gateway_id, metric_registry)
         self._loads = loads = ModelLoadTable()
         dispatch = Dispatch(gateway_id, loads, limits.stall_s)
@@ -128,6 +134,27 @@ class Gateway:
         self._drift = DriftMonitor(gateway_id, self._store.publish_event, metric_registry)
         self._drift.use(policies.router.held_out, settings.routing.drift)
         self._transport.on_report = self.shared.drains.on_report
+        self.reload = GatewayReload(
+            load,
+            path,
+            in_force,
+            self.shared.peers,
+            self.shared.policies,
+            loads,
+            self._store,
+            self._drift,
+            self.authenticator,
+        )
+        self._operators = Operators(
+            self.shared.peers,
+            self.registry,
+            self._store,
+            self._drift,
+            self.shared.answers,
+            lambda: in_force.policies.inspector.dry_run,
+            self.shared.api_keys,
+            self.shared.idempotency_keys,
+        )
         self._generator = self._make_generator(tracer, metric_registry)
         self._admission.entities = self._generator.guards
         self._jobs = JobForwarder(
@@ -187,14 +214,13 @@ class Gateway:
         try:
             await self._start_store(client)
             # First: another process with the same id would get its frames twice, and cancel its rows.
-            await self.shared.peers.start(client)
+            await self.shared.peers.start(client, self._peer_table())
         except BaseException:
             await disconnect(client)
             raise
         await self._exchange.start(client)
         await self._transport.start(client)
-        for prepare in self.before_serving:
-            await prepare()
+        await self.reload.join()
         await self._health.refresh(time.monotonic())
         for server in self._servers:
             await server.start()
@@ -202,22 +228,6 @@ class Gateway:
         if self.http is not None:
             _log.info("HTTP is served on %s", self.http.address)
         return client
-
-    async def ensure_kept(self, policies: Policies) -> None:
-        """What is kept under ``policies`` can be.
-
-        Raises:
-            SettingsError: JetStream does not take it.
-        """
-        try:
-            await self._store.ensure_outcomes(policies.kept.outcomes)
-        except (TimeoutError, NatsError) as error:
-            raise SettingsError(f"routing.outcomes: JetStream does not take it: {error}") from error
-
-    def use(self, policies: Policies) -> None:
-        """Requests from now on get ``policies``; windows of learned heads that are not in them end."""
-        self.in_force.replace(policies, time.monotonic())
-        self._drift.use(policies.router.held_out, policies.settings.routing.drift)
 
     @property
     def active(self) -> int:
@@ -234,6 +244,7 @@ class Gateway:
             group.create_task(self._store.run())
             group.create_task(self.shared.run())
             group.create_task(self.authenticator.run())
+            group.create_task(self.reload.run())
             group.create_task(self._tick())
 
     def _on_loss(self) -> None:
@@ -293,6 +304,23 @@ class Gateway:
         self.authenticator.mesh_key = await self.shared.mesh_key()
         await self.authenticator.start(client)
 
+    def _peer_table(self) -> PeerTable:
+        """Who answers what the other gateways ask, and who takes part in the hellos."""
+        operators, shared = self._operators, self.shared
+        return PeerTable(
+            questions={
+                "hand_over": shared.keys.hand_over,
+                "clear_answers": shared.answers.answer_clear,
+                "running": operators.answer_requests,
+                "cancel": operators.answer_cancel,
+                "forget": operators.answer_forget,
+                "dry_run": operators.answer_dry_run,
+                "router_health": operators.answer_router_health,
+            },
+            tell=(self.reload.tell, shared.usage.tell),
+            hear=(self.reload.hear, shared.usage.hear),
+        )
+
     @property
     def _servers(self) -> "list[GrpcServer | HttpServer]":
         return [self._grpc] if self.http is None else [self._grpc, self.http]
@@ -335,10 +363,10 @@ class Gateway:
         inference = InferenceService(self._generator, self._loads)
         add_InferenceServiceServicer_to_server(inference, server)
         admin = AdminService(
-            settings, self.shared, self.registry, self._store, self._drift, self._exchange
+            settings, self.shared, self._operators, self._store, self._drift, self._exchange
         )
         add_AdminServiceServicer_to_server(admin, server)
-        safety = SafetyService(self._admission, self._limiter, self.shared.peers)
+        safety = SafetyService(self._admission, self._limiter, self._operators)
         add_SafetyServiceServicer_to_server(safety, server)
         add_ItemsServiceServicer_to_server(ItemsService(self._generator), server)
         server.add_generic_rpc_handlers((self._jobs,))

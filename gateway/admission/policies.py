@@ -68,10 +68,12 @@ class InForce:
 
     Attributes:
         policies: the one reference that a reload changes, by `replace`.
+        problem: why this gateway cannot take what the others have taken; empty: it has taken it.
     """
 
     def __init__(self, policies: Policies, registry: Registry) -> None:
         self.policies = policies
+        self.problem = ""
         self._registry = registry
         self._reloaded = False
         self._replaced: dict[str, float] = {}

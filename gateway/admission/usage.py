@@ -12,7 +12,7 @@ from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.tenant_limits import Limits, TenantLimits
 from gateway.identity.caller import Caller
 from gateway.routing.breaker import Breakers
-from gateway.routing.budget import Reservation, Spending
+from gateway.routing.budget import DAY_S, MONTH_PERIODS, Reservation, Spending
 from gateway.routing.plan import Plan
 from gateway.routing.router import ModelFacts, RuntimeState
 from gateway.streaming.row import Row
@@ -21,8 +21,6 @@ from sluice.errors import DeadlinePassed, EngineFailed, ModelUnavailable, Sluice
 
 HUNG_S: Final = 10.0
 """A model that gives no token to any row for this long, while one waits for it, hangs."""
-DAY_S: Final = 86_400.0
-DAYS: Final = 31
 _FAILURES: Final = (EngineFailed, ModelUnavailable)
 """Errors that count against the model."""
 
@@ -50,7 +48,7 @@ class UsageAccounting:
     ) -> None:
         self.breakers = breakers
         self.spending = Spending(unix_offset_s)
-        self.days = Spending(unix_offset_s, DAY_S, DAYS)
+        self.days = Spending(unix_offset_s, DAY_S, MONTH_PERIODS)
         self.limits = TenantLimits(self.spending, self.days, clock, unix_offset_s)
         self._streams = streams
         self._last_token_at: dict[str, float] = {}

@@ -6,15 +6,11 @@ from typing import Any, Final
 
 from gateway.api.interceptor import is_local
 from gateway.records.store import RecordStore
-from gateway.shared.forget import Forgetting
-from gateway.shared.running import LIST_MAX
+from gateway.shared.operators import LIST_MAX, Operators
 from gateway.shared.state import SharedState
-from gateway.shared.sums import sum_router_health
-from gateway.streaming.registry import Registry
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.request_record import audit_response
 from sluice.errors import InvalidRequest, PermissionDenied, RequestUnknown, WorkerUnknown
-from sluice.internal.v1.gateway_pb2 import GatewayAnswer, GatewayQuestion, RouterHealthQuestion
 from sluice.settings import Settings
 from sluice.telemetry import catalog
 from sluice.telemetry.exchange import MetricsExchange
@@ -35,18 +31,17 @@ class AdminService(AdminServiceServicer):
         self,
         settings: Settings,
         shared: SharedState,
-        registry: Registry,
+        operators: Operators,
         store: RecordStore,
         drift: DriftMonitor,
         metrics: MetricsExchange,
     ) -> None:
         self._settings = settings
         self._shared = shared
+        self._operators = operators
         self._store = store
         self._drift = drift
         self._metrics = metrics
-        self._forgetting = Forgetting(shared, registry, store)
-        shared.peers.answer("router_health", self._own_health)
 
     async def ListRequests(
         self, request: pb.ListRequestsRequest, context: Any
@@ -56,7 +51,7 @@ class AdminService(AdminServiceServicer):
             raise InvalidRequest.of("limit", f"must be at most {LIST_MAX}")
         _check_names(tenant=request.tenant, model=request.model)
         request.tenant = context.caller.reads or request.tenant
-        return await self._shared.running.listed(request)
+        return await self._operators.requests(request)
 
     async def ListTenants(
         self, request: pb.ListTenantsRequest, context: Any
@@ -64,7 +59,7 @@ class AdminService(AdminServiceServicer):
         """See the proto."""
         _check_names(tenant=request.tenant)
         tenant = context.caller.reads or request.tenant
-        return self._shared.limits.listed(tenant, self._settings.currency)
+        return self._shared.usage.listed(tenant, self._settings.currency)
 
     async def ForgetTenant(
         self, request: pb.ForgetTenantRequest, context: Any
@@ -72,7 +67,7 @@ class AdminService(AdminServiceServicer):
         """See the proto."""
         if not is_token(request.tenant):
             raise InvalidRequest.of("tenant", "must be 1 to 64 letters, digits, '-' and '_'")
-        return await self._forgetting.forget(request.tenant)
+        return await self._operators.forget(request.tenant)
 
     async def CancelRequests(
         self, request: pb.CancelRequestsRequest, context: Any
@@ -82,7 +77,7 @@ class AdminService(AdminServiceServicer):
             raise InvalidRequest.of("request_ids", "name requests, or a tenant")
         _check_list("request_ids", request.request_ids, LIST_MAX)
         _check_names(tenant=request.tenant)
-        cancelled = await self._shared.running.cancel(request)
+        cancelled = await self._operators.cancel(request)
         if request.request_ids and not cancelled.request_ids:
             raise RequestUnknown(f"{', '.join(request.request_ids)}: no such request runs now")
         return cancelled
@@ -164,11 +159,7 @@ class AdminService(AdminServiceServicer):
         self, request: pb.GetRouterHealthRequest, context: Any
     ) -> pb.GetRouterHealthResponse:
         """See the proto."""
-        question = GatewayQuestion(router_health=RouterHealthQuestion())
-        others = (await self._shared.peers.ask_all(question)).values()
-        return sum_router_health(
-            self._drift.health(), [one.router_health for one in others if one is not None]
-        )
+        return await self._operators.router_health()
 
     async def ClearAnswers(
         self, request: pb.ClearAnswersRequest, context: Any
@@ -192,9 +183,6 @@ class AdminService(AdminServiceServicer):
                 f"outcomes of other tenants need the role operator or auditor; name {caller.reads}, or none"
             )
         return [caller.reads]
-
-    async def _own_health(self, _: GatewayQuestion) -> GatewayAnswer:
-        return GatewayAnswer(router_health=self._drift.health())
 
 
 def _live_workers(processes: list[pb.ProcessMetrics]) -> dict[tuple[str, str], bool]:

@@ -6,15 +6,11 @@ from typing import Any, Final
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.pipeline import Admission, AdmittedRequest, SafetyOutcome
 from gateway.safety.actions import Action
-from gateway.safety.dry_run import DryRun
 from gateway.safety.inspector import PromptFinding
-from gateway.shared.peers import Peers
-from gateway.shared.sums import sum_dry_runs
+from gateway.shared.operators import Operators
 from gateway.telemetry.request_log import untraced
 from gateway.validation.conversation import USER, Conversation, Turn
 from gateway.validation.requests import UNSTATED_CLASS, ValidRequest, check_labels
-from sluice.errors import NoDryRun
-from sluice.internal.v1.gateway_pb2 import DryRunQuestion, GatewayAnswer, GatewayQuestion
 from sluice.v1 import safety_pb2 as pb
 from sluice.v1.safety_pb2_grpc import SafetyServiceServicer
 from sluice.wire.enums import value_of
@@ -27,11 +23,10 @@ SAFETY_SERVICE: Final = pb.DESCRIPTOR.services_by_name["SafetyService"].full_nam
 class SafetyService(SafetyServiceServicer):
     """Answers from the policies in force."""
 
-    def __init__(self, admission: Admission, limiter: ClassLimiter, peers: Peers) -> None:
+    def __init__(self, admission: Admission, limiter: ClassLimiter, operators: Operators) -> None:
         self._admission = admission
         self._limiter = limiter
-        self._peers = peers
-        peers.answer("dry_run", self._own_dry_run)
+        self._operators = operators
 
     async def CheckText(self, request: pb.CheckTextRequest, context: Any) -> pb.CheckTextResponse:
         """See the proto."""
@@ -48,17 +43,7 @@ class SafetyService(SafetyServiceServicer):
 
     async def GetDryRun(self, request: pb.GetDryRunRequest, context: Any) -> pb.GetDryRunResponse:
         """See the proto."""
-        counts = self._admission.policies.inspector.dry_run
-        if counts is None:
-            raise NoDryRun("no policy is under trial; name one with safety.dry_run")
-        others = (await self._peers.ask_all(GatewayQuestion(dry_run=DryRunQuestion()))).values()
-        own = _counted(counts, self._peers.gateway_id)
-        return sum_dry_runs(own, [one.dry_run for one in others if one is not None])
-
-    async def _own_dry_run(self, _: GatewayQuestion) -> GatewayAnswer:
-        counts = self._admission.policies.inspector.dry_run
-        own = None if counts is None else _counted(counts, self._peers.gateway_id)
-        return GatewayAnswer(dry_run=own)
+        return await self._operators.dry_run()
 
 
 def _checked(safety: SafetyOutcome) -> pb.CheckTextResponse:
@@ -75,22 +60,8 @@ def _checked(safety: SafetyOutcome) -> pb.CheckTextResponse:
     )
 
 
-def _counted(counts: DryRun, gateway: str) -> pb.GetDryRunResponse:
-    moves = [
-        pb.SafetyMove(rule=rule, now=_action(now), then=_action(then), count=count)
-        for (rule, now, then), count in counts.moves.most_common()
-    ]
-    return pb.GetDryRunResponse(
-        policy=counts.policy,
-        texts=counts.texts,
-        changed=counts.changed,
-        moves=moves,
-        gateways=[gateway],
-    )
-
-
-def _action(action: Action | None) -> "pb.SafetyAction.ValueType":
-    return value_of(pb.SafetyAction, "unspecified" if action is None else action.name)
+def _action(action: Action) -> "pb.SafetyAction.ValueType":
+    return value_of(pb.SafetyAction, action.name)
 
 
 def _failure(failed: tuple[str, Action]) -> pb.SafetyFinding:

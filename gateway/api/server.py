@@ -143,9 +143,10 @@ class GatewayHealth:
 
     async def refresh(self, now: float) -> None:
         """Sets the statuses that have changed."""
-        connected, catalog = self._transport.connected, self._in_force.policies.catalog
+        able = self._transport.connected and not self._in_force.problem
+        catalog = self._in_force.policies.catalog
         ready = {
-            model: connected and self._loads.load(task, now).ready
+            model: able and self._loads.load(task, now).ready
             for model, task in catalog.tasks.items()
         }
         answers = any(ready[model] for model in catalog.callable)

@@ -1,17 +1,19 @@
-"""The spending of each tenant: what it cost in the last hour, by the minute, and what running requests may still cost.
+"""The spending of each tenant: what it cost in each of the last periods, and what running requests may still cost.
 
-Gateways tell each other their costs of each minute and their reservations, so that a budget holds for all of them
-together. Minutes are those of the Unix epoch.
+A period is a minute of the last hour, or a day of the last month, counted from the Unix epoch. Gateways tell each other
+their costs of each period and their reservations, so that a budget holds for all of them together.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
-WINDOW_MINUTES: Final = 60
+MINUTE_S: Final = 60.0
+HOUR_PERIODS: Final = 60
+DAY_S: Final = 86_400.0
+MONTH_PERIODS: Final = 31
 STALE_S: Final = 3.5
 """Reservations of another gateway count for this long after it has told them, seconds."""
-_MINUTE_S: Final = 60.0
 _OWN: Final = ""
 
 Costs = Mapping[str, float]
@@ -76,7 +78,7 @@ class Spending:
 
     Args:
         unix_offset_s: added to ``now`` gives seconds since the Unix epoch.
-        period_s: what is called a minute below, seconds.
+        period_s: length of a period, seconds.
 
     Attributes:
         periods: how many of them are kept.
@@ -85,14 +87,14 @@ class Spending:
     def __init__(
         self,
         unix_offset_s: float = 0.0,
-        period_s: float = _MINUTE_S,
-        periods: int = WINDOW_MINUTES,
+        period_s: float = MINUTE_S,
+        periods: int = HOUR_PERIODS,
     ) -> None:
         self._unix_offset_s = unix_offset_s
         self._period_s = period_s
         self.periods = periods
-        self._minutes: dict[int, dict[str, dict[str, float]]] = {}
-        """Costs by minute, gateway and tenant."""
+        self._costs: dict[int, dict[str, dict[str, float]]] = {}
+        """By period, gateway and tenant."""
         self._reserved = _Reserved()
         self._others: dict[str, tuple[Costs, float]] = {}
         """Reservations of other gateways, with the time at which they were told."""
@@ -102,21 +104,21 @@ class Spending:
         if cost <= 0:
             return
         self._expire(now)
-        costs = self._minutes.setdefault(self._minute(now), {}).setdefault(_OWN, {})
+        costs = self._costs.setdefault(self._period(now), {}).setdefault(_OWN, {})
         costs[tenant] = costs.get(tenant, 0.0) + cost
 
     def reserve(self, tenant: str, cost: float) -> Reservation:
         """A request of ``tenant`` begins that may cost ``cost``."""
         return Reservation(self._reserved, tenant, cost)
 
-    def spent(self, tenant: str, now: float, minutes: int | None = None) -> float:
-        """What the last ``minutes`` (None: all) have cost and running requests may still cost."""
+    def spent(self, tenant: str, now: float, periods: int | None = None) -> float:
+        """What the last ``periods`` (None: all) have cost and running requests may still cost."""
         self._expire(now)
-        first = self._minute(now) - (minutes or self.periods) + 1
+        first = self._period(now) - (periods or self.periods) + 1
         settled = sum(
             costs.get(tenant, 0.0)
-            for minute, by_gateway in self._minutes.items()
-            if minute >= first
+            for period, by_gateway in self._costs.items()
+            if period >= first
             for costs in by_gateway.values()
         )
         return settled + self.may_cost(tenant, now)
@@ -133,7 +135,7 @@ class Spending:
     def tenants(self, now: float) -> set[str]:
         """Those that have spent something."""
         self._expire(now)
-        every = (costs for by_gateway in self._minutes.values() for costs in by_gateway.values())
+        every = (costs for by_gateway in self._costs.values() for costs in by_gateway.values())
         return {tenant for costs in every for tenant in costs}
 
     @property
@@ -141,16 +143,16 @@ class Spending:
         """What the running requests of this gateway may still cost."""
         return self._reserved.costs
 
-    def own(self, now: float, minutes: int) -> Iterator[tuple[int, Costs]]:
-        """What this gateway's requests have cost in each of the last ``minutes`` minutes, where it is anything."""
-        for minute, by_gateway in self._minutes.items():
-            if _OWN in by_gateway and minute > self._minute(now) - minutes:
-                yield minute, by_gateway[_OWN]
+    def own(self, now: float, periods: int) -> Iterator[tuple[int, Costs]]:
+        """What this gateway's requests have cost in each of the last ``periods``, where it is anything."""
+        for period, by_gateway in self._costs.items():
+            if _OWN in by_gateway and period > self._period(now) - periods:
+                yield period, by_gateway[_OWN]
 
-    def told(self, gateway: str, minute: int, costs: Costs, now: float) -> None:
-        """Another gateway's requests have cost ``costs`` in ``minute``; replaces what it has told of it before."""
-        if minute > self._minute(now) - self.periods:
-            self._minutes.setdefault(minute, {})[gateway] = dict(costs)
+    def told(self, gateway: str, period: int, costs: Costs, now: float) -> None:
+        """Another gateway's requests have cost ``costs`` in ``period``; replaces what it has told of it before."""
+        if period > self._period(now) - self.periods:
+            self._costs.setdefault(period, {})[gateway] = dict(costs)
 
     def told_reserved(self, gateway: str, costs: Costs, now: float) -> None:
         """Another gateway's running requests may still cost ``costs``."""
@@ -159,11 +161,11 @@ class Spending:
         }
         self._others[gateway] = dict(costs), now
 
-    def _minute(self, now: float) -> int:
+    def _period(self, now: float) -> int:
         return int((now + self._unix_offset_s) // self._period_s)
 
     def _expire(self, now: float) -> None:
         """Forgets what is older than the window."""
-        first = self._minute(now) - self.periods + 1
-        for minute in [minute for minute in self._minutes if minute < first]:
-            del self._minutes[minute]
+        first = self._period(now) - self.periods + 1
+        for period in [period for period in self._costs if period < first]:
+            del self._costs[period]

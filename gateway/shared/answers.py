@@ -64,7 +64,6 @@ class AnswerCache:
         self._computing = SingleFlight()
         self._storing = BackgroundTasks()
         self._paused_until = 0.0
-        peers.answer("clear_answers", self._on_clear)
 
     def key_of(self, context: AdmittedRequest) -> str:
         """The name of the answer to a request; empty when none is kept."""
@@ -214,7 +213,8 @@ class AnswerCache:
             _log.warning("answers are kept in memory alone for %g s: %s", PAUSE_S, error)
         self._paused_until = time.monotonic() + PAUSE_S
 
-    async def _on_clear(self, question: GatewayQuestion) -> GatewayAnswer:
+    async def answer_clear(self, question: GatewayQuestion) -> GatewayAnswer:
+        """Forget answers that are kept for equal requests."""
         self._forget(_pattern(question.clear_answers))
         return GatewayAnswer()
 

@@ -83,7 +83,6 @@ class SharedKeys:
         """Revisions of this gateway's records, by key; 0 while the first one is written."""
         self._beginning = SingleFlight()
         self._storing: dict[str, asyncio.Task[None]] = {}
-        peers.answer("hand_over", self._hand_over)
 
     async def once(
         self,
@@ -204,7 +203,7 @@ class SharedKeys:
             # Another gateway that gets the key asks this one, and answers it again.
             _log.warning("an idempotency key was not stored: %s", error)
 
-    async def _hand_over(self, question: gateway_pb2.GatewayQuestion) -> gateway_pb2.GatewayAnswer:
+    async def hand_over(self, question: gateway_pb2.GatewayQuestion) -> gateway_pb2.GatewayAnswer:
         """Another gateway got a newer call with a key of ours, and replaces our record: ends the older call."""
         key = question.hand_over.key
         await self.stored(key)

@@ -8,7 +8,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from google.protobuf.message import Message
@@ -43,6 +44,21 @@ _log = logging.getLogger(__name__)
 Answer = Callable[[GatewayQuestion], Awaitable[GatewayAnswer]]
 
 
+@dataclass(frozen=True)
+class PeerTable:
+    """What a gateway does for the others, and hears of them.
+
+    Attributes:
+        questions: answers, by the field of `GatewayQuestion` that asks.
+        tell: called with the next hello, to add to it.
+        hear: called with the hellos of others.
+    """
+
+    questions: Mapping[str, Answer] = field(default_factory=dict)
+    tell: Sequence[Callable[[GatewayHello], None]] = ()
+    hear: Sequence[Callable[[GatewayHello], None]] = ()
+
+
 class Peers:
     """The gateways beside this one.
 
@@ -50,40 +66,37 @@ class Peers:
         gateway_id: of this gateway.
         instance: names this process; a later process has a greater one.
         id_taken: set when another gateway turns out to have the same id, and was first.
-        fill: called with the next hello, to add to it.
-        heard: called with the hellos of others.
     """
 
     def __init__(self, gateway_id: str) -> None:
         self.gateway_id = gateway_id
         self.instance = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
         self.id_taken = asyncio.Event()
-        self.fill: list[Callable[[GatewayHello], None]] = []
-        self.heard: list[Callable[[GatewayHello], None]] = []
-        self._answers: dict[str, Answer] = {"who": _here}
-        self._known: dict[str, float] = {}
-        """When each was heard last, by id."""
+        self._table = PeerTable()
+        self._known: dict[str, tuple[float, GatewayHello]] = {}
+        """When each was heard last, and what it said, by id."""
         self._client: Client | None = None
         self._answering = BackgroundTasks()
 
     @property
+    def hellos(self) -> dict[str, GatewayHello]:
+        """What those that were heard lately said last, by id."""
+        now = time.monotonic()
+        self._known = {name: one for name, one in self._known.items() if now - one[0] <= FORGET_S}
+        return {name: hello for name, (_, hello) in sorted(self._known.items())}
+
+    @property
     def known(self) -> list[str]:
         """Ids of those that were heard lately."""
-        now = time.monotonic()
-        self._known = {name: at for name, at in self._known.items() if now - at <= FORGET_S}
-        return sorted(self._known)
+        return list(self.hellos)
 
-    def answer(self, kind: str, answer: Answer) -> None:
-        """Questions of ``kind``, a field of `GatewayQuestion`, are answered by ``answer``."""
-        self._answers[kind] = answer
-
-    async def start(self, client: Client) -> None:
-        """Takes the id and subscribes.
+    async def start(self, client: Client, table: PeerTable) -> None:
+        """Takes the id and subscribes; ``table`` is what this gateway says and does.
 
         Raises:
             SetupError: another gateway has the id.
         """
-        self._client = client
+        self._client, self._table = client, table
         who = GatewayQuestion(who=WhoQuestion(instance=self.instance))
         if await self.ask(self.gateway_id, who, tries=1) is not None:
             raise SetupError(
@@ -102,8 +115,8 @@ class Peers:
     async def hello(self, *, leaving: bool = False) -> None:
         """Tells the others about this gateway now."""
         hello = GatewayHello(gateway=self.gateway_id, instance=self.instance, leaving=leaving)
-        for fill in self.fill:
-            fill(hello)
+        for tell in self._table.tell:
+            tell(hello)
         try:
             await self._publish(subjects.GATEWAYS, hello)
         except OversizedMessage:
@@ -162,9 +175,9 @@ class Peers:
         elif hello.leaving:
             self._known.pop(hello.gateway, None)
         else:
-            self._known[hello.gateway] = time.monotonic()
-            for heard in self.heard:
-                heard(hello)
+            self._known[hello.gateway] = time.monotonic(), hello
+            for hear in self._table.hear:
+                hear(hello)
 
     def _on_namesake(self, hello: GatewayHello) -> None:
         if hello.instance < self.instance and not hello.leaving:
@@ -179,8 +192,11 @@ class Peers:
         self._answering.spawn(self._reply(question, message.reply))
 
     async def _reply(self, question: GatewayQuestion, reply: str) -> None:
-        answer = self._answers.get(question.WhichOneof("question") or "")
-        if answer is None:
+        kind = question.WhichOneof("question") or ""
+        answer = self._table.questions.get(kind)
+        if kind == "who":
+            response = GatewayAnswer()
+        elif answer is None:
             response = GatewayAnswer(problem="this release does not know the question")
         else:
             try:
@@ -192,10 +208,6 @@ class Peers:
                 response = GatewayAnswer(problem="it failed; its log has the reason")
         response.instance = self.instance
         await self._publish(reply, response)
-
-
-async def _here(_: GatewayQuestion) -> GatewayAnswer:
-    return GatewayAnswer()
 
 
 def _unpacked(kind: type[M], message: Msg) -> M | None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -16,10 +15,8 @@ from gateway.identity.resume_token import ResumeKey
 from gateway.shared.answers import AnswerCache
 from gateway.shared.drains import Drains
 from gateway.shared.keys import SharedKeys
-from gateway.shared.limit_use import SharedLimits
 from gateway.shared.peers import HELLO_S, Peers
-from gateway.shared.running import RunningRequests
-from gateway.shared.spending import SharedSpending
+from gateway.shared.usage import SharedUsage
 from gateway.streaming.registry import Registry
 from sluice.errors import SluiceError
 from sluice.settings import Settings
@@ -44,7 +41,7 @@ class SharedState:
 
     Attributes:
         peers: the other gateways.
-        policies: the policies that all gateways have taken with a reload.
+        policies: what `GatewayReload` keeps.
         api_keys: of callers.
         idempotency_keys: the records of `keys`.
         resume_key: signs resume tokens.
@@ -75,22 +72,9 @@ class SharedState:
         kept = jetstream.answers_bucket(cache.max_mib * 1024 * 1024, cache.max_age_s)
         self.answers = AnswerCache(cache, self._bucket(kept, opened=cache.enabled), peers)
         self.drains = Drains(gateway_id, self._bucket(jetstream.DRAINS))
-        self.running = RunningRequests(registry, peers)
-        self.limits = SharedLimits(in_force, usage, limiter, peers, connected, time.monotonic)
-        self._spending = (
-            SharedSpending(
-                usage.spending,
-                self._bucket(jetstream.SPENDING),
-                peers,
-                lambda: in_force.policies.router.has_budgets or in_force.policies.limits.has_costs,
-            ),
-            SharedSpending(
-                usage.days,
-                self._bucket(jetstream.DAYS),
-                peers,
-                lambda: in_force.policies.limits.has_costs,
-                "days",
-            ),
+        spending, days = self._bucket(jetstream.SPENDING), self._bucket(jetstream.DAYS)
+        self.usage = SharedUsage(
+            in_force, usage, limiter, spending, days, peers.instance, connected
         )
 
     async def open(self, client: Client) -> None:
@@ -102,8 +86,7 @@ class SharedState:
         self.drains.use(client)
         for bucket in self._buckets:
             await bucket.start(client)
-        for spending in self._spending:
-            await spending.read()
+        await self.usage.read()
         if self._settings.gateway.resume_key is None:
             self.resume_key.use(await shared_secret(self._secrets, "resume_key"))
 
@@ -122,16 +105,11 @@ class SharedState:
             group.create_task(self.drains.run())
             group.create_task(self._share_spending())
 
-    async def write(self) -> None:
-        """Stores what has been spent."""
-        for spending in self._spending:
-            await spending.write()
-
     async def close(self) -> None:
         """Stores the rest, and tells the others that this gateway leaves."""
         await self.keys.close()
         await self.answers.close(_CLOSE_S)
-        await self.write()
+        await self.usage.write()
         await self.peers.close()
 
     def _bucket(self, config: StreamConfig, *, opened: bool = True) -> Bucket:
@@ -146,8 +124,7 @@ class SharedState:
             if self._reread.is_set():
                 self._reread.clear()
                 try:
-                    for spending in self._spending:
-                        await spending.read()
+                    await self.usage.read()
                 except SluiceError as error:
                     _log.warning("the spending of tenants was not read: %s", error)
-            await self.write()
+            await self.usage.write()

@@ -26,6 +26,7 @@
 | ``$KV.SLUICE_SPENDING.<process>.<minute>`` | gateway, gateways (JetStream) | ``MinuteCosts`` |
 | ``$KV.SLUICE_DAYS.<process>.<day>`` | gateway, gateways (JetStream) | ``MinuteCosts`` |
 | ``$KV.SLUICE_POLICIES.gateway`` | gateway, gateways (JetStream) | ``PolicyRecord`` |
+| ``$KV.SLUICE_POLICIES.candidate`` | gateway, gateways (JetStream) | ``PolicyRecord`` |
 | ``$KV.SLUICE_DRAINS.workers`` | gateway, gateways (JetStream) | ``DrainRecord`` |
 | ``$KV.SLUICE_JOBS.<job>`` | `jobs`, `jobs` (JetStream) | ``JobRecord`` |
 | ``$KV.SLUICE_JOBS.upload.<upload>`` | `jobs`, `jobs` (JetStream) | ``UploadRecord`` |

@@ -76,7 +76,8 @@ class StruckWorker:
 async def served(settings: Settings) -> AsyncIterator[Gateway]:
     """A gateway without a policy."""
     policies = load_all(settings, None)
-    gateway = Gateway(settings, "gw1", policies, NoOpTracer(), MetricRegistry())
+    telemetry = NoOpTracer(), MetricRegistry()
+    gateway = Gateway(settings, "gw1", policies, *telemetry, load_all, Path("mesh.yaml"))
     async with gateway.running():
         yield gateway
 

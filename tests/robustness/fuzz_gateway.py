@@ -23,7 +23,6 @@ from opentelemetry.trace import NoOpTracer
 
 from gateway.admission.policies import Policies
 from gateway.config.policies import load_all
-from gateway.config.reload import GatewayReload
 from gateway.server import Gateway
 from sluice.errors import InternalError, from_status
 from sluice.internal.v1 import frame_pb2
@@ -145,17 +144,22 @@ class FuzzedGateway:
 
         with patch("grpc.aio.server", new_server):
             self.gateway = Gateway(
-                policies.settings, NAME, policies, NoOpTracer(), MetricRegistry()
+                policies.settings,
+                NAME,
+                policies,
+                NoOpTracer(),
+                MetricRegistry(),
+                load_all,
+                Path("fuzz"),
             )
         self._server = servers[0]
-        self.reload = GatewayReload(Path("fuzz"), self.gateway)
         self._tokenizer = policies.catalog["small"].tokenizer.tokenizer
         self._handlers: dict[str, Any] = {}
 
     async def start(self) -> None:
         """Subscribes to everything."""
         gateway = self.gateway
-        await gateway.shared.peers.start(self.nats)
+        await gateway.shared.peers.start(self.nats, gateway._peer_table())
         await gateway._exchange.start(self.nats)
         await gateway._transport.start(self.nats)
         gateway.shared.idempotency_keys._jetstream = self.nats

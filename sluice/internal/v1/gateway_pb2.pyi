@@ -201,17 +201,22 @@ Global___MinuteCosts: _TypeAlias = MinuteCosts  # noqa: Y015
 
 @_typing.final
 class PolicyRecord(_message.Message):
-    """The policies, limits and identities that all gateways have taken with a reload; in the bucket SLUICE_POLICIES."""
+    """The policies, limits and identities that all gateways have taken with a reload; in the bucket SLUICE_POLICIES. While a
+    reload runs, there is one that they load and have not taken.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SECTIONS_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     REPLACED_FIELD_NUMBER: _builtins.int
+    COMPILED_FIELD_NUMBER: _builtins.int
     sections: _builtins.str
     """The sections of the configuration that gateways reload, YAML."""
     digest: _builtins.str
     """Hash of the sections."""
+    compiled: _builtins.str
+    """Hash of what the sections compile to, with the lists and routers that they name."""
     @_builtins.property
     def replaced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Hashes of the sections that these ones have replaced, newest last."""
@@ -222,10 +227,11 @@ class PolicyRecord(_message.Message):
         sections: _builtins.str = ...,
         digest: _builtins.str = ...,
         replaced: _abc.Iterable[_builtins.str] | None = ...,
+        compiled: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "replaced", b"replaced", "sections", b"sections"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compiled", b"compiled", "digest", b"digest", "replaced", b"replaced", "sections", b"sections"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -307,6 +313,9 @@ class GatewayHello(_message.Message):
     RUNNING_FIELD_NUMBER: _builtins.int
     RUNNING_BULK_FIELD_NUMBER: _builtins.int
     DAYS_FIELD_NUMBER: _builtins.int
+    CANDIDATE_FIELD_NUMBER: _builtins.int
+    CANDIDATE_PROBLEM_FIELD_NUMBER: _builtins.int
+    CANDIDATE_REPLACES_FIELD_NUMBER: _builtins.int
     gateway: _builtins.str
     """Its id."""
     instance: _builtins.str
@@ -314,7 +323,13 @@ class GatewayHello(_message.Message):
     leaving: _builtins.bool
     """True in the last one of a gateway that shuts down."""
     policies: _builtins.int
-    """Revision of the PolicyRecord that it knows; 0: none."""
+    """Revision of the PolicyRecord that it has taken; 0: none."""
+    candidate: _builtins.int
+    """Revision of the newest PolicyRecord that it was to load and not to take yet; 0: none."""
+    candidate_problem: _builtins.str
+    """Why it cannot take that one; empty: it can."""
+    candidate_replaces: _builtins.str
+    """Hash of the sections that that one replaces."""
     @_builtins.property
     def minutes(self) -> _containers.RepeatedCompositeFieldContainer[Global___MinuteCosts]:
         """What its requests have cost in the present minute and the one before."""
@@ -352,10 +367,13 @@ class GatewayHello(_message.Message):
         running: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         running_bulk: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         days: _abc.Iterable[Global___MinuteCosts] | None = ...,
+        candidate: _builtins.int = ...,
+        candidate_problem: _builtins.str = ...,
+        candidate_replaces: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["days", b"days", "gateway", b"gateway", "instance", b"instance", "leaving", b"leaving", "minutes", b"minutes", "policies", b"policies", "rates", b"rates", "reserved", b"reserved", "running", b"running", "running_bulk", b"running_bulk"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate", b"candidate", "candidate_problem", b"candidate_problem", "candidate_replaces", b"candidate_replaces", "days", b"days", "gateway", b"gateway", "instance", b"instance", "leaving", b"leaving", "minutes", b"minutes", "policies", b"policies", "rates", b"rates", "reserved", b"reserved", "running", b"running", "running_bulk", b"running_bulk"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -419,7 +437,7 @@ class GatewayQuestion(_message.Message):
 
     @_builtins.property
     def prepare(self) -> Global___PrepareQuestion:
-        """Can these policies be taken?"""
+        """Of an earlier release; nobody answers it."""
 
     @_builtins.property
     def router_health(self) -> Global___RouterHealthQuestion:
@@ -435,7 +453,7 @@ class GatewayQuestion(_message.Message):
 
     @_builtins.property
     def take(self) -> Global___TakeQuestion:
-        """Take the policies of the last reload."""
+        """Of an earlier release; nobody answers it."""
 
     @_builtins.property
     def running(self) -> _admin_pb2.ListRequestsRequest:
@@ -543,7 +561,7 @@ Global___ForgetQuestion: _TypeAlias = ForgetQuestion  # noqa: Y015
 
 @_typing.final
 class PrepareQuestion(_message.Message):
-    """Asked of all gateways before policies are changed."""
+    """Asked by gateways of an earlier release before policies are changed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -569,7 +587,7 @@ Global___PrepareQuestion: _TypeAlias = PrepareQuestion  # noqa: Y015
 
 @_typing.final
 class TakeQuestion(_message.Message):
-    """Asked of all gateways when the policies that they have prepared are in the bucket; answered when they are in force."""
+    """Asked by gateways of an earlier release when policies are changed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -636,7 +654,7 @@ class GatewayAnswer(_message.Message):
     problem: _builtins.str
     """Why it cannot do what is asked; empty when it can."""
     policies: _builtins.str
-    """Hash of the policies in force; to PrepareQuestion."""
+    """To PrepareQuestion."""
     @_builtins.property
     def router_health(self) -> _admin_pb2.GetRouterHealthResponse:
         """To RouterHealthQuestion."""

@@ -18,14 +18,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from gateway.admission.policies import policies_of
 from gateway.config.models import load_models
-from gateway.config.policies import load_policies_of
-from gateway.config.reload import GatewayReload
+from gateway.config.policies import load_all, load_policies_of
 from gateway.config.routers import load_router
 from gateway.identity.resume_token import ResumeKey
 from gateway.models.catalog import Catalog, ServedModel
 from gateway.safety.compiled import CompiledPolicies
 from gateway.safety.inspector import Inspector
 from gateway.server import Gateway
+from gateway.shared.reload import GatewayReload
 from gateway.validation.requests import fingerprint_of
 from sluice.errors import SluiceError, from_status
 from sluice.internal.v1.task_pb2 import Task
@@ -212,15 +212,14 @@ async def open_wire(
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     telemetry = provider.get_tracer("test"), metrics
     policies = policies_of(settings, catalog, router, inspector)
-    served = Gateway(settings, gateway_id, policies, *telemetry)
     # Of the file only the lines in errors matter.
-    reload = GatewayReload(folder / "config.json", served)
+    served = Gateway(settings, gateway_id, policies, *telemetry, load_all, folder / "config.json")
     async with (
         wire_batcher(url, gateway=gateway_id) as batcher,
         served.running(),
         grpc.aio.insecure_channel(served.address) as channel,
     ):
-        wire = Wire(served, batcher, channel, catalog, exporter, metrics, settings, reload)
+        wire = Wire(served, batcher, channel, catalog, exporter, metrics, settings, served.reload)
         await wire.ready(*MODELS, *(model.name for model in more_models))
         yield wire
     provider.shutdown()

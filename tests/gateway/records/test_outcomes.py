@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,10 @@ import nats
 import pytest
 
 from gateway.admission.calls import CallChecks
-from gateway.config.routers import load_router
 from gateway.identity.caller import ANY, Caller
 from gateway.records import outcome as outcomes
-from gateway.records.store import Kept
 from sluice.internal.v1.frame_pb2 import ROW_END_STOP, Logprobs
 from sluice.internal.v1.task_pb2 import Task
-from sluice.settings import Settings
 from sluice.settings.routing import RoutingSettings
 from sluice.v1.admin_pb2 import (
     OUTCOME_SOURCE_CASCADE,
@@ -33,7 +29,7 @@ from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.wire import jetstream, subjects
 from sluice.wire.clock import ms_of, timestamp
 from tests.gateway.kit.batcher import BOUND_S, frame, last
-from tests.gateway.kit.wire import MODELS, Wire, error_of, events_of, open_wire, prompt, typed
+from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt, typed
 
 IBAN = "DE89370400440532013000"
 KEPT = {"tenants": ["acme"], "weak": "small", "strong": "large"}
@@ -246,16 +242,7 @@ async def test_a_tenant_can_opt_in_while_the_gateway_runs(opened: Any) -> None:
     async with opened({"outcomes": {}}) as wire:
         await answered(wire)
         routing = RoutingSettings.model_validate({"outcomes": KEPT, "shadows": SHADOWS})
-        settings = Settings(
-            models=[wire.catalog[name].settings for name in MODELS], routing=routing
-        )
-        policies = replace(
-            wire.gateway.in_force.policies,
-            router=load_router(settings, wire.catalog.facts),
-            kept=Kept(routing.outcomes),
-        )
-        await wire.gateway.ensure_kept(policies)
-        wire.gateway.use(policies)
+        await wire.reload(wire.settings.model_copy(update={"routing": routing}))
         task = await answered(wire)
         await shadowed(wire, "hello")
         found = await outcome_of(wire, task, lambda one: True)

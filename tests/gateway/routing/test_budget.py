@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.budget import STALE_S, WINDOW_MINUTES, Spending
+from gateway.routing.budget import HOUR_PERIODS, STALE_S, Spending
 
-HOUR_S = WINDOW_MINUTES * 60.0
+HOUR_S = HOUR_PERIODS * 60.0
 
 
 def test_costs_add_up_by_tenant_and_are_forgotten_after_an_hour() -> None:
@@ -38,9 +38,9 @@ def test_nothing_is_kept_of_tenants_that_are_gone() -> None:
         spending.reserve(f"t{number}", 1.0).release()
         spending.add(f"t{number}", 1.0, 0.0)
     spending.add("other", 1.0, 2 * HOUR_S)
-    assert list(spending.own(2 * HOUR_S, WINDOW_MINUTES)) == [(120, {"other": 1.0})]
+    assert list(spending.own(2 * HOUR_S, HOUR_PERIODS)) == [(120, {"other": 1.0})]
     assert spending.reserved == {}
-    assert list(spending._minutes) == [120]
+    assert list(spending._costs) == [120]
 
 
 def test_a_running_request_counts_with_what_it_may_cost() -> None:
@@ -63,7 +63,7 @@ def test_what_other_gateways_tell_replaces_what_they_told_before() -> None:
     spending.told("gw2", 10, {"a": 2.0}, now)
     spending.told("gw2", 10, {"a": 3.0}, now)
     spending.told("gw3", 9, {"a": 4.0}, now)
-    spending.told("gw3", 10 - WINDOW_MINUTES, {"a": 100.0}, now)
+    spending.told("gw3", 10 - HOUR_PERIODS, {"a": 100.0}, now)
     spending.told_reserved("gw2", {"a": 10.0}, now)
     assert spending.spent("a", now) == 18.0
     assert spending.spent("a", now + STALE_S + 0.1) == 8.0

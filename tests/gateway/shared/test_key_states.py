@@ -89,12 +89,8 @@ class Gateway:
         self.streams: dict[str, MemoryStream] = {}
         self.kept: str | None = None
         self.alive = True
-        self._hand_over: Any = None
         this: Any = self
         self.keys = SharedKeys(this, MemoryBucket(world), this, 60.0)  # type: ignore[arg-type]
-
-    def answer(self, kind: str, handler: Any) -> None:
-        self._hand_over = handler
 
     def live(self, key: str) -> MemoryStream | None:
         return self.streams.get(key)
@@ -107,7 +103,7 @@ class Gateway:
         owner = self.world.gateways[gateway]
         if not owner.alive:
             return None
-        answer: GatewayAnswer = await owner._hand_over(question)
+        answer: GatewayAnswer = await owner.keys.hand_over(question)
         await self.world.pause()
         return answer
 

@@ -101,7 +101,7 @@ async def test_a_budget_holds_for_all_gateways_and_after_a_restart(
     task = await two.batcher.task("small")
     await two.batcher.send(task, last(0, two.tokens("hello")))
     assert (await events_of(call))[0].started.model == "small"
-    await one.gateway.shared.write()
+    await one.gateway.shared.usage.write()
     async with open_wire(
         nats_url, model_folder, gateway_id="gw3", routing=ROUTING, prices=PRICES
     ) as three:

@@ -1,6 +1,6 @@
 """What several gateways have counted, as one answer."""
 
-from gateway.shared.sums import sum_dry_runs, sum_router_health
+from gateway.shared.operators import sum_dry_runs, sum_router_health
 from sluice.v1.admin_pb2 import (
     DRIFT_STATE_DRIFTED,
     DRIFT_STATE_GATHERING,

@@ -1,5 +1,6 @@
 """A reload of one gateway is a reload of all: real gateways, a real nats-server."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,20 @@ from typing import Any
 import pytest
 from grpc import StatusCode
 from grpc.aio import AioRpcError
+from grpc_health.v1.health_pb2 import HealthCheckResponse
 
+from gateway.api.server import SERVICE
+from gateway.shared import reload
+from gateway.shared.peers import Peers
 from sluice.internal.v1.gateway_pb2 import PolicyRecord
 from sluice.settings import IdentitySettings, Settings, SettingsError
 from sluice.v1.inference_pb2 import ListModelsRequest
 from sluice.v1.safety_pb2 import CheckTextRequest
+from tests.gateway.kit.batcher import last
 from tests.gateway.kit.issuer import Issuer, bearer
-from tests.gateway.kit.wire import Wire, open_wire
+from tests.gateway.kit.wire import Wire, events_of, open_wire, prompt, text_of
+
+SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 
 
 def safety(version: str, **more: Any) -> dict[str, Any]:
@@ -94,6 +102,76 @@ async def test_a_gateway_that_missed_a_reload_takes_it_with_the_next_hello(
     await two.until(lambda: two.reload._revision == one.reload._revision)
     await two.until(lambda: not two.reload._reloading.locked())  # loaded, and in force
     assert await version_at(two) == "2"
+
+
+async def test_a_gateway_that_cannot_take_what_is_in_force_is_not_serving_until_it_can(
+    wires: tuple[Wire, Wire], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(reload, "AGAIN_S", 0.05)
+    one, two = wires
+    load, missing = two.reload._load, asyncio.Event()
+
+    async def fails(settings: Settings, path: Path | None) -> Any:
+        if not missing.is_set():
+            raise SettingsError("safety: words.txt: is not here")
+        return await load(settings, path)
+
+    two.reload._load = fails  # type: ignore[method-assign]
+    monkeypatch.setattr(Peers, "hellos", {})  # it hears of nobody, as behind a broken link
+    await one.reload(with_safety(one, safety("2")))
+    monkeypatch.undo()
+    monkeypatch.setattr(reload, "AGAIN_S", 0.05)
+    await two.health_becomes(SERVICE, NOT_SERVING)
+    await two.health_becomes("model.small", NOT_SERVING)
+    assert "this gateway is not serving: safety: words.txt: is not here" in caplog.text
+    assert await version_at(two) == "1"
+    missing.set()
+    await two.health_becomes(SERVICE, SERVING)
+    assert await version_at(two) == "2"
+
+
+async def test_a_gateway_that_does_not_say_whether_it_can_leaves_all_as_they_were(
+    wires: tuple[Wire, Wire], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = wires
+    monkeypatch.setattr(reload, "PREPARE_S", 0.2)
+    async with two.reload._reloading:
+        with pytest.raises(SettingsError, match="gateway gw2: does not answer; no gateway"):
+            await one.reload(with_safety(one, safety("2")))
+    assert await one.gateway.shared.policies.read("candidate", PolicyRecord) is None
+    monkeypatch.undo()
+    await one.reload(with_safety(one, safety("3")))
+    assert [await version_at(wire) for wire in wires] == ["3", "3"]
+
+
+async def test_of_two_reloads_at_once_all_gateways_take_one(wires: tuple[Wire, Wire]) -> None:
+    one, two = wires
+    ended = await asyncio.gather(
+        one.reload(with_safety(one, safety("2"))),
+        two.reload(with_safety(two, safety("3"))),
+        return_exceptions=True,
+    )
+    refused = [str(one) for one in ended if one is not None]
+    assert all("at the same time; try again" in one for one in refused)
+    assert len(refused) <= 1
+    await one.until(lambda: one.reload._revision == two.reload._revision)
+    versions = [await version_at(wire) for wire in wires]
+    assert versions in (["2", "2"], ["3", "3"])
+
+
+async def test_requests_that_run_keep_the_policies_that_they_began_with(
+    nats_url: str, model_folder: Path
+) -> None:
+    redacts = safety("1", actions={"pii.email": "redact"})
+    async with open_wire(nats_url, model_folder, safety=redacts) as wire:
+        running = wire.stub.Generate(prompt("hello", model="small"))
+        task = await wire.batcher.task()
+        await wire.reload(with_safety(wire, safety("2", actions={"pii.email": "allow"})))
+        later = wire.stub.Generate(prompt("hello", model="small"))
+        for call, asked in ((running, task), (later, await wire.batcher.task())):
+            await wire.batcher.send(asked, last(0, wire.tokens("to a@b.example.org")))
+            shown = "a@b.example.org" in text_of(await events_of(call))
+            assert shown is (call is later)
 
 
 def with_identity(wire: Wire, **changes: Any) -> Settings:

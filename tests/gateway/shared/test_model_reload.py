@@ -5,7 +5,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from gateway.admission import policies
-from gateway.config import reload
+from gateway.shared import reload
 from sluice.settings import ModelSettings, Settings, SettingsError
 from sluice.settings.routing import RoutingSettings
 from sluice.v1.inference_pb2 import GenerateRequest

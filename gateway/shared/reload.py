@@ -1,0 +1,378 @@
+"""Reloads models, policies, limits and identities while gateways run; requests in flight keep what they began with.
+
+A reload of one gateway is a reload of all. It writes the new sections into JetStream as a candidate. Every gateway that
+hears of it loads and compiles them, and says with its hello that it is ready, or why not. When all are ready the
+candidate is written over what is in force, and each gateway that hears of that takes what it has loaded; else nothing
+changes. A gateway that missed the candidate loads what is in force when it hears of it. While it cannot, it is not
+serving, says why in its log, and tries again.
+
+A gateway that starts takes what is in force when its own file is one that was replaced by it; a file that no reload
+has seen is newer, and stays. A model that is added or replaced is taken when a batcher has a worker of it.
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from nats.errors import Error as NatsError
+
+from gateway.admission.load_table import ModelLoadTable
+from gateway.admission.policies import InForce, Policies
+from gateway.identity.authenticator import Authenticator, Identities
+from gateway.records.store import RecordStore
+from gateway.shared.peers import HELLO_S, Peers
+from gateway.telemetry.drift import DriftMonitor
+from sluice.errors import SetupError, SluiceError
+from sluice.internal.v1.gateway_pb2 import GatewayHello, PolicyRecord
+from sluice.settings import Settings, SettingsError, parse
+from sluice.settings.reload import TAKEN_WHILE_RUNNING, refuse_changes
+from sluice.wire.bucket import Bucket
+
+log = logging.getLogger(__name__)
+
+PREPARE_S: Final = 20.0
+"""How long the other gateways may take to load and compile policies, seconds."""
+TAKE_S: Final = 2.0
+"""How long they may take to replace theirs, seconds."""
+READY_S: Final = 10.0
+"""How long the first worker of a new model may take to be reported, seconds."""
+AGAIN_S: Final = 10.0
+"""After this time what could not be taken is tried again, seconds."""
+_LOOK_S: Final = 0.05
+_REPLACED_MAX: Final = 64
+_PROBLEM_MAX: Final = 4096
+_IN_FORCE: Final = "gateway"
+_CANDIDATE: Final = "candidate"
+_LIVE: Final = frozenset({"identity.api_keys", "identity.jwt", "identity.certificates"})
+"""Of the section `identity`; the key of the mesh is that of other processes too."""
+_OF_OTHERS: Final = frozenset({"batcher", "triton", "retiring"})
+"""Sections that a gateway does not use."""
+_FIXED: Final = [
+    name
+    for name in Settings.model_fields
+    if name not in TAKEN_WHILE_RUNNING["gateway"] - {"identity"} | _OF_OTHERS
+]
+
+Load = Callable[[Settings, Path | None, Policies], Policies]
+"""Loads the policies of settings, which came from a file, and replace others; any thread may call it.
+
+Raises:
+    SettingsError: one line that names what cannot work.
+"""
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """Policies that can be taken in place of ``before``, with the keys of those who call.
+
+    Attributes:
+        compiled: a hash of all that decides: lists, learned routers and files of keys included.
+    """
+
+    before: Policies
+    policies: Policies
+    identities: Identities
+    compiled: str
+
+
+@dataclass
+class GatewayReload:
+    """`sluice.settings.reload.Apply` of a gateway, and its part in the reloads of others.
+
+    Attributes:
+        path: where the policies came from that the gateway started with.
+        bucket: `SLUICE_POLICIES`.
+        loads: tells whether a model has a worker.
+        store, drift, authenticator: what follows the policies beside `in_force`.
+    """
+
+    load: Load
+    path: Path
+    in_force: InForce
+    peers: Peers
+    bucket: Bucket
+    loads: ModelLoadTable
+    store: RecordStore
+    drift: DriftMonitor
+    authenticator: Authenticator
+
+    def __post_init__(self) -> None:
+        self._revision = 0
+        """Of the record in force that this gateway knows."""
+        self._compiled = ""
+        """`_Loaded.compiled` of what was taken last."""
+        self._candidate = GatewayHello()
+        """What its hello says of the newest candidate that this gateway knows."""
+        self._prepared: _Loaded | None = None
+        self._reloading = asyncio.Lock()
+        self._heard = asyncio.Event()
+        self._newer = asyncio.Event()
+
+    async def __call__(self, settings: Settings) -> None:
+        """Takes ``settings`` at all gateways, or at none.
+
+        Raises:
+            SettingsError: they are not valid, something else has changed, or another gateway cannot take them; the old
+                ones stay in use.
+        """
+        _check(self._settings, settings)
+        async with self._reloading:
+            loaded = await self._load(settings, self.path)
+            if loaded.compiled != self._compiled:
+                try:
+                    self._revision = await self._propose(loaded)
+                except SluiceError as error:
+                    raise SettingsError(f"{error}; no gateway has changed") from error
+            self._use(loaded)
+            await self.peers.hello()
+            await self._until(lambda hello: hello.policies >= self._revision, TAKE_S)
+
+    @property
+    def _settings(self) -> Settings:
+        return self.in_force.policies.settings
+
+    async def _load(self, settings: Settings, path: Path | None) -> _Loaded:
+        """Loads and compiles in a thread, and reads keys; returns when every model that is new has a worker."""
+        try:
+            identities = await self.authenticator.prepare(settings.identity)
+        except (SluiceError, NatsError) as error:
+            raise SettingsError(f"identity: {error}") from error
+        before = self.in_force.policies
+        policies = await asyncio.to_thread(self.load, settings, path, before)
+        known = set(before.catalog.tasks.values())
+        for name, task in policies.catalog.tasks.items():
+            if task not in known:
+                await self._until_served(name, task)
+        digest = _digest([_sections_of(settings), policies.versions, identities.digests])
+        return _Loaded(before, policies, identities, digest)
+
+    async def _until_served(self, name: str, task: str) -> None:
+        try:
+            async with asyncio.timeout(READY_S):
+                while not self.loads.load(task, time.monotonic()).ready:  # noqa: ASYNC110, reports come every second
+                    await asyncio.sleep(_LOOK_S)
+        except TimeoutError:
+            raise SettingsError(
+                f"models: {name}: no batcher has a worker of {task}; start its workers, and reload the batchers first"
+            ) from None
+
+    async def _propose(self, loaded: _Loaded) -> int:
+        """Has all gateways load ``loaded``, then writes it over what is in force; returns the revision.
+
+        Raises:
+            SettingsError: one cannot, or does not say, or another reload was first.
+            SluiceError: JetStream does not answer.
+        """
+        settings = loaded.policies.settings
+        record = PolicyRecord(
+            sections=_sections_of(settings), digest=_digest_of(settings), compiled=loaded.compiled
+        )
+        revision = await self.bucket.write(_CANDIDATE, record)
+        assert revision is not None, "it replaces whatever is there"
+        try:
+            self._candidate = GatewayHello(candidate=revision)
+            await self.peers.hello()
+            await self._until_ready(revision)
+            await self.store.ensure_outcomes(loaded.policies.kept.outcomes)
+            return await self._put_in_force(record)
+        except (TimeoutError, NatsError) as error:
+            raise SettingsError(f"routing.outcomes: JetStream does not take it: {error}") from error
+        finally:
+            with suppress(SluiceError):
+                await self.bucket.remove(revision)
+
+    async def _until_ready(self, revision: int) -> None:
+        await self._until(lambda hello: hello.candidate >= revision, PREPARE_S)
+        for name, hello in self.peers.hellos.items():
+            if hello.candidate > revision:
+                raise SettingsError("another gateway reloads at the same time; try again")
+            problem = "does not answer" if hello.candidate < revision else hello.candidate_problem
+            if problem:
+                raise SettingsError(f"gateway {name}: {problem}; no gateway has changed")
+
+    async def _put_in_force(self, record: PolicyRecord) -> int:
+        known, last = await self.bucket.read(_IN_FORCE, PolicyRecord) or (PolicyRecord(), 0)
+        theirs = (hello.candidate_replaces for hello in self.peers.hellos.values())
+        own = _digest_of(self._settings)
+        replaced = dict.fromkeys([*known.replaced, known.digest, own, *theirs])
+        replaced.pop(record.digest, None)
+        record.replaced.extend(list(filter(None, replaced))[-_REPLACED_MAX:])
+        revision = None
+        if last <= self._revision:
+            revision = await self.bucket.write(_IN_FORCE, record, last)
+        if revision is None:
+            raise SettingsError("another gateway has reloaded at the same time; try again")
+        return revision
+
+    async def _until(self, said: Callable[[GatewayHello], bool], bound_s: float) -> None:
+        """Returns when every other gateway has said it with its last hello, or at the bound."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(bound_s):
+                while not all(map(said, self.peers.hellos.values())):
+                    self._heard.clear()
+                    await _wait(self._heard, HELLO_S)  # one that says nothing is forgotten
+
+    def _use(self, loaded: _Loaded) -> None:
+        """Replaces all policies at once."""
+        tried = self.in_force.policies.inspector.dry_run
+        self.in_force.replace(loaded.policies, time.monotonic())
+        self.drift.use(loaded.policies.router.held_out, loaded.policies.settings.routing.drift)
+        self.authenticator.use(loaded.identities)
+        self._compiled, self._prepared = loaded.compiled, None
+        if tried is not None and tried is not loaded.policies.inspector.dry_run:
+            log.info("%s", tried)
+
+    # What other gateways do.
+
+    def tell(self, hello: GatewayHello) -> None:
+        """Adds to the next hello what this gateway has taken, and what it says of the candidate."""
+        hello.policies = self._revision
+        hello.MergeFrom(self._candidate)
+
+    def hear(self, hello: GatewayHello) -> None:
+        """Another gateway says it."""
+        self._heard.set()
+        if hello.policies > self._revision or hello.candidate > self._candidate.candidate:
+            self._newer.set()
+
+    async def join(self) -> None:
+        """This gateway starts: takes what the others have taken, when its own file is older.
+
+        Raises:
+            SetupError: JetStream does not answer.
+            SettingsError: it cannot take it.
+        """
+        try:
+            found = await self.bucket.read(_IN_FORCE, PolicyRecord)
+        except SluiceError as error:
+            raise SetupError(str(error)) from error
+        if found is None:
+            return
+        record, self._revision = found
+        own = _digest_of(self._settings)
+        if own in record.replaced:
+            self._use(await self._load(self._with(record.sections), None))
+            log.info("the policies of the last reload are in force, instead of those of the file")
+        elif own != record.digest:
+            log.warning(
+                "the policies of the file differ from those of the last reload; they are in force in this gateway"
+            )
+
+    async def run(self) -> None:
+        """Loads what other gateways propose, and takes what they put in force, until it is cancelled."""
+        while True:
+            await _wait(self._newer, AGAIN_S if self.in_force.problem else None)
+            self._newer.clear()
+            async with self._reloading:
+                await self._follow()
+            await self.peers.hello()
+
+    async def _follow(self) -> None:
+        behind = any(one.policies > self._revision for one in self.peers.hellos.values())
+        try:
+            if behind or self.in_force.problem:
+                await self._take()
+                self.in_force.problem = ""
+        except Exception as error:  # the task that follows all reloads would end
+            self.in_force.problem = problem = _problem_of(error)
+            log.error(
+                "the policies of another gateway's reload are not in force: this gateway is not serving: %s",
+                problem,
+            )
+        try:
+            await self._prepare()
+        except SluiceError as error:  # the next hello says it again
+            log.warning("the policies that another gateway proposes were not read: %s", error)
+
+    async def _take(self) -> None:
+        """Takes what is in force, unless it has been taken."""
+        found = await self.bucket.read(_IN_FORCE, PolicyRecord)
+        if found is None or found[1] <= self._revision:
+            return
+        record, revision = found
+        loaded = self._prepared
+        if (
+            loaded is None
+            or loaded.before is not self.in_force.policies
+            or loaded.compiled != record.compiled
+        ):
+            loaded = await self._load(self._with(record.sections), None)
+        self._use(loaded)
+        self._revision = revision
+        log.info("the policies of another gateway's reload are in force")
+
+    async def _prepare(self) -> None:
+        """Loads the candidate, unless that has been done."""
+        found = await self.bucket.read(_CANDIDATE, PolicyRecord)
+        if found is None or found[1] <= self._candidate.candidate:
+            return
+        record, revision = found
+        self._prepared, replaces = None, _digest_of(self._settings)
+        try:
+            loaded = await self._load(self._with(record.sections), None)
+            if loaded.compiled != record.compiled:
+                raise SettingsError(
+                    "its word lists, learned routers, models or files of keys differ; give every gateway the same files"
+                )
+        except Exception as error:  # the gateway that proposes would wait
+            self._candidate = GatewayHello(candidate=revision, candidate_problem=_problem_of(error))
+        else:
+            self._prepared = loaded
+            self._candidate = GatewayHello(candidate=revision, candidate_replaces=replaces)
+
+    def _with(self, sections: str) -> Settings:
+        """The settings of this gateway with the policies of ``sections``; raises SettingsError."""
+        own: dict[str, Any] = self._settings.model_dump(mode="json")
+        try:
+            given: dict[str, Any] = yaml.safe_load(sections)
+            identity = own["identity"] | given["identity"]
+        except (yaml.YAMLError, TypeError, KeyError) as error:
+            raise SettingsError(
+                f"the policies are not those of this release: {type(error).__name__}"
+            ) from error
+        return parse(own | given | {"identity": identity}, "policies")
+
+
+async def _wait(event: asyncio.Event, bound_s: float | None) -> None:
+    """Returns when ``event`` is set, or at the bound."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(bound_s):
+            await event.wait()
+
+
+def _problem_of(error: Exception) -> str:
+    """Why policies cannot be taken; a fault of ours is logged with its trace."""
+    if isinstance(error, (SettingsError, SluiceError)):
+        return str(error)[:_PROBLEM_MAX]
+    log.error("policies cannot be loaded", exc_info=error)
+    return f"internal error: {type(error).__name__}; see its log"
+
+
+def _check(before: Settings, after: Settings) -> None:
+    """Raises SettingsError when ``after`` changes what cannot be changed while running."""
+    refuse_changes(before, after, _FIXED, _LIVE)
+    if before.identity.enabled != after.identity.enabled:
+        raise SettingsError(
+            "identity: cannot be switched on or off while running; start again to change it"
+        )
+
+
+def _sections_of(settings: Settings) -> str:
+    sections = settings.model_dump(mode="json", include=set(TAKEN_WHILE_RUNNING["gateway"]))
+    del sections["identity"]["mesh_key"]  # a secret, and the same at all of them
+    return yaml.safe_dump(sections, sort_keys=True)
+
+
+def _digest_of(settings: Settings) -> str:
+    return _digest(_sections_of(settings))
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(repr(content).encode()).hexdigest()

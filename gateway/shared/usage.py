@@ -1,0 +1,171 @@
+"""What tenants use: told to the other gateways with every hello, and summed for operators.
+
+Limits count calls and rates at all gateways; they are told and not kept. Costs are kept in JetStream too, for an hour
+by the minute and for a month by the day. It is read at the start and after a loss of messages, so a restart forgets at
+most the last second.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.admission.class_limiter import ClassLimiter
+from gateway.admission.policies import InForce
+from gateway.admission.tenant_limits import RateName
+from gateway.admission.usage import UsageAccounting
+from gateway.routing.budget import Costs, Spending
+from sluice.errors import SluiceError
+from sluice.internal.v1.gateway_pb2 import GatewayHello, MinuteCosts, RateUse
+from sluice.v1.admin_pb2 import LimitUse, ListTenantsResponse, TenantUse
+from sluice.wire.bucket import Bucket
+
+_log = logging.getLogger(__name__)
+
+_TOLD_PERIODS: Final = 2
+"""In each hello: the present period and the one before, which may have ended since the last hello."""
+
+
+@dataclass(frozen=True)
+class KeptCosts:
+    """Costs by the period, with the bucket that keeps them.
+
+    Attributes:
+        written: what this process has stored, by period.
+    """
+
+    spending: Spending
+    bucket: Bucket
+    written: dict[int, Costs] = field(default_factory=dict)
+
+    async def read(self, instance: str) -> None:
+        """Reads what the processes but ``instance`` have spent; raises TransportUnavailable."""
+        now = time.monotonic()
+        async for key, stored in self.bucket.read_all(MinuteCosts):
+            other = key.partition(".")[0]
+            if other != instance:
+                self.spending.told(other, stored.minute, stored.costs, now)
+
+    async def write(self, instance: str) -> None:
+        """Stores the periods that have changed since the last call; raises TransportUnavailable."""
+        own = self.spending.own(time.monotonic(), self.spending.periods)
+        current = {period: dict(costs) for period, costs in own}
+        for period in [period for period in self.written if period not in current]:
+            del self.written[period]
+        for period, costs in current.items():
+            if self.written.get(period) != costs:
+                message = MinuteCosts(minute=period, costs=costs)
+                await self.bucket.write(f"{instance}.{period}", message)
+                self.written[period] = costs
+
+    def told(self) -> list[MinuteCosts]:
+        """For the next hello."""
+        own = self.spending.own(time.monotonic(), _TOLD_PERIODS)
+        return [MinuteCosts(minute=period, costs=costs) for period, costs in own]
+
+
+class SharedUsage:
+    """Exchanges the use of limits and the costs of tenants with the other gateways.
+
+    Args:
+        instance: of this process.
+        connected: whether NATS is reached.
+    """
+
+    def __init__(
+        self,
+        in_force: InForce,
+        usage: UsageAccounting,
+        limiter: ClassLimiter,
+        minutes: Bucket,
+        days: Bucket,
+        instance: str,
+        connected: Callable[[], bool],
+    ) -> None:
+        self._in_force = in_force
+        self._limits = usage.limits
+        self._limiter = limiter
+        self._minutes = KeptCosts(usage.spending, minutes)
+        self._days = KeptCosts(usage.days, days)
+        self._instance = instance
+        self._connected = connected
+
+    @property
+    def _counted(self) -> list[KeptCosts]:
+        """The costs that somebody asks for."""
+        policies = self._in_force.policies
+        if policies.limits.has_costs:
+            return [self._minutes, self._days]
+        return [self._minutes] if policies.router.has_budgets else []
+
+    async def read(self) -> None:
+        """Reads what all gateways have spent; raises TransportUnavailable."""
+        for costs in (self._minutes, self._days):
+            await costs.read(self._instance)
+
+    async def write(self) -> None:
+        """Stores what this gateway's requests have cost."""
+        try:
+            for costs in self._counted:
+                await costs.write(self._instance)
+        except SluiceError as error:
+            _log.warning("the spending of tenants was not stored: %s", error)
+
+    def listed(self, tenant: str, currency: str) -> ListTenantsResponse:
+        """The use of ``tenant``, or of all that have limits of their own or do something."""
+        own = self._in_force.policies.limits.tenants
+        spent = self._minutes.spending.tenants(time.monotonic())
+        names = [tenant] if tenant else sorted({*own, *self._limiter.tenants, *spent})
+        return ListTenantsResponse(tenants=map(self._use_of, names), currency=currency)
+
+    def _use_of(self, tenant: str) -> TenantUse:
+        limits = self._in_force.policies.limits
+        calls, bulk = self._limits.running(
+            tenant, self._limiter.running(tenant), self._limiter.running(tenant, bulk=True)
+        )
+        uses = [
+            LimitUse(name=one.name, limit=one.limit, used=max(0.0, one.used))
+            for one in self._limits.uses(limits, tenant)
+        ]
+        own = limits.of(tenant)
+        for name, limit, used in (
+            ("concurrent", own.concurrent, calls),
+            ("concurrent_bulk", own.concurrent_bulk, bulk),
+        ):
+            if limit is not None:
+                uses.append(LimitUse(name=name, limit=limit, used=used))
+        cost = self._minutes.spending.spent(tenant, time.monotonic())
+        return TenantUse(tenant=tenant, running=calls, cost_last_hour=cost, limits=uses)
+
+    def tell(self, hello: GatewayHello) -> None:
+        """Adds to the next hello what is used here."""
+        # A hello is due once a second, connected or not.
+        self._limits.connected(is_connected=self._connected())
+        hello.rates.extend(
+            RateUse(name=name.to_wire(), taken=taken, asked=asked)
+            for name, taken, asked in self._limits.tell()
+        )
+        for tenant in self._limiter.tenants:
+            limits = self._in_force.policies.limits.of(tenant)
+            if limits.concurrent is not None or limits.concurrent_bulk is not None:
+                hello.running[tenant] = self._limiter.running(tenant)
+                hello.running_bulk[tenant] = self._limiter.running(tenant, bulk=True)
+        counted = self._counted
+        if self._minutes in counted:
+            hello.minutes.extend(self._minutes.told())
+            hello.reserved.update(self._minutes.spending.reserved)
+        if self._days in counted:
+            hello.days.extend(self._days.told())
+
+    def hear(self, hello: GatewayHello) -> None:
+        """Another gateway says what is used there."""
+        now, gateway = time.monotonic(), hello.instance
+        named = ((RateName.from_wire(one.name), one) for one in hello.rates)
+        rates = ((name, one.taken, one.asked) for name, one in named if name is not None)
+        self._limits.told(self._in_force.policies.limits, gateway, rates)
+        self._limits.told_running(gateway, hello.running, hello.running_bulk)
+        for kept, told in ((self._minutes, hello.minutes), (self._days, hello.days)):
+            for one in told:
+                kept.spending.told(gateway, one.minute, one.costs, now)
+        self._minutes.spending.told_reserved(gateway, hello.reserved, now)
