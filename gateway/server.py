@@ -133,29 +133,14 @@ class Gateway:
         )
         self._drift = DriftMonitor(gateway_id, self._store.publish_event, metric_registry)
         self._drift.use(policies.router.held_out, settings.routing.drift)
-        self._transport.on_report = self.shared.drains.on_report
+        self._operators = Operators(self.shared, in_force, self.registry, self._store, self._drift)
         self.reload = GatewayReload(
-            load,
-            path,
-            in_force,
-            self.shared.peers,
-            self.shared.policies,
-            loads,
-            self._store,
-            self._drift,
-            self.authenticator,
-        )
-        self._operators = Operators(
-            self.shared.peers,
-            self.registry,
-            self._store,
-            self._drift,
-            self.shared.answers,
-            lambda: in_force.policies.inspector.dry_run,
-            self.shared.api_keys,
-            self.shared.idempotency_keys,
+            load, path, self.shared, in_force, loads, self._store, self._drift, self.authenticator
         )
         self._generator = self._make_generator(tracer, metric_registry)
+        # What knows each other: the later one of the two is told here.
+        dispatch.on_first = self._transport.flush_soon
+        self._transport.on_report = self.shared.drains.on_report
         self._admission.entities = self._generator.guards
         self._jobs = JobForwarder(
             settings.jobs, lambda: self.authenticator.mesh_key, settings.tls.mesh

@@ -112,29 +112,31 @@ class TenantLimits:
     ) -> None:
         self._hours, self._days = hours, days
         self._clock, self._unix_offset_s = clock, unix_offset_s
-        self._buckets: dict[RateName, LimitBucket] = {}
+        self._buckets: dict[RateName, TokenBucket] = {}
         self._running: dict[str, _Running] = {}
         self._heard_at: dict[str, float] = {}
         self._connected = True
 
     def running(self, tenant: str, calls: int, bulk: int) -> tuple[int, int]:
         """Calls of ``tenant`` at all gateways, and those of class bulk; ``calls`` and ``bulk`` are here."""
-        others = self._running_elsewhere(tenant, self._clock())
-        return calls + others[0], bulk + others[1]
+        now = self._clock()
+        for one in self._running.values():
+            if now - one.told_at <= STALE_S:
+                calls += one.calls.get(tenant, 0)
+                bulk += one.bulk.get(tenant, 0)
+        return calls, bulk
 
     def enter(self, limits_of: Limits, payer: Caller) -> None:
         """A request of ``payer`` comes; raises LimitReached."""
         limits, now = limits_of.of(payer.tenant), self._clock()
-        for name, limit, spent in self._costs(payer.tenant, limits, now):
-            if spent >= limit:
+        for cost in self._costs(payer.tenant, limits, now):
+            if cost.used >= cost.limit:
                 # What running requests may cost is often more than they do.
-                is_final = spent - self._hours.may_cost(payer.tenant, now) >= limit
-                wait_s = self._period_left_s(name, now) if is_final else COST_RETRY_S
-                raise _reached(f"tenant {payer.tenant}", name, limit, wait_s)
-        self._take(list(self._rates(payer, limits, _REQUESTS)), 1.0, now)
-        for bucket in self._rates(payer, limits, _TOKENS):
-            if (wait_s := bucket.wait_s(1.0, now)) > 0:
-                raise bucket.reached(wait_s)
+                is_final = cost.used - self._hours.may_cost(payer.tenant, now) >= cost.limit
+                wait_s = self._period_left_s(cost.name, now) if is_final else COST_RETRY_S
+                raise _reached(f"tenant {payer.tenant}", cost.name, cost.limit, wait_s)
+        self._take(self._rates(payer, limits, _REQUESTS), 1.0, now)
+        _check(self._rates(payer, limits, _TOKENS), 1.0, now)
 
     def reserve(
         self, limits_of: Limits, payer: Caller, model: str, tokens: float
@@ -144,11 +146,11 @@ class TenantLimits:
         What is returned is called when it has ended, with the tokens that it used.
         """
         limits, now = limits_of.of(payer.tenant), self._clock()
-        buckets = list(self._rates(payer, limits, _TOKENS))
+        buckets = self._rates(payer, limits, _TOKENS)
         if (rates := limits.models.get(model)) is not None:
             name = RateName("tenant", payer.tenant, model, _REQUESTS)
-            self._take(list(self._buckets_of(name, rates, limits)), 1.0, now)
-            buckets += self._buckets_of(name._replace(setting=_TOKENS), rates, limits)
+            self._take(self._rate(name, rates, limits), 1.0, now)
+            buckets |= self._rate(name._replace(setting=_TOKENS), rates, limits)
         return partial(self._settle, self._take(buckets, tokens, now))
 
     def _settle(self, taken: Sequence[tuple[TokenBucket, float]], used: float) -> None:
@@ -161,15 +163,13 @@ class TenantLimits:
 
         ``bulk``: those of class bulk; None: the call is of another class. Raises LimitReached.
         """
-        limits, now = limits_of.of(tenant), self._clock()
-        if limits.concurrent is not None:
-            calls += self._running_elsewhere(tenant, now)[0]
-            if calls >= limits.concurrent:
-                raise _reached(f"tenant {tenant}", "concurrent", limits.concurrent, RUNNING_RETRY_S)
-        if limits.concurrent_bulk is not None and bulk is not None:
-            most = limits.concurrent_bulk
-            if bulk + self._running_elsewhere(tenant, now)[1] >= most:
-                raise _reached(f"tenant {tenant}", "concurrent_bulk", most, RUNNING_RETRY_S)
+        limits = limits_of.of(tenant)
+        most, most_bulk = limits.concurrent, None if bulk is None else limits.concurrent_bulk
+        everywhere, bulk_everywhere = self.running(tenant, calls, bulk or 0)
+        if most is not None and everywhere >= most:
+            raise _reached(f"tenant {tenant}", "concurrent", most, RUNNING_RETRY_S)
+        if most_bulk is not None and bulk_everywhere >= most_bulk:
+            raise _reached(f"tenant {tenant}", "concurrent_bulk", most_bulk, RUNNING_RETRY_S)
 
     def soft_limit(self, limits_of: Limits, tenant: str) -> tuple[str, str] | None:
         """The model that answers ``tenant`` now instead of others, and why; None: no limit is near."""
@@ -184,23 +184,20 @@ class TenantLimits:
     def uses(self, limits_of: Limits, tenant: str) -> list[Use]:
         """Each rate and cost that is limited. Of a rate: what is missing in its bucket, of the whole bucket."""
         limits, now = limits_of.of(tenant), self._clock()
-        found = []
-        for kind in (_REQUESTS, _TOKENS):
-            for bucket in self._rates_of(tenant, limits, kind):
-                found.append(Use(kind, bucket.burst, bucket.burst - bucket.level(now)))
-        return found + [
-            Use(name, limit, spent) for name, limit, spent in self._costs(tenant, limits, now)
+        rates = [
+            Use(name.setting, bucket.burst, bucket.burst - bucket.level(now))
+            for name, bucket in self._rates_of(tenant, limits).items()
         ]
+        return [*rates, *self._costs(tenant, limits, now)]
 
     def headers(self, limits_of: Limits, payer: Caller) -> dict[str, str]:
         """The rates of a tenant as headers of HTTP, with OpenAI's names."""
         limits, now, headers = limits_of.of(payer.tenant), self._clock(), dict[str, str]()
-        for kind in (_REQUESTS, _TOKENS):
-            for bucket in self._rates_of(payer.tenant, limits, kind):
-                word, level = kind.partition("_")[0], max(0.0, bucket.level(now))
-                headers[f"x-ratelimit-limit-{word}"] = f"{bucket.per_minute:.0f}"
-                headers[f"x-ratelimit-remaining-{word}"] = f"{level:.0f}"
-                headers[f"x-ratelimit-reset-{word}"] = f"{bucket.wait_s(bucket.burst, now):.0f}s"
+        for name, bucket in self._rates_of(payer.tenant, limits).items():
+            word, level = name.setting.partition("_")[0], max(0.0, bucket.level(now))
+            headers[f"x-ratelimit-limit-{word}"] = f"{bucket.rate_per_s * _MINUTE_S:.0f}"
+            headers[f"x-ratelimit-remaining-{word}"] = f"{level:.0f}"
+            headers[f"x-ratelimit-reset-{word}"] = f"{bucket.wait_s(bucket.burst, now):.0f}s"
         return headers
 
     # What gateways tell each other.
@@ -240,73 +237,72 @@ class TenantLimits:
                 bucket.connected(self._clock(), is_connected=is_connected)
 
     def _take(
-        self, buckets: "Sequence[LimitBucket]", amount: float, now: float
-    ) -> "list[tuple[LimitBucket, float]]":
+        self, rates: Mapping[RateName, TokenBucket], amount: float, now: float
+    ) -> list[tuple[TokenBucket, float]]:
         """Takes it from all of them or from none; what is above a burst is not waited for."""
-        for bucket in buckets:
-            bucket.asked(min(amount, bucket.burst), now)
-        for bucket in buckets:
-            if (wait_s := bucket.wait_s(amount, now)) > 0:
-                raise bucket.reached(wait_s)
-        held = [(bucket, min(amount, bucket.burst)) for bucket in buckets]
+        held = [(bucket, min(amount, bucket.burst)) for bucket in rates.values()]
+        for bucket, part in held:
+            bucket.asked(part, now)
+        _check(rates, amount, now)
         for bucket, part in held:
             bucket.take(part, now)
         return held
 
-    def _rates(self, payer: Caller, limits: LimitSettings, kind: str) -> "Iterator[LimitBucket]":
-        yield from self._rates_of(payer.tenant, limits, kind)
+    def _rates(
+        self, payer: Caller, limits: LimitSettings, setting: str
+    ) -> dict[RateName, TokenBucket]:
+        """The buckets that a request of ``payer`` takes from, those of the model apart."""
+        found = self._rate(RateName("tenant", payer.tenant, "", setting), limits, limits)
         if payer.key_id:
-            name = RateName("key", payer.key_id, "", kind)
-            yield from self._buckets_of(name, payer.key_limits, limits)
+            found |= self._rate(
+                RateName("key", payer.key_id, "", setting), payer.key_limits, limits
+            )
+        return found
 
-    def _rates_of(
-        self, tenant: str, limits: LimitSettings, setting: str
-    ) -> "Iterator[LimitBucket]":
-        yield from self._buckets_of(RateName("tenant", tenant, "", setting), limits, limits)
+    def _rates_of(self, tenant: str, limits: LimitSettings) -> dict[RateName, TokenBucket]:
+        requests = RateName("tenant", tenant, "", _REQUESTS)
+        tokens = requests._replace(setting=_TOKENS)
+        return self._rate(requests, limits, limits) | self._rate(tokens, limits, limits)
 
-    def _buckets_of(
+    def _rate(
         self, name: RateName, rates: RateLimits, limits: LimitSettings
-    ) -> "Iterator[LimitBucket]":
-        """The bucket of one rate, if it is limited."""
+    ) -> dict[RateName, TokenBucket]:
+        """The bucket of one rate by its name, if it is limited."""
         per_minute: float | None = getattr(rates, name.setting)
         if per_minute is None:
-            return
+            return {}
         now = self._clock()
         rate_per_s = per_minute / _MINUTE_S
         # A request fits in any case.
         burst = max(1.0, rate_per_s * limits.burst_s)
         bucket = self._buckets.get(name)
         if bucket is None:
-            bucket = self._buckets[name] = LimitBucket(name, rate_per_s, burst, now)
+            bucket = self._buckets[name] = TokenBucket(rate_per_s, burst, now)
             bucket.connected(now, is_connected=self._connected)
         elif (bucket.rate_per_s, bucket.burst) != (rate_per_s, burst):
             bucket.change(rate_per_s, burst, now)
-        yield bucket
+        return {name: bucket}
 
-    def _known(self, limits_of: Limits, name: RateName) -> "LimitBucket | None":
+    def _known(self, limits_of: Limits, name: RateName) -> TokenBucket | None:
         """The bucket of a rate that is not in use here; of a key only what was used here is known."""
         if name.kind != "tenant" or name.setting not in (_REQUESTS, _TOKENS):
             return None
         limits = limits_of.of(name.owner)
         rates = limits.models.get(name.model) if name.model else limits
-        return None if rates is None else next(self._buckets_of(name, rates, limits), None)
+        return None if rates is None else self._rate(name, rates, limits).get(name)
 
-    def _costs(
-        self, tenant: str, limits: LimitSettings, now: float
-    ) -> Iterator[tuple[str, float, float]]:
-        """Name, limit and use of each cost that is limited."""
+    def _costs(self, tenant: str, limits: LimitSettings, now: float) -> Iterator[Use]:
+        """Each cost that is limited."""
         if limits.cost_per_day is None and limits.cost_per_month is None:
             return
         day = datetime.fromtimestamp(now + self._unix_offset_s, UTC).day
         running = self._hours.may_cost(tenant, now)
         if limits.cost_per_day is not None:
-            yield "cost_per_day", limits.cost_per_day, self._days.spent(tenant, now, 1) + running
+            used = self._days.spent(tenant, now, 1) + running
+            yield Use("cost_per_day", limits.cost_per_day, used)
         if limits.cost_per_month is not None:
-            yield (
-                "cost_per_month",
-                limits.cost_per_month,
-                self._days.spent(tenant, now, day) + running,
-            )
+            used = self._days.spent(tenant, now, day) + running
+            yield Use("cost_per_month", limits.cost_per_month, used)
 
     def _period_left_s(self, name: str, now: float) -> float:
         """Until the day or the month ends that a cost is limited in."""
@@ -316,29 +312,12 @@ class TenantLimits:
             end = (end.replace(day=28) + timedelta(days=4)).replace(day=1) if end.day > 1 else end
         return (end - at).total_seconds()
 
-    def _running_elsewhere(self, tenant: str, now: float) -> tuple[int, int]:
-        live = [one for one in self._running.values() if now - one.told_at <= STALE_S]
-        return (
-            sum(one.calls.get(tenant, 0) for one in live),
-            sum(one.bulk.get(tenant, 0) for one in live),
-        )
 
-
-class LimitBucket(TokenBucket):
-    """A bucket with its name."""
-
-    def __init__(self, name: RateName, rate_per_s: float, burst: float, now: float) -> None:
-        super().__init__(rate_per_s, burst, now)
-        self._name = name
-
-    @property
-    def per_minute(self) -> float:
-        """The rate as the setting has it."""
-        return self.rate_per_s * _MINUTE_S
-
-    def reached(self, wait_s: float) -> LimitReached:
-        """The error for what does not fit."""
-        return _reached(self._name.subject, self._name.setting, self.per_minute, wait_s)
+def _check(rates: Mapping[RateName, TokenBucket], amount: float, now: float) -> None:
+    """Raises LimitReached where ``amount`` does not fit."""
+    for name, bucket in rates.items():
+        if (wait_s := bucket.wait_s(amount, now)) > 0:
+            raise _reached(name.subject, name.setting, bucket.rate_per_s * _MINUTE_S, wait_s)
 
 
 def _reached(subject: str, setting: str, limit: float, wait_s: float) -> LimitReached:

@@ -1,12 +1,12 @@
 """The router of a configuration: its policies with the learned routers that they name, loaded and checked."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
 from gateway.routing import language
 from gateway.routing.learned.artefact import BadArtefact, load
@@ -27,49 +27,32 @@ from gateway.upstream.cascade import CHECKS
 from sluice.settings import Settings, SettingsError
 from sluice.settings.routing import CascadeRoute, LearnedRoute, RoutingPolicy, Target
 
-HeldOut = dict[HeadKey, NDArray[np.float32]]
-"""See `Router.held_out`."""
 
+@dataclass(frozen=True, eq=False)
+class LearnedPredictor:
+    """`PromptPredictor` or `AnswerPredictor` by a head of an artefact, which chooses between two models.
 
-class LearnedPredictor(PromptPredictor):
-    """`PromptPredictor` by the prompt head of an artefact and the target of ``route``."""
+    Attributes:
+        models: the weak one and the strong one.
+        score: by the prompt and, of a cascade, the answer.
+        threshold: the gain from which on the strong model answers.
+        gains: see `Router.held_out`.
+    """
 
-    def __init__(self, policy: str, router: LearnedRouter, route: LearnedRoute) -> None:
-        self.by = HeadKey(policy, _version(router), PROMPT)
-        self.threshold = _threshold(router.prompts.calibration, route.target)
-        self._router = router
-        self._models = route.weak, route.strong
+    by: HeadKey
+    models: tuple[str, str]
+    score: Callable[[str, str], Estimate]
+    threshold: float
+    gains: NDArray[np.float32]
 
-    @override
-    def predict(self, prompt: str) -> Prediction:
-        return _prediction(self.by, self._models, self._router.score(prompt), self.threshold)
-
-
-class LearnedAnswerPredictor(AnswerPredictor):
-    """`AnswerPredictor` by the cascade head of an artefact and the target of ``route``."""
-
-    def __init__(self, policy: str, router: LearnedRouter, route: CascadeRoute) -> None:
-        assert router.cascade is not None, "checked when it was loaded"
-        self.by = HeadKey(policy, _version(router), CASCADE)
-        self._router = router
-        self._models = route.first, route.second
-        self._threshold = _threshold(router.cascade.calibration, route.target)
-
-    @override
-    def predict(self, prompt: str, answer: str) -> Prediction:
-        found = self._router.score_with_answer(prompt, answer)
-        return _prediction(self.by, self._models, found, self._threshold)
-
-
-def _prediction(
-    by: HeadKey, models: tuple[str, str], found: Estimate, threshold: float
-) -> Prediction:
-    strong = found.gain >= threshold
-    reason = (
-        f"predicted gain {found.gain:.2f} is {'at least' if strong else 'below'} {threshold:.2f}"
-    )
-    chances = dict(zip(models, (found.p_weak, found.p_strong), strict=True))
-    return Prediction(HeadScore(by, found.gain, chances), strong, reason)
+    def predict(self, prompt: str, answer: str = "") -> Prediction:
+        """The score of one request, and what follows from it."""
+        found = self.score(prompt, answer)
+        strong = found.gain >= self.threshold
+        word = "at least" if strong else "below"
+        reason = f"predicted gain {found.gain:.2f} is {word} {self.threshold:.2f}"
+        chances = dict(zip(self.models, (found.p_weak, found.p_strong), strict=True))
+        return Prediction(HeadScore(self.by, found.gain, chances), strong, reason)
 
 
 def load_router(settings: Settings, models: Mapping[str, ModelFacts]) -> Router:
@@ -80,35 +63,56 @@ def load_router(settings: Settings, models: Mapping[str, ModelFacts]) -> Router:
     """
     routing = settings.routing
     digest = hashlib.sha256(routing.model_dump_json().encode()).hexdigest()
-    predictors: dict[str, PromptPredictor] = {}
-    answer_predictors: dict[str, AnswerPredictor] = {}
-    held_out: HeldOut = {}
+    prompts: dict[str, PromptPredictor] = {}
+    answers: dict[str, AnswerPredictor] = {}
+    held_out: dict[HeadKey, NDArray[np.float32]] = {}
     for name, policy in {"": routing, **routing.policies}.items():
-        _load_policy(name, policy, predictors, answer_predictors, held_out)
-    return Router(routing, models, predictors, answer_predictors, digest[:12], held_out)
+        key, cascade, prompt = policy_key(name), policy.cascade, None
+        _require_known_checks(key, policy)
+        if any(rule.languages for rule in policy.rules):
+            language.preload()
+        if policy.learned is not None:
+            prompt = prompts[name] = _prompt_head(key, policy.learned)
+            held_out[prompt.by] = prompt.gains
+        if cascade is not None and cascade.artefact is not None:
+            answer = answers[name] = _answer_head(key, cascade, cascade.artefact, prompt)
+            held_out[answer.by] = answer.gains
+    return Router(routing, models, prompts, answers, digest[:12], held_out)
 
 
-def _load_policy(
-    name: str,
-    policy: RoutingPolicy,
-    predictors: dict[str, PromptPredictor],
-    answer_predictors: dict[str, AnswerPredictor],
-    held_out: HeldOut,
-) -> None:
-    key, kept = policy_key(name), None
-    _require_known_checks(key, policy)
-    if any(rule.languages for rule in policy.rules):
-        language.preload()
-    if policy.learned is not None:
-        router = _load(f"{key}.learned.artefact", policy.learned.artefact)
-        predictor = predictors[name] = LearnedPredictor(key, router, policy.learned)
-        gains = router.prompts.calibration.gains
-        held_out[predictor.by] = gains
-        kept = (predictor.by.version, gains < predictor.threshold)
-    if policy.cascade is not None and policy.cascade.artefact is not None:
-        router = _load_cascade(f"{key}.cascade.artefact", policy.cascade.artefact)
-        answers = answer_predictors[name] = LearnedAnswerPredictor(key, router, policy.cascade)
-        held_out[answers.by] = _answer_gains(router, kept)
+def _prompt_head(key: str, route: LearnedRoute) -> LearnedPredictor:
+    router = _load(f"{key}.learned.artefact", route.artefact)
+    calibration = router.prompts.calibration
+    return LearnedPredictor(
+        HeadKey(key, _version(router), PROMPT),
+        (route.weak, route.strong),
+        lambda prompt, _: router.score(prompt),
+        _threshold(calibration, route.target),
+        calibration.gains,
+    )
+
+
+def _answer_head(
+    key: str, route: CascadeRoute, path: str, prompt: LearnedPredictor | None
+) -> LearnedPredictor:
+    """``prompt``: the head that decides first, if there is one."""
+    router = _load(f"{key}.cascade.artefact", path)
+    if router.cascade is None:
+        raise SettingsError(
+            f"{key}.cascade.artefact: {path} was trained without answers; train it with sluice router train --cascade"
+        )
+    gains, version = router.cascade.calibration.gains, _version(router)
+    if prompt is not None and prompt.by.version == version:
+        # What the prompt head of the same artefact sends to the strong model gets no weak answer.
+        kept = prompt.gains < prompt.threshold
+        gains = gains[kept] if kept.any() else gains
+    return LearnedPredictor(
+        HeadKey(key, version, CASCADE),
+        (route.first, route.second),
+        router.score_with_answer,
+        _threshold(router.cascade.calibration, route.target),
+        gains,
+    )
 
 
 def _require_known_checks(key: str, policy: RoutingPolicy) -> None:
@@ -116,29 +120,6 @@ def _require_known_checks(key: str, policy: RoutingPolicy) -> None:
         if name not in CHECKS:
             known = ", ".join(CHECKS)
             raise SettingsError(f"{key}.cascade.checks.{i}: no check {name!r}; known: {known}")
-
-
-def _answer_gains(
-    router: LearnedRouter, kept: tuple[str, NDArray[np.bool_]] | None
-) -> NDArray[np.float32]:
-    """The held-out gains of the answers that the cascade head would see.
-
-    Where the prompt head of the same artefact decides first, what it sends to the strong model gets no weak answer.
-    """
-    assert router.cascade is not None, "checked when it was loaded"
-    gains = router.cascade.calibration.gains
-    if kept is None or kept[0] != _version(router) or not kept[1].any():
-        return gains
-    return gains[kept[1]]
-
-
-def _load_cascade(key: str, path: str) -> LearnedRouter:
-    router = _load(key, path)
-    if router.cascade is None:
-        raise SettingsError(
-            f"{key}: {path} was trained without answers; train it with sluice router train --cascade"
-        )
-    return router
 
 
 def _load(key: str, path: str) -> LearnedRouter:

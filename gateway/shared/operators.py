@@ -2,16 +2,16 @@
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from typing import Final
 
+from gateway.admission.policies import InForce
 from gateway.records.store import RecordStore
 from gateway.safety.actions import Action
-from gateway.safety.dry_run import DryRun
-from gateway.shared.answers import AnswerCache
-from gateway.shared.peers import ASK_S, Peers
+from gateway.shared.peers import ASK_S
+from gateway.shared.state import SharedState
 from gateway.streaming.registry import Registry
 from gateway.streaming.row_result import RowResult
 from gateway.telemetry.drift import DriftMonitor
@@ -27,7 +27,6 @@ from sluice.internal.v1.identity_pb2 import ApiKeyRecord
 from sluice.v1 import admin_pb2 as pb
 from sluice.v1.inference_pb2 import Priority
 from sluice.v1.safety_pb2 import GetDryRunResponse, SafetyAction, SafetyMove
-from sluice.wire.bucket import Bucket
 from sluice.wire.clock import duration, ms_of
 from sluice.wire.enums import value_of
 
@@ -43,24 +42,20 @@ class Operators:
     """The answers of this gateway, and of all together.
 
     Attributes:
-        dry_run_here: the counts of the policy under trial, if one is.
-        api_keys, idempotency_keys: buckets that have something of each tenant.
+        in_force: its inspector has the counts of the policy under trial.
     """
 
-    peers: Peers
+    shared: SharedState
+    in_force: InForce
     registry: Registry
     store: RecordStore
     drift: DriftMonitor
-    answers: AnswerCache
-    dry_run_here: Callable[[], DryRun | None]
-    api_keys: Bucket
-    idempotency_keys: Bucket
 
     async def _ask(
         self, question: GatewayQuestion, bound_s: float = ASK_S
     ) -> tuple[list[GatewayAnswer], list[str]]:
         """The answers of the others, and who gave none; one of an earlier release does not know the question."""
-        answers = await self.peers.ask_all(question, bound_s)
+        answers = await self.shared.peers.ask_all(question, bound_s)
         known = {name: one for name, one in answers.items() if one is not None and not one.problem}
         return [*known.values()], sorted(answers.keys() - known.keys())
 
@@ -83,7 +78,7 @@ class Operators:
         return GatewayAnswer(running=self._requests_here(question.running))
 
     def _requests_here(self, wanted: pb.ListRequestsRequest) -> pb.ListRequestsResponse:
-        now, gateway = time.monotonic(), self.peers.gateway_id
+        now, gateway = time.monotonic(), self.shared.peers.gateway_id
         streams = [
             stream
             for stream in self.registry
@@ -129,16 +124,17 @@ class Operators:
         Raises:
             TransportUnavailable: not all is deleted; it may be called again.
         """
-        records = self.api_keys.read_all(ApiKeyRecord)
+        api_keys = self.shared.api_keys
+        records = api_keys.read_all(ApiKeyRecord)
         keys = [key async for key, record in records if record.tenant == tenant]
         for key in keys:
-            await self.api_keys.purge(key)
+            await api_keys.purge(key)
         cancelled = await self.cancel(pb.CancelRequestsRequest(tenant=tenant))
         await self._forget_here(tenant)
         question = GatewayQuestion(forget=ForgetQuestion(tenant=tenant))
         _, silent = await self._ask(question, 2 * WRITE_S)
-        await self.idempotency_keys.purge(f"{tenant}.*")
-        uncleared = await self.answers.clear(pb.ClearAnswersRequest(tenant=tenant))
+        await self.shared.idempotency_keys.purge(f"{tenant}.*")
+        uncleared = await self.shared.answers.clear(pb.ClearAnswersRequest(tenant=tenant))
         stored = await self.store.forget(tenant)
         return pb.ForgetTenantResponse(
             api_keys=len(keys),
@@ -175,7 +171,7 @@ class Operators:
         return GatewayAnswer(dry_run=self._dry_run_here())
 
     def _dry_run_here(self) -> GetDryRunResponse | None:
-        counts = self.dry_run_here()
+        counts = self.in_force.policies.inspector.dry_run
         if counts is None:
             return None
         moves = [
@@ -187,7 +183,7 @@ class Operators:
             texts=counts.texts,
             changed=counts.changed,
             moves=moves,
-            gateways=[self.peers.gateway_id],
+            gateways=[self.shared.peers.gateway_id],
         )
 
     async def router_health(self) -> pb.GetRouterHealthResponse:

@@ -27,13 +27,13 @@ from gateway.admission.load_table import ModelLoadTable
 from gateway.admission.policies import InForce, Policies
 from gateway.identity.authenticator import Authenticator, Identities
 from gateway.records.store import RecordStore
-from gateway.shared.peers import HELLO_S, Peers
+from gateway.shared.peers import HELLO_S
+from gateway.shared.state import SharedState
 from gateway.telemetry.drift import DriftMonitor
 from sluice.errors import SetupError, SluiceError
 from sluice.internal.v1.gateway_pb2 import GatewayHello, PolicyRecord
 from sluice.settings import Settings, SettingsError, parse
 from sluice.settings.reload import TAKEN_WHILE_RUNNING, refuse_changes
-from sluice.wire.bucket import Bucket
 
 log = logging.getLogger(__name__)
 
@@ -88,16 +88,14 @@ class GatewayReload:
 
     Attributes:
         path: where the policies came from that the gateway started with.
-        bucket: `SLUICE_POLICIES`.
         loads: tells whether a model has a worker.
         store, drift, authenticator: what follows the policies beside `in_force`.
     """
 
     load: Load
     path: Path
+    shared: SharedState
     in_force: InForce
-    peers: Peers
-    bucket: Bucket
     loads: ModelLoadTable
     store: RecordStore
     drift: DriftMonitor
@@ -131,7 +129,7 @@ class GatewayReload:
                 except SluiceError as error:
                     raise SettingsError(f"{error}; no gateway has changed") from error
             self._use(loaded)
-            await self.peers.hello()
+            await self.shared.peers.hello()
             await self._until(lambda hello: hello.policies >= self._revision, TAKE_S)
 
     @property
@@ -174,11 +172,11 @@ class GatewayReload:
         record = PolicyRecord(
             sections=_sections_of(settings), digest=_digest_of(settings), compiled=loaded.compiled
         )
-        revision = await self.bucket.write(_CANDIDATE, record)
+        revision = await self.shared.policies.write(_CANDIDATE, record)
         assert revision is not None, "it replaces whatever is there"
         try:
             self._candidate = GatewayHello(candidate=revision)
-            await self.peers.hello()
+            await self.shared.peers.hello()
             await self._until_ready(revision)
             await self.store.ensure_outcomes(loaded.policies.kept.outcomes)
             return await self._put_in_force(record)
@@ -186,11 +184,11 @@ class GatewayReload:
             raise SettingsError(f"routing.outcomes: JetStream does not take it: {error}") from error
         finally:
             with suppress(SluiceError):
-                await self.bucket.remove(revision)
+                await self.shared.policies.remove(revision)
 
     async def _until_ready(self, revision: int) -> None:
         await self._until(lambda hello: hello.candidate >= revision, PREPARE_S)
-        for name, hello in self.peers.hellos.items():
+        for name, hello in self.shared.peers.hellos.items():
             if hello.candidate > revision:
                 raise SettingsError("another gateway reloads at the same time; try again")
             problem = "does not answer" if hello.candidate < revision else hello.candidate_problem
@@ -198,15 +196,18 @@ class GatewayReload:
                 raise SettingsError(f"gateway {name}: {problem}; no gateway has changed")
 
     async def _put_in_force(self, record: PolicyRecord) -> int:
-        known, last = await self.bucket.read(_IN_FORCE, PolicyRecord) or (PolicyRecord(), 0)
-        theirs = (hello.candidate_replaces for hello in self.peers.hellos.values())
+        known, last = await self.shared.policies.read(_IN_FORCE, PolicyRecord) or (
+            PolicyRecord(),
+            0,
+        )
+        theirs = (hello.candidate_replaces for hello in self.shared.peers.hellos.values())
         own = _digest_of(self._settings)
         replaced = dict.fromkeys([*known.replaced, known.digest, own, *theirs])
         replaced.pop(record.digest, None)
         record.replaced.extend(list(filter(None, replaced))[-_REPLACED_MAX:])
         revision = None
         if last <= self._revision:
-            revision = await self.bucket.write(_IN_FORCE, record, last)
+            revision = await self.shared.policies.write(_IN_FORCE, record, last)
         if revision is None:
             raise SettingsError("another gateway has reloaded at the same time; try again")
         return revision
@@ -215,7 +216,7 @@ class GatewayReload:
         """Returns when every other gateway has said it with its last hello, or at the bound."""
         with suppress(TimeoutError):
             async with asyncio.timeout(bound_s):
-                while not all(map(said, self.peers.hellos.values())):
+                while not all(map(said, self.shared.peers.hellos.values())):
                     self._heard.clear()
                     await _wait(self._heard, HELLO_S)  # one that says nothing is forgotten
 
@@ -250,7 +251,7 @@ class GatewayReload:
             SettingsError: it cannot take it.
         """
         try:
-            found = await self.bucket.read(_IN_FORCE, PolicyRecord)
+            found = await self.shared.policies.read(_IN_FORCE, PolicyRecord)
         except SluiceError as error:
             raise SetupError(str(error)) from error
         if found is None:
@@ -272,10 +273,10 @@ class GatewayReload:
             self._newer.clear()
             async with self._reloading:
                 await self._follow()
-            await self.peers.hello()
+            await self.shared.peers.hello()
 
     async def _follow(self) -> None:
-        behind = any(one.policies > self._revision for one in self.peers.hellos.values())
+        behind = any(one.policies > self._revision for one in self.shared.peers.hellos.values())
         try:
             if behind or self.in_force.problem:
                 await self._take()
@@ -293,7 +294,7 @@ class GatewayReload:
 
     async def _take(self) -> None:
         """Takes what is in force, unless it has been taken."""
-        found = await self.bucket.read(_IN_FORCE, PolicyRecord)
+        found = await self.shared.policies.read(_IN_FORCE, PolicyRecord)
         if found is None or found[1] <= self._revision:
             return
         record, revision = found
@@ -310,7 +311,7 @@ class GatewayReload:
 
     async def _prepare(self) -> None:
         """Loads the candidate, unless that has been done."""
-        found = await self.bucket.read(_CANDIDATE, PolicyRecord)
+        found = await self.shared.policies.read(_CANDIDATE, PolicyRecord)
         if found is None or found[1] <= self._candidate.candidate:
             return
         record, revision = found

@@ -74,7 +74,6 @@ class NatsTransport:
         self._working = BackgroundTasks()
         self._taking = False
         self.on_report: Callable[[BatcherReport], Awaitable[None]] = _ignore
-        registry.dispatch.on_first = lambda: self._working.spawn(self._flush())
 
     @property
     def connected(self) -> bool:
@@ -120,6 +119,10 @@ class NatsTransport:
         self._registry.dispatch.restart(time.monotonic())
 
     # What goes out.
+
+    def flush_soon(self) -> None:
+        """Sends what the registry has to send; returns at once."""
+        self._working.spawn(self._flush())
 
     async def _flush(self) -> None:
         self._registry.dispatch.fill(time.monotonic())

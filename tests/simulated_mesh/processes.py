@@ -140,6 +140,7 @@ class GatewayProcess:
         self.dispatch = Dispatch(name, self.loads, self._stall_s)
         self.registry = Registry(self.dispatch, ReplayCache(16, 60.0))
         self._transport = NatsTransport(name, self.registry, self.loads, NoOpTracer())
+        self.registry.dispatch.on_first = self._transport.flush_soon
         self._settings = settings
         self.serving = self.unreachable = False
         self.main = self.process.spawn(self._run())
