@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +28,6 @@ from sluice.settings.models import (
 )
 from sluice.settings.sentence_folder import (
     FILES,
-    SentenceFolder,
     read_json,
     read_sentence_folder,
 )
@@ -72,157 +72,151 @@ def load_models(settings: Settings, known: Mapping[str, ServedModel]) -> dict[st
 
 
 def _load_model(model: ModelSettings, known: ServedModel | None, kept: bool) -> ServedModel:
-    version = version_of(model, kept=kept)
+    folder = ModelFolder(model)
+    version = folder.version(kept=kept)
     if known is not None and (known.settings, known.version) == (model, version):
         return known
-    return ServedModel(model, load_tokenizer(model), version, sentence_of(model), speech_of(model))
+    return ServedModel(model, folder.tokenizer, version, folder.sentence, folder.speech)
 
 
-def load_tokenizer(model: ModelSettings) -> ModelTokenizer:
-    """Reads tokenizer, template and limits of ``model``.
+class ModelFolder:
+    """The folder of a model. Each file of it is read once; what cannot be used raises SettingsError.
 
-    Raises:
-        SettingsError: a file is missing or not what it should be.
+    A hub id is downloaded, without the weights.
     """
-    folder, sentence = model_folder(model.path, model.engine), sentence_of(model)
-    if sentence is not None:
-        folder = sentence.transformer
-    config = read_json(folder / "config.json")
-    if model.server is None:
-        check_modality(folder / "config.json", config)
-    context_tokens = (
-        model.context_tokens
-        or (sentence and sentence.context_tokens)
-        or _context_tokens(model, folder, config)
-    )
-    if model.server is not None and model.server.api == "chat":
-        return _conversation_tokenizer(folder, context_tokens)
-    tokenizer_config = read_json(folder / "tokenizer_config.json")
-    generation = read_json(folder / "generation_config.json")
-    tokenizer, pieces = _tokenizers(folder, tokenizer_config)
-    tokens = _special_tokens(tokenizer_config)
-    template = _template_source(folder, tokenizer_config)
-    return ModelTokenizer(
-        tokenizer=tokenizer,
-        template=ChatTemplate(template, tokens, datetime.now) if template else None,
-        context_tokens=context_tokens,
-        vocab_size=language_config(config).get("vocab_size") or tokenizer.get_vocab_size(),
-        stop_token_ids=_stop_token_ids(tokenizer, tokens, (config, generation)),
-        labels=labels_for(model),
-        tool_format=_tool_format(model, template),
-        pieces=pieces,
-        hidden_tokens=_hidden_tokens(config, generation, tokenizer),
-    )
+
+    def __init__(self, model: ModelSettings) -> None:
+        self._model = model
+        path, texts = Path(resolve_model_path(model.path)), model.engine in _TEXT_ENGINES
+        if not path.is_dir():
+            path = _download(model.path, [*_FILES, *FILES] if texts else _FILES)
+        self.path = path
+        self.sentence = read_sentence_folder(path) if texts else None
+        """What the folder of an embedding model or a reranker says; None for other models."""
+        self._inner = path if self.sentence is None else self.sentence.transformer
+        self._config: dict[str, Any] = read_json(self._inner / "config.json")
+        self._generation: dict[str, Any] = read_json(self._inner / "generation_config.json")
+        file = self._inner / "tokenizer.json"
+        if not file.is_file() and not has_marian_pieces(path):
+            raise SettingsError(
+                f"{file.parent}: no tokenizer.json; "
+                "have transformers write one (docs/internals/engine.md, Other formats)"
+            )
+
+    def version(self, *, kept: bool) -> str:
+        """A hash over the settings and the files.
+
+        Of a hub id the folder's name is the commit, which names the weights; a gateway may have none of them.
+
+        Args:
+            kept: answers are kept by it, so weights count with their whole content (`content_hash`); else with their
+                size.
+        """
+        model, now = self._model, time.time()
+        digest = hashlib.sha256(model.model_dump_json(exclude=_NO_VERSION).encode())
+        digest.update(self.path.name.encode())
+        weights = _WEIGHTS if Path(resolve_model_path(model.path)).is_dir() else frozenset()
+        for file in self._files():
+            if file.suffix in _VERSIONED | weights:
+                whole = kept or file.suffix not in weights
+                content = content_hash(file, now) if whole else file.stat().st_size
+                digest.update(f"\n{file.relative_to(self.path)} {content}\n".encode())
+        return digest.hexdigest()
+
+    def _files(self) -> Iterable[Path]:
+        """In order; those of the modules behind a transformer lie in folders of their own."""
+        modules = () if self.sentence is None else self.sentence.modules
+        folders = {self.path, self._inner, *(module.folder for module in modules)}
+        found = (file for one in folders if one.is_dir() for file in one.iterdir())
+        return sorted(file for file in found if file.is_file())
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of a classifier; empty for other models."""
+        if self._model.engine not in ("classifier", "token_classifier"):
+            return ()
+        try:
+            return labels_of(read_json(self.path / "config.json"))
+        except ValueError as error:
+            where = f"models: {self._model.name}: {self.path / 'config.json'}"
+            raise SettingsError(f"{where} {error}") from error
+
+    @cached_property
+    def speech(self) -> SpeechTokens | None:
+        """The control tokens of a model that takes audio; None for other models."""
+        if self._model.engine != "transformers" or not hears(self._config):
+            return None
+        return speech_tokens(self._config, self._generation, self.tokenizer.tokenizer)
+
+    @cached_property
+    def tokenizer(self) -> ModelTokenizer:
+        """Tokenizer, template and limits."""
+        model, config = self._model, self._config
+        if model.server is None:
+            check_modality(self._inner / "config.json", config)
+        if model.server is not None and model.server.api == "chat":
+            return self._conversation_tokenizer()
+        tokenizer_config = read_json(self._inner / "tokenizer_config.json")
+        tokenizer, pieces = self._tokenizers(tokenizer_config)
+        tokens = _special_tokens(tokenizer_config)
+        template = _template_source(self._inner, tokenizer_config)
+        control = (
+            speech_tokens(config, self._generation, tokenizer).control if hears(config) else ()
+        )
+        return ModelTokenizer(
+            tokenizer=tokenizer,
+            template=ChatTemplate(template, tokens, datetime.now) if template else None,
+            context_tokens=self._context_tokens(),
+            vocab_size=language_config(config).get("vocab_size") or tokenizer.get_vocab_size(),
+            stop_token_ids=_stop_token_ids(tokenizer, tokens, (config, self._generation)),
+            labels=self.labels,
+            tool_format=_tool_format(model, template),
+            pieces=pieces,
+            hidden_tokens=frozenset(control),
+        )
+
+    def _conversation_tokenizer(self) -> ModelTokenizer:
+        """Of a model whose server takes messages: it has a template and an end token of its own."""
+        tokens = load_text_tokens(self._inner / "tokenizer.json")
+        return ModelTokenizer(
+            tokenizer=tokens.tokenizer,
+            template=ChatTemplate(TEMPLATE, {}, datetime.now),
+            context_tokens=self._context_tokens(),
+            vocab_size=tokens.conversation,
+            stop_token_ids=frozenset({tokens.end}),
+            tool_format=HERMES,  # in which the worker writes the calls that the server makes
+            marks_reasoning=True,
+        )
+
+    def _context_tokens(self) -> int:
+        model, config, sentence = self._model, self._config, self.sentence
+        found = model.context_tokens or (sentence and sentence.context_tokens)
+        found = found or (
+            context_tokens_of(config) if model.server else computed_context_of(config)
+        )
+        if found is None:
+            raise SettingsError(
+                f"{self._inner / 'config.json'}: does not say how long the context is; set context_tokens of the model"
+            )
+        return found
+
+    def _tokenizers(self, config: Mapping[str, Any]) -> tuple[Tokenizer, PieceTokenizer | None]:
+        """The tokenizer, and what encodes prompts where that is another one."""
+        folder = self._inner
+        if not has_marian_pieces(folder):
+            return _tokenizer(folder / "tokenizer.json"), None
+        try:
+            source = (folder / "source.spm").read_bytes()
+            return marian_tokenizers(source, read_json(folder / "vocab.json"), config)
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"{folder}: its tokenizer cannot be read: {error}") from error
 
 
-def _conversation_tokenizer(folder: Path, context_tokens: int) -> ModelTokenizer:
-    """Of a model whose server takes messages: it has a template and an end token of its own."""
-    tokens = load_text_tokens(folder / "tokenizer.json")
-    return ModelTokenizer(
-        tokenizer=tokens.tokenizer,
-        template=ChatTemplate(TEMPLATE, {}, datetime.now),
-        context_tokens=context_tokens,
-        vocab_size=tokens.conversation,
-        stop_token_ids=frozenset({tokens.end}),
-        tool_format=HERMES,  # in which the worker writes the calls that the server makes
-        marks_reasoning=True,
-    )
-
-
-def version_of(model: ModelSettings, *, kept: bool) -> str:
-    """A hash over settings and files of ``model``.
-
-    Of a hub id the folder's name is the commit, which names the weights; a gateway may have none of them.
-
-    Args:
-        kept: answers are kept by it, so weights count with their whole content (`content_hash`); else with their size.
-    """
-    folder = model_folder(model.path, model.engine)
-    digest = hashlib.sha256(model.model_dump_json(exclude=_NO_VERSION).encode())
-    digest.update(folder.name.encode())
-    weights = _WEIGHTS if Path(resolve_model_path(model.path)).is_dir() else frozenset()
-    now = time.time()
-    for file in _files_of(model, folder):
-        if file.suffix in _VERSIONED | weights:
-            whole = kept or file.suffix not in weights
-            content = content_hash(file, now) if whole else file.stat().st_size
-            digest.update(f"\n{file.relative_to(folder)} {content}\n".encode())
-    return digest.hexdigest()
-
-
-def _files_of(model: ModelSettings, folder: Path) -> Iterable[Path]:
-    """In order; those of the modules behind a transformer lie in folders of their own."""
-    folders, sentence = {folder}, sentence_of(model)
-    if sentence is not None:
-        folders |= {sentence.transformer, *(module.folder for module in sentence.modules)}
-    found = (file for one in folders if one.is_dir() for file in one.iterdir())
-    return sorted(file for file in found if file.is_file())
-
-
-def sentence_of(model: ModelSettings) -> SentenceFolder | None:
-    """What the folder of an embedding model or a reranker says; None for other models.
-
-    Raises:
-        SettingsError: a file of it is not JSON.
-    """
-    if model.engine not in _TEXT_ENGINES:
-        return None
-    return read_sentence_folder(model_folder(model.path, model.engine))
-
-
-def speech_of(model: ModelSettings) -> SpeechTokens | None:
-    """The control tokens of a model that takes audio; None for other models.
-
-    Raises:
-        SettingsError: a file of it is not what it should be.
-    """
-    if model.engine != "transformers":
-        return None
-    folder = model_folder(model.path)
-    config = read_json(folder / "config.json")
-    if not hears(config):
-        return None
-    return speech_tokens(config, read_json(folder / "generation_config.json"), _tokenizer(folder))
-
-
-def labels_for(model: ModelSettings) -> tuple[str, ...]:
-    """The labels of a classifier; empty for other models.
-
-    Raises:
-        SettingsError: a classifier has none.
-    """
-    if model.engine not in ("classifier", "token_classifier"):
-        return ()
-    path = model_folder(model.path, model.engine) / "config.json"
-    config = read_json(path)
+def _tokenizer(file: Path) -> Tokenizer:
     try:
-        return labels_of(config)
-    except ValueError as error:
-        raise SettingsError(f"models: {model.name}: {path} {error}") from error
-
-
-def _hidden_tokens(
-    config: Mapping[str, Any], generation: Mapping[str, Any], tokenizer: Tokenizer
-) -> frozenset[int]:
-    return speech_tokens(config, generation, tokenizer).control if hears(config) else frozenset()
-
-
-def _tokenizers(folder: Path, config: Mapping[str, Any]) -> tuple[Tokenizer, PieceTokenizer | None]:
-    """The tokenizer, and what encodes prompts where that is another one."""
-    if not has_marian_pieces(folder):
-        return _tokenizer(folder), None
-    try:
-        source = (folder / "source.spm").read_bytes()
-        return marian_tokenizers(source, read_json(folder / "vocab.json"), config)
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"{folder}: its tokenizer cannot be read: {error}") from error
-
-
-def _tokenizer(folder: Path) -> Tokenizer:
-    try:
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exception
-        raise SettingsError(f"{folder / 'tokenizer.json'}: is not a tokenizer: {error}") from error
+        raise SettingsError(f"{file}: is not a tokenizer: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -259,15 +253,6 @@ def _template_source(folder: Path, config: Mapping[str, Any]) -> str:
     return source or ""
 
 
-def _context_tokens(model: ModelSettings, folder: Path, config: Mapping[str, Any]) -> int:
-    found = context_tokens_of(config) if model.server else computed_context_of(config)
-    if found is None:
-        raise SettingsError(
-            f"{folder / 'config.json'}: does not say how long the context is; set context_tokens of the model"
-        )
-    return found
-
-
 def _stop_token_ids(
     tokenizer: Tokenizer, tokens: Mapping[str, str], configs: Iterable[Mapping[str, Any]]
 ) -> frozenset[int]:
@@ -279,27 +264,6 @@ def _stop_token_ids(
     if named is not None:
         found.add(named)
     return frozenset(found)
-
-
-def model_folder(path: str, engine: str = "") -> Path:
-    """The folder of ``path`` (see `ModelSettings.path`); a hub id is downloaded, without the weights.
-
-    Raises:
-        SettingsError: there is no such folder or hub id, or the tokenizer is missing.
-    """
-    folder = Path(resolve_model_path(path))
-    if not folder.is_dir():
-        folder = _download(path, [*_FILES, *FILES] if engine in _TEXT_ENGINES else _FILES)
-    if engine in _TEXT_ENGINES:
-        tokenizer = read_sentence_folder(folder).transformer / "tokenizer.json"
-    else:
-        tokenizer = folder / "tokenizer.json"
-    if not tokenizer.is_file() and not has_marian_pieces(folder):
-        raise SettingsError(
-            f"{tokenizer.parent}: no tokenizer.json; "
-            "have transformers write one (docs/internals/engine.md, Other formats)"
-        )
-    return folder
 
 
 def _download(hub_id: str, files: list[str]) -> Path:

@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 
 from gateway.admission import policies
-from gateway.config.models import labels_for, load_catalog
+from gateway.config.models import ModelFolder, load_catalog
 from gateway.config.routers import load_router
 from gateway.safety.compiled import CompiledPolicies, compile_policies, rule_names
 from gateway.safety.inspector import Inspector
@@ -68,7 +68,7 @@ def load_inspector(settings: Settings, path: Path | None = None) -> Inspector:
 
 def _labels(settings: Settings) -> dict[str, tuple[str, ...]]:
     """All models by name, with the labels of those that classify."""
-    return {model.name: labels_for(model) for model in settings.models}
+    return {model.name: ModelFolder(model).labels for model in settings.models}
 
 
 def _text(settings: Settings, path: Path | None) -> str:

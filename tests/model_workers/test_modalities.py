@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
 
-from gateway.config.models import load_tokenizer
+from gateway.config.models import ModelFolder
 from model_workers.engine.forward import load_model
 from model_workers.model_folder import check_model
 from sluice.settings import ModelSettings, SettingsError
@@ -31,7 +31,11 @@ def test_it_is_one_line_that_says_what_to_do(kind: str, tmp_path: Path) -> None:
     folder = save_model(tmp_path)
     said = {**AutoConfig.for_model(kind).to_dict(), **SAID[kind]}
     (folder / "config.json").write_text(json.dumps(said))
-    for refuse in (check_model, load_tokenizer, lambda model: load_model(model.path)):
+
+    def tokenizer_of(model: ModelSettings) -> object:
+        return ModelFolder(model).tokenizer
+
+    for refuse in (check_model, tokenizer_of, lambda model: load_model(model.path)):
         with pytest.raises(SettingsError) as error:
             refuse(settings(folder))
         line = str(error.value)
@@ -47,7 +51,7 @@ def test_served_by_somebody_else_its_tokenizer_is_read(tmp_path: Path) -> None:
     server = {"url": "http://127.0.0.1:1", "api": "tokens", "model": "m"}
     model = settings(folder, engine="openai", server=server)
     check_model(model)
-    assert load_tokenizer(model).vocab_size == 97
+    assert ModelFolder(model).tokenizer.vocab_size == 97
 
 
 def test_every_kind_that_transformers_knows_is_refused() -> None:

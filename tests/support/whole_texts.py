@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from gateway.admission.prompts import embed_rows, rerank_rows
-from gateway.config.models import load_tokenizer, sentence_of
+from gateway.config.models import ModelFolder
 from gateway.models.catalog import ServedModel
 from gateway.validation.conversation import USER, Conversation, Turn
 from model_workers.engine.protocol import RowSpec, Sampling, ValuesSpec
@@ -24,7 +24,8 @@ def settings_of(folder: Path, engine: str) -> ModelSettings:
 
 def computed(settings: ModelSettings, request: Any, said: list[str]) -> Any:
     """The numbers [texts, size]; ``said``: the texts, or the query and the documents."""
-    model = ServedModel(settings, load_tokenizer(settings), "", sentence_of(settings))
+    folder = ModelFolder(settings)
+    model = ServedModel(settings, folder.tokenizer, "", folder.sentence)
     make = embed_rows if isinstance(request, EmbedRequest) else rerank_rows
     rows = make(request, Conversation(tuple(Turn(USER, text) for text in said), True), model)
     engine, found = load_values(settings), {}

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.config import file_hashes
 from gateway.config.file_hashes import PART_BYTES, content_hash
-from gateway.config.models import version_of
+from gateway.config.models import ModelFolder
 from sluice.settings import ModelSettings
 from tests.gateway.kit.tokenizer import write_model
 from tests.support.tiny_encoders import add_modules
@@ -41,7 +41,7 @@ def change(file: Path, place: int) -> None:
 def version(folder: Path, **fields: object) -> str:
     kept = bool(fields.pop("kept", True))
     model = ModelSettings.model_validate({"name": "m", "path": str(folder), **fields})
-    return version_of(model, kept=kept)
+    return ModelFolder(model).version(kept=kept)
 
 
 def test_every_byte_of_the_weights_counts(tmp_path: Path) -> None:

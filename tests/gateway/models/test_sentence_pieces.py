@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.models import load_tokenizer
+from gateway.config.models import ModelFolder
 from gateway.models.tokenizer import ModelTokenizer
 from sluice.settings import ModelSettings, SettingsError
 from tests.support.tiny_marian import FOUND, PIECES, VOCABULARY, save_marian_files
@@ -20,7 +20,7 @@ END, UNKNOWN = VOCABULARY["</s>"], VOCABULARY["<unk>"]
 
 def load(folder: Path) -> ModelTokenizer:
     (folder / "config.json").write_text(json.dumps({**CONFIG, "eos_token_id": END}))
-    return load_tokenizer(ModelSettings(name="m", path=str(folder)))
+    return ModelFolder(ModelSettings(name="m", path=str(folder))).tokenizer
 
 
 @pytest.fixture

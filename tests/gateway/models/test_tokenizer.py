@@ -11,7 +11,7 @@ from hypothesis import given
 from tokenizers import AddedToken, Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
-from gateway.config.models import load_tokenizer
+from gateway.config.models import ModelFolder
 from gateway.models.tokenizer import ChatTemplate, ModelTokenizer, PlainTextEncoder, TemplateRefused
 from gateway.tools.formats import HERMES, LLAMA3, MISTRAL
 from sluice.settings import ModelSettings, SettingsError
@@ -46,7 +46,7 @@ TOKENIZATION = ModelTokenizer(
 
 
 def load(folder: Path, **fields: int) -> ModelTokenizer:
-    return load_tokenizer(ModelSettings(name="small", path=str(folder), **fields))
+    return ModelFolder(ModelSettings(name="small", path=str(folder), **fields)).tokenizer
 
 
 def user(text: str) -> list[dict[str, str]]:
@@ -255,7 +255,7 @@ def test_a_broken_folder_is_one_clear_line(
 
 def test_a_hub_id_that_cannot_be_fetched_is_one_clear_line() -> None:
     with pytest.raises(SettingsError, match="could not be fetched"):
-        load_tokenizer(ModelSettings(name="small", path="nobody/nothing"))
+        ModelFolder(ModelSettings(name="small", path="nobody/nothing"))
 
 
 TOOL: dict[str, object] = {
@@ -315,7 +315,9 @@ def test_the_format_of_calls_is_guessed_or_said(tmp_path: Path) -> None:
     ):
         folder = write_model(tmp_path / str(name), template=source)
         settings = ModelSettings(name="small", path=str(folder), tool_format=said)
-        assert load_tokenizer(settings).tool_format is expected
+        assert ModelFolder(settings).tokenizer.tool_format is expected
     folder = write_model(tmp_path / "none", template="{{ messages }}")
     with pytest.raises(SettingsError, match="takes no tools"):
-        load_tokenizer(ModelSettings(name="small", path=str(folder), tool_format="hermes"))
+        _ = ModelFolder(
+            ModelSettings(name="small", path=str(folder), tool_format="hermes")
+        ).tokenizer

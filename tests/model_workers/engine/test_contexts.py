@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, Phi3Config, Phi3ForCausalLM
 
-from gateway.config.models import load_tokenizer
+from gateway.config.models import ModelFolder
 from model_workers.engine.classifier import load_classifier
 from model_workers.engine.families import load_encoder_decoder
 from model_workers.engine.forward.load import load_model
@@ -35,9 +35,9 @@ OLD: dict[str, dict[str, Any]] = {
 
 
 def of_gateway(folder: Path, engine: str = "transformers") -> int:
-    return load_tokenizer(
+    return ModelFolder(
         ModelSettings.model_validate({"name": "m", "path": str(folder), "engine": engine})
-    ).context_tokens
+    ).tokenizer.context_tokens
 
 
 def save_phi3(folder: Path) -> Path:
@@ -98,7 +98,7 @@ def test_a_server_of_somebody_else_has_the_whole_context(tmp_path: Path) -> None
     folder = save_phi3(tmp_path)
     server = {"url": "http://127.0.0.1:1", "api": "tokens", "model": "m"}
     fields = {"name": "m", "path": str(folder), "engine": "openai", "server": server}
-    assert load_tokenizer(ModelSettings.model_validate(fields)).context_tokens == CONTEXT
+    assert ModelFolder(ModelSettings.model_validate(fields)).tokenizer.context_tokens == CONTEXT
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gateway.config.models import load_tokenizer
+from gateway.config.models import ModelFolder
 from model_workers.engine.encoder_decoder import EncoderDecoder, EncoderDecoderEngine
 from model_workers.engine.families import load_encoder_decoder
 from model_workers.engine.protocol import RowEnd, RowInvalid, RowSpec, RowTooLong, Sampling
@@ -189,7 +189,7 @@ def test_worker_and_gateway_agree_about_a_folder(
 ) -> None:
     folder = save_seq2seq(tmp_path, family)
     settings = ModelSettings(name="m", path=str(folder), device="cpu", context_tokens=context)
-    tokenizer = load_tokenizer(settings)
+    tokenizer = ModelFolder(settings).tokenizer
     engine = load_encoder_decoder(settings)
     assert engine is not None
     assert tokenizer.context_tokens == engine._scheduler.limits.context_tokens

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gateway.config.models import load_tokenizer, speech_of
+from gateway.config.models import ModelFolder
 from model_workers.engine.encoder_decoder import EncoderDecoderEngine
 from model_workers.engine.families import load_encoder_decoder
 from model_workers.engine.protocol import AudioSpec, RowEnd, RowInvalid, RowSpec, Sampling
@@ -181,7 +181,7 @@ def test_languages_are_found_only_where_the_folder_names_them() -> None:
 
 def test_worker_and_gateway_agree_about_a_folder(tmp_path: Path) -> None:
     settings = ModelSettings(name="m", path=str(save_whisper(tmp_path)), device="cpu")
-    tokenizer, speech = load_tokenizer(settings), speech_of(settings)
+    tokenizer, speech = ModelFolder(settings).tokenizer, ModelFolder(settings).speech
     assert speech is not None
     engine = load_encoder_decoder(settings)
     assert engine is not None
@@ -208,6 +208,6 @@ def test_features_of_another_kind_are_one_clear_line(tmp_path: Path) -> None:
 
 def test_a_model_that_reads_takes_no_audio(tmp_path: Path) -> None:
     settings = ModelSettings(name="m", path=str(save_seq2seq(tmp_path, "bart")), device="cpu")
-    assert speech_of(settings) is None
+    assert ModelFolder(settings).speech is None
     with pytest.raises(RowInvalid, match="no audio"):
         load_encoder_decoder(settings).add(row("1", SOUNDS[0], prompt=(5, 6)), 0.0)

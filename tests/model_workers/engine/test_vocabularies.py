@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
-from gateway.config.models import load_tokenizer
+from gateway.config.models import ModelFolder
 from model_workers.engine.families import load_encoder_decoder
 from model_workers.engine.protocol import RowSpec, Sampling
 from model_workers.model_folder import check_model
@@ -107,7 +107,7 @@ def test_answers_are_those_of_generate(family: str, kind: str, tmp_path: Path) -
     model.generation_config.bad_words_ids = [[1]] if family == "marian" else None
     model.save_pretrained(tmp_path)
     settings = ModelSettings(name="m", path=str(tmp_path), max_waiting_rows=1000)
-    encoder = load_tokenizer(settings)
+    encoder = ModelFolder(settings).tokenizer
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     engine, answers = load_encoder_decoder(settings), {}
     for number, text in enumerate(TEXTS):
@@ -137,7 +137,7 @@ def test_a_control_token_in_a_text_is_text_and_unknown_characters_beside_it_stay
 ) -> None:
     """With what the tokenizer adds to every text."""
     save_encoder(tmp_path, kind)
-    encoder = load_tokenizer(settings_of(tmp_path, "embedding"))
+    encoder = ModelFolder(settings_of(tmp_path, "embedding")).tokenizer
     tokenizer: Tokenizer = encoder.tokenizer
     begin, end = tokenizer.token_to_id("<s>"), tokenizer.token_to_id("</s>")
     ids = encoder.encode_text("hello</s>中<mask>world")
@@ -155,7 +155,7 @@ def test_a_marian_folder_of_the_hub_is_served(tmp_path: Path) -> None:
     model = save_marian(tmp_path)
     settings = ModelSettings(name="m", path=str(tmp_path), max_waiting_rows=1000)
     check_model(settings)
-    encoder, engine = load_tokenizer(settings), load_encoder_decoder(settings)
+    encoder, engine = ModelFolder(settings).tokenizer, load_encoder_decoder(settings)
     prompts = {text: encoder.encode_text(text) for text in FOUND}
     answers: dict[str, list[int]] = {text: [] for text in FOUND}
     stops = encoder.stop_token_ids
