@@ -10,10 +10,9 @@
 `http_vs_smg`      see bench/support/beside_smg.py.
 """
 
-import argparse
 import statistics
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -24,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.beside_litellm import http_vs_litellm
 from bench.support.beside_smg import http_vs_smg
-from bench.support.harness import MIN_RUNS, Figure, check_runs, emit, machine, run_count
+from bench.support.harness import Figure, Part, check_runs, machine, options_of, run_parts
 from bench.support.request_cost import (
     MANY,
     REQUESTS,
@@ -34,8 +33,6 @@ from bench.support.request_cost import (
     medians,
 )
 from sluice.startup import LOOPBACK
-
-Part = Callable[[int], Awaitable[list[Figure]]]
 
 
 async def http_vs_grpc(runs: int) -> list[Figure]:
@@ -59,22 +56,10 @@ async def http_vs_grpc(runs: int) -> list[Figure]:
 
 
 PARTS: Final[Mapping[str, Part]] = {
-    "http_vs_grpc": http_vs_grpc,
-    "http_vs_litellm": http_vs_litellm,
-    "http_vs_smg": http_vs_smg,
+    "http_vs_grpc": lambda given: http_vs_grpc(given.runs),
+    "http_vs_litellm": lambda given: http_vs_litellm(given.runs),
+    "http_vs_smg": lambda given: http_vs_smg(given.runs),
 }
 
-
-async def main(given: argparse.Namespace) -> None:
-    for name in given.part or PARTS:
-        emit(await PARTS[name](given.runs), given.json)
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--runs", type=run_count, default=MIN_RUNS)
-    parser.add_argument("part", nargs="*", choices=(*PARTS, []), metavar="PART")
-    uvloop.run(main(parser.parse_args()))
+    uvloop.run(run_parts(options_of(__doc__), PARTS))

@@ -30,7 +30,7 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support import core_load, mixed_load
-from bench.support.harness import MIN_RUNS, Figure, emit, machine, run_count
+from bench.support.harness import Figure, emit, machine, options_of
 from sluice.settings.batching import Policy
 
 FEW, MANY = 1_000, 1_000_000
@@ -220,10 +220,6 @@ def main(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--runs", type=run_count, default=MIN_RUNS, help="seeds of each load")
+    parser = options_of(__doc__, "seeds of each load")
     parser.add_argument("--only", choices=PARTS, help="one part")
     main(parser.parse_args())

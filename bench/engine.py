@@ -23,9 +23,9 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.support.engine_costs import costs
+from bench.support.engine_cost import costs
 from bench.support.engine_side import copy_bandwidth
-from bench.support.harness import MIN_RUNS, Figure, compare, emit, machine, run_count
+from bench.support.harness import Figure, compare, emit, machine, options_of
 from bench.support.llama_model import LARGE, SMALL, prompts, write_model
 from bench.support.setup import Setup, Work
 from bench.support.sides import Side
@@ -255,11 +255,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--runs", type=run_count, default=MIN_RUNS)
+    parser = options_of(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=2, help="of every side")

@@ -16,9 +16,8 @@ greedy.
               `jobs_beside_interactive`: items/s of the job beside them; peer: alone.
 """
 
-import argparse
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -26,10 +25,8 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.support.harness import MIN_RUNS, Figure, emit, run_count
+from bench.support.harness import Part, options_of, run_parts
 from bench.support.job_speed import interactive, throughput
-
-Part = Callable[[argparse.Namespace], Awaitable[list[Figure]]]
 
 PARTS: Final[Mapping[str, Part]] = {
     "throughput": lambda given: throughput(given.runs, given.items or 1000),
@@ -37,23 +34,7 @@ PARTS: Final[Mapping[str, Part]] = {
 }
 
 
-async def main(options: argparse.Namespace) -> None:
-    """Prints the figures of each part as soon as they are there."""
-    for name in options.part or PARTS:
-        emit(await PARTS[name](options), options.json)
-
-
-def parse() -> argparse.Namespace:
-    """The options."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--runs", type=run_count, default=MIN_RUNS, help="rounds of both sides")
-    parser.add_argument("--items", type=int, help="of the job")
-    parser.add_argument("part", nargs="*", metavar="PART", choices=[*PARTS, []])
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    uvloop.run(main(parse()))
+    parser = options_of(__doc__)
+    parser.add_argument("--items", type=int, help="of the job")
+    uvloop.run(run_parts(parser, PARTS))

@@ -26,18 +26,18 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.support.harness import MIN_RUNS, Figure, compare, emit, machine, run_count
+from bench.support.harness import Figure, compare, emit, machine, options_of
 from bench.support.llama_model import write_served_model
+from bench.support.meshes import echo, mesh_of, mesh_settings
 from bench.support.open_loop import MODEL as SMALL
 from bench.support.open_loop import interactive_beside_bulk, openloop_ttft, percentiles
-from bench.support.request_cost import request_cost, secured_vs_open, tls_vs_plain
+from bench.support.request_cost import bare_server, request_cost, secured_vs_open, tls_vs_plain
 from bench.support.triton_direct import DirectWorker, rows
 from gateway.config.models import load_catalog
 from sluice import settings as config
 from sluice.settings.batching import Policy
-from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2, inference_pb2_grpc
-from supervisor.mesh import Mesh, running_mesh
+from supervisor.mesh import Mesh
 
 if TYPE_CHECKING:
     Stub = inference_pb2_grpc.InferenceServiceAsyncStub
@@ -57,15 +57,9 @@ WARM_CALLS = 10
 
 def bench_settings(path: str = "builtin:large") -> config.Settings:
     """A model, the shipped large tier unless given, and an echo model, with room for all streams."""
-    return config.Settings(
-        models=(
-            config.ModelSettings(name=MODEL, tier="large", path=path, slots=STREAMS),
-            config.ModelSettings(
-                name="echo", tier="small", path="builtin:small", engine="echo", slots=STREAMS
-            ),
-        ),
-        routing=RoutingSettings(default=MODEL),
-        gateway=config.GatewaySettings(address="127.0.0.1:0"),
+    return mesh_settings(
+        config.ModelSettings(name=MODEL, tier="large", path=path, slots=STREAMS),
+        echo(STREAMS),
         batcher=config.BatcherSettings(policy=Policy(max_rows=STREAMS)),
     )
 
@@ -174,8 +168,8 @@ async def mesh_client(mesh: Mesh) -> AsyncIterator[MeshClient]:
 async def bench_echo(gateway: "Stub", runs: int) -> list[Figure]:
     """The echo engine through the mesh beside a bare stream of one-token messages."""
     mesh = MeshClient(gateway, "echo")
-    async with bare_server() as bare_stub:
-        bare = MeshClient(bare_stub, "bare")
+    async with bare_server() as server:
+        bare = MeshClient(server.stub, "bare")
 
         async def through_mesh() -> float:
             return await mesh.tokens_per_s(STREAMS, ECHO_TOKENS)
@@ -194,26 +188,6 @@ async def bench_echo(gateway: "Stub", runs: int) -> list[Figure]:
                 note=f"{STREAMS} callers, {REQUESTS} answers of {ECHO_TOKENS} tokens; peer: one token a message",
             )
         ]
-
-
-@asynccontextmanager
-async def bare_server() -> "AsyncIterator[Stub]":
-    """The bare server in a process of its own."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(Path(__file__).with_name("support") / "bare_stream.py"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    port = int(await asyncio.wait_for(process.stdout.readline(), 30))
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield inference_pb2_grpc.InferenceServiceStub(channel)
-    finally:
-        process.stdin.close()
-        await asyncio.wait_for(process.wait(), 10)
 
 
 def _prompt_tokens(settings: config.Settings, name: str = MODEL) -> tuple[list[int], list[int]]:
@@ -237,16 +211,9 @@ def _cpu_s(processes: list[psutil.Process]) -> float:
 
 async def open_loop(names: list[str], runs: int) -> list[Figure]:
     """Figures on a mesh with the shipped settings, but for the large tier, which would share the cores."""
-    shipped = config.Settings()
-    settings = shipped.model_copy(
-        update={
-            "models": tuple(model for model in shipped.models if model.name == SMALL),
-            "routing": RoutingSettings(default=SMALL),
-            "gateway": config.GatewaySettings(address="127.0.0.1:0"),
-        }
-    )
+    settings = mesh_settings(*(one for one in config.Settings().models if one.name == SMALL))
     figures: list[Figure] = []
-    async with served(settings) as mesh:
+    async with mesh_of(settings) as mesh:
         if "interactive_beside_bulk" in names:
             figures += await interactive_beside_bulk(mesh.address, runs)
         if "openloop_ttft" in names:
@@ -258,14 +225,9 @@ async def open_loop(names: list[str], runs: int) -> list[Figure]:
 async def main(args: argparse.Namespace) -> None:
     """Runs the figures asked for and prints them."""
     figures: list[Figure] = []
-    if "overhead" in args.figures or not args.figures:
-        figures += await overhead(args.runs)
-    if "request_cost" in args.figures:
-        figures += await request_cost(args.runs)
-    if "secured_vs_open" in args.figures:
-        figures += await secured_vs_open(args.runs)
-    if "tls_vs_plain" in args.figures:
-        figures += await tls_vs_plain(args.runs)
+    for part in (overhead, request_cost, secured_vs_open, tls_vs_plain):
+        if part.__name__ in (args.figures or ("overhead",)):
+            figures += await part(args.runs)
     if {"interactive_beside_bulk", "openloop_ttft"} & set(args.figures):
         figures += await open_loop(args.figures, args.runs)
     emit(figures, args.json)
@@ -273,37 +235,24 @@ async def main(args: argparse.Namespace) -> None:
 
 async def overhead(runs: int) -> list[Figure]:
     """Figures of the mesh beside Triton and gRPC alone."""
-    async with served(bench_settings()) as mesh, grpc.aio.insecure_channel(mesh.address) as channel:
+    async with (
+        mesh_of(bench_settings()) as mesh,
+        grpc.aio.insecure_channel(mesh.address) as channel,
+    ):
         figures = [await engine_share(mesh, runs), *await first_tokens(mesh, runs)]
         figures += await bench_echo(inference_pb2_grpc.InferenceServiceStub(channel), runs)
         figures.append(await idle_cpu(psutil.Process().children(recursive=True)))
     with tempfile.TemporaryDirectory(prefix="sluice-model-") as folder:
-        async with served(bench_settings(str(write_served_model(Path(folder))))) as mesh:
+        async with mesh_of(bench_settings(str(write_served_model(Path(folder))))) as mesh:
             figures.append(await engine_share(mesh, runs, "_29m"))
     return figures
 
 
-@asynccontextmanager
-async def served(settings: config.Settings) -> AsyncIterator[Mesh]:
-    """A mesh whose state is deleted afterwards."""
-    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        async with running_mesh(settings, state_dir=Path(folder)) as mesh:
-            yield mesh
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--runs", type=run_count, default=MIN_RUNS, help="rounds of both sides")
+    parser = options_of(__doc__)
     names = (
-        "overhead",
-        "request_cost",
-        "secured_vs_open",
-        "tls_vs_plain",
-        "interactive_beside_bulk",
-        "openloop_ttft",
+        *("overhead", "request_cost", "secured_vs_open", "tls_vs_plain"),
+        *("interactive_beside_bulk", "openloop_ttft"),
     )
     # The default of "*" must be one of the choices as a whole.
     parser.add_argument("figures", nargs="*", choices=(*names, []), default=[], metavar="FIGURE")

@@ -14,11 +14,9 @@ as there are slots wait at any time. A run is a mesh of one of `SIZES`, flooded 
 Ours is planned, peer measured, and their ratio best at 1; medians.
 """
 
-import argparse
 import asyncio
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +29,8 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.processes import used_s
-from bench.support.harness import MIN_RUNS, Figure, emit, machine, run_count
+from bench.support.harness import Figure, emit, machine, options_of
+from bench.support.meshes import echo, mesh_of, mesh_settings
 from bench.support.open_load import OpenLoad
 from simulator.arrivals import Fixed, LengthMix
 from simulator.cost import StepCost
@@ -42,9 +41,7 @@ from simulator.simulator import Setup
 from simulator.trace import Arrival
 from sluice import settings as config
 from sluice.settings.batching import Policy
-from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2_grpc
-from supervisor.mesh import running_mesh
 
 MODEL: Final = "echo"
 SLOTS: Final = 16
@@ -69,19 +66,9 @@ class Size:
 
     def settings(self) -> config.Settings:
         """Everything else as shipped."""
-        model = config.ModelSettings(
-            name=MODEL,
-            path="builtin:small",
-            engine="echo",
-            echo_step_ms=1000 * STEP_S,
-            slots=SLOTS,
-            replicas=self.workers,
-        )
-        return config.Settings(
-            models=(model,),
-            routing=RoutingSettings(default=MODEL),
-            gateway=config.GatewaySettings(address="127.0.0.1:0", replicas=self.gateways),
-        )
+        gateway = config.GatewaySettings(address="127.0.0.1:0", replicas=self.gateways)
+        model = echo(SLOTS, echo_step_ms=1000 * STEP_S, replicas=self.workers)
+        return mesh_settings(model, gateway=gateway)
 
 
 SIZES: Final = (Size(1, 1), Size(2, 1), Size(4, 2))
@@ -97,20 +84,17 @@ class Found:
 
 async def measured(size: Size) -> Found:
     """One run."""
-    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        async with running_mesh(size.settings(), state_dir=Path(folder)) as mesh:
-            channels = [grpc.aio.insecure_channel(one) for one in mesh.address.split(",")]
-            loads = [
-                OpenLoad(inference_pb2_grpc.InferenceServiceStub(channel), MODEL)
-                for channel in channels
-            ]
-            flood = asyncio.gather(*(_flood(load, size, len(loads)) for load in loads))
-            await asyncio.sleep(WARM_S)
-            before, begun = used_s(mesh), time.perf_counter()
-            await asyncio.sleep(SECONDS)
-            after, lasted = used_s(mesh), time.perf_counter() - begun
-            ended = [done for answered in await flood for done in answered]
-            await asyncio.gather(*(channel.close() for channel in channels))
+    async with mesh_of(size.settings()) as mesh:
+        channels = [grpc.aio.insecure_channel(one) for one in mesh.address.split(",")]
+        stubs = map(inference_pb2_grpc.InferenceServiceStub, channels)
+        loads = [OpenLoad(stub, MODEL) for stub in stubs]
+        flood = asyncio.gather(*(_flood(load, size, len(loads)) for load in loads))
+        await asyncio.sleep(WARM_S)
+        before, begun = used_s(mesh), time.perf_counter()
+        await asyncio.sleep(SECONDS)
+        after, lasted = used_s(mesh), time.perf_counter() - begun
+        ended = [done for answered in await flood for done in answered]
+        await asyncio.gather(*(channel.close() for channel in channels))
     return Found(
         sum(WARM_S < at <= WARM_S + SECONDS for at in ended) / SECONDS,
         {name: (after[name] - before[name]) / lasted for name in after},
@@ -170,11 +154,7 @@ async def bench(runs: int) -> list[Figure]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--runs", type=run_count, default=MIN_RUNS, help="meshes of each size")
+    parser = options_of(__doc__, "meshes of each size")
     options = parser.parse_args()
     emit(uvloop.run(bench(options.runs)), options.json)
 

@@ -8,11 +8,9 @@ engine, so that what a model computes counts nowhere. triton is tritonserver wit
 hardly depends on what else runs on the machine; how many requests share a wake-up does. There is no peer.
 """
 
-import argparse
 import asyncio
 import statistics
 import sys
-import tempfile
 from collections import defaultdict
 from pathlib import Path
 from typing import Final
@@ -22,30 +20,19 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.support.harness import MIN_RUNS, Figure, emit, machine, run_count
+from bench.support.harness import Figure, emit, machine, options_of
+from bench.support.meshes import echo, mesh_of, mesh_settings
 from bench.support.open_load import OpenLoad
 from bench.support.request_cost import processes_of
 from simulator.fleet import FIGURE, SHIPPED, fit_process
 from simulator.trace import Arrival
-from sluice import settings as config
-from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2_grpc
-from supervisor.mesh import Mesh, running_mesh
+from supervisor.mesh import Mesh
 
 CALLERS: Final = 32
 REQUESTS: Final = 8
 TOKENS: Final = (1, 32, 64)
 PROMPT: Final = 100
-
-
-def bench_settings() -> config.Settings:
-    """One echo model with room for all callers."""
-    echo = config.ModelSettings(name="echo", path="builtin:small", engine="echo", slots=CALLERS)
-    return config.Settings(
-        models=(echo,),
-        routing=RoutingSettings(default="echo"),
-        gateway=config.GatewaySettings(address="127.0.0.1:0"),
-    )
 
 
 def used_s(mesh: Mesh) -> dict[str, float]:
@@ -71,18 +58,15 @@ async def round_us(mesh: Mesh, load: OpenLoad, tokens: int) -> dict[str, float]:
 
 
 async def bench(runs: int) -> list[Figure]:
-    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        async with (
-            running_mesh(bench_settings(), state_dir=Path(folder)) as mesh,
-            grpc.aio.insecure_channel(mesh.address) as channel,
-        ):
-            load = OpenLoad(inference_pb2_grpc.InferenceServiceStub(channel), "echo")
-            await round_us(mesh, load, 1)  # warms up
-            points = [
-                (tokens, await round_us(mesh, load, tokens))
-                for _ in range(runs)
-                for tokens in TOKENS
-            ]
+    async with (
+        mesh_of(mesh_settings(echo(CALLERS))) as mesh,
+        grpc.aio.insecure_channel(mesh.address) as channel,
+    ):
+        load = OpenLoad(inference_pb2_grpc.InferenceServiceStub(channel), "echo")
+        await round_us(mesh, load, 1)  # warms up
+        points = [
+            (tokens, await round_us(mesh, load, tokens)) for _ in range(runs) for tokens in TOKENS
+        ]
     return [_figure(name, [(t, us[name]) for t, us in points], runs) for name in points[0][1]]
 
 
@@ -99,11 +83,7 @@ def _figure(name: str, points: list[tuple[float, float]], runs: int) -> Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--runs", type=run_count, default=MIN_RUNS, help="rounds of all lengths")
+    parser = options_of(__doc__, "rounds of all lengths")
     options = parser.parse_args()
     emit(uvloop.run(bench(options.runs)), options.json)
 

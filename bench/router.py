@@ -20,7 +20,6 @@ them these figures are optimistic.
 Without --tiers, --decision, --rules and --outcomes: the first three.
 """
 
-import argparse
 import csv
 import gzip
 import statistics
@@ -40,9 +39,9 @@ from sklearn.linear_model import LogisticRegression
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.safety import CORPORA, prompts, quantiles_ms
-from bench.support import heldout_rules, tier_runs, tradeoff_plot
-from bench.support.harness import MIN_RUNS, Figure, emit, machine, run_count
-from bench.support.tradeoffs import Tradeoff, table
+from bench.support import heldout_rules, tier_runs
+from bench.support.harness import Figure, emit, machine, options_of
+from bench.support.tradeoffs import Tradeoff, draw, table
 from gateway.routing.learned import answer
 from gateway.routing.learned.features import HASHED, buckets
 from gateway.routing.learned.model import Columns, Words
@@ -60,11 +59,7 @@ Sides = tuple[Scores, Scores]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--runs", type=run_count, default=MIN_RUNS)
+    parser = options_of(__doc__)
     parser.add_argument("--outcomes", type=Path, action="append", default=[])
     parser.add_argument("--folds", type=int, default=10)
     parser.add_argument("--decision", action="store_true", help="what a decision costs")
@@ -93,7 +88,7 @@ def show(found: Sequence[Tradeoff], picture: Path | None, as_json: bool) -> None
     if not as_json:
         print(table(found), end="\n\n")
     if picture is not None:
-        tradeoff_plot.draw(found, tier_runs.ACCURACY_MIN, tier_runs.TOKENS_MAX, picture)
+        draw(found, tier_runs.ACCURACY_MIN, tier_runs.TOKENS_MAX, picture)
 
 
 def decision(runs: int) -> Figure:

@@ -16,7 +16,6 @@ Times are processor time of the thread, so that other programs on the machine co
   off, by label. `mesh_with_policy_vs_without` with the large tier, `echo_with_policy_vs_without` without a model.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -31,7 +30,14 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.mesh import ANSWER_TOKENS, ECHO_TOKENS, MODEL, STREAMS, MeshClient, bench_settings
-from bench.support.harness import MIN_RUNS, Figure, Run, compare, emit, machine, run_count
+from bench.support.harness import (
+    Figure,
+    Run,
+    compare,
+    emit,
+    machine,
+    options_of,
+)
 from gateway.config.models import load_catalog
 from gateway.config.policies import load_inspector, load_policies_of
 from gateway.models.tokenizer import ModelTokenizer
@@ -86,9 +92,7 @@ WARM_UP: Final = 20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--runs", type=run_count, default=MIN_RUNS)
+    parser = options_of(__doc__)
     parser.add_argument("--only", choices=("input", "output", "mesh"))
     options = parser.parse_args()
     figures: list[Figure] = []

@@ -19,7 +19,6 @@ import asyncio
 import os
 import statistics
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,7 +31,8 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.engine_cost import Measured, StepProbe
-from bench.support.harness import MIN_RUNS, Figure, emit, machine, run_count
+from bench.support.harness import Figure, emit, machine, options_of
+from bench.support.meshes import echo, mesh_of, mesh_settings
 from bench.support.open_load import OpenLoad
 from bench.support.request_cost import processes_of
 from bench.support.triton_direct import DirectWorker
@@ -43,9 +43,8 @@ from simulator.results import Ending, percentiles
 from simulator.simulator import Links, Setup, simulate
 from simulator.trace import Arrival
 from sluice import settings as config
-from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2_grpc
-from supervisor.mesh import Mesh, running_mesh
+from supervisor.mesh import Mesh
 from supervisor.model_processes import stub_pids
 
 SHARES: Final = (0.3, 0.6, 0.9)
@@ -67,19 +66,11 @@ QUANTITIES: Final = ("ttft_p50", "ttft_p95", "latency_p50", "latency_p95", "toke
 
 def bench_settings(model: str) -> config.Settings:
     """One shipped tier, or an engine without a model whose steps take a fixed time."""
-    echo = {"path": "builtin:small", "engine": "echo", "echo_step_ms": ECHO_STEP_MS}
-    tier = {"path": f"builtin:{model}"}
-    values = {
-        "name": model,
-        "tier": model,
-        "slots": SLOTS[model],
-        **(echo if model == ECHO else tier),
-    }
-    return config.Settings(
-        models=(config.ModelSettings.model_validate(values),),
-        routing=RoutingSettings(default=model),
-        gateway=config.GatewaySettings(address="127.0.0.1:0"),
-    )
+    if model == ECHO:
+        return mesh_settings(echo(SLOTS[ECHO], name=ECHO, tier=ECHO, echo_step_ms=ECHO_STEP_MS))
+    path = f"builtin:{model}"
+    tier = config.ModelSettings(name=model, tier=model, path=path, slots=SLOTS[model])
+    return mesh_settings(tier)
 
 
 async def measured_setup(
@@ -187,19 +178,18 @@ async def bench(model: str, runs: int) -> list[Figure]:
     settings = bench_settings(model)
     vocabulary = load_catalog(settings)[model].tokenizer.vocab_size
     pairs: dict[float, list[Pair]] = {share: [] for share in SHARES}
-    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        async with (
-            running_mesh(settings, state_dir=Path(folder)) as mesh,
-            grpc.aio.insecure_channel(mesh.address) as channel,
-            DirectWorker(mesh.worker_address(model), model) as worker,
-        ):
-            load = OpenLoad(inference_pb2_grpc.InferenceServiceStub(channel), model)
-            with engine_alone(mesh):
-                capacity = await capacity_per_s(load, SLOTS[model])
-                for seed in range(1, runs + 1):
-                    setup = await measured_setup(load, worker, settings, vocabulary)
-                    for share in SHARES:
-                        pairs[share].append(await play(load, setup, share * capacity, seed))
+    async with (
+        mesh_of(settings) as mesh,
+        grpc.aio.insecure_channel(mesh.address) as channel,
+        DirectWorker(mesh.worker_address(model), model) as worker,
+    ):
+        load = OpenLoad(inference_pb2_grpc.InferenceServiceStub(channel), model)
+        with engine_alone(mesh):
+            capacity = await capacity_per_s(load, SLOTS[model])
+            for seed in range(1, runs + 1):
+                setup = await measured_setup(load, worker, settings, vocabulary)
+                for share in SHARES:
+                    pairs[share].append(await play(load, setup, share * capacity, seed))
     return [_figure(model, name, share, pairs[share]) for share in SHARES for name in QUANTITIES]
 
 
@@ -212,10 +202,6 @@ async def main(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--runs", type=run_count, default=MIN_RUNS, help="traces at each load")
+    parser = options_of(__doc__, "traces at each load")
     parser.add_argument("--model", choices=MODELS, action="append", help="only this one")
     uvloop.run(main(parser.parse_args()))

@@ -15,14 +15,11 @@ divided by the time. Sampling is greedy.
   is next to nothing; requests/s.
 """
 
-import argparse
 import asyncio
-import os
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -31,11 +28,10 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.support.harness import MIN_RUNS, Figure, Run, compare, emit, run_count
+from bench.support.harness import Figure, Run, compare, emit, options_of
+from bench.support.meshes import echo, environment, mesh_of, mesh_settings, ports_of, program
 from sluice import settings as config
-from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2, inference_pb2_grpc
-from supervisor.mesh import running_mesh
 
 if TYPE_CHECKING:
     Stub = inference_pb2_grpc.InferenceServiceAsyncStub
@@ -99,74 +95,33 @@ def load(stub: "Stub", model: str, tokens: int, seconds: float) -> Run:
 @asynccontextmanager
 async def receiver() -> AsyncIterator[tuple[str, str]]:
     """Endpoints of a receiver in a process of its own: gRPC, and HTTP with its path."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(Path(__file__).parent / "support" / "otlp_sink.py"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    grpc_port, http_port = (await asyncio.wait_for(process.stdout.readline(), 30)).split()
-    try:
-        yield (
-            f"http://127.0.0.1:{int(grpc_port)}",
-            f"http://127.0.0.1:{int(http_port)}/v1/traces",
-        )
-    finally:
-        process.stdin.close()
-        await asyncio.wait_for(process.wait(), 10)
+    async with program("otlp_sink") as process:
+        grpc_port, http_port = await ports_of(process)
+        yield f"http://127.0.0.1:{grpc_port}", f"http://127.0.0.1:{http_port}/v1/traces"
 
 
 @asynccontextmanager
 async def mesh(endpoints: tuple[str, str] | None = None) -> AsyncIterator["Stub"]:
     """A mesh that sends its spans to ``endpoints``."""
-    settings = config.Settings(
-        models=(
-            config.ModelSettings(name=LARGE, tier="large", path="builtin:large", slots=CALLERS),
-            config.ModelSettings(
-                name=ECHO, tier="small", path="builtin:small", engine="echo", slots=CALLERS
-            ),
-        ),
-        routing=RoutingSettings(default=LARGE),
-        gateway=config.GatewaySettings(address="127.0.0.1:0"),
+    settings = mesh_settings(
+        config.ModelSettings(name=LARGE, tier="large", path="builtin:large", slots=CALLERS),
+        echo(CALLERS),
         telemetry=config.TelemetrySettings(otlp_http_endpoint=endpoints and endpoints[1]),
     )
-    environment = {"OTEL_METRICS_EXPORTER": "none"}
+    variables = {"OTEL_METRICS_EXPORTER": "none"}
     if endpoints is not None:
-        environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = endpoints[0]
-    with (
-        tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder,
-        variables(environment),
-    ):
+        variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = endpoints[0]
+    with environment(variables):
         async with (
-            running_mesh(settings, state_dir=Path(folder)) as running,
+            mesh_of(settings) as running,
             grpc.aio.insecure_channel(running.address) as channel,
         ):
             yield inference_pb2_grpc.InferenceServiceStub(channel)
 
 
-@contextmanager
-def variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables that processes started inside the block inherit."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
-
-
 def main() -> None:
     """Prints the figures."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--runs", type=run_count, default=MIN_RUNS)
+    parser = options_of(__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="of a run")
     options = parser.parse_args()
     emit(uvloop.run(telemetry_cost(options.runs, options.seconds)), options.json)

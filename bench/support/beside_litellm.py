@@ -15,7 +15,6 @@ import random
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -27,10 +26,11 @@ import yaml
 
 from bench.support.harness import Figure, check_runs, machine
 from bench.support.http_load import stream_chats
+from bench.support.meshes import mesh_of, mesh_settings, ports_of, program
 from sluice import settings as config
-from sluice.settings.routing import RoutingSettings
+from sluice.settings.remote import ServerSettings
 from sluice.startup import LOOPBACK, answers, free_port
-from supervisor.mesh import Mesh, running_mesh
+from supervisor.mesh import Mesh
 
 MODEL: Final = "echo"
 CALLERS: Final = 32
@@ -97,21 +97,9 @@ def _figures(
 @asynccontextmanager
 async def upstream() -> AsyncIterator[str]:
     """The server behind both; gives its address."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "bench.support.openai_upstream",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        cwd=Path(__file__).parents[2],
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        yield f"{LOOPBACK}:{int(await asyncio.wait_for(process.stdout.readline(), 30))}"
-    finally:
-        process.stdin.close()
-        await asyncio.wait_for(process.wait(), 10)
+    async with program("openai_upstream") as process:
+        (port,) = await ports_of(process)
+        yield f"{LOOPBACK}:{port}"
 
 
 @asynccontextmanager
@@ -125,25 +113,13 @@ async def sluice_before(server: str) -> AsyncIterator[str]:
 @asynccontextmanager
 async def mesh_before(server: str) -> AsyncIterator[Mesh]:
     """A mesh whose only model is ``server``."""
-    values = {"url": f"http://{server}/v1", "model": MODEL, "api": "chat"}
-    model = config.ModelSettings.model_validate(
-        {
-            "name": MODEL,
-            "path": "builtin:small",
-            "engine": "openai",
-            "slots": SLOTS,
-            "server": values,
-        }
+    behind = ServerSettings(url=f"http://{server}/v1", model=MODEL, api="chat")
+    model = config.ModelSettings(
+        name=MODEL, path="builtin:small", engine="openai", slots=SLOTS, server=behind
     )
-    settings = config.Settings(
-        models=(model,),
-        routing=RoutingSettings(default=MODEL),
-        gateway=config.GatewaySettings(address=f"{LOOPBACK}:0"),
-        http=config.HttpSettings(address=f"{LOOPBACK}:0"),
-    )
-    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        async with running_mesh(settings, state_dir=Path(folder)) as mesh:
-            yield mesh
+    http = config.HttpSettings(address=f"{LOOPBACK}:0")
+    async with mesh_of(mesh_settings(model, http=http)) as mesh:
+        yield mesh
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bench.support.llama_model import prompts as random_prompts
-from bench.support.timed import Prompts, timed
+from bench.support.sides import Prompts, timed
 from model_workers.engine.checkpoint import limit_threads, load_engine
 from model_workers.engine.protocol import RowSpec, Sampling
 from sluice.settings import ModelSettings

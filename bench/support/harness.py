@@ -55,6 +55,16 @@ def run_count(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def options_of(about: str | None, runs: str = "rounds of both sides") -> argparse.ArgumentParser:
+    """The options that every benchmark has; ``runs``: what --runs counts."""
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--runs", type=run_count, default=MIN_RUNS, help=runs)
+    return parser
+
+
 @dataclass(frozen=True)
 class Figure:
     """One line of output. `ours` and `peer` are medians in `unit`; None where a side is missing.
@@ -83,6 +93,18 @@ class Figure:
     @property
     def label(self) -> str:
         return "single run" if self.runs == 1 else ""
+
+
+Part = Callable[[argparse.Namespace], Awaitable[list[Figure]]]
+
+
+async def run_parts(parser: argparse.ArgumentParser, parts: Mapping[str, Part]) -> None:
+    """Prints the figures of the ``parts`` that are asked for, without any of all, as soon as they are there."""
+    # The default of "*" must be one of the choices as a whole.
+    parser.add_argument("part", nargs="*", choices=[*parts, []], metavar="PART")
+    given = parser.parse_args()
+    for name in given.part or parts:
+        emit(await parts[name](given), given.json)
 
 
 def machine() -> str:

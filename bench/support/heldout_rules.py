@@ -10,7 +10,7 @@ from statistics import median
 from typing import Final
 
 from bench.support.harness import ROOT, Figure, machine
-from bench.support.strategies import STRONG, WEAK
+from bench.support.tier_runs import STRONG, WEAK
 from bench.tiers.evaluate import ServedModel
 from bench.tiers.tokenizer import load_tokenizer
 from gateway.routing.features import Features

@@ -12,7 +12,7 @@ from typing import Any, Final
 import llama_cpp
 import numpy as np
 
-from bench.support.timed import Prompts, fastest, timed
+from bench.support.sides import Prompts, fastest, timed
 
 CELLS: Final = 8192
 """Tokens that the cache holds, all rows together."""

@@ -19,13 +19,12 @@ the same worker in Triton, with the same tokens.
 import asyncio
 import json
 import statistics
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, Final
 
 from bench.support.harness import Figure, machine
+from bench.support.meshes import program
 
 MODEL: Final = "small"
 RATE: Final = 10.0
@@ -67,22 +66,8 @@ class Client:
 @asynccontextmanager
 async def client(address: str) -> AsyncIterator[Client]:
     """A process that calls ``address``."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "bench.support.caller",
-        address,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        cwd=Path(__file__).parents[2],
-        limit=1 << 24,
-    )
-    try:
+    async with program("caller", address, line_bytes_max=1 << 24) as process:
         yield Client(process)
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        await asyncio.wait_for(process.wait(), 20)
 
 
 async def interactive_beside_bulk(address: str, runs: int) -> list[Figure]:

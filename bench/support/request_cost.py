@@ -24,13 +24,10 @@ alternate, after one warm-up of each; figures are medians.
 import asyncio
 import itertools
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -40,18 +37,17 @@ import psutil
 from bench.support.bare_stream import EVENTS
 from bench.support.harness import Figure, check_runs, machine
 from bench.support.http_load import stream_chats
+from bench.support.meshes import echo, mesh_of, mesh_settings, ports_of, program
 from sluice import settings as config
 from sluice.client.channel import bearer_metadata
 from sluice.internal.v1.identity_pb2 import ApiKeyRecord
-from sluice.settings import TlsSettings
 from sluice.settings.limits import LimitSettings
-from sluice.settings.routing import RoutingSettings
 from sluice.tls import open_channel
 from sluice.v1 import inference_pb2, inference_pb2_grpc
 from sluice.wire import jetstream
 from sluice.wire.api_keys import digest_of, new_key
 from sluice.wire.bucket import Bucket
-from supervisor.mesh import Mesh, running_mesh
+from supervisor.mesh import Mesh
 
 if TYPE_CHECKING:
     Stub = inference_pb2_grpc.InferenceServiceAsyncStub
@@ -167,27 +163,21 @@ async def echo_mesh(
         secured: callers need an API key, and have limits that they do not reach.
         tls: every connection has certificates.
     """
-    model = config.ModelSettings(
-        name=MODEL, tier="small", path="builtin:small", engine="echo", slots=SLOTS
-    )
-    settings = config.Settings(
-        models=(model,),
-        routing=RoutingSettings(default=MODEL),
-        gateway=config.GatewaySettings(address="127.0.0.1:0"),
+    settings = mesh_settings(
+        echo(SLOTS),
         http=config.HttpSettings(address=http),
         cache=cache or config.CacheSettings(),
         identity=config.IdentitySettings(api_keys=secured),
         limits=LIMITS if secured else LimitSettings(),
-        tls=TlsSettings(embedded=tls),
+        tls=config.TlsSettings(embedded=tls),
     )
-    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        async with (
-            running_mesh(settings, state_dir=Path(folder)) as mesh,
-            open_channel(mesh.address, _trusted(mesh), ()) as channel,
-        ):
-            stub = inference_pb2_grpc.InferenceServiceStub(channel)
-            key = await made_key(mesh) if secured else None
-            yield Server(stub, MODEL, processes_of(mesh), mesh.http, key)
+    async with (
+        mesh_of(settings) as mesh,
+        open_channel(mesh.address, _trusted(mesh), ()) as channel,
+    ):
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        key = await made_key(mesh) if secured else None
+        yield Server(stub, MODEL, processes_of(mesh), mesh.http, key)
 
 
 def _trusted(mesh: Mesh) -> grpc.ChannelCredentials | None:
@@ -209,22 +199,11 @@ async def made_key(mesh: Mesh) -> str:
 @asynccontextmanager
 async def bare_server() -> AsyncIterator[Server]:
     """The bare server, in a process of its own."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(Path(__file__).with_name("bare_stream.py")),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    port = int(await asyncio.wait_for(process.stdout.readline(), 30))
-    try:
+    async with program("bare_stream") as process:
+        (port,) = await ports_of(process)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
             yield Server(stub, EVENTS, {"bare": psutil.Process(process.pid)})
-    finally:
-        process.stdin.close()
-        await asyncio.wait_for(process.wait(), 10)
 
 
 async def interleaved(

@@ -1,21 +1,15 @@
-"""Runs every strategy of routing on the embedded mesh: the held-out tasks of `sluice eval`, in interleaved rounds."""
+"""Strategies of routing, and their runs on the embedded mesh: tasks of `sluice eval`, in interleaved rounds."""
 
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from bench.support import meshes
 from bench.support.harness import Figure, machine
-from bench.support.strategies import (
-    LABEL,
-    PRICES,
-    STRONG,
-    WEAK,
-    Strategy,
-    mesh_settings,
-    strategies,
-)
+from bench.support.meshes import mesh_of
 from bench.support.tradeoffs import Tradeoff, tradeoffs
 from cli.evaluate import write_outcomes
 from cli.files import NewFile, open_table
@@ -23,9 +17,93 @@ from cli.questions import Question, Result, ask_all, support_questions
 from gateway.routing.learned import artefact
 from learning import outcomes
 from learning.train import train
+from sluice import settings as config
 from sluice.client.aio import AsyncClient
 from sluice.client.request import GenerateOptions
-from supervisor.mesh import running_mesh
+from sluice.settings.routing import (
+    CascadeRoute,
+    LearnedRoute,
+    RoutingPolicy,
+    RoutingSettings,
+    Selection,
+    Target,
+)
+
+WEAK: Final = "small"
+STRONG: Final = "large"
+LABEL: Final = "strategy"
+PRICES: Final = {WEAK: 0.16, STRONG: 1.0}
+"""Per million tokens, of prompts as of answers, in the ratio of the parameters."""
+COMMIT_TOKENS: Final = 64
+"""The small tier's answers end before, so that they are checked whole."""
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How "auto" is resolved, and what the caller says to it."""
+
+    policy: RoutingPolicy
+    accept_replace: bool = False
+
+
+def strategies(router: Path) -> dict[str, Strategy]:
+    """All of them; ``router`` is an artefact of `sluice router train --cascade`."""
+    shipped = config.Settings().routing.model_dump(include=set(RoutingPolicy.model_fields))
+    return {
+        WEAK: Strategy(RoutingPolicy(default=WEAK)),
+        STRONG: Strategy(RoutingPolicy(default=STRONG)),
+        "rules": Strategy(RoutingPolicy.model_validate(shipped)),
+        "learned-quality": Strategy(RoutingPolicy(learned=_learned(router, quality=1.0))),
+        "learned-share": Strategy(RoutingPolicy(learned=_learned(router, strong_share=0.3))),
+        "cascade-judged": Strategy(RoutingPolicy(cascade=_cascade(router))),
+        "cascade-replace": Strategy(RoutingPolicy(cascade=_cascade(router, mode="replace")), True),
+        "learned-cascade": Strategy(
+            RoutingPolicy(learned=_learned(router, quality=0.9), cascade=_cascade(router))
+        ),
+    }
+
+
+def mesh_settings(named: Mapping[str, Strategy]) -> config.Settings:
+    """A mesh of both tiers with ``named``, each for requests with its label.
+
+    Without prefix caches: all strategies ask the same questions, and whoever comes first would pay for the others.
+    """
+    policies = {name: strategy.policy for name, strategy in named.items()}
+    select = tuple(Selection(policy=name, labels={LABEL: name}) for name in named)
+    routing = RoutingSettings(default=WEAK, policies=policies, select=select)
+    tiers = (_tier(name, price) for name, price in PRICES.items())
+    return meshes.mesh_settings(*tiers, routing=routing)
+
+
+def _tier(name: str, price: float) -> config.ModelSettings:
+    return config.ModelSettings(
+        name=name,
+        tier=name,
+        path=f"builtin:{name}",
+        prefix_cache=False,
+        prompt_price=price,
+        answer_price=price,
+    )
+
+
+def _learned(router: Path, **target: float) -> LearnedRoute:
+    return LearnedRoute(
+        artefact=str(router), weak=WEAK, strong=STRONG, target=Target.model_validate(target)
+    )
+
+
+def _cascade(router: Path, **fields: Any) -> CascadeRoute:
+    values = {
+        "first": WEAK,
+        "second": STRONG,
+        "commit_tokens": COMMIT_TOKENS,
+        "artefact": str(router),
+        "target": Target(quality=1.0),
+        "checks": ("finished", "json"),
+        **fields,
+    }
+    return CascadeRoute.model_validate(values)
+
 
 CALLERS: Final = 8
 TRAINING_SEED: Final = 77
@@ -107,12 +185,8 @@ def _figures(one: Tradeoff, runs: int, n: int) -> list[Figure]:
 
 @asynccontextmanager
 async def _mesh(named: Mapping[str, Strategy]) -> AsyncIterator[AsyncClient]:
-    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        async with (
-            running_mesh(mesh_settings(named), state_dir=Path(folder)) as mesh,
-            AsyncClient(mesh.address) as client,
-        ):
-            yield client
+    async with mesh_of(mesh_settings(named)) as mesh, AsyncClient(mesh.address) as client:
+        yield client
 
 
 async def _learn(client: AsyncClient, router: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from bench.support.timed import Prompts, fastest, timed
+from bench.support.sides import Prompts, fastest, timed
 
 logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
 

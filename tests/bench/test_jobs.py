@@ -2,7 +2,7 @@
 
 import json
 
-from bench.support.job_client import pieces, short_lines, task_lines
+from bench.support.job_speed import pieces, short_lines, task_lines
 
 
 def test_tasks_are_new_for_each_seed_and_none_is_there_twice() -> None:

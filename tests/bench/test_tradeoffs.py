@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.support import tier_runs, tradeoff_plot
-from bench.support.tradeoffs import Tradeoff, table, tradeoffs
+from bench.support import tier_runs
+from bench.support.tradeoffs import Tradeoff, draw, table, tradeoffs
 from cli.questions import Result
 from sluice.client.answer import ModelUsage, Usage
 
@@ -92,5 +92,5 @@ def test_figures_have_the_stable_names(found: list[Tradeoff]) -> None:
 
 
 def test_the_picture_is_a_png(found: list[Tradeoff], tmp_path: Path) -> None:
-    tradeoff_plot.draw(found, 0.99, 0.4, tmp_path / "s.png")
+    draw(found, 0.99, 0.4, tmp_path / "s.png")
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.support.harness import Figure, machine
-from bench.support.job_client import pieces, short_lines
+from bench.support.job_speed import pieces, short_lines
 from sluice import settings as config
 from sluice.client import AsyncClient
 from sluice.errors import SluiceError

@@ -16,7 +16,7 @@ import nats
 from nats.aio.msg import Msg
 
 from bench.support.harness import Figure, machine
-from bench.support.job_client import JobClient, Line, Outcome, job_client, task_lines
+from bench.support.job_speed import JobClient, Line, Outcome, job_client, task_lines
 from bench.support.triton_direct import DirectWorker
 from sluice.internal.v1.job_pb2 import JobSegment
 from sluice.internal.v1.worker_pb2 import WorkerCounts

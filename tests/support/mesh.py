@@ -5,15 +5,15 @@ time. Tests that kill processes or need other settings start a mesh of their own
 """
 
 import asyncio
-import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from bench.support.meshes import environment as environment
 from sluice.client import AsyncClient
 from sluice.settings import (
     BatcherSettings,
@@ -164,18 +164,3 @@ async def _serve(ready: Future[RunningMesh], stop: threading.Event) -> None:
                 running = RunningMesh(mesh.address, mesh.http, mesh.settings, receiver)
                 ready.set_result(running)
                 await asyncio.to_thread(stop.wait)
-
-
-@contextmanager
-def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables that children inherit."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
