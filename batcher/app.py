@@ -78,7 +78,6 @@ class Batcher:
         self._drains = control_pb2.DrainsChanged()
         self._answering = BackgroundTasks()
         self._process = Process(
-            nats_client,
             batcher,
             self._gateways,
             self._spans,

@@ -13,9 +13,9 @@ from typing import Final
 
 from opentelemetry.trace import SpanContext
 
-from batcher.core.effects import FormedBatch, Move
+from batcher.core.effects import FormedBatch
 from batcher.core.requests import Requests
-from batcher.core.row import IN_FLIGHT, Row, RowState
+from batcher.core.row import Row
 from batcher.core.workers import WorkerState
 from batcher.spans import end_word
 from sluice.internal.v1 import control_pb2
@@ -89,9 +89,6 @@ class BatcherMetrics:
         self._batch_tokens = registry.counter(catalog.BATCH_TOKENS)
         self._padding = registry.counter(catalog.PADDING_TOKENS)
         self._rows = registry.counter(catalog.ROWS)
-        self._resends = registry.counter(catalog.RESENDS)
-        self._redeliveries = registry.counter(catalog.REDELIVERIES)
-        self._dead_letters = registry.counter(catalog.DEAD_LETTERS)
         self._show(registry)
 
     def _show(self, registry: MetricRegistry) -> None:
@@ -120,26 +117,12 @@ class BatcherMetrics:
     def reported(self, report: control_pb2.ModelReport, requests: Requests) -> None:
         """A model was reported; nobody changes ``report`` any more."""
         view = self._models[report.model]
-        view.report, view.workers = report, requests.known_workers()
-        view.oldest, view.drained = requests.queue.oldest, requests.drained
+        view.report, view.workers = report, requests.workers.known()
+        view.oldest, view.drained = requests.queue.oldest, requests.workers.drained
 
-    def moved(self, move: Move) -> None:
-        """A row has changed its state."""
-        if move.after is RowState.WAITING:
-            if move.before is not None:
-                self._resends[_labels(move.row)] += 1
-            elif move.row.task.attempt:
-                self._redeliveries[_labels(move.row)] += 1
-        elif move.after not in IN_FLIGHT and move.before is not RowState.ENDED:
-            self._rows[*_labels(move.row), end_word(move.row)] += 1
-
-    def refused(self, row: Row) -> None:
-        """A task was returned to its gateway at once."""
-        self._rows[*_labels(row), "returned"] += 1
-
-    def buried(self, row: Row) -> None:
-        """A task becomes a dead letter."""
-        self._dead_letters[_labels(row)] += 1
+    def ended_row(self, row: Row) -> None:
+        """A row has ended here, or was returned to its gateway."""
+        self._rows[row.task.model, row.priority_class, end_word(row)] += 1
 
     def formed(self, formed: FormedBatch, span_of: Callable[[Row], SpanContext | None]) -> None:
         """A batch is sent; ``span_of`` a row leads to its trace."""
@@ -201,10 +184,6 @@ class BatcherMetrics:
                 if (worker := view.workers.get(name)) is not None:
                     totals.note(worker)
                 yield (model, name), totals.read()
-
-
-def _labels(row: Row) -> tuple[str, str]:
-    return row.task.model, row.priority_class
 
 
 def _cache_share(worker: WorkerState | None) -> float:

@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import grpc
-from nats.aio.client import Client
 from typing_extensions import override
 
 from batcher.core.effects import Effects
 from batcher.core.frames import final_frame
 from batcher.core.requests import Requests
 from batcher.core.row import Row
-from batcher.core.scheduler.capacity import Capacity
+from batcher.core.workers import Workers
 from batcher.gateways import Gateways
 from batcher.metrics import BatcherMetrics
 from batcher.spans import RowSpans
@@ -34,13 +33,12 @@ from sluice.background import BackgroundTasks
 from sluice.errors import EngineFailed, Overloaded
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
 from sluice.settings import ModelSettings, Settings
-from sluice.wire.dead_letters import store_dead_letter
 from sluice.wire.subjects import CLASSES
 
 log = logging.getLogger(__name__)
 
 CLOSE_S: Final = 3.0
-"""How long dead letters may still take when the batcher ends."""
+"""How long what is on its way may still take when the batcher ends."""
 ROOM_CLASSES: Final = len(CLASSES) - 1
 """Classes that share the bytes: tasks of the most urgent one do not wait for room."""
 
@@ -56,7 +54,6 @@ class Process:
         worker_credentials: for calls to Triton; None: not encrypted.
     """
 
-    nats_client: Client
     batcher: str
     gateways: Gateways
     spans: RowSpans
@@ -81,8 +78,7 @@ class ModelLoop(WorkerEvents):
             process.batcher,
             policy=batcher.policy_of(model.name),
             weights=settings.weights,
-            ranked=workers,
-            standby=model.standby,
+            workers=Workers(workers, model.standby),
         )
         credentials = process.worker_credentials
         self._fleet = Fleet(urls, model, process.batcher, batcher, self, credentials)
@@ -119,7 +115,7 @@ class ModelLoop(WorkerEvents):
             await self._until_idle()
 
     async def close(self) -> None:
-        """Waits a bounded time for dead letters; closes the connections to the workers."""
+        """Waits a bounded time for what is on its way; closes the connections to the workers."""
         await self._chores.settle(CLOSE_S)
         await self._fleet.close()
 
@@ -133,20 +129,20 @@ class ModelLoop(WorkerEvents):
 
     def drain_workers(self, names: frozenset[str]) -> None:
         """Only these workers get no new rows."""
-        self._requests.drained = names
+        self._requests.workers.drained = names
         self._process.on_readiness()
         self.wake()
 
     def report(self, gateways: int) -> control_pb2.ModelReport:
         """The report on the model for gateways and other batchers; ``gateways``: how many share its room."""
-        workers, queue = self._requests.active_workers().values(), self._requests.queue
+        workers, queue = self._requests.workers.active().values(), self._requests.queue
         closed_s = min((worker.load.closed_ms for worker in workers), default=0.0) / 1e3
         report = control_pb2.ModelReport(
             model=self._model,
             workers=len(workers),
             slots=sum(worker.slots for worker in workers),
             running=sum(worker.running for worker in workers),
-            queued=self._requests.waiting,
+            queued=queue.order.waiting,
             classes=queue.class_reports(time.monotonic(), closed_s),
             tokens_per_s=queue.tokens_per_s,
         )
@@ -169,7 +165,7 @@ class ModelLoop(WorkerEvents):
             row = Row(task, now, headers, size)
             if self._requests.size + size > self._room_bytes:
                 self._requests.refuse(row, _full(self._model))
-                self._process.metrics.refused(row)
+                self._process.metrics.ended_row(row)
             else:
                 self._add(row, now)
 
@@ -182,7 +178,6 @@ class ModelLoop(WorkerEvents):
                 end=frame_pb2.ROW_END_FAILED, error=_failure("the batcher cannot take the request")
             )
             self._chores.spawn(self._process.gateways.send([(row.task.gateway, final_frame(row))]))
-            self._chores.spawn(self._bury(row))
             raise
 
     def on_cancel(self, rows: Sequence[frame_pb2.RowRef]) -> None:
@@ -234,7 +229,7 @@ class ModelLoop(WorkerEvents):
         now = time.monotonic()
         self._requests.lost(worker, now)
         self._process.spans.worker_lost(worker, now)
-        self._process.on_readiness()
+        self._process.on_readiness()  # before its rows: their gateways look for another worker
         self.wake()
 
     # The loop.
@@ -244,18 +239,11 @@ class ModelLoop(WorkerEvents):
             self._woken.clear()
             if self._fault is not None:
                 raise self._fault
-            now = time.monotonic()
-            self._requests.advance(now, self._capacities(now))
+            self._requests.advance(time.monotonic())
             await self._carry_out(self._requests.take())
             if not self._requests.active and not self._woken.is_set():
                 self._idle.set()
             await self._sleep()
-
-    def _capacities(self, now: float) -> list[Capacity]:
-        """Of the workers; most passes of the loop are for frames, while no row waits."""
-        if not self._requests.waiting:
-            return []
-        return self._requests.capacities(now)
 
     async def _sleep(self) -> None:
         wake_at = self._requests.wake_at()
@@ -279,7 +267,8 @@ class ModelLoop(WorkerEvents):
         await process.gateways.send(effects.frames, effects.held)
         for move in effects.moves:
             process.spans.moved(move)
-            process.metrics.moved(move)
+            if move.ends:
+                process.metrics.ended_row(move.row)
         for formed in effects.batches:
             process.metrics.formed(formed, process.spans.of_row)
             own, *rows = process.spans.formed(formed)
@@ -289,21 +278,6 @@ class ModelLoop(WorkerEvents):
             self._fleet.demand(worker, waiting)
         if effects.cancels:
             self._chores.spawn(self._fleet.cancel(effects.cancels))
-        for row in effects.dead:
-            process.metrics.buried(row)
-            self._chores.spawn(self._bury(row))
-
-    async def _bury(self, row: Row) -> None:
-        assert row.final is not None
-        task, reason = row.task, row.final.error.message
-        await store_dead_letter(
-            self._process.nats_client,
-            task.model,
-            task.priority_class,
-            task.SerializeToString(),
-            row.headers,
-            reason,
-        )
 
     def _on_fault(self, fault: Exception) -> None:
         self._fault = fault

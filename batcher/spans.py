@@ -1,6 +1,6 @@
 """The spans of held rows: task, queue, batch, as sluice/telemetry/names.py describes them.
 
-They follow the state changes of rows: a row that is sent twice has two queue and two batch spans under one task span.
+They follow the state changes of rows. A row that its gateway sends again has another task span, with its own queue.
 """
 
 import time
@@ -25,7 +25,6 @@ from sluice.telemetry.tracing import (
     traceparent_of,
 )
 from sluice.wire import subjects
-from sluice.wire.attempts import ATTEMPTS_PER_TASK
 
 _FINISH_REASONS: Mapping[int, str] = {
     frame_pb2.ROW_END_STOP: "stop",
@@ -70,9 +69,9 @@ class RowSpans:
             spans.queue.end()
             spans.queue = None
         if spans.batch is not None and move.after is not RowState.RUNNING:
-            _end_batch(spans.batch, move)
+            _end_batch(spans.batch, move.row)
             spans.batch = None
-            if move.after is not RowState.WAITING:
+            if not _is_lost(move.row):
                 self._recent.ended(move.row.worker, move.row.headers, time.monotonic())
         if move.after is RowState.WAITING:
             spans.queue = self._start_queue(move.row, spans.context)
@@ -92,6 +91,8 @@ class RowSpans:
         sender, which outlives a batcher that is killed, and so links lead there; without a traced row there are none.
         """
         members = {row: self._open[row] for row in formed.rows if row in self._open}
+        if not members:
+            return ["", *[row.headers[TRACEPARENT] for row in formed.rows]]
         links = _links_to(spans.task for spans in members.values())
         own = ""
         for row, spans in members.items():
@@ -134,7 +135,7 @@ class RowSpans:
     def _start_queue(self, row: Row, context: Context) -> Span:
         attributes: dict[str, str | int] = {
             names.PRIORITY_CLASS: row.task.priority_class,
-            names.ATTEMPT: row.attempt % ATTEMPTS_PER_TASK,
+            names.ATTEMPT: row.attempt,
         }
         return self._tracer.start_span(names.SPAN_QUEUE, context, attributes=attributes)
 
@@ -168,7 +169,7 @@ def _task_attributes(task: task_pb2.Task) -> dict[str, str | int]:
         names.REQUEST_ID: task.request_id,
         names.PRIORITY_CLASS: task.priority_class,
         names.TENANT: task.tenant,
-        names.TASK_ATTEMPT: task.attempt // ATTEMPTS_PER_TASK,
+        names.ATTEMPT: task.attempt,
         names.GEN_AI_REQUEST_MODEL: task.model,
         names.GEN_AI_MAX_TOKENS: task.sampling.max_tokens,
         names.GEN_AI_INPUT_TOKENS: len(task.prompt_token_ids),
@@ -189,17 +190,22 @@ def _batch_attributes(formed: FormedBatch, row: Row) -> dict[str, str | int | fl
         names.BATCH_LONGEST_WAIT_MS: batch.longest_wait.waited_s * 1e3,
         names.BATCH_LONGEST_WAIT_REQUEST: batch.longest_wait.request_id,
         names.WORKER_ID: formed.worker_id,
-        names.ATTEMPT: row.attempt % ATTEMPTS_PER_TASK,
+        names.ATTEMPT: row.attempt,
     }
 
 
-def _end_batch(span: Span, move: Move) -> None:
-    if move.after is RowState.WAITING:
+def _is_lost(row: Row) -> bool:
+    """Whether its worker could not go on with a row."""
+    return row.final is not None and row.final.returned != frame_pb2.RETURN_CAUSE_UNSPECIFIED
+
+
+def _end_batch(span: Span, row: Row) -> None:
+    if _is_lost(row):
         span.set_attribute(names.END, "lost")
-        span.set_attribute(names.GEN_AI_OUTPUT_TOKENS, len(move.row.produced))
+        span.set_attribute(names.GEN_AI_OUTPUT_TOKENS, len(row.produced))
         span.set_status(StatusCode.ERROR, "the worker was lost, or did not go on with the row")
     else:
-        end = end_word(move.row)
+        end = end_word(row)
         span.set_attribute(names.END, "answered" if end in _ANSWERED else end)
     span.end()
 
@@ -214,7 +220,6 @@ def end_word(row: Row) -> str:
 
 def _end_task(span: Span, row: Row) -> None:
     span.set_attribute(names.GEN_AI_OUTPUT_TOKENS, len(row.produced))
-    span.set_attribute(names.ATTEMPT, row.attempt % ATTEMPTS_PER_TASK)
     if row.final is not None:
         span.set_attribute(names.GEN_AI_FINISH_REASONS, (end_word(row),))
         if row.final.HasField("error"):

@@ -322,7 +322,7 @@ class Gateway:
         )
         metrics = RequestMetrics(metric_registry)
         metrics.show_running(lambda: self.active)
-        metrics.show_waiting(lambda: self.registry.dispatch.waiting)
+        metrics.show_rows(self.registry.dispatch)
         gateway_id = self._transport.gateway_id
         records = RequestRecords(settings.records, self._store, gateway_id, settings.currency)
         return Generator(

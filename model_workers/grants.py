@@ -10,6 +10,7 @@
   here; where none waits, among all. What one leaves unused is the others' as soon as it waits for nothing.
 - A batcher in which no row of the most urgent class waits may send one while there is a place, until it has an equal
   part of the slots: such a row does not wait for a grant.
+- While a row is computed alone nobody has room.
 """
 
 import math
@@ -58,11 +59,19 @@ class Holder:
     waiting: Sequence[int] = field(default=(0,) * len(CLASSES))
 
 
+NO_ROOM: Final = (Room(0, math.inf),) * len(CLASSES)
+
+
 class Grants:
-    """The grants of all channels of a worker."""
+    """The grants of all channels of a worker.
+
+    Attributes:
+        withdrawn: nobody has room.
+    """
 
     def __init__(self) -> None:
         self._holders: dict[str, Holder] = {}
+        self.withdrawn = False
 
     def open(self, batcher: str, opening: int) -> None:
         """The batcher has a new channel: its counts begin again."""
@@ -101,6 +110,8 @@ class Grants:
 
     def give(self, load: worker_pb2.WorkerLoad) -> Mapping[str, Grant]:
         """The grants to all batchers after a step or a command."""
+        if self.withdrawn:
+            return {batcher: _grant(holder, NO_ROOM) for batcher, holder in self._holders.items()}
         if not self._holders:
             return {}
         rooms = rooms_of(load)

@@ -50,6 +50,7 @@ def row_spec(row: worker_pb2.Row, owner: str, now: float) -> RowSpec:
         values=_values(task.values) if task.HasField("values") else None,
         audio=_audio(task.audio) if task.HasField("audio") else None,
         tenant=task.tenant,
+        last_try=task.last_try,
     )
 
 

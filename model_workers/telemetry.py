@@ -16,7 +16,6 @@ from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.telemetry import names
 from sluice.telemetry.catalog import STEP_SECONDS
 from sluice.telemetry.tracing import EXPORT_DELAY_MS, TRACEPARENT, UNSAMPLED, context_of
-from sluice.wire.attempts import ATTEMPTS_PER_TASK
 
 REPLACED: Final = "replaced"
 HOLD_S: Final = 2 * EXPORT_DELAY_MS / 1e3
@@ -207,7 +206,7 @@ class RowTelemetry:
                 **self._common,
                 **about,
                 names.REQUEST_ID: row.spec.request_id,
-                names.ATTEMPT: row.spec.attempt % ATTEMPTS_PER_TASK,
+                names.ATTEMPT: row.spec.attempt,
             },
             start_time=start_ns,
         )

@@ -1,6 +1,10 @@
 """One worker: the engine's thread, the sending thread, and the handling of batchers' requests. Independent of Triton.
 
 The engine's thread executes commands between steps, steps while there are rows, and sleeps otherwise.
+
+A row that was lost with its worker again and again is tried alone the last time (`Task.last_try`): the worker returns
+all others, grants nobody room, and takes no other row before that one has a token or has ended. It waits `ALONE_S`
+before the step, so that the batcher hears that the row is alone: only then is a loss of the worker the row's.
 """
 
 import logging
@@ -16,19 +20,21 @@ from typing import Final
 from opentelemetry.trace import Tracer
 
 from model_workers import messages
-from model_workers.engine.protocol import Engine, Refused, RowSpec, RowStep
+from model_workers.engine.protocol import Engine, EngineFull, Refused, RowSpec, RowStep
 from model_workers.grants import Grants
 from model_workers.messages import row_spec
 from model_workers.sender import Channels, PostedFrame, ResponseSender, Sender
 from model_workers.telemetry import HOLD_S, Parents, RowTelemetry
 from model_workers.watchdog import Watchdog
-from sluice.internal.v1 import worker_pb2
+from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.wire.codec import MalformedMessage
 
 log = logging.getLogger(__name__)
 
 INBOX_MAX: Final = 1024
 """Commands that may wait for the engine's thread."""
+ALONE_S: Final = 0.1
+"""How long before its step a row is alone, seconds."""
 FAULTS_MAX: Final = 3
 """An engine whose steps raise so many times in succession is given up: its device may be lost."""
 
@@ -97,8 +103,15 @@ class EngineLoop:
         telemetry: RowTelemetry,
         watchdog: Watchdog,
         clock: Callable[[], float],
+        *,
+        isolates: bool,
     ) -> None:
         self._engine = engine
+        self._isolates = isolates
+        self._alone = ""
+        """The row that is computed alone."""
+        self._begins_at = -math.inf
+        """No step before."""
         self._sender = sender
         self._telemetry = telemetry
         self._watchdog = watchdog
@@ -139,20 +152,24 @@ class EngineLoop:
         while (commands := self._next_commands()) is not None:
             if commands:
                 load = self._execute_all(commands)
-            if self._engine.has_rows() and self._sender.has_room():
+            if self._is_due() and self._sender.has_room():
                 load = self._step(load)
             self._telemetry.flush(self._clock())
         self._telemetry.flush(math.inf)
 
     def _next_commands(self) -> Sequence[Command] | None:
         """Takes the commands of the inbox; sleeps while there are neither commands nor rows. None after `stop`."""
+        until_begin_s = self._begins_at - self._clock()
+        held_s = HOLD_S if self._telemetry.holds else None
+        left_s = until_begin_s if until_begin_s > 0 else held_s
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._stopping or self._inbox or self._engine.has_rows(),
-                HOLD_S if self._telemetry.holds else None,
-            )
+            self._changed.wait_for(lambda: self._stopping or self._inbox or self._is_due(), left_s)
             commands, self._inbox = self._inbox, deque()
             return None if self._stopping else commands
+
+    def _is_due(self) -> bool:
+        """Whether there is a step to compute now."""
+        return self._engine.has_rows() and self._clock() >= self._begins_at
 
     def _execute_all(self, commands: Sequence[Command]) -> worker_pb2.WorkerLoad:
         self._watchdog.begin(0, self._clock())
@@ -201,7 +218,7 @@ class EngineLoop:
         self._grants.take(command.batch)
         for spec, parents in command.rows:
             try:
-                self._engine.add(spec, command.arrived_at)
+                self._add(spec, command.arrived_at)
             except Refused as refused:
                 admission.refused.append(messages.refusal(spec.request_id, refused))
             else:
@@ -214,6 +231,31 @@ class EngineLoop:
                     end = messages.frame(replaced.cancelled(), None)
                     self._sender.post({replaced.spec.owner: [(end, 0.0)]}, self._engine.load())
         return admission
+
+    def _add(self, spec: RowSpec, arrived_at: float) -> None:
+        if self._alone:
+            raise EngineFull("a row is computed alone")
+        if spec.last_try and self._isolates:
+            self._isolate(spec)
+        try:
+            self._engine.add(spec, arrived_at)
+        except Refused:
+            self._left_alone(spec.request_id)
+            raise
+
+    def _isolate(self, spec: RowSpec) -> None:
+        """Returns all rows, so that the next one is computed alone."""
+        self._alone = spec.request_id
+        self._grants.withdrawn = True
+        now = self._clock()
+        self._begins_at = now + ALONE_S
+        rows = self._engine.abort("another row is computed alone")
+        self._report(rows, now, frame_pb2.RETURN_CAUSE_NOT_TAKEN)
+
+    def _left_alone(self, request_id: str) -> None:
+        """If it is the row that is computed alone: others may come."""
+        if request_id == self._alone:
+            self._alone, self._grants.withdrawn = "", False
 
     def _step(self, load: worker_pb2.WorkerLoad) -> worker_pb2.WorkerLoad:
         """Computes one step; ``load`` is that before it. Returns the one after it."""
@@ -234,13 +276,23 @@ class EngineLoop:
         self._telemetry.counts.add_step(now - began_at)
         return self._report(steps, now)
 
-    def _report(self, steps: Sequence[RowStep], now: float) -> worker_pb2.WorkerLoad:
+    def _report(
+        self,
+        steps: Sequence[RowStep],
+        now: float,
+        cause: "frame_pb2.ReturnCause.ValueType" = frame_pb2.RETURN_CAUSE_UNSPECIFIED,
+    ) -> worker_pb2.WorkerLoad:
+        """Sends what became of rows; ``cause``: why they are returned."""
         by_batcher: defaultdict[str, list[PostedFrame]] = defaultdict(list)
         for step in steps:
             timings = self._telemetry.add_step(step, now)
-            by_batcher[step.owner].append((messages.frame(step, timings), step.gather_s))
+            frame = messages.frame(step, timings)
+            if cause:
+                frame.final.returned = cause
+            by_batcher[step.owner].append((frame, step.gather_s))
             if step.end is not None:
                 self._grants.left(step.owner)
+            self._left_alone(step.request_id)
         load = self._engine.load()
         self._sender.post(by_batcher, load, grants=self._grants.give(load))
         return load
@@ -258,14 +310,21 @@ class Worker:
     """
 
     def __init__(
-        self, model: str, engine: Engine, tracer: Tracer, on_fault: Callable[[], None]
+        self,
+        model: str,
+        engine: Engine,
+        tracer: Tracer,
+        on_fault: Callable[[], None],
+        *,
+        isolates: bool = True,
     ) -> None:
+        """``isolates``: rows are computed in this process, so one may end the others with it."""
         self.worker_id = f"{model}-{uuid.uuid4().hex[:8]}"
         clock, watchdog = time.monotonic, Watchdog()
         telemetry = RowTelemetry(tracer, model, self.worker_id)
         channels = Channels(self.worker_id, telemetry.counts.message)
         self._sender = Sender(channels, watchdog, clock, self._lost, on_fault)
-        self._loop = EngineLoop(engine, self._sender, telemetry, watchdog, clock)
+        self._loop = EngineLoop(engine, self._sender, telemetry, watchdog, clock, isolates=isolates)
         self._threads = [
             Thread(target=_guarded, args=(run, on_fault), name=name, daemon=True)
             for name, run in (("engine", self._loop.run), ("sender", self._sender.run))

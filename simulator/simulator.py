@@ -232,8 +232,9 @@ class Simulation(WorkerEvents):
     def on_admitted(self, worker: SimulatedWorker, refused: Sequence[str]) -> None:
         for request_id in refused:
             if self._at_worker.pop(request_id, None) is not None:
-                self._queued_at[request_id] = self._events.now
-                self._queue.requeue(request_id, 0, self._events.now)
+                now = self._queued_at[request_id] = self._events.now
+                self._queue.finish(request_id, 0, now, whole=False)
+                self._queue.add(_again(request_id, self._outcomes[int(request_id)].arrival), now)
         self._nudge()
 
     @override
@@ -303,3 +304,10 @@ def _task(request_id: str, arrival: Arrival) -> QueuedTask:
         prompt_tokens=arrival.prompt_tokens,
         max_tokens=arrival.max_tokens,
     )
+
+
+def _again(request_id: str, arrival: Arrival) -> QueuedTask:
+    """A task that a worker did not take."""
+    task = _task(request_id, arrival)
+    task.returned, task.charged = True, arrival.prompt_tokens
+    return task

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from batcher.core.row import Row, RowState
+from batcher.core.row import OVER, Row, RowState
 from batcher.core.scheduler.task import Batch
 from sluice.internal.v1 import frame_pb2, worker_pb2
 
@@ -52,6 +52,11 @@ class Move:
     before: RowState | None
     after: RowState
 
+    @property
+    def ends(self) -> bool:
+        """Whether the row has ended with it."""
+        return self.after in OVER and self.before not in OVER
+
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
@@ -77,5 +82,3 @@ class Effects:
     """Worker, and the rows that wait for it, by class."""
     waiting: Sequence[int] = ()
     """Rows that still wait, by class."""
-    dead: list[Row] = field(default_factory=list)
-    """Tasks that become dead letters; `Row.final` says why."""

@@ -1,10 +1,10 @@
 """Frames: merges workers' frames into rows, gives gateways what they lack, packs what they are told into messages."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from enum import Enum
 from typing import Final
 
 from batcher.core.row import Row
+from batcher.core.workers import ChannelBroken
 from sluice.internal.v1 import frame_pb2
 from sluice.wire.codec import MAX_MESSAGE_BYTES
 from sluice.wire.subjects import URGENT_CLASS
@@ -19,38 +19,30 @@ REFS_MAX: Final = 4096
 """Rows named in one bundle."""
 
 
-class Merge(Enum):
-    """How a worker's frame relates to its row."""
+def merge(row: Row, frame: frame_pb2.Frame) -> frame_pb2.Frame | None:
+    """Adds a worker's frame to its row; returns what is new of it, None when nothing is.
 
-    NEW = "new"
-    """It continues at the row's next index."""
-    DUPLICATE = "duplicate"
-    """Everything in it is known."""
-    STALE = "stale"
-    """It belongs to an earlier attempt."""
-    GAP = "gap"
-    """Tokens between the row and the frame are missing."""
-
-
-def classify(row: Row, frame: frame_pb2.Frame) -> Merge:
-    """How ``frame`` relates to ``row``."""
-    if frame.attempt != row.attempt:
-        return Merge.STALE
-    known = len(row.produced)
-    if frame.start_index > known:
-        return Merge.GAP
-    if frame.start_index + len(frame.token_ids) <= known and not frame.HasField("final"):
-        return Merge.DUPLICATE
-    return Merge.NEW
-
-
-def merge(row: Row, frame: frame_pb2.Frame) -> frame_pb2.Frame:
-    """Adds a `Merge.NEW` frame to ``row``; returns it without the tokens that the row already has."""
+    Raises:
+        ChannelBroken: tokens between the row and the frame are missing.
+    """
     known = len(row.produced) - frame.start_index
+    if known < 0:
+        raise ChannelBroken("frames are missing")
     if known:
+        if known >= len(frame.token_ids) and not frame.HasField("final"):
+            return None
         frame = _without_head(frame, known)
-    row.extend(frame.token_ids, frame.logprobs)
+    row.produced.extend(frame.token_ids)
+    row.logprobs.extend(frame.logprobs)
     return frame
+
+
+def without_final(frame: frame_pb2.Frame) -> frame_pb2.Frame:
+    """The tokens of a frame alone."""
+    rest = frame_pb2.Frame()
+    rest.CopyFrom(frame)
+    rest.ClearField("final")
+    return rest
 
 
 def final_frame(row: Row) -> frame_pb2.Frame:
@@ -98,16 +90,14 @@ def bundles(
 
 
 def _without_head(frame: frame_pb2.Frame, known: int) -> frame_pb2.Frame:
-    rest = frame_pb2.Frame(
+    return frame_pb2.Frame(
         request_id=frame.request_id,
         attempt=frame.attempt,
         start_index=frame.start_index + known,
         token_ids=frame.token_ids[known:],
         logprobs=frame.logprobs[known:],
+        final=frame.final if frame.HasField("final") else None,
     )
-    if frame.HasField("final"):
-        rest.final.CopyFrom(frame.final)
-    return rest
 
 
 def _pieces(row: Row, start: int) -> Iterator[tuple[int, int]]:
@@ -138,15 +128,6 @@ class Outbox:
         """Sends a frame to the row's gateway."""
         frames = self._urgent if row.priority_class == URGENT_CLASS else self._others
         frames.append((row.task.gateway, frame))
-
-    def end(self, row: Row, frame: frame_pb2.Frame | None = None) -> None:
-        """Sends the final frame of a row; ``frame`` is the worker's, if it sent one."""
-        assert row.final is not None
-        if frame is None:
-            frame = final_frame(row)
-        else:
-            frame.final.CopyFrom(row.final)
-        self.publish(row, frame)
 
     def forget(self, row: Row) -> None:
         """Nothing more is sent of the row."""

@@ -1,8 +1,6 @@
 """The life cycle of a row: a task from its arrival in the batcher until no frames of it can be requested any more.
 
     WAITING --> SENT --> RUNNING --> ENDED --> CLOSED
-       ^          |         |
-       +----------+---------+   (worker lost, or the row refused for now)
 
 A row may end in every state before ENDED (deadline, failure), and may be closed in every state (cancelled, returned to
 its gateway).
@@ -18,15 +16,12 @@ from typing import Final
 from batcher.core.scheduler.task import QueuedTask
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
 from sluice.wire import subjects
-from sluice.wire.attempts import ATTEMPTS_PER_TASK
 from sluice.wire.codec import MalformedMessage, unpack
 
 PREFIX_TOKENS: Final = 64
 """Prompts that begin with the same this many tokens go to the same worker if nothing speaks against it."""
 TIMEOUT_MS_MAX: Final = 2**32 - 1
 REQUEST_ID_CHARACTERS_MAX: Final = 128
-ATTEMPT_MAX: Final = 2**32 - 1 - ATTEMPTS_PER_TASK
-"""Of a task: those that a batcher counts on from there fit the wire."""
 
 
 class RowState(Enum):
@@ -49,14 +44,16 @@ class RowState(Enum):
 
 LEGAL: Final[Mapping[RowState, frozenset[RowState]]] = {
     RowState.WAITING: frozenset({RowState.SENT, RowState.ENDED, RowState.CLOSED}),
-    RowState.SENT: frozenset({RowState.WAITING, RowState.RUNNING, RowState.ENDED, RowState.CLOSED}),
-    RowState.RUNNING: frozenset({RowState.WAITING, RowState.ENDED, RowState.CLOSED}),
+    RowState.SENT: frozenset({RowState.RUNNING, RowState.ENDED, RowState.CLOSED}),
+    RowState.RUNNING: frozenset({RowState.ENDED, RowState.CLOSED}),
     RowState.ENDED: frozenset({RowState.CLOSED}),
     RowState.CLOSED: frozenset(),
 }
 
 IN_FLIGHT: Final = frozenset({RowState.SENT, RowState.RUNNING})
 """States in which a worker may hold the row."""
+OVER: Final = frozenset({RowState.ENDED, RowState.CLOSED})
+"""States in which nothing more becomes of it."""
 
 
 class Row(QueuedTask):
@@ -64,12 +61,12 @@ class Row(QueuedTask):
 
     Attributes:
         task: as received.
+        attempt: goes into every frame of the row, and fences out earlier owners.
         headers: of its message, with the trace context.
         size: of its message, bytes.
         produced: the answer so far, from index 0.
         base: how many of `produced` the gateway had when the task came.
         final: the end, once there is one.
-        no_progress: consecutive sends without a new token.
         worker: the worker it was sent to last; empty: never sent.
         batch: the batch it was sent with last.
         gather_ms: how long the worker may gather its tokens.
@@ -94,9 +91,13 @@ class Row(QueuedTask):
             prompt_tokens=len(task.prompt_token_ids),
             max_tokens=task.sampling.max_tokens,
             produced_tokens=len(task.produced_token_ids),
-            prefix=_prefix(task.prompt_token_ids[:PREFIX_TOKENS]),
+            prefix=_prefix(task.prompt_token_ids),
+            returned=task.attempt > 0,
+            age_s=task.age_ms / 1e3,
+            charged=task.charged_tokens,
         )
         self.task = task
+        self.attempt = task.attempt
         self.headers = headers or {}
         self.size = size
         self.produced = list(task.produced_token_ids)
@@ -106,35 +107,15 @@ class Row(QueuedTask):
         self.worker = ""
         self.batch = frame_pb2.BatchInfo()
         self.gather_ms = 0
-        self.no_progress = 0
-        self._sends = 0
         self.state = RowState.WAITING
         self.since = now
         self._spent_s = dict.fromkeys(RowState, 0.0)
-
-    @property
-    def attempt(self) -> int:
-        """Goes into every frame of the row, and fences out earlier owners."""
-        return self.task.attempt + self._sends
 
     def move(self, state: RowState, now: float) -> None:
         """Changes to ``state``, and adds up the time spent in the previous one."""
         assert state in LEGAL[self.state], f"{self.state} -> {state}"
         self._spent_s[self.state] += now - self.since
         self.state, self.since = state, now
-
-    def next_attempt(self) -> None:
-        """Starts a new attempt, which fences out frames of the previous one."""
-        self._sends = min(self._sends + 1, ATTEMPTS_PER_TASK - 1)
-        self.no_progress += 1
-
-    def extend(self, token_ids: Sequence[int], logprobs: Sequence[frame_pb2.Logprobs]) -> None:
-        """Appends tokens that a worker produced."""
-        self.produced.extend(token_ids)
-        self.logprobs.extend(logprobs)
-        if token_ids:
-            self.no_progress = 0
-            self.alone = False
 
     def timings(self, of_worker: frame_pb2.RowTimings) -> frame_pb2.RowTimings:
         """The timings of worker and batcher."""
@@ -163,10 +144,11 @@ class Row(QueuedTask):
         return message
 
 
-def _prefix(head: Sequence[int]) -> bytes:
-    if len(head) < PREFIX_TOKENS:
+def _prefix(prompt: Sequence[int]) -> bytes:
+    if len(prompt) < PREFIX_TOKENS:
         return b""
-    return hashlib.blake2b(array("I", head).tobytes(), digest_size=8).digest()
+    head = array("I", prompt[:PREFIX_TOKENS])
+    return hashlib.blake2b(head.tobytes(), digest_size=8).digest()
 
 
 def checked_task(payload: bytes) -> task_pb2.Task:
@@ -193,6 +175,4 @@ def _problem(task: task_pb2.Task) -> str:
         return "prompt_token_ids: is empty"
     if task.sampling.max_tokens == 0:
         return "sampling.max_tokens: is 0"
-    if task.attempt > ATTEMPT_MAX:
-        return f"attempt: is above {ATTEMPT_MAX}"
     return ""

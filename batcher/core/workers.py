@@ -1,9 +1,8 @@
-"""The state of workers: their reports, the rows sent to them, and what they grant this batcher."""
+"""The workers of a model: their reports, the rows sent to them, what they grant, and which of them get rows."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Final
 
 from batcher.core.row import Row
@@ -18,15 +17,6 @@ FAILURES_MAX: Final = 2
 BREAK_S: Final = 0.5
 BREAK_S_MAX: Final = 10.0
 """The pause before the first try, and the longest; seconds."""
-
-
-def without_standby(live: Collection[str], ranked: Sequence[str], standby: int) -> list[str]:
-    """The workers that get rows, of those that are ``live``.
-
-    The last ``standby`` ones of ``ranked``, all workers of the model, only replace others that are lost. All batchers
-    rank alike, so they leave the same ones out.
-    """
-    return [worker for worker in ranked if worker in live][: len(ranked) - standby]
 
 
 class StepTimes:
@@ -165,18 +155,19 @@ class WorkerState:
         """The worker has queued a batch; returns its rows, once."""
         return self._unqueued.pop(batch_id, ())
 
+    def has_admitted(self, batch_id: str) -> bool:
+        """Whether its engine has taken a batch that was sent."""
+        return batch_id not in self._uncounted
+
     # Rows sent to it.
 
     def sent(self, batch_id: str, rows: Sequence[Row]) -> None:
         """A batch was sent."""
         self._unqueued[batch_id] = self._uncounted[batch_id] = rows
         self._sent_rows += len(rows)
-        self._sent_tokens += sum(row.cache_tokens for row in rows)
-        self.rows.update((row.request_id, row) for row in rows)
-
-    def landed(self, row: Row) -> None:
-        """The row has left the worker."""
-        self.rows.pop(row.request_id, None)
+        for row in rows:
+            self._sent_tokens += row.cache_tokens
+            self.rows[row.request_id] = row
 
     # Room.
 
@@ -186,12 +177,13 @@ class WorkerState:
         Args:
             rows_max: rows of this batcher that may be in it.
         """
-        load, last = self.load, len(RANKS) - 1
-        prefill = sum(row.prefill_tokens for rows in self._uncounted.values() for row in rows)
+        load, flying = self.load, [row for rows in self._uncounted.values() for row in rows]
+        prefill = sum([row.prefill_tokens for row in flying])
+        free_rows, free_tokens = self._free(len(flying))
         capacity = Capacity(
             worker=name,
-            free_rows=self._free_rows(last),
-            free_tokens=self._free_tokens(last),
+            free_rows=free_rows[-1],
+            free_tokens=free_tokens[-1],
             waiting_tokens=load.waiting_tokens + prefill,
             running_rows=load.running + load.waiting,
             batches_in_flight=len(self._uncounted),
@@ -203,17 +195,13 @@ class WorkerState:
         if rows_max < math.inf:
             left = max(0, int(rows_max) - len(self.rows))
             return replace(capacity, free_rows=min(capacity.free_rows, left))
-        waiting = accumulate(rank.waiting_tokens for rank in load.ranks)
-        preemptible = (
-            replace(
-                capacity,
-                free_rows=self._free_rows(rank),
-                free_tokens=self._free_tokens(rank),
-                waiting_tokens=tokens + prefill,
+        preemptible, waiting = [], prefill
+        for rank, of_class in enumerate(load.ranks[:-1]):
+            waiting += of_class.waiting_tokens
+            rows, tokens = free_rows[rank], free_tokens[rank]
+            preemptible.append(
+                replace(capacity, free_rows=rows, free_tokens=tokens, waiting_tokens=waiting)
             )
-            for rank, tokens in enumerate(waiting)
-            if rank < last
-        )
         return replace(capacity, preemptible=tuple(preemptible))
 
     def tell(self, waiting: Sequence[int]) -> bool:
@@ -223,14 +211,115 @@ class WorkerState:
             self.told = waiting
         return changed
 
-    def _free_rows(self, rank: int) -> int:
-        if not self.worker_id or self._refused:
-            return 0
-        if not self._rows_to:  # A worker of the release before this one grants nothing.
-            flying = sum(map(len, self._uncounted.values()))
-            counted = max(len(self.rows) - flying, self.load.running + self.load.waiting)
-            return max(0, self.load.slots - counted - flying)
-        return max(0, self._rows_to[rank] - self._sent_rows)
+    def _free(self, flying: int) -> tuple[Sequence[int], Sequence[float]]:
+        """Rows and cache tokens that may be sent, by class; ``flying``: rows that its reports do not count yet."""
+        rows: Sequence[int] = (0,) * len(RANKS)
+        if self.worker_id and not self._refused:
+            if self._rows_to:
+                rows = [max(0, total - self._sent_rows) for total in self._rows_to]
+            else:  # A worker of the release before last grants nothing.
+                counted = max(len(self.rows) - flying, self.load.running + self.load.waiting)
+                rows = (max(0, self.load.slots - counted - flying),) * len(RANKS)
+        if not self._tokens_to:
+            return rows, (math.inf,) * len(RANKS)
+        return rows, [total - self._sent_tokens for total in self._tokens_to]
 
-    def _free_tokens(self, rank: int) -> float:
-        return self._tokens_to[rank] - self._sent_tokens if self._tokens_to else math.inf
+
+def without_standby(live: Collection[str], ranked: Sequence[str], standby: int) -> list[str]:
+    """The workers that get rows, of those that are ``live``.
+
+    The last ``standby`` ones of ``ranked``, all workers of the model, only replace others that are lost. All batchers
+    rank alike, so they leave the same ones out.
+    """
+    return [worker for worker in ranked if worker in live][: len(ranked) - standby]
+
+
+class Workers:
+    """All workers of a model, by name, and which of them get rows.
+
+    Attributes:
+        drained: workers that get no new rows.
+    """
+
+    def __init__(self, ranked: Sequence[str] = (), standby: int = 0) -> None:
+        """``ranked``: all workers, those in front first; only needed with ``standby``, see `without_standby`."""
+        self._ranked, self._standby = ranked, standby
+        self._states: dict[str, WorkerState] = {}
+        self._breakers: dict[str, Breaker] = {}
+        self.drained: frozenset[str] = frozenset()
+
+    def of(self, worker: str) -> WorkerState:
+        """The state of a worker since its channel was opened."""
+        state = self._states.get(worker)
+        if state is None:
+            state = self._states[worker] = WorkerState()
+        return state
+
+    def known(self) -> dict[str, WorkerState]:
+        """All workers with a channel."""
+        return dict(self._states)
+
+    def lost(self, worker: str) -> WorkerState | None:
+        """The worker is lost; returns its state."""
+        return self._states.pop(worker, None)
+
+    def landed(self, row: Row) -> WorkerState | None:
+        """The row has left its worker, which is returned unless it is lost."""
+        worker = self._states.get(row.worker)
+        if worker is not None:
+            worker.rows.pop(row.request_id, None)
+        return worker
+
+    def tried(self, worker: str, now: float, *, succeeded: bool, failed: bool) -> None:
+        """Rows of the worker got tokens, or were lost or given back."""
+        breaker = self._breakers.get(worker)
+        if breaker is None:
+            if not failed:
+                return
+            breaker = self._breakers[worker] = Breaker()
+        if succeeded:
+            breaker.succeeded()
+        if failed:
+            breaker.failed(now)
+
+    # Which of them get rows.
+
+    def active(self) -> dict[str, WorkerState]:
+        """Workers that batches may be sent to."""
+        live = {
+            name: state
+            for name, state in self._states.items()
+            if state.live and name not in self.drained
+        }
+        if not self._standby:
+            return live
+        # One that fails is replaced too, and tried again beside the standby.
+        failing = {
+            name for name in live if name in self._breakers and self._breakers[name].open_until
+        }
+        chosen = without_standby(live.keys() - failing, self._ranked, self._standby)
+        return {name: live[name] for name in live if name in failing or name in chosen}
+
+    def capacities(self, active: Mapping[str, WorkerState], now: float) -> list[Capacity]:
+        """What fits in each of them."""
+        found = []
+        for name, state in active.items():
+            breaker = self._breakers.get(name)
+            found.append(state.capacity(name, breaker.rows_max(now) if breaker else math.inf))
+        return found
+
+    def probe_at(self, now: float) -> float | None:
+        """When the next worker that failed is tried again."""
+        pauses = [breaker.open_until for breaker in self._breakers.values()]
+        return min([until for until in pauses if until > now], default=None)
+
+    def tell(
+        self, waiting: Sequence[int], active: Container[str], formed: Container[str]
+    ) -> list[tuple[str, Sequence[int]]]:
+        """Which workers are to hear that rows of a class begin or cease to wait; those ``formed`` hear it so."""
+        demands: list[tuple[str, Sequence[int]]] = []
+        for name, state in self._states.items():
+            told = waiting if name in active else (0,) * len(waiting)
+            if state.live and state.tell(told) and name not in formed:
+                demands.append((name, told))
+        return demands

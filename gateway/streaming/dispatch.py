@@ -3,21 +3,23 @@
 The gateway leads: it knows every row that somebody waits for, and the tokens that it has of it.
 
 - A row goes to the batcher with the fewest tasks of those that have room for it, and waits here while none has
-  (`gateway.streaming.room`). One that a batcher had before needs no new room.
+  (`gateway.streaming.room`). One that a batcher had before needs no new room, and goes first.
 - A row that was silent for ``stall_s`` is asked about, and again after the same time. It is lost when its batcher does
   not know it. When the batcher has said nothing at all since the first of two questions, all its rows are lost.
 - NATS says at once when nobody has subscribed for a batcher: then they are too.
-- A lost row is sent again, wherever a batcher is, with the tokens that have arrived and a higher attempt, which fences
+- A batcher whose worker is lost returns the rows that it had given to it.
+- A lost row is sent again, wherever a batcher is, with the tokens that have arrived and the next attempt, which fences
   the earlier owner out. While no other batcher is there it stays where it was: the batcher may come back.
-- A row that was lost `RESENDS_MAX` times in succession without a new token fails, and becomes a dead letter: it may be
-  the cause. What a batcher returns does not count.
+- A row that was lost `LOSSES_MAX` times in succession without a new token, with its worker or with its batcher, fails
+  and becomes a dead letter: it may be the cause. Before that it is tried alone: see `Task.last_try`. What a batcher
+  returns because it drains, or has no room, does not count.
 - Silence proves nothing while this gateway itself was cut off or stopped: then everything is asked about anew.
 
 Neither clock nor I/O: the owner calls `tick`, and takes what is to be sent with `drain`.
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -27,22 +29,23 @@ from gateway.streaming.sent_row import Line, Place, SentRow
 from sluice.errors import RETRY_AFTER_S, EngineFailed, ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.control_pb2 import AskedRow, Cancel, ControlMessage, RowsQuery
-from sluice.wire.attempts import next_task_attempt, task_attempt
 from sluice.wire.subjects import URGENT_CLASS
 
-RESENDS_MAX: Final = 5
+LOSSES_MAX: Final = 5
 NO_BATCHER_S: Final = 30.0
 """A row that no batcher has taken yet fails when none could for this long, seconds."""
 RETRY_S: Final = 0.1
-"""How often a row without a batcher is tried again, seconds."""
-"""When callers may try again, seconds."""
+"""How often a row whose batcher may come back is tried with another one, seconds."""
 AVOID_S: Final = 1.0
 """A batcher that returned a row gets no other for this long, seconds."""
 WAITING_FACTOR: Final = 4
 """A row that waits in a batcher is asked about this many times less often than one with tokens."""
 QUESTIONS_MAX: Final = 4
 """A row that a batcher did not answer about this often is lost, although the batcher is alive."""
-TIMEOUT_MS_MAX: Final = 2**32 - 1
+COUNTED_MAX: Final = 1000
+"""A batcher of the release before counts attempts on from that of the task, and stays below this."""
+MS_MAX: Final = 2**32 - 1
+"""Of a time in a task."""
 QUERY_ROWS_MAX: Final = 4096
 """Rows in one question, and in one cancel."""
 ROW_ID_CHARS_MAX: Final = 128
@@ -85,11 +88,15 @@ class Dispatch:
     Attributes:
         on_first: called when there is something to send.
         on_failed: called with the row and the error when a row cannot be answered.
+        resent: rows that were lost and sent again, by model, class and what was lost: "worker" or "batcher".
+        given_up: rows that became dead letters.
     """
 
     def __init__(self, gateway: str, batchers: Batchers, stall_s: float) -> None:
         self.on_first: Callable[[], None] = lambda: None
         self.on_failed: Callable[[str, SluiceError, float], None] = lambda *_: None
+        self.resent: Counter[tuple[str, str, str]] = Counter()
+        self.given_up: Counter[Line] = Counter()
         self._gateway = gateway
         self._batchers = batchers
         self._stall_s = stall_s
@@ -98,6 +105,8 @@ class Dispatch:
         self._lines: dict[Line, WaitingLine] = {}
         self._freed: set[Line] = set()
         """Lines with rows that wait, for which there is room again."""
+        self._without: dict[Line, float] = {}
+        """Since when no batcher could take rows of a line, of those in which rows wait."""
         self._heard_at: dict[str, float] = {}
         """When each batcher was heard of, the one that was silent for longest first."""
         self._lost: set[str] = set()
@@ -126,9 +135,10 @@ class Dispatch:
     def send(self, row: SentRow, now: float) -> None:
         """Sends a new row."""
         self._rows[row.row_id] = row
-        row.tokens = len(row.attempt.token_ids)
-        row.size = row.task.ByteSize()
-        self._place_or_wait(row, now)
+        row.sent_at, row.size = now, row.task.ByteSize()
+        line = self._lines.get(row.line)
+        if (line is not None and line.of(row.tenant)) or not self._place(row, now):
+            self._wait_in_line(row, now)
 
     def cancel(self, row_id: str) -> None:
         """Nobody waits for the row any more."""
@@ -183,16 +193,15 @@ class Dispatch:
 
         ``waits``: the row may be waiting there.
         """
-        row = self._rows.get(row_id)
-        if row is None or task_attempt(attempt) != row.task.attempt or not self._owns(row, batcher):
+        row = self._owned(batcher, row_id, attempt)
+        if row is None:
             self._cancel(batcher, row_id, attempt)
             return False
-        if row.questions:
-            row.resends = 0  # its batcher lives in spite of it
         if not waits:
             self._free(row)
-        row.batcher, row.place, row.was_held = batcher, Place.HELD, True
-        row.questions, row.without_since = 0, None
+        row.place, row.was_held = Place.HELD, True
+        row.outlived |= row.questions > 0
+        row.questions = 0
         row.taken()
         patience = WAITING_FACTOR if waits and not row.has_tokens else 1
         row.ask_at = now + patience * self._stall_s
@@ -205,8 +214,8 @@ class Dispatch:
         """
         forgot = False
         for ref in refs:
-            row = self._rows.get(ref.request_id)
-            if row is not None and row.batcher == batcher and row.task.attempt == ref.attempt:
+            row = self._owned(batcher, ref.request_id, ref.attempt)
+            if row is not None:
                 forgot |= row.place is Place.HELD
                 self._recover(row, now)
         if forgot:
@@ -215,15 +224,25 @@ class Dispatch:
                     row.ask_at = min(row.ask_at, now)
 
     def returned(self, batcher: str, frame: frame_pb2.Frame, now: float) -> None:
-        """A batcher gives a row back: it goes elsewhere."""
-        row = self._rows.get(frame.request_id)
-        if row is None or row.batcher != batcher or task_attempt(frame.attempt) != row.task.attempt:
+        """A batcher gives a row back: it goes elsewhere, unless it was lost too often."""
+        row = self._owned(batcher, frame.request_id, frame.attempt)
+        if row is None:
             return
-        self._avoided[batcher] = now + AVOID_S
-        row.batcher = ""
-        self._free(row)
-        row.attempt.fence(frame.attempt)
-        row.needs_room = frame.final.error.reason == Overloaded.reason
+        cause, error = frame.final.returned, frame.final.error
+        worker_lost = cause == frame_pb2.RETURN_CAUSE_WORKER_LOST
+        losses = row.losses_now() + worker_lost
+        self._take_back(row, "worker")
+        if cause == frame_pb2.RETURN_CAUSE_UNSPECIFIED:
+            self._avoided[batcher] = now + AVOID_S
+        else:  # A worker had it, and its tenant was charged.
+            row.was_held = True
+            row.task.charged_tokens = len(row.task.prompt_token_ids) + row.attempt.completion_tokens
+        if losses >= LOSSES_MAX:
+            self._give_up(row, error.message, now)
+            return
+        self._note_losses(row, losses)
+        self.resent[*row.line, "worker"] += worker_lost
+        row.needs_room = error.reason == Overloaded.reason and not cause
         if row.needs_room or not self._place(row, now):
             self._wait_in_line(row, now)
 
@@ -282,8 +301,8 @@ class Dispatch:
 
     def _check(self, row: SentRow, now: float) -> None:
         """A row is due: asks about it, or sends it again."""
-        if not row.batcher:
-            self._place_or_wait(row, now)
+        if row.place is Place.WAITING:
+            self._check_waiting(row, now)
         elif row.batcher in self._lost:
             self._recover(row, now)
         elif row.questions >= 2 and self._heard_at.get(row.batcher, 0.0) < row.asked_at:
@@ -294,6 +313,14 @@ class Dispatch:
         else:
             self._question(row, now)
 
+    def _check_waiting(self, row: SentRow, now: float) -> None:
+        """A row that no batcher has taken yet waits for a limited time while there is none."""
+        since = self._without.get(row.line, now)
+        row.ask_at = since + NO_BATCHER_S
+        if row.ask_at <= now:
+            message = f"no batcher took the request for {NO_BATCHER_S:g} s"
+            self._fail(row, ModelUnavailable(message, retry_after_s=RETRY_AFTER_S), now)
+
     def _question(self, row: SentRow, now: float) -> None:
         if not row.questions:
             row.asked_at = now
@@ -303,28 +330,40 @@ class Dispatch:
         self._gaps[row.row_id] = row
 
     def _recover(self, row: SentRow, now: float) -> None:
-        """Sends a lost row again, if there is a batcher for it."""
-        tokens = len(row.attempt.token_ids)
-        resends = 0 if tokens > row.tokens else row.resends
-        # What never reached a batcher did no harm there.
-        held = row.place is Place.HELD
-        if resends >= RESENDS_MAX:
-            reason = f"its batcher was lost {RESENDS_MAX} times in succession without a new token"
-            self._schedule()
-            self._outgoing.dead.append((row, reason))
-            self._fail(row, EngineFailed(reason), now)
+        """The batcher of a row is lost: sends the row again, if there is another one."""
+        # What never reached the batcher did no harm there, nor what it outlived.
+        losses = row.losses_now() + (row.place is Place.HELD and not row.outlived)
+        if losses >= LOSSES_MAX:
+            self._give_up(row, "its batcher was lost", now)
         elif self._place(row, now):
-            row.resends = resends + held
-            row.task.gather_ms = 0  # the next token shows that the row is not to blame
+            self._note_losses(row, losses)
+            self.resent[*row.line, "batcher"] += 1
+        elif row.was_held:
+            self._ask_on(row, now)
         else:
-            self._wait(row, now)
-
-    def _place_or_wait(self, row: SentRow, now: float) -> None:
-        """Sends a row that no batcher has, if it has room and no other waits before it."""
-        line = self._lines.get(row.line)
-        others = row.needs_room and line is not None and line.of(row.tenant)
-        if others or not self._place(row, now):
+            self._take_back(row, "batcher")
             self._wait_in_line(row, now)
+
+    def _note_losses(self, row: SentRow, losses: int) -> None:
+        row.losses = losses
+        row.task.last_try = losses == LOSSES_MAX - 1
+        if losses:
+            row.task.gather_ms = 0  # the next token shows that the row is not to blame
+
+    def _ask_on(self, row: SentRow, now: float) -> None:
+        """There is no other batcher: that of the row may come back, and still have it."""
+        if now - row.asked_at >= self._stall_s:
+            row.questions = 0
+            self._question(row, now)
+        row.ask_at = now + RETRY_S
+
+    def _give_up(self, row: SentRow, why: str, now: float) -> None:
+        """A row was lost too often: it becomes a dead letter."""
+        reason = f"{LOSSES_MAX} times in succession no worker got on with this request: {why}"
+        self._schedule()
+        self._outgoing.dead.append((row, reason))
+        self.given_up[row.line] += 1
+        self._fail(row, EngineFailed(reason), now)
 
     def _place(self, row: SentRow, now: float) -> bool:
         """Sends the row to a batcher; False when there is none with room for it."""
@@ -335,19 +374,25 @@ class Dispatch:
         batcher = self._batchers.choose(row.task.model, without, now)
         if batcher is None:
             return False
-        if row.was_sent:
-            attempt = max(row.task.attempt, row.attempt.attempt)
-            row.task.attempt = next_task_attempt(attempt)
-            row.attempt.fence(row.task.attempt)
-        row.place, row.batcher, row.was_sent, row.needs_room = Place.SENT, batcher, True, False
-        row.questions, row.without_since = 0, None
+        if row.batcher:
+            self._take_back(row, "batcher")
+        row.place, row.batcher, row.needs_room = Place.SENT, batcher, False
+        row.questions, row.outlived = 0, False
         row.ask_at = now + self._stall_s
-        row.tokens = len(row.attempt.token_ids)
+        row.tokens = row.attempt.completion_tokens
         self._taken.take(row, batcher)
         self._prepare(row, now)
         self._schedule()
         self._outgoing.tasks.append((batcher, row))
         return True
+
+    def _take_back(self, row: SentRow, lost: str) -> None:
+        """The row has no batcher any more; ``lost``: what it goes on without, should its answer have begun."""
+        row.batcher, row.place = "", Place.NOWHERE
+        self._gaps.pop(row.row_id, None)
+        row.task.attempt = max(row.task.attempt, row.attempt.attempt) + 1
+        row.attempt.fence(row.task.attempt, lost)
+        self._free(row)
 
     # Room.
 
@@ -367,10 +412,10 @@ class Dispatch:
             self._fill_line(name, now)
 
     def _fill_line(self, name: Line, now: float) -> None:
-        if not self._batchers.rooms(name, now).keys() - self._lost:
-            for row in list(self._lines[name]):  # nothing can have room for them
-                self._leave_line(row)
-                self._wait(row, now)
+        if self._batchers.rooms(name, now).keys() - self._lost:
+            self._without.pop(name, None)
+        else:
+            self._without.setdefault(name, now)
             return
         while line := self._lines.get(name):
             sent = next((one for one in line.heads() if self._place(one, now)), None)
@@ -381,12 +426,11 @@ class Dispatch:
 
     def _wait_in_line(self, row: SentRow, now: float) -> None:
         """The row waits for room; while there is no batcher at all, for one."""
-        if not self._batchers.rooms(row.line, now).keys() - self._lost:
-            self._wait(row, now)
-            return
-        row.place, row.ask_at, row.without_since = Place.WAITING, math.inf, None
+        row.place = Place.WAITING
+        row.ask_at = math.inf if row.was_held else now + NO_BATCHER_S
         line = self._lines.setdefault(row.line, WaitingLine(self._taken.weights))
-        line.add(row, first=row.was_sent)
+        line.add(row)
+        self._freed.add(row.line)
 
     def _leave_line(self, row: SentRow) -> None:
         self._lines[row.line].remove(row)
@@ -396,6 +440,7 @@ class Dispatch:
     def _drop_empty(self, name: Line) -> None:
         if not self._lines[name]:
             del self._lines[name]
+            self._without.pop(name, None)
 
     def _free(self, row: SentRow) -> None:
         if self._taken.free(row) and row.line in self._lines:
@@ -404,22 +449,8 @@ class Dispatch:
 
     def _prepare(self, row: SentRow, now: float) -> None:
         row.task.produced_token_ids[:] = row.attempt.token_ids
-        left_ms = int((row.deadline - now) * 1000)
-        row.task.timeout_ms = min(max(left_ms, 1), TIMEOUT_MS_MAX)
-
-    def _wait(self, row: SentRow, now: float) -> None:
-        """No batcher can take the row now."""
-        row.ask_at = now + RETRY_S
-        if row.without_since is None:
-            row.without_since = now
-        if row.batcher and now - row.asked_at >= self._stall_s:
-            # It may come back, and still have the row.
-            row.questions = 0
-            self._question(row, now)
-            row.ask_at = now + RETRY_S
-        if not row.was_held and now - row.without_since >= NO_BATCHER_S:
-            message = f"no batcher took the request for {NO_BATCHER_S:g} s"
-            self._fail(row, ModelUnavailable(message, retry_after_s=RETRY_AFTER_S), now)
+        row.task.timeout_ms = min(max(int((row.deadline - now) * 1000), 1), MS_MAX)
+        row.task.age_ms = min(int((now - row.sent_at) * 1000), MS_MAX)
 
     def _fail(self, row: SentRow, error: SluiceError, now: float) -> None:
         self.cancel(row.row_id)
@@ -427,8 +458,12 @@ class Dispatch:
 
     # Messages.
 
-    def _owns(self, row: SentRow, batcher: str) -> bool:
-        return row.batcher in ("", batcher)
+    def _owned(self, batcher: str, row_id: str, attempt: int) -> SentRow | None:
+        """The row that a batcher speaks of, if it has it."""
+        row = self._rows.get(row_id)
+        if row is None or row.batcher != batcher:
+            return None
+        return row if 0 <= attempt - row.task.attempt < COUNTED_MAX else None
 
     def _cancel(self, batcher: str, row_id: str, attempt: int) -> None:
         if len(row_id) > ROW_ID_CHARS_MAX:

@@ -72,11 +72,16 @@ class TakenRoom:
 
 
 class WaitingLine:
-    """Rows of one line that wait, tenants in turn: by start-time fair queueing, where each row costs 1 / weight."""
+    """Rows of one line that wait, tenants in turn: by start-time fair queueing, where each row costs 1 / weight.
+
+    Rows that a batcher had before go before others of their tenant, both in the order in which they came.
+    """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
         self._rows: dict[str, deque[SentRow]] = {}
+        self._again: Counter[str] = Counter()
+        """How many at the head of a tenant's rows a batcher had before."""
         self._turns: dict[str, float] = {}
         """When the next row of each tenant has its turn."""
         self._reached = 0.0
@@ -88,19 +93,21 @@ class WaitingLine:
         """All rows, those of a tenant in their order."""
         return (row for rows in self._rows.values() for row in rows)
 
-    def add(self, row: SentRow, *, first: bool = False) -> None:
-        """A row waits; ``first``: before others of its tenant."""
+    def add(self, row: SentRow) -> None:
+        """A row waits."""
         rows = self._rows.setdefault(row.tenant, deque())
         if not rows:
             self._turns[row.tenant] = max(self._turns.get(row.tenant, 0.0), self._reached)
-        (rows.appendleft if first else rows.append)(row)
+        rows.insert(self._again[row.tenant] if row.was_sent else len(rows), row)
+        self._again[row.tenant] += row.was_sent
 
     def remove(self, row: SentRow) -> None:
         """A row does not wait any more."""
         rows = self._rows[row.tenant]
         rows.remove(row)
+        self._again[row.tenant] -= row.was_sent
         if not rows:
-            del self._rows[row.tenant]
+            del self._rows[row.tenant], self._again[row.tenant]
             if not self._rows:
                 self._turns.clear()
 

@@ -31,7 +31,6 @@ from sluice.v1.inference_pb2 import (
     FinishReason,
     Usage,
 )
-from sluice.wire.attempts import task_attempt
 
 NO_PRICE: Final = ModelFacts("")
 _REASONS: Final[Mapping[int, "FinishReason.ValueType"]] = {
@@ -85,7 +84,7 @@ class Row:
         last_token_at: when tokens, or the values that were wanted, arrived last, seconds.
         recoveries: how often another process continued the row.
         recovered_gap_s: the longest time without a token because of that.
-        recovered_task: whether it was the task that was sent again last: its batcher was lost, else its worker.
+        recovered_from: what was lost when another process continued it last: "worker" or "batcher".
     """
 
     row_id: str
@@ -109,12 +108,13 @@ class Row:
     last_token_at: float = -inf
     recoveries: int = 0
     recovered_gap_s: float = 0.0
-    recovered_task: bool = False
+    recovered_from: str = ""
     _text: Transcript | None = None
     _inspection: AnswerInspection | None = None
     _accepted_attempt: int = 0
     """That of the last frame that was accepted."""
     _requested_at: float | None = None
+    _lost: str = "worker"
 
     @property
     def transcript(self) -> Transcript:
@@ -242,9 +242,9 @@ class Row:
             return None
         return self.final.batch
 
-    def fence(self, attempt: int) -> None:
-        """Drops frames of attempts below ``attempt`` from now on."""
-        self.attempt, self._requested_at = max(self.attempt, attempt), None
+    def fence(self, attempt: int, lost: str) -> None:
+        """Drops frames of attempts below ``attempt`` from now on, because this was lost."""
+        self.attempt, self._requested_at, self._lost = attempt, None, lost
 
     def accept(self, frame: Frame, now: float) -> AcceptedFrame:
         """Adds what is new in ``frame``."""
@@ -270,7 +270,7 @@ class Row:
             return _NOTHING_NEW
         recovered = self.has_frames and frame.attempt > self._accepted_attempt
         if recovered:
-            self._note_recovery(frame.attempt, now)
+            self._note_recovery(now)
         self.attempt = self._accepted_attempt = frame.attempt
         self.has_frames = True
         if frame.start_index > self.next_index:
@@ -285,9 +285,9 @@ class Row:
         final = frame.final if frame.HasField("final") else None
         return AcceptedFrame(token_ids, frame.logprobs[known:], final, False, recovered)
 
-    def _note_recovery(self, attempt: int, now: float) -> None:
+    def _note_recovery(self, now: float) -> None:
         self.recoveries += 1
-        self.recovered_task = task_attempt(attempt) > task_attempt(self._accepted_attempt)
+        self.recovered_from = self._lost
         gap_s = now - max(self.last_token_at, self.sent_at)
         self.recovered_gap_s = max(self.recovered_gap_s, gap_s)
 

@@ -39,16 +39,16 @@ class SentRow:
         attempt: its tokens.
         deadline: seconds.
         batcher: that has it, or had it last; empty: none.
-        was_sent: a batcher may have it, or may have had it.
         was_held: a batcher has said that it has it: it waits for a worker until its deadline.
         needs_room: whether it waits for room: once a batcher has taken it, it goes elsewhere without.
         room_at: the batcher whose room it takes; empty: none.
         size: of its task, bytes.
         ask_at: when to ask about it, or to try again.
         questions: asked since the last word about it, and the time of the first of them.
-        without_since: since when it is known to be without a batcher.
+        outlived: its batcher has answered a question about it: the row does not end batchers.
+        sent_at: when it was to be sent for the first time.
         tokens: that had arrived when it was sent last.
-        resends: since the last new token.
+        losses: of a worker or a batcher that had it, in succession without a new token.
         on_taken: called once, when a batcher has it, or nobody waits for it any more.
     """
 
@@ -58,7 +58,6 @@ class SentRow:
     deadline: float
     place: Place = Place.NOWHERE
     batcher: str = ""
-    was_sent: bool = False
     was_held: bool = False
     needs_room: bool = True
     room_at: str = ""
@@ -66,9 +65,10 @@ class SentRow:
     ask_at: float = 0.0
     questions: int = 0
     asked_at: float = 0.0
-    without_since: float | None = None
+    outlived: bool = False
+    sent_at: float = 0.0
     tokens: int = 0
-    resends: int = 0
+    losses: int = 0
     on_taken: Callable[[], None] | None = None
 
     @property
@@ -90,6 +90,15 @@ class SentRow:
     def has_tokens(self) -> bool:
         """Whether something of the answer has arrived."""
         return bool(self.attempt.token_ids)
+
+    @property
+    def was_sent(self) -> bool:
+        """Whether a batcher had it before."""
+        return self.task.attempt > 0
+
+    def losses_now(self) -> int:
+        """`losses`, unless a token has come since it was sent last."""
+        return self.losses if self.attempt.completion_tokens == self.tokens else 0
 
     def taken(self) -> None:
         """It has left this gateway."""

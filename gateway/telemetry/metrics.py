@@ -1,17 +1,22 @@
 """Request metrics: what a gateway counts of each request when it has ended."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
+from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.sent_row import Line
 from gateway.telemetry.request_log import RequestLog
 from sluice.telemetry import catalog
-from sluice.telemetry.registry import MetricRegistry
+from sluice.telemetry.catalog import Metric
+from sluice.telemetry.registry import MetricRegistry, Point
 from sluice.v1.admin_pb2 import RequestRecord
 from sluice.v1.inference_pb2 import FinishReason
 from sluice.v1.safety_pb2 import SafetyAction
 from sluice.wire.enums import word_of
 
+Counts = Mapping[Line, int] | Mapping[tuple[str, str, str], int]
+"""Rows by model and class, and by what was lost."""
 _TARGETS: Final = {False: "input", True: "output"}
 
 
@@ -36,12 +41,15 @@ class RequestMetrics:
         """``running``: calls that run now."""
         self._registry.observe(catalog.RUNNING, lambda: [((), running())])
 
-    def show_waiting(self, waiting: Callable[[], Mapping[Line, int]]) -> None:
-        """``waiting``: rows that wait for room now, by model and class."""
-        self._registry.observe(
-            catalog.ROOM_WAITING,
-            lambda: [(tuple(line), rows) for line, rows in waiting().items()],
+    def show_rows(self, dispatch: Dispatch) -> None:
+        """Rows that wait for room in ``dispatch`` now, and those that it has sent again or given up."""
+        counted: Sequence[tuple[Metric, Callable[[], Counts]]] = (
+            (catalog.ROOM_WAITING, lambda: dispatch.waiting),
+            (catalog.RESENDS, lambda: dispatch.resent),
+            (catalog.DEAD_LETTERS, lambda: dispatch.given_up),
         )
+        for metric, counts in counted:
+            self._registry.observe(metric, partial(_points, counts))
 
     def ended(self, log: RequestLog, record: RequestRecord) -> None:
         """A valid request has ended, as its ``record`` says, which is made of ``log``."""
@@ -81,3 +89,7 @@ class RequestMetrics:
         later = last.completion_tokens - last.resumed - 1
         if not log.error and later > 0:
             self._token_time.record(labels, (log.ended_at - log.first_token_at) / later, span)
+
+
+def _points(counts: Callable[[], Counts]) -> list[Point]:
+    return [(tuple(labels), count) for labels, count in counts().items()]

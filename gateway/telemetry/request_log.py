@@ -55,7 +55,6 @@ from sluice.v1.inference_pb2 import (
     Usage,
 )
 from sluice.wire import subjects
-from sluice.wire.attempts import ATTEMPTS_PER_TASK
 from sluice.wire.clock import duration, unix_ms
 from sluice.wire.enums import word_of
 
@@ -417,7 +416,7 @@ def _recovery(answer: Answer) -> Attributes:
         return {}
     return {
         names.RECOVERED: sum(one.recoveries for one in recovered),
-        names.RECOVERED_FROM: "batcher" if recovered[-1].recovered_task else "worker",
+        names.RECOVERED_FROM: recovered[-1].recovered_from,
         names.RECOVERED_GAP_S: max(one.recovered_gap_s for one in recovered),
     }
 
@@ -431,7 +430,7 @@ def _row_end(answer: Answer, now: float, row_id: str) -> tuple[Attributes, float
     end = "answered" if answer.error is None else answer.error.reason.lower()
     attributes: dict[str, AttributeValue] = {
         names.END: end if last else "escalated",
-        names.TASK_ATTEMPT: row.attempt // ATTEMPTS_PER_TASK,
+        names.ATTEMPT: row.attempt,
         names.GEN_AI_OUTPUT_TOKENS: row.completion_tokens,
     }
     if last and answer.finished is not None and row.inspection is not None:

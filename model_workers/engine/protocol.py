@@ -103,6 +103,8 @@ class RowSpec:
     """What it hears; the prompt is what its decoder begins with. None: nothing."""
     tenant: str = ""
     """The tenant whose row it is: the prefix cache is shared by the rows of a tenant."""
+    last_try: bool = False
+    """Whether the worker computes no other row with it."""
 
     def ended(
         self, end: RowEnd, error: str = "", reason: str = ENGINE_FAILED, tokens: int = 0

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -62,7 +63,8 @@ async def _serve(model: ModelSettings, number: int, address: str, tls: Path | No
         limits = RowLimits.of(model, context)
         engine = RemoteEngine(client, limits, alone, asyncio.get_running_loop())
         provider = start_tracing(SERVICE_WORKER)
-        worker = Worker(model.name, engine, tracer(SERVICE_WORKER), on_fault=lambda: os._exit(1))
+        fault = partial(os._exit, 1)
+        worker = Worker(model.name, engine, tracer(SERVICE_WORKER), fault, isolates=False)
         engine.wake = worker.wake
         await client.check()
         worker.start()

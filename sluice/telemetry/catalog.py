@@ -143,6 +143,13 @@ ROOM_WAITING: Final = Metric(
     "sluice.room.waiting", _GAUGE, "{row}", _OF_CLASS,
     "rows that wait in this gateway until a batcher has room for them", _GATEWAY,
 )  # fmt: skip
+RESENDS: Final = Metric(
+    "sluice.rows.resent", _COUNTER, "{row}", (*_OF_CLASS, names.RECOVERED_FROM),
+    "rows that were sent again because their `worker` or their `batcher` was lost", _GATEWAY,
+)  # fmt: skip
+DEAD_LETTERS: Final = Metric(
+    "sluice.dead_letters", _COUNTER, "{task}", _OF_CLASS, "tasks that became dead letters", _GATEWAY,
+)  # fmt: skip
 INPUT_DRIFT: Final = Metric(
     "sluice.router.input_drift", _GAUGE, "", _OF_ROUTER,
     "population stability index of the predicted gains: [routing.md](../concepts/routing.md#drift)", _GATEWAY,
@@ -198,17 +205,6 @@ ROWS: Final = Metric(
     "sluice.rows", _COUNTER, "{row}", (*_OF_CLASS, names.OUTCOME),
     "rows that ended in this batcher: `stop`, `length`, `cancelled`, `deadline`, `failed`, `refused` by a worker, "
     "`returned` to the gateway", _BATCHER,
-)  # fmt: skip
-RESENDS: Final = Metric(
-    "sluice.rows.resent", _COUNTER, "{row}", _OF_CLASS,
-    "rows that a worker lost, returned or refused, and that waited again", _BATCHER,
-)  # fmt: skip
-REDELIVERIES: Final = Metric(
-    "sluice.tasks.redelivered", _COUNTER, "{task}", _OF_CLASS,
-    "tasks that their gateway sent again, because they seemed lost", _BATCHER,
-)  # fmt: skip
-DEAD_LETTERS: Final = Metric(
-    "sluice.dead_letters", _COUNTER, "{task}", _OF_CLASS, "tasks that became dead letters", _BATCHER,
 )  # fmt: skip
 
 WORKER_LIVE: Final = Metric(

@@ -219,7 +219,6 @@ def _batcher(process: str) -> Crossing:
             *_ANSWERS_METRICS,
             f"{subjects.RELOADED}.*",
         ),
-        asks=(f"{subjects.DEAD_LETTERS}.>",),
         report=report,
     )
 

@@ -14,7 +14,7 @@
 | ``sluice.reloaded.<question>`` | gateway or batcher, `sluice reload` | ``ReloadAnswer`` |
 | ``sluice.gateways`` | gateway, all gateways | ``GatewayHello`` |
 | ``sluice.gateways.<gateway>`` | gateway, gateway (request) | ``GatewayQuestion`` |
-| ``sluice.dead_letters.<model>.<class>`` | gateway and batcher, operators (JetStream) | the task, reason in headers |
+| ``sluice.dead_letters.<model>.<class>`` | gateway, operators (JetStream) | the task, reason in headers |
 | ``sluice.records.<request>.request`` | gateway, gateways (JetStream) | ``RequestRecord`` |
 | ``sluice.records.<request>.grade`` | gateway, gateways (JetStream) | ``Grade`` |
 | ``sluice.audit.<tenant>.<request>`` | gateway, auditors (JetStream) | ``AuditEntry`` |

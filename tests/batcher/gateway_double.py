@@ -12,8 +12,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2
-from sluice.wire import jetstream, subjects
-from sluice.wire.attempts import next_task_attempt, task_attempt
+from sluice.wire import subjects
 from sluice.wire.connection import settle
 
 BOUND_S = 60.0
@@ -49,7 +48,6 @@ class GatewayDouble:
     def __init__(self, client: Client, name: str) -> None:
         self.name = name
         self.client = client
-        self.js = client.jetstream()
         self.lose: Callable[[frame_pb2.Frame], bool] = lambda frame: False
         self.answers: dict[str, Answer] = {}
         self.reports: list[control_pb2.BatcherReport] = []
@@ -71,7 +69,6 @@ class GatewayDouble:
             url, error_cb=_ignore, max_reconnect_attempts=-1, reconnect_time_wait=0.1
         )
         double = GatewayDouble(client, name)
-        await jetstream.ensure_stream(double.js, jetstream.DEAD_LETTERS, 1)
         await client.subscribe(subjects.frames(name), cb=double._frames)
         await client.subscribe(subjects.ALL_REPORTS, cb=double._report)
         await settle(client, BOUND_S)
@@ -175,7 +172,7 @@ class GatewayDouble:
         answer = self.answers[task.request_id]
         again = task_pb2.Task()
         again.CopyFrom(task)
-        again.attempt = next_task_attempt(max(task.attempt, answer.attempt))
+        again.attempt = task.attempt + 1
         again.produced_token_ids[:] = answer.token_ids
         answer.attempt = again.attempt
         self._sent[task.request_id] = again, ""
@@ -223,13 +220,6 @@ class GatewayDouble:
         await self.until(lambda: bool(self.held[task.request_id]))
         return self.held[task.request_id][-1]
 
-    async def dead_letter(self, model: str = "echo", bound_s: float = BOUND_S) -> Msg:
-        """Waits for a dead letter of ``model``."""
-        subscription = await self.js.subscribe(
-            f"{subjects.DEAD_LETTERS}.{model}.*", ordered_consumer=True
-        )
-        return await subscription.next_msg(bound_s)
-
     async def _control(self, request_id: str, message: control_pb2.ControlMessage) -> None:
         batcher = self._sent[request_id][1]
         subject = subjects.control_to(batcher) if batcher else subjects.CONTROL
@@ -267,7 +257,7 @@ class GatewayDouble:
         if frame.final.end == frame_pb2.ROW_END_RETURNED:
             self.returned.append(frame.request_id)
             task, _ = self._sent[frame.request_id]
-            if task_attempt(frame.attempt) == task.attempt:
+            if frame.attempt == task.attempt:
                 await self._send_again(task)
             return
         answer.attempt = frame.attempt

@@ -260,7 +260,7 @@ async def test_another_batcher_continues_the_rows_of_a_killed_one(
             for task in tasks:
                 answer = await gateway.finished(task)
                 assert answer.token_ids == echo_of(task)
-                assert answer.attempt >= 1000
+                assert answer.attempt >= 1
 
 
 async def test_a_batcher_that_ends_gives_its_rows_to_another_at_once(

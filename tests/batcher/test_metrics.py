@@ -38,7 +38,7 @@ class Scene:
         load = worker_pb2.WorkerLoad(
             slots=4, running=1, cache_blocks=8, free_blocks=6, preemptions=1
         )
-        sequence = self.requests.worker("w")._next_sequence
+        sequence = self.requests.workers.of("w")._next_sequence
         message = worker_pb2.StepReport(
             worker=worker, sequence=sequence, frames=frames, load=load, ready=True, counts=counts
         )
@@ -56,11 +56,10 @@ class Scene:
         self.requests.advance(now, [Capacity("w", room)])
         effects = self.requests.take()
         for move in effects.moves:
-            self.metrics.moved(move)
+            if move.ends:
+                self.metrics.ended_row(move.row)
         for formed in effects.batches:
             self.metrics.formed(formed, lambda _: INVALID_SPAN_CONTEXT)
-        for row in effects.dead:
-            self.metrics.buried(row)
         classes = self.requests.queue.class_reports(now)
         report = control_pb2.ModelReport(model="echo", classes=classes)
         self.metrics.reported(report, self.requests)
@@ -110,19 +109,20 @@ def test_what_waits_is_shown_with_its_age(scene: Scene) -> None:
     assert age > 0  # It waits since 0 of the monotonic clock.
 
 
-def test_rows_that_end_or_are_sent_again_are_counted(scene: Scene) -> None:
+def test_rows_that_end_or_are_returned_are_counted_once(scene: Scene) -> None:
     scene.add("lost")
     scene.advance()
     scene.requests.lost("w", 0.0)
     scene.report("two")
+    scene.add("lost", attempt=1)
     scene.requests.queued("w", scene.advance(), 0.0)
     scene.report("two", end("lost", attempt=1))
-    scene.add("again", attempt=1000)
-    scene.requests.cancel([frame_pb2.RowRef(request_id="again", attempt=1000)], 0.0)
+    scene.add("gone")
+    scene.requests.cancel([frame_pb2.RowRef(request_id="gone")], 0.0)
     scene.advance()
-    assert scene.read(catalog.RESENDS) == {OF_CLASS: 1}
-    assert scene.read(catalog.REDELIVERIES) == {OF_CLASS: 1}
-    assert scene.read(catalog.ROWS) == {(*OF_CLASS, "stop"): 1, (*OF_CLASS, "cancelled"): 1}
+    scene.advance(now=10.0)
+    ends = ("returned", "stop", "cancelled")
+    assert scene.read(catalog.ROWS) == {(*OF_CLASS, end): 1 for end in ends}
 
 
 def test_a_worker_is_shown_and_its_counts_go_on_after_a_restart(scene: Scene) -> None:

@@ -38,9 +38,14 @@ class Scene:
         self.requests.step("w", worker_pb2.StepReport(worker="w1"), 0.0)
         self.traceparents: list[str] = []
 
-    def add(self, name: str, headers: dict[str, str] = HEADERS) -> None:
+    def add(self, name: str, headers: dict[str, str] = HEADERS, attempt: int = 0) -> None:
         task = task_pb2.Task(
-            request_id=name, gateway="g", model="echo", priority_class="bulk", tenant="t"
+            request_id=name,
+            gateway="g",
+            model="echo",
+            priority_class="bulk",
+            tenant="t",
+            attempt=attempt,
         )
         task.prompt_token_ids.append(1)
         self.requests.add(Row(task, 0.0, headers), 0.0)
@@ -63,7 +68,7 @@ class Scene:
     def end(self, name: str, attempt: int = 0) -> None:
         frame = frame_pb2.Frame(request_id=name, attempt=attempt, token_ids=[1, 2])
         frame.final.end = frame_pb2.ROW_END_STOP
-        worker = self.requests.worker("w")
+        worker = self.requests.workers.of("w")
         report = worker_pb2.StepReport(worker="w1", sequence=worker._next_sequence, frames=[frame])
         self.requests.step("w", report, 0.0)
         self.advance()
@@ -137,10 +142,14 @@ def test_the_first_rows_batch_span_is_the_batch_and_knows_all_members(scene: Sce
     assert own.attributes[names.WORKER_ID] == "w1"
 
 
-def test_a_row_that_is_sent_twice_has_two_batch_spans_under_one_task_span(scene: Scene) -> None:
+def test_a_row_whose_worker_was_lost_says_so_and_is_another_task_when_it_comes_again(
+    scene: Scene,
+) -> None:
     scene.add("r")
     scene.advance()
     scene.requests.lost("w", 0.0)
+    scene.advance()
+    scene.add("r", attempt=1)
     scene.run("r")
     scene.end("r", attempt=1)
     first, second = scene.named(names.SPAN_BATCH)
@@ -151,7 +160,11 @@ def test_a_row_that_is_sent_twice_has_two_batch_spans_under_one_task_span(scene:
     assert first.attributes is not None
     assert (first.attributes[names.END], second.attributes[names.END]) == ("lost", "answered")
     assert len(scene.named(names.SPAN_QUEUE)) == 2
-    assert len(scene.named(names.SPAN_TASK)) == 1
+    tasks = scene.named(names.SPAN_TASK)
+    assert [span.attributes[names.GEN_AI_FINISH_REASONS] for span in tasks if span.attributes] == [
+        ("returned",),
+        ("stop",),
+    ]
 
 
 def test_what_is_returned_or_cancelled_leaves_no_span_open(scene: Scene) -> None:

@@ -26,14 +26,16 @@ async def test_rows_survive_the_death_of_the_stub_and_of_the_server(
         # Nothing tells the batcher of the stub's end until the server is killed, as the supervisor does it.
         server.signal_stub(signal.SIGKILL)
         await server.restart()
-        await gateway.until(lambda: all(gateway.answers[t.request_id].attempt for t in tasks))
+        await gateway.until(
+            lambda: all(gateway.answers[t.request_id].frames[-1].attempt for t in tasks)
+        )
         server.kill()
         await gateway.until(lambda: not gateway.reports[-1].models[0].workers)
         await server.start()
         for task in tasks:
             answer = await gateway.finished(task, 30.0)
             assert answer.token_ids == echo_of(task)
-        # Sent to three workers by one batcher.
+        # Sent to three workers, one after the other.
         assert all(gateway.answers[t.request_id].attempt >= 2 for t in tasks)
 
 
@@ -59,7 +61,7 @@ async def test_rows_survive_that_the_python_process_stands_still(
             server.signal_stub(signal.SIGCONT)
             await gateway.until(
                 lambda stops=stops: all(  # type: ignore[misc]
-                    gateway.answers[task.request_id].attempt == stops for task in tasks
+                    gateway.answers[task.request_id].frames[-1].attempt == stops for task in tasks
                 )
             )
         for task in tasks:

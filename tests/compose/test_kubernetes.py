@@ -20,7 +20,7 @@ from sluice.settings import JobsSettings, NatsSettings, Settings, load
 from sluice.startup import free_port
 from sluice.wire import subjects
 from sluice.wire.connection import connect, disconnect
-from sluice.wire.permissions import BATCHER, KINDS, OPERATOR, identity
+from sluice.wire.permissions import BATCHER, GATEWAY, KINDS, OPERATOR, identity
 from supervisor.certificates import Authority
 from supervisor.nats import find_nats_server, render_accounts, render_tls, wait_for_nats
 from tests.support.compose import (
@@ -498,9 +498,9 @@ async def test_nats_takes_its_configuration_which_is_that_of_the_table(tmp_path:
     with nats_process_of((str(find_nats_server()), *arguments, f"--config={config}"), tmp_path):
         url = f"tls://127.0.0.1:{port}"
         await wait_for_nats(url, START_S, authority.of(OPERATOR))
-        settings, folder = NatsSettings(url=url), authority.of(BATCHER)
+        settings, folder = NatsSettings(url=url), authority.of(GATEWAY)
         operator = authority.of(OPERATOR)
         await disconnect(await connect(settings, OPERATOR, OPERATOR, lambda: None, operator))
-        client = await connect(settings, BATCHER, "batcher-7c5d-x2x", lambda: None, folder)
+        client = await connect(settings, GATEWAY, "gateway-7c5d-x2x", lambda: None, folder)
         await client.jetstream().publish(subjects.dead_letters("m", "bulk"), b"task")
         await disconnect(client)

@@ -139,7 +139,7 @@ def _root_faults(root: TraceSpan, spans: Sequence[TraceSpan]) -> Iterator[str]:
     if not _reasons(root) and names.ERROR_REASON not in root.attributes:
         yield "the root says neither how the answer ended nor why it failed"
     again = any(
-        span.attributes.get(names.ATTEMPT) or span.attributes.get(names.TASK_ATTEMPT)
+        span.attributes.get(names.ATTEMPT)
         for span in spans
         if span.name == names.SPAN_DECODE or span.name == names.SPAN_ATTEMPT
     )

@@ -1,15 +1,13 @@
 """The scheduler of one model: tasks in, batches out.
 
     add -> waiting -> next_batch -> out -> finish
-              ^                      |
-              +------- requeue ------+
 
 `Queue.next_batch` takes the first task in order (`order`), finds a worker with room for it (`feed`, `capacity`), and
 adds what follows while there is room. For engines that compute a batch as a whole it may wait for more, and groups rows
 by length (`padded`). The lengths of answers and the rate of tasks handed out are learned (`estimates`).
 
-Cost: with n tasks that wait, t tenants and w workers `add`, `cancel`, `finish` and `requeue` take O(log n), and move
-O(t) entries of a short list; `next_batch` takes O(w), and as much as `add` for every row.
+Cost: with n tasks that wait, t tenants and w workers `add`, `cancel` and `finish` take O(log n), and move O(t)
+entries of a short list; `next_batch` takes O(w), and as much as `add` for every row.
 """
 
 from batcher.core.scheduler.capacity import Capacity as Capacity

@@ -46,7 +46,7 @@ class Capacity:
             return self
         return replace(
             self,
-            free_rows=0 if batch.rows[0].alone else self.free_rows - len(batch.rows),
+            free_rows=self.free_rows - len(batch.rows),
             free_tokens=self.free_tokens - batch.cache_tokens,
             waiting_tokens=self.waiting_tokens + batch.tokens,
             batches_in_flight=self.batches_in_flight + 1,

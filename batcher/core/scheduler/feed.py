@@ -20,7 +20,7 @@ PREFIXES_MAX: Final = 8192
 class Placement:
     """Chooses workers: the one with the soonest first token, or one with the prompt in its prefix cache.
 
-    Only workers with room for the row count; one that could not go on with it before is the last choice. A worker that
+    Only workers with room for the row count. A worker that
     computed a prompt with the same beginning is preferred to the soonest one while the difference is at most the time
     to compute the prompt, which its prefix cache may save.
     """
@@ -37,7 +37,6 @@ class Placement:
         able = [each for each in capacities if self._fits(each, task, now)]
         if len(able) < 2:
             return able[0] if able else None
-        able = [each for each in able if each.worker != task.avoid] or able
         soonest = min(able, key=lambda capacity: _wait(capacity, task))
         known = self._workers.get(task.prefix)
         for capacity in able:
@@ -147,8 +146,6 @@ class Feeder:
                 return rows, BatchLimit.WORKER_ROWS
             if len(rows) >= rows_max:
                 return rows, BatchLimit.ROWS
-            if task.alone or following.alone:
-                return rows, BatchLimit.ALONE
             if tokens + following.prefill_tokens > tokens_max:
                 return rows, BatchLimit.WORKER_PREFILL
             if cache + following.cache_tokens > room.free_tokens:

@@ -2,11 +2,12 @@
 
 1. The class. Overdue classes come first, the longest overdue before the others: tasks of it wait, and none was taken
    for its `aging_s`. Then interactive, standard, bulk.
-2. Tasks that returned from a worker, by deadline.
+2. Tasks that a batcher had before, and lost or gave back, by deadline.
 3. Urgent tasks, by deadline: the time left is below `urgency` times the service time of the class, and the tenant is at
    most `urgent_lead_tokens` ahead of its fair share.
 4. The tenant's virtual time: first the tenant that was given the fewest tokens for its weight.
-5. The deadline, at most `horizon_s` after the arrival, so that no task waits behind all that came much later.
+5. The deadline, at most `horizon_s` after the task came to its gateway, so that none waits behind all that came much
+   later.
 6. The order of arrival.
 
 With `order: class` 3 to 5 are left out, with `order: arrival` 1 as well.
@@ -47,7 +48,7 @@ class ClassOrder:
         waiting: how many.
         tokens: of them, prompt and expected answer.
         prefill_tokens: of them, to compute before their next tokens.
-        passed_since: when one of them was taken last, or since when some wait.
+        passed_since: when one of them was taken last, or since when some wait, their time elsewhere included.
         seen_at: when the last one came.
         service_s: mean service time of answers; 0: not known.
     """
@@ -56,7 +57,7 @@ class ClassOrder:
         """``weights`` of tenants that differ from 1."""
         self.policy = policy.of_class(name)
         self.waiting = self.tokens = self.prefill_tokens = 0
-        self.passed_since = 0.0
+        self.passed_since = -math.inf
         self.seen_at = -math.inf
         self.service_s = 0.0
         self._is_fair = policy.order == "fair"
@@ -81,8 +82,9 @@ class ClassOrder:
 
     def add(self, task: QueuedTask, now: float) -> None:
         """``task``, with a new number, begins to wait."""
+        began = now - task.age_s
         if not self.waiting:
-            self.passed_since = now
+            self.passed_since = max(self.passed_since, began)
         self.seen_at = now
         name = task.tenant if self._is_fair else ""
         tenant = task.share = self._tenants.get(name) or self._open(name)
@@ -90,7 +92,7 @@ class ClassOrder:
             tenant.time = max(tenant.time, self._time)
             self._weight += tenant.weight
         self._count(tenant, task, 1)
-        task.due = min(task.deadline, now + self._horizon_s) if self._is_fair else 0.0
+        task.due = min(task.deadline, began + self._horizon_s) if self._is_fair else 0.0
         if task.returned:
             _push(self._returned, (task.deadline, task.number, task), self.waiting)
             return
@@ -266,11 +268,6 @@ class Order:
         self.waiting += 1
         self._estimate(task)
         self.classes[task.priority_class].add(task, now)
-
-    def requeue(self, task: QueuedTask, now: float) -> None:
-        """``task``, which was taken, comes back: it goes before what waits in its class."""
-        task.returned = True
-        self.add(task, now)
 
     def cancel(self, task: QueuedTask) -> None:
         """``task`` waits no more."""

@@ -196,8 +196,6 @@ class PaddedBatches(Order):
             return BatchLimit.WORKER_ROWS
         if len(rows) >= self.max_rows:
             return BatchLimit.ROWS
-        if task.alone or rows[0].alone:
-            return BatchLimit.ALONE
         if tokens > policy.waiting_tokens_max - room.waiting_tokens:
             return BatchLimit.WORKER_PREFILL
         if task.cache_tokens + sum(row.cache_tokens for row in rows) > room.free_tokens:

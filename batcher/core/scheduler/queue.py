@@ -1,4 +1,4 @@
-"""The queue of one model's tasks: add, hand out in batches, requeue, finish. The package's docstring has the rules."""
+"""The queue of one model's tasks: add, hand out in batches, finish. The package's docstring has the rules."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -78,20 +78,6 @@ class Queue:
             members.served(now - task.sent_at)
             self._lengths.observe(task, output_tokens)
         self._landed(task, now if whole else None)
-
-    def requeue(self, request_id: str, produced: int, now: float) -> None:
-        """Returns a task that was handed out to the head of its class.
-
-        ``produced`` tokens of its answer exist now, what existed when it came included.
-        """
-        task = self._tasks[request_id]
-        assert not task.number, request_id
-        assert task.prompt_tokens + produced >= task.prefill_tokens, request_id
-        self._landed(task, None)
-        task.prefill_tokens = task.prompt_tokens + produced
-        if not self.order.waiting:
-            self._rate.pause()
-        self.order.requeue(task, now)
 
     def reconfigure(self, policy: Policy, weights: Mapping[str, float]) -> None:
         """Continues under another policy: tasks keep waiting times and workers; fair shares restart from zero."""

@@ -18,7 +18,7 @@ class Tenant:
         time: virtual time.
         waiting: its tasks that wait.
         tokens: their prompts and expected answers.
-        in_turn: a heap of its tasks by `QueuedTask.due` and number; those that returned are elsewhere.
+        in_turn: a heap of its tasks by `QueuedTask.due` and number; those that were lost before are elsewhere.
         by_deadline: a heap of those of them that have a deadline.
         turn, late, ahead: where it is in the lists of `ClassOrder`.
     """
@@ -52,9 +52,10 @@ class QueuedTask:
         max_tokens: longest answer, what exists already included.
         prefix: hash of the prompt's beginning; empty: not known.
         prefill_tokens: prompt and the answer so far, which a worker computes before the next token.
-        returned: whether it returned from a worker.
+        returned: whether a batcher had it before, and lost it or gave it back.
+        age_s: how long ago it came to its gateway, when it was added.
         charged: tokens that its tenant was charged for it.
-        number: of its arrival or return; 0: it does not wait.
+        number: of its arrival; 0: it does not wait.
         waiting_since: when it began to wait.
         waited_s: how long it had waited when it was handed out.
         cost_tokens: prompt and expected answer.
@@ -64,8 +65,6 @@ class QueuedTask:
         share: its tenant's in its class.
         sent_at: when it was handed out.
         open_batch: the batch it was handed out with, of an engine that computes batches whole.
-        avoid: the worker that could not go on with it; others are preferred.
-        alone: whether no other task may be in its batch.
     """
 
     request_id: str
@@ -79,8 +78,7 @@ class QueuedTask:
     prefix: bytes = b""
     prefill_tokens: int = field(init=False)
     returned: bool = False
-    avoid: str = ""
-    alone: bool = False
+    age_s: float = 0.0
     charged: int = 0
     number: int = 0
     # Set when it begins to wait.
@@ -111,7 +109,7 @@ class BatchCause(Enum):
     SLOT_FREE = "slot_free"
     """The worker had room, and the policy waits for no more rows."""
     URGENT = "urgent"
-    """A row came back from a lost worker, is close to its deadline, or its class is overdue."""
+    """A row was lost before, is close to its deadline, or its class is overdue."""
 
 
 class BatchLimit(Enum):
@@ -119,8 +117,6 @@ class BatchLimit(Enum):
 
     ALL_WAITING = "all_waiting"
     """Everything that waited is in it."""
-    ALONE = "alone"
-    """Its row, or the next, is to be alone in a batch."""
     ROWS = "rows"
     """It has as many rows as a batch may have."""
     TOKENS = "tokens"

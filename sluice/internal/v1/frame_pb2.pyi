@@ -67,6 +67,30 @@ worker to its batcher, and of a batcher that drains or has no room to the gatewa
 """
 Global___RowEnd: _TypeAlias = RowEnd  # noqa: Y015
 
+class _ReturnCause:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReturnCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReturnCause.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RETURN_CAUSE_UNSPECIFIED: _ReturnCause.ValueType  # 0
+    """Of a batcher: it drains, or has no room. Of a worker: its engine failed."""
+    RETURN_CAUSE_WORKER_LOST: _ReturnCause.ValueType  # 1
+    """The worker that the row was given to was lost, or could not go on with it: the row may be to blame."""
+    RETURN_CAUSE_NOT_TAKEN: _ReturnCause.ValueType  # 2
+    """The worker did not take the row, or gave it up for another one that it computes alone."""
+
+class ReturnCause(_ReturnCause, metaclass=_ReturnCauseEnumTypeWrapper):
+    """Why a row was returned."""
+
+RETURN_CAUSE_UNSPECIFIED: ReturnCause.ValueType  # 0
+"""Of a batcher: it drains, or has no room. Of a worker: its engine failed."""
+RETURN_CAUSE_WORKER_LOST: ReturnCause.ValueType  # 1
+"""The worker that the row was given to was lost, or could not go on with it: the row may be to blame."""
+RETURN_CAUSE_NOT_TAKEN: ReturnCause.ValueType  # 2
+"""The worker did not take the row, or gave it up for another one that it computes alone."""
+Global___ReturnCause: _TypeAlias = ReturnCause  # noqa: Y015
+
 @_typing.final
 class Frame(_message.Message):
     """The result of one step for one row. Frames of a request are ordered by start_index, not by arrival."""
@@ -82,7 +106,7 @@ class Frame(_message.Message):
     request_id: _builtins.str
     """The request that the tokens belong to."""
     attempt: _builtins.int
-    """Fences out earlier owners of the row: a frame of a lower attempt than one already seen is dropped."""
+    """That of the task: frames of another one are of an earlier owner of the row, and dropped."""
     start_index: _builtins.int
     """Index of the first token of this frame in the answer."""
     @_builtins.property
@@ -176,12 +200,15 @@ class Final(_message.Message):
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
     SERVER_TOKENS_FIELD_NUMBER: _builtins.int
+    RETURNED_FIELD_NUMBER: _builtins.int
     end: Global___RowEnd.ValueType
     """Why it ended."""
     cached_prompt_tokens: _builtins.int
     """Tokens of the prompt that the worker found in its prefix cache."""
     values: _builtins.bytes
     """What Task.values asked for: float32, little-endian."""
+    returned: Global___ReturnCause.ValueType
+    """Why the row was returned, when end is ROW_END_RETURNED."""
     @_builtins.property
     def error(self) -> Global___RowError:
         """Set when end is ROW_END_FAILED, ROW_END_REFUSED or ROW_END_RETURNED."""
@@ -208,10 +235,11 @@ class Final(_message.Message):
         cached_prompt_tokens: _builtins.int = ...,
         values: _builtins.bytes = ...,
         server_tokens: Global___ServerTokens | None = ...,
+        returned: Global___ReturnCause.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "error", b"error", "server_tokens", b"server_tokens", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "cached_prompt_tokens", b"cached_prompt_tokens", "end", b"end", "error", b"error", "server_tokens", b"server_tokens", "timings", b"timings", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "cached_prompt_tokens", b"cached_prompt_tokens", "end", b"end", "error", b"error", "returned", b"returned", "server_tokens", b"server_tokens", "timings", b"timings", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

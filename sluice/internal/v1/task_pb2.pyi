@@ -39,6 +39,9 @@ class Task(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     GATHER_MS_FIELD_NUMBER: _builtins.int
     WAITED_US_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    CHARGED_TOKENS_FIELD_NUMBER: _builtins.int
+    LAST_TRY_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
     AUDIO_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
@@ -56,13 +59,21 @@ class Task(_message.Message):
     timeout_ms: _builtins.int
     """Milliseconds until the deadline, counted from the publication: clocks need not agree. 0 means none."""
     attempt: _builtins.int
-    """Its first attempt: above every attempt of an earlier task of this request. A batcher counts on from here."""
+    """Counts how often the row was sent to a batcher before; goes into every frame of it, and fences out earlier owners."""
     gather_ms: _builtins.int
     """Longest time that tokens may be gathered in the worker, milliseconds; unset: what the batcher's policy says of the
     class.
     """
     waited_us: _builtins.int
     """Microseconds from the arrival of the request at its gateway to the publication, for whoever records traffic."""
+    age_ms: _builtins.int
+    """Milliseconds since the row was sent to a batcher for the first time."""
+    charged_tokens: _builtins.int
+    """Tokens of prompt and answer for which its tenant was charged in fair shares already."""
+    last_try: _builtins.bool
+    """If its worker is lost again without a new token the row is given up: the worker computes no other one with it until
+    its first token or its end.
+    """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt."""
@@ -99,12 +110,15 @@ class Task(_message.Message):
         attempt: _builtins.int = ...,
         gather_ms: _builtins.int | None = ...,
         waited_us: _builtins.int = ...,
+        age_ms: _builtins.int = ...,
+        charged_tokens: _builtins.int = ...,
+        last_try: _builtins.bool = ...,
         values: Global___Values | None = ...,
         audio: Global___Audio | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_gather_ms", b"_gather_ms", "audio", b"audio", "gather_ms", b"gather_ms", "sampling", b"sampling", "values", b"values"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gather_ms", b"_gather_ms", "attempt", b"attempt", "audio", b"audio", "gateway", b"gateway", "gather_ms", b"gather_ms", "model", b"model", "priority_class", b"priority_class", "produced_token_ids", b"produced_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "values", b"values", "waited_us", b"waited_us", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gather_ms", b"_gather_ms", "age_ms", b"age_ms", "attempt", b"attempt", "audio", b"audio", "charged_tokens", b"charged_tokens", "gateway", b"gateway", "gather_ms", b"gather_ms", "last_try", b"last_try", "model", b"model", "priority_class", b"priority_class", "produced_token_ids", b"produced_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "values", b"values", "waited_us", b"waited_us", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gather_ms: _TypeAlias = _typing.Literal["gather_ms"]  # noqa: Y015
     _WhichOneofArgType__gather_ms: _TypeAlias = _typing.Literal["_gather_ms", b"_gather_ms"]  # noqa: Y015

@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batcher.core import frames
-from batcher.core.frames import BUNDLE_BYTES_MAX, Merge, bundles, classify, merge, resend
+from batcher.core.frames import BUNDLE_BYTES_MAX, bundles, merge, resend, without_final
 from batcher.core.row import Row
+from batcher.core.workers import ChannelBroken
 from sluice.internal.v1 import frame_pb2, task_pb2
 from sluice.wire.codec import MAX_MESSAGE_BYTES
 
@@ -16,7 +17,8 @@ def row_of(produced: int = 0, base: int = 0, logprobs: bool = False) -> Row:
     task = task_pb2.Task(request_id="r", gateway="g", produced_token_ids=range(base))
     row = Row(task, now=0.0)
     new = range(base, produced)
-    row.extend(new, [frame_pb2.Logprobs(logprob=-float(n)) for n in new] if logprobs else [])
+    row.produced.extend(new)
+    row.logprobs += [frame_pb2.Logprobs(logprob=-float(n)) for n in new if logprobs]
     return row
 
 
@@ -30,27 +32,39 @@ def frame_of(start: int, count: int, *, final: bool = False, attempt: int = 0) -
 
 
 @pytest.mark.parametrize(
-    ("frame", "kind"),
+    ("frame", "new"),
     [
-        (frame_of(5, 1), Merge.NEW),
-        (frame_of(3, 4), Merge.NEW),
-        (frame_of(3, 2), Merge.DUPLICATE),
-        (frame_of(0, 0), Merge.DUPLICATE),
-        (frame_of(6, 1), Merge.GAP),
-        (frame_of(5, 0, final=True), Merge.NEW),
-        (frame_of(1, 2, final=True), Merge.NEW),
-        (frame_of(6, 0, final=True), Merge.GAP),
-        (frame_of(5, 1, attempt=1), Merge.STALE),
+        (frame_of(5, 1), [5]),
+        (frame_of(3, 4), [5, 6]),
+        (frame_of(3, 2), None),
+        (frame_of(0, 0), None),
+        (frame_of(5, 0, final=True), []),
+        (frame_of(1, 2, final=True), []),
     ],
 )
-def test_what_a_frame_is_to_a_row_of_five_tokens(frame: frame_pb2.Frame, kind: Merge) -> None:
-    assert classify(row_of(5), frame) is kind
+def test_what_is_new_of_a_frame_for_a_row_of_five_tokens(
+    frame: frame_pb2.Frame, new: list[int] | None
+) -> None:
+    merged = merge(row_of(5), frame)
+    assert (None if merged is None else list(merged.token_ids)) == new
+
+
+@pytest.mark.parametrize("frame", [frame_of(6, 1), frame_of(6, 0, final=True)])
+def test_a_frame_behind_tokens_that_are_missing_breaks_the_channel(frame: frame_pb2.Frame) -> None:
+    with pytest.raises(ChannelBroken):
+        merge(row_of(5), frame)
+
+
+def test_the_tokens_of_a_final_frame_can_go_alone() -> None:
+    alone = without_final(frame_of(5, 2, final=True))
+    assert (list(alone.token_ids), alone.HasField("final")) == ([5, 6], False)
 
 
 @given(known=st.integers(0, 20), start=st.integers(0, 20), count=st.integers(0, 20))
 def test_merging_loses_the_known_head_and_nothing_else(known: int, start: int, count: int) -> None:
     row, frame = row_of(known), frame_of(min(start, known), count, final=True)
     rest = merge(row, frame)
+    assert rest is not None
     assert row.produced == list(range(max(known, frame.start_index + count)))
     assert rest.start_index == known
     assert list(rest.token_ids) == row.produced[known:]
@@ -62,6 +76,7 @@ def test_logprobs_lose_the_same_head_as_tokens() -> None:
     frame = frame_of(1, 3)
     frame.logprobs.extend(frame_pb2.Logprobs(logprob=-float(n)) for n in range(1, 4))
     rest = merge(row, frame)
+    assert rest is not None
     assert [entry.logprob for entry in rest.logprobs] == [-2.0, -3.0]
     assert [entry.logprob for entry in row.logprobs] == [0.0, -1.0, -2.0, -3.0]
 

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.core.effects import Cancelled, Effects
-from batcher.core.requests import ENDED_LATE_S, ENDED_MAX, ENDED_S, NO_PROGRESS_MAX, Requests
+from batcher.core.requests import ENDED_LATE_S, ENDED_MAX, ENDED_S, Requests
 from batcher.core.row import Row, RowState
 from batcher.core.scheduler.capacity import Capacity
-from batcher.core.workers import ChannelBroken
+from batcher.core.workers import ChannelBroken, Workers
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
 from sluice.settings.batching import Policy
 
@@ -31,10 +31,12 @@ class Desk:
         attempt: int = 0,
         priority_class: str = "standard",
         gather_ms: int | None = None,
+        last_try: bool = False,
     ) -> None:
         task = task_pb2.Task(
             request_id=name, gateway="g", priority_class=priority_class, gather_ms=gather_ms
         )
+        task.last_try = last_try
         task.prompt_token_ids.extend((1, 2, 3))
         task.sampling.max_tokens = 10
         task.timeout_ms, task.attempt = int(timeout_s * 1e3), attempt
@@ -87,7 +89,7 @@ class Desk:
         admissions: Sequence[worker_pb2.Admission] = (),
     ) -> None:
         """A report of the worker."""
-        state = self.requests.worker(worker)
+        state = self.requests.workers.of(worker)
         self.requests.step(
             worker,
             worker_pb2.StepReport(
@@ -134,8 +136,16 @@ def held(effects: Effects) -> list[str]:
     return [ref.request_id for _, ref in effects.held]
 
 
-def states(effects: Effects) -> list[RowState]:
-    return [move.after for move in effects.moves]
+def returns(effects: Effects) -> list[tuple[str, int]]:
+    """Rows that were returned to their gateways, and why."""
+    return [
+        (frame.request_id, frame.final.returned)
+        for _, frame in effects.frames
+        if frame.final.end == frame_pb2.ROW_END_RETURNED
+    ]
+
+
+LOST, NOT_TAKEN = frame_pb2.RETURN_CAUSE_WORKER_LOST, frame_pb2.RETURN_CAUSE_NOT_TAKEN
 
 
 def demands(effects: Effects) -> list[tuple[str, tuple[int, ...]]]:
@@ -168,7 +178,7 @@ def test_rows_do_not_wait_for_a_worker_that_is_drained() -> None:
     desk.report(WORKER)
     desk.add("r")
     desk.advance()
-    desk.requests.drained = frozenset({WORKER})
+    desk.requests.workers.drained = frozenset({WORKER})
     assert demands(desk.advance()) == [(WORKER, (0, 0, 0))]
 
 
@@ -203,15 +213,6 @@ def test_the_worker_is_told_how_long_to_gather_by_the_request_or_by_its_class(
     (batch,) = desk.advance(room=1).batches
     (row,) = batch.message("b", [""], desk.now).rows
     assert row.task.gather_ms == sent
-
-
-def test_a_row_that_came_back_shows_its_next_token_at_once(desk: Desk) -> None:
-    desk.add(priority_class="bulk")
-    desk.requests.queued(WORKER, desk.send(), desk.now)
-    desk.requests.lost(WORKER, desk.now)
-    (batch,) = desk.advance(room=1).batches
-    (row,) = batch.message("b", [""], desk.now).rows
-    assert row.task.gather_ms == 0
 
 
 def test_frames_of_urgent_rows_leave_before_others_of_the_same_step(desk: Desk) -> None:
@@ -273,25 +274,8 @@ def test_that_a_batch_is_queued_may_be_heard_at_any_time(order: list[str]) -> No
     effects = desk.advance()
     assert ends(effects) == [frame_pb2.ROW_END_STOP]
     assert effects.cancels == []
-    (capacity,) = desk.requests.capacities(desk.now)
+    (capacity,) = capacities(desk.requests, desk.now)
     assert (capacity.idle, capacity.free_rows) == (True, 8)
-
-
-def test_rows_of_a_lost_worker_go_first_with_their_tokens_and_a_higher_attempt(
-    desk: Desk,
-) -> None:
-    desk.run("r")
-    desk.step("r", 0, 4)
-    desk.add("later")
-    desk.requests.lost(WORKER, desk.now)
-    (batch,) = desk.advance(room=8).batches
-    assert [row.request_id for row in batch.rows] == ["r", "later"]
-    row = batch.rows[0]
-    assert (row.attempt, len(row.produced)) == (1, 4)
-    assert desk.step("r", 4, 1, attempt=0)
-    assert desk.advance().frames == []
-    assert desk.step("r", 4, 1, attempt=1)
-    assert [frame.start_index for _, frame in desk.advance().frames] == [4]
 
 
 def test_a_gap_asks_for_a_new_channel(desk: Desk) -> None:
@@ -299,125 +283,103 @@ def test_a_gap_asks_for_a_new_channel(desk: Desk) -> None:
     assert not desk.step("r", 1, 1)
 
 
-def test_a_row_that_never_brings_a_token_ends_as_a_dead_letter(desk: Desk) -> None:
-    desk.run("r")
-    for _ in range(NO_PROGRESS_MAX - 1):
-        desk.requests.lost(WORKER, desk.now)
-        assert desk.advance(room=8).dead == []
+def test_rows_of_a_lost_worker_return_to_their_gateways_and_are_forgotten(desk: Desk) -> None:
+    desk.run("r", "s")
+    desk.step("r", 0, 4)
+    desk.add("waits")
     desk.requests.lost(WORKER, desk.now)
     effects = desk.advance()
-    assert ends(effects) == [frame_pb2.ROW_END_FAILED]
-    assert [row.request_id for row in effects.dead] == ["r"]
+    assert returns(effects) == [("r", LOST), ("s", LOST)]
+    ends = {frame.request_id: frame for _, frame in effects.frames if frame.HasField("final")}
+    assert (ends["r"].start_index, ends["r"].attempt) == (4, 0)
+    assert ends["r"].final.error.message == "the worker was lost"
+    assert "r" not in desk.requests
+    assert effects.cancels == []
+    assert sent(desk.advance(room=8)) == [["waits"]]
 
 
-def lose(desk: Desk) -> Effects:
+def test_rows_that_come_again_go_first_in_their_order(desk: Desk) -> None:
+    desk.run(*(f"r{number}" for number in range(8)))
     desk.requests.lost(WORKER, desk.now)
-    return desk.advance(room=8)
+    desk.add("new")
+    lost = [name for name, _ in returns(desk.advance())]
+    for name in lost:
+        desk.add(name, attempt=1)
+    assert sent(desk.advance(room=9)) == [lost, ["new"]]
+
+
+def test_a_row_whose_batch_no_engine_has_taken_is_lost_too_but_for_a_last_try(desk: Desk) -> None:
+    """Nobody knows that it was alone before the worker has said so."""
+    desk.add("r")
+    desk.send()
+    desk.requests.lost(WORKER, desk.now)
+    assert returns(desk.advance()) == [("r", LOST)]
+    for number, cause in enumerate((NOT_TAKEN, LOST), 1):
+        desk.add("r", attempt=number, last_try=True)
+        batch = desk.send()
+        desk.requests.queued(WORKER, batch, desk.now)
+        if cause == LOST:
+            desk.admit(batch)
+        desk.requests.lost(WORKER, desk.now)
+        assert returns(desk.advance()) == [("r", cause)]
+
+
+def test_a_row_that_its_worker_gives_back_returns_with_the_reason_and_what_it_brought(
+    desk: Desk,
+) -> None:
+    desk.run("r", "made way")
+    last = returned("r", attempt=0)
+    last.token_ids.append(7)
+    other = returned("made way", attempt=0)
+    other.final.returned = NOT_TAKEN
+    desk.report(WORKER, [last, other])
+    effects = desk.advance()
+    assert returns(effects) == [("r", LOST), ("made way", NOT_TAKEN)]
+    tokens, end, _ = [frame for _, frame in effects.frames]
+    assert (list(tokens.token_ids), tokens.HasField("final")) == ([7], False)
+    assert (end.start_index, end.final.error.message) == (1, "not enough memory")
+    assert effects.cancels == []
+
+
+def test_a_row_that_a_worker_does_not_take_returns_and_is_not_to_blame(desk: Desk) -> None:
+    desk.add("r")
+    refusal = worker_pb2.Refusal(request_id="r", retryable=True)
+    desk.admit(desk.send(), refusal)
+    assert returns(desk.advance()) == [("r", NOT_TAKEN)]
 
 
 def sent(effects: Effects) -> list[list[str]]:
     return [[row.request_id for row in batch.rows] for batch in effects.batches]
 
 
-def on_their_last_try(desk: Desk) -> Effects:
-    """Of three rows that went together and lost every worker."""
-    desk.run("one", "poison", "two")
-    for _ in range(NO_PROGRESS_MAX - 2):
-        assert sent(lose(desk)) == [["one", "poison", "two"]]
-    return lose(desk)
-
-
-def test_the_last_try_of_a_row_is_made_alone(desk: Desk) -> None:
-    assert sent(on_their_last_try(desk)) == [["one"]]
-    desk.add("new")
-    assert sent(desk.advance(room=8)) == [["new"]]  # The capacity is the test's own.
-    desk.step("one", 0, 1, attempt=NO_PROGRESS_MAX - 1)
-    assert sent(desk.advance(room=8)) == [["poison"]]
-    effects = lose(desk)
-    assert [row.request_id for row in effects.dead] == ["poison"]
-    assert sent(effects) == [["one", "new"], ["two"]]
-
-
-def test_a_worker_with_a_last_try_gets_no_other_row(desk: Desk) -> None:
-    on_their_last_try(desk)
-    desk.step("one", 0, 0, attempt=NO_PROGRESS_MAX - 1)
-    assert [each.free_rows for each in desk.requests.capacities(desk.now)] == [0]
-    desk.step("one", 0, 1, attempt=NO_PROGRESS_MAX - 1)
-    assert [each.free_rows for each in desk.requests.capacities(desk.now)] == [7]
-
-
-def test_a_row_that_waits_for_its_last_try_can_end(desk: Desk) -> None:
-    desk.add("out", timeout_s=59.0)
-    desk.add("late", timeout_s=60.0)
-    desk.run("cancelled")
-    for _ in range(NO_PROGRESS_MAX - 1):
-        lose(desk)
-    assert desk.requests.waiting == 2
-    desk.cancel("cancelled")
-    assert ends(desk.advance(after_s=60.0)) == [frame_pb2.ROW_END_DEADLINE] * 2
-    assert desk.requests.waiting == 0
-
-
-def test_a_row_refused_for_now_waits_at_the_head_under_the_same_attempt(desk: Desk) -> None:
-    desk.add("first")
-    batch = desk.send()
-    desk.add("second")
-    refusal = worker_pb2.Refusal(request_id="first", retryable=True)
-    desk.admit(batch, refusal)
-    (again,) = desk.advance(room=8).batches
-    assert [(row.request_id, row.attempt) for row in again.rows] == [("first", 0), ("second", 0)]
-
-
-def test_a_returned_row_goes_to_another_worker_with_a_higher_attempt(desk: Desk) -> None:
-    desk.run("r")
-    desk.step("r", 0, 2)
-    desk.returned("r", attempt=0)
-    desk.requests.advance(desk.now, [Capacity(WORKER, 8), Capacity("other", 8, running_rows=4)])
-    effects = desk.requests.take()
-    (formed,) = effects.batches
-    assert (formed.batch.worker, formed.rows[0].attempt) == ("other", 1)
-    assert ends(effects) == []
-    assert effects.cancels == []
-
-
-def test_a_row_that_no_worker_gets_on_with_ends_with_the_last_reason(desk: Desk) -> None:
-    desk.run("r")
-    for attempt in range(NO_PROGRESS_MAX - 1):
-        desk.returned("r", attempt=attempt)
-        assert len(desk.advance(room=8).batches) == 1
-    desk.returned("r", attempt=NO_PROGRESS_MAX - 1)
-    effects = desk.advance()
-    ((_, frame),) = [entry for entry in effects.frames if entry[1].HasField("final")]
-    assert frame.final.end == frame_pb2.ROW_END_FAILED
-    assert "not enough memory" in frame.final.error.message
-    assert [row.request_id for row in effects.dead] == ["r"]
+def capacities(requests: Requests, now: float) -> list[Capacity]:
+    return requests.workers.capacities(requests.workers.active(), now)
 
 
 def test_a_worker_that_returns_rows_at_once_does_not_draw_the_queue(desk: Desk) -> None:
     """It looks idle. After a pause it is tried with one row, and gets the rest when that brings a token."""
 
-    def sent() -> list[str]:
-        desk.requests.advance(desk.now, desk.requests.capacities(desk.now))
+    def given(attempt: int) -> list[str]:
+        for number in range(8):
+            desk.add(f"r{number}", attempt=attempt)
+        desk.requests.advance(desk.now)
         return [row.request_id for batch in desk.requests.take().batches for row in batch.rows]
 
     desk.report(WORKER)
-    for number in range(8):
-        desk.add(f"r{number}")
-    assert len(sent()) == 8
+    assert len(given(0)) == 8
     desk.requests.lost(WORKER, desk.now)
     desk.report(WORKER)
-    assert len(sent()) == 8
+    assert len(given(1)) == 8
     frames = [returned(f"r{number}", attempt=1) for number in range(8)]
     desk.report(WORKER, frames, [worker_pb2.Admission(batch_id="b-2")])
-    assert sent() == []
+    assert given(2) == []
     wake_at = desk.requests.wake_at()
     assert wake_at is not None
     desk.now = wake_at
-    (probe,) = sent()
-    assert sent() == []
-    row = desk.requests._rows[probe]
-    desk.step(probe, 0, 1, attempt=row.attempt)
-    assert len(sent()) == 7
+    (probe,) = given(2)
+    assert given(2) == []
+    desk.step(probe, 0, 1, attempt=2)
+    assert len(given(2)) == 7
 
 
 def test_a_row_refused_for_good_ends_with_the_workers_reason(desk: Desk) -> None:
@@ -466,10 +428,10 @@ def test_cancel_of_a_row_on_its_way_waits_until_it_is_queued(desk: Desk) -> None
 
 
 def test_a_cancel_of_an_earlier_task_leaves_the_later_one(desk: Desk) -> None:
-    desk.add(attempt=1000)
-    desk.cancel("r", attempt=7)
+    desk.add(attempt=2)
+    desk.cancel("r", attempt=1)
     assert len(desk.advance(room=8).batches) == 1
-    desk.cancel("r", attempt=1001)
+    desk.cancel("r", attempt=3)
     assert "r" not in desk.requests
 
 
@@ -539,23 +501,15 @@ def test_a_question_about_a_row_that_has_ended_is_answered_with_its_end(desk: De
     assert held(effects) == []
 
 
-def given_back(effects: Effects) -> list[str]:
-    return [
-        frame.request_id
-        for _, frame in effects.frames
-        if frame.final.end == frame_pb2.ROW_END_RETURNED
-    ]
-
-
 def test_drain_returns_what_waits_and_what_comes_back(desk: Desk) -> None:
     desk.run("runs", "lost")
     desk.add("waits")
     desk.requests.drain(desk.now)
-    assert given_back(desk.advance(room=8)) == ["waits"]
+    assert returns(desk.advance(room=8)) == [("waits", 0)]
     desk.add("new")
     desk.step("runs", 0, 1, end=frame_pb2.ROW_END_STOP)
     desk.requests.lost(WORKER, desk.now)
-    assert given_back(desk.advance(room=8)) == ["new", "lost"]
+    assert returns(desk.advance(room=8)) == [("new", 0), ("lost", LOST)]
     assert desk.requests.active == 0
 
 
@@ -565,7 +519,7 @@ def test_release_returns_everything_and_stops_the_worker(desk: Desk) -> None:
     desk.advance()
     desk.requests.release(desk.now)
     effects = desk.advance()
-    assert given_back(effects) == ["runs"]
+    assert returns(effects) == [("runs", 0)]
     assert effects.cancels == [Cancelled(WORKER, "runs", 0)]
     assert desk.requests.active == 0
 
@@ -576,7 +530,7 @@ def test_a_row_that_is_refused_is_returned_with_the_reason(desk: Desk) -> None:
     effects = desk.advance()
     ((_, frame),) = effects.frames
     assert (frame.attempt, frame.final.error.reason) == (1000, "OVERLOADED")
-    assert given_back(effects) == ["r"]
+    assert returns(effects) == [("r", 0)]
     assert effects.moves == []
 
 
@@ -585,51 +539,44 @@ def test_batches_never_exceed_the_room(desk: Desk) -> None:
         desk.add(f"r{number}")
     effects = desk.advance(room=11)
     assert [len(batch.rows) for batch in effects.batches] == [8, 3]
-    assert (len(desk.requests.queue), len(desk.requests.worker(WORKER).rows)) == (19, 11)
+    assert (len(desk.requests.queue), len(desk.requests.workers.of(WORKER).rows)) == (19, 11)
 
 
 def test_a_lost_worker_gives_back_its_own_rows_alone(desk: Desk) -> None:
     desk.add("first")
     desk.add("second")
-    capacities = [Capacity("one", 1), Capacity("two", 1)]
-    desk.requests.advance(desk.now, capacities)
+    desk.requests.advance(desk.now, [Capacity("one", 1), Capacity("two", 1)])
     batches = {formed.batch.worker: formed for formed in desk.requests.take().batches}
     for worker, formed in batches.items():
         desk.requests.queued(worker, formed.batch_id, desk.now)
-    (lost,) = batches["one"].rows
-    (kept,) = batches["two"].rows
+    (lost,), (kept,) = batches["one"].rows, batches["two"].rows
     desk.requests.lost("one", desk.now)
-    assert [len(desk.requests.worker(name).rows) for name in ("one", "two")] == [0, 1]
+    assert returns(desk.requests.take()) == [(lost.request_id, LOST)]
+    assert kept.state is RowState.RUNNING
     # The other worker takes it over; what the first may still say of it is nothing to us.
+    desk.add(lost.request_id, attempt=1)
     desk.requests.advance(desk.now, [Capacity("two", 1)])
-    (again,) = desk.requests.take().batches
-    assert ([row.request_id for row in again.rows], again.batch.worker) == (
-        [lost.request_id],
-        "two",
-    )
+    assert sent(desk.requests.take()) == [[lost.request_id]]
     frame = frame_pb2.Frame(request_id=lost.request_id, attempt=1, token_ids=[1])
     assert desk.take("one", frame)
     assert desk.requests.take().frames == []
-    assert kept.state is RowState.RUNNING
 
 
-def test_a_standby_gets_the_rows_of_a_lost_worker_until_it_is_back() -> None:
-    requests = Requests("b", policy=Policy(), ranked=("first", "standby"), standby=1)
-
-    def able() -> list[str]:
-        return [capacity.worker for capacity in requests.capacities(0.0)]
-
-    requests.worker("standby").live = True
-    assert able() == ["standby"]
-    requests.worker("first").live = True
-    assert able() == ["first"]
-    requests.lost("first", 0.0)
-    assert able() == ["standby"]
-    requests.worker("first").live = True
-    assert able() == list(requests.active_workers()) == ["first"]
+def test_a_standby_gets_rows_in_place_of_a_lost_worker_until_it_is_back() -> None:
+    workers = Workers(("first", "standby"), 1)
+    workers.of("standby").live = True
+    assert list(workers.active()) == ["standby"]
+    workers.of("first").live = True
+    assert list(workers.active()) == ["first"]
+    workers.lost("first")
+    assert list(workers.active()) == ["standby"]
+    workers.of("first").live = True
+    assert list(workers.active()) == ["first"]
     for _ in range(2):
-        requests._breaker("first").failed(0.0)
-    assert able() == ["standby", "first"], "one that fails is tried beside the standby"
+        workers.tried("first", 0.0, succeeded=False, failed=True)
+    assert list(workers.active()) == ["standby", "first"], "it is tried beside the standby"
+    workers.tried("first", 0.0, succeeded=True, failed=False)
+    assert list(workers.active()) == ["first"]
 
 
 def test_the_end_of_a_row_tells_of_its_batch(desk: Desk) -> None:
@@ -657,22 +604,18 @@ def test_another_policy_takes_over_what_waits_and_what_runs(desk: Desk) -> None:
     desk.requests.change_policy(Policy(max_rows=1), {"a": 2.0})
     desk.step("runs", 0, 1, end=frame_pb2.ROW_END_STOP)
     desk.requests.lost(WORKER, desk.now)
-    effects = desk.advance(room=8)
-    assert sorted(row.request_id for formed in effects.batches for row in formed.rows) == [
-        "lost",
-        "waits",
-    ]
-    assert {len(formed.rows) for formed in effects.batches} == {1}
-    desk.cancel("lost", "waits", "runs")
+    desk.add("lost", attempt=1)
+    assert sent(desk.advance(room=8)) == [["lost"], ["waits"]]
+    desk.cancel("lost", "waits", "runs", attempt=1)
     assert len(desk.requests) == 0
     assert len(desk.requests.queue) == 0
 
 
 def test_a_drained_worker_gets_no_rows_and_a_standby_takes_its_place() -> None:
-    requests = Requests("b", policy=Policy(), ranked=("first", "standby"), standby=1)
+    workers = Workers(("first", "standby"), 1)
     for name in ("first", "standby"):
-        requests.worker(name).live = True
-    requests.drained = frozenset({"first"})
-    assert [one.worker for one in requests.capacities(0.0)] == ["standby"]
-    requests.drained = frozenset()
-    assert list(requests.active_workers()) == ["first"]
+        workers.of(name).live = True
+    workers.drained = frozenset({"first"})
+    assert list(workers.active()) == ["standby"]
+    workers.drained = frozenset()
+    assert list(workers.active()) == ["first"]

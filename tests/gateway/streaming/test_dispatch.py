@@ -4,9 +4,9 @@ import pytest
 
 from gateway.streaming.dispatch import (
     BATCHERS_MAX,
+    LOSSES_MAX,
     NO_BATCHER_S,
     QUERY_ROWS_MAX,
-    RESENDS_MAX,
     ROW_ID_CHARS_MAX,
     Outgoing,
 )
@@ -14,7 +14,16 @@ from gateway.streaming.room import Room
 from gateway.streaming.row import Row
 from gateway.streaming.sent_row import SentRow
 from sluice.errors import EngineFailed, ModelUnavailable, Overloaded, SluiceError
-from sluice.internal.v1.frame_pb2 import ROW_END_RETURNED, Frame, RowError, RowRef
+from sluice.internal.v1.frame_pb2 import (
+    RETURN_CAUSE_NOT_TAKEN,
+    RETURN_CAUSE_WORKER_LOST,
+    ROW_END_RETURNED,
+    Final,
+    Frame,
+    ReturnCause,
+    RowError,
+    RowRef,
+)
 from sluice.wire.codec import pack
 from tests.gateway.kit.rows import Batchers, dispatch_to, new_row, said, sent_row
 
@@ -23,6 +32,17 @@ STALL_S = 0.75
 
 def new_attempt(row_id: str) -> Row:
     return new_row(row_id, stall_s=STALL_S)
+
+
+def given_back(
+    row: SentRow,
+    why: str = "the worker was lost",
+    cause: "ReturnCause.ValueType" = RETURN_CAUSE_WORKER_LOST,
+) -> Frame:
+    """Of a row that its worker did not go on with."""
+    final = Final(end=ROW_END_RETURNED, returned=cause)
+    final.error.reason, final.error.message = EngineFailed.reason, why
+    return Frame(request_id=row.row_id, attempt=row.task.attempt, final=final)
 
 
 class Desk:
@@ -76,6 +96,15 @@ class Desk:
             frame.final.error.CopyFrom(error)
         self.dispatch.returned(batcher, frame, self.now)
 
+    def worker_lost(
+        self,
+        why: str = "the worker was lost",
+        cause: "ReturnCause.ValueType" = RETURN_CAUSE_WORKER_LOST,
+    ) -> None:
+        """Its batcher gives the row back."""
+        frame = given_back(self.row, why, cause)
+        self.dispatch.returned(self.row.batcher or "b1", frame, self.now)
+
     def sent_to(self) -> list[tuple[str, int, int]]:
         """Batcher, attempt and known tokens of the tasks that were sent since."""
         return [
@@ -110,7 +139,7 @@ def test_a_batcher_that_answers_nothing_loses_its_rows_to_another() -> None:
     desk.dispatch.drain()
     assert not desk.tick(3 * STALL_S - 0.1).tasks
     ((batcher, row),) = desk.tick(0.3).tasks
-    assert (batcher, row.task.attempt, list(row.task.produced_token_ids)) == ("b2", 1000, [97, 97])
+    assert (batcher, row.task.attempt, list(row.task.produced_token_ids)) == ("b2", 1, [97, 97])
     # The earlier owner comes back: its frames are fenced out, and it is told.
     assert not desk.dispatch.accepts("b1", "r", 0, desk.now)
     assert said(desk.dispatch.drain()) == {"cancel": ["r"]}
@@ -133,7 +162,7 @@ def test_a_batcher_that_does_not_know_the_row_has_lost_it() -> None:
     desk.tokens(1)
     desk.dispatch.drain()
     desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=0)], desk.now)
-    assert desk.sent_to() == [("b1", 1000, 1)]
+    assert desk.sent_to() == [("b1", 1, 1)]
     desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=0)], desk.now)  # an older word
     assert desk.sent_to() == []
 
@@ -173,7 +202,7 @@ def test_a_batcher_that_nobody_has_subscribed_for_is_gone_at_once() -> None:
     desk.tokens(1)
     desk.dispatch.drain()
     desk.dispatch.gone("b1", desk.now)
-    assert desk.sent_to() == [("b2", 1000, 1)]
+    assert desk.sent_to() == [("b2", 1, 1)]
 
 
 def test_without_another_batcher_the_row_stays_where_it_was() -> None:
@@ -195,7 +224,7 @@ def test_a_new_batcher_gets_the_rows_of_its_predecessor_as_soon_as_it_is_there()
     desk.tick(5.0)
     desk.batchers.names = ("b3",)
     desk.tick(0.15)
-    assert (desk.row.batcher, desk.row.task.attempt) == ("b3", 1000)
+    assert (desk.row.batcher, desk.row.task.attempt) == ("b3", 1)
 
 
 def test_silence_proves_nothing_while_this_gateway_was_cut_off() -> None:
@@ -220,43 +249,125 @@ def test_silence_proves_nothing_while_this_gateway_was_stopped() -> None:
 
 
 def test_a_row_that_is_lost_again_and_again_without_a_token_becomes_a_dead_letter() -> None:
+    """With batchers and with workers, in any order; its last try is marked."""
     desk = Desk("b1")
-    for number in range(RESENDS_MAX):
-        assert len(desk.sent_to()) == 1, number
+    for number in range(LOSSES_MAX):
+        ((_, row),) = desk.dispatch.drain().tasks
+        assert row.task.last_try == (number == LOSSES_MAX - 1)
         desk.hold()
-        desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=1000 * number)], desk.now)
-    desk.hold()
-    desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=1000 * RESENDS_MAX)], desk.now)
-    outgoing = desk.dispatch.drain()
-    ((row, reason),) = outgoing.dead
+        if number % 2:
+            desk.worker_lost("not enough memory")
+        else:
+            desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=number)], desk.now)
+    ((row, reason),) = desk.dispatch.drain().dead
     assert row is desk.row
-    assert "without a new token" in reason
+    assert "5 times in succession" in reason
     assert isinstance(desk.failed[0], EngineFailed)
     assert "r" not in desk.dispatch
+    assert desk.dispatch.resent == {("m", "interactive", what): 2 for what in ("worker", "batcher")}
+    assert desk.dispatch.given_up == {("m", "interactive"): 1}
+
+
+def test_a_row_whose_worker_was_lost_goes_on_at_once_with_what_it_has() -> None:
+    desk = Desk("b1")
+    desk.row.task.gather_ms = 250
+    desk.tokens(2)
+    desk.dispatch.drain()
+    desk.now += 3.0
+    desk.worker_lost()
+    assert desk.sent_to() == [("b1", 1, 2)]
+    task = desk.row.task
+    assert (task.age_ms, task.charged_tokens, task.gather_ms, task.last_try) == (3000, 5, 0, False)
+    assert task.timeout_ms == 997_000
+
+
+def test_a_row_that_a_worker_did_not_take_is_innocent_and_stays_on_its_last_try() -> None:
+    desk = Desk("b1")
+    for _ in range(LOSSES_MAX - 1):
+        desk.hold()
+        desk.worker_lost()
+    for _ in range(3 * LOSSES_MAX):
+        assert desk.row.task.last_try
+        desk.worker_lost(cause=RETURN_CAUSE_NOT_TAKEN)
+    assert not desk.failed
+    desk.tokens(1)
+    desk.worker_lost(cause=RETURN_CAUSE_NOT_TAKEN)
+    assert not desk.row.task.last_try
+    desk.worker_lost()
+    assert not desk.failed
+
+
+def test_a_batcher_that_lived_with_a_row_was_not_ended_by_it() -> None:
+    desk = Desk("b1")
+    for number in range(3 * LOSSES_MAX):
+        desk.hold()
+        desk.tick(5 * STALL_S)
+        desk.hold()  # the answer to a question
+        desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=number)], desk.now)
+    assert not desk.failed
+
+
+def test_late_words_about_a_row_that_waits_elsewhere_change_nothing() -> None:
+    desk = Desk("b1")
+    desk.hold()
+    desk.batchers.names = ()
+    desk.worker_lost()
+    assert not desk.dispatch.accepts("b1", "r", 0, desk.now)
+    desk.worker_lost()
+    assert (desk.row.losses, desk.dispatch.waiting) == (1, {("m", "interactive"): 1})
+
+
+def test_a_thousand_rows_of_a_worker_keep_their_order_and_none_is_refused() -> None:
+    desk = Desk("b1", priority_class="bulk")
+    desk.batchers.room = Room(2000, 1e9)
+    rows = [desk.row]
+    for number in range(1, 1000):
+        row = sent_row(new_attempt(f"r{number}"), desk.now + 1000, "bulk")
+        row.task.tenant = "ab"[number % 2]
+        desk.dispatch.send(row, desk.now)
+        rows.append(row)
+    desk.dispatch.drain()
+    desk.batchers.names, desk.batchers.room = (), Room(0, 0)
+    for row in rows:
+        desk.dispatch.returned("b1", given_back(row), desk.now)
+    new = sent_row(new_attempt("new"), desk.now + 1000, "bulk")
+    new.task.tenant = "a"
+    desk.dispatch.send(new, desk.now)
+    desk.now += 3 * NO_BATCHER_S  # the worker loads for a while
+    desk.batchers.names = ("b1",)
+    desk.dispatch.tick(desk.now)
+    desk.dispatch.tick(desk.now)
+    sent = [row for _, row in desk.dispatch.drain().tasks]
+    for tenant in ("", "a", "b"):
+        assert [row for row in sent if row.tenant == tenant] == [
+            row for row in rows if row.tenant == tenant
+        ]
+    assert desk.dispatch.waiting == {("m", "bulk"): 1}, "a new one needs room"
+    assert not desk.failed
 
 
 def test_a_token_between_two_losses_makes_the_row_innocent() -> None:
     desk = Desk("b1")
-    for number in range(3 * RESENDS_MAX):
+    for number in range(3 * LOSSES_MAX):
         desk.tokens(1)
-        desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=1000 * number)], desk.now)
+        desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=number)], desk.now)
     assert not desk.failed
 
 
 def test_a_row_that_never_reached_a_batcher_is_innocent() -> None:
     desk = Desk("b1")
-    for number in range(3 * RESENDS_MAX):
-        desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=1000 * number)], desk.now)
+    for number in range(3 * LOSSES_MAX):
+        desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=number)], desk.now)
     assert not desk.failed
 
 
 def test_rows_that_are_given_back_go_elsewhere_however_often() -> None:
     desk = Desk()
     desk.hold()
-    for number in range(3 * RESENDS_MAX):
+    for number in range(3 * LOSSES_MAX):
         desk.now += 2.0
         desk.returned(desk.row.batcher)
-        assert desk.row.task.attempt == 1000 * (number + 1)
+        assert desk.row.task.attempt == number + 1
     assert {batcher for batcher, _, _ in desk.sent_to()} == {"b1", "b2"}
     assert not desk.failed
 
@@ -276,7 +387,7 @@ def test_a_row_that_no_batcher_has_room_for_waits_until_one_has() -> None:
             desk.dispatch.heard(desk.row.batcher, desk.now)
             desk.returned(desk.row.batcher, full)
     assert not desk.failed
-    assert desk.row.task.attempt > 10_000
+    assert desk.row.task.attempt > 10
 
 
 def test_a_row_that_no_batcher_takes_waits_for_a_stated_time() -> None:

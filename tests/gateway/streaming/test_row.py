@@ -74,9 +74,11 @@ def test_the_first_frame_is_not_a_recovery() -> None:
 def test_a_fence_drops_what_the_earlier_owner_sends_and_the_next_one_recovers() -> None:
     a = new_row(stall_s=STALL_S)
     a.accept(frame(0, [5]), 1)
-    a.fence(1000)
+    a.fence(999, "worker")
+    a.fence(1000, "batcher")
     assert not a.accept(frame(1, [6], attempt=999), 2).token_ids
     assert a.accept(frame(1, [6], attempt=1000), 2).recovered
+    assert a.recovered_from == "batcher"
     assert not a.accept(frame(2, [7], attempt=1000), 2).recovered
 
 

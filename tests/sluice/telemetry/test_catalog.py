@@ -12,6 +12,7 @@ from sluice.telemetry import catalog, names
 from sluice.telemetry.catalog import METRICS, Kind
 from sluice.telemetry.registry import MetricRegistry
 from sluice.telemetry.tracing import start_tracing
+from tests.gateway.kit.rows import dispatch_to
 
 SERVICES = (names.SERVICE_GATEWAY, names.SERVICE_BATCHER, names.SERVICE_JOBS)
 PAGE = Path(__file__).parents[3] / "docs" / "operate" / "telemetry.md"
@@ -41,7 +42,7 @@ def test_every_metric_is_emitted_by_the_process_that_the_page_names(
     gateway = emitted[names.SERVICE_GATEWAY]
     metrics = RequestMetrics(gateway)
     metrics.show_running(lambda: 0)
-    metrics.show_waiting(dict)
+    metrics.show_rows(dispatch_to(stall_s=1.0))
     DriftMonitor("gw", lambda _: None, gateway)
     BatcherMetrics(emitted[names.SERVICE_BATCHER])
     JobMetrics(emitted[names.SERVICE_JOBS]).show([])

@@ -25,6 +25,7 @@ from model_workers.grants import rooms_of
 from sluice.internal.v1 import worker_pb2
 from sluice.settings.batching import PRESETS, Policy
 from sluice.wire.subjects import CLASSES, RANKS
+from tests.batcher.core.scheduler.kit import come_back
 
 SLOTS = 8
 PLACES = 12
@@ -219,7 +220,7 @@ class QueueFuzz:
             known.produced = self.chance.randrange(known.produced, known.answer + 1)
             self.begins_to_wait(known.task)
             known.worker, known.since = None, self.now
-            self.queue.requeue(request_id, known.produced, self.now)
+            known.task = come_back(self.queue, known.task, known.produced, self.now)
         self.at(self.chance.random() * 5, lambda: self.revive(worker))
 
     def revive(self, worker: Worker) -> None:

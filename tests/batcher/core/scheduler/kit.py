@@ -19,6 +19,26 @@ def fill(
         queue.add(QueuedTask(f"t{next(NUMBERS)}", priority_class, **known), now)  # type: ignore[arg-type]
 
 
+def come_back(queue: Queue, row: QueuedTask, produced: int, now: float) -> QueuedTask:
+    """A row that was handed out was lost, and its gateway sends it again."""
+    queue.finish(row.request_id, produced, now, whole=False)
+    again = QueuedTask(
+        row.request_id,
+        row.priority_class,
+        row.deadline,
+        tenant=row.tenant,
+        workload=row.workload,
+        prompt_tokens=row.prompt_tokens,
+        max_tokens=row.max_tokens,
+        produced_tokens=produced,
+        prefix=row.prefix,
+        returned=True,
+        charged=row.charged,
+    )
+    queue.add(again, now)
+    return again
+
+
 def busy(free_rows: int = 8, **values: object) -> Capacity:
     return Capacity("w", free_rows, **{"running_rows": 8, **values})  # type: ignore[arg-type]
 

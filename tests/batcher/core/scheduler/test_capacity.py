@@ -15,15 +15,6 @@ def batch_of(row: QueuedTask) -> Batch:
     )
 
 
-def test_beside_a_row_that_is_to_be_alone_no_other_goes_to_its_worker() -> None:
-    row = QueuedTask("r", "bulk", prompt_tokens=30)
-    row.alone = True
-    before = Capacity("w", 3, 100, preemptible=(Capacity("w", 5, 300),))
-    after = before.after(batch_of(row))
-    assert (after.free_rows, after.preemptible[0].free_rows) == (0, 0)
-    assert Capacity("other", 3).after(batch_of(row)) == Capacity("other", 3)
-
-
 def test_a_batch_on_its_way_counts() -> None:
     row = QueuedTask("r", "bulk", prompt_tokens=30)
     batch = batch_of(row)

@@ -7,9 +7,9 @@ import pytest
 
 from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.queue import Queue
-from batcher.core.scheduler.task import BatchCause, BatchLimit, QueuedTask
+from batcher.core.scheduler.task import BatchCause, BatchLimit
 from sluice.settings.batching import ClassPolicies, ClassPolicy, Policy
-from tests.batcher.core.scheduler.kit import batch_of, busy, fill
+from tests.batcher.core.scheduler.kit import batch_of, busy, come_back, fill
 
 
 def test_a_free_slot_is_enough() -> None:
@@ -119,28 +119,13 @@ def test_what_presses_is_said_to_be_urgent(why: str) -> None:
     fill(queue, 5, priority_class="bulk")
     (row,) = batch_of(queue, 0.0, Capacity("w", 8)).rows
     if why == "came back":
-        queue.requeue(row.request_id, 1, 0.0)
+        come_back(queue, row, 1, 0.0)
     else:
         queue.finish(row.request_id, 5, 1.0)  # An answer takes 1 s.
         due = 2.9 if why == "deadline" else math.inf
         fill(queue, 5, priority_class="bulk", now=1.0, deadline=due)
     at = 1.3 if why == "overdue" else 1.0
     assert batch_of(queue, at, busy()).cause is BatchCause.URGENT
-
-
-def test_a_row_that_is_to_be_alone_is_alone() -> None:
-    queue = Queue(Policy())
-    tasks = [QueuedTask(name, "bulk") for name in ("first", "alone", "last")]
-    tasks[1].alone = True
-    for task in tasks:
-        queue.add(task, 0.0)
-    batches = [batch_of(queue, 0.0, Capacity("w", 8)) for _ in range(3)]
-    assert [[row.request_id for row in batch.rows] for batch in batches] == [
-        ["first"],
-        ["alone"],
-        ["last"],
-    ]
-    assert [batch.limit for batch in batches[:2]] == [BatchLimit.ALONE] * 2
 
 
 # The worker.

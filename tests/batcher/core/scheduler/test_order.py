@@ -11,6 +11,7 @@ from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import QueuedTask
 from sluice.settings.batching import Policy
+from tests.batcher.core.scheduler.kit import come_back
 
 
 def policy(**values: object) -> Policy:
@@ -45,14 +46,18 @@ def test_an_urgent_task_goes_before_its_tenants_turn() -> None:
 def test_what_came_back_from_a_lost_worker_goes_before_all_others_by_deadline() -> None:
     queue = Queue(policy(urgency=2.0))
     learn_service(queue, 1.0)
-    for name, deadline in (("back late", 90.0), ("back soon", 80.0), ("back last", math.inf)):
-        queue.add(task(name, tenant="a", deadline=deadline, max_tokens=9), 1.0)
+    back = {
+        name: task(name, tenant="a", deadline=deadline, max_tokens=9)
+        for name, deadline in (("back late", 90.0), ("back soon", 80.0), ("back last", math.inf))
+    }
+    for one in back.values():
+        queue.add(one, 1.0)
     assert len(taken(queue, 1.0, 3)) == 3
     queue.add(task("other's turn", tenant="b", deadline=50.0), 2.0)
     queue.add(task("urgent", tenant="b", deadline=2.5), 2.0)
     queue.add(task("interactive", "interactive"), 2.0)
     for name in ("back last", "back late", "back soon"):
-        queue.requeue(name, 3, 2.0)
+        come_back(queue, back[name], 3, 2.0)
     order = ["interactive", "back soon", "back late", "back last", "urgent", "other's turn"]
     assert taken(queue, 2.0, 6) == order
 

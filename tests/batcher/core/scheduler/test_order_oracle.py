@@ -50,6 +50,7 @@ class History:
             case "add":
                 deadline = math.inf if number % 3 == 0 else self.now + number / 8
                 task = QueuedTask(f"{self.made:04}", name, deadline, tenant=tenant)
+                task.age_s = number / 4
                 self.made += 1
                 task.max_tokens = 1 + number % 50
                 self.order.add(task, self.now)
@@ -60,9 +61,10 @@ class History:
                 self.taken[task.request_id] = self.waiting.pop(task.request_id)
             case "cancel" if self.waiting:
                 self.order.cancel(pick(self.waiting))
-            case "requeue" if self.taken:
+            case "come back" if self.taken:
                 task = pick(self.taken)
-                self.order.requeue(task, self.now)
+                task.returned = True
+                self.order.add(task, self.now)
                 self.waiting[task.request_id] = task
             case "settle" if self.taken:
                 task = pick(self.taken)
@@ -82,7 +84,7 @@ class History:
             assert (members.waiting, members.tokens) == (len(costs), sum(costs))
 
 
-ACTS = ("add", "add", "add", "take", "take", "cancel", "requeue", "settle", "wait")
+ACTS = ("add", "add", "add", "take", "take", "cancel", "come back", "settle", "wait")
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(ACTS), st.integers(0, 200), st.sampled_from("abc"), st.sampled_from(CLASSES)

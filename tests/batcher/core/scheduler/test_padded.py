@@ -9,7 +9,7 @@ from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import BatchCause, BatchLimit
 from sluice.settings.batching import PRESETS, Policy
-from tests.batcher.core.scheduler.kit import batch_of, busy, fill
+from tests.batcher.core.scheduler.kit import batch_of, busy, come_back, fill
 
 
 def policy(name: str = "window", **values: object) -> Policy:
@@ -41,7 +41,7 @@ def test_what_presses_does_not_wait(why: str) -> None:
     fill(queue, 5, priority_class="bulk")
     (row,) = batch_of(queue, 0.0, Capacity("w", 8)).rows
     if why == "came back":
-        queue.requeue(row.request_id, 1, 0.0)
+        come_back(queue, row, 1, 0.0)
     else:
         queue.finish(row.request_id, 5, 1.0)  # An answer takes 1 s.
         due = 2.9 if why == "deadline" else math.inf
@@ -194,11 +194,11 @@ def test_by_length_hardly_anything_is_padding() -> None:
 def test_a_queue_goes_on_under_another_policy(name: str) -> None:
     queue = Queue(policy())
     fill(queue, *[10] * 6, priority_class="standard")
-    out = [row.request_id for row in batch_of(queue, 1.0, busy(free_rows=2)).rows]
+    first, second = batch_of(queue, 1.0, busy(free_rows=2)).rows
     queue.reconfigure(policy(name), {"default": 2.0})
     assert (len(queue), queue.waiting("standard")) == (4, 4)
-    queue.requeue(out[0], 1, 1.0)
-    queue.finish(out[1], 3, 1.0)
+    come_back(queue, first, 1, 1.0)
+    queue.finish(second.request_id, 3, 1.0)
     waited_s = []
     while len(queue):
         for row in batch_of(queue, 60.0, Capacity("w", 8)).rows:

@@ -13,6 +13,7 @@ from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import BatchLimit, QueuedTask
 from sluice.settings.batching import ClassPolicies, Policy
 from sluice.wire.subjects import CLASSES
+from tests.batcher.core.scheduler.kit import come_back
 
 
 def taken(queue: Queue, now: float = 0.0, capacity: int = 100) -> list[str]:
@@ -41,11 +42,11 @@ def test_urgent_classes_go_first_then_early_deadlines_then_first_come() -> None:
 
 def test_what_comes_back_goes_before_what_is_new_in_its_class() -> None:
     queue = Queue(Policy(max_rows=8))
-    queue.add(QueuedTask("lost", "standard", 50.0), 0.0)
+    queue.add(lost := QueuedTask("lost", "standard", 50.0), 0.0)
     assert taken(queue) == ["lost"]
     queue.add(QueuedTask("new", "standard", 5.0), 1.0)
     queue.add(QueuedTask("urgent", "interactive"), 1.0)
-    queue.requeue("lost", 3, 2.0)
+    come_back(queue, lost, 3, 2.0)
     assert taken(queue, 2.5) == ["urgent", "lost", "new"]
 
 
@@ -70,10 +71,10 @@ def test_what_was_guessed_of_a_task_is_estimated_again_when_it_goes_and_nothing_
 
 def test_a_batch_says_how_long_each_row_waited_since_it_came_or_came_back() -> None:
     queue = Queue(Policy(max_rows=8))
-    queue.add(QueuedTask("a", "bulk"), 1.0)
+    queue.add(a := QueuedTask("a", "bulk"), 1.0)
     queue.next_batch(2.0, [Capacity("w", 1)])
     queue.add(QueuedTask("b", "bulk"), 3.0)
-    queue.requeue("a", 0, 5.0)
+    come_back(queue, a, 0, 5.0)
     batch = queue.next_batch(6.0, [Capacity("w", 2)]).batch
     assert batch is not None
     assert [(row.request_id, row.waited_s) for row in batch.rows] == [("a", 1.0), ("b", 3.0)]
@@ -189,7 +190,7 @@ def test_any_history_takes_tasks_in_the_order_of_the_rules(
                 model.numbers += 1
                 known.returned, known.number = True, model.numbers
                 model.waiting.append(known)
-                queue.requeue(known.task.request_id, 1, now)
+                known.task = come_back(queue, known.task, 1, now)
             case "finish" if model.out:
                 queue.finish(model.out.pop(0).task.request_id, 1, now)
             case "cancel" if model.waiting:
