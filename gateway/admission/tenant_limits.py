@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from gateway.admission.token_bucket import STALE_S, TokenBucket
 from gateway.identity.caller import Caller
-from gateway.routing.budget import Spending
+from gateway.routing.budget import Elsewhere, Spending
 from sluice.errors import LimitReached
 from sluice.settings.limits import LimitSettings, RateLimits
 
@@ -85,15 +85,6 @@ class Use:
     used: float
 
 
-@dataclass
-class _Running:
-    """Calls of each tenant at another gateway: all, and those of class bulk."""
-
-    calls: Mapping[str, int]
-    bulk: Mapping[str, int]
-    told_at: float
-
-
 class TenantLimits:
     """This gateway's view of what is used of the limits.
 
@@ -101,6 +92,9 @@ class TenantLimits:
         hours: what was spent lately, with what running requests may still cost.
         days: what was spent by the day.
         clock: monotonic seconds; ``unix_offset_s`` more are seconds since the Unix epoch.
+
+    Attributes:
+        calls_elsewhere, bulk_elsewhere: calls that run at the other gateways: all, and those of class bulk.
     """
 
     def __init__(
@@ -113,18 +107,15 @@ class TenantLimits:
         self._hours, self._days = hours, days
         self._clock, self._unix_offset_s = clock, unix_offset_s
         self._buckets: dict[RateName, TokenBucket] = {}
-        self._running: dict[str, _Running] = {}
+        self.calls_elsewhere, self.bulk_elsewhere = Elsewhere(), Elsewhere()
         self._heard_at: dict[str, float] = {}
         self._connected = True
 
     def running(self, tenant: str, calls: int, bulk: int) -> tuple[int, int]:
         """Calls of ``tenant`` at all gateways, and those of class bulk; ``calls`` and ``bulk`` are here."""
         now = self._clock()
-        for one in self._running.values():
-            if now - one.told_at <= STALE_S:
-                calls += one.calls.get(tenant, 0)
-                bulk += one.bulk.get(tenant, 0)
-        return calls, bulk
+        others = self.calls_elsewhere.sum(tenant, now), self.bulk_elsewhere.sum(tenant, now)
+        return calls + int(others[0]), bulk + int(others[1])
 
     def enter(self, limits_of: Limits, payer: Caller) -> None:
         """A request of ``payer`` comes; raises LimitReached."""
@@ -221,12 +212,6 @@ class TenantLimits:
             bucket = self._buckets.get(name) or self._known(limits_of, name)
             if bucket is not None:
                 bucket.told(gateway, taken, asked, now, is_new=is_new)
-
-    def told_running(self, gateway: str, calls: Mapping[str, int], bulk: Mapping[str, int]) -> None:
-        """How many calls of each tenant run at another gateway."""
-        now = self._clock()
-        live = {name: one for name, one in self._running.items() if now - one.told_at <= STALE_S}
-        self._running = {**live, gateway: _Running(dict(calls), dict(bulk), now)}
 
     def connected(self, *, is_connected: bool) -> None:
         """Whether the other gateways can be heard."""

@@ -4,8 +4,10 @@ A period is a minute of the last hour, or a day of the last month, counted from 
 their costs of each period and their reservations, so that a budget holds for all of them together.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 MINUTE_S: Final = 60.0
@@ -13,11 +15,28 @@ HOUR_PERIODS: Final = 60
 DAY_S: Final = 86_400.0
 MONTH_PERIODS: Final = 31
 STALE_S: Final = 3.5
-"""Reservations of another gateway count for this long after it has told them, seconds."""
+"""What another gateway has told counts for this long, seconds."""
 _OWN: Final = ""
 
 Costs = Mapping[str, float]
 """By tenant, in the currency of the prices."""
+
+
+class Elsewhere:
+    """A number for each tenant that the other gateways tell again and again; what a silent one told does not count."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, tuple[Mapping[str, float], float]] = {}
+
+    def told(self, gateway: str, numbers: Mapping[str, float], now: float) -> None:
+        """Another gateway tells its numbers."""
+        self._told = {name: one for name, one in self._told.items() if now - one[1] <= STALE_S}
+        self._told[gateway] = dict(numbers), now
+
+    def sum(self, tenant: str, now: float) -> float:
+        """Of all other gateways."""
+        live = (numbers for numbers, at in self._told.values() if now - at <= STALE_S)
+        return sum(numbers.get(tenant, 0) for numbers in live)
 
 
 class Reservation:
@@ -27,17 +46,16 @@ class Reservation:
         settle: gives back what it has reserved of its limits, less what it has used.
     """
 
-    def __init__(self, reserved: "_Reserved", tenant: str, cost: float) -> None:
+    def __init__(self, change: Callable[[float, float, int], None], cost: float) -> None:
+        """``change``: takes what it was, what it is from now on, and how many requests more there are."""
         self.settle: Callable[[float], None] | None = None
-        self._reserved, self._tenant, self._cost = reserved, tenant, 0.0
-        self._held = True
-        reserved.running[tenant] = reserved.running.get(tenant, 0) + 1
-        self.change(cost)
+        self._change, self._cost, self._held = change, cost, True
+        change(0.0, cost, 1)
 
     def change(self, cost: float) -> None:
         """It is ``cost`` from now on."""
         assert self._held, "it was released"
-        self._reserved.add(self._tenant, cost - self._cost)
+        self._change(self._cost, cost, 0)
         self._cost = cost
 
     @contextmanager
@@ -55,22 +73,8 @@ class Reservation:
             return
         if self.settle is not None:
             self.settle(tokens)
-        self.change(0.0)
         self._held = False
-        self._reserved.running[self._tenant] -= 1
-        if not self._reserved.running[self._tenant]:  # drops rounding errors
-            del self._reserved.running[self._tenant], self._reserved.costs[self._tenant]
-
-
-class _Reserved:
-    """Reservations of this gateway, by tenant: how many, and their sum."""
-
-    def __init__(self) -> None:
-        self.running: dict[str, int] = {}
-        self.costs: dict[str, float] = {}
-
-    def add(self, tenant: str, cost: float) -> None:
-        self.costs[tenant] = self.costs.get(tenant, 0.0) + cost
+        self._change(self._cost, 0.0, -1)
 
 
 class Spending:
@@ -82,6 +86,8 @@ class Spending:
 
     Attributes:
         periods: how many of them are kept.
+        reserved: what the running requests of this gateway may still cost, by tenant.
+        elsewhere: those of the others.
     """
 
     def __init__(
@@ -95,9 +101,10 @@ class Spending:
         self.periods = periods
         self._costs: dict[int, dict[str, dict[str, float]]] = {}
         """By period, gateway and tenant."""
-        self._reserved = _Reserved()
-        self._others: dict[str, tuple[Costs, float]] = {}
-        """Reservations of other gateways, with the time at which they were told."""
+        self.reserved: dict[str, float] = {}
+        self.elsewhere = Elsewhere()
+        self._running: Counter[str] = Counter()
+        """Reservations by tenant."""
 
     def add(self, tenant: str, cost: float, now: float) -> None:
         """A request of ``tenant`` has cost ``cost``."""
@@ -109,7 +116,13 @@ class Spending:
 
     def reserve(self, tenant: str, cost: float) -> Reservation:
         """A request of ``tenant`` begins that may cost ``cost``."""
-        return Reservation(self._reserved, tenant, cost)
+        return Reservation(partial(self._reserve, tenant), cost)
+
+    def _reserve(self, tenant: str, was: float, cost: float, more: int) -> None:
+        self._running[tenant] += more
+        self.reserved[tenant] = self.reserved.get(tenant, 0.0) + cost - was
+        if not self._running[tenant]:  # drops rounding errors
+            del self._running[tenant], self.reserved[tenant]
 
     def spent(self, tenant: str, now: float, periods: int | None = None) -> float:
         """What the last ``periods`` (None: all) have cost and running requests may still cost."""
@@ -125,23 +138,13 @@ class Spending:
 
     def may_cost(self, tenant: str, now: float) -> float:
         """What running requests may still cost."""
-        others = sum(
-            costs.get(tenant, 0.0)
-            for costs, told_at in self._others.values()
-            if now - told_at <= STALE_S
-        )
-        return self._reserved.costs.get(tenant, 0.0) + others
+        return self.reserved.get(tenant, 0.0) + self.elsewhere.sum(tenant, now)
 
     def tenants(self, now: float) -> set[str]:
         """Those that have spent something."""
         self._expire(now)
         every = (costs for by_gateway in self._costs.values() for costs in by_gateway.values())
         return {tenant for costs in every for tenant in costs}
-
-    @property
-    def reserved(self) -> Costs:
-        """What the running requests of this gateway may still cost."""
-        return self._reserved.costs
 
     def own(self, now: float, periods: int) -> Iterator[tuple[int, Costs]]:
         """What this gateway's requests have cost in each of the last ``periods``, where it is anything."""
@@ -153,13 +156,6 @@ class Spending:
         """Another gateway's requests have cost ``costs`` in ``period``; replaces what it has told of it before."""
         if period > self._period(now) - self.periods:
             self._costs.setdefault(period, {})[gateway] = dict(costs)
-
-    def told_reserved(self, gateway: str, costs: Costs, now: float) -> None:
-        """Another gateway's running requests may still cost ``costs``."""
-        self._others = {
-            name: told for name, told in self._others.items() if now - told[1] <= STALE_S
-        }
-        self._others[gateway] = dict(costs), now
 
     def _period(self, now: float) -> int:
         return int((now + self._unix_offset_s) // self._period_s)

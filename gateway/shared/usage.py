@@ -164,8 +164,9 @@ class SharedUsage:
         named = ((RateName.from_wire(one.name), one) for one in hello.rates)
         rates = ((name, one.taken, one.asked) for name, one in named if name is not None)
         self._limits.told(self._in_force.policies.limits, gateway, rates)
-        self._limits.told_running(gateway, hello.running, hello.running_bulk)
+        self._limits.calls_elsewhere.told(gateway, hello.running, now)
+        self._limits.bulk_elsewhere.told(gateway, hello.running_bulk, now)
+        self._minutes.spending.elsewhere.told(gateway, hello.reserved, now)
         for kept, told in ((self._minutes, hello.minutes), (self._days, hello.days)):
             for one in told:
                 kept.spending.told(gateway, one.minute, one.costs, now)
-        self._minutes.spending.told_reserved(gateway, hello.reserved, now)

@@ -26,6 +26,11 @@ class World:
         self.given = Limits(LimitSettings(**self.limits))
         self.core = TenantLimits(self.hours, self.days, lambda: self.now)
 
+    def hear(self, gateway: str, calls: dict[str, float], bulk: dict[str, float]) -> None:
+        """So many calls of each tenant run at another gateway."""
+        self.core.calls_elsewhere.told(gateway, calls, self.now)
+        self.core.bulk_elsewhere.told(gateway, bulk, self.now)
+
     def refusal(self, payer: Caller | None = None) -> LimitReached:
         with pytest.raises(LimitReached) as refused:
             self.core.enter(self.given, payer or ACME)
@@ -119,9 +124,9 @@ def test_a_request_for_a_model_is_one_of_its_rate() -> None:
 def test_calls_elsewhere_are_added_and_forgotten_with_their_gateway() -> None:
     world = World()
     assert world.core.running("acme", 2, 1) == (2, 1)
-    world.core.told_running("one", {"acme": 3}, {"acme": 1})
+    world.hear("one", {"acme": 3}, {"acme": 1})
     world.now += 2.0
-    world.core.told_running("two", {"acme": 4, "other": 9}, {})
+    world.hear("two", {"acme": 4, "other": 9}, {})
     assert world.core.running("acme", 2, 1) == (2 + 3 + 4, 1 + 1)
     assert world.core.running("other", 0, 0) == (9, 0)
     world.now = 3.5
@@ -129,19 +134,19 @@ def test_calls_elsewhere_are_added_and_forgotten_with_their_gateway() -> None:
     world.now = 3.6
     assert world.core.running("acme", 0, 0) == (4, 0)
     world.now = 5.5
-    world.core.told_running("two", {"acme": 5}, {})
+    world.hear("two", {"acme": 5}, {})
     assert world.core.running("acme", 0, 0) == (5, 0)
 
 
 def test_who_is_told_of_again_is_kept_and_who_was_silent_is_not() -> None:
     world = World()
-    world.core.told_running("one", {"acme": 1}, {})
+    world.hear("one", {"acme": 1}, {})
     world.now = 3.5
-    world.core.told_running("two", {"acme": 2}, {})
-    assert set(world.core._running) == {"one", "two"}
+    world.hear("two", {"acme": 2}, {})
+    assert set(world.core.calls_elsewhere._told) == {"one", "two"}
     world.now = 3.6
-    world.core.told_running("two", {"acme": 2}, {})
-    assert set(world.core._running) == {"two"}
+    world.hear("two", {"acme": 2}, {})
+    assert set(world.core.calls_elsewhere._told) == {"two"}
 
 
 def test_a_gateway_that_was_silent_is_new_again() -> None:
@@ -251,7 +256,7 @@ def test_the_time_until_a_call_may_come_is_a_second() -> None:
     with pytest.raises(LimitReached) as refused:
         world.core.check_running(world.given, "acme", 1, None)
     assert refused.value.retry_after_s == 1.0
-    world.core.told_running("other", {"acme": 1}, {"acme": 1})
+    world.hear("other", {"acme": 1}, {"acme": 1})
     world.now += 3.5
     with pytest.raises(LimitReached):
         world.core.check_running(world.given, "acme", 0, None)
@@ -261,7 +266,7 @@ def test_the_time_until_a_call_may_come_is_a_second() -> None:
 
 def test_calls_at_the_same_time_count_at_all_gateways() -> None:
     world = World({"concurrent": 5, "concurrent_bulk": 2})
-    world.core.told_running("other", {"acme": 3}, {"acme": 1})
+    world.hear("other", {"acme": 3}, {"acme": 1})
     world.core.check_running(world.given, "acme", 1, None)
     for calls, bulk, limit in ((2, None, "concurrent"), (1, 1, "concurrent_bulk")):
         with pytest.raises(LimitReached) as refused:

@@ -64,7 +64,7 @@ def test_what_other_gateways_tell_replaces_what_they_told_before() -> None:
     spending.told("gw2", 10, {"a": 3.0}, now)
     spending.told("gw3", 9, {"a": 4.0}, now)
     spending.told("gw3", 10 - HOUR_PERIODS, {"a": 100.0}, now)
-    spending.told_reserved("gw2", {"a": 10.0}, now)
+    spending.elsewhere.told("gw2", {"a": 10.0}, now)
     assert spending.spent("a", now) == 18.0
     assert spending.spent("a", now + STALE_S + 0.1) == 8.0
     assert list(spending.own(now, 1)) == [(10, {"a": 1.0})]
