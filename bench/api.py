@@ -61,5 +61,10 @@ PARTS: Final[Mapping[str, Part]] = {
     "http_vs_smg": lambda given: http_vs_smg(given.runs),
 }
 
-if __name__ == "__main__":
+
+def main() -> None:
     uvloop.run(run_parts(options_of(__doc__), PARTS))
+
+
+if __name__ == "__main__":
+    main()

@@ -34,7 +34,11 @@ PARTS: Final[Mapping[str, Part]] = {
 }
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = options_of(__doc__)
     parser.add_argument("--items", type=int, help="of the job")
     uvloop.run(run_parts(parser, PARTS))
+
+
+if __name__ == "__main__":
+    main()
