@@ -126,23 +126,13 @@ class _Compiler:
             else:
                 verdicts.append(Guard(name, settings, family_of(settings, labels)))
         readers = [one for one in tags if "output" in one.settings.checks]
-        output = self._output(policy, readers)
+        output = self._output(policy, readers) if policy.settings.output.enabled else None
         reading = tuple(readers) if output is not None else ()
         return CompiledPolicy(policy, rules, output, tuple(verdicts), tuple(tags), reading)
 
-    def _output(self, policy: Policy, readers: Sequence[EntityGuard]) -> OutputRules | None:
-        if not policy.settings.output.enabled:
-            return None
+    def _output(self, policy: Policy, readers: Sequence[EntityGuard]) -> OutputRules:
         lists = policy.deny, policy.allow
         if lists not in self._answers:
             self._answers[lists] = RuleSet(self._plain, Lexicon(*lists), None)
-        denied = policy.deny if policy.output_actions.edits(DENY_LIST) else ()
-        return output_rules(
-            policy,
-            self._watched,
-            self._answers[lists],
-            (*denied, *policy.allow),
-            min((one.settings.window_tokens for one in readers), default=None),
-            tuple(rule for one in readers for rule in one.tags.rules),
-            self._answers[lists].lists,
-        )
+        rules = self._answers[lists]
+        return output_rules(policy, self._watched, rules, rules.lists, readers)

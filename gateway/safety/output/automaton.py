@@ -22,7 +22,7 @@ needed and kept, so a character that was seen before in a state costs one look-u
 import sys
 import unicodedata
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import zip_longest
@@ -125,17 +125,20 @@ def before_seen(text: str, chars: int) -> int:
 
 
 class ViewScanner(Scanner):
-    """A scanner that looks at the view and reports spans of the text itself."""
+    """Scanners that look at the view; their findings are spans of the text itself. ``rules``: those that count."""
 
-    def __init__(self, scanner: Scanner) -> None:
-        self._scanner = scanner
+    def __init__(self, *scanners: Scanner, rules: Collection[str] | None = None) -> None:
+        self._scanners = scanners
+        self._rules = rules
 
     @override
     def scan(self, text: str) -> list[Finding]:
         plain, offsets = view(text)
-        found = self._scanner.scan(plain)
+        found = [one for scanner in self._scanners for one in scanner.scan(plain)]
+        if self._rules is not None:
+            found = [one for one in found if one.rule in self._rules]
         if plain is text:
-            return list(found)
+            return found
         return [
             replace(f, start=offsets[f.start], end=offsets[f.end - 1] + 1)
             for f in found

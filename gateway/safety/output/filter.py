@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from gateway.safety.actions import Action, Decision, Edit, apply
 from gateway.safety.findings import Finding, Severity
+from gateway.safety.guards.checks import EntityGuard
 from gateway.safety.output.automaton import Automaton, Scanner, ViewScanner, WatchedRule, WordList
 from gateway.safety.output.echo import RULE, EchoGuard, SystemText
 from gateway.safety.output.redactor import Redactor, Rules
@@ -109,78 +110,49 @@ class Restorer:
 
 @dataclass(frozen=True)
 class OutputRules:
-    """A policy made ready for answers; made once and shared by all of them."""
+    """A policy made ready for answers; made once and shared by all of them.
 
-    policy: str
-    """Its version."""
+    Attributes:
+        policy: the policy.
+        rules: those that change or end an answer, for the stream.
+        all_findings: all rules, for the review of a whole answer.
+        lists: the operator's.
+        window_tokens: longest window that token classifiers read of an answer; None: none reads answers.
+        holds: text waits for the token classifiers, because something is done about what they find.
+    """
+
+    policy: Policy
     rules: Rules
-    echo: EchoSettings | None
-    restore: bool
     all_findings: Scanner
+    lists: Lexicon
     window_tokens: int | None = None
-    """Longest window that token classifiers read of an answer; None: none reads answers."""
-    entity_rules: tuple[str, ...] = ()
-    """What they find."""
-    lists: Lexicon | None = None
-    """The operator's lists."""
-
-    @property
-    def holds(self) -> bool:
-        """Whether text waits for the token classifiers: something is done about what they find."""
-        return any(self.rules.table.edits(rule) for rule in self.entity_rules)
+    holds: bool = False
 
     def review(self, text: str, entities: Iterable[Finding] = ()) -> Decision:
         """What all rules say of a whole answer; those that flag change nothing and so never wait in the stream."""
         return apply(self.rules.table, text, [*self.all_findings.scan(text), *entities])
 
 
-class _Both:
-    """Two scanners combined."""
-
-    def __init__(self, first: Scanner, second: Scanner) -> None:
-        self._first, self._second = first, second
-
-    def scan(self, text: str) -> list[Finding]:
-        return [*self._first.scan(text), *self._second.scan(text)]
-
-
-class _Watched:
-    """The findings that the stream waits for; others, that judge a whole text, would come and go with its pieces."""
-
-    def __init__(self, scanner: Scanner, watched: Sequence[WatchedRule]) -> None:
-        self._scanner = scanner
-        self._rules = {DENY_LIST, *(rule.id for rule in watched)}
-
-    def scan(self, text: str) -> list[Finding]:
-        return [finding for finding in self._scanner.scan(text) if finding.rule in self._rules]
-
-
 def output_rules(
     policy: Policy,
     watched: Sequence[WatchedRule],
     scanner: Scanner,
-    words: Sequence[str] = (),
-    window_tokens: int | None = None,
-    entity_rules: tuple[str, ...] = (),
-    lists: Lexicon | None = None,
-) -> OutputRules | None:
-    """The filter of a policy, or None when it leaves answers as they are.
+    lists: Lexicon,
+    readers: Sequence[EntityGuard] = (),
+) -> OutputRules:
+    """The filter of a policy that filters answers.
 
     Args:
         policy: what to do.
         watched: all rules of ``scanner`` that go by patterns; those that only flag cost nothing.
-        scanner: the rules.
-        words: words that ``scanner`` finds as whole words, those of deny and allow lists.
-        window_tokens: as in `OutputRules`.
-        entity_rules: as in `OutputRules`.
-        lists: as in `OutputRules`.
+        scanner: the rules, the operator's lists among them.
+        lists: the lists alone.
+        readers: token classifiers that read answers.
 
     Raises:
         RuleError: a pattern cannot be followed in a stream; the message names the rule.
     """
     settings, table = policy.settings.output, policy.output_actions
-    if not settings.enabled:
-        return None
     shapes = ShapeScanner(
         settings.canaries,
         settings.markdown_images != "allow",
@@ -188,13 +160,18 @@ def output_rules(
         settings.ansi != "allow",
     )
     needed = [rule for rule in (*watched, *shapes.watched) if table.edits(rule.id)]
-    automaton = Automaton(needed, WordList(words))
-    both = ViewScanner(_Both(scanner, shapes) if shapes.watched else scanner)
-    rules = Rules(automaton, _Watched(both, needed), table, settings.truncated_chars)
-    restore = policy.settings.restore
-    return OutputRules(
-        policy.version, rules, settings.echo, restore, both, window_tokens, entity_rules, lists
+    words = (*(policy.deny if table.edits(DENY_LIST) else ()), *policy.allow)
+    # Findings that judge a whole text would come and go with the pieces of a stream.
+    waited_for = frozenset({DENY_LIST, *(rule.id for rule in needed)})
+    rules = Rules(
+        Automaton(needed, WordList(words)),
+        ViewScanner(scanner, shapes, rules=waited_for),
+        table,
+        settings.truncated_chars,
     )
+    window = min((one.settings.window_tokens for one in readers), default=None)
+    holds = any(table.edits(rule) for one in readers for rule in one.tags.rules)
+    return OutputRules(policy, rules, ViewScanner(scanner, shapes), lists, window, holds)
 
 
 class OutputFilter:
@@ -223,11 +200,12 @@ class OutputFilter:
         window = shared.window_tokens
         self.windows = None if window is None else Windows(window)
         self.entities: list[Finding] = []
-        self._holds = self.windows is not None and shared.holds
+        self._holds = shared.holds
         self._finished = False
         self._redactor = Redactor(shared.rules, placeholders)
-        self._echo = _echo_guard(shared.echo, system) if shared.echo is not None else None
-        own = placeholders() if shared.restore else None
+        echo = shared.policy.settings.output.echo
+        self._echo = _echo_guard(echo, system) if echo is not None else None
+        own = placeholders() if shared.policy.settings.restore else None
         self._restorer = Restorer(own) if own is not None and own.values else None
 
     @property
@@ -250,7 +228,7 @@ class OutputFilter:
     @property
     def policy(self) -> str:
         """Version of the policy."""
-        return self._shared.policy
+        return self._shared.policy.version
 
     @property
     def raw(self) -> str:
@@ -286,8 +264,7 @@ class OutputFilter:
     def settle(self, window: Window, findings: Iterable[Finding]) -> str:
         """What may be shown after token classifiers have read ``window``; ``findings`` by offset in its text."""
         assert self.windows is not None, "they read them"
-        lists = self._shared.lists
-        kept = findings if lists is None else lists.without_allowed(window.text, tuple(findings))
+        kept = self._shared.lists.without_allowed(window.text, tuple(findings))
         text, found = self.windows.settle(window, kept)
         self.entities += found
         if not self._holds:

@@ -125,7 +125,7 @@ def _words(text: str) -> Iterator[Finding]:
             if not (_in_word(lower, at - 1) and _in_word(lower, at)) and not (
                 _in_word(lower, end - 1) and _in_word(lower, end)
             ):
-                yield Finding("deny.word", at, end, Severity.LOW)
+                yield Finding("deny.list", at, end, Severity.LOW)
 
 
 def _in_word(text: str, at: int) -> bool:

@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given
 
 from gateway.safety.actions import Action
+from gateway.safety.compiled import compile_policies
 from gateway.safety.output.filter import OutputFilter, OutputRules, Restorer, output_rules
-from gateway.safety.policy import Policy, PolicySettings
+from gateway.safety.policy import Policy, PolicySettings, load_policies
 from gateway.safety.redaction import Placeholders
+from gateway.safety.rules.lexicon import Lexicon
 from tests.gateway.safety.output.kit import RULES, WORDS, SmallScanner
 from tests.gateway.streaming.test_stops import pieces
 
@@ -17,10 +19,8 @@ CUTS = st.lists(st.integers(0, 400), max_size=20)
 
 def shared(output: dict[str, object] | None = None, **settings_: object) -> OutputRules:
     values = {"actions": {"*": "redact"}, "output": output or {}, **settings_}
-    policy = Policy("p", PolicySettings.model_validate(values))
-    made = output_rules(policy, [rule.watched for rule in RULES], SmallScanner(), WORDS)
-    assert made is not None
-    return made
+    policy = Policy("p", PolicySettings.model_validate(values), deny=WORDS)
+    return output_rules(policy, [rule.watched for rule in RULES], SmallScanner(), Lexicon(WORDS))
 
 
 ALL = shared(
@@ -106,8 +106,9 @@ def test_a_cut_answer_is_decided_by_the_same_scan_and_shows_no_half_secret() -> 
 
 
 def test_a_policy_can_leave_answers_alone() -> None:
-    policy = Policy("p", PolicySettings.model_validate({"output": {"enabled": False}}))
-    assert output_rules(policy, [], SmallScanner()) is None
+    text = "safety: {policies: {default: {output: {enabled: false}}}}"
+    compiled = compile_policies(load_policies(text, lambda path: ""))
+    assert compiled.by_name["default"].output is None
 
 
 def test_the_review_of_a_whole_answer_reports_flags() -> None:
