@@ -7,7 +7,7 @@ from typing import Final
 from typing_extensions import override
 
 from gateway.identity.resume_token import ResumeKey, ResumeToken
-from gateway.models.detokenizer import Detokenizer
+from gateway.models.tokenizer import Detokenizer
 from gateway.streaming.dispatch import Dispatch, Outgoing
 from gateway.streaming.registry import Registry
 from gateway.streaming.room import Room

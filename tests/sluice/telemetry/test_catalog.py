@@ -7,7 +7,7 @@ import pytest
 from batcher.metrics import BatcherMetrics
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
-from jobs.metrics import JobMetrics
+from  import JobMetrics
 from sluice.telemetry import catalog, names
 from sluice.telemetry.catalog import METRICS, Kind
 from sluice.telemetry.registry import MetricRegistry
