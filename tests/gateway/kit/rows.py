@@ -74,6 +74,10 @@ class Letters(Detokenizer):
     """A detokenizer for which token 97 is "a"."""
 
     @override
+    def __init__(self) -> None:
+        """It needs no tokenizer."""
+
+    @override
     def push(self, token_id: int) -> str:
         return chr(token_id)
 

@@ -1,13 +1,17 @@
 """docs/operate/telemetry.md lists every metric, and every metric is one that a process emits."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from opentelemetry.trace import NoOpTracer
 
 from batcher.metrics import BatcherMetrics
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
-from  import JobMetrics
+from jobs.process import JobProcess
+from jobs.scheduler import Scheduler
+from sluice.settings import JobsSettings
 from sluice.telemetry import catalog, names
 from sluice.telemetry.catalog import METRICS, Kind
 from sluice.telemetry.registry import MetricRegistry
@@ -45,7 +49,9 @@ def test_every_metric_is_emitted_by_the_process_that_the_page_names(
     metrics.show_rows(dispatch_to(stall_s=1.0))
     DriftMonitor("gw", lambda _: None, gateway)
     BatcherMetrics(emitted[names.SERVICE_BATCHER])
-    JobMetrics(emitted[names.SERVICE_JOBS]).show([])
+    nothing: Any = None  # a scheduler that has not started asks nobody
+    jobs = emitted[names.SERVICE_JOBS]
+    Scheduler(JobProcess("me", JobsSettings(), nothing, nothing, NoOpTracer(), jobs))
     for service, registry in emitted.items():
         start_tracing(service, registry).shutdown()
         wanted = {one.name for one in METRICS if not one.services or service in one.services}
