@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.simulated_mesh.poison import PoisonedWorld
 from tests.simulated_mesh.world import World
 
 
@@ -21,3 +22,10 @@ def test_faults_do_happen_and_most_answers_are_whole_all_the_same() -> None:
     world = World(6)
     world.run()
     assert world.outcomes["finished"] > world.outcomes.total() / 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_innocent_call_fails_beside_poisoned_ones(seed: int) -> None:
+    world = PoisonedWorld(seed)
+    world.run()
+    world.check_kills()

@@ -28,6 +28,8 @@ from tests.simulated_mesh.threads import SimulatedCondition, SimulatedThread, th
 UNHEALTHY_S: Final = 1.0
 """So long Triton takes to notice that a Python process is gone, when a request comes."""
 CONTEXT_TOKENS: Final = 4096
+POISON: Final = 666_666
+"""A token that ends the worker which computes a prompt that begins with it."""
 APART_S: Final = 1e-9
 """Between two messages on a stream: the loop does not keep the order of what is due at the same moment."""
 
@@ -157,6 +159,7 @@ class TritonServer:
     Attributes:
         worker: the Python process of the model; None while the server is down.
         incarnation: counts the starts.
+        kills: how often a poisoned row ended it.
     """
 
     def __init__(
@@ -166,14 +169,21 @@ class TritonServer:
         self.loop, self.chance, self.delay_s, self.step_s = loop, chance, delay_s, step_s
         self.calls: list[Call] = []
         self.incarnation = 1
+        self.kills = 0
         self.worker: WorkerProcess | None = None
         self.start()
 
     def start(self) -> None:
         """Starts the server and its model."""
         self.worker = WorkerProcess(
-            self.loop, f"worker{self.incarnation}", self.chance, self.step_s
+            self.loop, f"worker{self.incarnation}", self.chance, self.step_s, self.poisoned
         )
+
+    def poisoned(self) -> None:
+        """A row has ended its worker: the supervisor starts the server again."""
+        self.kills += 1
+        self.crash()
+        self.loop.call_later(self.chance.uniform(0.2, 2.0), self.start, context=Context())
 
     def crash(self) -> None:
         """The server and its model die: every stream breaks."""
@@ -215,8 +225,17 @@ class WorkerProcess:
         fails_until: until then every step of the engine raises.
     """
 
-    def __init__(self, loop: VirtualLoop, name: str, chance: Random, step_s: float) -> None:
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        name: str,
+        chance: Random,
+        step_s: float,
+        poisoned: Callable[[], None],
+    ) -> None:
+        """``poisoned``: called in the step of a row whose prompt begins with `POISON`."""
         self.process = SimulatedProcess(loop, name)
+        self._poisoned = poisoned
         self.fails_until = 0.0
         self._step_s = step_s
         self.engine = EchoEngine(
@@ -247,6 +266,9 @@ class WorkerProcess:
         thread.sleep(self._step_s)
         if self.process.loop.time() < self.fails_until:
             raise RuntimeError("the device failed")
+        if any(row.spec.prompt[0] == POISON for row in self.engine._scheduler.rows()):
+            self.process.loop.call_soon(self._poisoned, context=Context())
+            thread.pause()
 
     def take(self, payload: bytes, responses: Responses) -> None:
         """As `model_workers.backend` does."""

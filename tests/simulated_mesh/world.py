@@ -101,7 +101,7 @@ class World:
         self.server = NatsServer(self.loop, chance)
         self.jetstream = JetStreamServer(self.server)
         self.server.faults.delay_s = chance.choice([0.002, 0.02])
-        urls = [f"t{number}:1" for number in range(chance.randrange(1, 4))]
+        urls = [f"t{number}:1" for number in range(self._many(3))]
         self.tritons = {
             url: TritonServer(self.loop, chance, self.server.delay_s, self._step_s) for url in urls
         }
@@ -113,8 +113,12 @@ class World:
             batcher=BatcherSettings(heartbeat_ms=500, stall_s=2.0, drain_s=1.0),
             gateway=GatewaySettings(stall_s=1.0),
         )
-        self.batchers = [self._batcher() for _ in range(chance.randrange(1, 4))]
-        self.gateways = [self._gateway() for _ in range(chance.randrange(1, 3))]
+        self.batchers = [self._batcher() for _ in range(self._many(3))]
+        self.gateways = [self._gateway() for _ in range(self._many(2))]
+
+    def _many(self, most: int) -> int:
+        """How many processes of a kind there are."""
+        return self.chance.randrange(1, most + 1)
 
     def _channel(self, url: str, options: object = None) -> TritonChannel:
         return TritonChannel(self.tritons[url])
