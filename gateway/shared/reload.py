@@ -46,6 +46,7 @@ READY_S: Final = 10.0
 AGAIN_S: Final = 10.0
 """After this time what could not be taken is tried again, seconds."""
 _LOOK_S: Final = 0.05
+_DIFFER: Final = "its word lists, learned routers, models or files of keys differ; give every gateway the same files"
 _REPLACED_MAX: Final = 64
 _PROBLEM_MAX: Final = 4096
 _IN_FORCE: Final = "gateway"
@@ -81,6 +82,10 @@ class _Loaded:
     identities: Identities
     compiled: str
 
+    def fits(self, record: PolicyRecord, now: Policies) -> bool:
+        """Whether it is of ``record`` and can be taken in place of ``now``."""
+        return self.before is now and self.compiled == record.compiled
+
 
 @dataclass
 class GatewayReload:
@@ -102,8 +107,8 @@ class GatewayReload:
     authenticator: Authenticator
 
     def __post_init__(self) -> None:
-        self._revision = 0
-        """Of the record in force that this gateway knows."""
+        self._taken = self._seen = 0
+        """Revisions of the record in force: that this gateway has taken last, and that it has read last."""
         self._compiled = ""
         """`_Loaded.compiled` of what was taken last."""
         self._candidate = GatewayHello()
@@ -123,18 +128,25 @@ class GatewayReload:
         _check(self._settings, settings)
         async with self._reloading:
             loaded = await self._load(settings, self.path)
-            if loaded.compiled != self._compiled:
+            revision = self._taken
+            if loaded.compiled != self._compiled or self._is_behind:
                 try:
-                    self._revision = await self._propose(loaded)
+                    revision = await self._propose(loaded)
                 except SluiceError as error:
                     raise SettingsError(f"{error}; no gateway has changed") from error
-            self._use(loaded)
+            self._use(loaded, revision)
             await self.shared.peers.hello()
-            await self._until(lambda hello: hello.policies >= self._revision, TAKE_S)
+            await self._until(lambda hello: hello.policies >= revision, TAKE_S)
 
     @property
     def _settings(self) -> Settings:
         return self.in_force.policies.settings
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether the others have taken what this gateway has not."""
+        told = (hello.policies for hello in self.shared.peers.hellos.values())
+        return max((self._seen, *told)) > self._taken
 
     async def _load(self, settings: Settings, path: Path | None) -> _Loaded:
         """Loads and compiles in a thread, and reads keys; returns when every model that is new has a worker."""
@@ -168,23 +180,28 @@ class GatewayReload:
             SettingsError: one cannot, or does not say, or another reload was first.
             SluiceError: JetStream does not answer.
         """
-        settings = loaded.policies.settings
+        settings, bucket = loaded.policies.settings, self.shared.policies
         record = PolicyRecord(
             sections=_sections_of(settings), digest=_digest_of(settings), compiled=loaded.compiled
         )
-        revision = await self.shared.policies.write(_CANDIDATE, record)
+        known, last = await bucket.read(_IN_FORCE, PolicyRecord) or (PolicyRecord(), 0)
+        revision = await bucket.write(_CANDIDATE, record)
         assert revision is not None, "it replaces whatever is there"
         try:
             self._candidate = GatewayHello(candidate=revision)
             await self.shared.peers.hello()
             await self._until_ready(revision)
             await self.store.ensure_outcomes(loaded.policies.kept.outcomes)
-            return await self._put_in_force(record)
+            record.replaced.extend(self._replaced(known, record.digest))
+            taken = await bucket.write(_IN_FORCE, record, last)
         except (TimeoutError, NatsError) as error:
             raise SettingsError(f"routing.outcomes: JetStream does not take it: {error}") from error
         finally:
             with suppress(SluiceError):
-                await self.shared.policies.remove(revision)
+                await bucket.remove(revision)
+        if taken is None:
+            raise SettingsError("another gateway has reloaded at the same time; try again")
+        return taken
 
     async def _until_ready(self, revision: int) -> None:
         await self._until(lambda hello: hello.candidate >= revision, PREPARE_S)
@@ -195,22 +212,12 @@ class GatewayReload:
             if problem:
                 raise SettingsError(f"gateway {name}: {problem}; no gateway has changed")
 
-    async def _put_in_force(self, record: PolicyRecord) -> int:
-        known, last = await self.shared.policies.read(_IN_FORCE, PolicyRecord) or (
-            PolicyRecord(),
-            0,
-        )
-        theirs = (hello.candidate_replaces for hello in self.shared.peers.hellos.values())
-        own = _digest_of(self._settings)
+    def _replaced(self, known: PolicyRecord, digest: str) -> list[str]:
+        """Digests of what is older than the sections of that ``digest``; ``known`` is what they replace."""
+        hellos, own = self.shared.peers.hellos.values(), _digest_of(self._settings)
+        theirs = (hello.candidate_replaces for hello in hellos)
         replaced = dict.fromkeys([*known.replaced, known.digest, own, *theirs])
-        replaced.pop(record.digest, None)
-        record.replaced.extend(list(filter(None, replaced))[-_REPLACED_MAX:])
-        revision = None
-        if last <= self._revision:
-            revision = await self.shared.policies.write(_IN_FORCE, record, last)
-        if revision is None:
-            raise SettingsError("another gateway has reloaded at the same time; try again")
-        return revision
+        return [one for one in replaced if one not in ("", digest)][-_REPLACED_MAX:]
 
     async def _until(self, said: Callable[[GatewayHello], bool], bound_s: float) -> None:
         """Returns when every other gateway has said it with its last hello, or at the bound."""
@@ -220,13 +227,14 @@ class GatewayReload:
                     self._heard.clear()
                     await _wait(self._heard, HELLO_S)  # one that says nothing is forgotten
 
-    def _use(self, loaded: _Loaded) -> None:
-        """Replaces all policies at once."""
+    def _use(self, loaded: _Loaded, revision: int) -> None:
+        """Replaces all policies at once; ``revision`` is that of their record."""
         tried = self.in_force.policies.inspector.dry_run
         self.in_force.replace(loaded.policies, time.monotonic())
         self.drift.use(loaded.policies.router.held_out, loaded.policies.settings.routing.drift)
         self.authenticator.use(loaded.identities)
-        self._compiled, self._prepared = loaded.compiled, None
+        self._taken = self._seen = revision
+        self._compiled, self._prepared, self.in_force.problem = loaded.compiled, None, ""
         if tried is not None and tried is not loaded.policies.inspector.dry_run:
             log.info("%s", tried)
 
@@ -234,13 +242,13 @@ class GatewayReload:
 
     def tell(self, hello: GatewayHello) -> None:
         """Adds to the next hello what this gateway has taken, and what it says of the candidate."""
-        hello.policies = self._revision
+        hello.policies = self._taken
         hello.MergeFrom(self._candidate)
 
     def hear(self, hello: GatewayHello) -> None:
         """Another gateway says it."""
         self._heard.set()
-        if hello.policies > self._revision or hello.candidate > self._candidate.candidate:
+        if hello.policies > self._seen or hello.candidate > self._candidate.candidate:
             self._newer.set()
 
     async def join(self) -> None:
@@ -256,10 +264,10 @@ class GatewayReload:
             raise SetupError(str(error)) from error
         if found is None:
             return
-        record, self._revision = found
-        own = _digest_of(self._settings)
+        record, self._taken = found
+        self._seen, own = self._taken, _digest_of(self._settings)
         if own in record.replaced:
-            self._use(await self._load(self._with(record.sections), None))
+            self._use(await self._load(self._with(record.sections), None), self._taken)
             log.info("the policies of the last reload are in force, instead of those of the file")
         elif own != record.digest:
             log.warning(
@@ -276,38 +284,33 @@ class GatewayReload:
             await self.shared.peers.hello()
 
     async def _follow(self) -> None:
-        behind = any(one.policies > self._revision for one in self.shared.peers.hellos.values())
         try:
-            if behind or self.in_force.problem:
+            if self._is_behind:
                 await self._take()
-                self.in_force.problem = ""
-        except Exception as error:  # the task that follows all reloads would end
-            self.in_force.problem = problem = _problem_of(error)
-            log.error(
-                "the policies of another gateway's reload are not in force: this gateway is not serving: %s",
-                problem,
-            )
-        try:
             await self._prepare()
         except SluiceError as error:  # the next hello says it again
-            log.warning("the policies that another gateway proposes were not read: %s", error)
+            log.warning("the policies of another gateway were not read: %s", error)
+            if self._is_behind:
+                self.in_force.problem = str(error)
 
     async def _take(self) -> None:
-        """Takes what is in force, unless it has been taken."""
+        """Takes what is in force."""
         found = await self.shared.policies.read(_IN_FORCE, PolicyRecord)
-        if found is None or found[1] <= self._revision:
+        if found is None:
             return
-        record, revision = found
-        loaded = self._prepared
-        if (
-            loaded is None
-            or loaded.before is not self.in_force.policies
-            or loaded.compiled != record.compiled
-        ):
-            loaded = await self._load(self._with(record.sections), None)
-        self._use(loaded)
-        self._revision = revision
-        log.info("the policies of another gateway's reload are in force")
+        record, self._seen = found
+        loaded: _Loaded | str | None = self._prepared
+        if not isinstance(loaded, _Loaded) or not loaded.fits(record, self.in_force.policies):
+            loaded = await self._loaded(record)
+        if isinstance(loaded, _Loaded):
+            self._use(loaded, self._seen)
+            log.info("the policies of another gateway's reload are in force")
+        else:
+            self.in_force.problem = loaded
+            log.error(
+                "the policies of another gateway's reload are not in force: this gateway is not serving: %s",
+                loaded,
+            )
 
     async def _prepare(self) -> None:
         """Loads the candidate, unless that has been done."""
@@ -315,18 +318,25 @@ class GatewayReload:
         if found is None or found[1] <= self._candidate.candidate:
             return
         record, revision = found
-        self._prepared, replaces = None, _digest_of(self._settings)
+        replaces, loaded = _digest_of(self._settings), await self._loaded(record)
+        if isinstance(loaded, _Loaded) and loaded.compiled != record.compiled:
+            loaded = _DIFFER
+        self._prepared, problem = (None, loaded) if isinstance(loaded, str) else (loaded, "")
+        self._candidate = GatewayHello(
+            candidate=revision, candidate_problem=problem, candidate_replaces=replaces
+        )
+
+    async def _loaded(self, record: PolicyRecord) -> _Loaded | str:
+        """The policies of ``record``, or why they cannot be taken."""
         try:
-            loaded = await self._load(self._with(record.sections), None)
-            if loaded.compiled != record.compiled:
-                raise SettingsError(
-                    "its word lists, learned routers, models or files of keys differ; give every gateway the same files"
-                )
-        except Exception as error:  # the gateway that proposes would wait
-            self._candidate = GatewayHello(candidate=revision, candidate_problem=_problem_of(error))
-        else:
-            self._prepared = loaded
-            self._candidate = GatewayHello(candidate=revision, candidate_replaces=replaces)
+            return await self._load(self._with(record.sections), None)
+        except (SettingsError, SluiceError) as error:
+            return str(error)[:_PROBLEM_MAX]
+        except (
+            Exception
+        ) as error:  # the task of `run` would end, and the gateway that proposes would wait
+            log.exception("policies cannot be loaded")
+            return f"internal error: {type(error).__name__}; its log has the reason"
 
     def _with(self, sections: str) -> Settings:
         """The settings of this gateway with the policies of ``sections``; raises SettingsError."""
@@ -346,14 +356,6 @@ async def _wait(event: asyncio.Event, bound_s: float | None) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(bound_s):
             await event.wait()
-
-
-def _problem_of(error: Exception) -> str:
-    """Why policies cannot be taken; a fault of ours is logged with its trace."""
-    if isinstance(error, (SettingsError, SluiceError)):
-        return str(error)[:_PROBLEM_MAX]
-    log.error("policies cannot be loaded", exc_info=error)
-    return f"internal error: {type(error).__name__}; see its log"
 
 
 def _check(before: Settings, after: Settings) -> None:

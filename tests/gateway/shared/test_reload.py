@@ -99,35 +99,53 @@ async def test_a_gateway_that_missed_a_reload_takes_it_with_the_next_hello(
     assert one.gateway.shared.peers.known == []
     await one.reload(with_safety(one, safety("2")))
     await one.gateway.shared.peers.hello()
-    await two.until(lambda: two.reload._revision == one.reload._revision)
+    await two.until(lambda: two.reload._taken == one.reload._taken)
     await two.until(lambda: not two.reload._reloading.locked())  # loaded, and in force
     assert await version_at(two) == "2"
 
 
-async def test_a_gateway_that_cannot_take_what_is_in_force_is_not_serving_until_it_can(
+@pytest.fixture
+async def behind(
     wires: tuple[Wire, Wire], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(reload, "AGAIN_S", 0.05)
+) -> asyncio.Event:
+    """The second gateway cannot load the policies "2", which are in force, until the event is set."""
     one, two = wires
-    load, missing = two.reload._load, asyncio.Event()
+    await one.reload(one.settings)
+    load, found = two.reload._load, asyncio.Event()
 
     async def fails(settings: Settings, path: Path | None) -> Any:
-        if not missing.is_set():
+        if settings.safety == safety("2") and not found.is_set():
             raise SettingsError("safety: words.txt: is not here")
         return await load(settings, path)
 
     two.reload._load = fails  # type: ignore[method-assign]
-    monkeypatch.setattr(Peers, "hellos", {})  # it hears of nobody, as behind a broken link
-    await one.reload(with_safety(one, safety("2")))
-    monkeypatch.undo()
+    with monkeypatch.context() as cut_off:
+        cut_off.setattr(Peers, "hellos", {})
+        await one.reload(with_safety(one, safety("2")))
     monkeypatch.setattr(reload, "AGAIN_S", 0.05)
-    await two.health_becomes(SERVICE, NOT_SERVING)
-    await two.health_becomes("model.small", NOT_SERVING)
+    for service in (SERVICE, "model.small"):
+        await two.health_becomes(service, NOT_SERVING)
     assert "this gateway is not serving: safety: words.txt: is not here" in caplog.text
     assert await version_at(two) == "1"
-    missing.set()
+    return found
+
+
+async def test_a_gateway_that_cannot_take_what_is_in_force_is_not_serving_until_it_can(
+    wires: tuple[Wire, Wire], behind: asyncio.Event
+) -> None:
+    _, two = wires
+    behind.set()
     await two.health_becomes(SERVICE, SERVING)
     assert await version_at(two) == "2"
+
+
+async def test_a_gateway_that_is_behind_can_be_given_other_policies(
+    wires: tuple[Wire, Wire], behind: asyncio.Event
+) -> None:
+    _, two = wires
+    await two.reload(with_safety(two, safety("1")))
+    await two.health_becomes(SERVICE, SERVING)
+    assert [await version_at(wire) for wire in wires] == ["1", "1"]
 
 
 async def test_a_gateway_that_does_not_say_whether_it_can_leaves_all_as_they_were(
@@ -154,7 +172,7 @@ async def test_of_two_reloads_at_once_all_gateways_take_one(wires: tuple[Wire, W
     refused = [str(one) for one in ended if one is not None]
     assert all("at the same time; try again" in one for one in refused)
     assert len(refused) <= 1
-    await one.until(lambda: one.reload._revision == two.reload._revision)
+    await one.until(lambda: one.reload._taken == two.reload._taken)
     versions = [await version_at(wire) for wire in wires]
     assert versions in (["2", "2"], ["3", "3"])
 
