@@ -74,7 +74,6 @@ class TenantSlots:
         for own in self._waiting.values():
             for waiting in own:
                 waiting.cancel()
-        self._waiting.clear()
 
 
 class TenantThreads:

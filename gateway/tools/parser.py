@@ -49,7 +49,7 @@ class ToolCallParser:
         self._at = 0
         """What of it has been looked at."""
         self._may_end = False
-        """Whether the answer may end here, behind a call."""
+        """Whether the answer may end here: no object has begun."""
         self._blanks = ""
         self._parsed = Parsed()
         self._reading = self._read()
@@ -84,7 +84,7 @@ class ToolCallParser:
                 yield from self._objects()
         while True:
             yield from self._opening()
-            while not self._skip(_BLANKS) and self._form.start:
+            while not self._skip(_BLANKS):
                 yield
             if self._rest.startswith(self._form.start, self._at):
                 self._at += len(self._form.start)
@@ -109,7 +109,7 @@ class ToolCallParser:
             if closing and behind.startswith(closing):
                 return self._leave(self._at + len(closing), shows=not committed)
             if closing.startswith(behind):
-                self._may_end = committed
+                self._may_end = True
                 yield
                 self._may_end = False
                 continue

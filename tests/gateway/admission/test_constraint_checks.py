@@ -46,6 +46,17 @@ async def test_a_good_constraint_is_compiled_once(checks: ConstraintChecks) -> N
     child.kill()
     child.process.wait()
     assert await checks.problem("json_schema", GOOD, "other") is None
+    assert not checks._open
+
+
+async def test_findings_are_kept_up_to_a_number(
+    checks: ConstraintChecks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KNOWN_MAX", 2)
+    monkeypatch.setattr(checks, "_ask_child", lambda kind, text: None)
+    for text in "abc":
+        assert await checks.problem("regex", text, "acme") is None
+    assert len(checks._known) == 2
 
 
 @pytest.mark.parametrize(

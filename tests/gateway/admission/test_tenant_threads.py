@@ -73,6 +73,18 @@ async def test_work_whose_caller_has_gone_is_not_begun(threads: TenantThreads) -
     assert not begun
 
 
+async def test_who_waits_at_the_end_is_cancelled(threads: TenantThreads) -> None:
+    gate = threading.Event()
+    first = asyncio.ensure_future(threads.run("a", lambda: gate.wait(BOUND_S)))
+    second = asyncio.ensure_future(threads.run("b", lambda: True))
+    await asyncio.sleep(0)
+    threads.close()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(second, BOUND_S)
+    gate.set()
+    assert await asyncio.wait_for(first, BOUND_S)
+
+
 async def test_an_error_is_the_callers_and_threads_go_on(threads: TenantThreads) -> None:
     async with asyncio.timeout(BOUND_S):
         with pytest.raises(ZeroDivisionError):

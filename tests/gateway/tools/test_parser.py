@@ -54,6 +54,9 @@ ANSWERS: list[tuple[ToolFormat, str, str, list[FoundCall]]] = [
     (HERMES, '<tool_call>{"name": "now"}', "", [NOW]),
     (HERMES, '<tool_call>{"name": "now"}</tool', "", [NOW]),
     (HERMES, '<tool_call>{"name": "now"}</tool_call> and more', " and more", [NOW]),
+    (HERMES, 'So\n<tool_call>{"name": "now"}</tool_call>, and', "So, and", [NOW]),
+    (HERMES, '<tool_call>{"name": "now"}</tool_call> 1 <', " 1 <", [NOW]),
+    (HERMES, '<tool_call>{"name": "now"} </', "", [NOW]),
     (
         HERMES,
         '<tool_call>{"name": "weather", "arguments": {"city": "</tool_call> \\"}{"}}</tool_call>',
@@ -115,6 +118,7 @@ ANSWERS: list[tuple[ToolFormat, str, str, list[FoundCall]]] = [
         [OSLO, NOW],
     ),
     (LLAMA3, ' {"name": "now", "parameters": {}} done', " done", [NOW]),
+    (LLAMA3, " ;", " ;", []),
     (LLAMA3, '{"name": "Anna", "age": 3}', '{"name": "Anna", "age": 3}', []),
     (LLAMA3, 'see {"name": "now"}', 'see {"name": "now"}', []),
     (LLAMA3, '<|python_tag|>print("x")', '<|python_tag|>print("x")', []),
@@ -135,6 +139,7 @@ ANSWERS: list[tuple[ToolFormat, str, str, list[FoundCall]]] = [
 @pytest.mark.parametrize(("form", "answer", "text", "calls"), ANSWERS)
 def test_answers(form: ToolFormat, answer: str, text: str, calls: list[FoundCall]) -> None:
     assert parse(form, [answer]) == Parsed(text, calls)
+    assert parse(form, list(answer)) == Parsed(text, calls), "a character at a time"
 
 
 PARTS = st.sampled_from(
