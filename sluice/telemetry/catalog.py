@@ -6,11 +6,10 @@ Labels are models, classes, workers, policies and fixed words. Tenants, requests
 
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 from sluice.telemetry import names
-from sluice.telemetry.names import SERVICE_BATCHER, SERVICE_GATEWAY, SERVICE_JOBS
 
 
 class Kind(Enum):
@@ -86,189 +85,186 @@ _OF_WORKER: Final = (_MODEL, names.WORKER_ADDRESS)
 _OF_ROUTER: Final = (names.ROUTER_POLICY, names.ROUTER_VERSION, names.ROUTER_HEAD)
 
 _COUNTER, _GAUGE, _HISTOGRAM = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
-_GATEWAY: Final = (SERVICE_GATEWAY,)
-_BATCHER: Final = (SERVICE_BATCHER,)
-_JOBS: Final = (SERVICE_JOBS,)
+_gateway = partial(Metric, services=(names.SERVICE_GATEWAY,))
+_batcher = partial(Metric, services=(names.SERVICE_BATCHER,))
+_jobs = partial(Metric, services=(names.SERVICE_JOBS,))
 
-REQUESTS: Final = Metric(
+REQUESTS: Final = _gateway(
     "sluice.requests", _COUNTER, "{request}", (_MODEL, _CLASS, names.OUTCOME),
     "valid requests that have ended; the outcome is the finish reason in lower case, or the reason of the error; no "
-    "model label when the request ended before a model was asked", _GATEWAY,
+    "model label when the request ended before a model was asked",
 )  # fmt: skip
-TOKENS: Final = Metric(
+TOKENS: Final = _gateway(
     "sluice.tokens", _COUNTER, "{token}", (_MODEL, names.GEN_AI_TOKEN_TYPE),
-    "tokens of prompts (`input`) and answers (`output`), all attempts of a cascade", _GATEWAY,
+    "tokens of prompts (`input`) and answers (`output`), all attempts of a cascade",
 )  # fmt: skip
-COST: Final = Metric(
+COST: Final = _gateway(
     "sluice.cost", _COUNTER, "", (_MODEL, names.CURRENCY),
-    "what those tokens cost by the prices of the configuration", _GATEWAY,
+    "what those tokens cost by the prices of the configuration",
 )  # fmt: skip
-CACHED: Final = Metric(
+CACHED: Final = _gateway(
     "sluice.cached_answers", _COUNTER, "{request}", _OF_CLASS,
-    "requests that got the answer of an earlier equal one; they count as requests too, and not as tokens", _GATEWAY,
+    "requests that got the answer of an earlier equal one; they count as requests too, and not as tokens",
 )  # fmt: skip
-FIRST_TOKEN: Final = Metric(
+FIRST_TOKEN: Final = _gateway(
     names.GEN_AI_TTFT, _HISTOGRAM, "s", _GEN_AI,
-    "from the arrival of a request to its first token", _GATEWAY, SECONDS,
+    "from the arrival of a request to its first token", bounds=SECONDS,
 )  # fmt: skip
-TOKEN_TIME: Final = Metric(
+TOKEN_TIME: Final = _gateway(
     "gen_ai.server.time_per_output_token", _HISTOGRAM, "s", _GEN_AI,
-    "mean time between the tokens of an answer after its first one (inter-token latency), complete answers", _GATEWAY,
-    _TOKEN_SECONDS,
+    "mean time between the tokens of an answer after its first one (inter-token latency), complete answers",
+    bounds=_TOKEN_SECONDS,
 )  # fmt: skip
-DURATION: Final = Metric(
+DURATION: Final = _gateway(
     "gen_ai.server.request.duration", _HISTOGRAM, "s", (*_GEN_AI, names.ERROR_REASON),
-    "from the arrival of a request to its end; `error.type` where it failed", _GATEWAY, _REQUEST_SECONDS,
+    "from the arrival of a request to its end; `error.type` where it failed", bounds=_REQUEST_SECONDS,
 )  # fmt: skip
-ROUTES: Final = Metric(
+ROUTES: Final = _gateway(
     "sluice.routes", _COUNTER, "{request}", (_MODEL, names.ROUTE_STRATEGY, names.ROUTE_DEGRADED),
-    "routing decisions: the model that was asked first, by strategy; `true` when a request was degraded", _GATEWAY,
+    "routing decisions: the model that was asked first, by strategy; `true` when a request was degraded",
 )  # fmt: skip
-ESCALATIONS: Final = Metric(
+ESCALATIONS: Final = _gateway(
     "sluice.escalations", _COUNTER, "{request}", (names.MODEL_FROM, _MODEL),
-    "answers that went from one model to another", _GATEWAY,
+    "answers that went from one model to another",
 )  # fmt: skip
-RECOVERIES: Final = Metric(
+RECOVERIES: Final = _gateway(
     "sluice.recoveries", _COUNTER, "{request}", (_MODEL, _CLASS),
-    "answers that another process continued after the first one was lost", _GATEWAY,
+    "answers that another process continued after the first one was lost",
 )  # fmt: skip
-SAFETY_ACTIONS: Final = Metric(
+SAFETY_ACTIONS: Final = _gateway(
     "sluice.safety.actions", _COUNTER, "{finding}", (names.SAFETY_ACTION, names.SAFETY_TARGET),
-    "findings of the safety rules and guards by what was done, in prompts (`input`) and answers (`output`)", _GATEWAY,
+    "findings of the safety rules and guards by what was done, in prompts (`input`) and answers (`output`)",
 )  # fmt: skip
-RUNNING: Final = Metric(
-    "sluice.requests.running", _GAUGE, "{request}", (), "calls that run in this gateway", _GATEWAY,
+RUNNING: Final = _gateway(
+    "sluice.requests.running", _GAUGE, "{request}", (), "calls that run in this gateway",
 )  # fmt: skip
-ROOM_WAITING: Final = Metric(
+ROOM_WAITING: Final = _gateway(
     "sluice.room.waiting", _GAUGE, "{row}", _OF_CLASS,
-    "rows that wait in this gateway until a batcher has room for them", _GATEWAY,
+    "rows that wait in this gateway until a batcher has room for them",
 )  # fmt: skip
-RESENDS: Final = Metric(
+RESENDS: Final = _gateway(
     "sluice.rows.resent", _COUNTER, "{row}", (*_OF_CLASS, names.RECOVERED_FROM),
-    "rows that were sent again because their `worker` or their `batcher` was lost", _GATEWAY,
+    "rows that were sent again because their `worker` or their `batcher` was lost",
 )  # fmt: skip
-DEAD_LETTERS: Final = Metric(
-    "sluice.dead_letters", _COUNTER, "{task}", _OF_CLASS, "tasks that became dead letters", _GATEWAY,
+DEAD_LETTERS: Final = _gateway(
+    "sluice.dead_letters", _COUNTER, "{task}", _OF_CLASS, "tasks that became dead letters",
 )  # fmt: skip
-INPUT_DRIFT: Final = Metric(
+INPUT_DRIFT: Final = _gateway(
     "sluice.router.input_drift", _GAUGE, "", _OF_ROUTER,
-    "population stability index of the predicted gains: [routing.md](../concepts/routing.md#drift)", _GATEWAY,
+    "population stability index of the predicted gains: [routing.md](../concepts/routing.md#drift)",
 )  # fmt: skip
-ACCURACY_BIAS: Final = Metric(
+ACCURACY_BIAS: Final = _gateway(
     "sluice.router.accuracy_bias", _GAUGE, "", _OF_ROUTER,
-    "mean of outcome less predicted chance; below 0 the router is too optimistic", _GATEWAY,
+    "mean of outcome less predicted chance; below 0 the router is too optimistic",
 )  # fmt: skip
-BRIER: Final = Metric(
+BRIER: Final = _gateway(
     "sluice.router.brier", _GAUGE, "", _OF_ROUTER,
-    "mean squared difference of outcome and predicted chance", _GATEWAY,
+    "mean squared difference of outcome and predicted chance",
 )  # fmt: skip
-DRIFT_EVENTS: Final = Metric(
+DRIFT_EVENTS: Final = _gateway(
     "sluice.router.drift_events", _COUNTER, "{event}", (*_OF_ROUTER, names.DRIFT_SIGNAL, names.DRIFT_CHANGE),
-    "drifts that began, ended, or were retired with their router", _GATEWAY,
+    "drifts that began, ended, or were retired with their router",
 )  # fmt: skip
 
-QUEUED: Final = Metric(
-    "sluice.queue.tasks", _GAUGE, "{task}", _OF_CLASS, "tasks that wait in this batcher", _BATCHER,
+QUEUED: Final = _batcher(
+    "sluice.queue.tasks", _GAUGE, "{task}", _OF_CLASS, "tasks that wait in this batcher",
 )  # fmt: skip
-QUEUED_TOKENS: Final = Metric(
-    "sluice.queue.tokens", _GAUGE, "{token}", _OF_CLASS, "their prompts and expected answers", _BATCHER,
+QUEUED_TOKENS: Final = _batcher(
+    "sluice.queue.tokens", _GAUGE, "{token}", _OF_CLASS, "their prompts and expected answers",
 )  # fmt: skip
-OLDEST: Final = Metric(
-    "sluice.queue.oldest_age", _GAUGE, "s", _OF_CLASS, "how long the oldest of them has waited", _BATCHER,
+OLDEST: Final = _batcher(
+    "sluice.queue.oldest_age", _GAUGE, "s", _OF_CLASS, "how long the oldest of them has waited",
 )  # fmt: skip
-EXPECTED_WAIT: Final = Metric(
-    "sluice.queue.expected_wait", _GAUGE, "s", _OF_CLASS, "expected wait of a task that came now", _BATCHER,
+EXPECTED_WAIT: Final = _batcher(
+    "sluice.queue.expected_wait", _GAUGE, "s", _OF_CLASS, "expected wait of a task that came now",
 )  # fmt: skip
-QUEUE_WAIT: Final = Metric(
+QUEUE_WAIT: Final = _batcher(
     "sluice.queue.wait", _HISTOGRAM, "s", _OF_CLASS,
-    "how long rows waited until they were sent to a worker", _BATCHER, SECONDS,
+    "how long rows waited until they were sent to a worker", bounds=SECONDS,
 )  # fmt: skip
-BATCHES: Final = Metric(
+BATCHES: Final = _batcher(
     "sluice.batches", _COUNTER, "{batch}", (_MODEL, names.BATCH_CAUSE, names.BATCH_LIMIT),
-    "batches sent, by why each was sent and why it was not larger", _BATCHER,
+    "batches sent, by why each was sent and why it was not larger",
 )  # fmt: skip
-BATCH_ROWS: Final = Metric(
-    "sluice.batch.rows", _COUNTER, "{row}", _OF_CLASS, "rows in them", _BATCHER,
+BATCH_ROWS: Final = _batcher(
+    "sluice.batch.rows", _COUNTER, "{row}", _OF_CLASS, "rows in them",
 )  # fmt: skip
-BATCH_TOKENS: Final = Metric(
-    "sluice.batch.tokens", _COUNTER, "{token}", (_MODEL,), "tokens of theirs to prefill, without padding", _BATCHER,
+BATCH_TOKENS: Final = _batcher(
+    "sluice.batch.tokens", _COUNTER, "{token}", (_MODEL,), "tokens of theirs to prefill, without padding",
 )  # fmt: skip
-PADDING_TOKENS: Final = Metric(
+PADDING_TOKENS: Final = _batcher(
     "sluice.batch.padding", _COUNTER, "{token}", (_MODEL,),
     "what padding to the longest row of each batch would add: divided by the sum with `sluice.batch.tokens` it is the "
-    "padding share", _BATCHER,
+    "padding share",
 )  # fmt: skip
-IN_FLIGHT: Final = Metric(
-    "sluice.rows.in_flight", _GAUGE, "{row}", (_MODEL,), "rows of this batcher in workers or on their way", _BATCHER,
+IN_FLIGHT: Final = _batcher(
+    "sluice.rows.in_flight", _GAUGE, "{row}", (_MODEL,), "rows of this batcher in workers or on their way",
 )  # fmt: skip
-ROWS: Final = Metric(
+ROWS: Final = _batcher(
     "sluice.rows", _COUNTER, "{row}", (*_OF_CLASS, names.OUTCOME),
     "rows that ended in this batcher: `stop`, `length`, `cancelled`, `deadline`, `failed`, `refused` by a worker, "
-    "`returned` to the gateway", _BATCHER,
+    "`returned` to the gateway",
 )  # fmt: skip
 
-WORKER_LIVE: Final = Metric(
-    "sluice.worker.live", _GAUGE, "", _OF_WORKER, "1 while its engine answers, else 0", _BATCHER,
+WORKER_LIVE: Final = _batcher(
+    "sluice.worker.live", _GAUGE, "", _OF_WORKER, "1 while its engine answers, else 0",
 )  # fmt: skip
-WORKER_DRAINED: Final = Metric(
+WORKER_DRAINED: Final = _batcher(
     "sluice.worker.drained", _GAUGE, "", _OF_WORKER, "1 while it gets no new rows because an operator drained it",
-    _BATCHER,
 )  # fmt: skip
-WORKER_SLOTS: Final = Metric(
-    "sluice.worker.slots", _GAUGE, "{row}", _OF_WORKER, "rows it can compute at once", _BATCHER,
+WORKER_SLOTS: Final = _batcher(
+    "sluice.worker.slots", _GAUGE, "{row}", _OF_WORKER, "rows it can compute at once",
 )  # fmt: skip
-WORKER_RUNNING: Final = Metric(
-    "sluice.worker.running", _GAUGE, "{row}", _OF_WORKER, "rows it computes, of all batchers", _BATCHER,
+WORKER_RUNNING: Final = _batcher(
+    "sluice.worker.running", _GAUGE, "{row}", _OF_WORKER, "rows it computes, of all batchers",
 )  # fmt: skip
-WORKER_WAITING: Final = Metric(
-    "sluice.worker.waiting", _GAUGE, "{row}", _OF_WORKER, "rows that wait inside it", _BATCHER,
+WORKER_WAITING: Final = _batcher(
+    "sluice.worker.waiting", _GAUGE, "{row}", _OF_WORKER, "rows that wait inside it",
 )  # fmt: skip
-WORKER_CACHE: Final = Metric(
-    "sluice.worker.kv_cache.usage", _GAUGE, "1", _OF_WORKER, "part of its KV cache that rows hold", _BATCHER,
+WORKER_CACHE: Final = _batcher(
+    "sluice.worker.kv_cache.usage", _GAUGE, "1", _OF_WORKER, "part of its KV cache that rows hold",
 )  # fmt: skip
-STEP_TIME: Final = Metric(
-    "sluice.worker.step.duration", _HISTOGRAM, "s", _OF_WORKER, "time of a step of its engine", _BATCHER, STEP_SECONDS,
+STEP_TIME: Final = _batcher(
+    "sluice.worker.step.duration", _HISTOGRAM, "s", _OF_WORKER, "time of a step of its engine", bounds=STEP_SECONDS,
 )  # fmt: skip
-STEP_ROWS: Final = Metric(
+STEP_ROWS: Final = _batcher(
     "sluice.worker.step.rows", _COUNTER, "{row}", _OF_WORKER,
     "rows that got tokens, summed over all steps: divided by the number of steps it is the mean of rows a step",
-    _BATCHER,
 )  # fmt: skip
-WORKER_TOKENS: Final = Metric(
+WORKER_TOKENS: Final = _batcher(
     "sluice.worker.tokens", _COUNTER, "{token}", (*_OF_WORKER, names.GEN_AI_TOKEN_TYPE),
-    "tokens of prompts (`input`) of rows that ended and tokens of answers (`output`)", _BATCHER,
+    "tokens of prompts (`input`) of rows that ended and tokens of answers (`output`)",
 )  # fmt: skip
-PREFIX_HITS: Final = Metric(
+PREFIX_HITS: Final = _batcher(
     "sluice.worker.prefix_cache.hits", _COUNTER, "{token}", _OF_WORKER,
-    "tokens of those prompts that were found in the prefix cache", _BATCHER,
+    "tokens of those prompts that were found in the prefix cache",
 )  # fmt: skip
-PREEMPTIONS: Final = Metric(
+PREEMPTIONS: Final = _batcher(
     "sluice.worker.preemptions", _COUNTER, "{row}", _OF_WORKER, "rows that gave up their slot to a more urgent one",
-    _BATCHER,
 )  # fmt: skip
-DRAFTS: Final = Metric(
-    "sluice.worker.drafts", _COUNTER, "{token}", _OF_WORKER, "tokens drafted by speculative decoding", _BATCHER,
+DRAFTS: Final = _batcher(
+    "sluice.worker.drafts", _COUNTER, "{token}", _OF_WORKER, "tokens drafted by speculative decoding",
 )  # fmt: skip
-DRAFTS_ACCEPTED: Final = Metric(
-    "sluice.worker.drafts.accepted", _COUNTER, "{token}", _OF_WORKER, "drafted tokens that were accepted", _BATCHER,
+DRAFTS_ACCEPTED: Final = _batcher(
+    "sluice.worker.drafts.accepted", _COUNTER, "{token}", _OF_WORKER, "drafted tokens that were accepted",
 )  # fmt: skip
 
-JOBS_RUNNING: Final = Metric(
-    "sluice.jobs.running", _GAUGE, "{job}", (), "jobs that this process runs", _JOBS,
+JOBS_RUNNING: Final = _jobs(
+    "sluice.jobs.running", _GAUGE, "{job}", (), "jobs that this process runs",
 )  # fmt: skip
-JOB_ITEMS: Final = Metric(
+JOB_ITEMS: Final = _jobs(
     "sluice.jobs.items", _COUNTER, "{item}", (names.OUTCOME,),
-    "items with an outcome: `succeeded`, `deduplicated` (answered with that of an identical item), `dead`", _JOBS,
+    "items with an outcome: `succeeded`, `deduplicated` (answered with that of an identical item), `dead`",
 )  # fmt: skip
-JOB_WINDOW: Final = Metric(
-    "sluice.jobs.window", _GAUGE, "{item}", (), "items that its jobs may have in flight", _JOBS,
+JOB_WINDOW: Final = _jobs(
+    "sluice.jobs.window", _GAUGE, "{item}", (), "items that its jobs may have in flight",
 )  # fmt: skip
-JOB_IN_FLIGHT: Final = Metric(
-    "sluice.jobs.in_flight", _GAUGE, "{item}", (), "items that were sent to gateways and are not answered", _JOBS,
+JOB_IN_FLIGHT: Final = _jobs(
+    "sluice.jobs.in_flight", _GAUGE, "{item}", (), "items that were sent to gateways and are not answered",
 )  # fmt: skip
-OLDEST_LEASE: Final = Metric(
+OLDEST_LEASE: Final = _jobs(
     "sluice.jobs.oldest_lease", _GAUGE, "s", (),
-    "since the record of a running job was written, the longest of all: after 3 s another process takes the job", _JOBS,
+    "since the record of a running job was written, the longest of all: after 3 s another process takes the job",
 )  # fmt: skip
 
 SPANS: Final = Metric(

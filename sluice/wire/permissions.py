@@ -19,7 +19,7 @@ then does not tell apart.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -92,9 +92,7 @@ def account_of(stream: str) -> str:
 
 def permissions(kind: str, process: str) -> Permissions | None:
     """What the process of ``kind`` with the id ``process`` may do in its account; None: everything."""
-    if kind != GATEWAY:
-        return None
-    return _gateway(process)
+    return _gateway(process) if kind == GATEWAY else None
 
 
 def crossing(kind: str, process: str, input_streams: Iterable[str] = ()) -> Crossing:
@@ -133,7 +131,7 @@ def accounts(users: Users, input_streams: Iterable[str] = ()) -> dict[str, dict[
             if reached.report and its.report and other != name:
                 mine["imports"].append(_imported("stream", other, its.report))
         for subject in reached.asks:
-            _export(gateways, _service(subject))
+            _export(gateways, {"service": subject})
             mine["imports"].append(_question(mine, subject))
     for name in found.keys() & {GATEWAYS, JOBS}:
         found[name]["jetstream"] = "enabled"
@@ -143,11 +141,6 @@ def accounts(users: Users, input_streams: Iterable[str] = ()) -> dict[str, dict[
 def _export(account_: dict[str, Any], export: dict[str, str]) -> None:
     if export not in account_["exports"]:
         account_["exports"].append(export)
-
-
-def _service(subject: str) -> dict[str, str]:
-    """An export."""
-    return {"service": subject}
 
 
 def _imported(what: str, of: str, subject: str) -> dict[str, Any]:
@@ -183,11 +176,11 @@ def _gateway(process: str) -> Permissions:
         f"{subjects.RELOADED}.*",
         *(f"{prefix}.>" for prefix in _STORED_BY_GATEWAYS),
         *(f"{subjects.bucket_prefix(bucket)}>" for bucket in subjects.GATEWAY_BUCKETS),
-        *_each(owned, _create, _change, _read, _remove),
-        *_each(kept, _create, _change),
+        *_each(owned, _CREATE, _CHANGE, _READ, _REMOVE),
+        *_each(kept, _CREATE, _CHANGE),
         # Operators make keys, and revoke them; with a tenant its keys are deleted, and its audit.
-        *_each((subjects.API_KEYS_BUCKET,), _create, _change, _read, _remove),
-        *_each((subjects.AUDIT_STREAM, subjects.DEAD_LETTERS_STREAM), _read, _remove),
+        *_each((subjects.API_KEYS_BUCKET,), _CREATE, _CHANGE, _READ, _REMOVE),
+        *_each((subjects.AUDIT_STREAM, subjects.DEAD_LETTERS_STREAM), _READ, _REMOVE),
         f"{_API}.STREAM.INFO.{subjects.OLD_TASKS}",
     )
     subscribe = (
@@ -235,31 +228,17 @@ _STORED_BY_GATEWAYS: Final = (
 )
 
 
-def _each(streams: Iterable[str], *rights: Callable[[str], tuple[str, ...]]) -> Iterable[str]:
-    return (subject for stream in streams for right in rights for subject in right(stream))
+_CREATE: Final = ("STREAM.CREATE.{}",)
+_CHANGE: Final = ("STREAM.UPDATE.{}",)
+_REMOVE: Final = ("STREAM.PURGE.{}", "STREAM.MSG.DELETE.{}")
+_READ: Final = (
+    *("STREAM.INFO.{}", "STREAM.MSG.GET.{}", "DIRECT.GET.{}", "DIRECT.GET.{}.>"),
+    *("CONSUMER.CREATE.{}.>", "CONSUMER.CREATE.{}", "CONSUMER.INFO.{}.*"),
+    *("CONSUMER.MSG.NEXT.{}.*", "CONSUMER.DELETE.{}.*"),
+)
+"""What JetStream is asked for to do that with a stream."""
 
 
-def _create(stream: str) -> tuple[str, ...]:
-    return (f"{_API}.STREAM.CREATE.{stream}",)
-
-
-def _change(stream: str) -> tuple[str, ...]:
-    return (f"{_API}.STREAM.UPDATE.{stream}",)
-
-
-def _remove(stream: str) -> tuple[str, ...]:
-    return (f"{_API}.STREAM.PURGE.{stream}", f"{_API}.STREAM.MSG.DELETE.{stream}")
-
-
-def _read(stream: str) -> tuple[str, ...]:
-    return (
-        f"{_API}.STREAM.INFO.{stream}",
-        f"{_API}.STREAM.MSG.GET.{stream}",
-        f"{_API}.DIRECT.GET.{stream}",
-        f"{_API}.DIRECT.GET.{stream}.>",
-        f"{_API}.CONSUMER.CREATE.{stream}.>",
-        f"{_API}.CONSUMER.CREATE.{stream}",
-        f"{_API}.CONSUMER.INFO.{stream}.*",
-        f"{_API}.CONSUMER.MSG.NEXT.{stream}.*",
-        f"{_API}.CONSUMER.DELETE.{stream}.*",
-    )
+def _each(streams: Iterable[str], *rights: Iterable[str]) -> list[str]:
+    """The subjects of ``rights`` to each of ``streams``."""
+    return [f"{_API}.{one.format(name)}" for name in streams for right in rights for one in right]
