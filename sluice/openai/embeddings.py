@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sluice.openai.fields import BadField, check_entries, set_field
+from sluice.openai.fields import BadField, check_entries, check_kind, set_field
 from sluice.openai.requests import body_of_line
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.jobs_pb2 import JobAnswer
@@ -52,7 +52,8 @@ def embed_request(body: Mapping[str, Any]) -> pb.EmbedRequest:
     format_of(asked)
     _set_texts(request.texts, asked.pop("input", None), "input")
     if (user := asked.pop("user", None)) is not None:
-        _set_label(request.labels, "user", user)
+        check_kind("user", user, str)
+        request.labels["user"] = user
     if (kind := asked.pop("input_type", None)) is not None:
         if kind not in _PROMPTS:
             raise BadField(f"input_type: is none of {', '.join(_PROMPTS)}")
@@ -88,9 +89,8 @@ def rerank_request(body: Mapping[str, Any]) -> tuple[pb.RerankRequest, bool]:
     if isinstance(documents, list):
         documents = [one.get("text") if isinstance(one, dict) else one for one in documents]
     _set_texts(request.documents, documents, "documents")
-    returned = asked.pop("return_documents", False)
-    if not isinstance(returned, bool):
-        raise BadField("return_documents: is not true or false")
+    returned: bool = asked.pop("return_documents", False)
+    check_kind("return_documents", returned, bool)
     _set_fields(request, asked, _RERANK_FIELDS)
     return request, returned
 
@@ -154,12 +154,6 @@ def _set_texts(texts: Any, given: Any, field: str) -> None:
             texts.append(text)
         except (UnicodeError, ValueError):
             raise BadField(f"{field}[{place}]: is not valid UTF-8") from None
-
-
-def _set_label(labels: Any, name: str, value: Any) -> None:
-    if not isinstance(value, str):
-        raise BadField(f"{name}: is no text")
-    labels[name] = value
 
 
 def _set_fields(request: Any, asked: Mapping[str, Any], known: Mapping[str, type]) -> None:

@@ -29,6 +29,12 @@ _ROLES: Final = {
     "tool": pb.ROLE_TOOL,
 }
 _SAMPLING: Final[Mapping[str, FieldDescriptor]] = pb.SamplingParams.DESCRIPTOR.fields_by_name
+_KINDS: Final[Mapping[int, type]] = {
+    FieldDescriptor.CPPTYPE_FLOAT: float,
+    FieldDescriptor.CPPTYPE_DOUBLE: float,
+    FieldDescriptor.CPPTYPE_STRING: str,
+}
+"""Of what Python's types are fields that are no whole numbers."""
 _NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
     "n": (1,),
     "best_of": (1,),
@@ -328,12 +334,11 @@ def _part(part: Any, path: str, kinds: Collection[str]) -> str:
 def _set_labels(request: pb.GenerateRequest, labels: Any) -> None:
     check_entries("labels", labels, dict)
     for key, value in labels.items():
-        if not isinstance(value, str):
-            raise BadField(f"labels.{key}: is no text")
-        try:
-            request.labels[key] = value
-        except ValueError as error:
-            raise BadField("labels: are no valid UTF-8") from error
+        check_kind(f"labels.{key}", value, str)
+    try:
+        request.labels.update(labels)
+    except ValueError as error:
+        raise BadField("labels: are no valid UTF-8") from error
 
 
 def _set_sampling(sampling: pb.SamplingParams, name: str, value: Any) -> None:
@@ -348,14 +353,7 @@ def _set_sampling(sampling: pb.SamplingParams, name: str, value: Any) -> None:
         _set_biases(sampling, value)
         return
     if not field.is_repeated:
-        is_number = field.cpp_type in (
-            FieldDescriptor.CPPTYPE_FLOAT,
-            FieldDescriptor.CPPTYPE_DOUBLE,
-        )
-        kind = (
-            str if field.cpp_type == FieldDescriptor.CPPTYPE_STRING else float if is_number else int
-        )
-        set_field(sampling, name, value, kind)
+        set_field(sampling, name, value, _KINDS.get(field.cpp_type, int))
         return
     check_entries(name, value, list)
     sampling.ClearField(name)  # type: ignore[arg-type]
