@@ -3,11 +3,12 @@
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import fields, is_dataclass
 from typing import Any, Final, TextIO
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+from google.protobuf.message import Message
 
 from cli.commands import wants_json
 from cli.failure import CommandFailed
@@ -76,7 +77,7 @@ def show_answer(answer: Answer, text: str = "") -> None:
         return
     write_text(text)
     for call in answer.tool_calls:
-        write_json(asdict(call))
+        write_json(message_object(call))
     note(summary(answer))
 
 
@@ -119,11 +120,23 @@ def write_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 def answer_object(answer: Answer) -> dict[str, Any]:
     """An answer for `--json`; without what it has not, and without the attempts where there was one."""
-    described = {"tier": answer.tier, **asdict(answer)}
+    described = {"tier": answer.tier, **_described(answer)}
+    described["attempts"] = [
+        {"model": one.model, "usage": message_object(one.usage)} for one in answer.attempts
+    ]
     for name in _MAY_BE_LEFT_OUT:
         if not described[name] or (name == "attempts" and len(answer.attempts) == 1):
             del described[name]
     return described
+
+
+def _described(value: Any) -> Any:
+    """A value of an answer as JSON."""
+    if is_dataclass(value):
+        return {one.name: _described(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, tuple):
+        return [*map(_described, value)]
+    return message_object(value) if isinstance(value, Message) else value
 
 
 def message_object(message: Any) -> dict[str, Any]:

@@ -298,7 +298,7 @@ async def _ask(
         question.level,
         right=question.grade(answer.text),
         model=answer.model,
-        legs=answer.attempts or (ModelUsage(answer.model, answer.usage),),
+        legs=answer.attempts or (ModelUsage(model=answer.model, usage=answer.usage),),
         text=answer.text,
         ttft_s=latency_s if ttft_s is None else ttft_s,
         latency_s=latency_s,

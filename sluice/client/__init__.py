@@ -23,16 +23,11 @@ from sluice.client.answer import (
     Event,
     Finished,
     FinishReason,
-    ModelUsage,
     Notice,
     NoticeKind,
     Route,
     Started,
     Timings,
-    TokenLogprob,
-    TokenLogprobs,
-    ToolCall,
-    Usage,
 )
 from sluice.client.batch import AnswerBatch
 from sluice.client.blocking import AnswerStream, Client
@@ -49,6 +44,7 @@ from sluice.client.request import (
 )
 from sluice.client.retry import RetryPolicy
 from sluice.client.texts import Embeddings
+from sluice.v1.inference_pb2 import ModelUsage, TokenLogprob, TokenLogprobs, ToolCall, Usage
 
 __all__ = [
     "Answer",

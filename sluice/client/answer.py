@@ -1,4 +1,4 @@
-"""An answer as plain frozen data, event by event and whole: what a caller of the client sees instead of protobuf.
+"""An answer as frozen data, event by event and whole. What the API has in the same form, such as usage, is its message.
 
 A stream is one `Started`, any number of `Delta` and `Notice`, and one `Finished`. `AnswerBuilder` collects them.
 """
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sluice.v1 import inference_pb2 as pb
+from sluice.v1.inference_pb2 import ModelUsage, TokenLogprobs, ToolCall, Usage
 from sluice.wire.clock import ms_of
 from sluice.wire.enums import word_of
 from sluice.wire.tokens import VisibleToken, tokens_of
@@ -87,34 +88,6 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """A token with its text and the natural logarithm of its probability."""
-
-    token_id: int
-    text: str
-    logprob: float
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log-probabilities at one position: of the drawn token, and the most probable ones."""
-
-    logprob: float
-    top: tuple[TokenLogprob, ...]
-    text: str = ""
-    """Of the drawn token."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call of a tool; ``arguments`` is a JSON object. ``id`` names it in the turn that answers it."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
 class Delta:
     """A piece of the answer: text to append, and the tokens it came from, the first of which has `index`.
 
@@ -138,30 +111,6 @@ class Notice:
     kind: NoticeKind
     message: str
     model: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens of the prompt (template included) and of the answer (tokens of a stop string included).
-
-    ``cached_prompt_tokens``: those of the prompt that the worker found in its prefix cache. ``resumed_tokens``: those
-    of the answer that an earlier call produced, which cost nothing again. ``cached``: the answer was kept of an earlier
-    equal request, and cost nothing (docs/concepts/cache.md).
-    """
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_prompt_tokens: int = 0
-    resumed_tokens: int = 0
-    cached: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ModelUsage:
-    """What one model used."""
-
-    model: str
-    usage: Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,17 +264,10 @@ def started_of(message: pb.Started) -> Started:
 
 def delta_of(message: pb.Delta) -> Delta:
     """The event in `message`."""
-    logprobs = tuple(
-        TokenLogprobs(
-            entry.logprob,
-            tuple(TokenLogprob(t.token_id, t.text, t.logprob) for t in entry.top),
-            entry.text,
-        )
-        for entry in message.logprobs
+    return Delta(
+        *(message.text, tokens_of(message, message.index), message.index),
+        *(tuple(message.logprobs), tuple(message.tool_calls), message.reasoning),
     )
-    calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in message.tool_calls)
-    token_ids = tokens_of(message, message.index)
-    return Delta(message.text, token_ids, message.index, logprobs, calls, message.reasoning)
 
 
 def notice_of(message: pb.Notice) -> Notice:
@@ -338,12 +280,12 @@ def finished_of(message: pb.Finished) -> Finished:
     """The event in `message`."""
     return Finished(
         FinishReason(word_of(pb.FinishReason, message.reason)),
-        _usage_of(message.usage),
+        message.usage,
         _timings_of(message.timings),
         message.stop,
         tuple(message.rules),
         message.model,
-        tuple(ModelUsage(leg.model, _usage_of(leg.usage)) for leg in message.attempts),
+        tuple(message.attempts),
         message.stop_token_id if message.HasField("stop_token_id") else None,
     )
 
@@ -351,13 +293,3 @@ def finished_of(message: pb.Finished) -> Finished:
 def _timings_of(message: pb.Timings) -> Timings:
     hops = {name: name.removesuffix("_ms") for name in Timings.__slots__}
     return Timings(**{name: ms_of(getattr(message, hop)) for name, hop in hops.items()})
-
-
-def _usage_of(message: pb.Usage) -> Usage:
-    return Usage(
-        message.prompt_tokens,
-        message.completion_tokens,
-        message.cached_prompt_tokens,
-        message.resumed_tokens,
-        message.cached,
-    )

@@ -56,17 +56,9 @@ def result_of(
         if word == "unknown"
         else value_of(inference_pb2.FinishReason, word)
     )
-    usage = outcome.usage
-    result.answer.usage.prompt_tokens = usage.prompt_tokens
-    result.answer.usage.completion_tokens = usage.completion_tokens
-    result.answer.usage.cached_prompt_tokens = usage.cached_prompt_tokens
+    result.answer.usage.CopyFrom(outcome.usage)
     result.answer.rules.extend(outcome.rules)
-    for one in outcome.logprobs:
-        top = [
-            inference_pb2.TokenLogprob(token_id=t.token_id, text=t.text, logprob=t.logprob)
-            for t in one.top
-        ]
-        result.answer.logprobs.add(logprob=one.logprob, top=top, text=one.text)
+    result.answer.logprobs.extend(outcome.logprobs)
     return result
 
 

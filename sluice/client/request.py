@@ -9,11 +9,11 @@ from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
 
 from google.protobuf.message import Message as ProtoMessage
 
-from sluice.client.answer import ToolCall
 from sluice.defaults import AUTO
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1 import safety_pb2
+from sluice.v1.inference_pb2 import ToolCall
 from sluice.wire.enums import value_of
 
 M = TypeVar("M", bound=ProtoMessage)
@@ -234,9 +234,7 @@ def set_prompt(
             raise InvalidRequest.of(f"{path}role", problem)
         message.role = value_of(pb.Role, turn.role)
         set_fields(message, path, content=turn.content, tool_call_id=turn.tool_call_id)
-        for call in turn.tool_calls:
-            with _naming(f"{path}tool_calls"):
-                message.tool_calls.add(id=call.id, name=call.name, arguments=call.arguments)
+        message.tool_calls.extend(turn.tool_calls)
 
 
 def _set_audio(message: pb.AudioInput, audio: Audio) -> None:

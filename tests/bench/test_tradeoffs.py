@@ -7,13 +7,13 @@ import pytest
 from bench.support import tier_runs
 from bench.support.tradeoffs import Tradeoff, draw, table, tradeoffs
 from cli.questions import Result
-from sluice.client.answer import ModelUsage, Usage
+from sluice.client import ModelUsage, Usage
 
 PRICES = {"small": 0.1, "large": 1.0}
 
 
 def leg(model: str, answer: int) -> ModelUsage:
-    return ModelUsage(model, Usage(10, answer))
+    return ModelUsage(model=model, usage=Usage(prompt_tokens=10, completion_tokens=answer))
 
 
 def result(asked: str, right: bool, *legs: ModelUsage, ms: float = 100) -> Result:

@@ -3,11 +3,12 @@
 import pytest
 
 from cli.questions import Result, Trade, tabulate, trades
-from sluice.client.answer import ModelUsage, Usage
+from sluice.client import ModelUsage, Usage
 
 
 def leg(model: str, prompt: int, answer: int) -> ModelUsage:
-    return ModelUsage(model, Usage(prompt, answer))
+    usage = Usage(prompt_tokens=prompt, completion_tokens=answer)
+    return ModelUsage(model=model, usage=usage)
 
 
 RESULTS = [

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sluice.client.answer import ToolCall
+from sluice.client import ToolCall
 from sluice.client.request import Audio, Message, Tool, count_request, generate_request
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
@@ -65,7 +65,7 @@ def test_how_long_tokens_are_gathered_travels_as_it_is(gather_s: float) -> None:
 
 
 def test_tools_and_calls_travel() -> None:
-    made = ToolCall("call_1", "f", "{}")
+    made = ToolCall(id="call_1", name="f", arguments="{}")
     turns = [
         Message("user", "go"),
         Message("assistant", "", [made]),
