@@ -14,7 +14,7 @@ from typer import Argument, BadParameter, Option
 
 from cli import failure, options, output
 from cli.commands import wants_json
-from sluice.telemetry.logs import LEVELS, LogLine, parse
+from sluice.telemetry.logs import LEVELS, Level, LogLine, parse
 
 _TAIL_BYTES: Final = 1 << 20
 """Of each file, when it begins."""
@@ -31,7 +31,7 @@ def logs(
             help='As `sluice status` names them; "gateway" also means "gateway.1".',
         ),
     ] = None,
-    level: Annotated[str, Option(help=f"This level and above: {', '.join(LEVELS)}.")] = LEVELS[0],
+    level: Annotated[Level, Option(help="This level and above.")] = "debug",
     request: Annotated[
         str, Option(metavar="ID", help="Only lines about this request, or this trace.")
     ] = "",
@@ -43,13 +43,11 @@ def logs(
     state_dir: options.StateDir = None,
 ) -> None:
     """Show the logs of the mesh's processes, in the order of time. With --json one object a line."""
-    if level not in LEVELS:
-        raise BadParameter(f"{level!r} is none of {', '.join(LEVELS)}", param_hint="--level")
     oldest = time.time() - _seconds(since) if since else 0.0
     files = [_LogFile(path) for path in _paths(state_dir, processes or ())]
 
     def wanted(line: LogLine) -> bool:
-        loud = LEVELS.index(line.level) >= LEVELS.index(level) if line.level in LEVELS else True
+        loud = line.level not in LEVELS or LEVELS.index(line.level) >= LEVELS.index(level)
         return loud and line.at >= oldest and (not request or line.is_about(request))
 
     shown = sorted(filter(wanted, _read(files)), key=lambda line: line.at)

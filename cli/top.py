@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Annotated, Final
 
-from typer import BadParameter, Option
+from typer import Option
 
 from cli import options, output
 from cli.commands import wants_json
-from cli.top_view import SORTS, WANTED, Choice, Sample, View, lines
+from cli.top_view import SORTS, WANTED, Choice, Sample, Sort, View, lines
 from sluice.client.blocking import Client
 from sluice.errors import SluiceError
 
@@ -36,7 +36,7 @@ def top(
     interval: Annotated[
         float, Option(metavar="SECONDS", min=0.5, help="Time between two screens.")
     ] = 2.0,
-    sort: Annotated[str, Option(help=f"One of {', '.join(SORTS)}.")] = SORTS[0],
+    sort: Annotated[Sort, Option(help="What rows are sorted by.")] = "name",
     text: Annotated[
         str, Option("--filter", metavar="TEXT", help="Only rows with this in a name.")
     ] = "",
@@ -46,8 +46,6 @@ def top(
 
     TTFT, ITL and STEP are milliseconds. With --json, or into a file, it prints once.
     """
-    if sort not in SORTS:
-        raise BadParameter(f"{sort!r} is none of {', '.join(SORTS)}", param_hint="--sort")
     choice = Choice(sort=sort, text=text)
     with Client(address) as client:
         if once or wants_json() or not sys.stdout.isatty():

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Final
+from typing import Final, Literal, get_args
 
 from sluice.telemetry import catalog, names
 from sluice.telemetry.catalog import Metric
@@ -21,7 +21,8 @@ WANTED: Final = (
     *(catalog.STEP_TIME, catalog.JOBS_RUNNING, catalog.JOB_ITEMS),
 )
 """The metrics that it reads."""
-SORTS: Final = ("name", "running", "queue", "speed")
+Sort = Literal["name", "running", "queue", "speed"]
+SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
 
 Labels = tuple[str, ...]
 Value = tuple[float, ...]
@@ -136,7 +137,7 @@ def _number(cell: Cell) -> float:
 class Choice:
     """What the person at the keyboard has chosen."""
 
-    sort: str = SORTS[0]
+    sort: Sort = "name"
     reverse: bool = False
     text: str = ""
     hidden: set[int] = field(default_factory=set)

@@ -12,11 +12,12 @@ import time
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 LogFormat = Literal["text", "json"]
 
-LEVELS: Final = ("debug", "info", "warning", "error")
+Level = Literal["debug", "info", "warning", "error"]
+LEVELS: Final[tuple[Level, ...]] = get_args(Level)
 _TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _about: ContextVar[tuple[str, str]] = ContextVar("about", default=("", ""))
 """Request and trace of what runs now."""
