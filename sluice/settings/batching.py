@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sluice.settings.base import Section
+from sluice.settings.base import Count, NotNegative, Positive, Section, Whole
 
 PolicyName = Literal["fixed", "window", "adaptive", "priority", "length", "continuous"]
 
@@ -60,9 +60,9 @@ WHOLE_ONLY: Final = (
 class ClassPolicy(Section):
     """The objectives of one class."""
 
-    aging_s: float = Field(math.inf, gt=0)
+    aging_s: Positive = math.inf
     """While tasks of the class wait, some of them go at least this often, before more urgent classes."""
-    spare_rows: int = Field(0, ge=0)
+    spare_rows: Whole = 0
     """Rows that the class leaves free for more urgent ones, while such are seen, in workers where it would not give
     its slots to them."""
     gather_s: float = Field(0.0, ge=0, le=3600)
@@ -96,25 +96,25 @@ class Policy(Section):
     classes: ClassPolicies = ClassPolicies()
     takes_slots: bool = True
     """Where there is no room, rows go to a worker in which those of less urgent classes give way to them."""
-    spare_s: float = Field(10.0, ge=0)
+    spare_s: NotNegative = 10.0
     """How long after the last task of a more urgent class rows are left free for the next."""
-    horizon_s: float = Field(60.0, gt=0)
+    horizon_s: Positive = 60.0
     """Upper limit on the time to a deadline in the order, so that no task waits behind all that came much later."""
-    urgency: float = Field(2.0, ge=0)
+    urgency: NotNegative = 2.0
     """A task is urgent when its time left is below this many times the service time of its class; 0: never."""
-    urgent_lead_tokens: int = Field(8192, ge=0)
+    urgent_lead_tokens: Whole = 8192
     """How far ahead of its fair share a tenant may get by urgent tasks."""
 
     # The size of a batch.
     max_rows: int = Field(32, ge=1, le=1024)
     """Most rows of a batch."""
-    batch_tokens_max: float = Field(math.inf, gt=0)
+    batch_tokens_max: Positive = math.inf
     """Most tokens to prefill in a batch, padding included where padding is limited."""
     padding_max: float = Field(1.0, ge=0, le=1)
     """Largest part of a batch that may be padding; 1: the engine does not pad, lengths make no difference."""
     bucket_ratio: float = Field(1.05, gt=1, le=4)
     """Each length bucket ends this much above the one before."""
-    latency_target_s: float | None = Field(None, gt=0)
+    latency_target_s: Positive | None = None
     """If set, batches grow while they are answered well within this, and shrink when they take longer."""
 
     # When it goes.
@@ -124,11 +124,11 @@ class Policy(Section):
     """No wait while a worker would idle."""
 
     # Where it goes.
-    batches_in_flight_max: int = Field(4, ge=1)
+    batches_in_flight_max: Count = 4
     """Batches on their way to one worker that it has not answered."""
-    batches_running_max: int | None = Field(None, ge=1)
+    batches_running_max: Count | None = None
     """Batches of which a worker still computes a row; unset: no limit."""
-    waiting_tokens_max: float = Field(4096, gt=0)
+    waiting_tokens_max: Positive = 4096
     """Prompt tokens that may wait inside a worker: a longer backlog stays here, where it can be ordered."""
     output_quantile: float = Field(0.9, gt=0, lt=1)
     """Cache room is reserved for this quantile of the observed answer lengths of the tenant's workload."""

@@ -2,14 +2,14 @@
 
 from pydantic import Field
 
-from sluice.settings.base import Name, Section
+from sluice.settings.base import Count, Name, NotNegative, Positive, Section
 
 
 class RateLimits(Section):
     """Rates; unset: no limit."""
 
-    requests_per_minute: float | None = Field(None, gt=0)
-    tokens_per_minute: float | None = Field(None, gt=0)
+    requests_per_minute: Positive | None = None
+    tokens_per_minute: Positive | None = None
     """Of prompts and answers. A request reserves its longest answer, and what it did not use is returned at its end."""
 
 
@@ -29,11 +29,11 @@ class LimitSettings(RateLimits):
     """So many seconds of a rate may come at once."""
     models: dict[Name, RateLimits] = Field(default_factory=dict)
     """Rates of single models, beside those of all."""
-    concurrent: int | None = Field(None, ge=1)
+    concurrent: Count | None = None
     """Calls at the same time."""
-    concurrent_bulk: int | None = Field(None, ge=1)
+    concurrent_bulk: Count | None = None
     """Calls of class bulk at the same time, those that wait included."""
-    cost_per_day: float | None = Field(None, ge=0)
+    cost_per_day: NotNegative | None = None
     """In ``currency``; days and months are those of UTC."""
-    cost_per_month: float | None = Field(None, ge=0)
+    cost_per_month: NotNegative | None = None
     soft: SoftLimit | None = None

@@ -26,7 +26,17 @@ from pydantic_settings import (
 from sluice.defaults import AUTO as AUTO
 from sluice.defaults import DEFAULT_ADDRESS as DEFAULT_ADDRESS
 from sluice.errors import SettingsError
-from sluice.settings.base import NAME_MAX, Name, Port, Section
+from sluice.settings.base import (
+    NAME_MAX,
+    Count,
+    Name,
+    NotNegative,
+    Port,
+    Positive,
+    Section,
+    Share,
+    Whole,
+)
 from sluice.settings.batching import Policy
 from sluice.settings.identity import IdentitySettings
 from sluice.settings.limits import LimitSettings
@@ -38,11 +48,11 @@ from sluice.settings.routing import RoutingSettings as RoutingSettings
 class CallShares(Section):
     """Shares of ``gateway.max_concurrent_requests``; what is above them is refused at once."""
 
-    standard: float = Field(0.75, gt=0, le=1)
+    standard: Share = 0.75
     """Of calls of class standard and bulk together. Calls that have no class count as standard."""
-    bulk: float = Field(0.5, gt=0, le=1)
+    bulk: Share = 0.5
     """Of calls of class bulk."""
-    tenant: float = Field(0.8, gt=0, le=1)
+    tenant: Share = 0.8
     """What one tenant may have of the calls of a class."""
 
 
@@ -57,27 +67,27 @@ class GatewaySettings(Section):
     max_message_bytes: int = Field(1024 * 1024, ge=1024, le=64 * 1024 * 1024)
     audio_max_s: float = Field(900.0, gt=0, le=7200)
     """The longest audio of a request, seconds, where a model takes audio: messages may have its bytes in addition."""
-    max_concurrent_requests: int = Field(1024, ge=1)
+    max_concurrent_requests: Count = 1024
     """Calls that are answered at the same time, of all methods."""
     shares: CallShares = CallShares()
     resume_key: str | None = Field(None, min_length=16, repr=False)
     """Key of the resume tokens, a secret of all gateways of a mesh; unset: the first one makes it, and JetStream keeps
     it. An embedded mesh has one in its state directory."""
-    queue_max: int = Field(10_000, ge=1)
+    queue_max: Count = 10_000
     """Requests of a model and class that may wait for a worker; more are refused."""
-    default_timeout_s: float = Field(300.0, gt=0)
+    default_timeout_s: Positive = 300.0
     """Deadline of a request whose caller set none."""
-    max_timeout_s: float = Field(3600.0, gt=0)
+    max_timeout_s: Positive = 3600.0
     """A later deadline is cut to this: an answer that nobody reads any more ends at last."""
-    reader_buffer_tokens: int = Field(2048, ge=1)
+    reader_buffer_tokens: Count = 2048
     """Tokens that may wait for a client that does not read."""
-    stall_s: float = Field(0.75, gt=0)
+    stall_s: Positive = 0.75
     """A row that was silent for this long is asked about; a batcher that does not answer for twice as long is lost: its
     rows are sent again."""
-    replay_entries: int = Field(1024, ge=0)
-    replay_s: float = Field(120.0, ge=0)
+    replay_entries: Whole = 1024
+    replay_s: NotNegative = 120.0
     """How many finished answers with an idempotency key are kept for a replay, and how long."""
-    drain_s: float = Field(10.0, ge=0)
+    drain_s: NotNegative = 10.0
     connection_age_s: float = Field(30.0, ge=1)
     """After this long a client is told to connect again, so that added gateways get their share; streams go on."""
     replicas: int = Field(1, ge=1, le=64)
@@ -108,9 +118,9 @@ class BatcherSettings(Section):
     """Bytes of the tasks of a model that a batcher holds; gateways and classes share them."""
     heartbeat_ms: int = Field(250, ge=50, le=10_000)
     """How often a worker reports at least."""
-    stall_s: float = Field(1.5, gt=0)
+    stall_s: Positive = 1.5
     """A worker that was silent for this long is lost: its rows are sent again."""
-    drain_s: float = Field(10.0, ge=0)
+    drain_s: NotNegative = 10.0
 
     def policy_of(self, model: str) -> Policy:
         """How batches of ``model`` are formed."""
@@ -124,7 +134,7 @@ class TenantSettings(Section):
     """Its share of the workers under contention, relative to the other tenants."""
     limits: LimitSettings | None = None
     """Instead of the section ``limits``."""
-    retention_h: float | None = Field(None, gt=0)
+    retention_h: Positive | None = None
     """How long its records, audit entries and outcomes are kept, where that is shorter than of all tenants."""
 
 
@@ -135,7 +145,7 @@ class NatsSettings(Section):
     """One server, or those of a cluster with commas between them."""
     port: Port = 0
     """Port of the embedded server; 0 takes a free one."""
-    connect_s: float = Field(10.0, gt=0)
+    connect_s: Positive = 10.0
     replicas: Literal[1, 3, 5] = 1
     """Servers of a NATS cluster that keep each stream."""
     encryption_key: str | None = Field(None, pattern=r"^[A-Za-z0-9+/=_.-]{32,}$", repr=False)
@@ -149,19 +159,19 @@ class TritonSettings(Section):
     url: str | None = None
     port: Port = 0
     """gRPC port of the first embedded server, the others follow (each worker has one); 0 takes free ones."""
-    start_s: float = Field(120.0, gt=0)
+    start_s: Positive = 120.0
 
 
 class RecordsSettings(Section):
     """Retention of request records (`sluice explain`) and of safety decisions (audit); both in JetStream."""
 
     enabled: bool = True
-    max_mib: int = Field(256, ge=1)
-    max_age_h: float = Field(72.0, gt=0)
+    max_mib: Count = 256
+    max_age_h: Positive = 72.0
     audit_enabled: bool = True
-    audit_max_mib: int = Field(1024, ge=1)
-    audit_max_age_h: float = Field(24.0 * 365, gt=0)
-    audit_tenant_share: float = Field(0.5, gt=0, le=1)
+    audit_max_mib: Count = 1024
+    audit_max_age_h: Positive = 24.0 * 365
+    audit_tenant_share: Share = 0.5
     """Of ``audit_max_mib``: what the entries of one tenant take; of more the oldest are deleted. 1: all of it, so that
     one tenant may push out the entries of others."""
     audit_key: str | None = Field(None, min_length=16, repr=False)
@@ -179,7 +189,7 @@ class CacheSettings(Section):
     across_tenants: bool = False
     """A tenant may get what another one's request computed; how fast an answer comes then tells that it was asked."""
     max_age_s: float = Field(3600.0, ge=1, le=30 * 24 * 3600)
-    max_mib: int = Field(256, ge=1)
+    max_mib: Count = 256
     """Of all answers in JetStream; the oldest make room."""
 
 
@@ -201,9 +211,9 @@ class JobsSettings(Section):
     """Bytes of all inputs in JetStream, kept until their jobs are deleted. JetStream reserves them on its disk."""
     results_max_bytes: int = Field(1024**3, ge=1024**2)
     """Bytes of all results in JetStream, kept until their jobs are deleted; reserved too."""
-    tenant_share: float = Field(0.5, gt=0, le=1)
+    tenant_share: Share = 0.5
     """Of ``running_max``, ``inputs_max_bytes`` and ``results_max_bytes``: what one tenant may have."""
-    tenant_jobs_max: int = Field(1000, ge=1)
+    tenant_jobs_max: Count = 1000
     """Jobs of one tenant that are kept, those that are over included; of its uploads twice as many are kept."""
     input_prefixes: list[str] = Field(default_factory=list)
     """URLs below these may be inputs ("s3://bucket/prompts", "s3://bucket/{tenant}" for a folder of each tenant's own);
@@ -215,7 +225,7 @@ class JobsSettings(Section):
     """Of prefixes and streams listed above, those that only some tenants may use ({"s3://bucket/payroll": [hr]})."""
     private_hosts: list[str] = Field(default_factory=list)
     """Names and networks at private or loopback addresses that webhooks and inputs may reach, over http too."""
-    drain_s: float = Field(5.0, ge=0)
+    drain_s: NotNegative = 5.0
 
     @model_validator(mode="after")
     def _tenants_of_what_is_listed(self) -> Self:
@@ -247,7 +257,7 @@ class TelemetrySettings(Section):
     trace_ratio: float = Field(1.0, ge=0, le=1)
     """Part of the requests that are traced, where the caller has not decided that. Of the others the span of the call
     is kept if it fails, or takes ``trace_slow_s`` or longer."""
-    trace_slow_s: float = Field(10.0, gt=0)
+    trace_slow_s: Positive = 10.0
     otlp_http_endpoint: str | None = None
     """OTLP over HTTP, all that Triton speaks, for its own spans; unset: port 4318 of the gRPC endpoint's host."""
     prometheus: PrometheusSettings = PrometheusSettings()

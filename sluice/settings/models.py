@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from sluice.errors import SettingsError
-from sluice.settings.base import Name, Section
+from sluice.settings.base import Count, Name, NotNegative, Positive, Section, Share, Whole
 from sluice.settings.remote import ServerSettings
 
 LENGTH_DEPENDENT: Final = frozenset({"dynamic", "longrope", "su"})
@@ -56,7 +56,7 @@ class ModelSettings(Section):
     """One model to serve."""
 
     name: Name
-    generation: int = Field(0, ge=0)
+    generation: Whole = 0
     """Counts how often the model was replaced while the mesh ran; `sluice reload` sets it. Tasks of each generation go
     to its own workers (docs/operate/deploy.md)."""
     tier: Name = "small"
@@ -86,7 +86,7 @@ class ModelSettings(Section):
     """Rows that may wait inside the worker for a slot; more are refused back to the batcher."""
     context_tokens: int | None = Field(None, ge=8)
     """Prompt and answer together; unset: the limit in the model's configuration."""
-    max_answer_tokens: int | None = Field(None, ge=1)
+    max_answer_tokens: Count | None = None
     """Largest max_tokens of a request; unset: the context."""
     threads: int = Field(1, ge=1, le=256)
     """Torch threads of the worker."""
@@ -96,7 +96,7 @@ class ModelSettings(Section):
     """Numbers of CUDA devices: each worker takes the next ones (``tensor_parallel`` of them). Instead of ``device``."""
     tensor_parallel: int = Field(1, ge=1, le=16)
     """Devices that compute one worker together, each a part of every layer; of ``devices``, else the first ones."""
-    memory_share: float | None = Field(None, gt=0, le=1)
+    memory_share: Share | None = None
     """Share of its device's memory that one worker may take, weights and cache; unset: the workers of a device have
     equal shares of what others leave."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -107,11 +107,11 @@ class ModelSettings(Section):
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """"fp8" keeps the KV cache in 8 bits: twice the tokens in the same memory, slower steps
     (docs/internals/engine.md)."""
-    cache_gb: float | None = Field(None, gt=0)
+    cache_gb: Positive | None = None
     """Memory of the KV cache, GB; unset: what ``memory_share`` leaves (docs/internals/engine.md)."""
     block_tokens: int | None = Field(None, ge=1, le=4096)
     """Tokens of a block of the KV cache; unset: what suits the device (docs/internals/engine.md)."""
-    prefill_tokens: int = Field(512, ge=1)
+    prefill_tokens: Count = 512
     """Most tokens of prompts in one step, beside one of every row that decodes."""
     prefix_cache: bool = True
     """Whether rows that begin with the same tokens share their blocks."""
@@ -121,8 +121,8 @@ class ModelSettings(Section):
     """Tokens that are drafted at a time."""
     tool_format: Literal["hermes", "llama3", "mistral"] | None = None
     """How the model writes calls of tools (docs/use/tools.md); unset: as its chat template shows."""
-    prompt_price: float = Field(0.0, ge=0)
-    answer_price: float = Field(0.0, ge=0)
+    prompt_price: NotNegative = 0.0
+    answer_price: NotNegative = 0.0
     """Per million tokens of prompt and of answer, in a currency of the operator's choice."""
     triton_url: str | tuple[str, ...] | None = None
     """Where this model is served, one address or several; unset: ``triton.url``."""

@@ -5,9 +5,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sluice.settings.base import Name, Section
-
-Share = Annotated[float, Field(gt=0, le=1)]
+from sluice.settings.base import Count, Name, Positive, Section, Share
 
 
 class RouteRule(Section):
@@ -15,11 +13,11 @@ class RouteRule(Section):
 
     model: Name
     reason: str = Field(min_length=1, max_length=200)
-    min_numbers: int | None = Field(None, ge=1)
+    min_numbers: Count | None = None
     """At least this many numbers in the prompt."""
-    min_prompt_tokens: int | None = Field(None, ge=1)
-    min_prompt_chars: int | None = Field(None, ge=1)
-    max_prompt_chars: int | None = Field(None, ge=1)
+    min_prompt_tokens: Count | None = None
+    min_prompt_chars: Count | None = None
+    max_prompt_chars: Count | None = None
     labels: dict[str, str] = Field(default_factory=dict)
     tenants: tuple[Name, ...] = ()
     """Any of them."""
@@ -70,7 +68,7 @@ class CascadeRoute(Section):
     second: Name
     mode: Literal["hold", "replace"] = "hold"
     """"hold" sends nothing before the commit point; "replace" streams at once to callers that accept a replacement."""
-    commit_tokens: int = Field(32, ge=1)
+    commit_tokens: Count = 32
     """After so many tokens without doubt the first model's answer is promised to the caller."""
     min_logprob: float = Field(-0.7, le=0)
     """Mean log-probability of the tokens so far below which the answer is in doubt."""
@@ -82,7 +80,7 @@ class CascadeRoute(Section):
     """Trained with `sluice router train --cascade`: judges an answer that ends before the commit point."""
     target: Target = Target(quality=0.99)
     """Chooses the threshold of the artefact."""
-    max_cost: float | None = Field(None, gt=0)
+    max_cost: Positive | None = None
     """Of both models together, in the currency of the prices; above it the first answer is kept."""
     hint: bool = False
     """Whether the second model sees the first one's draft."""
@@ -96,14 +94,14 @@ class Budget(Section):
 
     tenants: tuple[Name, ...] = ()
     """Each of them; empty: every tenant."""
-    per_hour: float = Field(gt=0)
+    per_hour: Positive
     model: Name
 
 
 class LoadRoute(Section):
     """Where the expected wait for the chosen model is above ``max_wait_s``, ``model`` answers."""
 
-    max_wait_s: float = Field(gt=0)
+    max_wait_s: Positive
     model: Name
 
 
@@ -172,8 +170,8 @@ class Selection(Section):
 class BreakerSettings(Section):
     """When a model gets no requests: after ``failures`` in a row, for ``open_s`` seconds; then one probe at a time."""
 
-    failures: int = Field(5, ge=1)
-    open_s: float = Field(5.0, gt=0)
+    failures: Count = 5
+    open_s: Positive = 5.0
 
 
 class OutcomeSettings(Section):
@@ -184,8 +182,8 @@ class OutcomeSettings(Section):
     weak: Name | None = None
     strong: Name | None = None
     """The two models that are compared, in policies without ``learned`` and ``cascade``."""
-    max_mib: int = Field(256, ge=1)
-    max_age_h: float = Field(24.0 * 30, gt=0)
+    max_mib: Count = 256
+    max_age_h: Positive = 24.0 * 30
 
     @property
     def pair(self) -> tuple[str, str] | None:
@@ -208,9 +206,9 @@ class DriftSettings(Section):
     """Newest predictions of a head, and newest outcomes, that are looked at."""
     min_rows: int = Field(200, ge=20)
     """Predictions before its inputs are judged."""
-    judge_every: int = Field(100, ge=1)
+    judge_every: Count = 100
     """Predictions from one judgement to the next."""
-    stability_max: float = Field(0.25, gt=0)
+    stability_max: Positive = 0.25
     """Population stability index above which its inputs have shifted."""
     min_outcomes: int = Field(50, ge=10)
     """Outcomes before its accuracy is judged."""
