@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.routing import language
+from gateway.routing.features import language_identifier
 from gateway.routing.learned.artefact import BadArtefact, load
 from gateway.routing.learned.calibration import Calibration
 from gateway.routing.learned.model import Estimate, LearnedRouter
@@ -70,7 +70,7 @@ def load_router(settings: Settings, models: Mapping[str, ModelFacts]) -> Router:
         key, cascade, prompt = policy_key(name), policy.cascade, None
         _require_known_checks(key, policy)
         if any(rule.languages for rule in policy.rules):
-            language.preload()
+            language_identifier()
         if policy.learned is not None:
             prompt = prompts[name] = _prompt_head(key, policy.learned)
             held_out[prompt.by] = prompt.gains

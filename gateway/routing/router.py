@@ -36,7 +36,13 @@ from gateway.routing.plan import (
 )
 from gateway.routing.prediction import AnswerPredictor, HeadKey, PromptPredictor
 from gateway.routing.rules import drawn, matches, selects
-from sluice.settings.routing import LearnedRoute, RoutingPolicy, RoutingSettings
+from sluice.settings.routing import (
+    CascadeRoute,
+    LearnedRoute,
+    LoadRoute,
+    RoutingPolicy,
+    RoutingSettings,
+)
 
 CHARS_PER_TOKEN: Final = 4
 
@@ -133,9 +139,12 @@ class Router:
         if plan.strategy != SAFETY and not features.resumed:
             plan = self._within_budget(plan, policy, features, state)
         if plan.strategy not in (SAFETY, PINNED, BUDGET):
-            plan = self._within_load(plan, policy, state)
-            plan = self._canaried(plan, policy, features)
-            plan = self._cascading(plan, name, policy)
+            if policy.load is not None:
+                plan = self._within_load(plan, policy.load, state)
+            if policy.canaries:
+                plan = self._canaried(plan, policy, features)
+            if policy.cascade is not None:
+                plan = self._cascading(plan, name, policy.cascade)
         candidates = tuple(self._priced(plan.candidates, features, state))
         versions = {"routing": self._version, **plan.versions}
         learning = self._learning(name, policy, features) if plan.strategy != SAFETY else None
@@ -200,10 +209,10 @@ class Router:
         one, two = self._models[model], self._models[other]
         return one.prompt_price <= two.prompt_price and one.answer_price <= two.answer_price
 
-    def _within_load(self, plan: Plan, policy: RoutingPolicy, state: RuntimeState) -> Plan:
-        """The model of `load`, where the wait is too long."""
-        load = policy.load
-        if load is not None and (wait_s := state.wait_s(plan.model)) > load.max_wait_s:
+    def _within_load(self, plan: Plan, load: LoadRoute, state: RuntimeState) -> Plan:
+        """The model of ``load``, where the wait is too long."""
+        wait_s = state.wait_s(plan.model)
+        if wait_s > load.max_wait_s:
             reason = f"{plan.model} would wait {wait_s:.1f} s, more than {load.max_wait_s:g} s"
             return self._instead(plan, load.model, LOAD, reason)
         return plan
@@ -214,9 +223,8 @@ class Router:
             return self._instead(plan, trial.model, CANARY, reason)
         return plan
 
-    def _cascading(self, plan: Plan, name: str, policy: RoutingPolicy) -> Plan:
-        cascade = policy.cascade
-        if cascade is None or plan.model != cascade.first or plan.strategy == BUDGET:
+    def _cascading(self, plan: Plan, name: str, cascade: CascadeRoute) -> Plan:
+        if plan.model != cascade.first or plan.strategy == BUDGET:
             return plan
         second = self._candidate(cascade.second, "answers where the first answer is in doubt")
         others = tuple(one for one in plan.candidates if one.model != second.model)
