@@ -97,7 +97,7 @@ class Edit:
 
 
 @dataclass(frozen=True)
-class Decision:
+class TextDecision:
     """The result for one text.
 
     Attributes:
@@ -118,7 +118,7 @@ def apply(
     text: str,
     findings: Iterable[Finding],
     placeholders: Placeholders | None = None,
-) -> Decision:
+) -> TextDecision:
     """Applies the policy to ``text``. The same findings in any order give the same decision.
 
     Args:
@@ -129,10 +129,10 @@ def apply(
     """
     ordered = sorted(set(findings), key=lambda f: (f.start, f.end, f.rule, f.severity))
     if not ordered:
-        return Decision((), text)
+        return TextDecision((), text)
     taken = tuple(TakenAction(f, table.choose(f.rule, f.severity).action) for f in ordered)
     edits = _edits(taken, text, placeholders or Placeholders((text,)))
-    return Decision(taken, edited(text, edits), tuple(edits), _blocked(taken))
+    return TextDecision(taken, edited(text, edits), tuple(edits), _blocked(taken))
 
 
 def edited(text: str, edits: Sequence[Edit]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.safety.actions import Action, Decision, apply
+from gateway.safety.actions import Action, TextDecision, apply
 from gateway.safety.compiled import HIDDEN, CompiledPolicies, CompiledPolicy
 from gateway.safety.dry_run import DryRun, Move, Place, moves_of
 from gateway.safety.findings import Finding, Severity
@@ -65,7 +65,7 @@ class AnswerInspection:
         taken.update(self.filter.echoes)
         return AnswerOutcome(self.filter.policy, taken, self._rehearsed(decision))
 
-    def _rehearsed(self, decision: Decision) -> Counter[Move]:
+    def _rehearsed(self, decision: TextDecision) -> Counter[Move]:
         if self._tried is None or self._counts is None:
             return Counter()
         then = self._tried.review(self.filter.raw, self.filter.entities)
@@ -75,7 +75,7 @@ class AnswerInspection:
         return moves
 
 
-def _answer_places(decision: Decision) -> Iterator[tuple[Place, Action]]:
+def _answer_places(decision: TextDecision) -> Iterator[tuple[Place, Action]]:
     for one in decision.taken:
         yield (one.finding.rule, one.finding.start, one.finding.end), one.action
 

@@ -42,7 +42,7 @@ NORMALIZED: Final = ("unicode.", "syntax.")
 """Families of what normalization finds."""
 
 
-Place = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 """Keys and numbers of items from the section down to a value."""
 _PLACES_OF_PYDANTIC: Final = ("[key]", "is-instance[Choice]")
 """What pydantic names beside the keys."""
@@ -172,7 +172,7 @@ def _unrouted(choice: Choice) -> Choice:
 
 
 def _check_names(settings: SafetySettings, lines: "_Lines") -> None:
-    places: list[tuple[Place, str | None]] = [
+    places: list[tuple[KeyPath, str | None]] = [
         (("default",), settings.default),
         (("dry_run",), settings.dry_run),
     ]
@@ -269,7 +269,7 @@ def _check_possible(settings: SafetySettings, lines: "_Lines") -> None:
 
 def _all_actions(
     settings: SafetySettings,
-) -> Iterator[tuple[Place, str | None, Choice]]:
+) -> Iterator[tuple[KeyPath, str | None, Choice]]:
     for index, own in enumerate(settings.rules):
         if own.action is not None:
             yield ("rules", index, "action"), None, own.action
@@ -293,7 +293,7 @@ def _fits(rule: str, known: Collection[str]) -> bool:
 
 
 def _list_lines(
-    place: Place,
+    place: KeyPath,
     paths: tuple[str, ...],
     read_list: Callable[[str], str],
     lines: "_Lines",
@@ -323,7 +323,7 @@ class _Lines:
             if key.value == SECTION:
                 self._note((SECTION,), key, value)
 
-    def error(self, place: Place, problem: str) -> PolicyError:
+    def error(self, place: KeyPath, problem: str) -> PolicyError:
         """An error at a place below the section; of a missing key, the line of what it is missing from."""
         key = (SECTION, *(str(part) for part in place if part not in _PLACES_OF_PYDANTIC))
         within = (key[:length] for length in range(len(key), 0, -1))
@@ -346,7 +346,7 @@ class _Lines:
 MATCH_CHARS_MAX: Final = 2000
 """The longest match of an operator's rule: the filter of answers may hold back as much."""
 
-Problem = tuple[Place, str]
+Problem = tuple[KeyPath, str]
 """A key of a rule, and what is wrong with its value."""
 
 

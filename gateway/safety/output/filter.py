@@ -16,7 +16,7 @@ from typing import Final
 import re2
 from typing_extensions import override
 
-from gateway.safety.actions import Action, Decision, Edit, apply
+from gateway.safety.actions import Action, TextDecision, Edit, apply
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.guards.checks import EntityGuard
 from gateway.safety.output.automaton import Automaton, Scanner, ViewScanner, WatchedRule, WordList
@@ -128,7 +128,7 @@ class OutputRules:
     window_tokens: int | None = None
     holds: bool = False
 
-    def review(self, text: str, entities: Iterable[Finding] = ()) -> Decision:
+    def review(self, text: str, entities: Iterable[Finding] = ()) -> TextDecision:
         """What all rules say of a whole answer; those that flag change nothing and so never wait in the stream."""
         return apply(self.rules.table, text, [*self.all_findings.scan(text), *entities])
 
@@ -292,7 +292,7 @@ class OutputFilter:
             shown += self._restorer.push(rest) if self._restorer is not None else rest
         return shown + (self._restorer.finish() if self._restorer is not None else "")
 
-    def review(self) -> Decision:
+    def review(self) -> TextDecision:
         """What all rules say of the answer so far; those that flag change nothing and so never wait in the stream."""
         return self._shared.review(self.raw, self.entities)
 

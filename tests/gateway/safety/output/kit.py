@@ -8,7 +8,7 @@ from typing import Final
 
 import re2
 
-from gateway.safety.actions import Action, ActionTable, Choice, Decision, apply
+from gateway.safety.actions import Action, ActionTable, Choice, TextDecision, apply
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.output.automaton import Automaton, Scanner, ViewScanner, WatchedRule, WordList
 from gateway.safety.output.redactor import Redactor, Rules
@@ -149,12 +149,12 @@ def rules_of(
     return Rules(Automaton(watched, WordList(words)), ViewScanner(scanner), table or REDACT, 4)
 
 
-def whole(rules: Rules, text: str) -> Decision:
+def whole(rules: Rules, text: str) -> TextDecision:
     """What the filter must come to: the whole text, decided at once."""
     return apply(rules.table, text, rules.scanner.scan(text), Placeholders())
 
 
-def check_pieces(rules: Rules, pieces: Sequence[str], expected: Decision) -> int:
+def check_pieces(rules: Rules, pieces: Sequence[str], expected: TextDecision) -> int:
     """Streams ``pieces``; returns the most characters that were held back. Fails where anything shows too early."""
     redactor, shown, most = Redactor(rules, Placeholders), "", 0
     for piece in pieces:
