@@ -53,7 +53,7 @@ class CompiledPolicy:
         output: for answers; None when the policy does not change them.
         guards: the models that check prompts and answers.
         entity_guards: the token classifiers, whose findings join those of the rules.
-        answer_readers: those of them that read answers, where answers are filtered.
+        answer_readers: those of them that read answers, which are filtered then.
     """
 
     policy: Policy
@@ -127,8 +127,7 @@ class _Compiler:
                 verdicts.append(Guard(name, settings, family_of(settings, labels)))
         readers = [one for one in tags if "output" in one.settings.checks]
         output = self._output(policy, readers) if policy.settings.output.enabled else None
-        reading = tuple(readers) if output is not None else ()
-        return CompiledPolicy(policy, rules, output, tuple(verdicts), tuple(tags), reading)
+        return CompiledPolicy(policy, rules, output, tuple(verdicts), tuple(tags), tuple(readers))
 
     def _output(self, policy: Policy, readers: Sequence[EntityGuard]) -> OutputRules:
         lists = policy.deny, policy.allow

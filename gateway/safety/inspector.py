@@ -244,7 +244,7 @@ class RequestInspection:
         policy: the policy as it was written.
         guards: the models that check prompt and answer beside the rules.
         entity_guards: the token classifiers that read the answer or, before `results`, the prompt.
-        answer_readers: those of them that read the answer, where it is filtered.
+        answer_readers: those of them that read the answer, which is filtered then.
         texts: as they came.
     """
 
@@ -281,7 +281,7 @@ class RequestInspection:
             seen = self._seen(normalized.text)
             if found:
                 seen.update(self._rules.lists.without_allowed(normalized.text, found))
-            if seen or normalized.findings or not original.isascii():
+            if seen or normalized.findings:
                 yield self._decided(original, normalized, seen)
             else:
                 yield InspectedText(normalized.text, normalized.text)

@@ -131,7 +131,7 @@ class _Question:
         model, guard = self._model(), self._check.guard
         assert isinstance(guard, Guard), "the others give no verdicts"
         chars = sum(len(turn["content"]) for turn in turns) + len(self._check.answer)
-        work = partial(_prompts, guard.family, model, turns, self._check)
+        work = partial(prompts_of, guard.family, model, turns, self._check)
         prompts = await self._tokenized(chars, work)
         sampling = _sampling(guard.family, model)
         # Without the caller's stop strings, and with all alternatives.
@@ -254,7 +254,7 @@ def _labelled(segment: Segment, attempt: Row) -> Iterator[LabelledToken]:
         yield LabelledToken(token.start, token.end, token.word, label, score)
 
 
-def _prompts(
+def prompts_of(
     family: Family, model: ServedModel, turns: Sequence[Message], check: Check
 ) -> list[list[int]]:
     """The prompts of the rows, each of which fits the guard's context."""

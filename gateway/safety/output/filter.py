@@ -16,7 +16,7 @@ from typing import Final
 import re2
 from typing_extensions import override
 
-from gateway.safety.actions import Action, TextDecision, Edit, apply
+from gateway.safety.actions import Action, Edit, TextDecision, apply
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.guards.checks import EntityGuard
 from gateway.safety.output.automaton import Automaton, Scanner, ViewScanner, WatchedRule, WordList

@@ -109,6 +109,7 @@ def test_a_shift_is_logged_counted_and_announced_once(caplog: pytest.LogCaptureF
         (DRIFT_SIGNAL_INPUTS, DRIFT_CHANGE_BEGAN),
         (DRIFT_SIGNAL_INPUTS, DRIFT_CHANGE_RETIRED),
     ]
+    assert values(heard.registry, catalog.ACCURACY_BIAS) == {}, "no outcomes, no bias"
     began = heard.events[0]
     assert (began.gateway, began.router.policy, word_of(RouterHead, began.router.head)) == (
         "gw1",

@@ -105,6 +105,11 @@ def test_behind_a_thought_there_is_no_score() -> None:
     )
 
 
+def test_a_word_between_tags_is_not_overruled_by_what_could_have_stood_first() -> None:
+    answer = said("<score> no </score>", {"<": 0.9, "Yes": 0.1})
+    assert family("granite_guardian", threshold=0.5).verdict(answer) == GuardVerdict(False)
+
+
 def test_classifiers_answer_with_labels() -> None:
     labels = ("BENIGN", "INJECTION", "JAILBREAK")
     bad = ["INJECTION", "JAILBREAK"]

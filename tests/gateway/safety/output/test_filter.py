@@ -193,3 +193,26 @@ def test_no_split_changes_what_the_whole_filter_shows(text: str, cuts: list[int]
     filter_ = OutputFilter(ALL, prompt, SYSTEM)
     shown = "".join(filter_.push(piece) for piece in pieces(text, cuts)) + filter_.finish()
     assert (shown, filter_.stopped, filter_.edits) == (expected, one.stopped, one.edits)
+
+
+def policy_rules(section: str) -> OutputRules:
+    text = f"safety: {{policies: {{default: {section}}}}}"
+    lists = {"deny": "blue heron\n", "allow": "blue heron street\n"}
+    output = compile_policies(load_policies(text, lists.__getitem__)).by_name["default"].output
+    assert output is not None
+    return output
+
+
+@pytest.mark.parametrize("size", [1, 4, 100])
+def test_lists_count_in_a_stream_as_in_a_whole_answer(size: int) -> None:
+    rules = policy_rules("{actions: {deny.*: redact}, deny: [deny], allow: [allow]}")
+    shown, _ = stream(rules, "A blue heron in Blue Heron Street, blue heron streets", size)
+    assert shown == "A <LIST_1> in Blue Heron Street, <LIST_1> streets"
+
+
+def test_what_only_the_answer_had_is_not_restored() -> None:
+    rules = policy_rules("{actions: {pii.*: redact}, restore: true}")
+    given = prompt()
+    filter_ = OutputFilter(rules, lambda: given)
+    shown = filter_.push("to <EMAIL_1>, new@mail.org, <EMAIL_2>. ") + filter_.finish()
+    assert shown == "to me@home.org, <EMAIL_2>, <EMAIL_2>. "
