@@ -1,4 +1,4 @@
-"""Requests that end each worker which computes them, beside others, with two processes of each kind and no other fault."""
+"""Requests that end each worker which computes them, beside others; two processes of each kind, no other fault."""
 
 from collections.abc import Sequence
 from typing import Final
