@@ -13,10 +13,8 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from opentelemetry.trace import Tracer
 
-from gateway.admission.calls import Arriving, CallChecks
-from gateway.admission.class_limiter import ClassLimiter
-from gateway.admission.load_table import ModelLoadTable
-from gateway.admission.overload import OverloadControl
+from gateway.admission.calls import Arriving, CallChecks, ClassLimiter
+from gateway.admission.overload import ModelLoadTable, OverloadControl
 from gateway.admission.pipeline import Admission
 from gateway.admission.policies import InForce, Policies
 from gateway.admission.usage import UsageAccounting

@@ -7,8 +7,7 @@ import math
 from typing import Final
 
 from batcher.core.scheduler.queue import Queue
-from gateway.admission.load_table import ModelLoadTable
-from gateway.admission.overload import OverloadControl, SchedulingParams
+from gateway.admission.overload import ModelLoadTable, OverloadControl, SchedulingParams
 from gateway.routing.breaker import Breakers
 from simulator.trace import Arrival
 from sluice.errors import Overloaded

@@ -3,23 +3,49 @@ this; the limits of its class and tenant; and errors, which leave as ours.
 
 A call is known by its metadata; its message is read later, and may be large, slow, or never end. What a tenant can make
 a gateway keep is bounded before it is read, whatever its calls are for. Tenants do not wait for each other.
+
+Calls that run: less urgent classes may hold only a share of all, so their callers, most of whom wait, never hold what
+an interactive caller needs. A tenant may hold only a share of what its class may, so a newcomer finds room.
+
+Bulk calls begin while the event loop has nothing more urgent to do. gRPC hands calls over in order of arrival, one in
+each turn of the loop, whatever their class; work for a bulk call makes every turn longer, and so the wait of an
+interactive call behind thousands of them. So bulk calls are only taken over at first, and begin, one at a time, when no
+call has come for a moment and the loop has had little to do; a few begin in any case.
+
+Calls that are inspected and tokenized: this takes the gateway's processor. The limits of less urgent classes keep a
+burst of bulk requests from delaying an interactive request that arrives after it; inside a class tenants take turns.
 """
 
 import asyncio
 import logging
-from collections import Counter
+import math
+import time
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import grpc
 
-from gateway.admission.class_limiter import ClassLimiter
-from gateway.admission.tenant_threads import counted
+from gateway.admission.tenant_threads import TenantSlots, counted
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import Caller
-from sluice.errors import RETRY_AFTER_S, DeadlinePassed, InternalError, Overloaded, SluiceError
+from sluice.errors import (
+    RETRY_AFTER_S,
+    DeadlinePassed,
+    InternalError,
+    Overloaded,
+    ShuttingDown,
+    SluiceError,
+)
+from sluice.settings import CallShares
+from sluice.wire.subjects import BULK_CLASS, CLASSES, RANKS
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +64,16 @@ SENDING_MAX: Final = 4
 """Those of them whose client may send many messages: uploads."""
 HEALTH_MAX: Final = 1024
 """Calls of an address about health, which anybody may ask."""
+
+MOMENT_S: Final = 0.001
+BUSY_S: Final = 0.005
+"""A loop that computes for longer than this in a moment has more to do than it can."""
+PATIENCE_S: Final = 0.02
+"""How often a call begins although the loop is busy, seconds."""
+WAITING_MAX: Final = 16_384
+ROWS_MAX: Final = 8000
+PREPARED_MAX: Final[Mapping[str, int]] = {"standard": 8, "bulk": 2}
+"""Requests that are prepared at the same time, by class; interactive ones are not limited."""
 
 _Message = TypeVar("_Message")
 
@@ -84,10 +120,10 @@ class Arriving:
             DeadlinePassed: it did not arrive in time.
         """
         places = self._receiving.setdefault(tenant, asyncio.Semaphore(self.receiving_max))
+        self._arriving[tenant] += 1
         try:
-            with counted(self._arriving, tenant):
-                async with places, asyncio.timeout(RECEIVE_S) as limit:
-                    return await read()
+            async with places, asyncio.timeout(RECEIVE_S) as limit:
+                return await read()
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -95,34 +131,43 @@ class Arriving:
                 f"the message of the call did not arrive within {RECEIVE_S:g} s"
             ) from None
         finally:
-            if tenant not in self._arriving:
-                del self._receiving[tenant]
+            self._arriving[tenant] -= 1
+            if not self._arriving[tenant]:
+                del self._arriving[tenant], self._receiving[tenant]
+
+    def keep(self, tenant: str, size: int) -> None:
+        """A request of ``tenant`` keeps so many bytes more, until they are released.
+
+        Raises:
+            Overloaded: the calls of the tenant keep too many; they are not counted.
+        """
+        if self._held[tenant] + size > self.held_max:
+            raise Overloaded(
+                f"requests of your tenant that are being answered have {self.held_max} bytes",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._held[tenant] += size
+
+    def release(self, tenant: str, size: int) -> None:
+        """A request of ``tenant`` does not keep so many bytes any more."""
+        self._held[tenant] -= size
+        if not self._held[tenant]:
+            del self._held[tenant]
 
     @contextmanager
     def kept_by(self, tenant: str) -> Iterator[Callable[[int], None]]:
-        """Counts the bytes that one request of ``tenant`` keeps, until the block ends.
-
-        Yields what is called with each number of bytes that are kept. It raises Overloaded, and does not count them,
-        where the calls of the tenant keep too many.
-        """
+        """Counts the bytes of a body of ``tenant`` until the block ends; yields what is called with each number."""
         size = 0
 
         def keep(more: int) -> None:
             nonlocal size
-            if self._held[tenant] + more > self.held_max:
-                raise Overloaded(
-                    f"requests of your tenant that are being answered have {self.held_max} bytes",
-                    retry_after_s=RETRY_AFTER_S,
-                )
-            self._held[tenant] += more
+            self.keep(tenant, more)
             size += more
 
         try:
             yield keep
         finally:
-            self._held[tenant] -= size
-            if not self._held[tenant]:
-                del self._held[tenant]
+            self.release(tenant, size)
 
     @contextmanager
     def stream(self, tenant: str, *, sends: bool) -> Iterator[None]:
@@ -155,6 +200,176 @@ class Arriving:
         return counted(count, name)
 
 
+class ClassLimiter:
+    """The calls of one gateway.
+
+    Attributes:
+        draining: set it to refuse new calls; those that run continue.
+        idle: set while no call runs.
+        turns: when the next bulk call may begin.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        shares: CallShares,
+        check_tenant: Callable[[str, int, int | None], None] | None = None,
+        rows_max: int = ROWS_MAX,
+    ) -> None:
+        """All that may run at the same time.
+
+        Args:
+            limit: calls.
+            check_tenant: refuses another call of a tenant, of which so many run here; the last argument says how many
+                of class bulk, None that the call is of another class.
+            rows_max: rows of a tenant's calls about texts, each of which has many.
+        """
+        self._check_tenant = check_tenant
+        self.draining = False
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.turns = Turns()
+        by_class = (1.0, shares.standard, shares.bulk)
+        self._limits = [_places(limit, share) for share in by_class]
+        """Of a class together with the less urgent ones, by rank."""
+        self._tenant_limits = [_places(most, shares.tenant) for most in self._limits]
+        self._running = [0] * len(CLASSES)
+        self._by_tenant: Counter[tuple[str, int]] = Counter()
+        self._rows_max = rows_max
+        self._rows: Counter[str] = Counter()
+        self._slots = {name: TenantSlots(count) for name, count in PREPARED_MAX.items()}
+
+    @property
+    def active(self) -> int:
+        """Calls that run."""
+        return sum(self._running)
+
+    async def turn(self, priority_class: str) -> None:
+        """Returns when a call of this class may begin: `enter` is next.
+
+        Raises:
+            Overloaded: too many wait.
+        """
+        if priority_class == BULK_CLASS:
+            await self.turns.turn()
+
+    def enter(self, priority_class: str, tenant: str) -> None:
+        """A call begins; `leave` ends it.
+
+        Raises:
+            ShuttingDown, Overloaded: there is no room for it; with the time to retry.
+        """
+        if self.draining:
+            raise ShuttingDown("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
+        rank = RANKS[priority_class]
+        own = [self._by_tenant.get((tenant, one), 0) for one in range(len(CLASSES))]
+        for limits, running, whose in (
+            (self._limits, self._running, ""),
+            (self._tenant_limits, own, " of your tenant"),
+        ):
+            for upto, limit in enumerate(limits[: rank + 1]):
+                if sum(running[upto:]) >= limit:
+                    kind = "" if upto == 0 else f"{CLASSES[upto]} and less urgent "
+                    raise _overloaded(f"{limit} {kind}calls{whose} are being answered")
+        if self._check_tenant is not None:
+            bulk = own[rank] if priority_class == BULK_CLASS else None
+            self._check_tenant(tenant, sum(own), bulk)
+        self._running[rank] += 1
+        self._by_tenant[tenant, rank] += 1
+        self.idle.clear()
+
+    def leave(self, priority_class: str, tenant: str) -> None:
+        """A call that had entered has ended."""
+        rank = RANKS[priority_class]
+        self._running[rank] -= 1
+        self._by_tenant[tenant, rank] -= 1
+        if not self._by_tenant[tenant, rank]:
+            del self._by_tenant[tenant, rank]
+        if not self.active:
+            self.idle.set()
+
+    @contextmanager
+    def call(self, priority_class: str, tenant: str) -> Iterator[None]:
+        """Counts a call while it runs; raises as `enter`."""
+        self.enter(priority_class, tenant)
+        try:
+            yield
+        finally:
+            self.leave(priority_class, tenant)
+
+    def rows(self, tenant: str, count: int) -> AbstractContextManager[None]:
+        """Counts the rows of a call about texts while it runs. One alone is never too large.
+
+        Raises:
+            Overloaded: with those of the tenant's other calls they are too many.
+        """
+        if self._rows[tenant] and self._rows[tenant] + count > self._rows_max:
+            raise _overloaded(f"{self._rows_max} texts of your tenant are being computed")
+        return counted(self._rows, tenant, count)
+
+    def running(self, tenant: str, *, bulk: bool = False) -> int:
+        """Calls of ``tenant`` that run, all or those of class bulk."""
+        first = RANKS[BULK_CLASS] if bulk else 0
+        return sum(self._by_tenant.get((tenant, rank), 0) for rank in range(first, len(CLASSES)))
+
+    @property
+    def tenants(self) -> set[str]:
+        """Those of which calls run."""
+        return {tenant for tenant, _ in self._by_tenant}
+
+    def slot(self, priority_class: str, tenant: str) -> AbstractAsyncContextManager[None]:
+        """Held while a request is prepared; tenants take turns. The caller limits the wait."""
+        slots = self._slots.get(priority_class)
+        return nullcontext() if slots is None else slots.held(tenant)
+
+
+class Turns:
+    """The calls of one gateway, over gRPC and HTTP.
+
+    Attributes:
+        arrived: calls that have come, of any class.
+    """
+
+    def __init__(self) -> None:
+        self.arrived = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._giving: asyncio.Task[None] | None = None
+
+    async def turn(self) -> None:
+        """Returns when the next bulk call may begin.
+
+        Raises:
+            Overloaded: too many wait.
+        """
+        if len(self._waiting) >= WAITING_MAX:
+            raise _overloaded(f"{WAITING_MAX} bulk calls wait for their turn")
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(mine)
+        if self._giving is None or self._giving.done():
+            self._giving = asyncio.create_task(self._give())
+        await mine
+
+    async def _give(self) -> None:
+        loop = asyncio.get_running_loop()
+        given_at = loop.time()
+        while self._waiting:
+            arrived, used_s = self.arrived, time.thread_time()
+            await asyncio.sleep(MOMENT_S)
+            # Not the time that has passed: a process that waits for a core gains nothing by waiting longer.
+            busy_s, now = time.thread_time() - used_s, loop.time()
+            calm = self.arrived == arrived and busy_s < BUSY_S
+            if calm or now - given_at > PATIENCE_S:
+                given_at = now
+                self._give_next()
+
+    def _give_next(self) -> None:
+        while self._waiting:
+            first = self._waiting.popleft()
+            if not first.done():  # its caller has not gone
+                first.set_result(None)
+                return
+
+
 @dataclass(frozen=True)
 class CallChecks:
     """The checks of one gateway."""
@@ -180,17 +395,6 @@ class CallChecks:
         caller.require(roles, what)
         return caller
 
-    @asynccontextmanager
-    async def running(self, priority_class: str, tenant: str) -> AsyncIterator[None]:
-        """Counts a call while it runs; one of class bulk begins when it is its turn.
-
-        Raises:
-            ShuttingDown, Overloaded: there is no room for it; with the time to retry.
-        """
-        await self.limiter.turn(priority_class)
-        with self.limiter.call(priority_class, tenant):
-            yield
-
 
 async def guarded(
     work: Awaitable[None], fail: Callable[[SluiceError], Awaitable[None]], name: str
@@ -206,3 +410,12 @@ async def guarded(
     except Exception:  # the text of an exception is not for the caller
         _log.exception("a call failed: %s", name)
         await fail(InternalError("the gateway failed; its log has the reason"))
+
+
+def _places(limit: int, share: float) -> int:
+    """A share of ``limit`` places; a share of less than all leaves one, if there are two."""
+    return min(math.ceil(limit * share), limit - (share < 1 < limit))
+
+
+def _overloaded(message: str) -> Overloaded:
+    return Overloaded(message, retry_after_s=RETRY_AFTER_S)

@@ -1,20 +1,25 @@
-"""Overload control by expected wait: a request that would miss its deadline is degraded to a smaller model or refused.
+"""The load of every model as batchers report it, and overload control by expected wait.
+
+A request that would miss its deadline is degraded to a smaller model or refused.
 
 A batcher reports how long a new task of each class would wait, and how long answers take. Between two reports the
 estimate grows by the tasks that this gateway has sent since, and shrinks as time passes. While no task waits, no
 request is refused: without answers a wrong estimate would never be corrected.
 """
 
-from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from gateway.admission.load_table import ModelLoadTable
 from gateway.routing.breaker import Breakers
 from gateway.routing.plan import SAFETY, Candidate, Plan
 from gateway.routing.router import ModelFacts
+from gateway.streaming.room import Room
+from gateway.streaming.sent_row import Line
 from sluice.errors import ModelUnavailable, Overloaded, SluiceError
+from sluice.internal.v1.control_pb2 import BatcherReport, ClassReport, ModelReport
 from sluice.settings.routing import BreakerSettings
 from sluice.wire.subjects import CLASSES, RANKS
 
@@ -22,9 +27,166 @@ MARGIN: Final = 0.2
 """Share of the time to the deadline that is kept in reserve for errors of the estimates. Without it half of the
 requests that are just admitted would be late, each instead of one in time."""
 
+UNBOUNDED: Final = Room(math.inf, math.inf)
+"""The room of a batcher of an older release, which does not say it."""
+EXPIRY_S: Final = 3.5
+"""A report older than this is not used any more."""
+
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 60.0
 UNAVAILABLE_RETRY_S: Final = 1.0
+
+
+@dataclass(frozen=True)
+class ClassLoad:
+    """The load of one class of one model over all batchers."""
+
+    queued: int = 0
+    """Tasks that wait in batchers."""
+    task_tokens: float = 0.0
+    """Mean length of their prompts and expected answers; 0: not known."""
+    wait_s: float = 0.0
+    """Expected wait for a worker of a task that arrives with the report, of a tenant that has none waiting."""
+    tenant_waits_s: Mapping[str, float] = field(default_factory=dict)
+    """The same of tenants that have many."""
+    service_s: float = 0.0
+    """How long a worker takes for an answer; 0: not known."""
+
+
+_NOTHING: Final = ClassLoad()
+
+
+@dataclass(frozen=True)
+class ModelLoad:
+    """The load of one model over all batchers."""
+
+    workers: int = 0
+    slots: int = 0
+    running: int = 0
+    queued: int = 0
+    tokens_per_s: float = 0.0
+    """Throughput of the workers in tokens of waiting tasks; 0: not known."""
+    reported_at: float = 0.0
+    """When the oldest of the reports arrived."""
+    classes: Mapping[str, ClassLoad] = field(default_factory=dict)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a worker is alive."""
+        return self.workers > 0
+
+    def of_class(self, priority_class: str) -> ClassLoad:
+        """The load of one class; nothing waits in a class that is not reported."""
+        return self.classes.get(priority_class, _NOTHING)
+
+
+@dataclass
+class _Batcher:
+    """The last report of one batcher."""
+
+    reported_at: float
+    sequence: int
+    models: Mapping[str, ModelReport]
+    sent: Counter[str] = field(default_factory=Counter)
+    """Tasks that this gateway has sent to it since, by model."""
+    chosen: int = 0
+    """The number of the last choice that it was."""
+
+
+class ModelLoadTable:
+    """The last report of every batcher. Models are called as in tasks."""
+
+    def __init__(self) -> None:
+        self._batchers: dict[str, _Batcher] = {}
+        self._choices = 0
+        self._loads: dict[str, ModelLoad] = {}
+        """Computed since the reports changed; every request asks for several."""
+
+    def update(self, report: BatcherReport, now: float) -> None:
+        """Replaces the previous report of the batcher, unless that is newer."""
+        known = self._batchers.get(report.batcher)
+        if known is not None and report.sequence < known.sequence:
+            return
+        self._loads.clear()
+        self._batchers.pop(report.batcher, None)
+        if not report.leaving:
+            models = {entry.model: entry for entry in report.models}
+            chosen = 0 if known is None else known.chosen
+            self._batchers[report.batcher] = _Batcher(now, report.sequence, models, chosen=chosen)
+
+    def expire(self, now: float) -> None:
+        """Removes batchers that have been silent for `EXPIRY_S`."""
+        silent = [
+            name
+            for name, batcher in self._batchers.items()
+            if batcher.reported_at + EXPIRY_S <= now
+        ]
+        for name in silent:
+            del self._batchers[name]
+        if silent:
+            self._loads.clear()
+
+    def choose(self, model: str, without: Collection[str], now: float) -> str | None:
+        """The batcher for the next task of ``model``: with a worker, where the fewest tasks wait.
+
+        Among equals it is the one that was chosen longest ago. None: there is none but ``without``.
+        """
+        found: list[tuple[int, int, str]] = []
+        for name, batcher in self._batchers.items():
+            entry = batcher.models.get(model)
+            if entry is None or not entry.workers or name in without:
+                continue
+            if batcher.reported_at + EXPIRY_S > now:
+                found.append((entry.queued + batcher.sent[model], batcher.chosen, name))
+        if not found:
+            return None
+        chosen = self._batchers[min(found)[2]]
+        self._choices += 1
+        chosen.sent[model] += 1
+        chosen.chosen = self._choices
+        return min(found)[2]
+
+    def rooms(self, line: Line, now: float) -> dict[str, Room]:
+        """What each batcher with a worker of the model grants this gateway for rows of the class."""
+        found: dict[str, Room] = {}
+        for name, batcher in self._batchers.items():
+            entry = batcher.models.get(line.model)
+            if entry is None or not entry.workers or batcher.reported_at + EXPIRY_S <= now:
+                continue
+            found[name] = next(
+                (
+                    Room(one.room_rows, one.room_bytes)
+                    for one in entry.classes
+                    if one.priority_class == line.priority_class and one.HasField("room_rows")
+                ),
+                UNBOUNDED,
+            )
+        return found
+
+    def load(self, model: str, now: float) -> ModelLoad:
+        """The load of ``model``. Batchers share the workers: only their queues and their speeds add up."""
+        load = self._loads.get(model)
+        if load is None or load.reported_at + EXPIRY_S <= now:
+            self.expire(now)
+            load = self._loads[model] = self._sum(model)
+        return load
+
+    def _sum(self, model: str) -> ModelLoad:
+        found = [
+            (batcher.reported_at, batcher.models[model])
+            for batcher in self._batchers.values()
+            if model in batcher.models
+        ]
+        reports = [report for _, report in found]
+        return ModelLoad(
+            workers=max((r.workers for r in reports), default=0),
+            slots=max((r.slots for r in reports), default=0),
+            running=max((r.running for r in reports), default=0),
+            queued=sum(r.queued for r in reports),
+            tokens_per_s=sum(r.tokens_per_s for r in reports),
+            reported_at=min((at for at, _ in found), default=0.0),
+            classes=_classes(reports),
+        )
 
 
 @dataclass(frozen=True)
@@ -70,23 +232,20 @@ class _Sent:
 
     def __init__(self) -> None:
         self._tasks: deque[tuple[float, int, float]] = deque()
-        self._counts = [0] * len(CLASSES)
+        self.counts = [0] * len(CLASSES)
         self._tokens = [0.0] * len(CLASSES)
 
     def add(self, priority_class: str, tokens: float, now: float) -> None:
         rank = RANKS[priority_class]
         self._tasks.append((now, rank, tokens))
-        self._counts[rank] += 1
+        self.counts[rank] += 1
         self._tokens[rank] += tokens
 
     def forget(self, until: float) -> None:
         while self._tasks and self._tasks[0][0] <= until:
             _, rank, tokens = self._tasks.popleft()
-            self._counts[rank] -= 1
+            self.counts[rank] -= 1
             self._tokens[rank] -= tokens
-
-    def count(self, priority_class: str) -> int:
-        return self._counts[RANKS[priority_class]]
 
     def tokens_ahead(self, priority_class: str) -> float:
         """Of this class and the more urgent ones."""
@@ -171,7 +330,7 @@ class OverloadControl:
         """Why ``model`` cannot answer in time; None when it can."""
         task, breaker = scheduling.task_of(model), scheduling.rules.breaker
         load = self._loads.load(task, now)
-        if not load.ready:
+        if not load.workers:
             return ModelUnavailable(
                 f"no worker serves {model} now", retry_after_s=UNAVAILABLE_RETRY_S
             )
@@ -187,7 +346,7 @@ class OverloadControl:
         late_s = answer_s - (scheduling.deadline - now) * (1 - MARGIN)
         if wait_s > 0 and late_s > 0:
             return _overloaded(f"{model} would take {answer_s:.1f} s, past the deadline", late_s)
-        if state.queued + sent.count(scheduling.priority_class) >= self._queue_max:
+        if state.queued + sent.counts[RANKS[scheduling.priority_class]] >= self._queue_max:
             return _overloaded(f"{self._queue_max} requests wait for {model}", wait_s)
         return None
 
@@ -208,3 +367,30 @@ def _degraded(plan: Plan, model: str, facts: ModelFacts, problem: str) -> Plan:
 
 def _overloaded(message: str, retry_s: float) -> Overloaded:
     return Overloaded(message, retry_after_s=min(max(retry_s, RETRY_MIN_S), RETRY_MAX_S))
+
+
+def _classes(reports: Iterable[ModelReport]) -> dict[str, ClassLoad]:
+    by_name: dict[str, list[ClassReport]] = {}
+    for report in reports:
+        for entry in report.classes:
+            by_name.setdefault(entry.priority_class, []).append(entry)
+    return {name: _class_load(entries) for name, entries in by_name.items()}
+
+
+def _class_load(entries: Sequence[ClassReport]) -> ClassLoad:
+    queued = sum(entry.queued for entry in entries)
+    tokens = sum(entry.queued_tokens for entry in entries)
+    served = [entry.service_ms for entry in entries if entry.service_ms]
+    return ClassLoad(
+        queued=queued,
+        task_tokens=tokens / queued if queued else 0.0,
+        # A task may come to any of them.
+        wait_s=sum(entry.expected_wait_ms for entry in entries) / len(entries) / 1e3,
+        service_s=sum(served) / len(served) / 1e3 if served else 0.0,
+        tenant_waits_s={
+            tenant: sum(one.tenant_wait_ms.get(tenant, one.expected_wait_ms) for one in entries)
+            / len(entries)
+            / 1e3
+            for tenant in {name for one in entries for name in one.tenant_wait_ms}
+        },
+    )

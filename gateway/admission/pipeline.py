@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 from opentelemetry.trace import Span
 
@@ -26,7 +26,7 @@ from gateway.routing.router import NoLoad
 from gateway.safety.actions import Action
 from gateway.safety.dry_run import move_labels
 from gateway.safety.findings import Finding
-from gateway.safety.guards.checks import Check, Cost, Decided, found_of
+from gateway.safety.guards.checks import Check, Cost, Decided, EntityGuard, found_of
 from gateway.safety.guards.families import Failure
 from gateway.safety.inspector import (
     NO_ENTITIES,
@@ -50,7 +50,6 @@ WATCHED_ALTERNATIVES: Final = 2
 """Alternatives per token that the decision of a cascade looks at."""
 BUDGET_RETRY_S: Final = 60.0
 """The window of a budget moves by the minute, seconds."""
-_T = TypeVar("_T")
 
 
 class AdmittedRequest(SchedulingParams):
@@ -62,6 +61,7 @@ class AdmittedRequest(SchedulingParams):
         policies: by which everything is decided, taken once.
         request: as it was sent.
         log: what happens to it.
+        request_id: its name.
         key: its idempotency key; empty without one.
         fingerprint: equal for equal requests.
         with_logprobs: whether the caller wants log-probabilities.
@@ -91,17 +91,13 @@ class AdmittedRequest(SchedulingParams):
         )
         self.request = request
         self.log = log
+        self.request_id = log.request_id
         self.key = request.key
         self.fingerprint = request.fingerprint
         self.with_logprobs = request.sampling.HasField("logprobs")
         self.conversation = request.conversation
         self.second: PreparedPrompt | None = None
         self._resume_key = resume_key
-
-    @property
-    def request_id(self) -> str:
-        """Its name."""
-        return self.log.request_id
 
     def take(self, policies: Policies) -> None:
         """Decides by ``policies`` from now on."""
@@ -294,20 +290,20 @@ class Admission:
     async def _check(self, incoming: AdmittedRequest) -> SafetyOutcome:
         request, texts = incoming.request, incoming.request.conversation.texts
         begin = partial(incoming.policies.inspector.begin, request.tenant, request.labels, texts)
-        incoming.inspection = await self._run(request.tenant, begin, texts)
-        entities, checks = await self._find_entities(incoming)
-        decide = partial(_verdict, incoming.inspection, entities, checks)
-        return await self._run(request.tenant, decide, texts)
+        # Long texts in the thread, so that the event loop runs other calls.
+        aside, run = is_long(texts), self._inspections.run
+        inspection = await run(request.tenant, begin) if aside else begin()
+        incoming.inspection, entities, checks = inspection, NO_ENTITIES, tuple[Decided, ...]()
+        guards = [one for one in inspection.entity_guards if "input" in one.settings.checks]
+        if guards:
+            entities, checks = await self._find_entities(incoming, guards)
+        decide = partial(_verdict, inspection, entities, checks)
+        return await run(request.tenant, decide) if aside else decide()
 
     async def _find_entities(
-        self, incoming: AdmittedRequest
+        self, incoming: AdmittedRequest, guards: Sequence[EntityGuard]
     ) -> tuple[FoundEntities, tuple[Decided, ...]]:
-        """What the classifiers of the policy find in the prompt, and what is recorded of each."""
-        guards = [
-            guard for guard in incoming.inspection.entity_guards if "input" in guard.settings.checks
-        ]
-        if not guards:
-            return NO_ENTITIES, ()
+        """What the classifiers ``guards`` find in the prompt, and what is recorded of each."""
         texts = incoming.inspection.normalized
         checks = [Check(number, guard) for number, guard in enumerate(guards, 1)]
         readings = await asyncio.gather(
@@ -327,12 +323,6 @@ class Admission:
         )
         return FoundEntities(by_text, failed), decided
 
-    async def _run(self, tenant: str, work: Callable[[], _T], texts: Sequence[str]) -> _T:
-        """Does ``work`` on ``texts``: in the thread when they are long, so that the event loop runs other calls."""
-        if not is_long(texts):
-            return work()
-        return await self._inspections.run(tenant, work)
-
     async def _check_constraints(self, request: ValidRequest) -> None:
         """Raises InvalidRequest for a constraint that no worker could enforce."""
         for field, kind, text in _constraints_of(request):
@@ -344,15 +334,20 @@ class Admission:
         safety = await self._check(incoming)
         seen = [result.text for result in safety.inspected]
         incoming.log.inspected(safety.policy, safety.verdict, seen, safety.checks)
-        # The dry-run policy, if there is incoming, is tried on the same texts.
-        inspector = incoming.policies.inspector
+        if incoming.policies.inspector.dry_run is not None:
+            await self._rehearse(incoming, safety, span)
+        incoming.conversation = _passed(incoming.conversation, safety)
+        return safety
+
+    async def _rehearse(self, incoming: AdmittedRequest, safety: SafetyOutcome, span: Span) -> None:
+        """The dry-run policy is tried on the same texts."""
+        inspector, texts = incoming.policies.inspector, incoming.inspection.texts
         rehearse = partial(inspector.rehearse, incoming.inspection, safety.entities)
-        tried = await self._run(incoming.tenant, rehearse, incoming.inspection.texts)
+        aside, run = is_long(texts), self._inspections.run
+        tried = await run(incoming.tenant, rehearse) if aside else rehearse()
         moves = inspector.count(safety.inspected, tried)
         if moves:
             span.set_attribute(names.DRY_RUN, move_labels(moves))
-        incoming.conversation = _passed(incoming.conversation, safety)
-        return safety
 
     async def _route(self, incoming: AdmittedRequest, safety: SafetyOutcome) -> Plan:
         request, policies = incoming.request, incoming.policies
@@ -393,8 +388,8 @@ class Admission:
             text=incoming.conversation.user_text,
             labels=labels,
             tenant=tenant,
-            findings=frozenset(rule for rule, _ in safety.verdict.taken),
-            governed=safety.governed,
+            findings=frozenset([rule for rule, _ in safety.verdict.taken]),
+            governed=safety.governed if safety.verdict.route else None,
         )
         routed = model is None and features.governed is None
         if not routed or not incoming.policies.router.needs_prompt_tokens:
@@ -492,6 +487,8 @@ def _passed(conversation: Conversation, safety: SafetyOutcome) -> Conversation:
             metadata={"rules": ",".join(rules), "policy": version},
         )
     before, texts = conversation.texts, [result.text for result in safety.inspected]
+    if texts == before:
+        return conversation
     if any(was.strip() and not text.strip() for was, text in zip(before, texts, strict=True)):
         raise InvalidRequest.of("input", "is empty once what must not stay is removed")
-    return conversation if texts == before else conversation.with_texts(texts)
+    return conversation.with_texts(texts)

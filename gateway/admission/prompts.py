@@ -70,10 +70,12 @@ def check_length(texts: Sequence[str], models: Sequence[ServedModel]) -> None:
         PromptTooLong: they are.
     """
     chars = sum(map(len, texts))
+    for model in models:
+        if math.ceil(chars / model.tokenizer.token_chars_max) < model.context_tokens:
+            return
     model = max(models, key=lambda model: model.context_tokens * model.tokenizer.token_chars_max)
     tokens_min = math.ceil(chars / model.tokenizer.token_chars_max)
-    if tokens_min >= model.context_tokens:
-        raise _prompt_too_long(model, f"{chars} characters, at least {tokens_min}", tokens_min)
+    raise _prompt_too_long(model, f"{chars} characters, at least {tokens_min}", tokens_min)
 
 
 async def prepare(

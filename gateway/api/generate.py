@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 import grpc
 from opentelemetry.trace import Tracer
 
-from gateway.admission.class_limiter import ClassLimiter
+from gateway.admission.calls import ClassLimiter
 from gateway.admission.pipeline import AdmittedRequest, RowsOf
 from gateway.identity.caller import Caller
 from gateway.shared.state import SharedState
@@ -40,7 +40,14 @@ from gateway.upstream.guard_runner import GuardRunner
 from gateway.upstream.rows import Upstream, already_complete
 from gateway.upstream.shadow_runner import ShadowRunner
 from gateway.validation.requests import ValidRequest, validate
-from sluice.errors import Cancelled, DeadlinePassed, InternalError, SluiceError
+from sluice.errors import (
+    RETRY_AFTER_S,
+    Cancelled,
+    DeadlinePassed,
+    InternalError,
+    SluiceError,
+    TransportUnavailable,
+)
 from sluice.internal.v1.frame_pb2 import RowTimings
 from sluice.settings import GatewaySettings
 from sluice.telemetry import names
@@ -230,12 +237,17 @@ class RunningCall:
     async def admit(self, incoming: AdmittedRequest, rows_of: RowsOf | None = None) -> None:
         """Decides all about a request; raises as `Admission.admit`, and TransportUnavailable."""
         request, records = incoming.request, self._shared.observers.records
-        records.store.check_audit()
+        if records.store.audit_writer.is_full:
+            raise TransportUnavailable(
+                "JetStream does not store the audit of earlier requests",
+                retry_after_s=RETRY_AFTER_S,
+            )
         try:
             async with self._shared.limiter.slot(request.priority_class, request.tenant):
                 await self._upstream.admission.admit(incoming, rows_of)
         finally:
-            records.prompt_decided(self._log)
+            if self._log.taken:
+                records.prompt_decided(self._log)
 
     def error_of(self, error: BaseException, request: ValidRequest) -> SluiceError:
         """What the call ends with that ``error`` ended."""
@@ -264,9 +276,13 @@ class _GenerateCall(RunningCall):
 
     async def answer(self, incoming: AdmittedRequest) -> None:
         request = incoming.request
-        find, begin = partial(self._find, request), partial(self._begin, incoming)
+        begin, keys = partial(self._begin, incoming), self._shared.state.keys
         try:
-            found = await self._shared.state.keys.once(request, self._request_id, find, begin)
+            if request.key:
+                find = partial(self._find, request)
+                found = await keys.once(request, self._request_id, find, begin)
+            else:
+                found = await begin()
         except BaseException as error:
             self.refused(error, request)
             raise
@@ -295,7 +311,7 @@ class _GenerateCall(RunningCall):
         request, answers = incoming.request, self._shared.state.answers
         await self.admit(incoming)
         with incoming.reservation.released_on_error():
-            key = answers.key_of(incoming)
+            key = answers.key_of(incoming) if answers.enabled else ""
             if key:
                 self._log.answer_key = key
                 kept = await answers.find(incoming, key)
@@ -344,9 +360,9 @@ class _GenerateCall(RunningCall):
         reason = already_complete(prepared.sampling, first.transcript) if request.resume else None
         if reason is not None:
             answer.finish(reason, RowTimings(), time.monotonic())
-        if chunks is not None and not answer.row_ended:
+        elif chunks is not None:
             chunks.start(answer)
-        elif not answer.row_ended:
+        else:
             self._upstream.send(context, first, prepared)
         if guards is not None and not answer.ended:
             guards.check_prompt(answer)  # beside the row
@@ -380,7 +396,11 @@ class _GenerateCall(RunningCall):
         reader = Reader(len(request.resume), limit, self._has_events.set, self._stop)
         answer.join(reader, request.resume_model)
         try:
-            await self._write_started(await self._started(answer, reader, request.resume_model))
+            # The first event comes once a batcher has the task, or frames prove it.
+            while (started := answer.started(reader, request.resume_model)) is None:
+                await self._has_events.wait()
+                self._has_events.clear()
+            await self._write_started(started)
             await self._write_events(request, answer, reader)
         finally:
             answer.leave(reader, self.departure(request))
@@ -391,15 +411,6 @@ class _GenerateCall(RunningCall):
         self._stopped = error
         if self._timeout.when() is not None and not self._timeout.expired():
             self._timeout.reschedule(0.0)
-
-    async def _started(self, answer: Answer, reader: Reader, held_model: str) -> Started:
-        """The first event, once JetStream has stored the task or frames prove it."""
-        while True:
-            self._has_events.clear()
-            started = answer.started(reader, held_model)
-            if started is not None:
-                return started
-            await self._has_events.wait()
 
     async def _write_started(self, started: Started) -> None:
         self._log.started(started)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gateway.admission.load_table import ModelLoadTable
+from gateway.admission.overload import ModelLoadTable
 from gateway.admission.pipeline import AdmittedRequest
 from gateway.api.generate import Generator
 from gateway.api.texts import EMBED, RERANK, SCORE, answer_texts

@@ -25,6 +25,7 @@ from sluice.errors import DeadlinePassed, InvalidRequest, MessageTooLarge, Sluic
 from sluice.startup import is_loopback
 from sluice.v1.inference_pb2 import GenerateRequest
 from sluice.wire.codec import request_reader
+from sluice.wire.subjects import BULK_CLASS
 
 _OURS: Final = "/sluice."
 _OPERATORS: Final = methods_of(
@@ -93,7 +94,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         """Wraps the method that is called."""
-        self._checks.limiter.turns.arrived()
+        self._checks.limiter.turns.arrived += 1
         method = str(handler_call_details.method)
         known = self._handlers.get(method)
         if known is not None:
@@ -106,7 +107,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         elif handler.request_streaming or not method.startswith(_OURS):
             made = self._streamed(method, handler)
         else:
-            made = self._parsed(method, handler)
+            made = self._unary(method, handler)
         if len(self._handlers) < METHODS_MAX:  # callers choose names, reflection takes any
             self._handlers[method] = made
         return made
@@ -123,15 +124,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
         read = request_reader(handler.request_deserializer)
 
-        def keep(size: int) -> None:
-            if size > HEALTH_BYTES_MAX:
-                raise _too_large(size, HEALTH_BYTES_MAX)
-
         async def answer(_: Any, context: Any) -> None:
             address = f"of {host_of(context.peer())}"
             with self._arriving.health(address):
-                request = await self._receive(address, context, read, keep)
-                response = await behaviour(request, context)
+                payload = await self._arriving.receive(address, context.read)
+                if payload is not grpc.aio.EOF and len(payload) > HEALTH_BYTES_MAX:
+                    raise _too_large(len(payload), HEALTH_BYTES_MAX)
+                response = await behaviour(_parsed(payload, read), context)
                 if not handler.response_streaming:
                     await context.write(response)
 
@@ -170,24 +169,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if message is not None:
             yield message
 
-    async def _receive(
-        self, tenant: str, context: Any, read: Read, keep: Callable[[int], None]
-    ) -> Message:
-        """The only message of a call; ``keep`` is called with its size before it is parsed."""
-        payload = await self._arriving.receive(tenant, context.read)
-        if payload is grpc.aio.EOF:
-            raise InvalidRequest("the call ended without a message")
-        keep(len(payload))
-        request = read(payload)
-        if isinstance(request, SluiceError):
-            raise request
-        return request
-
-    def _parsed(self, method: str, handler: Any) -> Any:
+    def _unary(self, method: str, handler: Any) -> Any:
         """Of a method with one request."""
         streams, roles = handler.response_streaming, roles_for(method)
         behaviour = handler.unary_stream if streams else handler.unary_unary
-        read = self._reader(handler.request_deserializer)
+        read, limiter = request_reader(handler.request_deserializer), self._checks.limiter
 
         async def behave(request: Any, call: GrpcCall) -> None:
             response = await behaviour(request, call)
@@ -197,31 +183,45 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         async def answer(_: Any, context: Any) -> None:
             call = await self._call(context, method, roles)
             tenant = call.caller.tenant
-            with self._arriving.kept_by(tenant) as keep:
-                request = await self._receive(tenant, context, read, keep)
+            payload = await self._arriving.receive(tenant, context.read)
+            size = 0 if payload is grpc.aio.EOF else len(payload)
+            self._arriving.keep(tenant, size)
+            try:
+                request = self._read(payload, size, read)
+                del payload  # it may be large
                 if method in _OPERATORS:
                     await behave(request, call)
                     return
-                async with self._checks.running(class_of(request), tenant):
+                priority_class = class_of(request)
+                if priority_class == BULK_CLASS:
+                    await limiter.turns.turn()
+                limiter.enter(priority_class, tenant)
+                try:
                     await behave(request, call)
+                finally:
+                    limiter.leave(priority_class, tenant)
+            finally:
+                self._arriving.release(tenant, size)
 
         return _guarded(method, answer, None, handler.response_serializer)
 
-    def _reader(self, parse: Callable[[bytes], Message]) -> Read:
-        parsed = request_reader(parse)
+    def _read(self, payload: Any, size: int, read: Read) -> Message:
+        """The message of a call; raises what is wrong with it."""
+        if size > self.max_bytes:
+            raise _too_large(size, self.max_bytes)
+        message, limit = _parsed(payload, read), self._max_message_bytes
+        if size > limit and size - _audio_bytes(message) > limit:
+            raise _too_large(size, limit)
+        return message
 
-        def read(payload: bytes) -> Message | SluiceError:
-            limit = self._max_message_bytes
-            if len(payload) > self.max_bytes:
-                return _too_large(len(payload), self.max_bytes)
-            message = parsed(payload)
-            if isinstance(message, SluiceError):
-                return message
-            if len(payload) > limit and len(payload) - _audio_bytes(message) > limit:
-                return _too_large(len(payload), limit)
-            return message
 
-        return read
+def _parsed(payload: Any, read: Read) -> Message:
+    if payload is grpc.aio.EOF:
+        raise InvalidRequest("the call ended without a message")
+    message = read(payload)
+    if isinstance(message, SluiceError):
+        raise message
+    return message
 
 
 def _guarded(

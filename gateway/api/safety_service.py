@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any, Final
 
-from gateway.admission.class_limiter import ClassLimiter
+from gateway.admission.calls import ClassLimiter
 from gateway.admission.pipeline import Admission, AdmittedRequest, SafetyOutcome
 from gateway.safety.actions import Action
 from gateway.safety.inspector import PromptFinding

@@ -205,7 +205,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one call."""
         call = HttpCall(scope, receive, send, self.max_body_bytes)
-        self.checks.limiter.turns.arrived()
+        self.checks.limiter.turns.arrived += 1
         await guarded(self._answer(call), call.fail, call.request_id)
 
     async def _answer(self, call: HttpCall) -> None:
@@ -224,7 +224,9 @@ class Endpoint:
         call.caller = caller = await checks.caller_of(headers, names, self.roles, path)
         call.limit_headers = partial(self.limit_headers, caller)
         with suppress(ClientDisconnect), checks.arriving.kept_by(caller.tenant) as call.keep:
-            async with checks.running(self.class_of(headers), caller.tenant):
+            priority_class = self.class_of(headers)
+            await checks.limiter.turn(priority_class)
+            with checks.limiter.call(priority_class, caller.tenant):
                 try:
                     answer = await self.behaviour(call)
                 except BadField as error:

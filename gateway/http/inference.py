@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any, Final, TypeVar
 
-from gateway.admission.load_table import ModelLoadTable
+from gateway.admission.overload import ModelLoadTable
 from gateway.api.generate import Generator
 from gateway.api.inference_service import add_event
 from gateway.api.texts import EMBED, RERANK, TextsKind, answer_texts

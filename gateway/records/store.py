@@ -1,8 +1,8 @@
 """Records, audit entries, outcomes and events in JetStream.
 
 They are written in the background. While JetStream does not follow, records are dropped and counted; audit entries
-have a queue of their own and never are: requests are refused instead (`check_audit`). The sender of a grade waits until
-it is stored.
+have a queue of their own and never are: requests are refused instead (`BackgroundWriter.is_full`). The
+sender of a grade waits until it is stored.
 The prompts of a tenant that does not opt in (routing.outcomes.tenants), or has opted out since, are not returned.
 """
 
@@ -23,7 +23,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from gateway.records.outcome import response_of
 from gateway.records.writer import WRITE_S, BackgroundWriter
-from sluice.errors import OutcomesNotKept, RecordUnknown, TransportUnavailable
+from sluice.errors import OutcomesNotKept, RecordUnknown
 from sluice.internal.v1.audit_pb2 import AuditEntry
 from sluice.internal.v1.outcome_pb2 import Outcome
 from sluice.internal.v1.task_pb2 import Task
@@ -90,7 +90,7 @@ class RecordStore:
         self._replicas = replicas
         self._kept = kept
         self._writer = BackgroundWriter(GATHER_S)
-        self._audit_writer = BackgroundWriter()
+        self.audit_writer = BackgroundWriter()
         self._audited: dict[str, tuple[int, int]] = {}
         """By tenant: entries and their bytes since its share was looked at."""
         self._audit_grown = asyncio.Event()
@@ -130,12 +130,12 @@ class RecordStore:
     async def run(self) -> None:
         """Writes what is queued until it is cancelled."""
         assert self._client is not None, "started"
-        writers = self._writer.run(self._client), self._audit_writer.run(self._client)
+        writers = self._writer.run(self._client), self.audit_writer.run(self._client)
         await asyncio.gather(*writers, self._keep_shares())
 
     async def flush(self, limit_s: float) -> None:
         """Returns when all is written, or after ``limit_s`` seconds; `run` must be running."""
-        await asyncio.gather(self._writer.flush(limit_s), self._audit_writer.flush(limit_s))
+        await asyncio.gather(self._writer.flush(limit_s), self.audit_writer.flush(limit_s))
 
     def write_record(self, record: pb.RequestRecord) -> None:
         """Queues ``record``; it replaces an earlier one of the same request."""
@@ -143,24 +143,13 @@ class RecordStore:
             subject = subjects.record(record.request_id)
             self._put(subject, record, self._kept().retention_s.get(record.tenant), replace=True)
 
-    def check_audit(self) -> None:
-        """Refuses a request whose decisions could not be recorded.
-
-        Raises:
-            TransportUnavailable: JetStream has not stored the earlier ones.
-        """
-        if self._settings.audit_enabled and not self._audit_writer.has_room:
-            raise TransportUnavailable(
-                "JetStream does not store the audit of earlier requests", retry_after_s=1.0
-            )
-
     def append_audit(self, entry: AuditEntry) -> None:
         """Queues ``entry``, also without room; it holds all that an earlier one of the same request holds."""
         if self._settings.audit_enabled:
             subject = subjects.audit(entry.tenant, entry.request_id)
             keep_s = self._kept().retention_s.get(entry.tenant)
             payload = entry.SerializeToString()
-            self._audit_writer.put(subject, payload, replace=True, keep_s=keep_s)
+            self.audit_writer.put(subject, payload, replace=True, keep_s=keep_s)
             self._count_audit(entry.tenant, ENTRY_BYTES + len(subject) + len(payload))
 
     def _count_audit(self, tenant: str, size: int) -> None:
@@ -276,7 +265,7 @@ class RecordStore:
 
     def _put(self, subject: str, message: Message, keep_s: float | None, *, replace: bool) -> None:
         payload = message.SerializeToString()
-        if self._writer.has_room and len(payload) <= MAX_MESSAGE_BYTES:
+        if not self._writer.is_full and len(payload) <= MAX_MESSAGE_BYTES:
             self._writer.put(subject, payload, replace=replace, keep_s=keep_s)
             return
         self.dropped += 1

@@ -39,6 +39,9 @@ class BackgroundWriter:
     Args:
         gather_s: how long messages are gathered, seconds; JetStream then confirms the last of them, because it takes
             those of one connection in order. With 0 it confirms each.
+
+    Attributes:
+        is_full: no other message may be queued.
     """
 
     def __init__(self, gather_s: float = 0.0) -> None:
@@ -46,15 +49,11 @@ class BackgroundWriter:
         self._queue: dict[str, Message] = {}
         """By key, oldest first."""
         self._bytes = 0
+        self.is_full = False
         self._numbers = count()
         self._wakeup = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
-
-    @property
-    def has_room(self) -> bool:
-        """Whether another message may be queued."""
-        return self._bytes < QUEUE_MAX_BYTES
 
     def put(
         self, subject: str, payload: bytes, *, replace: bool, keep_s: float | None = None
@@ -63,7 +62,7 @@ class BackgroundWriter:
         key = subject if replace else f"{next(self._numbers)}"
         self._forget(self._queue.get(key))
         self._queue[key] = subject, payload, keep_s
-        self._bytes += MESSAGE_BYTES + len(payload)
+        self._count(MESSAGE_BYTES + len(payload))
         self._empty.clear()
         self._wakeup.set()
 
@@ -91,7 +90,11 @@ class BackgroundWriter:
 
     def _forget(self, message: Message | None) -> None:
         if message is not None:
-            self._bytes -= MESSAGE_BYTES + len(message[1])
+            self._count(-MESSAGE_BYTES - len(message[1]))
+
+    def _count(self, size: int) -> None:
+        self._bytes += size
+        self.is_full = self._bytes >= QUEUE_MAX_BYTES
 
     async def _write_batch(self, write: Callable[[Sequence[Message]], Awaitable[Results]]) -> None:
         """Writes the oldest; what failed is queued again in its place, unless there is something newer."""

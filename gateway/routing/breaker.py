@@ -1,5 +1,6 @@
 """Circuit breakers (Nygard, Release It!): a model that fails repeatedly gets no requests for a while, then probes."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -50,15 +51,15 @@ class Breakers:
     """
 
     def __init__(self) -> None:
-        self._breakers: dict[str, _Breaker] = {}
+        self._breakers: defaultdict[str, _Breaker] = defaultdict(_Breaker)
 
     def state(self, model: str) -> BreakerState:
         """Of the model's breaker."""
-        return self._of(model).state
+        return self._breakers[model].state
 
     def allows(self, model: str, settings: BreakerSettings, now: float) -> bool:
         """Whether a request may go to the model now. Changes nothing: `sent` does."""
-        breaker = self._of(model)
+        breaker = self._breakers[model]
         if breaker.state is BreakerState.CLOSED:
             return True
         if breaker.state is BreakerState.OPEN:
@@ -67,7 +68,7 @@ class Breakers:
 
     def sent(self, model: str, now: float) -> None:
         """A request was sent to the model; it is the probe unless the breaker is closed."""
-        breaker = self._of(model)
+        breaker = self._breakers[model]
         if breaker.state is BreakerState.OPEN:
             breaker.move(BreakerState.HALF_OPEN, now)
         if breaker.state is BreakerState.HALF_OPEN:
@@ -75,14 +76,14 @@ class Breakers:
 
     def succeeded(self, model: str, now: float) -> None:
         """The model answered."""
-        breaker = self._of(model)
+        breaker = self._breakers[model]
         breaker.failures = 0
         if breaker.state is BreakerState.HALF_OPEN:
             breaker.move(BreakerState.CLOSED, now)
 
     def failed(self, model: str, settings: BreakerSettings, now: float) -> None:
         """The model failed, for a reason of its own."""
-        breaker = self._of(model)
+        breaker = self._breakers[model]
         breaker.failures += 1
         if breaker.state is BreakerState.HALF_OPEN or (
             breaker.state is BreakerState.CLOSED and breaker.failures >= settings.failures
@@ -91,13 +92,10 @@ class Breakers:
 
     def abandoned(self, model: str) -> None:
         """A request ended without a result that counts for or against the model: another probe may go."""
-        self._of(model).probing = False
+        self._breakers[model].probing = False
 
     def retry_after_s(self, model: str, settings: BreakerSettings, now: float) -> float:
         """Seconds until the next probe may go."""
-        breaker = self._of(model)
+        breaker = self._breakers[model]
         limit_s = settings.open_s if breaker.state is BreakerState.OPEN else PROBE_S
         return max(0.0, breaker.since + limit_s - now)
-
-    def _of(self, model: str) -> _Breaker:
-        return self._breakers.setdefault(model, _Breaker())

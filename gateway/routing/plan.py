@@ -66,7 +66,7 @@ class Plan:
         cascade: how the answer may escalate to a second model; None: it does not.
         answer_predictor: the learned part of the cascade, when it has one.
         versions: of what the decision was made with.
-        learning: what may be learned from the answer; None: nothing, the safety policy decided.
+        learning: what may be learned from the answer; None: nothing is compared, or the safety policy decided.
         scores: what learned routers predicted, in the order in which they were asked.
     """
 

@@ -54,9 +54,14 @@ _log = logging.getLogger(__name__)
 
 
 class AnswerCache:
-    """The answers that this gateway keeps."""
+    """The answers that this gateway keeps.
+
+    Attributes:
+        enabled: whether it keeps any.
+    """
 
     def __init__(self, settings: CacheSettings, bucket: Bucket, peers: Peers) -> None:
+        self.enabled = settings.enabled
         self._settings = settings
         self._bucket = bucket
         self._peers = peers
@@ -157,7 +162,7 @@ class AnswerCache:
             TransportUnavailable: JetStream does not answer; nothing is forgotten.
         """
         pattern = _pattern(request)
-        if self._settings.enabled:
+        if self.enabled:
             await self._bucket.purge(pattern)
         self._forget(pattern)
         answers = await self._peers.ask_all(GatewayQuestion(clear_answers=request))
@@ -169,7 +174,7 @@ class AnswerCache:
 
     def _keeps(self, tenant: str) -> bool:
         settings = self._settings
-        return settings.enabled and (not settings.tenants or tenant in settings.tenants)
+        return self.enabled and (not settings.tenants or tenant in settings.tenants)
 
     def _key(self, tenant: str, model: str, parts: Iterator[bytes]) -> str:
         scope = EVERYONE if self._settings.across_tenants else tenant

@@ -99,8 +99,6 @@ class SharedKeys:
             IdempotencyConflict: the key belongs to another request.
             TransportUnavailable: JetStream does not answer, so it is not known who has the key.
         """
-        if not request.key:
-            return await begin()
         while (found := find()) is None:
             first = self._beginning.claim(
                 request.key, Leader(request_id, fingerprint=request.fingerprint)

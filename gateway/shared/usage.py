@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.admission.class_limiter import ClassLimiter
+from gateway.admission.calls import ClassLimiter
 from gateway.admission.policies import InForce
 from gateway.admission.tenant_limits import RateName
 from gateway.admission.usage import UsageAccounting

@@ -39,6 +39,7 @@ class RowResult:
 
     Attributes:
         request: what it is for.
+        request_id: its name, which is that of its first row.
         state: how far it is.
         error: why it failed, in state FAILED.
         reason: why it is complete, in state FINISHED.
@@ -64,6 +65,7 @@ class RowResult:
             on_end: called once, with the end.
         """
         self.request = request
+        self.request_id = row.row_id
         self.state = StreamState.PUBLISHING
         self.error: SluiceError | None = None
         self.reason: FinishReason.ValueType | None = None
@@ -77,11 +79,6 @@ class RowResult:
         self.current = row
         self.attempts.append(row)
         self._waiting[row.row_id] = self
-
-    @property
-    def request_id(self) -> str:
-        """Its name, which is that of its first row."""
-        return self.attempts[0].row_id
 
     @property
     def ended(self) -> bool:

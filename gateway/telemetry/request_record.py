@@ -43,9 +43,8 @@ class RequestRecords:
     currency: str
 
     def prompt_decided(self, log: RequestLog) -> None:
-        """The safety policy has decided about a prompt: what it did about findings is audited at once."""
-        if log.taken:
-            self.store.append_audit(self._entry(log))
+        """The safety policy has decided about findings in a prompt: that is audited at once."""
+        self.store.append_audit(self._entry(log))
 
     def ended(self, log: RequestLog) -> pb.RequestRecord:
         """The request has ended, or a shadow of it has: its record, which is written."""

@@ -11,7 +11,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from opentelemetry.trace import Tracer
 
-from gateway.admission.load_table import ModelLoadTable
+from gateway.admission.overload import ModelLoadTable
 from gateway.streaming.registry import Registry
 from gateway.streaming.sent_row import SentRow
 from sluice.background import BackgroundTasks

@@ -11,8 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.admission.calls import Arriving, CallChecks
-from gateway.admission.class_limiter import ClassLimiter
+from gateway.admission.calls import Arriving, CallChecks, ClassLimiter
 from gateway.api.interceptor import ErrorInterceptor
 from gateway.identity.authenticator import Authenticator
 from gateway.routing.learned.artefact import load

@@ -56,7 +56,6 @@ IDENTITY: Final = Group(
 LIMITS: Final = Group(
     {
         "gateway/admission/calls.py": (),
-        "gateway/admission/class_limiter.py": (),
         "gateway/admission/tenant_limits.py": (),
         "gateway/admission/token_bucket.py": (),
     },

@@ -10,7 +10,7 @@ import nats.errors
 from opentelemetry.trace import NoOpTracer
 
 from batcher.app import Batcher
-from gateway.admission.load_table import ModelLoadTable
+from gateway.admission.overload import ModelLoadTable
 from gateway.server import TICK_S
 from gateway.streaming.answer import Answer
 from gateway.streaming.dispatch import Dispatch, SentRow

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.class_limiter import PREPARED_MAX, ClassLimiter
+from gateway.admission.calls import PREPARED_MAX, ClassLimiter
 from gateway.admission.tenant_limits import Limits, TenantLimits
 from gateway.routing.budget import Spending
 from sluice.errors import LimitReached, Overloaded, ShuttingDown

@@ -2,8 +2,13 @@
 
 import pytest
 
-from gateway.admission.load_table import ModelLoadTable
-from gateway.admission.overload import MARGIN, OverloadControl, OverloadRules, SchedulingParams
+from gateway.admission.overload import (
+    MARGIN,
+    ModelLoadTable,
+    OverloadControl,
+    OverloadRules,
+    SchedulingParams,
+)
 from gateway.routing.breaker import Breakers
 from gateway.routing.plan import PINNED, SAFETY, Plan
 from gateway.routing.router import ModelFacts

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
-from gateway.admission.class_limiter import PREPARED_MAX
+from gateway.admission.calls import PREPARED_MAX
 from gateway.admission.prompts import LOOP_CHARS
 from gateway.admission.tenant_threads import TenantSlots, TenantThreads
 from gateway.safety.compiled import CompiledPolicy

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.admission import class_limiter as module
-from gateway.admission.class_limiter import Turns
+from gateway.admission import calls as module
+from gateway.admission.calls import Turns
 from sluice.errors import Overloaded
 
 BOUND_S = 60.0
@@ -19,7 +19,7 @@ async def arriving(turns: Turns) -> AsyncIterator[None]:
 
     async def arrive() -> None:
         while True:
-            turns.arrived()
+            turns.arrived += 1
             await asyncio.sleep(0)
 
     task = asyncio.create_task(arrive())

@@ -11,8 +11,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from gateway.admission import calls as arriving_module
-from gateway.admission.calls import STREAMS_MAX, Arriving, CallChecks
-from gateway.admission.class_limiter import ClassLimiter
+from gateway.admission.calls import STREAMS_MAX, Arriving, CallChecks, ClassLimiter
 from gateway.api.interceptor import HEALTH_BYTES_MAX, ErrorInterceptor
 from gateway.identity.authenticator import Authenticator
 from sluice import errors

@@ -9,8 +9,7 @@ import pytest
 from google.rpc import status_pb2
 
 from gateway.admission import calls as arriving
-from gateway.admission.calls import Arriving, CallChecks
-from gateway.admission.class_limiter import ClassLimiter
+from gateway.admission.calls import Arriving, CallChecks, ClassLimiter
 from gateway.api.interceptor import ErrorInterceptor
 from gateway.api.job_forwarder import MESSAGE_BYTES_MAX, JobForwarder
 from gateway.identity.authenticator import Authenticator

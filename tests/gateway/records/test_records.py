@@ -165,6 +165,7 @@ async def test_a_request_that_cannot_be_audited_is_refused(
 ) -> None:
     async with open_wire(nats_url, model_folder, safety=SAFETY) as wire:
         monkeypatch.setattr("gateway.records.writer.QUEUE_MAX_BYTES", 0)
+        await error_of(wire.stub.Generate(prompt("my number is 078-05-1121")))
         code, error = await error_of(wire.stub.Generate(prompt("my number is 078-05-1121")))
     assert (code.name, error.reason) == ("UNAVAILABLE", "TRANSPORT_UNAVAILABLE")
     assert error.retry_after_s

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.records import writer
 from gateway.records.store import Kept, RecordStore
-from sluice.errors import RecordUnknown, TransportUnavailable
+from sluice.errors import RecordUnknown
 from sluice.internal.v1.audit_pb2 import AuditEntry
 from sluice.settings import RecordsSettings
 from sluice.startup import free_port
@@ -54,16 +54,16 @@ async def test_what_no_message_can_hold_is_dropped() -> None:
     assert kept.dropped == 1
 
 
-async def test_the_audit_refuses_rather_than_drops() -> None:
+async def test_the_audit_is_full_rather_than_that_it_drops() -> None:
     kept = opened()
-    kept.check_audit()
+    assert not kept.audit_writer.is_full
     for number in range(writer.QUEUE_MAX_BYTES // 65_536):
         kept.append_audit(AuditEntry(request_id=f"r{number}", tenant="t", turns=["x" * 65_536]))
-    with pytest.raises(TransportUnavailable) as refused:
-        kept.check_audit()
-    assert refused.value.retry_after_s
+    assert kept.audit_writer.is_full
     assert kept.dropped == 0
-    opened(audit_enabled=False).check_audit()
+    silent = opened(audit_enabled=False)
+    silent.append_audit(AuditEntry(request_id="r", tenant="t", turns=["x" * 65_536]))
+    assert not silent.audit_writer._bytes
 
 
 async def test_what_is_written_leaves_room(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,10 +75,9 @@ async def test_what_is_written_leaves_room(nats_url: str, monkeypatch: pytest.Mo
     try:
         for policy in ("one", "two"):
             kept.append_audit(AuditEntry(request_id="r", tenant="t", policy=policy))
-        with pytest.raises(TransportUnavailable):
-            kept.check_audit()
+        assert kept.audit_writer.is_full
         await kept.flush(BOUND_S)
-        kept.check_audit()
+        assert not kept.audit_writer.is_full
     finally:
         running.cancel()
         await client.close()
