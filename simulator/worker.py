@@ -1,13 +1,13 @@
 """A simulated worker: the batches in flight to it, the steps of its engine, and the batcher's view of it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import accumulate
 from typing import Protocol
 
-from batcher.core.scheduler.capacity import Capacity
-from model_workers.grants import Room, rooms_of
+from batcher.core.scheduler.capacity import Capacity, Room
+from model_workers.grants import Room as Granted
+from model_workers.grants import rooms_of
 from simulator.cost import StepCost
 from simulator.engines import Engine, EngineRow, Progress, Stretch
 
@@ -92,23 +92,19 @@ class SimulatedWorker:
         late = max(0, len(self._sent) - load.running - load.waiting - len(in_flight))
         prefill = sum(row.prompt for row in in_flight)
 
-        def with_room(room: Room, waiting_tokens: int) -> Capacity:
-            return Capacity(
-                worker=self.name,
-                free_rows=max(0, room.rows - len(in_flight) - late),
-                free_tokens=room.tokens - reserved,
-                waiting_tokens=waiting_tokens + prefill,
-                running_rows=load.running + load.waiting,
-                batches_in_flight=self._unanswered,
-                step_s=self._cost(0, load.running, load.running_tokens) if load.running else 0.0,
-                prefill_token_s=self._cost.prefill_token_s,
-                preempts=bool(load.ranks),
-            )
+        def left(room: Granted, waiting_tokens: int) -> Room:
+            rows = max(0, room.rows - len(in_flight) - late)
+            return Room(rows, room.tokens - reserved, waiting_tokens + prefill)
 
         *urgent, last = rooms_of(load)
         waiting = accumulate(rank.waiting_tokens for rank in load.ranks)
-        preemptible = tuple(map(with_room, urgent, waiting))
-        return replace(with_room(last, load.waiting_tokens), preemptible=preemptible)
+        return Capacity(
+            self.name,
+            *left(last, load.waiting_tokens),
+            running_rows=load.running + load.waiting,
+            batches_in_flight=self._unanswered,
+            urgent=list(map(left, urgent, waiting)),
+        )
 
     @property
     def running(self) -> int:

@@ -160,7 +160,7 @@ class Requests:
             ChannelBroken: a report or a frame before it is missing: the channel must be opened again.
         """
         state = self.workers.of(worker)
-        state.report(report, now)
+        state.report(report)
         for admission in report.admissions:
             self._admitted(worker, admission, now)
         succeeded = failed = False

@@ -2,51 +2,18 @@
 
 import math
 from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 from batcher.core.row import Row
-from batcher.core.scheduler.capacity import Capacity
+from batcher.core.scheduler.capacity import Capacity, Room
 from sluice.internal.v1 import worker_pb2
 from sluice.wire.subjects import RANKS
 
-MEAN_SHARE: Final = 0.1
-"""What one observation weighs in running means."""
 FAILURES_MAX: Final = 2
 """Failures in succession after which a worker is tried with single rows."""
 BREAK_S: Final = 0.5
 BREAK_S_MAX: Final = 10.0
 """The pause before the first try, and the longest; seconds."""
-
-
-class StepTimes:
-    """Running means of a worker's step time and of the time that a prompt token adds; 0 while not known."""
-
-    def __init__(self) -> None:
-        self.step_s = 0.0
-        self.prefill_token_s = 0.0
-        self._load: worker_pb2.WorkerLoad | None = None
-        self._at = 0.0
-
-    def note(self, load: worker_pb2.WorkerLoad, now: float) -> None:
-        """Takes a report. Only intervals in which the worker stepped without a pause are measured."""
-        before, passed_s = self._load, now - self._at
-        self._load, self._at = load, now
-        if before is None or not before.running or not load.running:
-            return
-        steps = load.steps - before.steps
-        if steps <= 0:
-            return
-        computed = before.waiting_tokens - load.waiting_tokens
-        if computed > 0 and self.step_s:
-            extra_s = max(0.0, passed_s - steps * self.step_s)
-            self.prefill_token_s = _mean(self.prefill_token_s, extra_s / computed)
-        elif computed == 0:
-            self.step_s = _mean(self.step_s, passed_s / steps)
-
-
-def _mean(known: float, seen: float) -> float:
-    return known + MEAN_SHARE * (seen - known) if known else seen
 
 
 class Breaker:
@@ -100,7 +67,6 @@ class WorkerState:
         self.rows: dict[str, Row] = {}
         self.load = worker_pb2.WorkerLoad()
         self.counts: worker_pb2.WorkerCounts | None = None
-        self._times = StepTimes()
         self._next_sequence = 0
         self._refused = False
         self.told: Sequence[int] = (0,) * len(RANKS)
@@ -124,7 +90,7 @@ class WorkerState:
 
     # Messages from the worker.
 
-    def report(self, report: worker_pb2.StepReport, now: float) -> None:
+    def report(self, report: worker_pb2.StepReport) -> None:
         """Takes a response of the channel.
 
         Raises:
@@ -143,7 +109,6 @@ class WorkerState:
         self._tokens_to = report.tokens_to if len(report.tokens_to) == len(RANKS) else ()
         if report.HasField("counts"):
             self.counts = report.counts
-        self._times.note(report.load, now)
         # After a refusal nothing is sent until the worker's next report: it would be refused again.
         self._refused = False
         for admission in report.admissions:
@@ -180,29 +145,22 @@ class WorkerState:
         load, flying = self.load, [row for rows in self._uncounted.values() for row in rows]
         prefill = sum([row.prefill_tokens for row in flying])
         free_rows, free_tokens = self._free(len(flying))
-        capacity = Capacity(
+        if rows_max < math.inf:
+            left = max(0, int(rows_max) - len(self.rows))
+            free_rows = [min(free, left) for free in free_rows]
+        urgent, waiting = [], prefill
+        for rank, of_class in enumerate(load.ranks[:-1]):
+            waiting += of_class.waiting_tokens
+            urgent.append(Room(free_rows[rank], free_tokens[rank], waiting))
+        return Capacity(
             worker=name,
             free_rows=free_rows[-1],
             free_tokens=free_tokens[-1],
             waiting_tokens=load.waiting_tokens + prefill,
             running_rows=load.running + load.waiting,
             batches_in_flight=len(self._uncounted),
-            step_s=self._times.step_s,
-            # An engine without a cache has no rows that long prompts would keep from decoding.
-            prefill_token_s=self._times.prefill_token_s if load.block_tokens else 0.0,
-            preempts=bool(load.ranks),
+            urgent=urgent,
         )
-        if rows_max < math.inf:
-            left = max(0, int(rows_max) - len(self.rows))
-            return replace(capacity, free_rows=min(capacity.free_rows, left))
-        preemptible, waiting = [], prefill
-        for rank, of_class in enumerate(load.ranks[:-1]):
-            waiting += of_class.waiting_tokens
-            rows, tokens = free_rows[rank], free_tokens[rank]
-            preemptible.append(
-                replace(capacity, free_rows=rows, free_tokens=tokens, waiting_tokens=waiting)
-            )
-        return replace(capacity, preemptible=tuple(preemptible))
 
     def tell(self, waiting: Sequence[int]) -> bool:
         """So many rows of each class wait for a worker; whether the worker is to hear of it."""

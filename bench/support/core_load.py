@@ -36,7 +36,7 @@ def tasks(count: int, seed: int) -> list[QueuedTask]:
 
 def capacity(free_rows: int) -> Capacity:
     """A worker with room."""
-    return Capacity("w0", free_rows=free_rows, step_s=0.01)
+    return Capacity("w0", free_rows=free_rows)
 
 
 class CoreLoad:

@@ -130,11 +130,11 @@ class PaddedBatches(Order):
         rows, tokens = self.max_rows, self._policy.batch_tokens_max
         if not self._policy.pads:
             waiting = sum(members.prefill_tokens for members in self.classes.values())
-            rows = min(rows, self._placement.free_rows(room, first, now))
+            rows = min(rows, self._placement.room(room, first, now).free_rows)
             return first if self.waiting >= rows or waiting >= tokens else None
         for bucket in self._buckets.values():
             found = min(bucket.values(), key=_turn)
-            enough = min(rows, self._placement.free_rows(room, found, now))
+            enough = min(rows, self._placement.room(room, found, now).free_rows)
             is_full = len(bucket) >= enough or len(bucket) * found.prefill_tokens >= tokens
             if is_full and self._placement.choose(found, [room], now) is not None:
                 return found
@@ -192,7 +192,7 @@ class PaddedBatches(Order):
         if policy.pads:
             longest = max(row.prefill_tokens for row in rows)
             cells = (len(rows) + 1) * max(longest, task.prefill_tokens)
-        if len(rows) >= self._placement.free_rows(room, task, now):
+        if len(rows) >= self._placement.room(room, task, now).free_rows:
             return BatchLimit.WORKER_ROWS
         if len(rows) >= self.max_rows:
             return BatchLimit.ROWS

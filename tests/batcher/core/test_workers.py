@@ -1,4 +1,4 @@
-"""What fits in a worker: its reports, what is on its way, how fast it steps, and what it grants."""
+"""What fits in a worker: its reports, what is on its way, and what it grants."""
 
 import math
 
@@ -12,12 +12,10 @@ from batcher.core.workers import (
     BREAK_S_MAX,
     Breaker,
     ChannelBroken,
-    StepTimes,
     WorkerState,
     without_standby,
 )
 from sluice.internal.v1 import task_pb2, worker_pb2
-from sluice.internal.v1.worker_pb2 import WorkerLoad
 
 
 def report(sequence: int, worker: str = "w", running: int = 0) -> worker_pb2.StepReport:
@@ -63,23 +61,23 @@ def test_a_worker_that_has_not_spoken_has_no_room() -> None:
 
 def test_the_first_report_makes_it_live() -> None:
     state = WorkerState()
-    state.report(report(0, running=3), 0.0)
+    state.report(report(0, running=3))
     assert (state.worker_id, state.slots, state.running) == ("w", 8, 3)
 
 
 @pytest.mark.parametrize("sequence", [0, 2, 7])
 def test_a_jump_in_the_sequence_breaks_it(sequence: int) -> None:
     state = WorkerState()
-    state.report(report(0), 0.0)
+    state.report(report(0))
     with pytest.raises(ChannelBroken, match=f"response {sequence} instead of 1"):
-        state.report(report(sequence), 0.0)
+        state.report(report(sequence))
 
 
 def test_another_worker_breaks_it() -> None:
     state = WorkerState()
-    state.report(report(0), 0.0)
+    state.report(report(0))
     with pytest.raises(ChannelBroken, match="worker other instead of w"):
-        state.report(report(1, worker="other"), 0.0)
+        state.report(report(1, worker="other"))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +95,7 @@ def test_room_is_what_neither_its_count_nor_ours_uses(
 ) -> None:
     state = WorkerState()
     load = worker_pb2.WorkerLoad(slots=8, running=running, waiting=waiting)
-    state.report(worker_pb2.StepReport(worker="w", load=load), 0.0)
+    state.report(worker_pb2.StepReport(worker="w", load=load))
     send(state, "old", *[row(f"o{n}") for n in range(in_flight - unanswered)])
     state._uncounted.clear()
     send(state, "new", *[row(f"n{n}") for n in range(unanswered)])
@@ -116,29 +114,29 @@ def admission(batch_id: str, *, retryable: bool | None = None) -> worker_pb2.Adm
 def test_after_a_refusal_nothing_is_sent_until_its_next_report(retryable: bool, room: int) -> None:
     state, refusing = WorkerState(), report(0)
     refusing.admissions.append(admission("b", retryable=retryable))
-    state.report(refusing, 0.0)
+    state.report(refusing)
     assert free_rows(state) == room
-    state.report(report(1), 0.0)
+    state.report(report(1))
     assert free_rows(state) == 8
 
 
 def test_a_batch_is_in_flight_until_a_report_counts_it() -> None:
     state = WorkerState()
-    state.report(report(0), 0.0)
+    state.report(report(0))
     send(state, "b", row("one"), row("two"))
     assert [member.request_id for member in state.queued("b")] == ["one", "two"]
     assert not state.queued("b")
     assert not state.has_admitted("b")
-    state.report(report(1), 0.0)
+    state.report(report(1))
     assert state.capacity("name").batches_in_flight == 1
     counting = report(2, running=2)
     counting.admissions.append(admission("b"))
-    state.report(counting, 0.0)
+    state.report(counting)
     capacity = state.capacity("name")
     assert (capacity.batches_in_flight, capacity.free_rows) == (0, 6)
     assert state.has_admitted("b")
     state.rows.clear()
-    state.report(report(3), 0.0)
+    state.report(report(3))
     assert state.capacity("name").idle
 
 
@@ -161,17 +159,17 @@ def test_a_worker_that_fails_again_and_again_gets_single_rows_after_pauses() -> 
 def test_a_worker_on_trial_has_room_for_one_row() -> None:
     state = WorkerState()
     load = worker_pb2.WorkerLoad(slots=8, places=12, ranks=[worker_pb2.RankLoad()] * 3)
-    state.report(worker_pb2.StepReport(worker="w", load=load), 0.0)
+    state.report(worker_pb2.StepReport(worker="w", load=load))
     assert state.capacity("name", 0).free_rows == 0
     trial = state.capacity("name", 1)
-    assert (trial.free_rows, trial.preemptible) == (1, ())
+    assert (trial.free_rows, [room.free_rows for room in trial.urgent]) == (1, [1, 1])
     send(state, "b", row("probe"))
     assert state.capacity("name", 1).free_rows == 0
 
 
 def test_without_a_paged_cache_only_rows_limit_it() -> None:
     state = WorkerState()
-    state.report(report(0), 0.0)
+    state.report(report(0))
     assert state.capacity("name").free_tokens == math.inf
 
 
@@ -187,30 +185,29 @@ def granting(rows: list[int], tokens: list[int], sequence: int = 0) -> worker_pb
 
 def test_a_class_has_what_is_granted_less_what_was_sent() -> None:
     state = WorkerState()
-    state.report(granting([6, 5, 3], [600, 500, 300]), 0.0)
+    state.report(granting([6, 5, 3], [600, 500, 300]))
     send(state, "b", row("a", prefill=7, cache=20), row("b", prefill=3, cache=30))
     capacity = state.capacity("name")
     assert (capacity.free_rows, capacity.free_tokens, capacity.waiting_tokens) == (1, 250, 10)
-    found = [(c.free_rows, c.free_tokens, c.waiting_tokens) for c in capacity.preemptible]
-    assert found == [(4, 550, 15), (3, 450, 25)]
+    assert capacity.urgent == [(4, 550, 15), (3, 450, 25)]
 
 
 def test_a_grant_that_comes_late_or_twice_makes_no_room() -> None:
     state = WorkerState()
-    state.report(granting([2, 2, 2], []), 0.0)
+    state.report(granting([2, 2, 2], []))
     send(state, "b", row("a"), row("b"), row("c"))
     for sequence in (1, 2):
-        state.report(granting([2, 2, 2], [], sequence), 0.0)
+        state.report(granting([2, 2, 2], [], sequence))
         assert (free_rows(state), state.capacity("name").free_tokens) == (0, math.inf)
-    state.report(granting([4, 4, 4], [], 3), 0.0)
+    state.report(granting([4, 4, 4], [], 3))
     assert free_rows(state) == 1
 
 
 def test_a_grant_that_does_not_tell_the_classes_apart_is_none() -> None:
     state = WorkerState()
-    state.report(granting([9, 9], [1]), 0.0)
+    state.report(granting([9, 9], [1]))
     assert (free_rows(state), state.capacity("name").free_tokens) == (0, math.inf)
-    state.report(granting([9, 9, 9, 9], [], 1), 0.0)
+    state.report(granting([9, 9, 9, 9], [], 1))
     assert free_rows(state) == 0, "the load leaves nothing free"
 
 
@@ -221,46 +218,3 @@ def test_a_worker_hears_when_rows_begin_or_cease_to_wait() -> None:
     assert not state.tell((0, 0, 900))
     assert state.tell((1, 0, 900))
     assert state.tell((0, 0, 0))
-
-
-def step_load(steps: int, waiting_tokens: int = 0, running: int = 4) -> WorkerLoad:
-    return WorkerLoad(slots=8, running=running, steps=steps, waiting_tokens=waiting_tokens)
-
-
-def test_the_time_of_a_step_is_learned_from_reports_that_follow_one_another() -> None:
-    pace = StepTimes()
-    for number in range(10):
-        pace.note(step_load(steps=2 * number), now=0.1 * number)
-    assert abs(pace.step_s - 0.05) < 1e-9
-    assert pace.prefill_token_s == 0
-
-
-def test_an_idle_worker_teaches_nothing() -> None:
-    pace = StepTimes()
-    pace.note(step_load(0, running=0), 0.0)
-    pace.note(step_load(1, running=4), 100.0)
-    assert pace.step_s == 0
-
-
-def test_prompt_tokens_cost_what_a_step_with_them_takes_longer() -> None:
-    pace = StepTimes()
-    pace.note(step_load(0), 0.0)
-    pace.note(step_load(1), 0.05)
-    pace.note(step_load(2, waiting_tokens=100), 0.1)
-    pace.note(step_load(3), 0.25)
-    assert abs(pace.prefill_token_s - 0.001) < 1e-9
-    assert abs(pace.step_s - 0.05) < 1e-9
-
-
-def test_prompts_of_an_engine_without_a_cache_keep_nobody_waiting() -> None:
-    for block_tokens, known in ((16, 0.001), (0, 0.0)):
-        state = WorkerState()
-        waiting = (0, 0, 100, 0)
-        for number, at in enumerate((0.0, 0.05, 0.1, 0.25)):
-            load = step_load(number, waiting_tokens=waiting[number])
-            load.block_tokens = block_tokens
-            state.report(
-                worker_pb2.StepReport(worker="w", sequence=number, ready=True, load=load), at
-            )
-        found = state.capacity("name").prefill_token_s
-        assert abs(found - known) < 1e-9

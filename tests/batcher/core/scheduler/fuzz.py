@@ -13,12 +13,12 @@ It keeps its own books, and compares:
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
-from batcher.core.scheduler.capacity import Capacity
+from batcher.core.scheduler.capacity import Capacity, Room
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import Batch, QueuedTask
 from model_workers.grants import rooms_of
@@ -77,21 +77,15 @@ class Worker:
             free_blocks=max(0, CACHE_TOKENS - sum(row.cache_tokens for row in self.rows.values())),
             ranks=map(self.load_of, range(len(CLASSES))) if self.preempts else (),
         )
-        *urgent, last = (
-            Capacity(
-                self.name,
-                free_rows=room.rows,
-                free_tokens=room.tokens,
-                waiting_tokens=sum(row.prefill_tokens for row in fresh),
-                running_rows=len(self.rows),
-                batches_in_flight=len(self.unanswered),
-                step_s=0.01,
-                prefill_token_s=0.0001,
-                preempts=self.preempts,
-            )
-            for room in rooms_of(load)
+        waiting = sum(row.prefill_tokens for row in fresh)
+        *urgent, last = (Room(room.rows, room.tokens, waiting) for room in rooms_of(load))
+        return Capacity(
+            self.name,
+            *last,
+            running_rows=len(self.rows),
+            batches_in_flight=len(self.unanswered),
+            urgent=urgent if self.preempts else (),
         )
-        return replace(last, preemptible=tuple(urgent) if self.preempts else ())
 
     def load_of(self, rank: int) -> worker_pb2.RankLoad:
         names = [name for name in self.rows if self.ranks[name] == rank]
@@ -251,7 +245,7 @@ class QueueFuzz:
             if decision.batch is None:
                 break
             (capacity,) = [r for r in capacities if r.worker == decision.batch.worker]
-            self.check_batch(decision.batch, self.seen(capacity, decision.batch))
+            self.check_batch(decision.batch, capacity)
             self.send(decision.batch)
             self.check_books()
         self.check_books()
@@ -259,17 +253,11 @@ class QueueFuzz:
         if decision.wake_at is not None:
             self.at(max(0.0, decision.wake_at - self.now), lambda: None)
 
-    def seen(self, capacity: Capacity, batch: Batch) -> Capacity:
-        """As the class of the batch sees it: others give way only where its first row has no room."""
-        first = batch.rows[0]
-        waiting = capacity.waiting_tokens + first.prefill_tokens
-        fits = capacity.free_rows > 0 and first.cache_tokens <= capacity.free_tokens
-        fits = fits and (not capacity.waiting_tokens or waiting <= self.policy.waiting_tokens_max)
-        if fits or capacity.idle or self.policy.computes_whole or not self.policy.takes_slots:
-            return capacity
-        classes = {self.tasks[row.request_id].task.priority_class for row in batch.rows}
-        assert len(classes) == 1
-        return capacity.preemptible[RANKS[classes.pop()]]
+    def room(self, capacity: Capacity, members: list[Known]) -> Room | Capacity:
+        """What the class of the most urgent row may take of a worker."""
+        policy, rank = self.policy, min(RANKS[known.task.priority_class] for known in members)
+        by_class = policy.takes_slots and policy.order != "arrival" and not policy.computes_whole
+        return capacity.urgent[rank] if by_class and rank < len(capacity.urgent) else capacity
 
     def expire(self) -> None:
         for name in [k for k, t in self.tasks.items() if t.waits and t.task.deadline <= self.now]:
@@ -295,7 +283,8 @@ class QueueFuzz:
         assert batch.cache_tokens == sum(row.cache_tokens for row in rows)
         assert math.isclose(batch.padding_share, 1 - tokens / cells, abs_tol=1e-9)
         assert batch.longest_wait.waited_s == max(row.waited_s for row in rows)
-        assert len(rows) <= min(policy.max_rows, capacity.free_rows)
+        room = self.room(capacity, members)
+        assert len(rows) <= min(policy.max_rows, room.free_rows)
         assert capacity.batches_in_flight < policy.batches_in_flight_max
         if policy.batches_running_max is not None and not self.changed:
             worker = next(w for w in self.workers if w.name == batch.worker)
@@ -306,7 +295,7 @@ class QueueFuzz:
         if len(rows) > 1 or capacity.waiting_tokens:
             assert capacity.waiting_tokens + tokens <= policy.waiting_tokens_max
         if len(rows) > 1 or not capacity.idle:
-            assert batch.cache_tokens <= capacity.free_tokens
+            assert batch.cache_tokens <= room.free_tokens
         self.check_turns(members)
 
     def check_turns(self, members: list[Known]) -> None:

@@ -1,4 +1,4 @@
-from batcher.core.scheduler.capacity import Capacity
+from batcher.core.scheduler.capacity import Capacity, Room
 from batcher.core.scheduler.task import Batch, BatchCause, BatchLimit, QueuedTask
 
 
@@ -18,10 +18,7 @@ def batch_of(row: QueuedTask) -> Batch:
 def test_a_batch_on_its_way_counts() -> None:
     row = QueuedTask("r", "bulk", prompt_tokens=30)
     batch = batch_of(row)
-    before = Capacity("w", 3, 100, 7, preemptible=(Capacity("w", 5, 300, 1),))
+    before = Capacity("w", 3, 100, 7, urgent=[Room(5, 300, 1)])
     after = before.after(batch)
-    assert after == Capacity(
-        "w", 2, 50, 37, batches_in_flight=1, preemptible=(after.preemptible[0],)
-    )
-    assert after.preemptible[0] == Capacity("w", 4, 250, 31, batches_in_flight=1)
+    assert after == Capacity("w", 2, 50, 37, batches_in_flight=1, urgent=[Room(4, 250, 31)])
     assert Capacity("other", 3).after(batch) == Capacity("other", 3)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from batcher.core.scheduler.capacity import Capacity
+from batcher.core.scheduler.capacity import Capacity, Room
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import BatchCause, BatchLimit
 from sluice.settings.batching import ClassPolicies, ClassPolicy, Policy
@@ -28,8 +28,7 @@ def test_enough_for_the_room_there_is_need_not_wait() -> None:
 
 def full_of_bulk(urgent_rows: int = 3) -> Capacity:
     """No slot is free, but bulk rows would give theirs."""
-    room = Capacity("w", urgent_rows, running_rows=16, preempts=True)
-    return busy(free_rows=0, running_rows=16, preempts=True, preemptible=(room, room))
+    return busy(free_rows=0, running_rows=16, urgent=[Room(urgent_rows)] * 2)
 
 
 @pytest.mark.parametrize(
@@ -42,13 +41,13 @@ def test_less_urgent_rows_give_way(priority_class: str, rows: int | None) -> Non
     assert (batch and len(batch.rows)) == rows
 
 
-def test_nothing_less_urgent_goes_along_with_rows_that_others_give_way_to() -> None:
+def test_what_goes_along_with_rows_that_others_give_way_to_has_room_of_its_own_class() -> None:
     queue = Queue(Policy())
-    fill(queue, 5, priority_class="standard")
-    fill(queue, 5, priority_class="interactive")
-    batch = batch_of(queue, 0.0, full_of_bulk())
-    assert len(batch.rows) == 1
-    assert queue.waiting("standard") == 1
+    for name in ("interactive", "standard", "bulk"):
+        fill(queue, 5, 5, priority_class=name)
+    worker = busy(free_rows=0, running_rows=16, urgent=[Room(9), Room(3)])
+    assert len(batch_of(queue, 0.0, worker).rows) == 3
+    assert [queue.waiting(name) for name in ("standard", "bulk")] == [1, 2]
 
 
 def test_a_free_slot_is_better_than_a_taken_one() -> None:
@@ -65,12 +64,12 @@ def test_without_the_switch_nobody_gives_way() -> None:
 
 
 def test_where_bulk_gives_way_it_leaves_no_slot_free() -> None:
-    for preempts, rows in ((False, 4), (True, 8)):
+    for urgent, rows in (((), 4), ([Room(8)] * 2, 8)):
         queue = Queue(Policy(classes=ClassPolicies(bulk=ClassPolicy(spare_rows=8))))
         fill(queue, 5, priority_class="interactive")
         batch_of(queue, 0.0, Capacity("w", 1))
         fill(queue, *[5] * 20, priority_class="bulk")
-        batch = batch_of(queue, 0.1, busy(free_rows=8, running_rows=8, preempts=preempts))
+        batch = batch_of(queue, 0.1, busy(free_rows=8, running_rows=8, urgent=urgent))
         assert len(batch.rows) == rows
 
 
@@ -143,8 +142,7 @@ def chosen(
 
 
 def working(worker: str, **values: float) -> Capacity:
-    known: dict[str, float] = {"running_rows": 4, "step_s": 0.01, "prefill_token_s": 0.001}
-    return Capacity(worker, **{"free_rows": 4, **known, **values})  # type: ignore[arg-type]
+    return Capacity(worker, **{"free_rows": 4, "running_rows": 4, **values})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -172,13 +170,12 @@ def test_a_prompt_longer_than_may_wait_goes_to_a_worker_with_nothing_waiting() -
     assert chosen(working("w", waiting_tokens=1), prompt=5000) is None
 
 
-def test_the_worker_whose_first_token_comes_soonest_is_taken() -> None:
-    behind = working("behind", waiting_tokens=500)
-    slow = working("slow", step_s=0.9)
-    assert chosen(behind, slow, working("soon")) == "soon"
+def test_the_worker_with_the_fewest_prompt_tokens_before_the_row_is_taken() -> None:
+    behind = working("behind", waiting_tokens=500, running_rows=1)
+    assert chosen(behind, working("soon")) == "soon"
 
 
-def test_without_known_costs_the_emptier_one_is_taken() -> None:
+def test_of_equal_ones_the_emptier_one_is_taken() -> None:
     full = Capacity("full", 1, running_rows=7)
     empty = Capacity("empty", 7, running_rows=1)
     assert chosen(full, empty) == "empty"
