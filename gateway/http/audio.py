@@ -29,7 +29,7 @@ _FIELDS: Final = frozenset({"model", "prompt", "response_format", "temperature"}
 _OF_TRANSCRIPTIONS: Final = _FIELDS | {"language", "stream"}
 
 
-class Transcript:
+class SpokenText:
     """The answer to one call, as it grows.
 
     Attributes:

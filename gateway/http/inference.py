@@ -10,7 +10,7 @@ from gateway.api.generate import Generator
 from gateway.api.inference_service import add_event
 from gateway.api.texts import EMBED, RERANK, TextsKind, answer_texts
 from gateway.http.answers import Chunks, EndTokens, whole
-from gateway.http.audio import HEADS, Transcript, speech_request
+from gateway.http.audio import HEADS, SpokenText, speech_request
 from gateway.http.call import SSE, HttpCall
 from gateway.http.requests import add_headers, chat_field_name, generate_request
 from gateway.http.responses import ResponseEvents, response_field_name, response_request
@@ -33,7 +33,7 @@ Json = dict[str, Any]
 RESPONSES: Final = "/v1/responses"
 
 
-class WholeAnswer:
+class WholeBody:
     """The body of an answer that is not streamed."""
 
     def __init__(self, shape: Shape, ends: EndTokens) -> None:
@@ -56,7 +56,7 @@ class WholeAnswer:
         return whole(self._shape, self._created, found, self._ends)
 
 
-Answer = WholeAnswer | Chunks | ResponseEvents | Transcript
+HttpAnswer = WholeBody | Chunks | ResponseEvents | SpokenText
 """What the events of Generate become: whole, or the pieces of a stream."""
 
 
@@ -79,7 +79,7 @@ class ModelCalls:
             call.named = chat_field_name
         request, options = generate_request(url, await call.object())
         if options is None:
-            await self._generate(call, request, WholeAnswer(SHAPES[url], self._ends))
+            await self._generate(call, request, WholeBody(SHAPES[url], self._ends))
             return
         chunks = Chunks(SHAPES[url], int(time.time()), self._ends, options)
         await self._generate(call, request, chunks, SSE)
@@ -98,8 +98,8 @@ class ModelCalls:
         if not self._catalog.hearing:
             raise UnknownModel("no model of this mesh takes audio", metadata={"models": ""})
         request, form = await speech_request(call, self._generator.settings.audio_max_s)
-        transcript = Transcript(request, form, self._catalog)
-        await self._generate(call, request, transcript, HEADS.get(form, {}))
+        spoken = SpokenText(request, form, self._catalog)
+        await self._generate(call, request, spoken, HEADS.get(form, {}))
 
     async def embed(self, call: HttpCall) -> Json:
         """/v1/embeddings."""
@@ -130,7 +130,7 @@ class ModelCalls:
         self,
         call: HttpCall,
         request: pb.GenerateRequest,
-        answer: Answer,
+        answer: HttpAnswer,
         head: Mapping[str, str] = {},
     ) -> None:
         """Answers ``request``; ``head``: headers of the answer, `SSE` for a stream."""

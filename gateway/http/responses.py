@@ -238,6 +238,8 @@ class ResponseEvents:
         self._created = created
         self._model = ""
         self._output: list[Json] = []
+        self._place: Json = {}
+        """Of the last item of the output, in events."""
         self._text: list[str] = []
         """Of the last item of the output, while it grows."""
         self._open: _TextItem | None = None
@@ -307,55 +309,51 @@ class ResponseEvents:
             self._say("response.created", response=self._response)
             self._say("response.in_progress", response=self._response)
 
-    def _add_item(self, item: Json) -> None:
+    def _add_item(self, prefix: str, item: Json) -> None:
+        """Begins an item of the output, whose id begins with ``prefix``."""
         self._begin()
-        self._output.append(item)
-        self._say("response.output_item.added", output_index=self._last, item=item)
+        item_id = f"{prefix}_{self.request_id}_{len(self._output)}"
+        self._place = {"item_id": item_id, "output_index": len(self._output)}
+        self._output.append({"id": item_id, **item, "status": "in_progress"})
+        self._say_item("added")
 
-    def _end_item(self, item: Json) -> None:
-        self._output[-1] = item
-        self._say("response.output_item.done", output_index=self._last, item=item)
+    def _end_item(self, status: str = "completed", **fields: Any) -> None:
+        """Ends the last item, which has ``fields`` now."""
+        self._output[-1] |= {**fields, "status": status}
+        self._say_item("done")
 
-    @property
-    def _last(self) -> int:
-        return len(self._output) - 1
-
-    def _place(self) -> Json:
-        return {"item_id": self._output[-1]["id"], "output_index": self._last}
+    def _say_item(self, event: str) -> None:
+        index, item = self._place["output_index"], self._output[-1]
+        self._say(f"response.output_item.{event}", output_index=index, item=item)
 
     def _add_text(self, text: str, kind: "_TextItem") -> None:
         if self._open is not kind:
             self._end_text()
             self._open = kind
-            item_id = f"{kind.prefix}_{self.request_id}_{len(self._output)}"
-            self._add_item(kind.item(item_id, "in_progress", []))
-            part = kind.part("")
-            self._say("response.content_part.added", **self._place(), content_index=0, part=part)
+            self._add_item(kind.prefix, {**kind.item, "content": []})
+            place = {**self._place, "content_index": 0}
+            self._say("response.content_part.added", **place, part=kind.part(""))
         self._text.append(text)
         said = {"content_index": 0, "delta": text, **kind.extra}
-        self._say(f"response.{kind.text}.delta", **self._place(), **said)
+        self._say(f"response.{kind.text}.delta", **self._place, **said)
 
     def _end_text(self, status: str = "completed") -> None:
         if (kind := self._open) is None:
             return
-        text, place = "".join(self._text), self._place()
+        text, place = "".join(self._text), {**self._place, "content_index": 0}
         self._text, self._open = [], None
-        done = {**place, "content_index": 0}
-        self._say(f"response.{kind.text}.done", **done, text=text, **kind.extra)
-        self._say("response.content_part.done", **done, part=kind.part(text))
-        self._end_item(kind.item(place["item_id"], status, [kind.part(text)]))
+        self._say(f"response.{kind.text}.done", **place, text=text, **kind.extra)
+        self._say("response.content_part.done", **place, part=kind.part(text))
+        self._end_item(status, content=[kind.part(text)])
 
     def _add_call(self, call: pb.ToolCall) -> None:
         self._end_text()
-        item_id = f"fc_{self.request_id}_{len(self._output)}"
-        named = {"id": item_id, "type": "function_call", "call_id": call.id, "name": call.name}
-        self._add_item({**named, "arguments": "", "status": "in_progress"})
-        place, arguments = self._place(), call.arguments
-        self._say("response.function_call_arguments.delta", **place, delta=arguments)
-        self._say(
-            "response.function_call_arguments.done", **place, name=call.name, arguments=arguments
-        )
-        self._end_item({**named, "arguments": arguments, "status": "completed"})
+        named = {"type": "function_call", "call_id": call.id, "name": call.name}
+        self._add_item("fc", {**named, "arguments": ""})
+        said, place = {"arguments": call.arguments}, self._place
+        self._say("response.function_call_arguments.delta", **place, delta=call.arguments)
+        self._say("response.function_call_arguments.done", **place, name=call.name, **said)
+        self._end_item(**said)
 
     def _finish(self, finished: pb.Finished) -> None:
         reason = _INCOMPLETE.get(finished.reason)
@@ -377,33 +375,31 @@ class _TextItem:
     """An item of the output that is text.
 
     Attributes:
+        prefix: of its id.
+        item: its fields, beside those that all have.
         text: the type of its part.
-        fields: of the item, beside those that all have.
-        of_part: the same of the part.
+        of_part: the part's fields beside type and text.
         extra: of the events of its text.
     """
 
     prefix: str
-    type: str
+    item: Mapping[str, Any]
     text: str
-    fields: Mapping[str, Any]
     of_part: Mapping[str, Any]
     extra: Mapping[str, Any]
-
-    def item(self, item_id: str, status: str, content: list[Json]) -> Json:
-        named = {"id": item_id, "type": self.type, **self.fields}
-        return {**named, "status": status, "content": content}
 
     def part(self, text: str) -> Json:
         return {"type": self.text, "text": text, **self.of_part}
 
 
 _MESSAGE: Final = _TextItem(
-    *("msg", "message", "output_text", {"role": "assistant"}),
+    "msg",
+    {"type": "message", "role": "assistant"},
+    "output_text",
     of_part={"annotations": [], "logprobs": []},
     extra={"logprobs": []},
 )
-_REASONING: Final = _TextItem("rs", "reasoning", "reasoning_text", {"summary": []}, {}, {})
+_REASONING: Final = _TextItem("rs", {"type": "reasoning", "summary": []}, "reasoning_text", {}, {})
 
 
 def _usage(usage: pb.Usage) -> Json:

@@ -25,7 +25,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import AddedToken, Encoding, Tokenizer
+from tokenizers import Encoding, Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from gateway.models.sentence_pieces import PieceTokenizer
@@ -211,10 +211,9 @@ class ModelTokenizer:
         first, last = self._frame(1)  # [CLS] text [SEP] in many
         room = max(1, tokens_max - len(first) - len(last))
         tokens = self._plain.place(text)
-        starts = range(0, max(1, len(tokens) - room // 4), room - room // 4)
-        parts = (
-            [tokens[start : start + room] for start in starts] if len(tokens) > room else [tokens]
-        )
+        rest = len(tokens) - room // 4 if len(tokens) > room else 1
+        starts = range(0, rest, room - room // 4)
+        parts = [tokens[start : start + room] for start in starts]
         return [
             Segment([*first, *(one.token_id for one in part), *last], len(first), part)
             for part in parts
@@ -378,16 +377,18 @@ class PlainTextEncoder:
     """Encodes a caller's text so that it never holds a control token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = Tokenizer.from_str(_all_controls_special(tokenizer.to_str()))
+        serialized = json.loads(tokenizer.to_str())
+        # The token for unknown characters controls nothing.
+        unknown = _unknown_of(serialized["model"])
+        self._control = dict[int, str]()
+        for token in serialized["added_tokens"]:
+            if token["special"] or _is_mark(token["content"]):
+                token["special"] = True
+                if token["content"] != unknown:
+                    self._control[token["id"]] = token["content"]
+        self._tokenizer = Tokenizer.from_str(json.dumps(serialized))
         # tokenizers' switch for "treat special tokens as text".
         self._tokenizer.encode_special_tokens = True
-        # The token for unknown characters controls nothing.
-        unknown = _unknown_of(json.loads(tokenizer.to_str())["model"])
-        self._control = {
-            token_id: token.content
-            for token_id, token in tokenizer.get_added_tokens_decoder().items()
-            if _is_control(token) and token.content != unknown
-        }
         edges = {char for token in self._control.values() for char in (token[0], token[-1])}
         self._edges = re.compile(f"[{re.escape(''.join(edges))}]" if edges else "(?!)", re.I)
         self._control_chars_max = max(map(len, self._control.values()), default=0)
@@ -457,17 +458,6 @@ def _unknown_of(model: Mapping[str, Any]) -> str | None:
     return model.get("unk_token") if number is None else str(model["vocab"][number][0])
 
 
-def _is_control(token: AddedToken) -> bool:
-    """Special tokens, and marks such as ``<think>`` that some models keep among ordinary added tokens."""
-    content = token.content
-    marked = (content[0], content[-1]) in {("<", ">"), ("[", "]")}
-    return token.special or (marked and len(content) > 2)
-
-
-def _all_controls_special(serialized: str) -> str:
-    """The tokenizer with every control token marked special."""
-    tokenizer = json.loads(serialized)
-    for token in tokenizer.get("added_tokens", ()):
-        if _is_control(AddedToken(token["content"], special=token["special"])):
-            token["special"] = True
-    return json.dumps(tokenizer)
+def _is_mark(content: str) -> bool:
+    """Whether it is one such as ``<think>``, which some models keep among ordinary added tokens."""
+    return len(content) > 2 and (content[0], content[-1]) in {("<", ">"), ("[", "]")}
