@@ -101,7 +101,7 @@ class JobForwarder(grpc.GenericRpcHandler):
             async for response in call:
                 await context.write(response)
         except grpc.aio.AioRpcError as error:
-            await _pass_on(error, context)
+            await context.abort(error.code(), error.details() or "", _details(error))
         except asyncio.CancelledError:
             late = sending.exception() if sending.done() and not sending.cancelled() else None
             if late is not None:  # the request did not arrive
@@ -127,8 +127,7 @@ def errors_of_jobs() -> Iterator[None]:
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.UNAVAILABLE and not _details(error):
-            raise _unreachable() from None
+        _details(error)
         raise error_of(error) from None
 
 
@@ -164,18 +163,11 @@ async def _send(requests: AsyncIterator[bytes], call: Any) -> None:
         raise
 
 
-async def _pass_on(error: grpc.aio.AioRpcError, context: GrpcCall) -> None:
-    trailer = _details(error)
-    if not trailer and error.code() is grpc.StatusCode.UNAVAILABLE:
-        raise _unreachable()
-    await context.abort(error.code(), error.details() or "", trailer)
-
-
 def _details(error: grpc.aio.AioRpcError) -> tuple[Any, ...]:
-    return tuple(one for one in error.trailing_metadata() or () if one[0] == STATUS_DETAILS)
-
-
-def _unreachable() -> TransportUnavailable:
-    return TransportUnavailable(
-        "no process of jobs answers; `sluice status` shows it", retry_after_s=RETRY_AFTER_S
-    )
+    """What a process of `jobs` says of its error; raises TransportUnavailable where it is of none."""
+    found = tuple(one for one in error.trailing_metadata() or () if one[0] == STATUS_DETAILS)
+    if not found and error.code() is grpc.StatusCode.UNAVAILABLE:
+        raise TransportUnavailable(
+            "no process of jobs answers; `sluice status` shows it", retry_after_s=RETRY_AFTER_S
+        ) from None
+    return found

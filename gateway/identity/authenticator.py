@@ -53,10 +53,12 @@ class Identities:
 
 
 class Authenticator:
-    """Attributes:
-    on: whether calls must say who they are.
-    takes_certificates: whether `caller_of` needs the names in the client's certificate.
-    mesh_key: what processes of the mesh show.
+    """Tells who calls a gateway.
+
+    Attributes:
+        on: whether calls must say who they are.
+        takes_certificates: whether `caller_of` needs the names in the client's certificate.
+        mesh_key: what processes of the mesh show.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Authenticator:
         self._known: dict[bytes, tuple[Caller, float]] = {}
         self._client: Client | None = None
         self._replaced = asyncio.Event()
-        self.use(self._of(settings, {}, None))
+        self.use(self._of(settings, Identities(settings, {}, None)))
 
     async def start(self, client: Client) -> None:
         """Reads keys of all kinds; raises as `prepare`."""
@@ -86,8 +88,7 @@ class Authenticator:
             SettingsError: a file of keys cannot be used.
             TransportUnavailable, nats.errors.Error: JetStream does not answer.
         """
-        now = self._identities
-        prepared = self._of(settings, now.issuers, now.bucket)
+        prepared = self._of(settings, self._identities)
         await self._read(prepared)
         return prepared
 
@@ -107,22 +108,17 @@ class Authenticator:
                 await self._replaced.wait()
                 running.cancel()
 
-    def _of(
-        self,
-        settings: IdentitySettings,
-        issuers: Mapping[str, IssuerKeys],
-        bucket: KeyBucket | None,
-    ) -> Identities:
-        """The sources of ``settings``; those of ``issuers`` and ``bucket`` that are the same stay."""
-        forget, found = self._known.clear, dict[str, IssuerKeys]()
+    def _of(self, settings: IdentitySettings, before: Identities) -> Identities:
+        """The sources of ``settings``; of those ``before`` the same ones stay."""
+        forget, issuers, bucket = self._known.clear, dict[str, IssuerKeys](), None
         for number, one in enumerate(settings.jwt):
-            known = issuers.get(one.issuer)
+            known = before.issuers.get(one.issuer)
             if known is None or known.settings != one:
                 known = IssuerKeys(one, f"identity.jwt.{number}", forget)
-            found[one.issuer] = known
+            issuers[one.issuer] = known
         if settings.api_keys:
-            bucket = bucket or KeyBucket(self._replicas, forget)
-        return Identities(settings, found, bucket if settings.api_keys else None)
+            bucket = before.bucket or KeyBucket(self._replicas, forget)
+        return Identities(settings, issuers, bucket)
 
     async def _read(self, identities: Identities) -> None:
         for issuer in identities.issuers.values():
