@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from typer import Argument, BadParameter, Option
+from typer import BadParameter
 
 from cli import batch_view, options, output
 from cli.batch_run import IdField, InputTemplate, Out, run
-from cli.commands import Commands, wants_json
+from cli.commands import Commands, argument, option, wants_json
 from cli.failure import CommandFailed
 from cli.files import OutFile, check_input, opened, pieces
 from sluice.client import Client
@@ -32,27 +32,26 @@ class InputOptions:
 
     format: Annotated[
         Literal["auto", "openai", "jsonl", "csv", "parquet"],
-        Option(help="How the input is written."),
+        option("How the input is written."),
     ] = "auto"
     template: InputTemplate = None
     id_field: IdField = ""
     messages: Annotated[
         int,
-        Option(min=0, help="Of nats://SUBJECT: the input ends after so many.  [default: no end]"),
+        option("Of nats://SUBJECT: the input ends after so many.  [default: no end]", min=0),
     ] = 0
     idle: Annotated[
         float,
-        Option(
+        option(
+            "Of nats://SUBJECT: the input ends when none came for so long.  [default: no end]",
             min=0,
             metavar="SECONDS",
-            help="Of nats://SUBJECT: the input ends when none came for so long.  [default: no end]",
         ),
     ] = 0.0
     from_sequence: Annotated[
         int,
-        Option(
-            min=0,
-            help="Of nats://SUBJECT: of the first message in its stream.  [default: the first]",
+        option(
+            "Of nats://SUBJECT: of the first message in its stream.  [default: the first]", min=0
         ),
     ] = 0
 
@@ -82,28 +81,24 @@ class StageOptions:
 
     split: Annotated[
         int,
-        Option(
+        option(
+            "Long documents: parts of at most so many tokens.  [default: what fits]",
             min=0,
             metavar="TOKENS",
-            help="Long documents: parts of at most so many tokens.  [default: what fits]",
         ),
     ] = 0
     overlap: Annotated[
         int,
-        Option(
-            min=0,
-            metavar="TOKENS",
-            help="Of the end of a part that begin the next one; needs --split.",
+        option(
+            "Of the end of a part that begin the next one; needs --split.", min=0, metavar="TOKENS"
         ),
     ] = 0
-    map: Annotated[
-        str, Option(metavar="TEXT", help='The prompt of a part: "Summarize: {text}".')
-    ] = ""
+    map: Annotated[str, option('The prompt of a part: "Summarize: {text}".', metavar="TEXT")] = ""
     reduce: Annotated[
         str,
-        Option(
+        option(
+            'Split documents; the prompt of the answers to the parts: "Put together: {text}".',
             metavar="TEXT",
-            help='Split documents; the prompt of the answers to the parts: "Put together: {text}".',
         ),
     ] = ""
 
@@ -128,19 +123,17 @@ class LimitOptions:
     """When a job ends, is paused or gives an item up, and how fast it runs."""
 
     deadline: Annotated[
-        float | None, Option(metavar="SECONDS", help="The job expires after this time.")
+        float | None, option("The job expires after this time.", metavar="SECONDS")
     ] = None
-    max_cost: Annotated[float, Option(min=0, help="The job is paused at this cost.")] = 0.0
-    requests_per_minute: Annotated[int, Option(min=0)] = 0
-    tokens_per_minute: Annotated[int, Option(min=0)] = 0
-    concurrency: Annotated[int, Option(min=0, help="Items in flight at once.")] = 0
+    max_cost: Annotated[float, option("The job is paused at this cost.", min=0)] = 0.0
+    requests_per_minute: Annotated[int, option("", min=0)] = 0
+    tokens_per_minute: Annotated[int, option("", min=0)] = 0
+    concurrency: Annotated[int, option("Items in flight at once.", min=0)] = 0
     max_bad_lines: Annotated[
         float | None,
-        Option(
-            min=0, max=1, help="The job is paused above this share of bad lines.  [default: 0.1]"
-        ),
+        option("The job is paused above this share of bad lines.  [default: 0.1]", min=0, max=1),
     ] = None
-    max_retries: Annotated[int | None, Option(min=0, help="Of an item.  [default: 3]")] = None
+    max_retries: Annotated[int | None, option("Of an item.  [default: 3]", min=0)] = None
 
     def limits(self, item_timeout_s: float | None) -> pb.JobLimits:
         """Those that were given; the others keep their defaults."""
@@ -165,10 +158,10 @@ batch = Commands(
 )
 batch.command()(run)
 
-JobId = Annotated[str, Argument(metavar="JOB", show_default=False)]
+JobId = Annotated[str, argument("", metavar="JOB", show_default=False)]
 MaxDead = Annotated[
     int,
-    Option(min=0, help="With more dead letters than this a completed job is a failure."),
+    option("With more dead letters than this a completed job is a failure.", min=0),
 ]
 _SECRET_VARIABLE: Final = "SLUICE_WEBHOOK_SECRET"
 
@@ -178,30 +171,28 @@ def submit(
     *,
     source: Annotated[
         str,
-        Argument(
+        argument(
+            "A file, which is uploaded, or a URL that the mesh opens itself: s3://bucket/file, nats://SUBJECT.",
             metavar="IN",
             show_default=False,
-            help="A file, which is uploaded, or a URL that the mesh opens itself: s3://bucket/file, nats://SUBJECT.",
         ),
     ],
     chosen: options.BulkSampling,
     out: Out = None,
-    wait: Annotated[bool, Option("--wait", help="Return when the job is over.")] = False,
-    watch: Annotated[bool, Option("--watch", help="Wait, and show the progress.")] = False,
+    wait: Annotated[bool, option("Return when the job is over.")] = False,
+    watch: Annotated[bool, option("Wait, and show the progress.")] = False,
     given: InputOptions,
     stages: StageOptions,
     reuse: Annotated[
         list[str] | None,
-        Option(
-            metavar="JOB", help="Take this job's answers to identical prompts; may be repeated."
-        ),
+        option("Take this job's answers to identical prompts; may be repeated.", metavar="JOB"),
     ] = None,
-    name: Annotated[str, Option(help="For people.")] = "",
-    key: Annotated[str, Option(help="The same key and specification are the same job.")] = "",
+    name: Annotated[str, option("For people.")] = "",
+    key: Annotated[str, option("The same key and specification are the same job.")] = "",
     bounds: LimitOptions,
     webhook: Annotated[
         str,
-        Option(metavar="URL", help=f"Told about the end; ${_SECRET_VARIABLE} signs it."),
+        option(f"Told about the end; ${_SECRET_VARIABLE} signs it.", metavar="URL"),
     ] = "",
     max_dead: MaxDead = 0,
     client: options.TenantClient,
@@ -261,7 +252,7 @@ def list_jobs(
     *,
     state: Annotated[
         list[str] | None,
-        Option(metavar="STATE", help="Only jobs in this state; may be repeated."),
+        option("Only jobs in this state; may be repeated.", metavar="STATE"),
     ] = None,
     client: options.TenantClient,
 ) -> None:
@@ -277,14 +268,12 @@ def results(
     *,
     job: JobId,
     out: Out = None,
-    from_index: Annotated[int, Option(min=0, help="The first item, from 0.")] = 0,
+    from_index: Annotated[int, option("The first item, from 0.", min=0)] = 0,
     stage: Annotated[
         int | None,
-        Option(min=1, help="Of a job with stages: of this one.  [default: the last]"),
+        option("Of a job with stages: of this one.  [default: the last]", min=1),
     ] = None,
-    follow: Annotated[
-        bool, Option("--follow", help="Wait for those that are still to come.")
-    ] = False,
+    follow: Annotated[bool, option("Wait for those that are still to come.")] = False,
     client: options.TenantClient,
 ) -> None:
     """Print the results as OpenAI's batch output, a line each, in the order of the input, dead letters among them.
@@ -324,7 +313,7 @@ def retry(
     job: JobId,
     reason: Annotated[
         list[str] | None,
-        Option(metavar="REASON", help="Only these; may be repeated."),
+        option("Only these; may be repeated.", metavar="REASON"),
     ] = None,
     client: options.TenantClient,
 ) -> None:
@@ -343,11 +332,9 @@ def pause(job: JobId, client: options.TenantClient) -> None:
 def resume(
     *,
     job: JobId,
-    max_cost: Annotated[
-        float | None, Option(min=0, help="The new bound of its cost; 0: none.")
-    ] = None,
+    max_cost: Annotated[float | None, option("The new bound of its cost; 0: none.", min=0)] = None,
     max_bad_lines: Annotated[
-        float | None, Option(min=0, max=1, help="The new share of bad lines.")
+        float | None, option("The new share of bad lines.", min=0, max=1)
     ] = None,
     client: options.TenantClient,
 ) -> None:

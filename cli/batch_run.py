@@ -5,10 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from typer import Argument, Option
-
 from cli import options, output
-from cli.commands import wants_json
+from cli.commands import argument, option, wants_json
 from cli.failure import CommandFailed
 from cli.files import PIECE_BYTES, check_input, opened, pieces
 from sluice.client import AnswerBatch, GenerateOptions
@@ -22,15 +20,13 @@ if TYPE_CHECKING:
 
 Out = Annotated[
     Path | None,
-    Option(metavar="FILE", help="Write OpenAI's batch output here, in the order of the input."),
+    option("Write OpenAI's batch output here, in the order of the input.", metavar="FILE"),
 ]
 InputTemplate = Annotated[
     str | None,
-    Option(metavar="TEXT", help='Makes prompts out of columns: "Summarize: {text}".'),
+    option('Makes prompts out of columns: "Summarize: {text}".', metavar="TEXT"),
 ]
-IdField = Annotated[
-    str, Option(metavar="NAME", help='The column that names an item.  [default: "id"]')
-]
+IdField = Annotated[str, option('The column that names an item.  [default: "id"]', metavar="NAME")]
 
 _INVALID_ARGUMENT = 3
 
@@ -39,18 +35,18 @@ def run(
     *,
     source: Annotated[
         str,
-        Argument(metavar="FILE|-", show_default=False, help="A file, or - for stdin."),
+        argument("A file, or - for stdin.", metavar="FILE|-", show_default=False),
     ],
     chosen: options.BulkSampling,
     out: Out = None,
     format: Annotated[
         Literal["auto", "jsonl", "csv", "parquet", "text"],
-        Option(help="How the input is written; text has a prompt a line."),
+        option("How the input is written; text has a prompt a line."),
     ] = "auto",
     template: InputTemplate = None,
     id_field: IdField = "",
     priority: options.Priority = "standard",
-    concurrency: Annotated[int, Option(min=1, max=1024, help="Prompts at once.")] = 64,
+    concurrency: Annotated[int, option("Prompts at once.", min=1, max=1024)] = 64,
     client: options.TenantClient,
 ) -> None:
     """Ask all prompts of a file now, and print the answers together, with throughput and tokens.

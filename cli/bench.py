@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from typer import Argument, Option
 
-from cli.commands import wants_json
+from cli.commands import argument, option, wants_json
 from cli.failure import CommandFailed
 
 FOLDER: Final = Path(__file__).parents[1] / "bench"
@@ -21,8 +20,8 @@ CONTEXT_SETTINGS: Final = {"allow_extra_args": True, "ignore_unknown_options": T
 
 def bench(
     context: typer.Context,
-    name: Annotated[str, Argument(help="Which one, such as mesh or chaos.")],
-    runs: Annotated[int | None, Option(min=1, help="Interleaved runs of both sides.")] = None,
+    name: Annotated[str, argument("Which one, such as mesh or chaos.")],
+    runs: Annotated[int | None, option("Interleaved runs of both sides.", min=1)] = None,
 ) -> None:
     """Run a benchmark and print its figures, ours beside a peer's. Its other options: python bench/NAME.py --help."""
     names = known()

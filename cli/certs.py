@@ -4,10 +4,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
-
 from cli import options, output
-from cli.commands import Commands, Group
+from cli.commands import Commands, Group, argument, option
 
 if TYPE_CHECKING:
     from supervisor.certificates import Authority, Issued
@@ -18,7 +16,7 @@ certs = Commands("Make, list and renew certificates.")
 def _authority(
     folder: Annotated[
         Path | None,
-        Option("--folder", help="Where they are; default: tls in the state directory."),
+        option("Where they are; default: tls in the state directory."),
     ] = None,
     state_dir: options.StateDir = None,
 ) -> "Authority":
@@ -30,7 +28,7 @@ def _authority(
 
 OfMesh = Annotated["Authority", Group(_authority)]
 Processes = Annotated[
-    list[str] | None, Argument(metavar="[PROCESS]...", help="Such as gateway or batcher.")
+    list[str] | None, argument("Such as gateway or batcher.", metavar="[PROCESS]...")
 ]
 
 
@@ -40,7 +38,7 @@ def create(
     processes: Processes = None,
     host: Annotated[
         list[str] | None,
-        Option(help="A name or address beside localhost that they are valid for."),
+        option("A name or address beside localhost that they are valid for."),
     ] = None,
     authority: OfMesh,
 ) -> None:
@@ -80,14 +78,10 @@ def renew(
 
 @certs.command(with_json=False)
 def nats(
-    tls_folder: Annotated[
-        Path, Option(help="Where nats-server finds its tls.crt, tls.key and ca.crt.")
-    ],
+    tls_folder: Annotated[Path, option("Where nats-server finds its tls.crt, tls.key and ca.crt.")],
     input_stream: Annotated[
         list[str] | None,
-        Option(
-            metavar="STREAM", help="One of jobs.input_streams, which jobs read; may be repeated."
-        ),
+        option("One of jobs.input_streams, which jobs read; may be repeated.", metavar="STREAM"),
     ] = None,
 ) -> None:
     """Print the part of nats-server's configuration that asks for certificates, and says what each process may do.

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, get_args
 
 import typer
 from typer import Option
+from typer.models import OptionInfo
 
 Command = Callable[..., None]
 
@@ -24,6 +25,19 @@ _JSON: Final = inspect.Parameter(
     ],
 )
 _as_json: ContextVar[bool] = ContextVar("as_json", default=False)
+
+
+def option(about: str, *names: str, **settings: Any) -> Any:
+    """How an option is declared: what it is for, its names where they are not its parameter's, and Typer's settings.
+
+    A switch that is off by default has no ``--no-`` form.
+    """
+    return typer.Option(*names, help=about, **settings)
+
+
+def argument(about: str, **settings: Any) -> Any:
+    """The same of an argument."""
+    return typer.Argument(help=about, **settings)
 
 
 def wants_json() -> bool:
@@ -63,6 +77,12 @@ def expanded(command: Command, *, with_json: bool = True) -> Command:
     ]
     if with_json:
         parameters.append(_JSON)
+    for one in parameters:
+        for declared in get_args(one.annotation):
+            # Typer takes the first name for a default, until it reads the annotation.
+            unnamed = isinstance(declared, OptionInfo) and declared.default is ...
+            if one.default is False and unnamed:
+                declared.param_decls = (f"--{one.name.replace('_', '-')}",)
 
     @wraps(command)
     def run(**given: Any) -> None:

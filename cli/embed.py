@@ -12,10 +12,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any, BinaryIO, Final
 
-from typer import Argument, BadParameter, Option
+from typer import BadParameter
 
 from cli import options, output
-from cli.commands import Group, wants_json
+from cli.commands import Group, argument, option, wants_json
 from sluice.client import Embeddings
 from sluice.errors import InputInvalid
 
@@ -36,19 +36,19 @@ class _Text:
 
 def _settings(
     model: Annotated[
-        str, Option("--model", "-m", metavar="NAME", help="An embedding model, if there are several.")
+        str, option("An embedding model, if there are several.", "--model", "-m", metavar="NAME")
     ] = "",
     prompt_name: Annotated[
-        str, Option(metavar="NAME", help='Of the model\'s prompt before each text, such as "query".')
+        str, option('Of the model\'s prompt before each text, such as "query".', metavar="NAME")
     ] = "",
     dimensions: Annotated[
-        int, Option(min=0, help="So many numbers of each embedding; 0: all.")
+        int, option("So many numbers of each embedding; 0: all.", min=0)
     ] = 0,
     normalize: Annotated[
-        bool | None, Option(help="Scale embeddings to length 1.  [default: as the model says]")
+        bool | None, option("Scale embeddings to length 1.  [default: as the model says]")
     ] = None,
     truncate: Annotated[
-        bool, Option("--truncate", help="Cut texts that are too long, instead of failing.")
+        bool, option("Cut texts that are too long, instead of failing.")
     ] = False,
     priority: options.Priority = "standard",
 ) -> dict[str, Any]:  # fmt: skip
@@ -60,21 +60,19 @@ def embed(
     *,
     file: Annotated[
         str,
-        Argument(
-            metavar="FILE",
-            help='Texts, one a line, or JSON objects, one a line; "-" reads stdin.',
-        ),
+        argument('Texts, one a line, or JSON objects, one a line; "-" reads stdin.', metavar="FILE"),
     ],
     out: Annotated[
         Path | None,
-        Option(
-            "--output", "-o",
+        option(
+            "Where to write: .npy for an array of numpy, else JSON lines.  [default: stdout]",
+            "--output",
+            "-o",
             metavar="OUT",
-            help="Where to write: .npy for an array of numpy, else JSON lines.  [default: stdout]",
         ),
     ] = None,
     field: Annotated[
-        str, Option(metavar="NAME", help="The field of JSON objects that holds the text.")
+        str, option("The field of JSON objects that holds the text.", metavar="NAME")
     ] = "text",
     settings: Annotated[dict[str, Any], Group(_settings)],
     client: options.TenantClient,

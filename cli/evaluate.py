@@ -8,10 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from typer import Option
-
 from cli import options, output
-from cli.commands import Group
+from cli.commands import Group, option
 from cli.failure import CommandFailed
 from cli.files import NewFile
 from cli.golden import evaluate_golden
@@ -41,13 +39,13 @@ _OUTCOME_COLUMNS: Final = ("prompt_id", "prompt", "weak", "strong", "weak_respon
 class QuestionOptions:
     """Which questions are asked."""
 
-    n: Annotated[int, Option("--n", min=1, help="Questions per kind and level.")] = 20
-    seed: Annotated[int, Option(help="Chooses the questions.")] = 1
+    n: Annotated[int, option("Questions per kind and level.", min=1)] = 20
+    seed: Annotated[int, option("Chooses the questions.")] = 1
     questions: Annotated[
         Path | None,
-        Option(
+        option(
+            "Ask these instead: prompt, answer, optionally prompt_id, kind, level, max_tokens.",
             metavar="FILE.csv",
-            help="Ask these instead: prompt, answer, optionally prompt_id, kind, level, max_tokens.",
         ),
     ] = None
 
@@ -70,14 +68,14 @@ class OutcomeOptions:
 
     outcomes: Annotated[
         Path | None,
-        Option(
+        option(
+            "Ask --weak and --strong training questions; write outcomes for `sluice router train`.",
             metavar="FILE.csv",
-            help="Ask --weak and --strong training questions; write outcomes for `sluice router train`.",
         ),
     ] = None
-    weak: Annotated[str, Option(metavar="NAME", help="The small model of outcomes.")] = "small"
+    weak: Annotated[str, option("The small model of outcomes.", metavar="NAME")] = "small"
     strong: Annotated[
-        str, Option(metavar="NAME", help="The large model; others are compared with it.")
+        str, option("The large model; others are compared with it.", metavar="NAME")
     ] = "large"
 
 
@@ -87,23 +85,22 @@ class GoldenOptions:
 
     golden: Annotated[
         Path | None,
-        Option(
+        option(
+            "Score answers against the references of a JSONL or CSV file (docs/use/evaluation.md).",
             metavar="FILE",
-            help="Score answers against the references of a JSONL or CSV file (docs/use/evaluation.md).",
         ),
     ] = None
     compare: Annotated[
         tuple[str, str] | None,
-        Option(
-            metavar="A B",
-            help="--golden: two models, or files that `sluice batch` wrote, side by side.",
+        option(
+            "--golden: two models, or files that `sluice batch` wrote, side by side.", metavar="A B"
         ),
     ] = None
     floor: Annotated[
         list[str] | None,
-        Option(
+        option(
+            "--golden: fail below; exact, f1, bleu, rouge_l. Of the last model. May be repeated.",
             metavar="METRIC=X",
-            help="--golden: fail below; exact, f1, bleu, rouge_l. Of the last model. May be repeated.",
         ),
     ] = None
 
@@ -111,9 +108,9 @@ class GoldenOptions:
 def _greedy(
     label: options.Label = None,
     accept_replace: Annotated[
-        bool, Option("--accept-replace", help="A cascade may take back what it has streamed.")
+        bool, option("A cascade may take back what it has streamed.")
     ] = False,
-    timeout: Annotated[float, Option(metavar="SECONDS", help="Deadline of each answer.")] = 120.0,
+    timeout: Annotated[float, option("Deadline of each answer.", metavar="SECONDS")] = 120.0,
 ) -> GenerateOptions:
     return {
         "temperature": 0.0,
@@ -129,17 +126,14 @@ def evaluate(
     asked: QuestionOptions,
     model: Annotated[
         list[str] | None,
-        Option(
-            "--model",
-            "-m",
-            metavar="NAME",
-            help='May be repeated.  [default: every model, and "auto"]',
+        option(
+            'May be repeated.  [default: every model, and "auto"]', "--model", "-m", metavar="NAME"
         ),
     ] = None,
     pair: OutcomeOptions,
     references: GoldenOptions,
     given: Annotated[GenerateOptions, Group(_greedy)],
-    concurrency: Annotated[int, Option(min=1, help="Questions that are asked at once.")] = 16,
+    concurrency: Annotated[int, option("Questions that are asked at once.", min=1)] = 16,
     tenant: options.Tenant = None,
     address: options.Address = options.ADDRESS,
 ) -> None:

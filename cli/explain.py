@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC
 from typing import Annotated, Final
 
-from typer import Argument, Option
-
 from cli import options, output
+from cli.commands import argument, option
 from sluice.v1 import admin_pb2 as pb
 from sluice.v1.admin_pb2 import RequestRecord
 from sluice.v1.inference_pb2 import FinishReason, Priority, RouteStrategy, Timings
@@ -15,9 +14,7 @@ from sluice.v1.safety_pb2 import SafetyAction
 from sluice.wire.clock import ms_of
 from sluice.wire.enums import word_of
 
-RequestId = Annotated[
-    str, Argument(metavar="REQUEST_ID", help="As `sluice generate --json` prints it.")
-]
+RequestId = Annotated[str, argument("As `sluice generate --json` prints it.", metavar="REQUEST_ID")]
 
 _GUARD = "guard."
 _HOPS = ("safety", "route", "tokenize", "publish", "queue", "batch", "prefill", "decode")
@@ -28,7 +25,7 @@ def explain(
     request_id: RequestId,
     audit: Annotated[
         bool,
-        Option("--audit", help="Show the entry of the audit instead; it is kept longer."),
+        option("Show the entry of the audit instead; it is kept longer."),
     ] = False,
     client: options.OperatorClient,
 ) -> None:
@@ -42,7 +39,7 @@ def explain(
 def feedback(
     *,
     request_id: RequestId,
-    grade: Annotated[float, Argument(help="0 is useless, 1 is right.")],
+    grade: Annotated[float, argument("0 is useless, 1 is right.")],
     client: options.OperatorClient,
 ) -> None:
     """Grade an answer. A later grade of the same request replaces an earlier one."""

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, BadParameter, Option
+from typer import BadParameter
 
 from cli import failure, options, output
-from cli.commands import wants_json
+from cli.commands import argument, option, wants_json
 from sluice.client import AnswerBuilder, Audio, Client, GenerateOptions, Message
 from sluice.client.request import AudioTaskName
 from sluice.errors import InputInvalid, InvalidRequest, SluiceError
@@ -18,34 +18,32 @@ def generate(
     *,
     prompt: Annotated[
         str,
-        Argument(
+        argument(
+            'The prompt; "-" reads it from stdin, less a final line break unless --raw is given.',
             metavar="PROMPT",
-            help='The prompt; "-" reads it from stdin, less a final line break unless --raw is given.',
         ),
     ],
     chosen: options.Sampling,
     logprobs: Annotated[
         int | None,
-        Option(help="Alternatives per token with their log-probabilities; needs --json."),
+        option("Alternatives per token with their log-probabilities; needs --json."),
     ] = None,
-    raw: Annotated[
-        bool, Option("--raw", help="Give the prompt to the model without chat template.")
-    ] = False,
+    raw: Annotated[bool, option("Give the prompt to the model without chat template.")] = False,
     n: Annotated[
         int,
-        Option("--n", min=1, max=16, help="So many answers; they differ above --temperature 0."),
+        option("So many answers; they differ above --temperature 0.", min=1, max=16),
     ] = 1,
     tool: Annotated[
         list[str] | None,
-        Option(
-            metavar="FILE|TEXT",
-            help="A function that the model may call, as JSON: name, description, parameters; or a list of them, or "
+        option(
+            "A function that the model may call, as JSON: name, description, parameters; or a list of them, or "
             "OpenAI's form. May be repeated.",
+            metavar="FILE|TEXT",
         ),
     ] = None,
     tool_choice: Annotated[
         str | None,
-        Option(metavar="none|auto|required|NAME", help="Whether, or which, tool is called."),
+        option("Whether, or which, tool is called.", metavar="none|auto|required|NAME"),
     ] = None,
     client: options.TenantClient,
 ) -> None:
@@ -79,7 +77,7 @@ def generate(
 def chat(
     *,
     system: Annotated[
-        str | None, Option(help="Instructions for the model before the first turn.")
+        str | None, option("Instructions for the model before the first turn.")
     ] = None,
     chosen: options.Sampling,
     client: options.TenantClient,
@@ -154,24 +152,18 @@ def transcribe(
     *,
     file: Annotated[
         str,
-        Argument(
-            metavar="FILE", help='A WAV file: 16 kHz, one channel, 16 bits; "-" reads stdin.'
-        ),
+        argument('A WAV file: 16 kHz, one channel, 16 bits; "-" reads stdin.', metavar="FILE"),
     ],
     language: Annotated[
         str,
-        Option(
-            "--language", "-l",
-            metavar="CODE",
-            help='That is spoken, such as "en".  [default: the model finds it]',
-        ),
+        option('That is spoken, such as "en".  [default: the model finds it]', "--language", "-l", metavar="CODE"),
     ] = "",
     prompt: Annotated[
         str,
-        Option(metavar="TEXT", help="What comes before, with the names and spelling wanted."),
+        option("What comes before, with the names and spelling wanted.", metavar="TEXT"),
     ] = "",
     translate: Annotated[
-        bool, Option("--translate", help="Translate into English.")
+        bool, option("Translate into English.")
     ] = False,
     model: options.Model = options.MODEL,
     priority: options.Priority = "interactive",

@@ -12,10 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from typer import Argument, Option
-
 from cli import options, output
-from cli.commands import Commands, Group, wants_json
+from cli.commands import Commands, Group, argument, option, wants_json
 from cli.failure import CommandFailed
 from sluice.defaults import CALLER, ROLES
 from sluice.internal.v1.identity_pb2 import ApiKeyRecord
@@ -32,7 +30,7 @@ NAME_CHARS_MAX: Final = 64
 
 keys = Commands("Make, list, replace and revoke API keys.")
 
-KeyId = Annotated[str, Argument(metavar="ID", help="Of `sluice keys list`.")]
+KeyId = Annotated[str, argument("Of `sluice keys list`.", metavar="ID")]
 
 
 class Keys:
@@ -80,9 +78,7 @@ class Keys:
 def _keys(
     config: Annotated[
         Path | None,
-        Option(
-            help="YAML file of the mesh; unset: SLUICE_NATS__URL, or the mesh of the state folder."
-        ),
+        option("YAML file of the mesh; unset: SLUICE_NATS__URL, or the mesh of the state folder."),
     ] = None,
     state_dir: options.StateDir = None,
 ) -> Iterator[Keys]:
@@ -111,19 +107,19 @@ OfMesh = Annotated[Keys, Group(_keys)]
 @keys.command()
 def create(
     *,
-    tenant: Annotated[str, Argument(metavar="TENANT", help="Whose calls it makes.")],
+    tenant: Annotated[str, argument("Whose calls it makes.", metavar="TENANT")],
     role: Annotated[
         list[str] | None,
-        Option(help="caller, operator or auditor; may be repeated.  [default: caller]"),
+        option("caller, operator or auditor; may be repeated.  [default: caller]"),
     ] = None,
-    name: Annotated[str, Option(help="For people.")] = "",
+    name: Annotated[str, option("For people.")] = "",
     expires_days: Annotated[
-        float | None, Option(min=0, help="Refused after so many days.  [default: never]")
+        float | None, option("Refused after so many days.  [default: never]", min=0)
     ] = None,
     requests_per_minute: Annotated[
-        float, Option(min=0, help="Its own limit, beside those of its tenant.")
+        float, option("Its own limit, beside those of its tenant.", min=0)
     ] = 0.0,
-    tokens_per_minute: Annotated[float, Option(min=0, help="The same of tokens.")] = 0.0,
+    tokens_per_minute: Annotated[float, option("The same of tokens.", min=0)] = 0.0,
     mine: OfMesh,
 ) -> None:
     """Make a key. It is printed once, and stored nowhere: only its hash is.
@@ -151,7 +147,7 @@ def create(
 @keys.command("list")
 def list_(
     *,
-    tenant: Annotated[str | None, Option(help="Those of one tenant.")] = None,
+    tenant: Annotated[str | None, option("Those of one tenant.")] = None,
     mine: OfMesh,
 ) -> None:
     """List the keys: whose they are, what they may do, and until when."""
@@ -165,7 +161,7 @@ def list_(
 def rotate(
     *,
     key_id: KeyId,
-    overlap_s: Annotated[float, Option(min=0, help="How long the old key still works.")] = 3600.0,
+    overlap_s: Annotated[float, option("How long the old key still works.", min=0)] = 3600.0,
     mine: OfMesh,
 ) -> None:
     """Make a new key in place of one, which works for another hour."""

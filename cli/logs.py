@@ -10,10 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final
 
-from typer import Argument, BadParameter, Option
+from typer import BadParameter
 
 from cli import failure, options, output
-from cli.commands import wants_json
+from cli.commands import argument, option, wants_json
 from sluice.telemetry.logs import LEVELS, Level, LogLine, parse
 
 _TAIL_BYTES: Final = 1 << 20
@@ -26,19 +26,18 @@ _COLOURS: Final = {"warning": "\x1b[33m", "error": "\x1b[31m"}
 def logs(
     processes: Annotated[
         list[str] | None,
-        Argument(
-            metavar="PROCESS...",
-            help='As `sluice status` names them; "gateway" also means "gateway.1".',
+        argument(
+            'As `sluice status` names them; "gateway" also means "gateway.1".', metavar="PROCESS..."
         ),
     ] = None,
-    level: Annotated[Level, Option(help="This level and above.")] = "debug",
+    level: Annotated[Level, option("This level and above.")] = "debug",
     request: Annotated[
-        str, Option(metavar="ID", help="Only lines about this request, or this trace.")
+        str, option("Only lines about this request, or this trace.", metavar="ID")
     ] = "",
-    since: Annotated[str, Option(metavar="TIME", help="Not older than 30s, 10m, 2h or 1d.")] = "",
-    tail: Annotated[int, Option(min=0, help="The last so many events; 0: all.")] = 100,
+    since: Annotated[str, option("Not older than 30s, 10m, 2h or 1d.", metavar="TIME")] = "",
+    tail: Annotated[int, option("The last so many events; 0: all.", min=0)] = 100,
     follow: Annotated[
-        bool, Option("--follow", "-f", help="Go on with what is written, until Ctrl-C.")
+        bool, option("Go on with what is written, until Ctrl-C.", "--follow", "-f")
     ] = False,
     state_dir: options.StateDir = None,
 ) -> None:

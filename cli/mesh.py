@@ -5,10 +5,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
-
 from cli import options, output
-from cli.commands import Group
+from cli.commands import Group, option
 from sluice.client.channel import CA_VARIABLE
 from sluice.v1.admin_pb2 import (
     DRIFT_STATE_DRIFTED,
@@ -86,20 +84,18 @@ OfMesh = Annotated["StateDir", Group(_state_of)]
 def up(
     *,
     config: Annotated[
-        Path | None, Option(help="YAML file; without one the shipped tiers are served.")
+        Path | None, option("YAML file; without one the shipped tiers are served.")
     ] = None,
     address: Annotated[
-        str | None, Option(help="HOST:PORT of the gateway; port 0 takes a free one.")
+        str | None, option("HOST:PORT of the gateway; port 0 takes a free one.")
     ] = None,
     http: Annotated[
         str | None,
-        Option(help="HOST:PORT of OpenAI's API, default 127.0.0.1:8000; or off."),
+        option("HOST:PORT of OpenAI's API, default 127.0.0.1:8000; or off."),
     ] = None,
     state: OfMesh,
-    detach: Annotated[bool, Option("--detach", help="Return when it is ready.")] = False,
-    secure: Annotated[
-        bool, Option("--secure", help="Encrypt everything with certificates of its own.")
-    ] = False,
+    detach: Annotated[bool, option("Return when it is ready.")] = False,
+    secure: Annotated[bool, option("Encrypt everything with certificates of its own.")] = False,
 ) -> None:
     """Start nats-server, tritonserver, batcher and gateway, and keep them up until Ctrl-C."""
     if detach:
@@ -140,7 +136,7 @@ def reload(
     *,
     config: Annotated[
         Path | None,
-        Option(help="YAML file; without one word lists and model folders are read again."),
+        option("YAML file; without one word lists and model folders are read again."),
     ] = None,
     state: OfMesh,
 ) -> None:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, cast
 
-from typer import BadParameter, Option
+from typer import BadParameter
 
-from cli.commands import Group
+from cli.commands import Group, option
 from sluice.client import Client
 from sluice.client.channel import ADDRESS_VARIABLE
 from sluice.client.request import GenerateOptions, PriorityName, Tool
@@ -16,37 +16,35 @@ from sluice.errors import InvalidRequest
 
 Address = Annotated[
     str,
-    Option(
+    option(
+        "Address of the gateway, or of several with commas between them.",
         envvar=ADDRESS_VARIABLE,
         metavar="HOST:PORT",
-        help="Address of the gateway, or of several with commas between them.",
     ),
 ]
 Model = Annotated[
     str,
-    Option(
-        "--model", "-m", metavar="NAME", help='A name out of `sluice models`, or "auto" to route.'
-    ),
+    option('A name out of `sluice models`, or "auto" to route.', "--model", "-m", metavar="NAME"),
 ]
 Priority = Annotated[
     PriorityName,
-    Option(help="Urgency class: who is served first when workers are busy."),
+    option("Urgency class: who is served first when workers are busy."),
 ]
 Temperature = Annotated[
     float | None,
-    Option(help="0 takes the most probable token, up to 2 draws freely.  [default: 0]"),
+    option("0 takes the most probable token, up to 2 draws freely.  [default: 0]"),
 ]
 Label = Annotated[
     list[str] | None,
-    Option(metavar="KEY=VALUE", help="For routing rules and accounting; may be repeated."),
+    option("For routing rules and accounting; may be repeated.", metavar="KEY=VALUE"),
 ]
 Tenant = Annotated[
     str | None,
-    Option(envvar="SLUICE_TENANT", metavar="NAME", help="Who asks and pays.  [default: default]"),
+    option("Who asks and pays.  [default: default]", envvar="SLUICE_TENANT", metavar="NAME"),
 ]
 StateDir = Annotated[
     Path | None,
-    Option(help="Logs, state and tasks of a mesh on this machine; default $SLUICE_STATE_DIR."),
+    option("Logs, state and tasks of a mesh on this machine; default $SLUICE_STATE_DIR."),
 ]
 
 ADDRESS = DEFAULT_ADDRESS
@@ -112,62 +110,61 @@ def _sampling(
     priority: Priority = "interactive",
     max_tokens: Annotated[
         int | None,
-        Option(help="Largest number of tokens of the answer.  [default: what fits]"),
+        option("Largest number of tokens of the answer.  [default: what fits]"),
     ] = None,
     temperature: Temperature = None,
     top_p: Annotated[
         float | None,
-        Option(help="Draw from the smallest set of tokens with this probability.  [default: 1]"),
+        option("Draw from the smallest set of tokens with this probability.  [default: 1]"),
     ] = None,
     top_k: Annotated[
-        int | None, Option(help="Draw from this many tokens; 0 is no limit.  [default: 0]")
+        int | None, option("Draw from this many tokens; 0 is no limit.  [default: 0]")
     ] = None,
     min_p: Annotated[
         float | None,
-        Option(
-            help="Draw from the tokens at least this many times as probable as the first.  [default: 0]"
+        option(
+            "Draw from the tokens at least this many times as probable as the first.  [default: 0]"
         ),
     ] = None,
     seed: Annotated[
-        int | None, Option(help="Makes draws repeatable.  [default: the gateway picks one]")
+        int | None, option("Makes draws repeatable.  [default: the gateway picks one]")
     ] = None,
     stop: Annotated[
         list[str] | None,
-        Option(metavar="TEXT", help="A string that ends the answer; may be repeated."),
+        option("A string that ends the answer; may be repeated.", metavar="TEXT"),
     ] = None,
     repetition_penalty: Annotated[
         float | None,
-        Option(help="Above 1 makes tokens that occurred less likely.  [default: 1]"),
+        option("Above 1 makes tokens that occurred less likely.  [default: 1]"),
     ] = None,
     presence_penalty: Annotated[
         float | None,
-        Option(help="Taken off the logits of tokens of the answer.  [default: 0]"),
+        option("Taken off the logits of tokens of the answer.  [default: 0]"),
     ] = None,
     frequency_penalty: Annotated[
         float | None,
-        Option(help="The same, times how often the token occurred.  [default: 0]"),
+        option("The same, times how often the token occurred.  [default: 0]"),
     ] = None,
     min_tokens: Annotated[
-        int | None, Option(help="The model cannot end its answer before.  [default: 0]")
+        int | None, option("The model cannot end its answer before.  [default: 0]")
     ] = None,
     json_schema: Annotated[
         str | None,
-        Option(metavar="FILE|TEXT", help="A JSON schema: the answer is JSON that it accepts."),
+        option("A JSON schema: the answer is JSON that it accepts.", metavar="FILE|TEXT"),
     ] = None,
     regex: Annotated[
         str | None,
-        Option(metavar="TEXT", help="A regular expression that the whole answer matches."),
+        option("A regular expression that the whole answer matches.", metavar="TEXT"),
     ] = None,
     label: Label = None,
     timeout: Annotated[
         float | None,
-        Option(metavar="SECONDS", help="Deadline of an answer.  [default: the gateway's]"),
+        option("Deadline of an answer.  [default: the gateway's]", metavar="SECONDS"),
     ] = None,
     allow_degraded: Annotated[
         bool,
-        Option(
-            "--allow-degraded",
-            help="A smaller model may answer when the chosen one could not before the deadline.",
+        option(
+            "A smaller model may answer when the chosen one could not before the deadline.",
         ),
     ] = False,
 ) -> GenerateOptions:

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Final, NoReturn
 
-from typer import Option
+from cli.commands import option
 
 TRITON_PORT: Final = 8001
 """Triton's own default."""
@@ -16,10 +16,8 @@ _NEEDED: Final = {
 }
 """Of the extra that a process needs, modules that no other extra installs."""
 
-Config = Annotated[
-    Path, Option(help="YAML file with nats.url; shared by all processes of the mesh.")
-]
-Id = Annotated[str | None, Option("--id", help="Name of this process; default: a random one.")]
+Config = Annotated[Path, option("YAML file with nats.url; shared by all processes of the mesh.")]
+Id = Annotated[str | None, option("Name of this process; default: a random one.", "--id")]
 
 
 def gateway(config: Config, id: Id = None) -> None:
@@ -38,14 +36,14 @@ def jobs(config: Config, id: Id = None) -> None:
 
 
 def worker(
-    config: Annotated[Path, Option(help="YAML file; its models are served.")],
+    config: Annotated[Path, option("YAML file; its models are served.")],
     host: Annotated[
-        str, Option(help="Address to listen on; there are no credentials on this port.")
+        str, option("Address to listen on; there are no credentials on this port.")
     ] = "127.0.0.1",
-    port: Annotated[int | None, Option(help="gRPC port; default triton.port, else 8001.")] = None,
+    port: Annotated[int | None, option("gRPC port; default triton.port, else 8001.")] = None,
     tritonserver: Annotated[
         str | None,
-        Option(help="A tritonserver by its path or name; default that of the wheel."),
+        option("A tritonserver by its path or name; default that of the wheel."),
     ] = None,
 ) -> None:
     """Run a model worker in the foreground until SIGTERM, without a gateway, batcher or NATS."""

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-from typer import Option
-
 from cli import failure, options, output
+from cli.commands import option
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -21,13 +20,13 @@ CONNECT_S: Final = 5.0
 
 
 def record(
-    out: Annotated[Path, Option(help="File to write; one that exists is replaced.")],
-    seconds: Annotated[float, Option(min=0.1, help="How long new requests are recorded.")] = 60.0,
+    out: Annotated[Path, option("File to write; one that exists is replaced.")],
+    seconds: Annotated[float, option("How long new requests are recorded.", min=0.1)] = 60.0,
     settle: Annotated[
-        float, Option(min=0, help="How long to wait then for their ends, seconds.")
+        float, option("How long to wait then for their ends, seconds.", min=0)
     ] = 30.0,
     nats_url: Annotated[
-        str | None, Option(help="NATS of the mesh; unset: of the mesh of the state folder.")
+        str | None, option("NATS of the mesh; unset: of the mesh of the state folder.")
     ] = None,
     state_dir: options.StateDir = None,
 ) -> None:

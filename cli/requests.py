@@ -4,9 +4,10 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Final
 
-from typer import Argument, BadParameter, Option
+from typer import BadParameter
 
 from cli import options, output
+from cli.commands import argument, option
 from sluice.client.blocking import Client
 from sluice.v1 import admin_pb2
 from sluice.v1.inference_pb2 import Priority
@@ -16,14 +17,14 @@ from sluice.wire.enums import word_of
 _POLL_S: Final = 0.5
 ROWS_OF_WORKER: Final = ("sluice.worker.running", "sluice.worker.waiting")
 
-OfTenant = Annotated[str, Option("--tenant", metavar="NAME", help="Of this tenant.")]
+OfTenant = Annotated[str, option("Of this tenant.", metavar="NAME")]
 
 
 def requests(
     *,
     tenant: OfTenant = "",
-    model: Annotated[str, Option("--model", "-m", metavar="NAME", help="Of this model.")] = "",
-    limit: Annotated[int, Option(min=1, max=1000, help="The oldest so many.")] = 100,
+    model: Annotated[str, option("Of this model.", "--model", "-m", metavar="NAME")] = "",
+    limit: Annotated[int, option("The oldest so many.", min=1, max=1000)] = 100,
     client: options.OperatorClient,
 ) -> None:
     """List the requests that run now, the oldest first, of all gateways."""
@@ -49,11 +50,9 @@ def requests(
 def cancel(
     *,
     request_ids: Annotated[
-        list[str] | None, Argument(metavar="REQUEST_ID...", help="As `sluice requests` says.")
+        list[str] | None, argument("As `sluice requests` says.", metavar="REQUEST_ID...")
     ] = None,
-    tenant: Annotated[
-        str, Option("--tenant", metavar="NAME", help="All requests of this tenant instead.")
-    ] = "",
+    tenant: Annotated[str, option("All requests of this tenant instead.", metavar="NAME")] = "",
     client: options.OperatorClient,
 ) -> None:
     """Cancel running requests, or all of a tenant: their callers get the error CANCELLED.
@@ -82,14 +81,12 @@ def cancel(
 
 def drain(
     *,
-    model: Annotated[str, Argument(metavar="MODEL")],
-    worker: Annotated[
-        str, Argument(metavar="WORKER", help="HOST:PORT/NAME, as `sluice top` shows it.")
-    ],
-    undo: Annotated[bool, Option("--undo", help="Put it back into service.")] = False,
+    model: Annotated[str, argument("", metavar="MODEL")],
+    worker: Annotated[str, argument("HOST:PORT/NAME, as `sluice top` shows it.", metavar="WORKER")],
+    undo: Annotated[bool, option("Put it back into service.")] = False,
     wait: Annotated[
         float,
-        Option(metavar="SECONDS", min=0, help="Wait until no row is left in it."),
+        option("Wait until no row is left in it.", metavar="SECONDS", min=0),
     ] = 0,
     client: options.OperatorClient,
 ) -> None:

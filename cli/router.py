@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from typer import Argument, Option
-
 from cli import options, output
+from cli.commands import argument, option
 from cli.failure import CommandFailed
 from cli.files import NewFile, open_table
 from sluice.client import Client
@@ -37,24 +36,20 @@ class MeshOutcomes:
 
     from_mesh: Annotated[
         bool,
-        Option("--from-mesh", help="train: also from what the mesh has kept of its traffic."),
+        option("train: also from what the mesh has kept of its traffic."),
     ] = False
     tenant: Annotated[
         list[str] | None,
-        Option(metavar="NAME", help="--from-mesh: of this tenant; may be repeated."),
+        option("--from-mesh: of this tenant; may be repeated.", metavar="NAME"),
     ] = None
-    hours: Annotated[
-        float | None, Option(min=0, help="--from-mesh: of so many hours until now.")
-    ] = None
+    hours: Annotated[float | None, option("--from-mesh: of so many hours until now.", min=0)] = None
     pair: Annotated[
         str | None,
-        Option(metavar="WEAK/STRONG", help="--from-mesh: of these two models."),
+        option("--from-mesh: of these two models.", metavar="WEAK/STRONG"),
     ] = None
     keep: Annotated[
         Path | None,
-        Option(
-            metavar="FILE", help="--from-mesh: write the rows that have both sides as OUTCOMES.csv."
-        ),
+        option("--from-mesh: write the rows that have both sides as OUTCOMES.csv.", metavar="FILE"),
     ] = None
     address: options.Address = options.ADDRESS
 
@@ -80,15 +75,12 @@ class MeshOutcomes:
 class TrainingOptions:
     """How it is learned."""
 
-    cascade: Annotated[
-        bool, Option("--cascade", help="Read weak_response as well; every row must have it.")
-    ] = False
-    seed: Annotated[int, Option(min=0, help="Of training and of bootstrap draws.")] = 0
+    cascade: Annotated[bool, option("Read weak_response as well; every row must have it.")] = False
+    seed: Annotated[int, option("Of training and of bootstrap draws.", min=0)] = 0
     weight: Annotated[
         list[str] | None,
-        Option(
-            metavar="TENANT=WEIGHT",
-            help="How much a tenant's rows count in training; 1 by default.",
+        option(
+            "How much a tenant's rows count in training; 1 by default.", metavar="TENANT=WEIGHT"
         ),
     ] = None
 
@@ -188,18 +180,18 @@ def router(
     *,
     action: Annotated[
         Literal["train", "score", "report"],
-        Argument(show_default=False, metavar="train|score|report"),
+        argument("", show_default=False, metavar="train|score|report"),
     ],
     out: Annotated[
         Path,
-        Option(show_default=False, help="The router, the scores, or the report's directory."),
+        option("The router, the scores, or the report's directory.", show_default=False),
     ],
     files: Annotated[
         list[Path] | None,
-        Argument(
+        argument(
+            "train: OUTCOMES.csv, one or more. score: ROUTER PROMPTS.csv. report: ROUTER or OUTCOMES.csv.",
             metavar="FILES",
             show_default=False,
-            help="train: OUTCOMES.csv, one or more. score: ROUTER PROMPTS.csv. report: ROUTER or OUTCOMES.csv.",
         ),
     ] = None,
     training: TrainingOptions,

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from typer import Argument, BadParameter
+from typer import BadParameter
 
 from cli import options, output
+from cli.commands import argument
 from sluice.client.blocking import Client
 from sluice.errors import InvalidRequest
 from sluice.v1.safety_pb2 import CheckTextResponse
@@ -18,13 +19,13 @@ _MOVE: Final = ("rule", "now", "then", "count")
 def safety(
     *,
     action: Annotated[
-        Literal["check", "dry-run"], Argument(metavar="check|dry-run", show_default=False)
+        Literal["check", "dry-run"], argument("", metavar="check|dry-run", show_default=False)
     ],
     what: Annotated[
         str | None,
-        Argument(
+        argument(
+            'For check: a text; the path of a file that exists reads it, "-" reads stdin.',
             metavar="TEXT|FILE|-",
-            help='For check: a text; the path of a file that exists reads it, "-" reads stdin.',
             show_default=False,
         ),
     ] = None,

@@ -5,9 +5,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
-from typer import BadParameter, Option
+from typer import BadParameter
 
 from cli import output
+from cli.commands import option
 from cli.failure import CommandFailed
 
 if TYPE_CHECKING:
@@ -32,21 +33,21 @@ class Traffic:
 
     trace: Annotated[
         Path | None,
-        Option(help="JSON lines, as `sluice record` writes them; see docs/operate/simulation.md."),
+        option("JSON lines, as `sluice record` writes them; see docs/operate/simulation.md."),
     ] = None
     arrivals: Annotated[
         list[str] | None,
-        Option(
-            metavar="SPEC",
-            help="Generated traffic instead of a trace, such as "
+        option(
+            "Generated traffic instead of a trace, such as "
             '"poisson:rate=20,class=interactive,lengths=sharegpt"; may be repeated. '
             "Kinds: poisson, bursty, diurnal, flood.",
+            metavar="SPEC",
         ),
     ] = None
-    seconds: Annotated[float, Option(min=0.001, help="How long generated traffic arrives.")] = 60.0
-    seed: Annotated[int, Option(help="Makes generated traffic repeatable.")] = 1
+    seconds: Annotated[float, option("How long generated traffic arrives.", min=0.001)] = 60.0
+    seed: Annotated[int, option("Makes generated traffic repeatable.")] = 1
     model: Annotated[
-        str | None, Option(metavar="NAME", help="Of a trace, only requests to this model.")
+        str | None, option("Of a trace, only requests to this model.", metavar="NAME")
     ] = None
 
     def load(self) -> "list[Arrival]":
@@ -77,36 +78,32 @@ class Workers:
 
     config: Annotated[
         Path | None,
-        Option(help='YAML file: its policy, called "config" here, weights of tenants, and limits.'),
+        option('YAML file: its policy, called "config" here, weights of tenants, and limits.'),
     ] = None
     cost: Annotated[
         str,
-        Option(
+        option(
+            "What a step takes: a shipped cost, or a file of `sluice bench engine --fit`.",
             metavar="NAME|FILE",
-            help="What a step takes: a shipped cost, or a file of `sluice bench engine --fit`.",
         ),
     ] = "large-cpu"
     engine: Annotated[
-        str, Option(help="continuous: rows join at each step. padded: static batches.")
+        str, option("continuous: rows join at each step. padded: static batches.")
     ] = "continuous"
-    slots: Annotated[int, Option(min=1, help="Rows that a worker computes at once.")] = 32
+    slots: Annotated[int, option("Rows that a worker computes at once.", min=1)] = 32
     prefill_tokens: Annotated[
-        int, Option(min=0, help="Most prompt tokens of a step; 0: whole prompts.")
+        int, option("Most prompt tokens of a step; 0: whole prompts.", min=0)
     ] = 512
     cache_tokens: Annotated[
-        int, Option(min=0, help="Tokens that fit a worker's cache; 0: only slots limit it.")
+        int, option("Tokens that fit a worker's cache; 0: only slots limit it.", min=0)
     ] = 0
     preempts: Annotated[
         bool,
-        Option(
-            "--preempts/--no-preempts", help="Whether urgent rows take slots of less urgent ones."
-        ),
+        option("Whether urgent rows take slots of less urgent ones.", "--preempts/--no-preempts"),
     ] = True
     admission: Annotated[
         bool,
-        Option(
-            "--admission/--no-admission", help="Whether the gateway refuses what would be late."
-        ),
+        option("Whether the gateway refuses what would be late.", "--admission/--no-admission"),
     ] = True
 
     def setups(
@@ -172,13 +169,13 @@ class Objectives:
 
     slo: Annotated[
         list[str] | None,
-        Option(
+        option(
+            "SLO of a class; may be repeated.  [default: TTFT 0.5 s interactive, 5 s standard]",
             metavar="CLASS:ttft=S,latency=S",
-            help="SLO of a class; may be repeated.  [default: TTFT 0.5 s interactive, 5 s standard]",
         ),
     ] = None
     worker_hour_price: Annotated[
-        float | None, Option(min=0, metavar="PRICE", help="Of one worker and hour.")
+        float | None, option("Of one worker and hour.", min=0, metavar="PRICE")
     ] = None
 
     def slos(self) -> "dict[str, Slo]":
@@ -224,17 +221,17 @@ def simulate(
     *,
     traffic: Traffic,
     policies: Annotated[
-        str, Option(metavar="A,B,C", help="Named policies of the batcher to compare.")
+        str, option("Named policies of the batcher to compare.", metavar="A,B,C")
     ] = "continuous",
-    workers: Annotated[int, Option(min=1, max=4096)] = 1,
+    workers: Annotated[int, option("", min=1, max=4096)] = 1,
     each: Workers,
     objectives: Objectives,
     until: Annotated[
         float | None,
-        Option(min=0.001, help="Stop then, seconds.  [default: when all has ended]"),
+        option("Stop then, seconds.  [default: when all has ended]", min=0.001),
     ] = None,
     plot: Annotated[
-        Path | None, Option(metavar="DIR", help="Write load.png and queue.png there.")
+        Path | None, option("Write load.png and queue.png there.", metavar="DIR")
     ] = None,
 ) -> None:
     """Run recorded or generated traffic through the batcher's own code in virtual time, and compare policies.
@@ -327,26 +324,24 @@ def _plot(
 class Documents:
     """A job of documents instead of traffic, and the processes that it needs."""
 
-    documents: Annotated[
-        int | None, Option(min=1, help="Plan a job of so many documents instead.")
-    ] = None
-    hours: Annotated[float, Option(min=0.001, help="Time that the job may take.")] = 24.0
+    documents: Annotated[int | None, option("Plan a job of so many documents instead.", min=1)] = (
+        None
+    )
+    hours: Annotated[float, option("Time that the job may take.", min=0.001)] = 24.0
     prompt_tokens: Annotated[
         str,
-        Option(metavar="LENGTHS", help="Length of a document: 900, or lognormal/900/0.6/4096."),
+        option("Length of a document: 900, or lognormal/900/0.6/4096.", metavar="LENGTHS"),
     ] = "lognormal/500/0.7/4096"
-    answer_tokens: Annotated[str, Option(metavar="LENGTHS", help="Length of its answer.")] = (
+    answer_tokens: Annotated[str, option("Length of its answer.", metavar="LENGTHS")] = (
         "lognormal/60/0.5/512"
     )
-    zones: Annotated[
-        int, Option(min=1, help="Of a job's processes; of 2 and more one may fail.")
-    ] = 3
-    headroom: Annotated[
-        float, Option(min=0, max=0.9, help="Share of each process that stays free.")
-    ] = 0.3
+    zones: Annotated[int, option("Of a job's processes; of 2 and more one may fail.", min=1)] = 3
+    headroom: Annotated[float, option("Share of each process that stays free.", min=0, max=0.9)] = (
+        0.3
+    )
     process_costs: Annotated[
         Path | None,
-        Option(help="Results of `scripts/bench processes`, instead of the shipped costs."),
+        option("Results of `scripts/bench processes`, instead of the shipped costs."),
     ] = None
 
     def lengths(self) -> "LengthMix":
@@ -382,10 +377,10 @@ def plan(
     job: Documents,
     share: Annotated[
         float,
-        Option(min=0.01, max=1, help="Share of each class that must meet its SLO."),
+        option("Share of each class that must meet its SLO.", min=0.01, max=1),
     ] = 0.99,
-    workers_max: Annotated[int, Option(min=1, max=4096)] = 256,
-    policy: Annotated[str, Option(help="Policy of the batcher.")] = "continuous",
+    workers_max: Annotated[int, option("", min=1, max=4096)] = 256,
+    policy: Annotated[str, option("Policy of the batcher.")] = "continuous",
     workers: Workers,
     objectives: Objectives,
 ) -> None:

@@ -6,10 +6,9 @@ from contextlib import suppress
 from typing import Annotated, Final, Literal
 
 import typer
-from typer import Argument, Option
 
 from cli import options, output
-from cli.commands import Commands
+from cli.commands import Commands, argument, option
 from cli.failure import CommandFailed
 from sluice.client import Client
 from sluice.client.channel import API_KEY_VARIABLE
@@ -26,7 +25,7 @@ tenants = Commands("Show what tenants use of their limits; forget one.")
 @tenants.command("list")
 def list_(
     *,
-    tenant: Annotated[str, Option(metavar="NAME", help="One of them.")] = "",
+    tenant: Annotated[str, option("One of them.", metavar="NAME")] = "",
     client: options.OperatorClient,
 ) -> None:
     """List tenants with limits, running calls or costs: use and limit of each.
@@ -47,8 +46,8 @@ def list_(
 
 @tenants.command()
 def forget(
-    tenant: Annotated[str, Argument(metavar="NAME")],
-    yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
+    tenant: Annotated[str, argument("", metavar="NAME")],
+    yes: Annotated[bool, option("Do not ask.")] = False,
     address: options.Address = options.ADDRESS,
 ) -> None:
     """Delete everything of a tenant: jobs, API keys, answers, records, audit, outcomes, dead letters.
@@ -88,10 +87,10 @@ def _delete_jobs(client: Client, tenant: str) -> int:
 
 def cache(
     *,
-    action: Annotated[Literal["clear"], Argument(metavar="clear", show_default=False)],
-    tenant: Annotated[str, Option(help="Only the answers of this tenant.")] = "",
-    model: Annotated[str, Option(help="Only the answers of this model.")] = "",
-    key: Annotated[str, Option(help="One answer, as `sluice explain` names it.")] = "",
+    action: Annotated[Literal["clear"], argument("", metavar="clear", show_default=False)],
+    tenant: Annotated[str, option("Only the answers of this tenant.")] = "",
+    model: Annotated[str, option("Only the answers of this model.")] = "",
+    key: Annotated[str, option("One answer, as `sluice explain` names it.")] = "",
     client: options.OperatorClient,
 ) -> None:
     """Forget answers that are kept for equal requests: all, or those of a tenant, of a model, or one."""

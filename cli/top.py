@@ -14,10 +14,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Annotated, Final
 
-from typer import Option
-
 from cli import options, output
-from cli.commands import wants_json
+from cli.commands import option, wants_json
 from cli.top_view import SORTS, WANTED, Choice, Sample, Sort, View, lines
 from sluice.client.blocking import Client
 from sluice.errors import SluiceError
@@ -30,16 +28,12 @@ _ONCE_S: Final = 1.0
 
 
 def top(
-    once: Annotated[
-        bool, Option("--once", help="Print one screen; rates are those of one second.")
-    ] = False,
+    once: Annotated[bool, option("Print one screen; rates are those of one second.")] = False,
     interval: Annotated[
-        float, Option(metavar="SECONDS", min=0.5, help="Time between two screens.")
+        float, option("Time between two screens.", metavar="SECONDS", min=0.5)
     ] = 2.0,
-    sort: Annotated[Sort, Option(help="What rows are sorted by.")] = "name",
-    text: Annotated[
-        str, Option("--filter", metavar="TEXT", help="Only rows with this in a name.")
-    ] = "",
+    sort: Annotated[Sort, option("What rows are sorted by.")] = "name",
+    text: Annotated[str, option("Only rows with this in a name.", "--filter", metavar="TEXT")] = "",
     address: options.Address = options.ADDRESS,
 ) -> None:
     """Show models, workers and tenants: what runs and waits, tokens per second, times. Keys are on the last line.

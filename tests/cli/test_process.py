@@ -56,8 +56,8 @@ json.dump(loaded, sys.stdout)
 """
 MODULES = (
     "sluice.client",
-    *(f"cli.{name}" for name in ("main", "generate", "chat", "mesh", "explain")),
-    *(f"cli.{name}" for name in ("safety", "drift", "evaluate", "demo", "process")),
+    *(f"cli.{name}" for name in ("main", "generate", "mesh", "explain", "keys")),
+    *(f"cli.{name}" for name in ("safety", "evaluate", "demo", "process")),
 )
 
 
