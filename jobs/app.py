@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Set
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +23,14 @@ from jobs.service import JobService
 from jobs.store import JobStore
 from sluice.client.channel import LOOKUP_S, error_of
 from sluice.defaults import AUTO
-from sluice.errors import PermissionDenied, SettingsError, SetupError, TransportUnavailable
+from sluice.errors import (
+    InternalError,
+    PermissionDenied,
+    SettingsError,
+    SetupError,
+    SluiceError,
+    TransportUnavailable,
+)
 from sluice.settings import Settings
 from sluice.startup import listening_at, reachable
 from sluice.telemetry.exchange import MetricsExchange
@@ -45,6 +52,7 @@ KEEP_S: Final = 1.0
 _CLOSE_S: Final = 1.0
 _RETRY_S: Final = 0.25
 _OURS: Final = "/sluice."
+_HEALTH: Final = "/grpc.health.v1.Health/"
 _CLIENT_PINGS_MS: Final = 500
 """Gateways may ask this often whether the process lives."""
 
@@ -98,27 +106,21 @@ class ModelNames:
     So the calls of a thousand jobs cost the mesh no more than those of one.
     """
 
-    def __init__(self, read: Callable[[], Coroutine[Any, Any, set[str]]]) -> None:
+    def __init__(self, read: Callable[[], Awaitable[set[str]]]) -> None:
         self._read = read
-        self._begun_at = float("-inf")
-        self._reading: asyncio.Future[set[str]] | None = None
+        self._known: set[str] = set()
+        self._read_at = float("-inf")
+        self._reading = asyncio.Lock()
 
     async def __call__(self, asked: Set[str] = frozenset()) -> set[str]:
         """All of them; one of ``asked`` that is not among them may have come just now. Raises what ``read`` does."""
-        known = await self._get()
-        return known if asked <= known else await self._get(fresh=True)
-
-    async def _get(self, *, fresh: bool = False) -> set[str]:
-        now, last = time.monotonic(), self._reading
-        old = last is None or (last.done() and (now - self._begun_at >= KEEP_S or _failed(last)))
-        if last is None or old or fresh:
-            self._begun_at = now
-            last = self._reading = asyncio.ensure_future(self._read())
-        return await asyncio.shield(last)
-
-
-def _failed(reading: asyncio.Future[set[str]]) -> bool:
-    return reading.cancelled() or reading.exception() is not None
+        arrived = time.monotonic()
+        async with self._reading:
+            least = arrived - KEEP_S if asked <= self._known else arrived
+            if self._read_at < least:
+                begun = time.monotonic()
+                self._known, self._read_at = await self._read(), begun
+            return self._known
 
 
 async def _read_models(gateways: Gateways) -> set[str]:
@@ -149,10 +151,16 @@ async def _mesh_key(settings: Settings, client: Client) -> str | None:
         ) from error
 
 
-class _MeshOnly(grpc.aio.ServerInterceptor):
-    """Answers gateways alone: whose jobs a call may see is what they say. Health is for everybody."""
+class _Guard(grpc.aio.ServerInterceptor):
+    """Answers gateways alone: whose jobs a call may see is what they say. Health is for everybody.
 
-    def __init__(self, mesh_key: str) -> None:
+    Bytes that are no message, and what a method raises, end a call with a status.
+
+    Args:
+        mesh_key: with which gateways sign calls; None: nobody does.
+    """
+
+    def __init__(self, mesh_key: str | None) -> None:
         self._mesh_key = mesh_key
 
     async def intercept_service(
@@ -160,28 +168,40 @@ class _MeshOnly(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Refuses a call that no gateway of the mesh has signed."""
-        given = dict(handler_call_details.invocation_metadata or ())
-        if is_signed(given, self._mesh_key) or handler_call_details.method.startswith(
-            "/grpc.health.v1.Health/"
-        ):
-            return await continuation(handler_call_details)
-        return grpc.stream_stream_rpc_method_handler(_refuse)
-
-
-class _Reading(grpc.aio.ServerInterceptor):
-    """Bytes that are no message end a call with an error of ours."""
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        """Changes how the methods of jobs read their requests."""
-        handler: Any = await continuation(handler_call_details)
-        if handler is None or not str(handler_call_details.method).startswith(_OURS):
+        """The method, guarded; a refusal of a call that no gateway of the mesh has signed."""
+        details = handler_call_details
+        if not str(details.method).startswith(_HEALTH) and not self._is_ours(details):
+            return grpc.stream_stream_rpc_method_handler(_refuse)
+        handler: Any = await continuation(details)
+        if handler is None or not str(details.method).startswith(_OURS):
             return handler
-        return handler._replace(request_deserializer=request_reader(handler.request_deserializer))
+        reading = request_reader(handler.request_deserializer)
+        method = "stream_unary" if handler.stream_unary else "unary_stream"
+        method = "unary_unary" if handler.unary_unary else method
+        guarded = {method: partial(_guarded, getattr(handler, method))}
+        return handler._replace(request_deserializer=reading, **guarded)
+
+    def _is_ours(self, details: grpc.HandlerCallDetails) -> bool:
+        given = dict(details.invocation_metadata or ())
+        return self._mesh_key is None or is_signed(given, self._mesh_key)
+
+
+async def _guarded(
+    behaviour: Callable[[Any, Any], Awaitable[Any]], given: Any, context: Any
+) -> Any:
+    """Makes a call; ``given``: the request, its messages, or what was wrong with it."""
+    try:
+        if isinstance(given, SluiceError):
+            raise given
+        return await behaviour(given, context)
+    except SluiceError as error:
+        failed = error
+    except (grpc.aio.AbortError, grpc.aio.UsageError):
+        raise
+    except Exception:
+        _log.exception("a call failed")
+        failed = InternalError("the service of jobs failed; its log has the reason")
+    return await context.abort(*failed.as_abort())
 
 
 async def _refuse(_: Any, context: Any) -> None:
@@ -206,7 +226,7 @@ async def _serving(
     address: str, service: JobService, mesh_key: str | None, tls: Path | None
 ) -> AsyncIterator[None]:
     server = grpc.aio.server(
-        interceptors=[*([] if mesh_key is None else [_MeshOnly(mesh_key)]), _Reading()],
+        interceptors=[_Guard(mesh_key)],
         options=[
             ("grpc.so_reuseport", 0),
             ("grpc.keepalive_permit_without_calls", 1),

@@ -64,10 +64,10 @@ class ItemCalls:
         on_answer: OnAnswer,
         on_returned: OnReturned,
     ) -> None:
-        self._calls = [
-            _Call(gateways.stub, (*metadata, *gateways.metadata), on_answer, on_returned)
-            for _ in range(gateways.count)
-        ]
+        self.stub = gateways.stub
+        self.metadata = (*metadata, *gateways.metadata)
+        self.on_answer, self.on_returned = on_answer, on_returned
+        self._calls = [_Call(self) for _ in range(gateways.count)]
 
     async def run(self) -> None:
         """Keeps the calls open until it is cancelled."""
@@ -85,17 +85,8 @@ class ItemCalls:
 
 
 class _Call:
-    def __init__(
-        self,
-        stub: Any,
-        metadata: tuple[tuple[str, str], ...],
-        on_answer: OnAnswer,
-        on_returned: OnReturned,
-    ) -> None:
-        self._stub = stub
-        self._metadata = metadata
-        self._on_answer = on_answer
-        self._on_returned = on_returned
+    def __init__(self, of: ItemCalls) -> None:
+        self._of = of
         self._sent: dict[int, Entry] = {}
         self._outgoing: asyncio.Queue[RunRequest] = asyncio.Queue()
         self.connected = True
@@ -131,13 +122,13 @@ class _Call:
             self.connected = True
 
     async def _exchange(self, first: RunRequest) -> None:
-        call = self._stub.Run(metadata=self._metadata)
+        call = self._of.stub.Run(metadata=self._of.metadata)
         sending = asyncio.ensure_future(self._send(call, first))
         try:
             async for response in call:
                 entry = self._sent.pop(response.id, None)
                 if entry is not None:
-                    self._on_answer(entry, response)
+                    self._of.on_answer(entry, response)
         finally:
             sending.cancel()
             call.cancel()
@@ -153,7 +144,7 @@ class _Call:
     def _give_back(self) -> None:
         lost, self._sent, self._outgoing = self._sent, {}, asyncio.Queue()
         for entry in lost.values():
-            self._on_returned(entry)
+            self._of.on_returned(entry)
 
 
 def error_in(response: RunResponse) -> SluiceError:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -16,7 +16,7 @@ from typing import Final
 from opentelemetry.trace import SpanKind
 
 from jobs.answers import AnswerCache
-from jobs.core.leases import BEAT_S, is_suspect
+from jobs.core.leases import BEAT_S, OVER, is_suspect, set_state
 from jobs.core.pace import Speed
 from jobs.messages import MessageSource
 from jobs.process import JobProcess, JobStops, input_unreadable
@@ -37,7 +37,6 @@ from sluice.internal.v1.job_pb2 import JobRecord
 from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
 from sluice.v1.jobs_pb2 import (
-    JOB_STATE_CANCELLED,
     JOB_STATE_COMPLETED,
     JOB_STATE_EXPIRED,
     JOB_STATE_FAILED,
@@ -45,9 +44,8 @@ from sluice.v1.jobs_pb2 import (
     JOB_STATE_RUNNING,
     JobProgress,
     JobReport,
-    JobState,
 )
-from sluice.wire.clock import duration, ms_of, timestamp, unix_ms
+from sluice.wire.clock import duration, ms_of, unix_ms
 
 _log = logging.getLogger(__name__)
 
@@ -55,12 +53,6 @@ FLUSH_S: Final = 3.0
 """How long a job that is stopped may take to write what has come back."""
 
 Edit = Callable[[JobRecord], None]
-
-
-OVER: Final = frozenset(
-    {JOB_STATE_COMPLETED, JOB_STATE_FAILED, JOB_STATE_CANCELLED, JOB_STATE_EXPIRED}
-)
-"""States of jobs that are over."""
 
 
 class JobLost(Exception):
@@ -157,19 +149,20 @@ class JobRunner:
     def _note_state(self, record: JobRecord, error: BaseException | None) -> None:
         match error:
             case JobStops():
-                _set(record, error.state, error.code, str(error))
+                end = error.state, error.code, str(error)
             case StorageFull() | LimitReached():
-                _set(
-                    record, JOB_STATE_PAUSED, error.reason, f"{error.message}; then resume the job"
-                )
+                end = JOB_STATE_PAUSED, error.reason, f"{error.message}; then resume the job"
             case SluiceError():
-                _set(record, JOB_STATE_FAILED, error.reason, error.message)
+                end = JOB_STATE_FAILED, error.reason, error.message
             case Exception():
                 _log.error("job %s failed", self.job, exc_info=error)
                 message = "the service of jobs failed; its log has the reason"
-                _set(record, JOB_STATE_FAILED, "INTERNAL", message)
+                end = JOB_STATE_FAILED, "INTERNAL", message
             case _ if record.stage >= stages_of(record):
-                _set(record, JOB_STATE_COMPLETED, "", "")
+                end = JOB_STATE_COMPLETED, "", ""
+            case _:
+                return
+        set_state(record.job, *end, unix_ms())
 
     # Working.
 
@@ -383,8 +376,7 @@ class _Totals:
     def add_stage(self, counts: JobProgress) -> None:
         """``counts`` of an earlier stage: what it used counts."""
         self.stages.append(counts)
-        for name in _USED:
-            setattr(self.counts, name, getattr(self.counts, name) + getattr(counts, name))
+        _sum(self.counts, counts, _USED)
 
     def add(self, counts: JobProgress, reasons: Counter[str], *, round_: int) -> None:
         self.total += 0 if round_ else counts.total
@@ -395,12 +387,8 @@ class _Totals:
         """With ``counts`` of the next round: dead letters that succeed in it are dead no more."""
         summed = JobProgress()
         summed.CopyFrom(self.counts)
-        for name in _SUMMED:
-            setattr(summed, name, getattr(summed, name) + getattr(counts, name))
-        if round_:
-            summed.dead -= counts.succeeded
-        else:
-            summed.dead += counts.dead
+        _sum(summed, counts, (*_USED, "succeeded", "retried", "bad_lines"))
+        summed.dead += -counts.succeeded if round_ else counts.dead
         return summed
 
 
@@ -412,12 +400,11 @@ _USED: Final = (
     "saved_tokens",
     "cost",
 )
-_SUMMED: Final = (
-    "succeeded",
-    "retried",
-    "bad_lines",
-    *_USED,
-)
+
+
+def _sum(into: JobProgress, counts: JobProgress, fields: Iterable[str]) -> None:
+    for name in fields:
+        setattr(into, name, getattr(into, name) + getattr(counts, name))
 
 
 async def _totals(store: JobStore, record: JobRecord, stage: int) -> _Totals:
@@ -439,10 +426,3 @@ def _next_stage(again: bool, record: JobRecord) -> None:
     record.stage += 1
     if again and record.stage == stages_of(record):
         record.stages = record.stage + 1
-
-
-def _set(record: JobRecord, state: "JobState.ValueType", code: str, reason: str) -> None:
-    job = record.job
-    job.state, job.reason_code, job.reason = state, code, reason
-    if state != JOB_STATE_PAUSED:
-        job.end_time.CopyFrom(timestamp(unix_ms()))

@@ -18,6 +18,7 @@ from jobs.core.leases import (
     Leases,
     is_suspect,
     note_loss,
+    set_state,
     shares,
     urgency,
 )
@@ -271,12 +272,8 @@ class Scheduler:
             if record.lost_processes >= LOST_MAX:
                 await self._give_up(record, revision)
                 return
-        job.state, job.runner, job.reason, job.reason_code = (
-            JOB_STATE_RUNNING,
-            self._process.name,
-            "",
-            "",
-        )
+        job.runner = self._process.name
+        set_state(job, JOB_STATE_RUNNING, "", "")
         record.epoch += 1
         if not job.HasField("start_time"):
             job.start_time.CopyFrom(timestamp(unix_ms()))
@@ -294,13 +291,13 @@ class Scheduler:
 
     async def _give_up(self, record: JobRecord, revision: int) -> None:
         """A job with which processes end, one after the other, would end this one too."""
-        job = record.job
-        job.state, job.runner, job.reason_code = JOB_STATE_FAILED, "", "PROCESSES_LOST"
-        job.reason = (
-            f"{record.lost_processes} processes of jobs ended while they ran it, without a result: its input may take "
+        job, lost = record.job, record.lost_processes
+        job.runner = ""
+        message = (
+            f"{lost} processes of jobs ended while they ran it, without a result: its input may take "
             "too much memory; the log of the last one has the reason"
         )
-        job.end_time.CopyFrom(timestamp(unix_ms()))
+        set_state(job, JOB_STATE_FAILED, "PROCESSES_LOST", message, unix_ms())
         _log.error("job %s fails: %s", job.id, job.reason)
         await self._store.write(record, revision)
         self._live[job.id] = None
@@ -341,7 +338,6 @@ class Scheduler:
 def _expire(record: JobRecord) -> None:
     job = record.job
     if job.state in _WAITING:
-        job.state, job.reason_code = JOB_STATE_EXPIRED, "DEADLINE_PASSED"
-        job.reason = "its deadline passed before it ran; what has an answer can be read"
         job.runner = ""
-        job.end_time.CopyFrom(timestamp(unix_ms()))
+        message = "its deadline passed before it ran; what has an answer can be read"
+        set_state(job, JOB_STATE_EXPIRED, "DEADLINE_PASSED", message, unix_ms())

@@ -1,20 +1,17 @@
 """``sluice.v1.JobService`` over grpc.aio. All it does is read and write what is in JetStream."""
 
 import asyncio
-import functools
 import hashlib
-import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence, Set
 from typing import Any, Final, TypeVar
 
-import grpc
-
+from jobs.core.leases import OVER, set_state
 from jobs.input import Template
 from jobs.process import JobProcess
 from jobs.results import OrderedLog, dead_letters, merged
-from jobs.runner import OVER, stages_of
+from jobs.runner import stages_of
 from jobs.spec import (
     NAME_CHARS_MAX,
     PAGE_TOKEN_CHARS_MAX,
@@ -32,7 +29,6 @@ from jobs.uploads import NewUpload
 from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
 from sluice.errors import (
     IdempotencyConflict,
-    InternalError,
     InvalidRequest,
     JobUnknown,
     SluiceError,
@@ -45,8 +41,6 @@ from sluice.v1 import jobs_pb2 as pb
 from sluice.v1.jobs_pb2_grpc import JobServiceServicer
 from sluice.wire.clock import timestamp, unix_ms
 from sluice.wire.subjects import is_token
-
-_log = logging.getLogger(__name__)
 
 SPEC_BYTES_MAX: Final = 64 * 1024
 WATCH_S: Final = 0.5
@@ -62,30 +56,8 @@ READS_OF_TENANT: Final = 4
 PAGE_SIZE_MAX: Final = 1000
 _CHUNK_OF_CALL_MAX: Final = 512 * 1024
 
-Method = Callable[[Any, Any, Any], Coroutine[Any, Any, Any]]
 _Entry = TypeVar("_Entry")
 _Listed = TypeVar("_Listed", pb.Job, pb.Upload)
-
-
-def _method(behaviour: Method) -> Method:
-    """Turns errors into statuses."""
-
-    @functools.wraps(behaviour)
-    async def guarded(self: Any, request: Any, context: Any) -> Any:
-        try:
-            if isinstance(request, SluiceError):
-                raise request
-            return await behaviour(self, request, context)
-        except SluiceError as error:
-            failed = error
-        except (grpc.aio.AbortError, grpc.aio.UsageError):
-            raise
-        except Exception:
-            _log.exception("a call failed")
-            failed = InternalError("the service of jobs failed; its log has the reason")
-        return await context.abort(*failed.as_abort())
-
-    return guarded
 
 
 class JobService(JobServiceServicer):
@@ -101,7 +73,6 @@ class JobService(JobServiceServicer):
         self._known_models = known_models
         self._turns = Places(READS_OF_TENANT, "the store of jobs")
 
-    @_method
     async def CreateJob(self, request: pb.CreateJobRequest, context: Any) -> pb.CreateJobResponse:
         """See the proto."""
         tenant, spec = tenant_of(context), request.spec
@@ -152,12 +123,10 @@ class JobService(JobServiceServicer):
             )
         return known
 
-    @_method
     async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
         """See the proto."""
         return pb.GetJobResponse(job=_shown(await self._own(request.id, context)))
 
-    @_method
     async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
         """See the proto."""
         tenant = scope_of(context)
@@ -181,7 +150,6 @@ class JobService(JobServiceServicer):
             token = _page_key(shown[-1].create_time.ToMilliseconds(), shown[-1].id)
         return pb.ListJobsResponse(jobs=shown, next_page_token=token)
 
-    @_method
     async def WatchJob(self, request: pb.WatchJobRequest, context: Any) -> None:  # type: ignore[override]
         """See the proto."""
         told: pb.Job | None = None
@@ -194,7 +162,6 @@ class JobService(JobServiceServicer):
                 return
             await asyncio.sleep(WATCH_S)
 
-    @_method
     async def PauseJob(self, request: pb.PauseJobRequest, context: Any) -> pb.PauseJobResponse:
         """See the proto."""
 
@@ -203,12 +170,11 @@ class JobService(JobServiceServicer):
             if job.state not in (pb.JOB_STATE_QUEUED, pb.JOB_STATE_RUNNING, pb.JOB_STATE_PAUSED):
                 raise _over(job)
             if job.state != pb.JOB_STATE_PAUSED:
-                job.state, job.reason_code = pb.JOB_STATE_PAUSED, "PAUSED_BY_CALLER"
-                job.reason = "a caller paused it; `sluice batch resume` continues it"
+                reason = "a caller paused it; `sluice batch resume` continues it"
+                set_state(job, pb.JOB_STATE_PAUSED, "PAUSED_BY_CALLER", reason)
 
         return pb.PauseJobResponse(job=await self._change(request.id, context, pause))
 
-    @_method
     async def ResumeJob(self, request: pb.ResumeJobRequest, context: Any) -> pb.ResumeJobResponse:
         """See the proto."""
 
@@ -226,7 +192,6 @@ class JobService(JobServiceServicer):
             check_not_late(request.limits)
         return pb.ResumeJobResponse(job=await self._change(request.id, context, resume))
 
-    @_method
     async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> pb.CancelJobResponse:
         """See the proto."""
 
@@ -236,14 +201,12 @@ class JobService(JobServiceServicer):
                 return
             if job.state in OVER:
                 raise _over(job)
-            job.state, job.reason_code = pb.JOB_STATE_CANCELLED, "CANCELLED_BY_CALLER"
-            job.reason = "a caller cancelled it"
-            job.end_time.CopyFrom(timestamp(unix_ms()))
+            code, reason = "CANCELLED_BY_CALLER", "a caller cancelled it"
+            set_state(job, pb.JOB_STATE_CANCELLED, code, reason, unix_ms())
             job.report.progress.CopyFrom(job.progress)
 
         return pb.CancelJobResponse(job=await self._change(request.id, context, cancel))
 
-    @_method
     async def DeleteJob(self, request: pb.DeleteJobRequest, context: Any) -> pb.DeleteJobResponse:
         """See the proto."""
         record = await self._own(request.id, context)
@@ -258,7 +221,6 @@ class JobService(JobServiceServicer):
         self._quotas.upload(upload, None)
         return pb.DeleteJobResponse()
 
-    @_method
     async def GetResults(self, request: pb.GetResultsRequest, context: Any) -> None:  # type: ignore[override]
         """See the proto."""
         record = await self._own(request.id, context)
@@ -277,7 +239,6 @@ class JobService(JobServiceServicer):
         async for page in _pages(outcomes):
             await context.write(pb.GetResultsResponse(results=page))
 
-    @_method
     async def ListDeadLetters(self, request: pb.ListDeadLettersRequest, context: Any) -> None:  # type: ignore[override]
         """See the proto."""
         record = await self._own(request.id, context)
@@ -287,7 +248,6 @@ class JobService(JobServiceServicer):
         async for page in _pages(self._in_turn(context, letters)):
             await context.write(pb.ListDeadLettersResponse(results=page))
 
-    @_method
     async def RetryDeadLetters(
         self, request: pb.RetryDeadLettersRequest, context: Any
     ) -> pb.RetryDeadLettersResponse:
@@ -324,7 +284,6 @@ class JobService(JobServiceServicer):
         job = await self._change(request.id, context, retry) if items else _shown(record)
         return pb.RetryDeadLettersResponse(job=job, items=items)
 
-    @_method
     async def UploadInput(self, requests: Any, context: Any) -> pb.UploadInputResponse:
         """See the proto."""
         await self._quotas.ready()
@@ -343,7 +302,6 @@ class JobService(JobServiceServicer):
             sha256=upload.record.sha256,
         )
 
-    @_method
     async def GetUpload(self, request: pb.GetUploadRequest, context: Any) -> pb.GetUploadResponse:
         """See the proto."""
         upload = await self._upload(scope_of(context), request.upload_id)
@@ -354,7 +312,6 @@ class JobService(JobServiceServicer):
             create_time=timestamp(upload.complete_unix_ms),
         )
 
-    @_method
     async def ListUploads(
         self, request: pb.ListUploadsRequest, context: Any
     ) -> pb.ListUploadsResponse:
@@ -383,7 +340,6 @@ class JobService(JobServiceServicer):
             token = _page_key(shown[-1].create_time.ToMilliseconds(), shown[-1].upload_id)
         return pb.ListUploadsResponse(uploads=shown, next_page_token=token)
 
-    @_method
     async def DeleteUpload(
         self, request: pb.DeleteUploadRequest, context: Any
     ) -> pb.DeleteUploadResponse:
@@ -572,7 +528,8 @@ def _check_owner(record: JobRecord, tenant: str | None) -> None:
 
 
 def _queue(job: pb.Job) -> None:
-    job.state, job.reason, job.reason_code, job.runner = pb.JOB_STATE_QUEUED, "", "", ""
+    job.runner = ""
+    set_state(job, pb.JOB_STATE_QUEUED, "", "")
 
 
 def _over(job: pb.Job) -> WrongJobState:

@@ -1,19 +1,13 @@
-"""Renders the Triton model repository of a configuration: on which device each worker runs, and its share of memory.
+"""Renders the Triton model repository of a configuration: on which device each worker runs, and its share of memory."""
 
-``python -m model_workers.deploy --config FILE --out DIR`` writes the repository.
-"""
-
-import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Final
 
-from model_workers.model_folder import check_model
-from sluice.settings import ModelSettings, Settings, SettingsError, load, resolve_model_path
+from sluice.settings import ModelSettings, Settings, SettingsError, resolve_model_path
 
 REQUEST: Final = "request"
 RESPONSE: Final = "response"
@@ -148,24 +142,3 @@ def _taken(workers: Sequence[ModelSettings], device: str) -> float:
             f"{', and others nothing' if some_unset else ''}: lower one, or use other devices"
         )
     return taken
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m model_workers.deploy", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="the YAML configuration")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the repository")
-    options = parser.parse_args(arguments)
-    try:
-        settings = load(options.config)
-        for model in settings.models:
-            check_model(model)
-        render_repository(settings, options.out)
-    except SettingsError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,14 +16,12 @@ cap).
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
-from typing_extensions import override
-
-from simulator.trace import Arrival, SimulationError
+from simulator.trace import Arrival, Fields, SimulationError
 from sluice.wire.subjects import CLASSES
 
 _T = TypeVar("_T")
@@ -32,47 +30,44 @@ ARRIVALS_MAX: Final = 5_000_000
 """More of one stream would fill the memory of a workstation."""
 
 
-class Lengths(Protocol):
-    """Draws lengths of at least 1 token."""
-
-    def draw(self, rng: Random) -> int:
-        """One length."""
-
-
 @dataclass(frozen=True, slots=True)
-class Fixed(Lengths):
+class Fixed:
     """Always the same."""
 
     tokens: int
 
-    @override
     def draw(self, rng: Random) -> int:
+        """One length."""
         return self.tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Uniform(Lengths):
+class Uniform:
     """Uniform from ``low`` to ``high``."""
 
     low: int
     high: int
 
-    @override
     def draw(self, rng: Random) -> int:
+        """One length."""
         return rng.randint(self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
-class Lognormal(Lengths):
+class Lognormal:
     """The logarithm is normal; ``cap`` cuts the tail off."""
 
     median: float
     sigma: float
     cap: int
 
-    @override
     def draw(self, rng: Random) -> int:
+        """One length."""
         return max(1, min(self.cap, round(rng.lognormvariate(math.log(self.median), self.sigma))))
+
+
+Lengths = Fixed | Uniform | Lognormal
+"""Draws lengths of at least 1 token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +236,7 @@ def parse_stream(text: str) -> ArrivalStream:
         SimulationError: an unknown kind or key, or an invalid value; the message names it.
     """
     kind, _, rest = text.partition(":")
-    keys = _Keys(text, _pairs(text, rest))
+    keys = Fields(_pairs(text, rest), f"{text!r}: ")
     stream = ArrivalStream(_times(kind, keys), _caller(keys), keys.number("start_s", 0.0))
     keys.check_all_taken()
     return stream
@@ -255,22 +250,22 @@ def _pairs(text: str, rest: str) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def _times(kind: str, keys: "_Keys") -> Times:
+def _times(kind: str, keys: Fields) -> Times:
     match kind:
         case "poisson":
             return poisson(keys.positive("rate"))
         case "bursty":
             rate, on_s = keys.positive("rate"), keys.positive("on_s", 2.0)
-            return bursty(rate, on_s, keys.positive("off_s", 8.0), keys.share("idle", 0.1))
+            return bursty(rate, on_s, keys.positive("off_s", 8.0), keys.number("idle", 0.1, most=1))
         case "diurnal":
             rate, period_s = keys.positive("rate"), keys.positive("period_s", 86_400.0)
-            return diurnal(rate, period_s, keys.share("swing", 0.8))
+            return diurnal(rate, period_s, keys.number("swing", 0.8, most=1))
         case "flood":
             return flood(keys.tokens("count"))
     raise SimulationError(f"no arrivals {kind!r}; there are poisson, bursty, diurnal, flood")
 
 
-def _caller(keys: "_Keys") -> Caller:
+def _caller(keys: Fields) -> Caller:
     mix = keys.choice("lengths", MIXES, "sharegpt")
     prompt, answer = keys.text("prompt"), keys.text("answer")
     return Caller(
@@ -284,59 +279,3 @@ def _caller(keys: "_Keys") -> Caller:
         timeout_s=keys.positive("timeout_s") if "timeout_s" in keys else None,
         max_tokens=keys.tokens("max_tokens") if "max_tokens" in keys else None,
     )
-
-
-class _Keys:
-    """The keys of one stream, taken out as they are asked for."""
-
-    def __init__(self, text: str, values: dict[str, str]) -> None:
-        self._text = text
-        self._values = values
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._values
-
-    def text(self, key: str) -> str:
-        return self._values.pop(key, "")
-
-    def number(self, key: str, default: float | None = None) -> float:
-        given = self._values.pop(key, None)
-        if given is None and default is not None:
-            return default
-        if given is None:
-            raise SimulationError(f"{self._text!r}: {key} is missing")
-        try:
-            value = float(given)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value) or value < 0:
-            raise SimulationError(f"{self._text!r}: {key}={given} is not a number from 0")
-        return value
-
-    def positive(self, key: str, default: float | None = None) -> float:
-        value = self.number(key, default)
-        if value == 0:
-            raise SimulationError(f"{self._text!r}: {key} must be above 0")
-        return value
-
-    def share(self, key: str, default: float) -> float:
-        value = self.number(key, default)
-        if value > 1:
-            raise SimulationError(f"{self._text!r}: {key} is a share, from 0 to 1")
-        return value
-
-    def tokens(self, key: str) -> int:
-        value = self.positive(key)
-        if value != int(value):
-            raise SimulationError(f"{self._text!r}: {key} must be whole")
-        return int(value)
-
-    def choice(self, key: str, known: Mapping[str, _T], default: str) -> _T:
-        value = self._values.pop(key, default)
-        if value not in known:
-            raise SimulationError(f"{self._text!r}: {key}={value} is none of {', '.join(known)}")
-        return known[value]
-
-    def check_all_taken(self) -> None:
-        if self._values:
-            raise SimulationError(f"{self._text!r}: unknown key {next(iter(self._values))!r}")

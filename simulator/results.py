@@ -88,8 +88,6 @@ class History:
     cells: int = 0
     filled: int = 0
     samples: list[QueueSample] = field(default_factory=list)
-    tenant_tokens: dict[str, int] = field(default_factory=dict)
-    """Tokens of prompts and answers that were computed for each tenant."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from typing_extensions import override
-
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import Batch, QueuedTask
 from model_workers.sender import end_wait_s, gathered_until
@@ -20,7 +18,7 @@ from simulator.cost import StepCost
 from simulator.engines import ENGINES, EngineKind, EngineLimits, EngineRow, Progress
 from simulator.results import Ending, History, Outcome, QueueSample
 from simulator.trace import Arrival
-from simulator.worker import EventQueue, SimulatedWorker, WorkerEvents
+from simulator.worker import EventQueue, SimulatedWorker
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES, RANKS
 
@@ -70,7 +68,7 @@ def simulate(trace: Sequence[Arrival], setup: Setup) -> History:
     return Simulation(trace, setup).run()
 
 
-class Simulation(WorkerEvents):
+class Simulation:
     """One run."""
 
     def __init__(self, trace: Sequence[Arrival], setup: Setup) -> None:
@@ -89,7 +87,8 @@ class Simulation(WorkerEvents):
                 setup.cost,
                 setup.links.send_s,
                 self._events,
-                self,
+                self._admitted,
+                self._progressed,
             )
             for name in (f"w{number}" for number in range(setup.workers))
         }
@@ -228,8 +227,7 @@ class Simulation(WorkerEvents):
 
     # Workers.
 
-    @override
-    def on_admitted(self, worker: SimulatedWorker, refused: Sequence[str]) -> None:
+    def _admitted(self, refused: Sequence[str]) -> None:
         for request_id in refused:
             if self._at_worker.pop(request_id, None) is not None:
                 now = self._queued_at[request_id] = self._events.now
@@ -237,8 +235,7 @@ class Simulation(WorkerEvents):
                 self._queue.add(_again(request_id, self._outcomes[int(request_id)].arrival), now)
         self._nudge()
 
-    @override
-    def on_progress(self, worker: SimulatedWorker, progress: Progress) -> None:
+    def _progressed(self, worker: SimulatedWorker, progress: Progress) -> None:
         now, links = self._events.now, self._setup.links
         for request_id in progress.first:
             outcome = self._outcomes[int(request_id)]

@@ -20,12 +20,14 @@ A file holds one JSON object a line, in any order of time:
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sluice.internal.v1 import frame_pb2, task_pb2
 from sluice.wire.subjects import CLASSES
+
+_T = TypeVar("_T")
 
 NAME_CHARACTERS_MAX: Final = 256
 PENDING_MAX: Final = 100_000
@@ -78,71 +80,106 @@ def _filled(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
 def _parse(number: int, line: str) -> Arrival:
     try:
         values = json.loads(line)
-    except ValueError as error:
-        raise SimulationError(f"line {number}: is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise SimulationError(f"line {number}: is not a JSON object")
-    try:
-        return _Line(values).arrival()
+        if not isinstance(values, dict):
+            raise SimulationError("is not a JSON object")
+        return _arrival_of(Fields(values))
     except SimulationError as error:
         raise SimulationError(f"line {number}: {error}") from error
+    except ValueError as error:
+        raise SimulationError(f"line {number}: is not JSON: {error}") from error
 
 
-class _Line:
-    """The values of one line, taken out by key; what is left is unknown."""
+def _arrival_of(fields: "Fields") -> Arrival:
+    answer = fields.tokens("answer_tokens")
+    arrival = Arrival(
+        at_s=fields.number("at_s"),
+        prompt_tokens=fields.tokens("prompt_tokens"),
+        answer_tokens=answer,
+        max_tokens=fields.tokens("max_tokens", answer, least=answer),
+        priority_class=fields.choice("class", {name: name for name in CLASSES}, "standard"),
+        tenant=fields.text("tenant", "default"),
+        workload=fields.text("workload"),
+        timeout_s=fields.number("timeout_s") if "timeout_s" in fields else None,
+        model=fields.text("model"),
+        ttft_s=fields.number("ttft_s") if "ttft_s" in fields else None,
+        latency_s=fields.number("latency_s") if "latency_s" in fields else None,
+    )
+    fields.check_all_taken()
+    return arrival
 
-    def __init__(self, values: dict[str, Any]) -> None:
+
+def _as_number(value: Any, kind: Callable[[str], float]) -> float:
+    """NaN for what is none."""
+    try:
+        value = kind(value) if isinstance(value, str) else value
+    except ValueError:
+        return math.nan
+    allowed = int | float if kind is float else int
+    return value if isinstance(value, allowed) and not isinstance(value, bool) else math.nan
+
+
+class Fields:
+    """Values by key, taken out as they are asked for. Methods raise SimulationError, which names the key."""
+
+    def __init__(self, values: Mapping[str, Any], whose: str = "") -> None:
+        """``whose``: begins each message."""
         self._values = dict(values)
+        self._whose = whose
 
-    def arrival(self) -> Arrival:
-        answer = self._tokens("answer_tokens", 1)
-        arrival = Arrival(
-            at_s=self._seconds("at_s"),
-            prompt_tokens=self._tokens("prompt_tokens", 1),
-            answer_tokens=answer,
-            max_tokens=self._tokens("max_tokens", answer, answer),
-            priority_class=self._name("class", "standard", CLASSES),
-            tenant=self._name("tenant", "default"),
-            workload=self._name("workload", ""),
-            timeout_s=self._seconds_if_set("timeout_s"),
-            model=self._name("model", ""),
-            ttft_s=self._seconds_if_set("ttft_s"),
-            latency_s=self._seconds_if_set("latency_s"),
-        )
-        if self._values:
-            raise SimulationError(f"unknown key {next(iter(self._values))!r}")
-        return arrival
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
 
-    def _tokens(self, key: str, least: int, default: int | None = None) -> int:
-        value = self._take(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise SimulationError(f"{key}: {value!r} is not a number of tokens from {least}")
-        return value
-
-    def _seconds(self, key: str) -> float:
-        value = self._take(key)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise SimulationError(f"{key}: {value!r} is not a number of seconds")
-        if not math.isfinite(value) or value < 0:
-            raise SimulationError(f"{key}: {value!r} is not a number of seconds from 0")
-        return float(value)
-
-    def _seconds_if_set(self, key: str) -> float | None:
-        return self._seconds(key) if key in self._values else None
-
-    def _name(self, key: str, default: str, known: tuple[str, ...] = ()) -> str:
+    def text(self, key: str, default: str = "") -> str:
+        """A name of at most `NAME_CHARACTERS_MAX` characters."""
         value = self._take(key, default)
         if not isinstance(value, str) or len(value) > NAME_CHARACTERS_MAX:
-            raise SimulationError(f"{key}: is not a name")
-        if known and value not in known:
-            raise SimulationError(f"{key}: {value!r} is none of {', '.join(known)}")
+            raise self._wrong(f"{key}: is not a name")
         return value
 
-    def _take(self, key: str, default: Any = None) -> Any:
+    def choice(self, key: str, known: Mapping[str, _T], default: str) -> _T:
+        """What the value names."""
+        value = self._take(key, default)
+        if value not in known:
+            raise self._wrong(f"{key}: {value!r} is none of {', '.join(known)}")
+        return known[value]
+
+    def number(self, key: str, default: float | None = None, most: float = math.inf) -> float:
+        """From 0 to ``most``; it may be written as text."""
+        value = self._take(key, default)
+        number = _as_number(value, float)
+        if not math.isfinite(number) or not 0 <= number <= most:
+            bounds = "from 0" if math.isinf(most) else f"from 0 to {most:g}"
+            raise self._wrong(f"{key}: {value!r} is not a number {bounds}")
+        return number
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """Above 0."""
+        value = self.number(key, default)
+        if value == 0:
+            raise self._wrong(f"{key} must be above 0")
+        return value
+
+    def tokens(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number; it may be written as text."""
+        value = self._take(key, default)
+        number = _as_number(value, int)
+        if not number >= least:
+            raise self._wrong(f"{key}: {value!r} is not a number of tokens from {least}")
+        return int(number)
+
+    def check_all_taken(self) -> None:
+        """Refuses what nobody has asked for."""
+        if self._values:
+            raise self._wrong(f"unknown key {next(iter(self._values))!r}")
+
+    def _take(self, key: str, default: Any) -> Any:
         value = self._values.pop(key, default)
         if value is None:
-            raise SimulationError(f"{key} is missing")
+            raise self._wrong(f"{key} is missing")
         return value
+
+    def _wrong(self, problem: str) -> SimulationError:
+        return SimulationError(self._whose + problem)
 
 
 @dataclass(slots=True)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import accumulate
-from typing import Protocol
 
 from batcher.core.scheduler.capacity import Capacity, Room
 from model_workers.grants import Room as Granted
@@ -37,16 +36,6 @@ class EventQueue:
         action()
 
 
-class WorkerEvents(Protocol):
-    """Receives the events of a worker."""
-
-    def on_admitted(self, worker: "SimulatedWorker", refused: Sequence[str]) -> None:
-        """The worker's answer to a batch has arrived."""
-
-    def on_progress(self, worker: "SimulatedWorker", progress: Progress) -> None:
-        """Steps are done; their frames have been sent."""
-
-
 class SimulatedWorker:
     """An engine and the time its steps take.
 
@@ -62,8 +51,13 @@ class SimulatedWorker:
         cost: StepCost,
         send_s: float,
         events: EventQueue,
-        listener: WorkerEvents,
+        on_admitted: Callable[[Sequence[str]], None],
+        on_progress: "Callable[[SimulatedWorker, Progress], None]",
     ) -> None:
+        """``on_admitted``: the answer to a batch has arrived, with the rows that are refused.
+
+        ``on_progress``: steps are done; their frames have been sent.
+        """
         self.name = name
         self.busy_s = 0.0
         self.row_s = 0.0
@@ -71,7 +65,7 @@ class SimulatedWorker:
         self._cost = cost
         self._send_s = send_s
         self._events = events
-        self._listener = listener
+        self._on_admitted, self._on_progress = on_admitted, on_progress
         self._stretch: Stretch | None = None
         self._started_at = 0.0
         self._version = 0
@@ -154,7 +148,7 @@ class SimulatedWorker:
         self._unanswered -= 1
         for request_id in refused:
             self.forget(request_id)
-        self._listener.on_admitted(self, refused)
+        self._on_admitted(refused)
 
     def _start(self) -> None:
         for request_id in self._leaving:
@@ -187,7 +181,7 @@ class SimulatedWorker:
         self._count_time(self._events.now - self._started_at)
         progress = self._engine.advance(steps)
         self._stretch = None
-        self._listener.on_progress(self, progress)
+        self._on_progress(self, progress)
         self._start()
 
     def _count_time(self, seconds: float) -> None:

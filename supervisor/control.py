@@ -17,7 +17,7 @@ from sluice.errors import SetupError
 from sluice.settings import Settings, SettingsError, load
 from sluice.settings.reload import TAKEN_WHILE_RUNNING, refuse_changes
 from supervisor.control_socket import ask
-from supervisor.plan import shm_prefix
+from supervisor.plan import changed, shm_prefix
 from supervisor.reload import RELOAD_S, Reloaded
 from supervisor.serve import check_policies
 from supervisor.state import MeshState, StateDir
@@ -147,28 +147,27 @@ def reload_mesh(state: StateDir, config: Path | None) -> Reloaded:
 
 def _carried(settings: Settings, running: Settings) -> Settings:
     """``settings`` with the addresses that were chosen when the mesh started, where the file leaves them open."""
-    update: dict[str, object] = {}
+    nats, http, jobs, pages = (
+        running.nats,
+        settings.http,
+        running.jobs,
+        settings.telemetry.prometheus,
+    )
     if settings.nats.url is None:
-        update["nats"] = settings.nats.model_copy(
-            update={"url": running.nats.url, "port": running.nats.port, "encryption_key": None}
+        settings = changed(
+            settings, nats={"url": nats.url, "port": nats.port, "encryption_key": None}
         )
     if running.tls.embedded:
-        update["nats"] = running.nats
-        update["tls"] = running.tls
+        settings = settings.model_copy(update={"nats": nats, "tls": running.tls})
     if settings.gateway.address == DEFAULT_ADDRESS or settings.gateway.address.endswith(":0"):
-        address = {"address": running.gateway.address}
-        update["gateway"] = settings.gateway.model_copy(update=address)
-    http = settings.http
+        settings = changed(settings, gateway={"address": running.gateway.address})
     if "address" not in http.model_fields_set or (http.address or "").endswith(":0"):
-        update["http"] = running.http
+        settings = settings.model_copy(update={"http": running.http})
     if settings.jobs.replicas and settings.jobs.address.endswith(":0"):
-        addresses = {"address": running.jobs.address, "gateways": running.jobs.gateways}
-        update["jobs"] = settings.jobs.model_copy(update=addresses)
-    asked = settings.telemetry.prometheus
-    if any((page or "").endswith(":0") for page in (asked.gateway, asked.batcher, asked.jobs)):
-        pages = {"prometheus": running.telemetry.prometheus}
-        update["telemetry"] = settings.telemetry.model_copy(update=pages)
-    return settings.model_copy(update=update)
+        settings = changed(settings, jobs={"address": jobs.address, "gateways": jobs.gateways})
+    if any((page or "").endswith(":0") for page in (pages.gateway, pages.batcher, pages.jobs)):
+        settings = changed(settings, telemetry={"prometheus": running.telemetry.prometheus})
+    return settings
 
 
 @contextlib.contextmanager

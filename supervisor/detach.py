@@ -9,6 +9,7 @@ import os
 import select
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,9 +42,14 @@ def start_detached(
     if state.is_locked():
         raise state.taken()
     state.create()
+    options = ["--state-dir", str(state.root)]
+    for name, value in (("--address", address), ("--http", http)):
+        options += [name, value] if value is not None else []
+    options += ["--secure"] if secure else []
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as report:
-        process, log_start = _spawn_detached(state, config, address, http, writing, secure=secure)
+        command = (*module_command("supervisor.serve", config and config.resolve()), *options)
+        process, log_start = _spawn_detached(command, state.log(_LOG), writing)
         os.close(writing)
         try:
             bound_s = load(config).triton.start_s + START_S
@@ -56,33 +62,19 @@ def start_detached(
 
 
 def _spawn_detached(
-    state: StateDir,
-    config: Path | None,
-    address: str | None,
-    http: str | None,
-    descriptor: int,
-    *,
-    secure: bool,
+    command: Sequence[str], log: Path, descriptor: int
 ) -> tuple[subprocess.Popen[bytes], int]:
-    command = [*module_command("supervisor.serve", config and config.resolve())]
-    command += ["--state-dir", str(state.root), "--report-fd", str(descriptor)]
-    if address is not None:
-        command += ["--address", address]
-    if http is not None:
-        command += ["--http", http]
-    if secure:
-        command.append("--secure")
-    with state.log(_LOG).open("ab") as log:
+    with log.open("ab") as output:
         process = subprocess.Popen(
-            command,
+            (*command, "--report-fd", str(descriptor)),
             env=child_environment(keep_settings=True),
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
             pass_fds=(descriptor,),
         )
-        return process, log.tell()
+        return process, output.tell()
 
 
 def _read_report(descriptor: int, until: float) -> dict[str, Any] | None:

@@ -11,15 +11,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sluice.errors import SetupError
 from sluice.tls import channel_credentials, open_channel
+from supervisor.triton import CHANNEL_OPTIONS, wait_for_triton
 
 _SERVING: Final = "SERVING"
 _RETRY_S: Final = 0.1
 _ANSWER_S: Final = 2.0
-_OPTIONS: Final = (
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 200),
-    ("grpc.use_local_subchannel_pool", 1),
-)
 
 
 async def wait_until_serving(
@@ -34,7 +30,7 @@ async def wait_until_serving(
     try:
         async with (
             asyncio.timeout(bound_s),
-            open_channel(address, channel_credentials(tls), _OPTIONS) as channel,
+            open_channel(address, channel_credentials(tls), CHANNEL_OPTIONS) as channel,
         ):
             for model in models:
                 async with aclosing(_health_changes(channel, f"model.{model}")) as changes:
@@ -57,11 +53,7 @@ async def wait_until_reachable(
         SetupError: not within ``bound_s`` seconds.
     """
     try:
-        async with (
-            asyncio.timeout(bound_s),
-            open_channel(address, channel_credentials(tls), _OPTIONS) as channel,
-        ):
-            await channel.channel_ready()
+        await wait_for_triton(address, bound_s, tls)
     except TimeoutError:
         raise SetupError(f"{name} does not answer at {address}; see its log") from None
 
@@ -84,7 +76,7 @@ async def _health_changes(channel: grpc.aio.Channel, service: str) -> AsyncGener
 async def denies(address: str, service: str, tls: Path | None = None) -> bool:
     """Whether the gateway at ``address`` answers, and says that it does not serve ``service``, or does not know it."""
     request = health_pb2.HealthCheckRequest(service=service)
-    async with open_channel(address, channel_credentials(tls), _OPTIONS) as channel:
+    async with open_channel(address, channel_credentials(tls), CHANNEL_OPTIONS) as channel:
         try:
             answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=_ANSWER_S)
         except grpc.aio.AioRpcError as error:

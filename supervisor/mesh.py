@@ -25,19 +25,21 @@ from supervisor.nats import wait_for_nats
 from supervisor.plan import (
     TRITON,
     MeshPlan,
-    batcher_spec,
     certify,
+    changed,
     check_models,
-    checked_port,
+    make_plan,
+    plan_triton,
+)
+from supervisor.ports import Ports
+from supervisor.reload import Reload, start_workers
+from supervisor.specs import (
+    batcher_spec,
     gateway_spec,
     jobs_spec,
-    make_plan,
     nats_spec,
-    plan_triton,
-    remote_spec,
     triton_spec,
 )
-from supervisor.reload import Reload
 from supervisor.state import MeshState, StateDir, write_atomically
 from supervisor.supervisor import Supervisor
 from supervisor.triton import wait_for_triton
@@ -130,11 +132,7 @@ class Mesh:
             await self.supervisor.during_start(
                 wait_for_nats(self.nats_url, self.settings.nats.connect_s, self._tls)
             )
-        for config in self._plan.tritons:
-            spec = triton_spec(config, self.state_dir.log(config.name))
-            self.supervisor.start(spec, triton_watcher(config, self.settings.triton.start_s))
-        for remote in self._plan.remotes:
-            self.supervisor.start(remote_spec(self._plan, remote), kill_when_stopped)
+        start_workers(self.supervisor, self._plan)
         self.supervisor.start(batcher_spec(self._plan), kill_when_stopped)
         for gateway in self._plan.gateways:
             self.supervisor.start(gateway_spec(self._plan, gateway), kill_when_stopped)
@@ -230,7 +228,7 @@ async def running_worker(
     """
     here = _served_here(settings)
     check_models(here)
-    port = checked_port("triton.port", host, port, set())
+    port = Ports().take("triton.port", host, port)
     if not is_loopback(host) and here.tls.mesh is None:
         logger.warning("%s:%d is open without credentials: keep it in a closed network", host, port)
     with tempfile.TemporaryDirectory(prefix="sluice-worker-") as root:
@@ -257,5 +255,4 @@ def _served_here(settings: Settings) -> Settings:
             "models: other servers compute all of them; run: "
             f"python -m model_workers.remote --config FILE --model {settings.models[0].name}"
         )
-    triton = settings.triton.model_copy(update={"url": None})
-    return settings.model_copy(update={"models": models, "triton": triton})
+    return changed(settings.model_copy(update={"models": models}), triton={"url": None})

@@ -1,13 +1,12 @@
-"""What a mesh runs: every check that is possible before anything is started, and how each process is started.
+"""What a mesh runs, with every check that is possible before anything is started.
 
 Each problem is one line that names the setting and says what to do (`SetupError`, `SettingsError`).
 """
 
 import hashlib
-import itertools
 import secrets
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -19,35 +18,16 @@ from sluice.settings import (
     ModelSettings,
     Settings,
     SettingsError,
-    TelemetrySettings,
     otlp_http_endpoint,
 )
-from sluice.startup import (
-    LOOPBACK,
-    answers,
-    check_reach,
-    child_environment,
-    free_port,
-    is_loopback,
-    listen_problem,
-    module_command,
-    split_address,
-)
+from sluice.startup import LOOPBACK, answers, check_reach, split_address
 from sluice.wire import permissions
 from sluice.wire.subjects import ANY
 from supervisor.certificates import Authority
-from supervisor.child import ChildSpec
-from supervisor.nats import NatsConfig, find_nats_server, nats_command, nats_environment
+from supervisor.nats import NatsConfig, find_nats_server
+from supervisor.ports import Ports
 from supervisor.state import StateDir
-from supervisor.triton import (
-    TritonConfig,
-    find_libpython,
-    find_program,
-    find_wheel,
-    prepare_runtime,
-    triton_command,
-    triton_environment,
-)
+from supervisor.triton import TritonConfig, find_libpython, find_program, find_wheel
 
 NATS: Final = "nats"
 TRITON: Final = "triton"
@@ -57,37 +37,20 @@ REMOTE: Final = "remote"
 BATCHER: Final = "batcher"
 GATEWAY: Final = "gateway"
 JOBS: Final = "jobs"
-_REMOTE_MODULE: Final = "model_workers.remote"
-_STAGES: Final = {NATS: 0, TRITON: 1, _REMOTE_MODULE: 1, BATCHER: 2, GATEWAY: 3, JOBS: 4}
-"""What ends before what, the highest first: whoever asks before whoever answers."""
 OPERATOR: Final = permissions.OPERATOR
 """The name of the supervisor and of commands in their certificate."""
 
-RESUME_KEY: Final = "SLUICE_GATEWAY__RESUME_KEY"
-MESH_KEY: Final = "SLUICE_IDENTITY__MESH_KEY"
-"""In the environment, so that they are in no file but those that hold them."""
-NATS_URL: Final = "SLUICE_NATS__URL"
-CERTIFICATE_FOLDER: Final = "SLUICE_TLS__MESH"
-_MARGIN_S: Final = 3.0
-"""What a stop may take on top of the drain, seconds."""
-MODELS_NICE: Final = 10
-"""Engines compute without a pause; on cores that they share with gateways, batchers and NATS, frames would wait at each
-of those. With two workers on two cores a gateway stood still for 0.4 to 1.2 s again and again
-(docs/operate/deploy.md)."""
-JOBS_NICE: Final = 19
-"""Archives and tables of one tenant take a core for seconds; calls of others go first, and so do engines, which those
-wait for."""
 EXTERNAL_BOUND_S: Final = 3.0
 """How long an external server may take to accept a connection, seconds."""
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """One gateway, or one process that runs jobs.
+    """One process of our own: a gateway, the batcher, or one that runs jobs.
 
     Attributes:
         name: of its process: "gateway", then "gateway.1".
-        address: host and port of gRPC.
+        address: host and port of gRPC; empty: it has none.
         page: host and port of its page of metrics, if it has one.
         http: host and port of OpenAI's API, if it has one.
     """
@@ -98,9 +61,9 @@ class ServerConfig:
     http: str | None = None
 
     @property
-    def port(self) -> int:
-        """Of gRPC."""
-        return int(self.address.rpartition(":")[2])
+    def port(self) -> int | None:
+        """Of gRPC; None without an address."""
+        return int(self.address.rpartition(":")[2]) if self.address else None
 
 
 @dataclass(frozen=True)
@@ -175,13 +138,13 @@ def make_plan(settings: Settings, state: StateDir) -> MeshPlan:
         SettingsError: a model folder is broken.
     """
     check_models(settings)
-    taken: set[int] = set()
-    gateways = _plan_gateways(settings, taken)
-    jobs = _plan_jobs(settings, taken)
-    nats_config = _plan_nats(settings, state, taken)
-    tritons = _plan_tritons(settings, state, taken)
-    remotes = _plan_remotes(settings, state, taken)
-    page = _own_page("batcher", settings.telemetry.prometheus.batcher, taken)
+    ports = Ports()
+    gateways = _plan_gateways(settings, ports)
+    jobs = _plan_jobs(settings, ports)
+    nats_config = _plan_nats(settings, state, ports)
+    tritons = _plan_tritons(settings, state, ports)
+    remotes = _plan_remotes(settings, state, ports)
+    (page,) = ports.pages("batcher", settings.telemetry.prometheus.batcher)
     addresses = worker_addresses(tritons, remotes)
     resolved = _resolve(settings, gateways, jobs, page, nats_config, addresses)
     asked = settings.models
@@ -199,60 +162,51 @@ def worker_addresses(
     return found + [(config.model, f"{LOOPBACK}:{config.port}") for config in remotes]
 
 
-@dataclass(frozen=True)
-class VersionPlan:
-    """The workers of one version of a model.
+def plan_version(plan: MeshPlan, settings: Settings, model: ModelSettings) -> MeshPlan:
+    """``plan`` with the workers of ``model`` alone, which the running mesh begins to serve, on free ports.
 
-    Attributes:
-        settings: with their addresses.
-        folder: the Triton repository of its own, or where the file of remote workers goes.
-    """
-
-    settings: ModelSettings
-    tritons: tuple[TritonConfig, ...]
-    remotes: tuple[RemoteConfig, ...]
-    folder: Path
-
-
-def plan_version(plan: MeshPlan, settings: Settings, model: ModelSettings) -> VersionPlan:
-    """Workers of ``model``, which a running mesh begins to serve, on free ports; ``settings`` are the new ones.
+    Args:
+        settings: the new ones.
 
     Raises:
         SetupError: nothing answers at its address, or something on this machine is missing.
         SettingsError: a key of another server is missing.
     """
-    folder = plan.state.versions / model.task_name
-    alone = settings.model_copy(
-        update={
-            "models": (model,),
-            "triton": settings.triton.model_copy(update={"port": 0}),
-            "telemetry": _any_page(settings),
-        }
-    )
-    taken: set[int] = set()
+    folder, ports = version_folder(plan, model), Ports()
+    alone = changed(settings.model_copy(update={"models": (model,)}), triton={"port": 0})
+    if alone.telemetry.prometheus.triton is not None:  # pages of later workers have free ports
+        alone = with_pages(alone, triton=f"{LOOPBACK}:0")
+    tls = None if plan.authority is None else plan.authority.of(TRITON)
     tritons = tuple(
-        replace(
-            one,
-            repository=folder / one.repository.name,
-            tls=one.tls if plan.authority is None else plan.authority.of(TRITON),
-        )
-        for one in _plan_tritons(alone, plan.state, taken)
+        replace(one, repository=folder / one.repository.name, tls=tls or one.tls)
+        for one in _plan_tritons(alone, plan.state, ports)
     )
     remotes = tuple(
         replace(one, config=folder / "config.yaml")
-        for one in _plan_remotes(alone, plan.state, taken)
+        for one in _plan_remotes(alone, plan.state, ports)
     )
     served = _served_by(model, worker_addresses(tritons, remotes))
-    return VersionPlan(served, tritons, remotes, folder)
+    settings = settings.model_copy(update={"models": (served,)})
+    return replace(plan, settings=settings, tritons=tritons, remotes=remotes)
 
 
-def _any_page(settings: Settings) -> TelemetrySettings:
-    """Where Triton has pages of metrics, those of later workers have free ports."""
-    pages = settings.telemetry.prometheus
-    if pages.triton is None:
-        return settings.telemetry
-    own = pages.model_copy(update={"triton": f"{LOOPBACK}:0"})
-    return settings.telemetry.model_copy(update={"prometheus": own})
+def version_folder(plan: MeshPlan, model: ModelSettings) -> Path:
+    """Of a version of a model: its Triton repository, or where the file of remote workers goes."""
+    return plan.state.versions / model.task_name
+
+
+def changed(settings: Settings, **sections: Mapping[str, object]) -> Settings:
+    """``settings`` with other values of some fields of ``sections``."""
+    update = {
+        name: getattr(settings, name).model_copy(update=fields) for name, fields in sections.items()
+    }
+    return settings.model_copy(update=update)
+
+
+def with_pages(settings: Settings, **pages: str | None) -> Settings:
+    """``settings`` with other pages of metrics."""
+    prometheus = settings.telemetry.prometheus.model_copy(update=pages)
+    return changed(settings, telemetry={"prometheus": prometheus})
 
 
 def _with_passwords(plan: MeshPlan, nats_config: NatsConfig) -> MeshPlan:
@@ -265,8 +219,7 @@ def _with_passwords(plan: MeshPlan, nats_config: NatsConfig) -> MeshPlan:
         users={process: (kind, ANY) for process, (kind, _) in plan.processes.items()},
         passwords={process: secrets.token_urlsafe(24) for process in plan.processes},
     )
-    nats_settings = plan.settings.nats.model_copy(update={"url": nats_config.url_of(OPERATOR)})
-    settings = plan.settings.model_copy(update={"nats": nats_settings})
+    settings = changed(plan.settings, nats={"url": nats_config.url_of(OPERATOR)})
     return replace(plan, settings=settings, nats=nats_config)
 
 
@@ -279,11 +232,8 @@ def _secured(plan: MeshPlan) -> MeshPlan:
     authority = Authority(plan.state.tls)
     nats_config = replace(plan.nats, tls=authority.of(NATS), users=plan.processes)
     tritons = tuple(replace(one, tls=authority.of(TRITON)) for one in plan.tritons)
-    settings = plan.settings.model_copy(
-        update={
-            "nats": plan.settings.nats.model_copy(update={"url": nats_config.url}),
-            "tls": plan.settings.tls.model_copy(update={"mesh": authority.of(OPERATOR)}),
-        }
+    settings = changed(
+        plan.settings, nats={"url": nats_config.url}, tls={"mesh": authority.of(OPERATOR)}
     )
     return replace(plan, settings=settings, nats=nats_config, tritons=tritons, authority=authority)
 
@@ -368,201 +318,36 @@ def embedded_models(settings: Settings) -> tuple[ModelSettings, ...]:
 def check_models(settings: Settings) -> None:
     """Raises SettingsError for the first model that cannot be served."""
     for model in settings.models:
-        try:
-            check_model(model)
-        except SettingsError as error:
-            key = f"models: {model.name}: "
-            raise SettingsError(key + str(error).removeprefix(key)) from error
+        check_model(model)
 
 
-def checked_port(key: str, host: str, port: int, taken: set[int]) -> int:
-    """``port``, or a free one for 0; it is added to ``taken``.
-
-    Raises:
-        SetupError: it cannot be listened on; ``key`` names the setting.
-    """
-    if port == 0:
-        port = free_port(host, taken)
-    elif problem := listen_problem(host, port):
-        raise SetupError(f"{key}: {host}:{port} is {problem}; free it or choose another one")
-    elif port in taken:
-        raise SetupError(
-            f"{key}: port {port} is another server's of this mesh already; choose another"
-        )
-    taken.add(port)
-    return port
-
-
-def nats_spec(config: NatsConfig, state: StateDir) -> ChildSpec:
-    """nats-server; writes its configuration file."""
-    return ChildSpec(
-        name=NATS,
-        argv=nats_command(config, state.root / "nats.conf"),
-        env={**child_environment(), **nats_environment(config)},
-        log=state.log(NATS),
-        port=config.port,
-        stop_s=_MARGIN_S,
-        stage=_STAGES[NATS],
-    )
-
-
-def triton_spec(config: TritonConfig, log: Path | None) -> ChildSpec:
-    """tritonserver; fills its runtime folder, if it needs one."""
-    runtime = config.runtime if config.program is None else None
-    if runtime is not None:
-        prepare_runtime(runtime)
-    return ChildSpec(
-        name=config.name,
-        argv=triton_command(config),
-        env=triton_environment(runtime, child_environment()),
-        log=log,
-        port=config.port,
-        page=None if config.metrics_port is None else f"{LOOPBACK}:{config.metrics_port}",
-        stop_s=config.exit_timeout_s + _MARGIN_S,
-        stage=_STAGES[TRITON],
-        nice=MODELS_NICE,
-    )
-
-
-def remote_spec(plan: MeshPlan, config: RemoteConfig) -> ChildSpec:
-    """A worker that asks somebody else's server."""
-    spec = _python_spec(_REMOTE_MODULE, plan.state, config.port, 0.0)
-    argv = module_command(_REMOTE_MODULE, config.config)
-    own = ("--model", config.model, "--number", str(config.number), "--port", str(config.port))
-    env = {**spec.env, **_certificate(plan, TRITON)}  # of a worker, as batchers know it
-    log = plan.state.log(config.name)
-    return replace(spec, name=config.name, argv=(*argv, *own), env=env, log=log)
-
-
-def batcher_spec(plan: MeshPlan) -> ChildSpec:
-    """The batcher."""
-    drain_s = plan.settings.batcher.drain_s
-    spec = _python_spec(BATCHER, plan.state, None, drain_s)
-    return _named(plan, replace(spec, page=plan.settings.telemetry.prometheus.batcher))
-
-
-def gateway_spec(plan: MeshPlan, config: ServerConfig) -> ChildSpec:
-    """One of the gateways; makes the key of resume tokens, unless the settings have one.
-
-    They share a file; where their addresses differ the environment says so.
-    """
-    spec = _python_spec(GATEWAY, plan.state, config.port, plan.settings.gateway.drain_s)
-    own = {
-        RESUME_KEY: plan.settings.gateway.resume_key or plan.state.resume_key(),
-        MESH_KEY: plan.settings.identity.mesh_key or plan.state.mesh_key(),
-    }
-    if config is not plan.gateways[0]:
-        own["SLUICE_GATEWAY__ADDRESS"] = config.address
-        if config.http is not None:
-            own["SLUICE_HTTP__ADDRESS"] = config.http
-        if config.page is not None:
-            own["SLUICE_TELEMETRY__PROMETHEUS__GATEWAY"] = config.page
-    log = plan.state.log(config.name)
-    env = {**spec.env, **own}
-    return _named(plan, replace(spec, name=config.name, env=env, log=log, page=config.page))
-
-
-def jobs_spec(plan: MeshPlan, config: ServerConfig) -> ChildSpec:
-    """One of the processes that run jobs. It keeps its name, so that it goes on with its jobs at once."""
-    spec = _python_spec(JOBS, plan.state, config.port, plan.settings.jobs.drain_s)
-    argv = (*spec.argv, "--id", id_of(config.name))
-    key = plan.settings.identity.mesh_key or plan.state.mesh_key()
-    own = {"SLUICE_JOBS__ADDRESS": config.address, MESH_KEY: key}
-    env = {**spec.env, **_credentials(plan, config.name), **own}
-    if config.page is not None:
-        env["SLUICE_TELEMETRY__PROMETHEUS__JOBS"] = config.page
-    log = plan.state.log(config.name)
-    return replace(
-        spec, name=config.name, argv=argv, env=env, log=log, page=config.page, nice=JOBS_NICE
-    )
-
-
-def _named(plan: MeshPlan, spec: ChildSpec) -> ChildSpec:
-    """With certificates a process has the id that NATS knows it by; else a new one at each start."""
-    env = {**spec.env, **_credentials(plan, spec.name)}
-    argv = spec.argv if plan.authority is None else (*spec.argv, "--id", id_of(spec.name))
-    return replace(spec, argv=argv, env=env)
-
-
-def _credentials(plan: MeshPlan, process: str) -> dict[str, str]:
-    """The environment that tells a process its password for NATS, or the folder of its certificate."""
-    if plan.nats is not None and plan.nats.passwords:
-        return {NATS_URL: plan.nats.url_of(id_of(process))}
-    return _certificate(plan, process)
-
-
-def _certificate(plan: MeshPlan, process: str) -> dict[str, str]:
-    """The environment that names the folder of a process's certificate."""
-    if plan.authority is None:
-        return {}
-    return {CERTIFICATE_FOLDER: str(plan.authority.of(id_of(process)))}
-
-
-def _plan_jobs(settings: Settings, taken: set[int]) -> tuple[ServerConfig, ...]:
+def _plan_jobs(settings: Settings, ports: Ports) -> tuple[ServerConfig, ...]:
     count = settings.jobs.replicas
     if not count:
         return ()
-    addresses = _own_addresses("jobs.address", settings.jobs.address, count, taken)
-    pages = _pages("jobs", settings.telemetry.prometheus.jobs, count, taken)
-    names = [JOBS, *(f"{JOBS}.{number}" for number in range(1, count))]
-    return tuple(map(ServerConfig, names, addresses, pages))
+    addresses = ports.own("jobs.address", settings.jobs.address, count)
+    pages = ports.pages("jobs", settings.telemetry.prometheus.jobs, count)
+    return tuple(map(ServerConfig, _numbered(JOBS, count), addresses, pages))
 
 
-def _plan_gateways(settings: Settings, taken: set[int]) -> tuple[ServerConfig, ...]:
-    count = settings.gateway.replicas
-    for key, address in (
-        ("gateway.address", settings.gateway.address),
-        ("http.address", settings.http.address),
-    ):
-        if address is not None:
-            check_reach(settings, key, address)
-    addresses = _addresses("gateway.address", settings.gateway.address, count, taken)
-    page = settings.telemetry.prometheus.gateway
-    http = settings.http.address
+def _plan_gateways(settings: Settings, ports: Ports) -> tuple[ServerConfig, ...]:
+    count, http = settings.gateway.replicas, settings.http.address
+    check_reach(settings, "gateway.address", settings.gateway.address)
+    if http is not None:
+        check_reach(settings, "http.address", http)
+    addresses = ports.addresses("gateway.address", settings.gateway.address, count)
     https: list[str | None] = [None] * count
     if http is not None:
-        https = [*_addresses("http.address", http, count, taken)]
-    pages = _pages("gateway", page, count, taken)
-    names = [GATEWAY, *(f"{GATEWAY}.{number}" for number in range(1, count))]
-    return tuple(map(ServerConfig, names, addresses, pages, https))
+        https = [*ports.addresses("http.address", http, count)]
+    pages = ports.pages("gateway", settings.telemetry.prometheus.gateway, count)
+    return tuple(map(ServerConfig, _numbered(GATEWAY, count), addresses, pages, https))
 
 
-def _own_page(process: str, address: str | None, taken: set[int]) -> str | None:
-    """Where a process has its metrics."""
-    return _pages(process, address, 1, taken)[0]
+def _numbered(name: str, count: int) -> list[str]:
+    return [name, *(f"{name}.{number}" for number in range(1, count))]
 
 
-def _pages(process: str, address: str | None, count: int, taken: set[int]) -> list[str | None]:
-    """The same of several processes."""
-    if address is None:
-        return [None] * count
-    return [*_own_addresses(f"telemetry.prometheus.{process}", address, count, taken)]
-
-
-def _own_addresses(key: str, address: str, count: int, taken: set[int]) -> list[str]:
-    """The same on loopback alone."""
-    host, _ = split_address(address, key)
-    if not is_loopback(host):
-        raise SetupError(
-            f"{key}: {host} can be reached from other machines and there are no "
-            f"credentials; use {LOOPBACK}"
-        )
-    return _addresses(key, address, count, taken)
-
-
-def _addresses(key: str, address: str, count: int, taken: set[int]) -> list[str]:
-    """From the port of ``address`` on; free ones when it is 0."""
-    host, port = split_address(address, key)
-    ports = [port and port + number for number in range(count)]
-    return [_address(key, host, port, taken) for port in ports]
-
-
-def _address(key: str, host: str, port: int, taken: set[int]) -> str:
-    port = checked_port(key, host, port, taken)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _plan_nats(settings: Settings, state: StateDir, taken: set[int]) -> NatsConfig | None:
+def _plan_nats(settings: Settings, state: StateDir, ports: Ports) -> NatsConfig | None:
     if settings.nats.url is not None:
         _check_external("nats.url", *settings.nats.url.split(","))
         if settings.nats.encryption_key is not None:
@@ -571,8 +356,8 @@ def _plan_nats(settings: Settings, state: StateDir, taken: set[int]) -> NatsConf
             )
         return None
     find_nats_server()
-    port = checked_port("nats.port", LOOPBACK, settings.nats.port, taken)
-    page = _own_page("nats", settings.telemetry.prometheus.nats, taken)
+    port = ports.take("nats.port", LOOPBACK, settings.nats.port)
+    (page,) = ports.pages("nats", settings.telemetry.prometheus.nats)
     streams = tuple(settings.jobs.input_streams)
     return NatsConfig(
         port=port,
@@ -583,32 +368,27 @@ def _plan_nats(settings: Settings, state: StateDir, taken: set[int]) -> NatsConf
     )
 
 
-def _plan_tritons(settings: Settings, state: StateDir, taken: set[int]) -> tuple[TritonConfig, ...]:
+def _plan_tritons(settings: Settings, state: StateDir, ports: Ports) -> tuple[TritonConfig, ...]:
     for index, model in enumerate(settings.models):
         for url in model.triton_urls:
             _check_external(f"models.{index}.triton_url", url)
     if settings.triton.url is not None:
         _check_external("triton.url", settings.triton.url)
     workers = [
-        (f"{TRITON}-{process}", model.name, state.models / worker)
+        (model, process, worker)
         for model in embedded_models(settings)
         if model.server is None
         for process, worker in zip(_process_names(model), model.triton_models, strict=True)
     ]
-    ports = _worker_ports(settings, taken)
-    planned = [
+    first, planned = settings.triton.port, []
+    for number, (model, process, worker) in enumerate(workers):
+        port = ports.take("triton.port", LOOPBACK, first and first + number)
+        name = f"{TRITON}-{process}"
+        config = plan_triton(settings, state.root, name, (model.name,), LOOPBACK, port)
         # Its own repository, because it may have its own devices.
-        replace(
-            plan_triton(settings, state.root, name, (model,), LOOPBACK, port), repository=folder
-        )
-        for (name, model, folder), port in zip(workers, ports, strict=False)
-    ]
-    page = settings.telemetry.prometheus.triton
-    if page is None:
-        return tuple(planned)
-    pages = _own_addresses("telemetry.prometheus.triton", page, len(planned), taken)
-    page_ports = [int(address.rpartition(":")[2]) for address in pages]
-    return tuple(map(lambda one, port: replace(one, metrics_port=port), planned, page_ports))
+        planned.append(replace(config, repository=state.models / worker))
+    pages = ports.pages("triton", settings.telemetry.prometheus.triton, len(planned))
+    return tuple(replace(one, page=page) for one, page in zip(planned, pages, strict=True))
 
 
 def _process_names(model: ModelSettings) -> list[str]:
@@ -616,23 +396,16 @@ def _process_names(model: ModelSettings) -> list[str]:
     return [model.task_name + name.removeprefix(model.name) for name in model.triton_models]
 
 
-def _plan_remotes(settings: Settings, state: StateDir, taken: set[int]) -> tuple[RemoteConfig, ...]:
+def _plan_remotes(settings: Settings, state: StateDir, ports: Ports) -> tuple[RemoteConfig, ...]:
     planned = []
     for model in embedded_models(settings):
         if model.server is None:
             continue
         check_key(model.name, model.server)
         for number, worker in enumerate(_process_names(model)):
-            port, name = checked_port("", LOOPBACK, 0, taken), f"{REMOTE}-{worker}"
+            port, name = ports.take("", LOOPBACK, 0), f"{REMOTE}-{worker}"
             planned.append(RemoteConfig(name, model.name, number, port, state.config))
     return tuple(planned)
-
-
-def _worker_ports(settings: Settings, taken: set[int]) -> Iterator[int]:
-    """From `triton.port` on; free ones when it is 0."""
-    first = settings.triton.port
-    for port in itertools.count(first) if first else itertools.repeat(0):
-        yield checked_port("triton.port", LOOPBACK, port, taken)
 
 
 def _check_external(key: str, *urls: str) -> None:
@@ -653,29 +426,18 @@ def _resolve(
     workers: Sequence[tuple[str, str]],
 ) -> Settings:
     """``workers``: each model's name with the address of one of its workers."""
-    first = gateways[0]
-    pages = {"gateway": first.page, "batcher": batcher_page}
-    pages["jobs"] = jobs[0].page if jobs else None
-    update: dict[str, object] = {
-        "gateway": settings.gateway.model_copy(update={"address": first.address}),
-        "http": settings.http.model_copy(update={"address": first.http}),
-        "telemetry": settings.telemetry.model_copy(
-            update={"prometheus": settings.telemetry.prometheus.model_copy(update=pages)}
-        ),
-        "models": tuple(_served_by(model, workers) for model in settings.models),
-    }
+    first, jobs_page = gateways[0], jobs[0].page if jobs else None
+    models = tuple(_served_by(model, workers) for model in settings.models)
+    settings = settings.model_copy(update={"models": models})
+    settings = with_pages(settings, gateway=first.page, batcher=batcher_page, jobs=jobs_page)
+    settings = changed(settings, gateway={"address": first.address}, http={"address": first.http})
     if jobs:
-        update["jobs"] = settings.jobs.model_copy(
-            update={
-                "address": ",".join(one.address for one in jobs),
-                "gateways": ",".join(one.address for one in gateways),
-            }
-        )
+        addresses = {"address": ",".join(one.address for one in jobs)}
+        addresses["gateways"] = ",".join(one.address for one in gateways)
+        settings = changed(settings, jobs=addresses)
     if nats_config is not None:
-        update["nats"] = settings.nats.model_copy(
-            update={"url": nats_config.url, "port": nats_config.port}
-        )
-    return settings.model_copy(update=update)
+        settings = changed(settings, nats={"url": nats_config.url, "port": nats_config.port})
+    return settings
 
 
 def _served_by(model: ModelSettings, workers: Sequence[tuple[str, str]]) -> ModelSettings:
@@ -687,15 +449,3 @@ def _served_by(model: ModelSettings, workers: Sequence[tuple[str, str]]) -> Mode
 def at_addresses(model: ModelSettings, addresses: tuple[str, ...]) -> ModelSettings:
     """``model`` with one worker at each of ``addresses``."""
     return model.model_copy(update={"triton_url": addresses, "replicas": 1})
-
-
-def _python_spec(module: str, state: StateDir, port: int | None, drain_s: float) -> ChildSpec:
-    return ChildSpec(
-        name=module,
-        argv=module_command(module, state.config),
-        env=child_environment(),
-        log=state.log(module),
-        port=port,
-        stop_s=drain_s + _MARGIN_S,
-        stage=_STAGES[module],
-    )

@@ -33,13 +33,12 @@ from supervisor.plan import (
     BATCHER,
     GATEWAY,
     MeshPlan,
-    VersionPlan,
     check_models,
     is_gateway,
     plan_version,
-    remote_spec,
-    triton_spec,
+    version_folder,
 )
+from supervisor.specs import remote_spec, triton_spec
 from supervisor.state import ProcessState, write_atomically
 from supervisor.supervisor import SupervisedProcess, Supervisor
 from supervisor.triton import wait_for_triton
@@ -167,30 +166,17 @@ class Reload:
                 self._generations[name] = version.settings.generation
                 plan = plan_version(self._plan, asked, version.settings)
                 await asyncio.to_thread(_write_files, plan, asked)
-                processes = self._start(plan)
+                processes = start_workers(self._supervisor, plan)
                 names = tuple(process.spec.name for process in processes)
-                started.append(replace(version, settings=plan.settings, processes=names))
+                (served,) = plan.settings.models
+                started.append(replace(version, settings=served, processes=names))
                 await self._until_loaded(plan, processes)
         except BaseException:
             await self._end_all(started)
             raise
         return started
 
-    def _start(self, plan: VersionPlan) -> list[SupervisedProcess]:
-        state, start_s = self._plan.state, self.settings.triton.start_s
-        tritons = [
-            self._supervisor.start(
-                triton_spec(config, state.log(config.name)), triton_watcher(config, start_s)
-            )
-            for config in plan.tritons
-        ]
-        remotes = [
-            self._supervisor.start(remote_spec(self._plan, config), kill_when_stopped)
-            for config in plan.remotes
-        ]
-        return tritons + remotes
-
-    async def _until_loaded(self, plan: VersionPlan, processes: list[SupervisedProcess]) -> None:
+    async def _until_loaded(self, plan: MeshPlan, processes: list[SupervisedProcess]) -> None:
         start_s, tls = self.settings.triton.start_s, self.settings.tls.mesh
         for config in plan.tritons:
             ready = wait_for_triton(config.address, start_s, tls)
@@ -300,6 +286,18 @@ class Reload:
         return found
 
 
+def start_workers(supervisor: Supervisor, plan: MeshPlan) -> list[SupervisedProcess]:
+    """Starts the workers of ``plan``."""
+    start_s, log = plan.settings.triton.start_s, plan.state.log
+    started = [
+        supervisor.start(triton_spec(one, log(one.name)), triton_watcher(one, start_s))
+        for one in plan.tritons
+    ]
+    return started + [
+        supervisor.start(remote_spec(plan, one), kill_when_stopped) for one in plan.remotes
+    ]
+
+
 def _first_versions(plan: MeshPlan) -> tuple[Version, ...]:
     """Those that the mesh starts with."""
     processes = {
@@ -341,15 +339,17 @@ def _hash_files(versions: Iterable[Version]) -> None:
             content_hash(file, time.time())
 
 
-def _write_files(plan: VersionPlan, asked: Settings) -> None:
+def _write_files(plan: MeshPlan, asked: Settings) -> None:
     """The Triton repository of a version, sharing devices as at a start with ``asked``; a file for remote workers."""
-    plan.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (model,) = plan.settings.models
+    folder = version_folder(plan, model)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if plan.tritons:
-        render_workers(asked.models, plan.folder)
+        render_workers(asked.models, folder)
     if plan.remotes:
-        alone = asked.model_dump(mode="json") | {"models": [plan.settings.model_dump(mode="json")]}
-        alone |= {"routing": {"default": plan.settings.name}, "retiring": []}
-        write_atomically(plan.folder / "config.yaml", parse(alone, "configuration").to_yaml())
+        alone = asked.model_dump(mode="json") | {"models": [model.model_dump(mode="json")]}
+        alone |= {"routing": {"default": model.name}, "retiring": []}
+        write_atomically(folder / "config.yaml", parse(alone, "configuration").to_yaml())
 
 
 def _settings_of(

@@ -19,6 +19,7 @@ from sluice.errors import SetupError
 from sluice.settings import HttpSettings, Settings, SettingsError, load
 from sluice.telemetry.logs import log_to_stderr
 from supervisor.mesh import Mesh, running_mesh
+from supervisor.plan import changed
 
 HTTP_OFF: Final = "off"
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -73,16 +74,16 @@ def settings_of(
     settings = load(config)
     if settings.safety:
         check_policies(settings, config)
-    update: dict[str, object] = {}
     if secure:
-        update["tls"] = settings.tls.model_copy(update={"embedded": True})
+        settings = changed(settings, tls={"embedded": True})
     if address is not None:
-        update["gateway"] = settings.gateway.model_copy(update={"address": address})
+        settings = changed(settings, gateway={"address": address})
+    if http is None and "address" not in settings.http.model_fields_set:
+        http = DEFAULT_HTTP_ADDRESS
     if http is not None:
-        update["http"] = HttpSettings(address=None if http == HTTP_OFF else http)
-    elif "address" not in settings.http.model_fields_set:
-        update["http"] = HttpSettings(address=DEFAULT_HTTP_ADDRESS)
-    return settings.model_copy(update=update)
+        served = HttpSettings(address=None if http == HTTP_OFF else http)
+        settings = settings.model_copy(update={"http": served})
+    return settings
 
 
 def check_policies(settings: Settings, config: Path | None) -> None:

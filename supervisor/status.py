@@ -112,26 +112,32 @@ def operator_certificate(directory: StateDir) -> Path | None:
 
 async def _ask(state: MeshState, tls: Path | None, key: str) -> tuple[_Gateway, frozenset[str]]:
     """The answers of one gateway, and the names of the processes that answer; the batcher needs a ready model."""
-    workers = [process for process in state.processes if is_worker(process.name)]
-    jobs = [process for process in state.processes if is_jobs(process.name)]
-    gateways, nats, served, loaded = await asyncio.gather(
+    others = {
+        process.name: asking
+        for process in state.processes
+        if (asking := _asking(process, state.nats_url, tls)) is not None
+    }
+    gateways, answers = await asyncio.gather(
         asyncio.gather(*(_ask_gateway(one, state.ca, key) for one in state.address.split(","))),
-        _in_time(wait_for_nats(state.nats_url, BOUND_S, tls)),
-        asyncio.gather(
-            *(asyncio.to_thread(port_answers, LOOPBACK, one.port or 0, BOUND_S) for one in jobs)
-        ),
-        asyncio.gather(
-            *(_in_time(wait_for_triton(f"{LOOPBACK}:{w.port}", BOUND_S, tls)) for w in workers)
-        ),
+        asyncio.gather(*others.values()),
     )
     gateway = next((one for one in gateways if one.answers), _Gateway())
-    batcher = any(model.ready for model in gateway.models)
-    answers = {BATCHER: batcher, NATS: nats}
     names = [process.name for process in state.processes if is_gateway(process.name)]
-    answers |= {name: one.answers for name, one in zip(names, gateways, strict=False)}
-    answers |= {process.name: taken for process, taken in zip(jobs, served, strict=True)}
-    answers |= {worker.name: ready for worker, ready in zip(workers, loaded, strict=True)}
-    return gateway, frozenset(name for name, answered in answers.items() if answered)
+    answering = {name for name, one in zip(names, gateways, strict=False) if one.answers}
+    answering |= {name for name, answered in zip(others, answers, strict=True) if answered}
+    batchers = {BATCHER} if any(model.ready for model in gateway.models) else set()
+    return gateway, frozenset(answering | batchers)
+
+
+def _asking(process: ProcessState, nats_url: str, tls: Path | None) -> Awaitable[bool] | None:
+    """Whether a process answers; None for those of which a gateway says it."""
+    if process.name == NATS:
+        return _in_time(wait_for_nats(nats_url, BOUND_S, tls))
+    if is_worker(process.name):
+        return _in_time(wait_for_triton(f"{LOOPBACK}:{process.port}", BOUND_S, tls))
+    if is_jobs(process.name):
+        return asyncio.to_thread(port_answers, LOOPBACK, process.port or 0, BOUND_S)
+    return None
 
 
 async def _ask_gateway(address: str, ca: str | None, key: str) -> _Gateway:

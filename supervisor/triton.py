@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from sluice.errors import SetupError
-from sluice.startup import LOOPBACK, reachable
+from sluice.startup import LOOPBACK, reachable, split_address
 from sluice.tls import AUTHORITIES, CERTIFICATE, KEY, channel_credentials, open_channel
 
 RESTRICTED: Final = ("shared-memory", "model-repository", "statistics", "trace", "logging")
@@ -41,6 +41,13 @@ _BACKEND_FILES: Final = ("libtriton_python.so", "triton_python_backend_utils.py"
 _SECRET_KEY: Final = "sluice-secret"
 _EXPORT_DELAY_MS: Final = 100
 """How long a finished span may wait for others before it is sent."""
+CHANNEL_OPTIONS: Final = (
+    ("grpc.initial_reconnect_backoff_ms", 100),  # the smallest that gRPC takes
+    ("grpc.max_reconnect_backoff_ms", 200),
+    # A connection of its own: another channel's back-off must not slow this one.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+"""Of channels that wait for a server to answer."""
 _SHARED_MEMORY: Final = Path("/dev/shm")
 
 
@@ -72,7 +79,7 @@ class TritonConfig:
         secret: value of the header that restricted calls need; letters, digits, "-" and "_".
         host: address to bind.
         otlp_endpoint: base URL of an OTLP/HTTP receiver that takes JSON; None for no spans of Triton's own.
-        metrics_port: of its page for Prometheus, on loopback; None: no page.
+        page: host and port of its page for Prometheus; None: no page.
         exit_timeout_s: how long models may take to finish after SIGTERM, seconds.
         load_timeout_s: how long the server waits for the stub of a model to start, seconds. In 2.51 it does not
             bound the model's own ``initialize``.
@@ -89,7 +96,7 @@ class TritonConfig:
     secret: str
     host: str = LOOPBACK
     otlp_endpoint: str | None = None
-    metrics_port: int | None = None
+    page: str | None = None
     exit_timeout_s: int = 5
     load_timeout_s: int = 300
     shm_prefix: str = "sluice_triton_"
@@ -206,7 +213,7 @@ def triton_command(config: TritonConfig) -> tuple[str, ...]:
         "--pinned-memory-pool-byte-size=0",
         "--enable-peer-access=false",
         *tls_arguments(config.tls),
-        *_metrics_arguments(config.metrics_port),
+        *_metrics_arguments(config.page),
         *_trace_arguments(config),
     )
 
@@ -230,12 +237,13 @@ def tls_arguments(folder: Path | None) -> tuple[str, ...]:
     )
 
 
-def _metrics_arguments(port: int | None) -> tuple[str, ...]:
-    if port is None:
+def _metrics_arguments(page: str | None) -> tuple[str, ...]:
+    if page is None:
         return ("--allow-metrics=false",)
+    host, port = split_address(page, "telemetry.prometheus.triton")
     return (
         "--allow-metrics=true",
-        f"--metrics-address={LOOPBACK}",
+        f"--metrics-address={host}",
         f"--metrics-port={port}",
         "--allow-gpu-metrics=false",
     )
@@ -269,13 +277,7 @@ async def wait_for_triton(address: str, bound_s: float, tls: Path | None = None)
     Raises:
         TimeoutError: not within ``bound_s`` seconds.
     """
-    options = [
-        ("grpc.initial_reconnect_backoff_ms", 100),  # the smallest that gRPC takes
-        ("grpc.max_reconnect_backoff_ms", 200),
-        # A connection of its own: another channel's back-off must not slow this one.
-        ("grpc.use_local_subchannel_pool", 1),
-    ]
-    async with open_channel(address, channel_credentials(tls), options) as channel:
+    async with open_channel(address, channel_credentials(tls), CHANNEL_OPTIONS) as channel:
         await asyncio.wait_for(channel.channel_ready(), bound_s)
 
 

@@ -6,11 +6,20 @@ only slow still writes is refused, because it names an older revision.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from sluice.internal.v1.job_pb2 import JobRecord
-from sluice.v1.jobs_pb2 import JOB_STATE_QUEUED, JOB_STATE_RUNNING
+from sluice.v1.jobs_pb2 import (
+    JOB_STATE_CANCELLED,
+    JOB_STATE_COMPLETED,
+    JOB_STATE_EXPIRED,
+    JOB_STATE_FAILED,
+    JOB_STATE_QUEUED,
+    JOB_STATE_RUNNING,
+    Job,
+    JobState,
+)
 
 BEAT_S: Final = 1.0
 """How often the owner of a job writes its record."""
@@ -42,10 +51,20 @@ class Leases:
             self._seen[job.id] = seen, since = revision, now
         return now - since >= LEASE_S
 
-    def forget(self, jobs: Sequence[str]) -> None:
-        """Forgets jobs that are of no interest any more."""
-        for job in jobs:
-            self._seen.pop(job, None)
+
+OVER: Final = frozenset(
+    {JOB_STATE_COMPLETED, JOB_STATE_FAILED, JOB_STATE_CANCELLED, JOB_STATE_EXPIRED}
+)
+"""States of jobs that are over."""
+
+
+def set_state(
+    job: Job, state: "JobState.ValueType", code: str, reason: str, now_ms: int = 0
+) -> None:
+    """Moves a job to a state, with the reason for programs and for people; ``now_ms``: when it ends there."""
+    job.state, job.reason_code, job.reason = state, code, reason
+    if state in OVER:
+        job.end_time.FromMilliseconds(now_ms)
 
 
 def note_loss(record: JobRecord) -> None:

@@ -18,7 +18,6 @@ ROW_BYTES_MAX: Final = 1 << 20
 CPU_S: Final = 600
 """Processor time of a whole file, seconds."""
 _ROWS: Final = 64
-_OUT_BYTES: Final = 1 << 16
 
 
 NICE: Final = 10

@@ -1,30 +1,25 @@
 """Engines without a KV cache, limited by slots alone: their base classes, and the echo engine."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from typing_extensions import override
 
 from model_workers.engine.blocks import BlockManager
-from model_workers.engine.protocol import Engine, RowEnd, RowSpec, RowStep, TokenLogprobs
+from model_workers.engine.protocol import RowEnd, RowSpec, RowStep, TokenLogprobs
 from model_workers.engine.rows import Row, RowLimits
-from model_workers.engine.scheduler import Scheduler
+from model_workers.engine.scheduler import ScheduledEngine, Scheduler
 from sluice.internal.v1 import worker_pb2
 
 
-class CachelessEngine(Engine):
+class CachelessEngine(ScheduledEngine):
     """The parts of `Engine` that do not depend on what is computed; `add` and `step` are the engine's own."""
 
     def __init__(self, limits: RowLimits) -> None:
         # One block a row, and one of the scheduler's reserve: nothing is cached, so only slots limit it.
         blocks = BlockManager(2 * limits.slots, limits.context_tokens, prefix_cache=False)
-        self._scheduler = Scheduler(blocks, limits)
-        self._steps = 0
-
-    @override
-    def cancel(self, request_ids: Collection[str]) -> None:
-        self._scheduler.cancel(request_ids)
+        super().__init__(Scheduler(blocks, limits))
 
     @override
     def abort(self, message: str) -> list[RowStep]:
@@ -32,10 +27,6 @@ class CachelessEngine(Engine):
         for row in rows:
             self._scheduler.finish(row)
         return [row.end_step(RowEnd.RETURNED, message) for row in rows]
-
-    @override
-    def has_rows(self) -> bool:
-        return self._scheduler.has_rows()
 
     @override
     def load(self) -> worker_pb2.WorkerLoad:

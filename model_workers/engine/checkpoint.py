@@ -7,7 +7,7 @@ says why.
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,24 +28,6 @@ from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class CacheSize:
-    """How large a cache is.
-
-    Attributes:
-        block_bytes: of one block in all layers, a draft's included.
-    """
-
-    num_blocks: int
-    block_tokens: int
-    block_bytes: int
-
-    @property
-    def bytes(self) -> int:
-        """Memory of the whole cache."""
-        return self.num_blocks * self.block_bytes
-
-
 def load_engine(
     settings: ModelSettings,
     clock: Callable[[], float] | None = None,
@@ -63,14 +45,14 @@ def load_engine(
     """
     loaded = load_model_of(settings)
     draft = None if settings.draft is None else _load_draft(settings, settings.draft, loaded)
-    size = _cache_size(settings, loaded, draft)
+    num_blocks, block_tokens, size = _cache_size(settings, loaded, draft)
     sampler = Sampler(find_constraints(resolve_model_path(settings.path)))
     try:
-        model = _paged(loaded, size, _step_tokens(settings), followers)
+        model = _paged(loaded, (num_blocks, block_tokens, _step_tokens(settings)), followers)
         speculator = None if draft is None else _speculator(settings, draft, model, sampler, clock)
     except torch.OutOfMemoryError as error:
         raise SettingsError(
-            f"a cache of {size.bytes / 1e9:.3g} GB does not fit on {loaded.device} beside "
+            f"a cache of {size / 1e9:.3g} GB does not fit on {loaded.device} beside "
             f"the weights ({first_line(error)}): lower cache_gb or memory_share, or slots or context_tokens"
         ) from error
     engine = PagedEngine(
@@ -92,9 +74,9 @@ def load_engine(
         loaded.dtype,
         loaded.device,
         loaded.context_tokens,
-        size.num_blocks,
-        size.block_tokens,
-        size.bytes / 1e9,
+        num_blocks,
+        block_tokens,
+        size / 1e9,
     )
     return engine
 
@@ -106,13 +88,12 @@ def limit_threads(threads: int) -> None:
 
 
 def _paged(
-    loaded: LoadedModel, size: CacheSize, step_tokens: int, followers: Followers | None
+    loaded: LoadedModel, sizes: tuple[int, int, int], followers: Followers | None
 ) -> PagedModel:
-    arguments = (size.num_blocks, size.block_tokens, step_tokens)
     if followers is None:
-        return loaded.paged(*arguments)
-    followers.send("paged", *arguments)
-    return LeadRank(loaded.paged(*arguments), followers)
+        return loaded.paged(*sizes)
+    followers.send("paged", *sizes)
+    return LeadRank(loaded.paged(*sizes), followers)
 
 
 def load_model_of(settings: ModelSettings, device_name: str | None = None) -> LoadedModel:
@@ -163,10 +144,10 @@ def _load_draft(settings: ModelSettings, path: str, loaded: LoadedModel) -> Load
 
 def _cache_size(
     settings: ModelSettings, loaded: LoadedModel, draft: LoadedModel | None
-) -> CacheSize:
-    """The blocks that ``cache_gb`` or a share of the free memory holds, and no more than all slots could fill.
+) -> tuple[int, int, int]:
+    """The number of blocks, their tokens, and the bytes of all: what ``cache_gb`` or a share of the free memory holds.
 
-    A draft model has as many blocks of its own.
+    They are no more than all slots could fill. A draft model has as many blocks of its own.
 
     Raises:
         SettingsError: not even one row of the context fits.
@@ -184,7 +165,8 @@ def _cache_size(
             f"{row * block_bytes / 1e9:.3g} GB, and {size / 1e9:.3g} GB are there: "
             "raise cache_gb or memory_share, or lower context_tokens"
         )
-    return CacheSize(min(blocks, row * settings.slots), block_tokens, block_bytes)
+    blocks = min(blocks, row * settings.slots)
+    return blocks, block_tokens, blocks * block_bytes
 
 
 def _step_tokens(settings: ModelSettings) -> int:

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from model_workers.engine.cacheless import WholeTextEngine
 from model_workers.engine.devices import find_device
+from model_workers.engine.forward.encoder import PaddedTexts, Text
 from model_workers.engine.forward.load import find_context
 from model_workers.engine.protocol import RowStep, TokenLogprobs, warm_up
 from model_workers.engine.rows import Row, RowLimits
@@ -49,24 +50,14 @@ log = logging.getLogger(__name__)
 class SequenceClassifier:
     """A model with a sequence classification head."""
 
-    def __init__(self, model: Any, device: torch.device) -> None:
-        self._model = model.to(device).eval()
-        self._device = device
-        self._pad = int(model.config.pad_token_id or 0)
+    def __init__(self, model: Any) -> None:
+        self._logits = PaddedTexts(model, lambda output: output.logits)
         # Labels that do not exclude each other have independent probabilities.
         self._independent = model.config.problem_type == "multi_label_classification"
 
-    @torch.inference_mode()
     def logprobs(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
         """The log-probabilities of each text's labels; it is a `Classify`."""
-        longest = max(len(text) for text in texts)
-        ids = torch.full((len(texts), longest), self._pad, dtype=torch.long)
-        mask = torch.zeros((len(texts), longest), dtype=torch.long)
-        for place, text in enumerate(texts):
-            ids[place, : len(text)] = torch.tensor(text, dtype=torch.long)
-            mask[place, : len(text)] = 1
-        inputs = {"input_ids": ids.to(self._device), "attention_mask": mask.to(self._device)}
-        logits = self._model(**inputs).logits.float()
+        logits = torch.stack(self._logits([Text(text) for text in texts]))
         normalized = functional.logsigmoid(logits) if self._independent else logits.log_softmax(-1)
         values: list[list[float]] = normalized.cpu().tolist()
         return values
@@ -85,7 +76,7 @@ def load_classifier(settings: ModelSettings) -> ClassifierEngine:
     model = read_whole(AutoModelForSequenceClassification, path, dtype=torch.float32)
     context = find_context(path, config.to_dict(), settings.context_tokens)
     device = find_device(settings.device)
-    judge = SequenceClassifier(model, device)
+    judge = SequenceClassifier(model.to(device).eval())
     engine = ClassifierEngine(judge.logprobs, RowLimits.of(settings, context))
     warm_up(engine)
     log.info("%s: %d labels on %s, context of %d", settings.name, len(labels), device, context)

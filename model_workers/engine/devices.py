@@ -1,9 +1,11 @@
 """The device of a worker: whether it is there, and how much of its memory the worker may take."""
 
-from typing import Final
+from typing import Any, Final
 
 import psutil
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from sluice.settings import SettingsError
 
@@ -63,3 +65,9 @@ def cache_bytes(device: torch.device, share: float | None) -> float:
         return int(psutil.virtual_memory().available) * CPU_SHARE * (share or 1.0)
     left = memory_limit(device, share) - torch.cuda.memory_reserved(device)
     return max(0, left) * CUDA_SHARE
+
+
+def on_device(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Values of the host, copied without waiting for the device: that needs pinned memory."""
+    host = torch.from_numpy(values)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

@@ -10,7 +10,7 @@ the device (`PagedModel.feed`); the host does not know them when it plans, so:
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Final
@@ -23,7 +23,7 @@ from typing_extensions import override
 from model_workers.engine.blocks import BlockManager
 from model_workers.engine.pace import BulkPace
 from model_workers.engine.paged_model import Fault, FaultIsolator, PagedModel, RowChunk
-from model_workers.engine.protocol import Engine, RowEnd, RowInvalid, RowSpec, RowStep
+from model_workers.engine.protocol import RowEnd, RowInvalid, RowSpec, RowStep
 from model_workers.engine.rows import Row, RowLimits, RowState
 from model_workers.engine.sampling.sampler import (
     NO_DISTRIBUTION,
@@ -32,7 +32,7 @@ from model_workers.engine.sampling.sampler import (
     PendingDraw,
     Sampler,
 )
-from model_workers.engine.scheduler import Scheduler
+from model_workers.engine.scheduler import ScheduledEngine, Scheduler
 from model_workers.engine.speculation import Speculator
 from sluice.internal.v1 import worker_pb2
 
@@ -102,7 +102,7 @@ class BegunStep:
         )
 
 
-class PagedEngine(Engine):
+class PagedEngine(ScheduledEngine):
     """See `Engine`. The scheduler decides, the model computes, the sampler draws."""
 
     def __init__(
@@ -125,7 +125,7 @@ class PagedEngine(Engine):
         """
         blocks = BlockManager(model.num_blocks, model.block_tokens, prefix_cache=prefix_cache)
         limits = RowLimits(slots, max_waiting, model.context_tokens, prefill_tokens)
-        self._scheduler = Scheduler(blocks, limits)
+        super().__init__(Scheduler(blocks, limits))
         self._runner = FaultIsolator(model)
         self.sampler = sampler
         self._speculator = speculator
@@ -135,7 +135,6 @@ class PagedEngine(Engine):
         self._overlap = overlap and speculator is None
         self._pace = BulkPace()
         self._begun: BegunStep | None = None
-        self._steps = 0
 
     @override
     def add(self, row: RowSpec, now: float) -> None:
@@ -146,10 +145,6 @@ class PagedEngine(Engine):
             _check_scored(row.values.scored_token_ids, self._vocabulary)
         sampling = self.sampler.open(row)
         self._scheduler.add(row).sampling = sampling
-
-    @override
-    def cancel(self, request_ids: Collection[str]) -> None:
-        self._scheduler.cancel(request_ids)
 
     @torch.inference_mode()
     @override
@@ -176,10 +171,6 @@ class PagedEngine(Engine):
         return [self._fail(row, Fault(message)) for row in self._scheduler.rows()]
 
     @override
-    def has_rows(self) -> bool:
-        return self._scheduler.has_rows()
-
-    @override
     def load(self) -> worker_pb2.WorkerLoad:
         load = self._scheduler.load(self._steps)
         load.preemptions = self._scheduler.preemptions
@@ -190,11 +181,6 @@ class PagedEngine(Engine):
             # A preempted row would be computed again as a whole: batchers should not count on preemption.
             del load.ranks[:]
         return load
-
-    @property
-    def preemptions(self) -> int:
-        """Rows preempted since the start."""
-        return self._scheduler.preemptions
 
     def _speculate(
         self, planned: Sequence[tuple[Row, int]], speculator: Speculator

@@ -31,9 +31,11 @@ import bisect
 from collections.abc import Collection
 from typing import Final
 
+from typing_extensions import override
+
 from model_workers.engine.blocks import BlockManager
 from model_workers.engine.pace import BULK_RANK
-from model_workers.engine.protocol import RowEnd, RowSpec
+from model_workers.engine.protocol import Engine, RowEnd, RowSpec
 from model_workers.engine.rows import RequestIndex, Row, RowLimits, RowState
 from sluice.internal.v1 import worker_pb2
 
@@ -302,3 +304,19 @@ def _rank(row: Row) -> int:
 
 def _urgency(row: Row) -> tuple[int, int]:
     return row.urgency
+
+
+class ScheduledEngine(Engine):
+    """An engine whose rows a `Scheduler` keeps."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._steps = 0
+
+    @override
+    def cancel(self, request_ids: Collection[str]) -> None:
+        self._scheduler.cancel(request_ids)
+
+    @override
+    def has_rows(self) -> bool:
+        return self._scheduler.has_rows()

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Final, Self
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -53,12 +52,8 @@ Emit = Callable[[tuple[int, ...], tuple[TokenLogprobs, ...]], None]
 """Takes the next tokens of an answer."""
 
 
-@dataclass(frozen=True)
-class Answered:
-    """How an answer ended, and what the server counted."""
-
-    end: RowEnd
-    usage: ServerUsage | None = None
+Answered = tuple[RowEnd, ServerUsage | None]
+"""How an answer ended, and what the server counted."""
 
 
 class ServerClient:
@@ -102,7 +97,7 @@ class ServerClient:
             ServerFault: it cannot be had here, or not now.
         """
         if self._api.is_whole(spec):
-            return Answered(RowEnd.LENGTH)
+            return RowEnd.LENGTH, None
         tries = 0
         while True:
             await self._until_open(spec.deadline)
@@ -312,7 +307,7 @@ class _Reading:
             raise ServerFault("the server cut the answer off")
         if self._known:
             raise _differs()
-        return Answered(self._end, self._usage)
+        return self._end, self._usage
 
     def _text(self, chunk: Chunk) -> str:
         try:

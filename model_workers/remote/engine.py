@@ -167,7 +167,7 @@ class RemoteEngine(Engine):
         try:
             async with asyncio.timeout_at(spec.deadline), self._slots:
                 answered = await self.client.answer(spec, emit)
-            self._tell(row, row.answered(answered.end, answered.usage))
+            self._tell(row, row.answered(*answered))
         except TimeoutError:
             self._tell(row, spec.ended(RowEnd.DEADLINE))
         except ServerFault as fault:

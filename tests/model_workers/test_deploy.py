@@ -1,14 +1,12 @@
-import json
 from pathlib import Path
 
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from model_workers.deploy import PARAMETER, main, render_repository
+from model_workers.deploy import PARAMETER, render_repository
 from sluice.settings import ModelSettings, Settings
 from sluice.settings.routing import RoutingSettings
-from tests.support.tiny_models import save_model
 
 
 def parsed(path: Path) -> model_config_pb2.ModelConfig:
@@ -66,19 +64,3 @@ def test_relative_folders_become_absolute(tmp_path: Path, monkeypatch: pytest.Mo
         )
         rendered = settings_in(tmp_path / "out" / "echo" / "config.pbtxt")
         assert rendered.path == str(tmp_path / "models")
-
-
-def test_the_command_renders_or_says_why_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = save_model(tmp_path / "tiny")
-    config = tmp_path / "sluice.yaml"
-    models = [{"name": "tiny", "path": str(folder)}]
-    config.write_text(json.dumps({"models": models, "routing": {"default": "tiny", "rules": []}}))
-    arguments = ["--config", str(config), "--out", str(tmp_path / "out")]
-    assert main(arguments) == 0
-    assert (tmp_path / "out" / "tiny" / "1" / "model.py").exists()
-    (folder / "config.json").unlink()
-    capsys.readouterr()
-    assert main(arguments) == 1
-    assert capsys.readouterr().err.count("\n") == 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from sluice.client.aio import AsyncClient
 from sluice.errors import SetupError
 from sluice.settings import Settings, load
 from supervisor.mesh import Mesh, running_mesh
-from supervisor.state import StateDir, is_same_process
+from supervisor.state import StateDir
 from supervisor.status import report_of
 from tests.support.mesh import kill, stubs_of
 
@@ -128,8 +129,13 @@ async def test_a_lost_stub_takes_its_own_server_along_and_no_other(mesh: Mesh) -
 async def test_the_end_of_the_block_is_the_end_of_everything(tmp_path: Path) -> None:
     async with running_mesh(echo_settings(), tmp_path) as mesh:
         pids = [*mesh.supervisor.pids.values(), *stubs_of(mesh).values()]
-        assert len(pids) == 7
-    assert not any(is_same_process(pid, None) for pid in pids)
+        assert len(pids) == len(ALL) + 2, "a Python process in each of two Tritons"
+        ends = [os.pidfd_open(pid) for pid in pids]
+    for end in ends:
+        assert select.select([end], [], [], BOUND_S)[0], (
+            "it has ended, or is about to: it was killed"
+        )
+        os.close(end)
     state = StateDir(tmp_path)
     assert state.read() is None
     assert not state.is_locked()

@@ -10,12 +10,11 @@ from sluice.errors import SetupError
 from sluice.settings import Settings, SettingsError
 from sluice.startup import free_port
 from supervisor import nats, triton
-from supervisor.plan import (
-    MeshPlan,
+from supervisor.plan import MeshPlan, make_plan
+from supervisor.specs import (
     batcher_spec,
     gateway_spec,
     jobs_spec,
-    make_plan,
     nats_spec,
     remote_spec,
     triton_spec,

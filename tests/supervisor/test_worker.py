@@ -15,7 +15,8 @@ from sluice.settings import Settings
 from sluice.startup import free_port
 from supervisor.mesh import running_worker
 from supervisor.model_processes import first_lost, stub_pids, triton_watcher
-from supervisor.plan import plan_triton, triton_spec
+from supervisor.plan import plan_triton
+from supervisor.specs import triton_spec
 from supervisor.supervisor import Supervisor
 from supervisor.triton import remove_shared_memory, wait_for_triton
 

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from model_workers.engine.forward.kv_cache import Fp8KvCache, KvCache, LayerShape, on_device
+from model_workers.engine.devices import on_device
+from model_workers.engine.forward.kv_cache import Fp8KvCache, KvCache, LayerShape
 from model_workers.engine.forward.packing import Ints, PackedChunk, pack
 from model_workers.engine.paged_model import PagedModel, RowChunk
 

@@ -33,8 +33,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from model_workers.engine.devices import on_device
 from model_workers.engine.forward.attention import ModelInputs
-from model_workers.engine.forward.kv_cache import Fp8KvCache, KvCache, LayerShape, on_device
+from model_workers.engine.forward.kv_cache import Fp8KvCache, KvCache, LayerShape
 from model_workers.engine.forward.packing import SHORT_TOKENS, Ints, pack
 from model_workers.engine.paged_model import RowChunk
 

@@ -14,9 +14,10 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
+
+from model_workers.engine.devices import on_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,6 @@ class LayerShape:
     def values_per_token(self) -> int:
         """Numbers that a token takes."""
         return self.kv_heads * (self.key_size + self.value_size)
-
-
-def on_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Values of the host, copied without waiting for the device."""
-    host = torch.from_numpy(values)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
 class KvCache:

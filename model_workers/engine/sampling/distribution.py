@@ -7,13 +7,13 @@ temperature; log-probabilities; top-k, top-p, min-p; draw. docs/use/sampling.md 
 import math
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from model_workers.engine.devices import on_device
 from model_workers.engine.protocol import Sampling, TokenLogprobs
 from model_workers.engine.sampling.state import SamplingPosition
 
@@ -38,7 +38,7 @@ def draw_shaped(
     Args:
         tokens: the most probable ones, or `NO_TOKEN`.
     """
-    rows = _on_device(np.array(shaped), logits.device)
+    rows = on_device(np.array(shaped), logits.device)
     chosen = [positions[i] for i in shaped]
     scores = _tempered(_ruled(logits[rows], chosen), chosen)
     drawn = torch.where(tokens[rows] == NO_TOKEN, NO_TOKEN, _drawn(scores, chosen))
@@ -51,12 +51,12 @@ def _ruled(scores: Tensor, positions: Sequence[SamplingPosition]) -> Tensor:
     _bias(scores, positions)
     allowed = [(row, p.allowed) for row, p in enumerate(positions) if p.allowed is not None]
     if allowed:
-        rows = _on_device(np.array([row for row, _ in allowed]), scores.device)
-        words = _on_device(np.stack([mask for _, mask in allowed]), scores.device)
+        rows = on_device(np.array([row for row, _ in allowed]), scores.device)
+        words = on_device(np.stack([mask for _, mask in allowed]), scores.device)
         scores[rows] = scores[rows].masked_fill(~_bits(words, scores.shape[-1]), -torch.inf)
     ruled_out = [(row, token) for row, p in enumerate(positions) for token in p.ruled_out]
     if ruled_out:
-        place = _on_device(np.array(ruled_out).T.copy(), scores.device)
+        place = on_device(np.array(ruled_out).T.copy(), scores.device)
         scores[place[0], place[1]] = -torch.inf
     _penalize(scores, positions)
     return scores
@@ -79,8 +79,8 @@ def _bias(scores: Tensor, positions: Sequence[SamplingPosition]) -> None:
         if token_id < size  # the model has no other
     ]
     if biased:
-        places = _on_device(np.array([place for place, _ in biased]), scores.device)
-        scores.view(-1)[places] += _on_device(
+        places = on_device(np.array([place for place, _ in biased]), scores.device)
+        scores.view(-1)[places] += on_device(
             np.array([bias for _, bias in biased], np.float32), scores.device
         )
 
@@ -104,9 +104,9 @@ def _penalize(scores: Tensor, positions: Sequence[SamplingPosition]) -> None:
         losses.append((present + sampling.frequency_penalty * counts).astype(np.float32))
     if not places:
         return
-    where = _on_device(np.concatenate(places), scores.device)
-    divisor = _on_device(np.concatenate(divisors), scores.device)
-    loss = _on_device(np.concatenate(losses), scores.device)
+    where = on_device(np.concatenate(places), scores.device)
+    divisor = on_device(np.concatenate(divisors), scores.device)
+    loss = on_device(np.concatenate(losses), scores.device)
     flat = scores.view(-1)
     before = flat[where]
     flat[where] = torch.where(before > 0, before / divisor, before * divisor) - loss
@@ -124,7 +124,7 @@ def _drawn(scores: Tensor, positions: Sequence[SamplingPosition]) -> Tensor:
     random = [i for i, position in enumerate(positions) if not position.greedy]
     if not random:
         return tokens
-    rows = _on_device(np.array(random), scores.device)
+    rows = on_device(np.array(random), scores.device)
     chosen = [positions[i] for i in random]
     drawn = _inverted(cut(scores[rows], [p.sampling for p in chosen]), chosen)
     return tokens.index_copy(0, rows, torch.where(tokens[rows] == NO_TOKEN, NO_TOKEN, drawn))
@@ -139,7 +139,7 @@ def cut(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """
     ranked = [i for i, s in enumerate(samplings) if s.top_k or s.top_p < 1]
     if ranked:
-        rows = _on_device(np.array(ranked), scores.device)
+        rows = on_device(np.array(ranked), scores.device)
         lowest = _lowest_ranked(scores[rows], [samplings[i] for i in ranked])
         lowest = scores.new_full((len(samplings), 1), -torch.inf).index_copy(0, rows, lowest)
         scores = scores.masked_fill(scores < lowest, -torch.inf)
@@ -221,7 +221,7 @@ def _inverted(scores: Tensor, positions: Sequence[SamplingPosition]) -> Tensor:
     cumulated = scores.exp().double().cumsum_(dim=-1)
     total = cumulated[:, -1:].contiguous()
     numbers = np.array([uniform(p.sampling.seed, p.index) for p in positions])
-    targets = _on_device(numbers, scores.device).unsqueeze(-1) * total
+    targets = on_device(numbers, scores.device).unsqueeze(-1) * total
     # Rounding may put a target onto the total: the last token with a probability takes it.
     last = torch.searchsorted(cumulated, total, right=False)
     tokens = torch.searchsorted(cumulated, targets, right=True)
@@ -253,7 +253,7 @@ def _packed(
     if not wanted:
         return tokens
     tops = [positions[shaped[i]].sampling.top_logprobs for i in wanted]
-    rows = _on_device(np.array(wanted), scores.device)
+    rows = on_device(np.array(wanted), scores.device)
     pack = _pack_logprobs(scores[rows], drawn[rows], min(max(tops), scores.shape[-1]))
     return torch.cat([tokens.double(), pack.flatten()])
 
@@ -292,14 +292,6 @@ def _unpack_logprobs(values: Sequence[float], top: int) -> TokenLogprobs:
     return TokenLogprobs(values[0], found)
 
 
-def _on_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """``values`` as a tensor, copied without waiting for the device: that needs pinned memory."""
-    tensor = torch.from_numpy(values)
-    if device.type != "cuda":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
-
-
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
     """``values`` in float32, shape (rows, 1), on the device of ``like``."""
-    return _on_device(np.array(values, np.float32), like.device).unsqueeze(-1)
+    return on_device(np.array(values, np.float32), like.device).unsqueeze(-1)

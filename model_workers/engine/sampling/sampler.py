@@ -50,38 +50,30 @@ class DrawResult:
     error: str = ""
 
 
-class HostCopy:
-    """Values on their way to the host."""
+class PendingDraw:
+    """Draws that the device may still compute, on their way to the host.
 
-    def __init__(self, values: Tensor) -> None:
+    Attributes:
+        tokens: of every position, on the device; `NO_TOKEN` where there is no distribution.
+    """
+
+    def __init__(
+        self, tokens: Tensor, values: Tensor, take: Callable[[list[Any]], list[DrawResult]]
+    ) -> None:
+        """``take``: makes results of ``values`` on the host."""
+        self.tokens = tokens
+        self._take = take
         # Into pinned memory, without waiting.
         self._values = values.to("cpu", non_blocking=True)
         self._copied = torch.cuda.Event() if values.is_cuda else None  # type: ignore[no-untyped-call]
         if self._copied is not None:
             self._copied.record()
 
-    def read(self) -> list[Any]:
-        """Waits for them."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._values.tolist()
-
-
-@dataclass(frozen=True, slots=True)
-class PendingDraw:
-    """Draws that the device may still compute.
-
-    Attributes:
-        tokens: of every position, on the device; `NO_TOKEN` where there is no distribution.
-    """
-
-    tokens: Tensor
-    _copy: HostCopy
-    _take: Callable[[list[Any]], list[DrawResult]]
-
     def read(self) -> list[DrawResult]:
         """Waits for the draws, and appends what was drawn to the rows' states; once. See `Sampler.draw`."""
-        return self._take(self._copy.read())
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._take(self._values.tolist())
 
 
 class Sampler:
@@ -146,7 +138,7 @@ class Sampler:
             take = partial(_shaped, requests, places)
         for request in requests:
             request.row.begin()
-        return PendingDraw(tokens, HostCopy(values), take)
+        return PendingDraw(tokens, values, take)
 
 
 def _most_probable(logits: Tensor) -> Tensor:

@@ -38,14 +38,12 @@ def test_the_owner_writes_thrice_before_its_job_is_free() -> None:
     assert (BEAT_S, LEASE_S) == (1.0, 3.0)
 
 
-def test_what_was_seen_of_a_job_ends_when_it_stops_or_is_of_no_interest() -> None:
+def test_what_was_seen_of_a_job_ends_when_it_stops() -> None:
     leases, running = Leases("me"), record(pb.JOB_STATE_RUNNING)
     leases.may_take(running, 1, 0.0)
     assert leases.may_take(record(pb.JOB_STATE_PAUSED), 2, 1.0) is False
     assert not leases.may_take(running, 1, 4.0), "it runs again"
-    leases.forget(["job-1", "unknown"])
-    assert not leases.may_take(running, 1, 8.0)
-    assert leases.may_take(running, 1, 11.0)
+    assert leases.may_take(running, 1, 7.0)
 
 
 def test_a_deadline_however_late_goes_before_none() -> None:

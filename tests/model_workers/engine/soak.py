@@ -82,7 +82,7 @@ def soak(requests: int) -> Findings:
         (memory[-1] - memory[0]) / 1e6,
         load.cache_blocks - load.free_blocks,
         rows,
-        engine.preemptions,
+        load.preemptions,
     )
 
 

@@ -94,7 +94,7 @@ def test_greedy_answers_are_those_of_generate_while_rows_come_and_give_way(folde
                 core.add(row, 0.0)
             del rows[:2]
         answers.take(core.step(0.0))
-    assert core.preemptions > 0
+    assert core.load().preemptions > 0
     expected = {name: generated(folder, prompt, n) for name, (prompt, n) in asked.items()}
     assert answers.tokens == expected
     assert set(answers.ends.values()) == {RowEnd.LENGTH}

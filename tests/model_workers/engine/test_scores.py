@@ -88,7 +88,7 @@ def test_a_row_that_is_preempted_is_computed_again(folder: Path) -> None:
     small.step(0.0)
     small.step(0.0)
     values, _ = run(small, row_spec("urgent", prompt[:5], Sampling(3)))
-    assert small.preemptions == 1
+    assert small.load().preemptions == 1
     assert values["slow"] == pytest.approx(alone(model, prompt, answer), abs=2e-5)
 
 

@@ -15,7 +15,8 @@ from sluice.startup import LOOPBACK, child_environment, free_port, module_comman
 from supervisor.child import ChildSpec
 from supervisor.model_processes import triton_watcher
 from supervisor.nats import NatsConfig, nats_command, wait_for_nats
-from supervisor.plan import plan_triton, triton_spec
+from supervisor.plan import plan_triton
+from supervisor.specs import triton_spec
 from supervisor.supervisor import Supervisor
 from tests.robustness.faults.mesh import (
     BATCHER_NATS,

@@ -1,0 +1,160 @@
+"""How each process of a planned mesh is started."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from sluice.startup import child_environment, module_command
+from supervisor.child import ChildSpec
+from supervisor.nats import NatsConfig, nats_command, nats_environment
+from supervisor.plan import (
+    BATCHER,
+    GATEWAY,
+    JOBS,
+    NATS,
+    TRITON,
+    MeshPlan,
+    RemoteConfig,
+    ServerConfig,
+    id_of,
+)
+from supervisor.state import StateDir
+from supervisor.triton import TritonConfig, prepare_runtime, triton_command, triton_environment
+
+_REMOTE_MODULE: Final = "model_workers.remote"
+_STAGES: Final = {NATS: 0, TRITON: 1, _REMOTE_MODULE: 1, BATCHER: 2, GATEWAY: 3, JOBS: 4}
+"""What ends before what, the highest first: whoever asks before whoever answers."""
+
+RESUME_KEY: Final = "SLUICE_GATEWAY__RESUME_KEY"
+MESH_KEY: Final = "SLUICE_IDENTITY__MESH_KEY"
+"""In the environment, so that they are in no file but those that hold them."""
+NATS_URL: Final = "SLUICE_NATS__URL"
+CERTIFICATE_FOLDER: Final = "SLUICE_TLS__MESH"
+_MARGIN_S: Final = 3.0
+"""What a stop may take on top of the drain, seconds."""
+MODELS_NICE: Final = 10
+"""Engines compute without a pause; on cores that they share with gateways, batchers and NATS, frames would wait at each
+of those. With two workers on two cores a gateway stood still for 0.4 to 1.2 s again and again
+(docs/operate/deploy.md)."""
+JOBS_NICE: Final = 19
+"""Archives and tables of one tenant take a core for seconds; calls of others go first, and so do engines, which those
+wait for."""
+
+
+def nats_spec(config: NatsConfig, state: StateDir) -> ChildSpec:
+    """nats-server; writes its configuration file."""
+    return ChildSpec(
+        name=NATS,
+        argv=nats_command(config, state.root / "nats.conf"),
+        env={**child_environment(), **nats_environment(config)},
+        log=state.log(NATS),
+        port=config.port,
+        stop_s=_MARGIN_S,
+        stage=_STAGES[NATS],
+    )
+
+
+def triton_spec(config: TritonConfig, log: Path | None) -> ChildSpec:
+    """tritonserver; fills its runtime folder, if it needs one."""
+    runtime = config.runtime if config.program is None else None
+    if runtime is not None:
+        prepare_runtime(runtime)
+    return ChildSpec(
+        name=config.name,
+        argv=triton_command(config),
+        env=triton_environment(runtime, child_environment()),
+        log=log,
+        port=config.port,
+        page=config.page,
+        stop_s=config.exit_timeout_s + _MARGIN_S,
+        stage=_STAGES[TRITON],
+        nice=MODELS_NICE,
+    )
+
+
+def remote_spec(plan: MeshPlan, config: RemoteConfig) -> ChildSpec:
+    """A worker that asks somebody else's server; batchers know it by the certificate of workers."""
+    own = ("--model", config.model, "--number", str(config.number), "--port", str(config.port))
+    return ChildSpec(
+        name=config.name,
+        argv=(*module_command(_REMOTE_MODULE, config.config), *own),
+        env={**child_environment(), **_certificate(plan, TRITON)},
+        log=plan.state.log(config.name),
+        port=config.port,
+        stop_s=_MARGIN_S,
+        stage=_STAGES[_REMOTE_MODULE],
+    )
+
+
+def batcher_spec(plan: MeshPlan) -> ChildSpec:
+    """The batcher."""
+    config = ServerConfig(BATCHER, "", plan.settings.telemetry.prometheus.batcher)
+    return _spec(plan, BATCHER, config, plan.settings.batcher.drain_s)
+
+
+def gateway_spec(plan: MeshPlan, config: ServerConfig) -> ChildSpec:
+    """One of the gateways; makes the key of resume tokens, unless the settings have one.
+
+    They share a file; where their addresses differ the environment says so.
+    """
+    own = {
+        RESUME_KEY: plan.settings.gateway.resume_key or plan.state.resume_key(),
+        MESH_KEY: plan.settings.identity.mesh_key or plan.state.mesh_key(),
+    }
+    if config is not plan.gateways[0]:
+        own["SLUICE_GATEWAY__ADDRESS"] = config.address
+        if config.http is not None:
+            own["SLUICE_HTTP__ADDRESS"] = config.http
+        if config.page is not None:
+            own["SLUICE_TELEMETRY__PROMETHEUS__GATEWAY"] = config.page
+    return _spec(plan, GATEWAY, config, plan.settings.gateway.drain_s, own)
+
+
+def jobs_spec(plan: MeshPlan, config: ServerConfig) -> ChildSpec:
+    """One of the processes that run jobs. It keeps its name, so that it goes on with its jobs at once."""
+    key = plan.settings.identity.mesh_key or plan.state.mesh_key()
+    own = {"SLUICE_JOBS__ADDRESS": config.address, MESH_KEY: key}
+    if config.page is not None:
+        own["SLUICE_TELEMETRY__PROMETHEUS__JOBS"] = config.page
+    return _spec(plan, JOBS, config, plan.settings.jobs.drain_s, own, nice=JOBS_NICE)
+
+
+def _spec(
+    plan: MeshPlan,
+    module: str,
+    config: ServerConfig,
+    drain_s: float,
+    own: Mapping[str, str] | None = None,
+    nice: int = 0,
+) -> ChildSpec:
+    """A process of our own that connects to NATS; ``own``: its environment beside that of all.
+
+    With certificates it has the id that NATS knows it by, and so has one of jobs; else a new one at each start.
+    """
+    named = module == JOBS or plan.authority is not None
+    identity = ("--id", id_of(config.name)) if named else ()
+    return ChildSpec(
+        name=config.name,
+        argv=(*module_command(module, plan.state.config), *identity),
+        env={**child_environment(), **_credentials(plan, config.name), **(own or {})},
+        log=plan.state.log(config.name),
+        port=config.port,
+        page=config.page,
+        stop_s=drain_s + _MARGIN_S,
+        stage=_STAGES[module],
+        nice=nice,
+    )
+
+
+def _credentials(plan: MeshPlan, process: str) -> dict[str, str]:
+    """The environment that tells a process its password for NATS, or the folder of its certificate."""
+    if plan.nats is not None and plan.nats.passwords:
+        return {NATS_URL: plan.nats.url_of(id_of(process))}
+    return _certificate(plan, process)
+
+
+def _certificate(plan: MeshPlan, process: str) -> dict[str, str]:
+    """The environment that names the folder of a process's certificate."""
+    if plan.authority is None:
+        return {}
+    return {CERTIFICATE_FOLDER: str(plan.authority.of(id_of(process)))}
