@@ -12,7 +12,7 @@ These questions are asked in order; the first with an answer names the model, th
 7. May the answer escalate to a second model (cascade)?
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -42,6 +42,7 @@ from sluice.settings.routing import (
     LoadRoute,
     RoutingPolicy,
     RoutingSettings,
+    Trial,
 )
 
 CHARS_PER_TOKEN: Final = 4
@@ -98,6 +99,9 @@ class Router:
         answer_predictors: by the name of the policy whose cascade has a learned part.
         version: of the section.
         held_out: the gains that each learned head predicted for the rows held out of its training.
+
+    Attributes:
+        needs_prompt_tokens: whether `Features.prompt_tokens` matters; counting them costs time.
     """
 
     def __init__(
@@ -115,12 +119,10 @@ class Router:
         self._prompt_predictors = prompt_predictors
         self._answer_predictors = answer_predictors
         self._version = version
-
-    @property
-    def needs_prompt_tokens(self) -> bool:
-        """Whether `Features.prompt_tokens` matters; counting them costs time."""
-        policies = (self._settings, *self._settings.policies.values())
-        return any(rule.min_prompt_tokens is not None for one in policies for rule in one.rules)
+        policies = (settings, *settings.policies.values())
+        self.needs_prompt_tokens = any(
+            rule.min_prompt_tokens is not None for one in policies for rule in one.rules
+        )
 
     @property
     def versions(self) -> list[str]:
@@ -142,13 +144,25 @@ class Router:
             if policy.load is not None:
                 plan = self._within_load(plan, policy.load, state)
             if policy.canaries:
-                plan = self._canaried(plan, policy, features)
-            if policy.cascade is not None:
+                plan = self._canaried(plan, policy.canaries, features)
+            if policy.cascade is not None and plan.model == policy.cascade.first:
                 plan = self._cascading(plan, name, policy.cascade)
-        candidates = tuple(self._priced(plan.candidates, features, state))
-        versions = {"routing": self._version, **plan.versions}
-        learning = self._learning(name, policy, features) if plan.strategy != SAFETY else None
-        return replace(plan, candidates=candidates, versions=versions, learning=learning)
+        # Before the model is known its tokens are not: four characters a token is the usual estimate.
+        prompt_tokens = features.prompt_tokens or len(features.text) / CHARS_PER_TOKEN
+        candidates = [
+            replace(
+                one,
+                cost=self._models[one.model].cost(prompt_tokens, features.answer_tokens),
+                wait_s=state.wait_s(one.model),
+            )
+            for one in plan.candidates
+        ]
+        versions, learning = {"routing": self._version, **plan.versions}, None
+        pair = policy.pair or self._settings.outcomes.pair
+        if plan.strategy != SAFETY and (pair or policy.shadows):
+            kept = features.tenant in self._settings.outcomes.tenants
+            learning = Learning(name, pair, policy.shadows, kept)
+        return replace(plan, candidates=tuple(candidates), versions=versions, learning=learning)
 
     def _policy(self, features: Features) -> tuple[str, RoutingPolicy]:
         for selection in self._settings.select:
@@ -210,22 +224,19 @@ class Router:
         return one.prompt_price <= two.prompt_price and one.answer_price <= two.answer_price
 
     def _within_load(self, plan: Plan, load: LoadRoute, state: RuntimeState) -> Plan:
-        """The model of ``load``, where the wait is too long."""
-        wait_s = state.wait_s(plan.model)
-        if wait_s > load.max_wait_s:
+        """The model of `load`, where the wait is too long."""
+        if (wait_s := state.wait_s(plan.model)) > load.max_wait_s:
             reason = f"{plan.model} would wait {wait_s:.1f} s, more than {load.max_wait_s:g} s"
             return self._instead(plan, load.model, LOAD, reason)
         return plan
 
-    def _canaried(self, plan: Plan, policy: RoutingPolicy, features: Features) -> Plan:
-        for trial in drawn(policy.canaries, plan.model, features.key):
+    def _canaried(self, plan: Plan, canaries: Sequence[Trial], features: Features) -> Plan:
+        for trial in drawn(canaries, plan.model, features.key):
             reason = f"{plan.reason}; drawn for {trial.share:.0%} of {trial.of}"
             return self._instead(plan, trial.model, CANARY, reason)
         return plan
 
     def _cascading(self, plan: Plan, name: str, cascade: CascadeRoute) -> Plan:
-        if plan.model != cascade.first or plan.strategy == BUDGET:
-            return plan
         second = self._candidate(cascade.second, "answers where the first answer is in doubt")
         others = tuple(one for one in plan.candidates if one.model != second.model)
         known = next((one for one in plan.candidates if one.model == second.model), second)
@@ -239,11 +250,6 @@ class Router:
             answer_predictor=self._answer_predictors.get(name),
             candidates=candidates,
         )
-
-    def _learning(self, name: str, policy: RoutingPolicy, features: Features) -> Learning:
-        outcomes = self._settings.outcomes
-        pair, kept = policy.pair or outcomes.pair, features.tenant in outcomes.tenants
-        return Learning(name, pair, policy.shadows, kept)
 
     def _instead(self, plan: Plan, model: str, strategy: str, reason: str) -> Plan:
         if model == plan.model:
@@ -266,12 +272,3 @@ class Router:
 
     def _candidate(self, model: str, reason: str, quality: float | None = None) -> Candidate:
         return Candidate(model, self._models[model].tier, reason, quality)
-
-    def _priced(
-        self, candidates: tuple[Candidate, ...], features: Features, state: RuntimeState
-    ) -> Iterator[Candidate]:
-        # Before the model is known its tokens are not: four characters a token is the usual estimate.
-        prompt_tokens = features.prompt_tokens or len(features.text) / CHARS_PER_TOKEN
-        for one in candidates:
-            cost = self._models[one.model].cost(prompt_tokens, features.answer_tokens)
-            yield replace(one, cost=cost, wait_s=state.wait_s(one.model))
