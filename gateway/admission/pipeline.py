@@ -392,7 +392,8 @@ class Admission:
             governed=safety.governed if safety.verdict.route else None,
         )
         routed = model is None and features.governed is None
-        if not routed or not incoming.policies.router.needs_prompt_tokens:
+        counted = routed and incoming.policies.router.needs_prompt_tokens
+        if not counted or not incoming.conversation.turns:
             return features
         catalog = incoming.policies.catalog
         default = catalog[catalog.default]
@@ -404,7 +405,7 @@ class Admission:
         if rows_of is not None:
             model = incoming.policies.catalog[incoming.plan.model]
             work = partial(rows_of, incoming.conversation, model)
-            long = is_long([turn.content for turn in incoming.conversation.turns])
+            long = is_long(incoming.conversation.texts)
             incoming.rows = (
                 await self.threads.run(incoming.request.tenant, work) if long else work()
             )

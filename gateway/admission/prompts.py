@@ -300,8 +300,8 @@ def embed_rows(
     )
     room = model.context_tokens - tokenizer.added(1)
     rows = []
-    for place, turn in enumerate(conversation.turns):
-        token_ids = _tokens(model, prompt + turn.content)
+    for place, text in enumerate(conversation.documents):
+        token_ids = _tokens(model, prompt + text)
         cut = _cut(model, f"texts[{place}]", len(token_ids), room, request.truncate)
         framed, _ = tokenizer.framed(token_ids[:room])
         rows.append(PreparedPrompt(model, framed, UNDRAWN, None, values, cut))
@@ -313,13 +313,12 @@ def rerank_rows(
 ) -> list[PreparedPrompt]:
     """A row for each document, with the query before it; raises as `embed_rows`."""
     tokenizer = model.tokenizer
-    query, *documents = (turn.content for turn in conversation.turns)
-    asked = _tokens(model, query)
+    asked = _tokens(model, conversation.query)
     room = model.context_tokens - tokenizer.added(2) - len(asked)
     if room < 1:
         raise _text_too_long(model.name, "query", len(asked), model.context_tokens)
     rows = []
-    for place, document in enumerate(documents):
+    for place, document in enumerate(conversation.documents):
         token_ids = _tokens(model, document)
         cut = _cut(model, f"documents[{place}]", len(token_ids), room, request.truncate)
         framed, second = tokenizer.framed(asked, token_ids[:room])
@@ -333,12 +332,9 @@ def score_rows(
     """A row for each answer, with the prompt before it; raises as `embed_rows`, and InvalidRequest."""
     if model.settings.engine != "transformers":
         raise InvalidRequest.of("model", f"{model.name} gives no log-probabilities; name another")
-    turns = conversation.turns
-    first = len(turns) - len(request.answers)
-    asked = Conversation(turns[:first], conversation.raw)
-    prompt = encode_now(asked, model) if first else model.tokenizer.lead
+    prompt = encode_now(conversation, model) if conversation.turns else model.tokenizer.lead
     score = partial(_score_row, model, prompt)
-    return [score(place, turn.content) for place, turn in enumerate(turns[first:])]
+    return [score(place, answer) for place, answer in enumerate(conversation.answers)]
 
 
 def _score_row(model: ServedModel, prompt: list[int], place: int, answer: str) -> PreparedPrompt:

@@ -130,9 +130,10 @@ async def answer_texts(
         timeout_s = shared.timeout_s(remaining_s)
         request = kind.validate(wire, catalog, timeout_s, caller)
         log.valid(request)
-        log.describe({names.TEXTS: len(request.conversation.turns)})
+        texts = len(request.conversation.documents) + len(request.conversation.answers)
+        log.describe({names.TEXTS: texts})
         call = _TextsCall(shared, kind, log)
-        with shared.limiter.rows(request.tenant, len(request.conversation.turns)):
+        with shared.limiter.rows(request.tenant, texts):
             work = partial(call.answer, partial(kind.rows, wire))
             done = await call.within_deadline(request, work)
         return kind.response(wire, done)

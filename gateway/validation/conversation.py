@@ -87,24 +87,35 @@ class Turn:
 
 @dataclass(frozen=True)
 class Conversation:
-    """The input of a model: a chat, or a prompt as one user turn."""
+    """The input of a model: a chat, or a prompt as one user turn; and the texts that Embed, Rerank and Score are about.
+
+    Attributes:
+        raw: one turn, to be tokenized without the chat template.
+        tools: those that the model sees.
+        query: what the documents are ranked for.
+        documents: texts that are embedded or ranked.
+        answers: to the turns; each is scored.
+    """
 
     turns: tuple[Turn, ...]
     raw: bool
-    """One turn, to be tokenized without the chat template."""
     tools: tuple[Tool, ...] = ()
-    """Those that the model sees."""
+    query: str = ""
+    documents: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
 
     @property
     def texts(self) -> list[str]:
-        """All text that callers wrote: of the turns in order, then inside the calls and tools."""
+        """All text that callers wrote: of the turns in order, inside the calls and tools, then all else."""
         texts = [turn.content for turn in self.turns]
         for turn in self.turns:
             for call in turn.calls:
                 texts += texts_in(call.arguments)
         for tool in self.tools:
             texts += [tool.description, *texts_in(tool.parameters)]
-        return texts
+        if self.query:
+            texts.append(self.query)
+        return [*texts, *self.documents, *self.answers]
 
     def with_texts(self, texts: Sequence[str]) -> "Conversation":
         """The same with other `texts`."""
@@ -122,7 +133,14 @@ class Conversation:
             )
             for tool in self.tools
         )
-        return replace(self, turns=turns, tools=tools)
+        return replace(
+            self,
+            turns=turns,
+            tools=tools,
+            query=next(left) if self.query else "",
+            documents=tuple([next(left) for _ in self.documents]),
+            answers=tuple(left),
+        )
 
     @property
     def system_text(self) -> str:
@@ -131,8 +149,9 @@ class Conversation:
 
     @property
     def user_text(self) -> str:
-        """The text of all user turns."""
-        return "\n".join([turn.content for turn in self.turns if turn.role == USER])
+        """The text of all user turns, of the query and of the documents."""
+        said = [turn.content for turn in self.turns if turn.role == USER]
+        return "\n".join([*said, *([self.query] if self.query else ()), *self.documents])
 
 
 def conversation_of(

@@ -1,7 +1,4 @@
-"""Validates requests that want no answer: about texts (Embed, Rerank, Score), and the tokens of a prompt.
-
-The turns of a request about texts are the texts.
-"""
+"""Validates requests that want no answer: about texts (Embed, Rerank, Score), and the tokens of a prompt."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,11 +7,8 @@ from typing import Final
 from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog
 from gateway.validation.conversation import (
-    ASSISTANT,
-    USER,
     Conversation,
     FieldViolations,
-    Turn,
     conversation_of,
     tools_of,
 )
@@ -47,42 +41,40 @@ def validate_embed(
     model = _only_model(request.model, catalog, "embedding", found)
     if model is not None:
         _check_embedding(request, catalog, model, found)
-    return _valid(request, _said(USER, request.texts), model, timeout_s, caller, found)
+    texts = Conversation((), raw=True, documents=tuple(request.texts))
+    return _valid(request, texts, model, timeout_s, caller, found)
 
 
 def validate_rerank(
     request: RerankRequest, catalog: Catalog, timeout_s: float, caller: Caller
 ) -> ValidRequest:
-    """As `validate_embed`; the first text is the query."""
+    """As `validate_embed`."""
     found = FieldViolations()
     found.check(bool(request.query.strip()), "query", "must not be empty")
     _check_texts("documents", request.documents, found)
     model = _only_model(request.model, catalog, "reranker", found)
-    texts = _said(USER, [request.query, *request.documents])
+    documents = tuple(request.documents)
+    texts = Conversation((), raw=True, query=request.query, documents=documents)
     return _valid(request, texts, model, timeout_s, caller, found)
 
 
 def validate_score(
     request: ScoreRequest, catalog: Catalog, timeout_s: float, caller: Caller
 ) -> ValidRequest:
-    """As `validate_embed`; the last texts are the answers."""
+    """As `validate_embed`."""
     found = FieldViolations()
     _check_texts("answers", request.answers, found)
-    asked = None if request.WhichOneof("input") is None else conversation_of(request, found)
-    turns = () if asked is None else asked.turns
-    answers = _said(ASSISTANT, request.answers).turns
+    asked = Conversation((), raw=request.raw_prompt)
+    if request.WhichOneof("input") is not None:
+        asked = conversation_of(request, found)
     known = catalog.of_engine("transformers")
     if not known:
         raise UnknownModel("no model of this mesh gives log-probabilities", metadata={"models": ""})
     model = named(request.model) or None
     if model not in (None, *known):
         found.add("model", f"gives no log-probabilities; known: {', '.join(known)}, or {AUTO}")
-    said = Conversation((*turns, *answers), raw=request.raw_prompt)
+    said = replace(asked, answers=tuple(request.answers))
     return _valid(request, said, model, timeout_s, caller, found)
-
-
-def _said(role: str, texts: Sequence[str]) -> Conversation:
-    return Conversation(tuple(Turn(role, text) for text in texts), raw=True)
 
 
 def _check_texts(field: str, texts: Sequence[str], found: FieldViolations) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from gateway.admission.prompts import embed_rows, rerank_rows
 from gateway.config.models import ModelFolder
 from gateway.models.catalog import ServedModel
-from gateway.validation.conversation import USER, Conversation, Turn
+from gateway.validation.conversation import Conversation
 from model_workers.engine.protocol import RowSpec, Sampling, ValuesSpec
 from model_workers.engine.values import load_values
 from sluice.settings import ModelSettings
@@ -26,8 +26,12 @@ def computed(settings: ModelSettings, request: Any, said: list[str]) -> Any:
     """The numbers [texts, size]; ``said``: the texts, or the query and the documents."""
     folder = ModelFolder(settings)
     model = ServedModel(settings, folder.tokenizer, "", folder.sentence)
-    make = embed_rows if isinstance(request, EmbedRequest) else rerank_rows
-    rows = make(request, Conversation(tuple(Turn(USER, text) for text in said), True), model)
+    if isinstance(request, EmbedRequest):
+        rows = embed_rows(request, Conversation((), True, documents=tuple(said)), model)
+    else:
+        query, *documents = said
+        texts = Conversation((), True, query=query, documents=tuple(documents))
+        rows = rerank_rows(request, texts, model)
     engine, found = load_values(settings), {}
     for number, row in enumerate(rows):
         assert row.values is not None

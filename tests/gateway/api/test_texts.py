@@ -113,6 +113,8 @@ async def test_documents_come_best_first(wire: Wire) -> None:
         await answer(wire, task, [score])
     response = await call
     assert [(one.index, one.score) for one in response.results] == [(1, 0.5), (2, 0.5)]
+    await wire.until(lambda: wire.span(names.SPAN_RERANK) is not None)
+    assert wire.span(names.SPAN_RERANK).attributes[names.TEXTS] == 3  # the query is none of them
 
 
 async def test_answers_get_the_log_probabilities_of_their_tokens(wire: Wire) -> None:

@@ -11,7 +11,7 @@ from gateway.admission.prompts import fit
 from gateway.identity.caller import Caller
 from gateway.identity.resume_token import ResumeKey
 from gateway.models.catalog import Catalog
-from gateway.validation.conversation import MESSAGES_MAX, NAMED_MAX
+from gateway.validation.conversation import MESSAGES_MAX, NAMED_MAX, Conversation, Turn
 from gateway.validation.requests import ValidRequest, _issued_by, fingerprint_of, validate
 from sluice.errors import DeadlinePassed, InvalidRequest, PromptTooLong, UnknownModel
 from sluice.v1.inference_pb2 import (
@@ -365,3 +365,15 @@ def test_how_long_tokens_are_gathered(catalog: Catalog, seconds: float, gather_m
 @pytest.mark.parametrize("seconds", [-1, 3601])
 def test_tokens_are_gathered_for_an_hour_at_most(catalog: Catalog, seconds: int) -> None:
     assert violations(catalog, gather=Duration(seconds=seconds)) == ["gather"]
+
+
+def test_other_texts_take_the_places_of_those_that_callers_wrote() -> None:
+    said = Conversation(
+        (Turn("user", "u"),), False, query="q", documents=("d", "e"), answers=("a",)
+    )
+    assert said.texts == ["u", "q", "d", "e", "a"]
+    changed = said.with_texts([text.upper() for text in said.texts])
+    assert changed.texts == ["U", "Q", "D", "E", "A"]
+    assert (changed.turns[0].content, changed.query, changed.documents) == ("U", "Q", ("D", "E"))
+    assert (changed.answers, changed.user_text) == (("A",), "U\nQ\nD\nE")
+    assert replace(said, query="").with_texts(["1", "2", "3", "4"]).documents == ("2", "3")
