@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from gateway.admission.overload import ModelLoadTable
 from gateway.admission.pipeline import AdmittedRequest
 from gateway.api.generate import Generator
-from gateway.api.texts import EMBED, RERANK, SCORE, answer_texts
+from gateway.api.interceptor import GrpcCall
+from gateway.api.texts import EMBED, RERANK, SCORE, TextsKind, answer_texts
 from gateway.identity.caller import Caller
 from gateway.telemetry.request_log import untraced
 from gateway.validation.requests import UNSTATED_CLASS, ValidRequest
@@ -15,6 +16,8 @@ from gateway.validation.texts import validate_count
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceServicer
+
+_R = TypeVar("_R")
 
 
 class InferenceService(InferenceServiceServicer):
@@ -45,35 +48,20 @@ class InferenceService(InferenceServiceServicer):
 
     async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
         """See the proto."""
-        return await answer_texts(
-            self._generator,
-            EMBED,
-            request,
-            context.caller,
-            context.time_remaining(),
-            context.metadata,
-        )
+        return await self._texts(EMBED, request, context)
 
     async def Rerank(self, request: pb.RerankRequest, context: Any) -> pb.RerankResponse:
         """See the proto."""
-        return await answer_texts(
-            self._generator,
-            RERANK,
-            request,
-            context.caller,
-            context.time_remaining(),
-            context.metadata,
-        )
+        return await self._texts(RERANK, request, context)
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
         """See the proto."""
+        return await self._texts(SCORE, request, context)
+
+    async def _texts(self, kind: TextsKind[Any, _R], request: Any, call: GrpcCall) -> _R:
+        remaining_s = call.time_remaining()
         return await answer_texts(
-            self._generator,
-            SCORE,
-            request,
-            context.caller,
-            context.time_remaining(),
-            context.metadata,
+            self._generator, kind, request, call.caller, remaining_s, call.metadata
         )
 
     async def CountTokens(

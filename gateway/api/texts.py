@@ -13,12 +13,11 @@ from typing import Any, Final, Generic, TypeVar
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from gateway.admission.pipeline import AdmittedRequest, RowsOf
+from gateway.admission.pipeline import AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt, embed_rows, rerank_rows, score_rows
 from gateway.api.generate import Generator, Kind, RunningCall
 from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog, ServedModel
-from gateway.streaming.row import Row
 from gateway.telemetry.request_log import RequestLog, row_attributes
 from gateway.upstream.rows import InternalRow
 from gateway.validation.conversation import Conversation
@@ -35,28 +34,10 @@ _Q = TypeVar("_Q", pb.EmbedRequest, pb.RerankRequest, pb.ScoreRequest)
 _R = TypeVar("_R")
 
 
-@dataclass(frozen=True)
-class _Done:
-    """A call whose rows have all ended."""
-
-    admitted: AdmittedRequest
-    attempts: Sequence[Row]
-    values: Sequence[bytes]
-    """Of each row, float32."""
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """The fields that the responses of all methods have."""
-        cached = sum(one.usage.cached_prompt_tokens for one in self.attempts)
-        tokens = sum(len(row.prompt_token_ids) for row in self.admitted.rows)
-        return {
-            "request_id": self.admitted.request_id,
-            "trace_id": self.admitted.log.trace_id,
-            "model": self.admitted.plan.model,
-            "usage": pb.Usage(
-                prompt_tokens=tokens, cached_prompt_tokens=cached, cached=not self.attempts
-            ),
-        }
+Facts = Mapping[str, Any]
+"""The fields that the responses of all methods have."""
+Computed = Sequence[tuple[bytes, PreparedPrompt]]
+"""What the rows of a call have given, float32, each with its row."""
 
 
 @dataclass(frozen=True)
@@ -72,36 +53,35 @@ class TextsKind(Kind, Generic[_Q, _R]):
 
     validate: Callable[[_Q, Catalog, float, Caller], ValidRequest]
     rows: Callable[[_Q, Conversation, ServedModel], Sequence[PreparedPrompt]]
-    response: Callable[[_Q, _Done], _R]
+    response: Callable[[_Q, Computed, Facts], _R]
     keeps: bool = False
 
 
-def _embedded(wire: pb.EmbedRequest, done: _Done) -> pb.EmbedResponse:
+def _embedded(wire: pb.EmbedRequest, computed: Computed, facts: Facts) -> pb.EmbedResponse:
     embeddings = [
         pb.Embedding(values=values, token_count=len(row.prompt_token_ids), truncated=row.truncated)
-        for values, row in zip(done.values, done.admitted.rows, strict=True)
+        for values, row in computed
     ]
-    return pb.EmbedResponse(**done.facts, embeddings=embeddings)
+    return pb.EmbedResponse(**facts, embeddings=embeddings)
 
 
-def _ranked(wire: pb.RerankRequest, done: _Done) -> pb.RerankResponse:
+def _ranked(wire: pb.RerankRequest, computed: Computed, facts: Facts) -> pb.RerankResponse:
     """The documents by score."""
     found = [
         pb.RankedDocument(index=place, score=_floats(values)[0], truncated=row.truncated)
-        for place, (values, row) in enumerate(zip(done.values, done.admitted.rows, strict=True))
+        for place, (values, row) in enumerate(computed)
     ]
     found.sort(key=lambda one: -one.score)
-    return pb.RerankResponse(**done.facts, results=found[: wire.top_n or None])
+    return pb.RerankResponse(**facts, results=found[: wire.top_n or None])
 
 
-def _scored(wire: pb.ScoreRequest, done: _Done) -> pb.ScoreResponse:
+def _scored(wire: pb.ScoreRequest, computed: Computed, facts: Facts) -> pb.ScoreResponse:
     answers = []
-    for values, row in zip(done.values, done.admitted.rows, strict=True):
+    for values, row in computed:
         assert row.values is not None, "its tokens are scored"
-        found = _floats(values)
-        scored = row.values.scored_token_ids
+        found, scored = _floats(values), row.values.scored_token_ids
         answers.append(pb.ScoredAnswer(logprob=sum(found), token_ids=scored, logprobs=found))
-    return pb.ScoreResponse(**done.facts, answers=answers)
+    return pb.ScoreResponse(**facts, answers=answers)
 
 
 _LATE: Final = "the deadline passed before all texts were computed"
@@ -134,9 +114,7 @@ async def answer_texts(
         log.describe({names.TEXTS: texts})
         call = _TextsCall(shared, kind, log)
         with shared.limiter.rows(request.tenant, texts):
-            work = partial(call.answer, partial(kind.rows, wire))
-            done = await call.within_deadline(request, work)
-        return kind.response(wire, done)
+            return await call.within_deadline(request, partial(call.answer, wire))
 
 
 class _TextsCall(RunningCall):
@@ -144,13 +122,13 @@ class _TextsCall(RunningCall):
 
     def __init__(self, shared: Generator, kind: TextsKind[Any, Any], log: RequestLog) -> None:
         super().__init__(shared, kind, log)
-        self._keeps = kind.keeps
+        self._texts = kind
         self._rows: list[InternalRow] = []
 
-    async def answer(self, rows_of: RowsOf, incoming: AdmittedRequest) -> _Done:
+    async def answer(self, wire: Any, incoming: AdmittedRequest) -> Any:
         request = incoming.request
         try:
-            await self.admit(incoming, rows_of)
+            await self.admit(incoming, partial(self._texts.rows, wire))
         except BaseException as error:
             self.refused(error, request)
             raise
@@ -158,14 +136,20 @@ class _TextsCall(RunningCall):
             compute, answers = partial(self._compute, incoming), self._shared.state.answers
             values = (
                 await answers.values_of(request.tenant, incoming.rows, compute)
-                if self._keeps
+                if self._texts.keeps
                 else await compute(incoming.rows)
             )
         except BaseException as error:
             self._ended(incoming, self.error_of(error, request).reason)
             raise
-        self._ended(incoming, "")
-        return _Done(incoming, [row.attempt for row in self._rows], values)
+        usage = self._ended(incoming, "")
+        facts = {
+            "request_id": incoming.request_id,
+            "trace_id": self._log.trace_id,
+            "model": incoming.plan.model,
+            "usage": usage,
+        }
+        return self._texts.response(wire, [*zip(values, incoming.rows, strict=True)], facts)
 
     async def _compute(
         self, admitted: AdmittedRequest, rows: Sequence[PreparedPrompt]
@@ -188,39 +172,33 @@ class _TextsCall(RunningCall):
         finally:
             for one in self._rows:
                 one.close()
-        return [_values_of(one.attempt) for one in self._rows]
+        return [one.attempt.final.values for one in self._rows if one.attempt.final]
 
-    def _ended(self, admitted: AdmittedRequest, error: str) -> None:
-        now, attempts = time.monotonic(), [row.attempt for row in self._rows]
+    def _ended(self, admitted: AdmittedRequest, error: str) -> pb.Usage:
+        """All rows have ended, or one has failed the call with ``error``; returns what was computed."""
+        now, rows, plan = time.monotonic(), [row.attempt for row in self._rows], admitted.plan
         record_stream = self._upstream.usage.record_stream
         used = sum(record_stream(admitted, row.result, now) for row in self._rows)
         admitted.reservation.release(used)
-        self._log.rows_ended(admitted.plan.model, attempts, error, now)
+        self._log.rows_ended(plan.model, rows, error, now)
         self._shared.observers.ended(self._log)
-        self._log.describe(_end_attributes(admitted, attempts))
-
-
-def _end_attributes(
-    admitted: AdmittedRequest, attempts: Sequence[Row]
-) -> Mapping[str, AttributeValue]:
-    tokens = sum(len(row.prompt_token_ids) for row in admitted.rows)
-    attributes: dict[str, AttributeValue] = {
-        names.GEN_AI_RESPONSE_MODEL: admitted.plan.model,
-        names.GEN_AI_INPUT_TOKENS: tokens,
-        names.TIER: admitted.plan.tier,
-        names.ROUTE_STRATEGY: admitted.plan.strategy,
-    }
-    if not attempts:
-        attributes[names.CACHED] = True
-    final = attempts[0].final if attempts else None
-    if final is not None and admitted.rows[0].model.settings.engine == "embedding":
-        attributes[names.GEN_AI_DIMENSIONS] = len(final.values) // 4
-    return attributes
-
-
-def _values_of(attempt: Row) -> bytes:
-    assert attempt.final is not None, "it has ended"
-    return attempt.final.values
+        usage = pb.Usage(
+            prompt_tokens=sum(len(row.prompt_token_ids) for row in admitted.rows),
+            cached_prompt_tokens=sum(row.usage.cached_prompt_tokens for row in rows),
+            cached=not rows,
+        )
+        attributes: dict[str, AttributeValue] = {
+            names.GEN_AI_RESPONSE_MODEL: plan.model,
+            names.GEN_AI_INPUT_TOKENS: usage.prompt_tokens,
+            names.TIER: plan.tier,
+            names.ROUTE_STRATEGY: plan.strategy,
+        }
+        if usage.cached:
+            attributes[names.CACHED] = True
+        elif rows[0].final and admitted.rows[0].model.settings.engine == "embedding":
+            attributes[names.GEN_AI_DIMENSIONS] = len(rows[0].final.values) // 4
+        self._log.describe(attributes)
+        return usage
 
 
 def _floats(values: bytes) -> list[float]:

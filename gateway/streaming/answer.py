@@ -255,8 +255,8 @@ class Answer(RowResult):
         reader.advance(len(text.visible_ids[:end]))
         self._delivered = max(self._delivered, reader.index)
         if self.finished is not None:
-            tail = text.tail_delta() if end is None else None
-            events += [GenerateResponse(delta=tail)] if tail is not None else []
+            if end is None and (tail := text.tail_delta()) is not None:
+                events.append(GenerateResponse(delta=tail))
             events.append(GenerateResponse(finished=self.finished))
         return events
 
@@ -317,7 +317,8 @@ class Answer(RowResult):
         if accepted.recovered:
             self._notices.append(_RECOVERED)
         if self._cascade is not None and self._in_doubt(self._cascade, accepted, now):
-            self._escalate(self._cascade)
+            self._dispatch.release(row.row_id, row.final)
+            self._switch_to(self._cascade.start(row.transcript.text))
             return
         if accepted.token_ids and self.first_token_at is None and not self.hidden:
             self._note_shown(now)
@@ -358,7 +359,9 @@ class Answer(RowResult):
             if not row.unread:
                 row.transcript.close(truncated=reason != FINISH_REASON_STOP)
             truncated = reason == FINISH_REASON_LENGTH and not row.stopped
-            decision = cascade.end(row.judged_text, truncated=truncated)
+            # As callers see it, or as the model gave it while it is not decided.
+            text = row.transcript.text if row.transcript.closed else row.raw_text
+            decision = cascade.end(text, truncated=truncated)
         if decision is Decision.ESCALATE:
             refusal = cascade.refusal(now)
             if not refusal:
@@ -368,12 +371,6 @@ class Answer(RowResult):
         if decision is not Decision.PENDING:
             self.commit()
         return False
-
-    def _escalate(self, cascade: SecondModel) -> None:
-        """The second model answers from now on, with a row that starts now."""
-        previous = self.current
-        self._dispatch.release(previous.row_id, previous.final)
-        self._switch_to(cascade.start(previous.transcript.text))
 
     def _switch_to(self, row: Row) -> None:
         """``row`` gives the answer from now on; the previous answer is void."""

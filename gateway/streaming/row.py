@@ -145,11 +145,6 @@ class Row:
         return self.transcript.text if self._inspection is None else self._inspection.filter.raw
 
     @property
-    def judged_text(self) -> str:
-        """What a cascade judges: the answer as callers see it, or as the model gave it while it is not decided."""
-        return self.transcript.text if self.transcript.closed else self.raw_text
-
-    @property
     def unread(self) -> bool:
         """Whether token classifiers have to read more of the answer."""
         return self.inspection is not None and self.inspection.filter.unread
@@ -170,17 +165,13 @@ class Row:
         return len(self.token_ids)
 
     @property
-    def cached_prompt_tokens(self) -> int:
-        """Of its prompt tokens, those in the worker's prefix cache."""
-        return min(self.prompt_tokens, self.final.cached_prompt_tokens) if self.final else 0
-
-    @property
     def usage(self) -> Usage:
         """Tokens of prompt and answer."""
+        cached = min(self.prompt_tokens, self.final.cached_prompt_tokens) if self.final else 0
         return Usage(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
-            cached_prompt_tokens=self.cached_prompt_tokens,
+            cached_prompt_tokens=cached,
             resumed_tokens=min(self.resumed, self.completion_tokens),
         )
 
@@ -234,13 +225,6 @@ class Row:
         """The caller's stop token that ended the answer, if one did."""
         last = self.token_ids[-1:]
         return last[0] if last and last[0] in self.stop_token_ids else None
-
-    @property
-    def batch(self) -> frame_pb2.BatchInfo | None:
-        """The batch that the row was sent in last; None until the row has ended."""
-        if self.final is None or not self.final.HasField("batch"):
-            return None
-        return self.final.batch
 
     def fence(self, attempt: int, lost: str) -> None:
         """Drops frames of attempts below ``attempt`` from now on, because this was lost."""

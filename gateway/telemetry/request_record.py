@@ -118,8 +118,8 @@ class RequestRecords:
         if counted is not None:
             made.server_prompt_tokens = counted.prompt_tokens
             made.server_completion_tokens = counted.completion_tokens
-        batch = row.batch
-        if batch is not None:
+        if row.final is not None and row.final.HasField("batch"):
+            batch = row.final.batch
             made.worker = batch.worker
             made.batch_id = batch.batch_id
             made.batch_cause = batch.cause
