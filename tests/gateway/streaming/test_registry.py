@@ -88,6 +88,11 @@ class Bench:
         sent.request_id = name
         take(self.registry, sent, now=now)
 
+    def take_now(self, sent: Frame, name: str) -> None:
+        """A frame that comes while others wait to be taken."""
+        sent.request_id = name
+        self.registry.take(FrameBundle(batcher=BATCHER, frames=[sent]), 1.0)
+
     def said(self) -> dict[str, list[str]]:
         return said(self.dispatch.drain())
 
@@ -109,6 +114,25 @@ def test_an_urgent_stream_takes_frames_of_rows_that_it_does_not_need_in_their_or
     sent = frame(0, ids("a"))
     sent.request_id = "urgent"
     assert not bench.registry.take(FrameBundle(batcher=BATCHER, frames=[sent]), 1.0)
+
+
+def test_a_thousand_rows_of_a_lost_worker_hold_up_no_urgent_one() -> None:
+    bench = Bench()
+    for number in range(1000):
+        bench.stream(f"r{number}", priority_class="bulk")
+    urgent = bench.stream("urgent")
+    lost = [frame(0, [], end=frame_pb2.ROW_END_RETURNED) for _ in range(1000)]
+    for number, one in enumerate(lost):
+        one.request_id, one.final.returned = f"r{number}", frame_pb2.RETURN_CAUSE_WORKER_LOST
+    bench.registry.take(FrameBundle(batcher=BATCHER, frames=lost), 1.0)
+    bench.take_now(last(0), "urgent")
+    assert urgent.ended
+    sent: list[str] = []
+    while bench.registry.take_more(1.0):
+        pieces = bench.said()["task"]
+        assert len(pieces) <= FRAMES_AT_A_TIME
+        sent += pieces
+    assert sent + bench.said().get("task", []) == [f"r{number}" for number in range(1000)]
 
 
 def test_urgent_frames_pass_those_of_a_full_batch_which_are_taken_in_pieces() -> None:
