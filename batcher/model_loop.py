@@ -28,7 +28,7 @@ from batcher.core.workers import Workers
 from batcher.gateways import Gateways
 from batcher.metrics import BatcherMetrics
 from batcher.spans import RowSpans
-from batcher.workers.worker import Fleet, WorkerEvents, name_of
+from batcher.workers.worker import Worker, WorkerEvents, name_of
 from sluice.background import BackgroundTasks
 from sluice.errors import EngineFailed, Overloaded
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
@@ -69,19 +69,22 @@ class ModelLoop(WorkerEvents):
         self, process: Process, model: ModelSettings, urls: Sequence[str], settings: Settings
     ) -> None:
         batcher = settings.batcher
-        workers = [name_of(url, name) for url in urls for name in model.triton_models]
+        credentials = process.worker_credentials
+        self._workers = {
+            name_of(url, name): Worker(url, name, process.batcher, batcher, self, credentials)
+            for url in urls
+            for name in model.triton_models
+        }
         self._model = model.task_name
         self._settings_name = model.name
         self._process = process
-        process.metrics.serves(self._model, workers)
+        process.metrics.serves(self._model, list(self._workers))
         self._requests = Requests(
             process.batcher,
             policy=batcher.policy_of(model.name),
             weights=settings.weights,
-            workers=Workers(workers, model.standby),
+            workers=Workers(list(self._workers), model.standby),
         )
-        credentials = process.worker_credentials
-        self._fleet = Fleet(urls, model, process.batcher, batcher, self, credentials)
         self._room_rows, self._room_bytes = batcher.room_rows, batcher.room_bytes
         self._woken = asyncio.Event()
         self._idle = asyncio.Event()
@@ -95,7 +98,8 @@ class ModelLoop(WorkerEvents):
     async def run(self) -> None:
         """Runs the model until it is cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._fleet.run())
+            for worker in self._workers.values():
+                group.create_task(worker.run())
             group.create_task(self._loop())
 
     async def drain(self, drain_s: float) -> None:
@@ -117,7 +121,8 @@ class ModelLoop(WorkerEvents):
     async def close(self) -> None:
         """Waits a bounded time for what is on its way; closes the connections to the workers."""
         await self._chores.settle(CLOSE_S)
-        await self._fleet.close()
+        for worker in self._workers.values():
+            await worker.close()
 
     def change(self, settings: Settings) -> None:
         """Takes another policy, other weights and limits; see `batcher.app.check_change`."""
@@ -273,11 +278,11 @@ class ModelLoop(WorkerEvents):
             process.metrics.formed(formed, process.spans.of_row)
             own, *rows = process.spans.formed(formed)
             batch = formed.message(process.batcher, rows, time.monotonic(), effects.waiting)
-            self._fleet.send(formed.batch.worker, batch, own)
+            self._workers[formed.batch.worker].send(batch, own)
         for worker, waiting in effects.demands:
-            self._fleet.demand(worker, waiting)
-        if effects.cancels:
-            self._chores.spawn(self._fleet.cancel(effects.cancels))
+            self._workers[worker].demand(waiting)
+        for worker, refs in effects.cancels.items():
+            self._workers[worker].cancel(refs)
 
     def _on_fault(self, fault: Exception) -> None:
         self._fault = fault

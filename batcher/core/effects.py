@@ -58,15 +58,6 @@ class Move:
         return self.after in OVER and self.before not in OVER
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
-    """A row that its worker shall drop, up to an attempt: a later one goes on."""
-
-    worker: str
-    request_id: str
-    attempt: int
-
-
 @dataclass(slots=True)
 class Effects:
     """All pending effects, each list in order."""
@@ -77,7 +68,8 @@ class Effects:
     held: list[tuple[str, frame_pb2.RowRef]] = field(default_factory=list)
     """Gateway and row: it is told that this batcher has the row."""
     batches: list[FormedBatch] = field(default_factory=list)
-    cancels: list[Cancelled] = field(default_factory=list)
+    cancels: dict[str, list[frame_pb2.RowRef]] = field(default_factory=dict)
+    """By worker, the rows that it shall drop, up to an attempt: a later one goes on."""
     demands: list[tuple[str, Sequence[int]]] = field(default_factory=list)
     """Worker, and the rows that wait for it, by class."""
     waiting: Sequence[int] = ()

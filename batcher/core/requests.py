@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Final, cast
 
-from batcher.core.effects import Cancelled, Effects, FormedBatch, Move
+from batcher.core.effects import Effects, FormedBatch, Move
 from batcher.core.frames import Outbox, final_frame, merge, without_final
 from batcher.core.row import IN_FLIGHT, OVER, Row, RowState
 from batcher.core.scheduler.capacity import Capacity
@@ -188,7 +188,7 @@ class Requests:
         """A worker has queued a batch, to be taken before its next step; whether effects cannot wait."""
         for row in self.workers.of(worker).queued(batch_id):
             if not self._has(row, batch_id):  # It ended on its way: cancelled, or too late.
-                self._effects.cancels.append(Cancelled(worker, row.request_id, row.attempt))
+                self._stop(worker, row)
             elif row.state is RowState.SENT:
                 self._move(row, RowState.RUNNING, now)
         return bool(self._effects.cancels)
@@ -216,6 +216,11 @@ class Requests:
             else:
                 end = frame_pb2.Final(end=frame_pb2.ROW_END_REFUSED, error=refusal.error)
                 self._end(row, end, now)
+
+    def _stop(self, worker: str, row: Row) -> None:
+        """The worker shall drop a row."""
+        ref = frame_pb2.RowRef(request_id=row.request_id, attempt=row.attempt)
+        self._effects.cancels.setdefault(worker, []).append(ref)
 
     def _has(self, row: Row, batch_id: str) -> bool:
         """Whether the worker of a batch still has a row of it."""
@@ -378,7 +383,7 @@ class Requests:
             return
         worker = self.workers.landed(row)
         if stop and worker and row.state is RowState.RUNNING:
-            self._effects.cancels.append(Cancelled(row.worker, row.request_id, row.attempt))
+            self._stop(row.worker, row)
         self.queue.finish(row.request_id, len(row.produced), now, whole=whole)
 
 

@@ -15,13 +15,11 @@ Triton 2.51 does not survive streams that are cancelled meanwhile: it aborts, or
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 import grpc
 
-from batcher.core.effects import Cancelled
 from batcher.workers.client import (
     FAULTS,
     Call,
@@ -33,7 +31,7 @@ from batcher.workers.client import (
 )
 from sluice.background import BackgroundTasks
 from sluice.internal.v1 import frame_pb2, worker_pb2
-from sluice.settings import BatcherSettings, ModelSettings
+from sluice.settings import BatcherSettings
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +117,7 @@ class Worker:
         if traceparent and self._may_stream():
             self._sending.spawn(self._send_traced(batch, traceparent))
         else:
-            self._sending.spawn(self._send(batch))
+            self._sending.spawn(self._send(worker_pb2.WorkerRequest(batch=batch)))
 
     def _may_stream(self) -> bool:
         """Whether a batch may have a stream of its own."""
@@ -132,21 +130,12 @@ class Worker:
     def demand(self, waiting: Sequence[int]) -> None:
         """Says how many rows wait for it, by class."""
         message = worker_pb2.Demand(batcher=self._batcher, opening=self._opening, waiting=waiting)
-        self._sending.spawn(self._send_demand(worker_pb2.WorkerRequest(demand=message)))
+        self._sending.spawn(self._send(worker_pb2.WorkerRequest(demand=message)))
 
-    async def _send_demand(self, request: worker_pb2.WorkerRequest) -> None:
-        await self._send_request(request, "demand")
-
-    async def cancel(self, rows: Sequence[frame_pb2.RowRef]) -> None:
+    def cancel(self, rows: Sequence[frame_pb2.RowRef]) -> None:
         """Makes the worker drop rows; one that is lost drops all of them when it comes back."""
-        if self._call is None:
-            return
         cancel = worker_pb2.CancelRows(batcher=self._batcher, rows=rows)
-        try:
-            async with asyncio.timeout(self._settings.stall_s):
-                await self._write(self._call, worker_pb2.WorkerRequest(cancel_rows=cancel))
-        except (TimeoutError, *FAULTS) as error:
-            self._lose(f"cancel: {reason_of(error)}")
+        self._sending.spawn(self._send(worker_pb2.WorkerRequest(cancel_rows=cancel)))
 
     async def _serve(self) -> bool:
         """Runs one channel until it breaks; returns whether the engine ever served it."""
@@ -175,29 +164,22 @@ class Worker:
             heartbeat_ms=self._settings.heartbeat_ms,
             opening=self._opening,
         )
-        await self._write(call, worker_pb2.WorkerRequest(open_channel=opening), ends=True)
+        await self._client.write(call, worker_pb2.WorkerRequest(open_channel=opening), ends=True)
         reports = Reports(call)
         while True:
             report = await reports.next()
             if self._is_lost:
                 return
             if self._call is call and reports.wants_renewal:
-                reports.renewing = True
-                self._sending.spawn(self._renew(call, opening))
+                # Only the request is replaced; nothing else changes.
+                reports.renewing = opening.renews = True
+                self._sending.spawn(self._send(worker_pb2.WorkerRequest(open_channel=opening)))
             self._heard_at = asyncio.get_running_loop().time()
             self._events.on_step(self.name, report)
             if report.ready and self._call is None:
                 self._call, self._stood, self._missed = call, True, False
                 log.info("worker %s at %s is live", report.worker, self.name)
                 self._events.on_live(self.name)
-
-    async def _renew(self, call: Call, opening: worker_pb2.OpenChannel) -> None:
-        """Replaces the channel's request; nothing else changes."""
-        opening.renews = True
-        try:
-            await self._write(call, worker_pb2.WorkerRequest(open_channel=opening), ends=True)
-        except FAULTS as error:
-            self._lose(f"channel: {reason_of(error)}")
 
     def _watch(self) -> None:
         """Looks whether the worker is silent, and again when it may be."""
@@ -208,22 +190,22 @@ class Worker:
         else:
             self._lose(f"silent for {stall_s:g} s")
 
-    async def _send(self, batch: worker_pb2.Batch) -> None:
-        """Over the channel: Triton passes on in order what comes there, so a cancel never overtakes a batch."""
-        request = worker_pb2.WorkerRequest(batch=batch)
-        if await self._send_request(request, f"batch {batch.batch_id}"):
-            self._events.on_queued(self.name, batch.batch_id)
+    async def _send(self, request: worker_pb2.WorkerRequest) -> None:
+        """Over the channel: Triton passes on in order what comes there, so a cancel never overtakes a batch.
 
-    async def _send_request(self, request: worker_pb2.WorkerRequest, what: str) -> bool:
-        """Whether it was written; not when the worker was lost meanwhile, and its rows have left."""
+        Nothing is sent to a worker that was lost meanwhile: its rows have left.
+        """
         if self._call is None:
-            return False
+            return
         try:
-            await self._write(self._call, request)
+            async with self._writing:
+                ends = request.HasField("open_channel")
+                await self._client.write(self._call, request, ends=ends)
         except FAULTS as error:
-            self._lose(f"{what}: {reason_of(error)}")
-            return False
-        return True
+            self._lose(f"{request.WhichOneof('message')}: {reason_of(error)}")
+        else:
+            if request.HasField("batch"):
+                self._events.on_queued(self.name, request.batch.batch_id)
 
     async def _send_traced(self, batch: worker_pb2.Batch, traceparent: str) -> None:
         """Over a stream of its own: cancels wait until the worker has queued it."""
@@ -244,12 +226,6 @@ class Worker:
             self._lose(f"batch {batch.batch_id}: {reason_of(error)}")
         finally:
             call.cancel()
-
-    async def _write(
-        self, call: Call, request: worker_pb2.WorkerRequest, *, ends: bool = False
-    ) -> None:
-        async with self._writing:
-            await self._client.write(call, request, ends=ends)
 
     def _lose(self, fault: str) -> None:
         """The worker's rows leave. Its channel is kept until it speaks again, or for a limited time."""
@@ -273,55 +249,3 @@ class Worker:
 def name_of(url: str, triton_model: str) -> str:
     """What a batcher calls a worker."""
     return f"{url}/{triton_model}"
-
-
-class Fleet:
-    """Every Triton model of every address, each a `Worker`.
-
-    Raises:
-        ValueError: no address.
-    """
-
-    def __init__(
-        self,
-        urls: Sequence[str],
-        model: ModelSettings,
-        batcher: str,
-        settings: BatcherSettings,
-        events: WorkerEvents,
-        credentials: grpc.ChannelCredentials | None = None,
-    ) -> None:
-        self._workers = {
-            name_of(url, name): Worker(url, name, batcher, settings, events, credentials)
-            for url in urls
-            for name in model.triton_models
-        }
-
-    async def run(self) -> None:
-        """Keeps all channels open until it is cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for worker in self._workers.values():
-                group.create_task(worker.run())
-
-    async def close(self) -> None:
-        """Ends what is on its way."""
-        for worker in self._workers.values():
-            await worker.close()
-
-    def send(self, worker: str, batch: worker_pb2.Batch, traceparent: str) -> None:
-        """Sends a batch to the worker of that name, as `Worker.send`."""
-        self._workers[worker].send(batch, traceparent)
-
-    def demand(self, worker: str, waiting: Sequence[int]) -> None:
-        """Says to the worker of that name how many rows wait for it, by class."""
-        self._workers[worker].demand(waiting)
-
-    async def cancel(self, rows: Iterable[Cancelled]) -> None:
-        """Makes workers drop rows."""
-        by_worker: defaultdict[str, list[frame_pb2.RowRef]] = defaultdict(list)
-        for row in rows:
-            message = frame_pb2.RowRef(request_id=row.request_id, attempt=row.attempt)
-            by_worker[row.worker].append(message)
-        async with asyncio.TaskGroup() as group:
-            for name, messages in by_worker.items():
-                group.create_task(self._workers[name].cancel(messages))

@@ -10,7 +10,7 @@ import pytest
 from batcher.workers import client
 from batcher.workers.worker import Worker
 from sluice.internal.v1 import control_pb2, frame_pb2
-from sluice.internal.v1.worker_pb2 import OpenChannel
+from sluice.internal.v1.worker_pb2 import WorkerRequest
 from sluice.settings import TritonSettings
 from sluice.startup import free_port
 from sluice.wire import subjects
@@ -152,14 +152,14 @@ async def test_rows_that_wait_for_a_gateway_that_is_away_are_dropped_soon(
 async def test_a_channel_is_renewed_under_running_rows(
     batcher: str, gateway: GatewayDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    renewals, renew = 0, Worker._renew
+    renewals, send = 0, Worker._send
 
-    async def counted(worker: Worker, call: client.Call, opening: OpenChannel) -> None:
+    async def counted(worker: Worker, request: WorkerRequest) -> None:
         nonlocal renewals
-        renewals += 1
-        await renew(worker, call, opening)
+        renewals += request.open_channel.renews
+        await send(worker, request)
 
-    monkeypatch.setattr(Worker, "_renew", counted)
+    monkeypatch.setattr(Worker, "_send", counted)
     monkeypatch.setattr(client, "RENEWAL_REPORTS", 8)
     tasks = [await gateway.ask(prompt=range(n, 99), max_tokens=5_000) for n in range(1, 4)]
     for task in tasks:
