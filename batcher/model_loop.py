@@ -272,8 +272,8 @@ class ModelLoop(WorkerEvents):
         await process.gateways.send(effects.frames, effects.held)
         for move in effects.moves:
             process.spans.moved(move)
-            if move.ends:
-                process.metrics.ended_row(move.row)
+        for row in effects.ended:
+            process.metrics.ended_row(row)
         for formed in effects.batches:
             process.metrics.formed(formed, process.spans.of_row)
             own, *rows = process.spans.formed(formed)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from batcher.core.row import OVER, Row, RowState
+from batcher.core.row import Row, RowState
 from batcher.core.scheduler.task import Batch
 from sluice.internal.v1 import frame_pb2, worker_pb2
 
@@ -52,17 +52,14 @@ class Move:
     before: RowState | None
     after: RowState
 
-    @property
-    def ends(self) -> bool:
-        """Whether the row has ended with it."""
-        return self.after in OVER and self.before not in OVER
-
 
 @dataclass(slots=True)
 class Effects:
     """All pending effects, each list in order."""
 
     moves: list[Move] = field(default_factory=list)
+    ended: list[Row] = field(default_factory=list)
+    """Rows that have ended here, or return to their gateways."""
     frames: list[tuple[str, frame_pb2.Frame]] = field(default_factory=list)
     """Gateway and frame."""
     held: list[tuple[str, frame_pb2.RowRef]] = field(default_factory=list)

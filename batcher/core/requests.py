@@ -162,7 +162,12 @@ class Requests:
         state = self.workers.of(worker)
         state.report(report)
         for admission in report.admissions:
-            self._admitted(worker, admission, now)
+            if (
+                admission.batch_id in state.unqueued
+            ):  # It came before the word that the batch is queued.
+                self.queued(worker, admission.batch_id, now)
+            if admission.refused:
+                self._refused(admission, now)
         succeeded = failed = False
         for frame in report.frames:
             row = self._rows.get(frame.request_id)
@@ -186,7 +191,7 @@ class Requests:
 
     def queued(self, worker: str, batch_id: str, now: float) -> bool:
         """A worker has queued a batch, to be taken before its next step; whether effects cannot wait."""
-        for row in self.workers.of(worker).queued(batch_id):
+        for row in self.workers.of(worker).unqueued.pop(batch_id, ()):
             if not self._has(row, batch_id):  # It ended on its way: cancelled, or too late.
                 self._stop(worker, row)
             elif row.state is RowState.SENT:
@@ -205,8 +210,7 @@ class Requests:
             cause = frame_pb2.RETURN_CAUSE_WORKER_LOST if blamed else _NOT_TAKEN
             self._return(row, now, cause, _LOST)
 
-    def _admitted(self, worker: str, admission: worker_pb2.Admission, now: float) -> None:
-        self.queued(worker, admission.batch_id, now)
+    def _refused(self, admission: worker_pb2.Admission, now: float) -> None:
         for refusal in admission.refused:
             row = self._rows.get(refusal.request_id)
             if row is None or not self._has(row, admission.batch_id):
@@ -310,6 +314,7 @@ class Requests:
         if state in OVER and before not in OVER:
             self.active -= 1
             self.size -= row.size
+            self._effects.ended.append(row)
         if state is RowState.CLOSED:
             del self._rows[row.request_id]
 

@@ -59,12 +59,14 @@ class WorkerState:
         counts: what it has counted since it started; None: not reported yet.
         rows: in the worker, or in flight to it, by request.
         told: rows that wait for it, by class, as it heard last.
+        unqueued: batches that are on their way, with their rows.
     """
 
     def __init__(self) -> None:
         self.worker_id = ""
         self.live = False
         self.rows: dict[str, Row] = {}
+        self.unqueued: dict[str, Sequence[Row]] = {}
         self.load = worker_pb2.WorkerLoad()
         self.counts: worker_pb2.WorkerCounts | None = None
         self._next_sequence = 0
@@ -73,8 +75,6 @@ class WorkerState:
         self._rows_to: Sequence[int] = ()
         self._tokens_to: Sequence[int] = ()
         self._sent_rows = self._sent_tokens = 0
-        self._unqueued: dict[str, Sequence[Row]] = {}
-        """Batches that are on their way."""
         self._uncounted: dict[str, Sequence[Row]] = {}
         """Batches that the worker's reports do not count yet."""
 
@@ -116,10 +116,6 @@ class WorkerState:
             for refusal in admission.refused:
                 self._refused |= refusal.retryable
 
-    def queued(self, batch_id: str) -> Sequence[Row]:
-        """The worker has queued a batch; returns its rows, once."""
-        return self._unqueued.pop(batch_id, ())
-
     def has_admitted(self, batch_id: str) -> bool:
         """Whether its engine has taken a batch that was sent."""
         return batch_id not in self._uncounted
@@ -128,7 +124,7 @@ class WorkerState:
 
     def sent(self, batch_id: str, rows: Sequence[Row]) -> None:
         """A batch was sent."""
-        self._unqueued[batch_id] = self._uncounted[batch_id] = rows
+        self.unqueued[batch_id] = self._uncounted[batch_id] = rows
         self._sent_rows += len(rows)
         for row in rows:
             self._sent_tokens += row.cache_tokens

@@ -55,9 +55,8 @@ class Scene:
         """Plays the loop once; returns the batch that was formed."""
         self.requests.advance(now, [Capacity("w", room)])
         effects = self.requests.take()
-        for move in effects.moves:
-            if move.ends:
-                self.metrics.ended_row(move.row)
+        for row in effects.ended:
+            self.metrics.ended_row(row)
         for formed in effects.batches:
             self.metrics.formed(formed, lambda _: INVALID_SPAN_CONTEXT)
         classes = self.requests.queue.class_reports(now)

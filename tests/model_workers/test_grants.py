@@ -95,6 +95,21 @@ def test_a_grant_counts_what_came_over_the_channel_in_all() -> None:
     assert grants.give(load_of((0, 0, 0)))["b"].rows == [16, 16, 16]
 
 
+def test_nobody_has_room_beside_a_row_that_is_computed_alone() -> None:
+    grants = Grants()
+    grants.open("a", 1)
+    grants.open("b", 1)
+    grants.take(batch("a", 3))
+    grants.withdrawn = True
+    given = grants.give(load_of((0, 0, 0)))
+    assert {name: list(grant.rows) for name, grant in given.items()} == {
+        "a": [3, 3, 3],
+        "b": [0, 0, 0],
+    }
+    grants.withdrawn = False
+    assert grants.give(load_of((0, 0, 0)))["b"].rows[2] == 8
+
+
 def test_the_room_is_theirs_who_have_rows_for_it() -> None:
     grants = Grants()
     grants.open("a", 1)

@@ -305,6 +305,83 @@ def test_a_step_that_raises_returns_its_rows_and_nothing_else(
     channel.wait_ends("next")
 
 
+def last_try(name: str, *, max_tokens: int = 3) -> worker_pb2.Row:
+    row = wire_row(name, max_tokens=max_tokens)
+    row.task.last_try = True
+    return row
+
+
+def returns(channel: FakePort) -> dict[str, int]:
+    """Rows that were returned, and why."""
+    finals = {frame.request_id: frame.final for frame in channel.frames if frame.HasField("final")}
+    return {
+        name: final.returned
+        for name, final in finals.items()
+        if final.end == frame_pb2.ROW_END_RETURNED
+    }
+
+
+def test_a_last_try_waits_alone_and_its_batcher_hears_of_it_before_the_step(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "ALONE_S", 3600.0)
+    one, two = opened(worker, "one"), opened(worker, "two")
+    asked(worker, one, batch([wire_row("there", max_tokens=FOREVER)], batcher="one"))
+    rows = [wire_row("before"), last_try("suspect"), wire_row("beside"), last_try("other")]
+    admission = asked(worker, two, batch(rows, batcher="two", batch_id="b2"))
+    assert [(one.request_id, one.retryable) for one in admission.refused] == [
+        ("beside", True),
+        ("other", True),
+    ]
+    one.wait_ends("there")
+    assert returns(one) == {"there": frame_pb2.RETURN_CAUSE_NOT_TAKEN}
+    assert returns(two) == {"before": frame_pb2.RETURN_CAUSE_NOT_TAKEN}
+    one.wait_room(1, 1, 1)
+    two.wait_room(4, 4, 4)
+    late = asked(worker, one, batch([wire_row("late")], batcher="one", batch_id="b3"))
+    again = asked(worker, two, batch([last_try("suspect")], batcher="two", batch_id="b4"))
+    assert late.refused[0].retryable
+    assert again.refused[0].retryable
+    one.wait_room(2, 2, 2)
+    two.wait_room(5, 5, 5)
+    assert two.tokens("suspect") == []
+
+
+def test_after_its_first_token_others_come_beside_a_last_try(worker: Worker) -> None:
+    channel = opened(worker)
+    asked(worker, channel, batch([last_try("suspect", max_tokens=FOREVER)]))
+    channel.wait_room(4, 4, 4)
+    admission = asked(worker, channel, batch([wire_row("other", max_tokens=2)], batch_id="other"))
+    assert not admission.refused
+    channel.wait_ends("other")
+    assert channel.tokens("suspect")
+
+
+def test_a_last_try_that_the_engine_refuses_or_that_is_cancelled_leaves_room(
+    worker: Worker,
+) -> None:
+    channel = opened(worker)
+    long = last_try("long")
+    long.task.prompt_token_ids.extend(range(2 * FOREVER))
+    assert asked(worker, channel, batch([long])).refused
+    channel.wait_room(5, 5, 5)
+    asked(worker, channel, batch([last_try("gone", max_tokens=FOREVER)], batch_id="gone"))
+    queued(worker, cancel_rows("gone"))
+    channel.wait_ends("gone")
+    channel.wait_room(6, 6, 6)
+
+
+def test_where_rows_are_computed_elsewhere_a_last_try_is_a_row_like_others(engine: Engine) -> None:
+    worker = Worker("small", engine, NoOpTracer(), on_fault=pytest.fail, isolates=False)
+    worker.start()
+    channel = opened(worker)
+    rows = [wire_row("there", max_tokens=FOREVER), last_try("suspect")]
+    assert not asked(worker, channel, batch(rows)).refused
+    channel.wait_ends("suspect")
+    assert channel.ends == {"suspect": frame_pb2.ROW_END_LENGTH}
+    worker.stop()
+
+
 def test_an_engine_whose_steps_always_raise_is_given_up(engine: Engine) -> None:
     fault = Event()
     worker = Worker("small", engine, NoOpTracer(), on_fault=fault.set)

@@ -176,12 +176,14 @@ class ClassOrder:
             tenant.in_turn.clear()
             tenant.by_deadline.clear()
         task.number = 0  # What is in the heaps of it is stale.
-        _drop_stale(self._returned)
+        if self._returned:
+            _drop_stale(self._returned)
 
     def _place(self, tenant: Tenant) -> None:
         """Puts a tenant where its time and its tasks put it."""
         in_turn, by_deadline = tenant.in_turn, tenant.by_deadline
-        _drop_stale(in_turn)
+        if in_turn:
+            _drop_stale(in_turn)
         turn = (tenant.time, *in_turn[0][:2], tenant) if in_turn else None
         if turn != tenant.turn:
             if tenant.turn is not None:

@@ -130,7 +130,7 @@ class Queue:
 
     def waiting_by_class(self) -> Sequence[int]:
         """Tasks that wait, by class, most urgent first."""
-        return [self.waiting(name) for name in CLASSES]
+        return [members.waiting for members in self.order.classes.values()]
 
     def waiting(self, priority_class: str) -> int:
         """Tasks of one class that wait."""

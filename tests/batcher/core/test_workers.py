@@ -124,8 +124,7 @@ def test_a_batch_is_in_flight_until_a_report_counts_it() -> None:
     state = WorkerState()
     state.report(report(0))
     send(state, "b", row("one"), row("two"))
-    assert [member.request_id for member in state.queued("b")] == ["one", "two"]
-    assert not state.queued("b")
+    assert [member.request_id for member in state.unqueued["b"]] == ["one", "two"]
     assert not state.has_admitted("b")
     state.report(report(1))
     assert state.capacity("name").batches_in_flight == 1

@@ -62,6 +62,37 @@ def test_what_came_back_from_a_lost_worker_goes_before_all_others_by_deadline() 
     assert taken(queue, 2.0, 6) == order
 
 
+def test_what_came_back_is_charged_once() -> None:
+    queue = Queue(policy())
+    queue.add(lost := task("lost", tenant="a", prompt_tokens=100, max_tokens=50), 0.0)
+    assert taken(queue, 0.0, 1) == ["lost"]
+    again = come_back(queue, lost, 20, 1.0)
+    assert again.charged == 120
+    assert taken(queue, 1.0, 1) == ["lost"]
+    queue.finish("lost", 50, 2.0)
+    assert queue.order.classes["standard"]._tenants["a"].time == 150
+    other = Queue(policy())
+    other.add(task("lost", tenant="a", prompt_tokens=100, max_tokens=50, charged=120), 0.0)
+    assert taken(other, 0.0, 1) == ["lost"]
+    other.finish("lost", 50, 2.0)
+    assert other.order.classes["standard"]._tenants["a"].time == 30
+
+
+def test_the_time_that_a_task_waited_elsewhere_counts() -> None:
+    queue = Queue(policy(horizon_s=10.0, classes={"bulk": {"aging_s": 30.0}}))
+    queue.add(task("young", deadline=math.inf), 100.0)
+    queue.add(task("old", deadline=math.inf, age_s=5.0), 101.0)
+    assert taken(queue, 101.0, 2) == ["old", "young"]
+    queue.add(task("urgent", "interactive"), 102.0)
+    queue.add(task("bulk", "bulk", age_s=29.0), 102.0)
+    assert taken(queue, 102.0, 1) == ["urgent"]
+    queue.add(task("urgent too", "interactive"), 103.0)
+    assert taken(queue, 103.0, 2) == ["bulk", "urgent too"], "it is overdue"
+    queue.add(task("bulk too", "bulk", age_s=60.0), 104.0)
+    queue.add(task("urgent again", "interactive"), 104.0)
+    assert taken(queue, 104.0, 2) == ["urgent again", "bulk too"], "bulk was sent a second ago"
+
+
 def test_a_task_with_time_left_waits_for_its_tenants_turn() -> None:
     queue = Queue(policy(urgency=2.0))
     learn_service(queue, 1.0)
