@@ -1,6 +1,7 @@
 """A reload of one gateway is a reload of all: real gateways, a real nats-server."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from gateway.api.server import SERVICE
 from gateway.shared import reload
 from gateway.shared.peers import Peers
-from sluice.internal.v1.gateway_pb2 import PolicyRecord
+from sluice.internal.v1.gateway_pb2 import GatewayHello, PolicyRecord
 from sluice.settings import IdentitySettings, Settings, SettingsError
 from sluice.v1.inference_pb2 import ListModelsRequest
 from sluice.v1.safety_pb2 import CheckTextRequest
-from tests.gateway.kit.batcher import last
+from tests.gateway.kit.batcher import BOUND_S, last
 from tests.gateway.kit.issuer import Issuer, bearer
 from tests.gateway.kit.wire import Wire, events_of, open_wire, prompt, text_of
 
@@ -160,6 +161,66 @@ async def test_a_gateway_that_does_not_say_whether_it_can_leaves_all_as_they_wer
     monkeypatch.undo()
     await one.reload(with_safety(one, safety("3")))
     assert [await version_at(wire) for wire in wires] == ["3", "3"]
+
+
+async def proposed(wire: Wire) -> int:
+    """Waits until ``wire`` has proposed policies; their revision."""
+    read = wire.gateway.shared.policies.read
+    async with asyncio.timeout(BOUND_S):
+        while (found := await read("candidate", PolicyRecord)) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return found[1]
+
+
+async def test_a_reload_that_another_one_overtakes_changes_nothing(
+    wires: tuple[Wire, Wire],
+) -> None:
+    one, two = wires
+    bucket = one.gateway.shared.policies
+    async with two.reload._reloading:
+        reloading = asyncio.ensure_future(one.reload(with_safety(one, safety("2"))))
+        two.reload._candidate = GatewayHello(candidate=await proposed(one) + 1)
+        await two.gateway.shared.peers.hello()
+        with pytest.raises(SettingsError, match="reloads at the same time; try again"):
+            await reloading
+        two.reload._candidate = GatewayHello()
+    async with two.reload._reloading:
+        reloading = asyncio.ensure_future(one.reload(with_safety(one, safety("2"))))
+        await proposed(one)
+        await bucket.write("gateway", PolicyRecord(sections=reload._sections_of(two.settings)))
+    with pytest.raises(SettingsError, match="has reloaded at the same time; try again"):
+        await reloading
+    assert [await version_at(wire) for wire in wires] == ["1", "1"]
+
+
+async def test_what_was_proposed_and_not_taken_is_never_in_force(
+    wires: tuple[Wire, Wire], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = wires
+    monkeypatch.setattr(reload, "PREPARE_S", 1.0)
+    hello = GatewayHello(gateway="mute", instance="0")
+    one.gateway.shared.peers._known["mute"] = time.monotonic() + BOUND_S, hello
+    with pytest.raises(SettingsError, match="gateway mute: does not answer"):
+        await one.reload(with_safety(one, safety("2")))
+    await two.until(lambda: two.reload._prepared is not None)
+    one.gateway.shared.peers._known.clear()
+    async with two.reload._reloading:  # it does not hear of the next one in time
+        with monkeypatch.context() as cut_off:
+            cut_off.setattr(Peers, "hellos", {})
+            await one.reload(with_safety(one, safety("3")))
+    await two.until(lambda: two.reload._taken == one.reload._taken)
+    assert await version_at(two) == "3"
+
+
+async def test_files_of_all_gateways_are_older_than_what_they_have_taken(
+    wires: tuple[Wire, Wire], nats_url: str, model_folder: Path
+) -> None:
+    one, _ = wires
+    for in_force in ("9", "2"):
+        async with open_wire(nats_url, model_folder, gateway_id="gw3", safety=safety("9")) as three:
+            assert await version_at(three) == in_force
+            await one.until(lambda: "gw3" in one.gateway.shared.peers.known)
+            await one.reload(with_safety(one, safety("2")))
 
 
 async def test_of_two_reloads_at_once_all_gateways_take_one(wires: tuple[Wire, Wire]) -> None:
