@@ -39,7 +39,7 @@ from bench.support.harness import (
     options_of,
 )
 from gateway.config.models import load_catalog
-from gateway.config.policies import load_inspector, load_policies_of
+from gateway.config.policies import load_policies_of
 from gateway.models.tokenizer import ModelTokenizer
 from gateway.safety.inspector import Inspector, verdict_on
 from gateway.safety.output.filter import OutputFilter, OutputRules
@@ -97,7 +97,7 @@ def main() -> None:
     options = parser.parse_args()
     figures: list[Figure] = []
     if options.only in (None, "input"):
-        inspector = load_inspector(Settings())
+        inspector = Inspector(load_policies_of(Settings()))
         for size in SIZES:
             figures += measure(inspector, *size, options.runs)
     if options.only in (None, "output"):

@@ -5,6 +5,7 @@ records) is not part of it: such an object gets its part of the value with the c
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from gateway.admission.overload import OverloadRules
@@ -32,31 +33,28 @@ class Policies:
     catalog: Catalog
     router: Router
     inspector: Inspector
-    limits: Limits
-    overload: OverloadRules
-    kept: Kept
+
+    @cached_property
+    def limits(self) -> Limits:
+        """Of tenants."""
+        return Limits(self.settings.limits, self.settings.tenant_limits)
+
+    @cached_property
+    def overload(self) -> OverloadRules:
+        """Which models are refused or replaced, and when."""
+        routing, catalog = self.settings.routing, self.catalog
+        return OverloadRules(routing.breaker, routing.fallbacks, catalog.facts, catalog.tasks)
+
+    @cached_property
+    def kept(self) -> Kept:
+        """Of requests and tenants."""
+        return Kept(self.settings.routing.outcomes, self.settings.retention_s)
 
     @property
     def versions(self) -> list[str]:
         """Of all that decides, with the files that the settings name."""
         models = [one.version for one in self.catalog.served.values()]
         return [*models, *self.inspector.versions, *self.router.versions]
-
-
-def policies_of(
-    settings: Settings, catalog: Catalog, router: Router, inspector: Inspector
-) -> Policies:
-    """The policies of ``settings``, of which the rest was loaded."""
-    routing = settings.routing
-    return Policies(
-        settings,
-        catalog,
-        router,
-        inspector,
-        Limits(settings.limits, settings.tenant_limits),
-        OverloadRules(routing.breaker, routing.fallbacks, catalog.facts, catalog.tasks),
-        Kept(routing.outcomes, settings.retention_s),
-    )
 
 
 class InForce:

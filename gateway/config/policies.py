@@ -31,7 +31,7 @@ def load_all(
     router = load_router(settings, catalog.facts)
     compiled = load_policies_of(settings, path)
     inspector = Inspector(compiled, before.inspector if before else None)
-    return policies.policies_of(settings, catalog, router, inspector)
+    return policies.Policies(settings, catalog, router, inspector)
 
 
 def read_policies(settings: Settings, path: Path | None = None) -> Policies:
@@ -59,11 +59,6 @@ def load_policies_of(settings: Settings, path: Path | None = None) -> CompiledPo
         SettingsError: as `read_policies`.
     """
     return compile_policies(read_policies(settings, path), _labels(settings))
-
-
-def load_inspector(settings: Settings, path: Path | None = None) -> Inspector:
-    """The inspector of ``settings``; costs and raises as `load_policies_of`."""
-    return Inspector(load_policies_of(settings, path))
 
 
 def _labels(settings: Settings) -> dict[str, tuple[str, ...]]:

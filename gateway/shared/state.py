@@ -16,7 +16,7 @@ from gateway.shared.answers import AnswerCache
 from gateway.shared.drains import Drains
 from gateway.shared.keys import SharedKeys
 from gateway.shared.peers import HELLO_S, Peers
-from gateway.shared.usage import SharedUsage
+from gateway.shared.usage import KeptCosts, SharedUsage
 from gateway.streaming.registry import Registry
 from sluice.errors import SluiceError
 from sluice.settings import Settings
@@ -72,9 +72,10 @@ class SharedState:
         kept = jetstream.answers_bucket(cache.max_mib * 1024 * 1024, cache.max_age_s)
         self.answers = AnswerCache(cache, self._bucket(kept, opened=cache.enabled), peers)
         self.drains = Drains(gateway_id, self._bucket(jetstream.DRAINS))
-        spending, days = self._bucket(jetstream.SPENDING), self._bucket(jetstream.DAYS)
+        minutes = KeptCosts(usage.spending, self._bucket(jetstream.SPENDING))
+        days = KeptCosts(usage.days, self._bucket(jetstream.DAYS))
         self.usage = SharedUsage(
-            in_force, usage, limiter, spending, days, peers.instance, connected
+            in_force, usage.limits, limiter, minutes, days, peers.instance, connected
         )
 
     async def open(self, client: Client) -> None:

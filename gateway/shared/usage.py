@@ -13,8 +13,7 @@ from typing import Final
 
 from gateway.admission.calls import ClassLimiter
 from gateway.admission.policies import InForce
-from gateway.admission.tenant_limits import RateName
-from gateway.admission.usage import UsageAccounting
+from gateway.admission.tenant_limits import RateName, TenantLimits
 from gateway.routing.budget import Costs, Spending
 from sluice.errors import SluiceError
 from sluice.internal.v1.gateway_pb2 import GatewayHello, MinuteCosts, RateUse
@@ -65,68 +64,59 @@ class KeptCosts:
         return [MinuteCosts(minute=period, costs=costs) for period, costs in own]
 
 
+@dataclass(frozen=True, eq=False)
 class SharedUsage:
     """Exchanges the use of limits and the costs of tenants with the other gateways.
 
-    Args:
+    Attributes:
         instance: of this process.
         connected: whether NATS is reached.
     """
 
-    def __init__(
-        self,
-        in_force: InForce,
-        usage: UsageAccounting,
-        limiter: ClassLimiter,
-        minutes: Bucket,
-        days: Bucket,
-        instance: str,
-        connected: Callable[[], bool],
-    ) -> None:
-        self._in_force = in_force
-        self._limits = usage.limits
-        self._limiter = limiter
-        self._minutes = KeptCosts(usage.spending, minutes)
-        self._days = KeptCosts(usage.days, days)
-        self._instance = instance
-        self._connected = connected
+    in_force: InForce
+    limits: TenantLimits
+    limiter: ClassLimiter
+    minutes: KeptCosts
+    days: KeptCosts
+    instance: str
+    connected: Callable[[], bool]
 
     @property
     def _counted(self) -> list[KeptCosts]:
         """The costs that somebody asks for."""
-        policies = self._in_force.policies
+        policies = self.in_force.policies
         if policies.limits.has_costs:
-            return [self._minutes, self._days]
-        return [self._minutes] if policies.router.has_budgets else []
+            return [self.minutes, self.days]
+        return [self.minutes] if policies.router.has_budgets else []
 
     async def read(self) -> None:
         """Reads what all gateways have spent; raises TransportUnavailable."""
-        for costs in (self._minutes, self._days):
-            await costs.read(self._instance)
+        for costs in (self.minutes, self.days):
+            await costs.read(self.instance)
 
     async def write(self) -> None:
         """Stores what this gateway's requests have cost."""
         try:
             for costs in self._counted:
-                await costs.write(self._instance)
+                await costs.write(self.instance)
         except SluiceError as error:
             _log.warning("the spending of tenants was not stored: %s", error)
 
     def listed(self, tenant: str, currency: str) -> ListTenantsResponse:
         """The use of ``tenant``, or of all that have limits of their own or do something."""
-        own = self._in_force.policies.limits.tenants
-        spent = self._minutes.spending.tenants(time.monotonic())
-        names = [tenant] if tenant else sorted({*own, *self._limiter.tenants, *spent})
+        own = self.in_force.policies.limits.tenants
+        spent = self.minutes.spending.tenants(time.monotonic())
+        names = [tenant] if tenant else sorted({*own, *self.limiter.tenants, *spent})
         return ListTenantsResponse(tenants=map(self._use_of, names), currency=currency)
 
     def _use_of(self, tenant: str) -> TenantUse:
-        limits = self._in_force.policies.limits
-        calls, bulk = self._limits.running(
-            tenant, self._limiter.running(tenant), self._limiter.running(tenant, bulk=True)
+        limits = self.in_force.policies.limits
+        calls, bulk = self.limits.running(
+            tenant, self.limiter.running(tenant), self.limiter.running(tenant, bulk=True)
         )
         uses = [
             LimitUse(name=one.name, limit=one.limit, used=max(0.0, one.used))
-            for one in self._limits.uses(limits, tenant)
+            for one in self.limits.uses(limits, tenant)
         ]
         own = limits.of(tenant)
         for name, limit, used in (
@@ -135,38 +125,38 @@ class SharedUsage:
         ):
             if limit is not None:
                 uses.append(LimitUse(name=name, limit=limit, used=used))
-        cost = self._minutes.spending.spent(tenant, time.monotonic())
+        cost = self.minutes.spending.spent(tenant, time.monotonic())
         return TenantUse(tenant=tenant, running=calls, cost_last_hour=cost, limits=uses)
 
     def tell(self, hello: GatewayHello) -> None:
         """Adds to the next hello what is used here."""
         # A hello is due once a second, connected or not.
-        self._limits.connected(is_connected=self._connected())
+        self.limits.connected(is_connected=self.connected())
         hello.rates.extend(
             RateUse(name=name.to_wire(), taken=taken, asked=asked)
-            for name, taken, asked in self._limits.tell()
+            for name, taken, asked in self.limits.tell()
         )
-        for tenant in self._limiter.tenants:
-            limits = self._in_force.policies.limits.of(tenant)
+        for tenant in self.limiter.tenants:
+            limits = self.in_force.policies.limits.of(tenant)
             if limits.concurrent is not None or limits.concurrent_bulk is not None:
-                hello.running[tenant] = self._limiter.running(tenant)
-                hello.running_bulk[tenant] = self._limiter.running(tenant, bulk=True)
+                hello.running[tenant] = self.limiter.running(tenant)
+                hello.running_bulk[tenant] = self.limiter.running(tenant, bulk=True)
         counted = self._counted
-        if self._minutes in counted:
-            hello.minutes.extend(self._minutes.told())
-            hello.reserved.update(self._minutes.spending.reserved)
-        if self._days in counted:
-            hello.days.extend(self._days.told())
+        if self.minutes in counted:
+            hello.minutes.extend(self.minutes.told())
+            hello.reserved.update(self.minutes.spending.reserved)
+        if self.days in counted:
+            hello.days.extend(self.days.told())
 
     def hear(self, hello: GatewayHello) -> None:
         """Another gateway says what is used there."""
         now, gateway = time.monotonic(), hello.instance
         named = ((RateName.from_wire(one.name), one) for one in hello.rates)
         rates = ((name, one.taken, one.asked) for name, one in named if name is not None)
-        self._limits.told(self._in_force.policies.limits, gateway, rates)
-        self._limits.calls_elsewhere.told(gateway, hello.running, now)
-        self._limits.bulk_elsewhere.told(gateway, hello.running_bulk, now)
-        self._minutes.spending.elsewhere.told(gateway, hello.reserved, now)
-        for kept, told in ((self._minutes, hello.minutes), (self._days, hello.days)):
+        self.limits.told(self.in_force.policies.limits, gateway, rates)
+        self.limits.calls_elsewhere.told(gateway, hello.running, now)
+        self.limits.bulk_elsewhere.told(gateway, hello.running_bulk, now)
+        self.minutes.spending.elsewhere.told(gateway, hello.reserved, now)
+        for kept, told in ((self.minutes, hello.minutes), (self.days, hello.days)):
             for one in told:
                 kept.spending.told(gateway, one.minute, one.costs, now)

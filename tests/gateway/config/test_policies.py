@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.policies import load_inspector, read_policies
+from gateway.config.policies import load_policies_of, read_policies
 from gateway.safety.actions import Action
 from gateway.safety.compiled import rule_names
 from gateway.safety.findings import Severity
+from gateway.safety.inspector import Inspector
 from sluice import settings as configuration
 from sluice.settings import Settings, SettingsError
 
@@ -187,6 +188,6 @@ def test_the_environment_has_its_word(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_labels_choose_the_policy(tmp_path: Path) -> None:
     text = "safety: {policies: {default: {}, b: {default: block}}, choose: [{labels: {k: v}, policy: b}]}"
-    inspector = load_inspector(*load(tmp_path, text))
+    inspector = Inspector(load_policies_of(*load(tmp_path, text)))
     assert inspector.begin("default", {"k": "v"}, []).policy.name == "b"
     assert inspector.begin("default", {}, []).policy.name == "default"

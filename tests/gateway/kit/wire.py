@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from gateway.admission.policies import policies_of
+from gateway.admission.policies import Policies
 from gateway.config.models import load_models
 from gateway.config.policies import load_all, load_policies_of
 from gateway.config.routers import load_router
@@ -211,7 +211,7 @@ async def open_wire(
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     telemetry = provider.get_tracer("test"), metrics
-    policies = policies_of(settings, catalog, router, inspector)
+    policies = Policies(settings, catalog, router, inspector)
     # Of the file only the lines in errors matter.
     served = Gateway(settings, gateway_id, policies, *telemetry, load_all, folder / "config.json")
     async with (
