@@ -109,7 +109,7 @@ class Gateway:
             breakers, self.registry, time.time() - time.monotonic(), time.monotonic
         )
         self._store = RecordStore(
-            settings.records, lambda: in_force.policies.kept, settings.nats.replicas
+            settings.records, lambda: in_force.policies.settings, settings.nats.replicas
         )
         self._overload = OverloadControl(loads, limits.queue_max, breakers)
         self._admission = Admission(in_force, self._overload, self.usage)

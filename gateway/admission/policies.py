@@ -11,7 +11,6 @@ from typing import Final
 from gateway.admission.overload import OverloadRules
 from gateway.admission.tenant_limits import Limits
 from gateway.models.catalog import Catalog
-from gateway.records.store import Kept
 from gateway.routing.router import Router
 from gateway.safety.inspector import Inspector
 from gateway.streaming.registry import Registry
@@ -44,11 +43,6 @@ class Policies:
         """Which models are refused or replaced, and when."""
         routing, catalog = self.settings.routing, self.catalog
         return OverloadRules(routing.breaker, routing.fallbacks, catalog.facts, catalog.tasks)
-
-    @cached_property
-    def kept(self) -> Kept:
-        """Of requests and tenants."""
-        return Kept(self.settings.routing.outcomes, self.settings.retention_s)
 
     @property
     def versions(self) -> list[str]:

@@ -8,9 +8,9 @@ The prompts of a tenant that does not opt in (routing.outcomes.tenants), or has 
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from google.protobuf.message import Message
@@ -27,7 +27,7 @@ from sluice.errors import OutcomesNotKept, RecordUnknown
 from sluice.internal.v1.audit_pb2 import AuditEntry
 from sluice.internal.v1.outcome_pb2 import Outcome
 from sluice.internal.v1.task_pb2 import Task
-from sluice.settings import RecordsSettings
+from sluice.settings import RecordsSettings, Settings
 from sluice.settings.routing import OutcomeSettings
 from sluice.v1 import admin_pb2 as pb
 from sluice.wire import jetstream, subjects
@@ -61,18 +61,6 @@ class Forgotten:
     kept: str
 
 
-@dataclass(frozen=True)
-class Kept:
-    """The part of the policies that says what is kept.
-
-    Attributes:
-        retention_s: what is written of these tenants is kept for so many seconds, at most as long as of others.
-    """
-
-    outcomes: OutcomeSettings = field(default_factory=OutcomeSettings)
-    retention_s: Mapping[str, float] = field(default_factory=dict)
-
-
 class RecordStore:
     """The one owner of `SLUICE_RECORDS`, `SLUICE_AUDIT`, `SLUICE_OUTCOMES` and `SLUICE_EVENTS` in this process.
 
@@ -83,12 +71,12 @@ class RecordStore:
     """
 
     def __init__(
-        self, settings: RecordsSettings, kept: Callable[[], Kept], replicas: int = 1
+        self, settings: RecordsSettings, in_force: Callable[[], Settings], replicas: int = 1
     ) -> None:
-        """``kept``: what is in force when it is called."""
+        """``in_force``: the settings of the policies that hold when it is called."""
         self.dropped = 0
         self._replicas = replicas
-        self._kept = kept
+        self._in_force = in_force
         self._writer = BackgroundWriter(GATHER_S)
         self.audit_writer = BackgroundWriter()
         self._audited: dict[str, tuple[int, int]] = {}
@@ -112,7 +100,7 @@ class RecordStore:
             streams.append(jetstream.audit_stream(*limits))
         for config in streams:
             await self._ensure(config)
-        await self.ensure_outcomes(self._kept().outcomes)
+        await self.ensure_outcomes(self._in_force().routing.outcomes)
 
     async def _ensure(self, config: StreamConfig) -> None:
         try:
@@ -141,13 +129,13 @@ class RecordStore:
         """Queues ``record``; it replaces an earlier one of the same request."""
         if self._settings.enabled:
             subject = subjects.record(record.request_id)
-            self._put(subject, record, self._kept().retention_s.get(record.tenant), replace=True)
+            self._put(subject, record, self._in_force().retention_s(record.tenant), replace=True)
 
     def append_audit(self, entry: AuditEntry) -> None:
         """Queues ``entry``, also without room; it holds all that an earlier one of the same request holds."""
         if self._settings.audit_enabled:
             subject = subjects.audit(entry.tenant, entry.request_id)
-            keep_s = self._kept().retention_s.get(entry.tenant)
+            keep_s = self._in_force().retention_s(entry.tenant)
             payload = entry.SerializeToString()
             self.audit_writer.put(subject, payload, replace=True, keep_s=keep_s)
             self._count_audit(entry.tenant, ENTRY_BYTES + len(subject) + len(payload))
@@ -192,7 +180,7 @@ class RecordStore:
     def write_outcome(self, outcome: Outcome) -> None:
         """Queues ``outcome``; it replaces an earlier one of the same request."""
         subject = subjects.outcome(outcome.tenant, outcome.request_id)
-        self._put(subject, outcome, self._kept().retention_s.get(outcome.tenant), replace=True)
+        self._put(subject, outcome, self._in_force().retention_s(outcome.tenant), replace=True)
 
     def publish_event(self, event: pb.RouterDriftEvent) -> None:
         """Queues ``event`` for operators."""
@@ -210,7 +198,7 @@ class RecordStore:
         record = await self._record_of(request_id)
         _check_tenant(record.tenant, tenant)
         stored = [subjects.grade(request_id)] if self._settings.enabled else []
-        if record.tenant in self._kept().outcomes.tenants:
+        if record.tenant in self._in_force().routing.outcomes.tenants:
             stored.append(subjects.outcome_grade(record.tenant, request_id))
         with answering(_WHAT):
             for subject in stored:
@@ -218,7 +206,7 @@ class RecordStore:
                     subject,
                     pack(grade),
                     timeout=WRITE_S,
-                    msg_ttl=self._kept().retention_s.get(record.tenant),
+                    msg_ttl=self._in_force().retention_s(record.tenant),
                 )
         return record
 
@@ -296,16 +284,20 @@ class RecordStore:
 
     async def _outcome(self, request_id: str) -> Outcome | None:
         """None: nothing is kept, or the tenant does not opt in any more."""
-        if not self._kept().outcomes.tenants:
+        if not self._in_force().routing.outcomes.tenants:
             return None
         data = await self._last(
             subjects.OUTCOMES_STREAM, subjects.outcome(subjects.ANY, request_id)
         )
         outcome = None if data is None else unpack(Outcome, data)
-        return outcome if outcome and outcome.tenant in self._kept().outcomes.tenants else None
+        return (
+            outcome
+            if outcome and outcome.tenant in self._in_force().routing.outcomes.tenants
+            else None
+        )
 
     def _opted_in(self, tenants: Sequence[str]) -> Sequence[str]:
-        kept = self._kept().outcomes.tenants
+        kept = self._in_force().routing.outcomes.tenants
         strange = [tenant for tenant in tenants if tenant not in kept]
         if strange or not kept:
             who = f"of {strange[0]}" if strange else "of any tenant"

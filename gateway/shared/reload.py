@@ -191,7 +191,7 @@ class GatewayReload:
             self._candidate = GatewayHello(candidate=revision)
             await self.shared.peers.hello()
             await self._until_ready(revision)
-            await self.store.ensure_outcomes(loaded.policies.kept.outcomes)
+            await self.store.ensure_outcomes(settings.routing.outcomes)
             record.replaced.extend(self._replaced(known, record.digest))
             taken = await bucket.write(_IN_FORCE, record, last)
         except (TimeoutError, NatsError) as error:

@@ -442,14 +442,10 @@ class Settings(BaseSettings):
         """Shares of the tenants that differ from 1."""
         return {name: tenant.weight for name, tenant in self.tenants.items()}
 
-    @property
-    def retention_s(self) -> dict[str, float]:
-        """Of the tenants that have their own, seconds."""
-        return {
-            name: max(1.0, one.retention_h * 3600)
-            for name, one in self.tenants.items()
-            if one.retention_h is not None
-        }
+    def retention_s(self, tenant: str) -> float | None:
+        """How long what is written of ``tenant`` is kept, seconds; None: as long as of others."""
+        own = self.tenants[tenant].retention_h if tenant in self.tenants else None
+        return None if own is None else max(1.0, own * 3600)
 
     @property
     def tenant_limits(self) -> dict[str, LimitSettings]:

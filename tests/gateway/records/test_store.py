@@ -8,10 +8,10 @@ import nats
 import pytest
 
 from gateway.records import writer
-from gateway.records.store import Kept, RecordStore
+from gateway.records.store import RecordStore
 from sluice.errors import RecordUnknown
 from sluice.internal.v1.audit_pb2 import AuditEntry
-from sluice.settings import RecordsSettings
+from sluice.settings import RecordsSettings, Settings
 from sluice.startup import free_port
 from sluice.v1.admin_pb2 import Grade, RequestRecord
 from sluice.wire import jetstream, subjects
@@ -21,7 +21,7 @@ BOUND_S = 60.0
 
 
 def opened(**records: Any) -> RecordStore:
-    return RecordStore(RecordsSettings(**records), Kept)
+    return RecordStore(RecordsSettings(**records), Settings)
 
 
 async def test_what_is_kept_can_be_found(nats_url: str) -> None:
@@ -169,7 +169,8 @@ async def test_switched_off_nothing_is_kept_and_explain_says_so() -> None:
 
 async def test_a_tenant_with_a_retention_of_its_own_is_kept_for_it(nats_url: str) -> None:
     client = await nats.connect(nats_url)
-    kept = RecordStore(RecordsSettings(), lambda: Kept(retention_s={"short": 1.0}))
+    retained = Settings.model_validate({"tenants": {"short": {"retention_h": 1 / 3600}}})
+    kept = RecordStore(RecordsSettings(), lambda: retained)
     await kept.start(client)
     running = asyncio.ensure_future(kept.run())
     try:
