@@ -8,12 +8,12 @@ import asyncio
 import hashlib
 import json
 import logging
-import os
-import select
 import subprocess
 import sys
+import threading
 import time
 from collections import OrderedDict
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -150,21 +150,16 @@ class _Child:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         answer, until = b"", time.monotonic() + timeout_s
-        try:
+        limit = threading.Timer(timeout_s, self.process.kill)
+        limit.start()
+        with suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps({"kind": kind, "text": text}).encode() + b"\n")
-            poll = select.poll()
-            poll.register(self.process.stdout, select.POLLIN)
-            while not answer.endswith(b"\n"):
-                left_ms = (until - time.monotonic()) * 1000
-                if left_ms <= 0 or not poll.poll(left_ms):
-                    raise TimeoutError
-                piece = os.read(self.process.stdout.fileno(), 65_536)
-                if not piece:
-                    break
-                answer += piece
-        except BrokenPipeError:
-            pass
-        finally:
-            if not answer.endswith(b"\n"):
-                self.close()
-        return answer if answer.endswith(b"\n") else None
+            answer = self.process.stdout.readline()
+        limit.cancel()
+        late = time.monotonic() >= until  # it may have been killed, whatever it has answered
+        if answer.endswith(b"\n") and not late:
+            return answer
+        self.close()
+        if late:
+            raise TimeoutError
+        return None
