@@ -49,6 +49,19 @@ async def test_a_good_constraint_is_compiled_once(checks: ConstraintChecks) -> N
     assert not checks._open
 
 
+async def test_a_constraint_that_no_process_compiles_is_asked_again(
+    checks: ConstraintChecks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask_child(kind: str, text: str) -> None:
+        raise ChildProcessError("none came up")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(checks, "_ask_child", ask_child)
+        with pytest.raises(Overloaded, match="no process compiles constraints: none came up"):
+            await checks.problem("regex", "a+", "acme")
+    assert await checks.problem("regex", "a+", "acme") is None
+
+
 async def test_findings_are_kept_up_to_a_number(
     checks: ConstraintChecks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
