@@ -141,9 +141,7 @@ def validate(
     audio = None
     if request.WhichOneof("input") == "audio":
         audio = audio_of(request, catalog, audio_max_s, found)
-    tools = None
-    if request.tools or request.HasField("tool_choice") or request.HasField("parallel_tool_calls"):
-        tools = tool_use_of(request, found)
+    tools = tool_use_of(request, found)
     if tools is not None:
         conversation = replace(conversation, tools=tools.tools)
     sampling = sampling_of(request.sampling, catalog.max_answer_tokens(request.model), found)
