@@ -122,6 +122,6 @@ class PartEvents:
     def _put(self, delta: pb.Delta, parsed: Parsed) -> None:
         delta.text = parsed.text
         for call in parsed.calls:
-            call_id = self._format.call_id(f"{self._request_id} {self._calls}")
-            delta.tool_calls.add(id=call_id, name=call.name, arguments=call.arguments)
+            call.id = self._format.call_id(f"{self._request_id} {self._calls}")
             self._calls += 1
+        delta.tool_calls.extend(parsed.calls)

@@ -11,24 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 from gateway.tools.formats import ToolFormat
+from sluice.v1.inference_pb2 import ToolCall
 
 _BLANKS: Final = " \t\r\n"
 
 
-@dataclass(frozen=True)
-class FoundCall:
-    """A call; ``arguments`` is a JSON object."""
-
-    name: str
-    arguments: str
-
-
 @dataclass
 class Parsed:
-    """What a piece of the answer completed."""
+    """What a piece of the answer completed; calls have no ids yet."""
 
     text: str = ""
-    calls: list[FoundCall] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
 
 
 class ToolCallParser:
@@ -164,7 +157,7 @@ class ToolCallParser:
             self._blanks = ""
         self._blanks += text[len(shown) :]
 
-    def _call(self, text: str) -> FoundCall | None:
+    def _call(self, text: str) -> ToolCall | None:
         start = text.find("{")
         try:
             value = json.loads(text[start:], parse_constant=_refuse)
@@ -175,7 +168,7 @@ class ToolCallParser:
             dumped.encode()  # halves of surrogate pairs have no UTF-8
         except (ValueError, TypeError, RecursionError):
             return None
-        return FoundCall(str(value["name"]), dumped)
+        return ToolCall(name=value["name"], arguments=dumped)
 
 
 def _possible_start(text: str, opening: str) -> int:

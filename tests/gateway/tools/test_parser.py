@@ -14,9 +14,10 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from gateway.tools.formats import FORMATS, HERMES, LLAMA3, MISTRAL, ToolFormat
 from gateway.tools.grammar import grammar_of
-from gateway.tools.parser import FoundCall, Parsed, ToolCallParser
+from gateway.tools.parser import Parsed, ToolCallParser
 from gateway.tools.tool import Tool, ToolUse
 from sluice.constraints import compile_grammar, lark_grammar, problem_of
+from sluice.v1.inference_pb2 import ToolCall
 
 NAMES = ("now", "weather")
 
@@ -29,13 +30,13 @@ def parse(form: ToolFormat, pieces: Sequence[str], **options: Any) -> Parsed:
     return whole
 
 
-def call(name: str, **arguments: Any) -> FoundCall:
-    return FoundCall(name, json.dumps(arguments, ensure_ascii=False))
+def call(name: str, **arguments: Any) -> ToolCall:
+    return ToolCall(name=name, arguments=json.dumps(arguments, ensure_ascii=False))
 
 
 OSLO = call("weather", city="Oslo")
 NOW = call("now")
-ANSWERS: list[tuple[ToolFormat, str, str, list[FoundCall]]] = [
+ANSWERS: list[tuple[ToolFormat, str, str, list[ToolCall]]] = [
     (HERMES, "", "", []),
     (HERMES, " hello\n", " hello\n", []),
     (
@@ -137,7 +138,7 @@ ANSWERS: list[tuple[ToolFormat, str, str, list[FoundCall]]] = [
 
 
 @pytest.mark.parametrize(("form", "answer", "text", "calls"), ANSWERS)
-def test_answers(form: ToolFormat, answer: str, text: str, calls: list[FoundCall]) -> None:
+def test_answers(form: ToolFormat, answer: str, text: str, calls: list[ToolCall]) -> None:
     assert parse(form, [answer]) == Parsed(text, calls)
     assert parse(form, list(answer)) == Parsed(text, calls), "a character at a time"
 
