@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from typer import BadParameter
+from typer import Argument, BadParameter, Option
 
 from cli import batch_view, options, output
 from cli.batch_run import IdField, InputTemplate, Out, run
@@ -30,30 +30,23 @@ _NATS: Final = "nats://"
 class InputOptions:
     """How the input is written, and where the messages of a subject begin and end."""
 
-    format: Annotated[
-        Literal["auto", "openai", "jsonl", "csv", "parquet"],
-        option("How the input is written."),
-    ] = "auto"
+    format: Literal["auto", "openai", "jsonl", "csv", "parquet"] = option(
+        "auto", "How the input is written."
+    )
     template: InputTemplate = None
     id_field: IdField = ""
-    messages: Annotated[
-        int,
-        option("Of nats://SUBJECT: the input ends after so many.  [default: no end]", min=0),
-    ] = 0
-    idle: Annotated[
-        float,
-        option(
-            "Of nats://SUBJECT: the input ends when none came for so long.  [default: no end]",
-            min=0,
-            metavar="SECONDS",
-        ),
-    ] = 0.0
-    from_sequence: Annotated[
-        int,
-        option(
-            "Of nats://SUBJECT: of the first message in its stream.  [default: the first]", min=0
-        ),
-    ] = 0
+    messages: int = option(
+        0, "Of nats://SUBJECT: the input ends after so many.  [default: no end]", min=0
+    )
+    idle: float = option(
+        0.0,
+        "Of nats://SUBJECT: the input ends when none came for so long.  [default: no end]",
+        min=0,
+        metavar="SECONDS",
+    )
+    from_sequence: int = option(
+        0, "Of nats://SUBJECT: of the first message in its stream.  [default: the first]", min=0
+    )
 
     def fill(self, where: pb.JobInput, source: str) -> Path | None:
         """Says in ``where`` what the input is; returns the path of a file that is to be uploaded."""
@@ -79,28 +72,21 @@ class InputOptions:
 class StageOptions:
     """How long documents are split, and the answers to their parts put together."""
 
-    split: Annotated[
-        int,
-        option(
-            "Long documents: parts of at most so many tokens.  [default: what fits]",
-            min=0,
-            metavar="TOKENS",
-        ),
-    ] = 0
-    overlap: Annotated[
-        int,
-        option(
-            "Of the end of a part that begin the next one; needs --split.", min=0, metavar="TOKENS"
-        ),
-    ] = 0
-    map: Annotated[str, option('The prompt of a part: "Summarize: {text}".', metavar="TEXT")] = ""
-    reduce: Annotated[
-        str,
-        option(
-            'Split documents; the prompt of the answers to the parts: "Put together: {text}".',
-            metavar="TEXT",
-        ),
-    ] = ""
+    split: int = option(
+        0,
+        "Long documents: parts of at most so many tokens.  [default: what fits]",
+        min=0,
+        metavar="TOKENS",
+    )
+    overlap: int = option(
+        0, "Of the end of a part that begin the next one; needs --split.", min=0, metavar="TOKENS"
+    )
+    map: str = option("", 'The prompt of a part: "Summarize: {text}".', metavar="TEXT")
+    reduce: str = option(
+        "",
+        'Split documents; the prompt of the answers to the parts: "Put together: {text}".',
+        metavar="TEXT",
+    )
 
     def stages(self) -> list[pb.JobStage]:
         """Of a job that splits documents; else none."""
@@ -122,18 +108,15 @@ class StageOptions:
 class LimitOptions:
     """When a job ends, is paused or gives an item up, and how fast it runs."""
 
-    deadline: Annotated[
-        float | None, option("The job expires after this time.", metavar="SECONDS")
-    ] = None
-    max_cost: Annotated[float, option("The job is paused at this cost.", min=0)] = 0.0
-    requests_per_minute: Annotated[int, option("", min=0)] = 0
-    tokens_per_minute: Annotated[int, option("", min=0)] = 0
-    concurrency: Annotated[int, option("Items in flight at once.", min=0)] = 0
-    max_bad_lines: Annotated[
-        float | None,
-        option("The job is paused above this share of bad lines.  [default: 0.1]", min=0, max=1),
-    ] = None
-    max_retries: Annotated[int | None, option("Of an item.  [default: 3]", min=0)] = None
+    deadline: float | None = option(None, "The job expires after this time.", metavar="SECONDS")
+    max_cost: float = option(0.0, "The job is paused at this cost.", min=0)
+    requests_per_minute: int = option(0, "", min=0)
+    tokens_per_minute: int = option(0, "", min=0)
+    concurrency: int = option(0, "Items in flight at once.", min=0)
+    max_bad_lines: float | None = option(
+        None, "The job is paused above this share of bad lines.  [default: 0.1]", min=0, max=1
+    )
+    max_retries: int | None = option(None, "Of an item.  [default: 3]", min=0)
 
     def limits(self, item_timeout_s: float | None) -> pb.JobLimits:
         """Those that were given; the others keep their defaults."""
@@ -158,10 +141,9 @@ batch = Commands(
 )
 batch.command()(run)
 
-JobId = Annotated[str, argument("", metavar="JOB", show_default=False)]
+JobId = Annotated[str, Argument(metavar="JOB", show_default=False)]
 MaxDead = Annotated[
-    int,
-    option("With more dead letters than this a completed job is a failure.", min=0),
+    int, Option(help="With more dead letters than this a completed job is a failure.", min=0)
 ]
 _SECRET_VARIABLE: Final = "SLUICE_WEBHOOK_SECRET"
 
@@ -169,31 +151,25 @@ _SECRET_VARIABLE: Final = "SLUICE_WEBHOOK_SECRET"
 @batch.command()
 def submit(
     *,
-    source: Annotated[
-        str,
-        argument(
-            "A file, which is uploaded, or a URL that the mesh opens itself: s3://bucket/file, nats://SUBJECT.",
-            metavar="IN",
-            show_default=False,
-        ),
-    ],
+    source: str = argument(
+        ...,
+        "A file, which is uploaded, or a URL that the mesh opens itself: s3://bucket/file, nats://SUBJECT.",
+        metavar="IN",
+        show_default=False,
+    ),
     chosen: options.BulkSampling,
     out: Out = None,
-    wait: Annotated[bool, option("Return when the job is over.")] = False,
-    watch: Annotated[bool, option("Wait, and show the progress.")] = False,
+    wait: bool = option(False, "Return when the job is over."),
+    watch: bool = option(False, "Wait, and show the progress."),
     given: InputOptions,
     stages: StageOptions,
-    reuse: Annotated[
-        list[str] | None,
-        option("Take this job's answers to identical prompts; may be repeated.", metavar="JOB"),
-    ] = None,
-    name: Annotated[str, option("For people.")] = "",
-    key: Annotated[str, option("The same key and specification are the same job.")] = "",
+    reuse: list[str] | None = option(
+        None, "Take this job's answers to identical prompts; may be repeated.", metavar="JOB"
+    ),
+    name: str = option("", "For people."),
+    key: str = option("", "The same key and specification are the same job."),
     bounds: LimitOptions,
-    webhook: Annotated[
-        str,
-        option(f"Told about the end; ${_SECRET_VARIABLE} signs it.", metavar="URL"),
-    ] = "",
+    webhook: str = option("", f"Told about the end; ${_SECRET_VARIABLE} signs it.", metavar="URL"),
     max_dead: MaxDead = 0,
     client: options.TenantClient,
 ) -> None:
@@ -250,10 +226,9 @@ def watch(
 @batch.command("list")
 def list_jobs(
     *,
-    state: Annotated[
-        list[str] | None,
-        option("Only jobs in this state; may be repeated.", metavar="STATE"),
-    ] = None,
+    state: list[str] | None = option(
+        None, "Only jobs in this state; may be repeated.", metavar="STATE"
+    ),
     client: options.TenantClient,
 ) -> None:
     """List the jobs, newest first."""
@@ -268,12 +243,11 @@ def results(
     *,
     job: JobId,
     out: Out = None,
-    from_index: Annotated[int, option("The first item, from 0.", min=0)] = 0,
-    stage: Annotated[
-        int | None,
-        option("Of a job with stages: of this one.  [default: the last]", min=1),
-    ] = None,
-    follow: Annotated[bool, option("Wait for those that are still to come.")] = False,
+    from_index: int = option(0, "The first item, from 0.", min=0),
+    stage: int | None = option(
+        None, "Of a job with stages: of this one.  [default: the last]", min=1
+    ),
+    follow: bool = option(False, "Wait for those that are still to come."),
     client: options.TenantClient,
 ) -> None:
     """Print the results as OpenAI's batch output, a line each, in the order of the input, dead letters among them.
@@ -311,10 +285,7 @@ def dead_letters(job: JobId, client: options.TenantClient) -> None:
 def retry(
     *,
     job: JobId,
-    reason: Annotated[
-        list[str] | None,
-        option("Only these; may be repeated.", metavar="REASON"),
-    ] = None,
+    reason: list[str] | None = option(None, "Only these; may be repeated.", metavar="REASON"),
     client: options.TenantClient,
 ) -> None:
     """Run the dead letters of a job that is over again."""
@@ -332,10 +303,8 @@ def pause(job: JobId, client: options.TenantClient) -> None:
 def resume(
     *,
     job: JobId,
-    max_cost: Annotated[float | None, option("The new bound of its cost; 0: none.", min=0)] = None,
-    max_bad_lines: Annotated[
-        float | None, option("The new share of bad lines.", min=0, max=1)
-    ] = None,
+    max_cost: float | None = option(None, "The new bound of its cost; 0: none.", min=0),
+    max_bad_lines: float | None = option(None, "The new share of bad lines.", min=0, max=1),
     client: options.TenantClient,
 ) -> None:
     """Continue a paused job where it stopped."""

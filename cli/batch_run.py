@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from typer import Option
+
 from cli import options, output
 from cli.commands import argument, option, wants_json
 from cli.failure import CommandFailed
@@ -20,33 +22,30 @@ if TYPE_CHECKING:
 
 Out = Annotated[
     Path | None,
-    option("Write OpenAI's batch output here, in the order of the input.", metavar="FILE"),
+    Option(help="Write OpenAI's batch output here, in the order of the input.", metavar="FILE"),
 ]
 InputTemplate = Annotated[
-    str | None,
-    option('Makes prompts out of columns: "Summarize: {text}".', metavar="TEXT"),
+    str | None, Option(help='Makes prompts out of columns: "Summarize: {text}".', metavar="TEXT")
 ]
-IdField = Annotated[str, option('The column that names an item.  [default: "id"]', metavar="NAME")]
+IdField = Annotated[
+    str, Option(help='The column that names an item.  [default: "id"]', metavar="NAME")
+]
 
 _INVALID_ARGUMENT = 3
 
 
 def run(
     *,
-    source: Annotated[
-        str,
-        argument("A file, or - for stdin.", metavar="FILE|-", show_default=False),
-    ],
+    source: str = argument(..., "A file, or - for stdin.", metavar="FILE|-", show_default=False),
     chosen: options.BulkSampling,
     out: Out = None,
-    format: Annotated[
-        Literal["auto", "jsonl", "csv", "parquet", "text"],
-        option("How the input is written; text has a prompt a line."),
-    ] = "auto",
+    format: Literal["auto", "jsonl", "csv", "parquet", "text"] = option(
+        "auto", "How the input is written; text has a prompt a line."
+    ),
     template: InputTemplate = None,
     id_field: IdField = "",
     priority: options.Priority = "standard",
-    concurrency: Annotated[int, option("Prompts at once.", min=1, max=1024)] = 64,
+    concurrency: int = option(64, "Prompts at once.", min=1, max=1024),
     client: options.TenantClient,
 ) -> None:
     """Ask all prompts of a file now, and print the answers together, with throughput and tokens.

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 
@@ -20,8 +20,8 @@ CONTEXT_SETTINGS: Final = {"allow_extra_args": True, "ignore_unknown_options": T
 
 def bench(
     context: typer.Context,
-    name: Annotated[str, argument("Which one, such as mesh or chaos.")],
-    runs: Annotated[int | None, option("Interleaved runs of both sides.", min=1)] = None,
+    name: str = argument(..., "Which one, such as mesh or chaos."),
+    runs: int | None = option(None, "Interleaved runs of both sides.", min=1),
 ) -> None:
     """Run a benchmark and print its figures, ours beside a peer's. Its other options: python bench/NAME.py --help."""
     names = known()

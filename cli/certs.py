@@ -4,8 +4,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from typer import Argument
+
 from cli import options, output
-from cli.commands import Commands, Group, argument, option
+from cli.commands import Commands, Group, option
 
 if TYPE_CHECKING:
     from supervisor.certificates import Authority, Issued
@@ -14,10 +16,7 @@ certs = Commands("Make, list and renew certificates.")
 
 
 def _authority(
-    folder: Annotated[
-        Path | None,
-        option("Where they are; default: tls in the state directory."),
-    ] = None,
+    folder: Path | None = option(None, "Where they are; default: tls in the state directory."),
     state_dir: options.StateDir = None,
 ) -> "Authority":
     from supervisor.certificates import Authority
@@ -28,7 +27,7 @@ def _authority(
 
 OfMesh = Annotated["Authority", Group(_authority)]
 Processes = Annotated[
-    list[str] | None, argument("Such as gateway or batcher.", metavar="[PROCESS]...")
+    list[str] | None, Argument(help="Such as gateway or batcher.", metavar="[PROCESS]...")
 ]
 
 
@@ -36,10 +35,9 @@ Processes = Annotated[
 def create(
     *,
     processes: Processes = None,
-    host: Annotated[
-        list[str] | None,
-        option("A name or address beside localhost that they are valid for."),
-    ] = None,
+    host: list[str] | None = option(
+        None, "A name or address beside localhost that they are valid for."
+    ),
     authority: OfMesh,
 ) -> None:
     """Make an authority unless there is one, and a certificate for each process that has none.
@@ -78,11 +76,10 @@ def renew(
 
 @certs.command(with_json=False)
 def nats(
-    tls_folder: Annotated[Path, option("Where nats-server finds its tls.crt, tls.key and ca.crt.")],
-    input_stream: Annotated[
-        list[str] | None,
-        option("One of jobs.input_streams, which jobs read; may be repeated.", metavar="STREAM"),
-    ] = None,
+    tls_folder: Path = option(..., "Where nats-server finds its tls.crt, tls.key and ca.crt."),
+    input_stream: list[str] | None = option(
+        None, "One of jobs.input_streams, which jobs read; may be repeated.", metavar="STREAM"
+    ),
 ) -> None:
     """Print the part of nats-server's configuration that asks for certificates, and says what each process may do.
 

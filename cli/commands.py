@@ -1,43 +1,51 @@
-"""How commands are declared: a parameter that stands for several options, which commands then share; and `--json`."""
+"""How commands are declared: their options, parameters that stand for several options, and `--json`."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar
-from dataclasses import dataclass, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, Final, get_args
 
 import typer
-from typer import Option
-from typer.models import OptionInfo
 
 Command = Callable[..., None]
 
 HELP: Final = {"help_option_names": ["-h", "--help"]}
 """Context settings of every command."""
-_JSON: Final = inspect.Parameter(
-    "as_json",
-    inspect.Parameter.KEYWORD_ONLY,
-    default=False,
-    annotation=Annotated[
-        bool, Option("--json", help="Print JSON for programs instead of text for people.")
-    ],
-)
+_ANNOTATED: Final[Any] = Annotated  # of types that are known when the command is called
 _as_json: ContextVar[bool] = ContextVar("as_json", default=False)
 
 
-def option(about: str, *names: str, **settings: Any) -> Any:
-    """How an option is declared: what it is for, its names where they are not its parameter's, and Typer's settings.
+def option(default: Any, about: str, *names: str, **settings: Any) -> Any:
+    """The default of a parameter, or of a field of a dataclass, that is an option.
 
     A switch that is off by default has no ``--no-`` form.
+
+    Args:
+        about: what it is for.
+        names: unset: that of the parameter.
+        settings: those of Typer.
     """
-    return typer.Option(*names, help=about, **settings)
+    return field(
+        default=default, metadata={"is": typer.Option, "names": names, "help": about, **settings}
+    )
 
 
-def argument(about: str, **settings: Any) -> Any:
-    """The same of an argument."""
-    return typer.Argument(help=about, **settings)
+def argument(default: Any, about: str, **settings: Any) -> Any:
+    """The same of an argument; ``...`` is the default of one that must be there."""
+    return field(
+        default=default, metadata={"is": typer.Argument, "names": (), "help": about, **settings}
+    )
+
+
+_JSON: Final = inspect.Parameter(
+    "as_json",
+    inspect.Parameter.KEYWORD_ONLY,
+    annotation=bool,
+    default=option(False, "Print JSON for programs instead of text for people.", "--json"),
+)
 
 
 def wants_json() -> bool:
@@ -56,11 +64,16 @@ class Group:
     make: Callable[..., Any]
     without: tuple[str, ...] = ()
 
-    @property
-    def offered(self) -> dict[str, inspect.Parameter]:
-        """The options by name."""
-        parameters = inspect.signature(self.make).parameters
-        return {name: one for name, one in parameters.items() if name not in self.without}
+    def parameters(self) -> Iterator[inspect.Parameter]:
+        """The options that are offered."""
+        for one in _parameters(self.make):
+            if one.name not in self.without:
+                yield one
+
+    def made(self, given: dict[str, Any]) -> Any:
+        """What ``make`` makes of its options, which are taken out of ``given``."""
+        kept = {one.name: one.default for one in _parameters(self.make) if one.name in self.without}
+        return self.make(**kept, **{one.name: given.pop(one.name) for one in self.parameters()})
 
 
 def expanded(command: Command, *, with_json: bool = True) -> Command:
@@ -68,21 +81,15 @@ def expanded(command: Command, *, with_json: bool = True) -> Command:
 
     ``with_json`` False: it has no such option.
     """
-    own = inspect.signature(command).parameters
-    groups = {name: group for name, one in own.items() if (group := _group(one.annotation))}
+    own = list(_parameters(command))
+    groups = {one.name: group for one in own if (group := _group(one.annotation))}
     parameters = [
-        one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, mine in own.items()
-        for one in (groups[name].offered.values() if name in groups else (mine,))
+        one
+        for mine in own
+        for one in (groups[mine.name].parameters() if mine.name in groups else (mine,))
     ]
     if with_json:
-        parameters.append(_JSON)
-    for one in parameters:
-        for declared in get_args(one.annotation):
-            # Typer takes the first name for a default, until it reads the annotation.
-            unnamed = isinstance(declared, OptionInfo) and declared.default is ...
-            if one.default is False and unnamed:
-                declared.param_decls = (f"--{one.name.replace('_', '-')}",)
+        parameters.append(_typed(_JSON))
 
     @wraps(command)
     def run(**given: Any) -> None:
@@ -90,7 +97,7 @@ def expanded(command: Command, *, with_json: bool = True) -> Command:
             asked = _as_json.set(with_json and given.pop(_JSON.name))
             opened.callback(_as_json.reset, asked)
             for name, group in groups.items():
-                made = group.make(**{option: given.pop(option) for option in group.offered})
+                made = group.made(given)
                 managed = isinstance(made, AbstractContextManager)
                 given[name] = opened.enter_context(made) if managed else made
             command(**given)
@@ -117,6 +124,29 @@ class Commands(typer.Typer):
             return function
 
         return add
+
+
+def _parameters(make: Callable[..., Any]) -> Iterator[inspect.Parameter]:
+    """The parameters of a function or a dataclass, each with Typer's annotation."""
+    declared = {one.name: one for one in fields(make)} if is_dataclass(make) else {}
+    for name, one in inspect.signature(make).parameters.items():
+        yield _typed(one.replace(default=declared.get(name, one.default)))
+
+
+def _typed(one: inspect.Parameter) -> inspect.Parameter:
+    """A parameter as Typer takes it, only by its name."""
+    declared, annotation, default = one.default, one.annotation, one.default
+    if isinstance(declared, Field):
+        default = (
+            inspect.Parameter.empty if declared.default in (..., MISSING) else declared.default
+        )
+        settings = dict(declared.metadata)
+        if settings:
+            kind, names = settings.pop("is"), settings.pop("names")
+            if default is False and not names:
+                names = (f"--{one.name.replace('_', '-')}",)
+            annotation = _ANNOTATED[annotation, kind(*names, **settings)]
+    return one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
 def _group(annotation: Any) -> Group | None:

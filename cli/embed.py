@@ -35,48 +35,39 @@ class _Text:
 
 
 def _settings(
-    model: Annotated[
-        str, option("An embedding model, if there are several.", "--model", "-m", metavar="NAME")
-    ] = "",
-    prompt_name: Annotated[
-        str, option('Of the model\'s prompt before each text, such as "query".', metavar="NAME")
-    ] = "",
-    dimensions: Annotated[
-        int, option("So many numbers of each embedding; 0: all.", min=0)
-    ] = 0,
-    normalize: Annotated[
-        bool | None, option("Scale embeddings to length 1.  [default: as the model says]")
-    ] = None,
-    truncate: Annotated[
-        bool, option("Cut texts that are too long, instead of failing.")
-    ] = False,
+    model: str = option(
+        "", "An embedding model, if there are several.", "--model", "-m", metavar="NAME"
+    ),
+    prompt_name: str = option(
+        "", 'Of the model\'s prompt before each text, such as "query".', metavar="NAME"
+    ),
+    dimensions: int = option(0, "So many numbers of each embedding; 0: all.", min=0),
+    normalize: bool | None = option(
+        None, "Scale embeddings to length 1.  [default: as the model says]"
+    ),
+    truncate: bool = option(False, "Cut texts that are too long, instead of failing."),
     priority: options.Priority = "standard",
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """As `Client.embed` takes them."""
     return locals()
 
 
 def embed(
     *,
-    file: Annotated[
-        str,
-        argument('Texts, one a line, or JSON objects, one a line; "-" reads stdin.', metavar="FILE"),
-    ],
-    out: Annotated[
-        Path | None,
-        option(
-            "Where to write: .npy for an array of numpy, else JSON lines.  [default: stdout]",
-            "--output",
-            "-o",
-            metavar="OUT",
-        ),
-    ] = None,
-    field: Annotated[
-        str, option("The field of JSON objects that holds the text.", metavar="NAME")
-    ] = "text",
+    file: str = argument(
+        ..., 'Texts, one a line, or JSON objects, one a line; "-" reads stdin.', metavar="FILE"
+    ),
+    out: Path | None = option(
+        None,
+        "Where to write: .npy for an array of numpy, else JSON lines.  [default: stdout]",
+        "--output",
+        "-o",
+        metavar="OUT",
+    ),
+    field: str = option("text", "The field of JSON objects that holds the text.", metavar="NAME"),
     settings: Annotated[dict[str, Any], Group(_settings)],
     client: options.TenantClient,
-) -> None:  # fmt: skip
+) -> None:
     """Embed the texts of a file, and write their embeddings in the order of the texts.
 
     A JSON line has index, id (where the object had one), tokens and embedding. Empty lines are no texts. A file appears

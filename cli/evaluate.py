@@ -39,15 +39,13 @@ _OUTCOME_COLUMNS: Final = ("prompt_id", "prompt", "weak", "strong", "weak_respon
 class QuestionOptions:
     """Which questions are asked."""
 
-    n: Annotated[int, option("Questions per kind and level.", min=1)] = 20
-    seed: Annotated[int, option("Chooses the questions.")] = 1
-    questions: Annotated[
-        Path | None,
-        option(
-            "Ask these instead: prompt, answer, optionally prompt_id, kind, level, max_tokens.",
-            metavar="FILE.csv",
-        ),
-    ] = None
+    n: int = option(20, "Questions per kind and level.", min=1)
+    seed: int = option(1, "Chooses the questions.")
+    questions: Path | None = option(
+        None,
+        "Ask these instead: prompt, answer, optionally prompt_id, kind, level, max_tokens.",
+        metavar="FILE.csv",
+    )
 
     def load(self, side: Split) -> list[Question]:
         """Those of the file, or support tasks of ``side``."""
@@ -66,51 +64,40 @@ class QuestionOptions:
 class OutcomeOptions:
     """Which two models are compared, and where their outcomes go."""
 
-    outcomes: Annotated[
-        Path | None,
-        option(
-            "Ask --weak and --strong training questions; write outcomes for `sluice router train`.",
-            metavar="FILE.csv",
-        ),
-    ] = None
-    weak: Annotated[str, option("The small model of outcomes.", metavar="NAME")] = "small"
-    strong: Annotated[
-        str, option("The large model; others are compared with it.", metavar="NAME")
-    ] = "large"
+    outcomes: Path | None = option(
+        None,
+        "Ask --weak and --strong training questions; write outcomes for `sluice router train`.",
+        metavar="FILE.csv",
+    )
+    weak: str = option("small", "The small model of outcomes.", metavar="NAME")
+    strong: str = option("large", "The large model; others are compared with it.", metavar="NAME")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GoldenOptions:
     """References, and what is compared with them."""
 
-    golden: Annotated[
-        Path | None,
-        option(
-            "Score answers against the references of a JSONL or CSV file (docs/use/evaluation.md).",
-            metavar="FILE",
-        ),
-    ] = None
-    compare: Annotated[
-        tuple[str, str] | None,
-        option(
-            "--golden: two models, or files that `sluice batch` wrote, side by side.", metavar="A B"
-        ),
-    ] = None
-    floor: Annotated[
-        list[str] | None,
-        option(
-            "--golden: fail below; exact, f1, bleu, rouge_l. Of the last model. May be repeated.",
-            metavar="METRIC=X",
-        ),
-    ] = None
+    golden: Path | None = option(
+        None,
+        "Score answers against the references of a JSONL or CSV file (docs/use/evaluation.md).",
+        metavar="FILE",
+    )
+    compare: tuple[str, str] | None = option(
+        None,
+        "--golden: two models, or files that `sluice batch` wrote, side by side.",
+        metavar="A B",
+    )
+    floor: list[str] | None = option(
+        None,
+        "--golden: fail below; exact, f1, bleu, rouge_l. Of the last model. May be repeated.",
+        metavar="METRIC=X",
+    )
 
 
 def _greedy(
     label: options.Label = None,
-    accept_replace: Annotated[
-        bool, option("A cascade may take back what it has streamed.")
-    ] = False,
-    timeout: Annotated[float, option("Deadline of each answer.", metavar="SECONDS")] = 120.0,
+    accept_replace: bool = option(False, "A cascade may take back what it has streamed."),
+    timeout: float = option(120.0, "Deadline of each answer.", metavar="SECONDS"),
 ) -> GenerateOptions:
     return {
         "temperature": 0.0,
@@ -124,16 +111,17 @@ def _greedy(
 def evaluate(
     *,
     asked: QuestionOptions,
-    model: Annotated[
-        list[str] | None,
-        option(
-            'May be repeated.  [default: every model, and "auto"]', "--model", "-m", metavar="NAME"
-        ),
-    ] = None,
+    model: list[str] | None = option(
+        None,
+        'May be repeated.  [default: every model, and "auto"]',
+        "--model",
+        "-m",
+        metavar="NAME",
+    ),
     pair: OutcomeOptions,
     references: GoldenOptions,
     given: Annotated[GenerateOptions, Group(_greedy)],
-    concurrency: Annotated[int, option("Questions that are asked at once.", min=1)] = 16,
+    concurrency: int = option(16, "Questions that are asked at once.", min=1),
     tenant: options.Tenant = None,
     address: options.Address = options.ADDRESS,
 ) -> None:

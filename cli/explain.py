@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC
 from typing import Annotated, Final
 
+from typer import Argument
+
 from cli import options, output
 from cli.commands import argument, option
 from sluice.v1 import admin_pb2 as pb
@@ -14,7 +16,9 @@ from sluice.v1.safety_pb2 import SafetyAction
 from sluice.wire.clock import ms_of
 from sluice.wire.enums import word_of
 
-RequestId = Annotated[str, argument("As `sluice generate --json` prints it.", metavar="REQUEST_ID")]
+RequestId = Annotated[
+    str, Argument(help="As `sluice generate --json` prints it.", metavar="REQUEST_ID")
+]
 
 _GUARD = "guard."
 _HOPS = ("safety", "route", "tokenize", "publish", "queue", "batch", "prefill", "decode")
@@ -23,10 +27,7 @@ _HOPS = ("safety", "route", "tokenize", "publish", "queue", "batch", "prefill", 
 def explain(
     *,
     request_id: RequestId,
-    audit: Annotated[
-        bool,
-        option("Show the entry of the audit instead; it is kept longer."),
-    ] = False,
+    audit: bool = option(False, "Show the entry of the audit instead; it is kept longer."),
     client: options.OperatorClient,
 ) -> None:
     """Show the decisions about a request: findings, route, batch, worker, tokens, cost. No text is kept."""
@@ -39,7 +40,7 @@ def explain(
 def feedback(
     *,
     request_id: RequestId,
-    grade: Annotated[float, argument("0 is useless, 1 is right.")],
+    grade: float = argument(..., "0 is useless, 1 is right."),
     client: options.OperatorClient,
 ) -> None:
     """Grade an answer. A later grade of the same request replaces an earlier one."""

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
 
 from typer import BadParameter
 
@@ -16,35 +15,26 @@ from sluice.errors import InputInvalid, InvalidRequest, SluiceError
 
 def generate(
     *,
-    prompt: Annotated[
-        str,
-        argument(
-            'The prompt; "-" reads it from stdin, less a final line break unless --raw is given.',
-            metavar="PROMPT",
-        ),
-    ],
+    prompt: str = argument(
+        ...,
+        'The prompt; "-" reads it from stdin, less a final line break unless --raw is given.',
+        metavar="PROMPT",
+    ),
     chosen: options.Sampling,
-    logprobs: Annotated[
-        int | None,
-        option("Alternatives per token with their log-probabilities; needs --json."),
-    ] = None,
-    raw: Annotated[bool, option("Give the prompt to the model without chat template.")] = False,
-    n: Annotated[
-        int,
-        option("So many answers; they differ above --temperature 0.", min=1, max=16),
-    ] = 1,
-    tool: Annotated[
-        list[str] | None,
-        option(
-            "A function that the model may call, as JSON: name, description, parameters; or a list of them, or "
-            "OpenAI's form. May be repeated.",
-            metavar="FILE|TEXT",
-        ),
-    ] = None,
-    tool_choice: Annotated[
-        str | None,
-        option("Whether, or which, tool is called.", metavar="none|auto|required|NAME"),
-    ] = None,
+    logprobs: int | None = option(
+        None, "Alternatives per token with their log-probabilities; needs --json."
+    ),
+    raw: bool = option(False, "Give the prompt to the model without chat template."),
+    n: int = option(1, "So many answers; they differ above --temperature 0.", min=1, max=16),
+    tool: list[str] | None = option(
+        None,
+        "A function that the model may call, as JSON: name, description, parameters; or a list of them, or "
+        "OpenAI's form. May be repeated.",
+        metavar="FILE|TEXT",
+    ),
+    tool_choice: str | None = option(
+        None, "Whether, or which, tool is called.", metavar="none|auto|required|NAME"
+    ),
     client: options.TenantClient,
 ) -> None:
     """Ask for one answer, and print it as it comes.
@@ -76,9 +66,7 @@ def generate(
 
 def chat(
     *,
-    system: Annotated[
-        str | None, option("Instructions for the model before the first turn.")
-    ] = None,
+    system: str | None = option(None, "Instructions for the model before the first turn."),
     chosen: options.Sampling,
     client: options.TenantClient,
 ) -> None:
@@ -150,26 +138,25 @@ def _piped_lines() -> Iterator[str]:
 
 def transcribe(
     *,
-    file: Annotated[
-        str,
-        argument('A WAV file: 16 kHz, one channel, 16 bits; "-" reads stdin.', metavar="FILE"),
-    ],
-    language: Annotated[
-        str,
-        option('That is spoken, such as "en".  [default: the model finds it]', "--language", "-l", metavar="CODE"),
-    ] = "",
-    prompt: Annotated[
-        str,
-        option("What comes before, with the names and spelling wanted.", metavar="TEXT"),
-    ] = "",
-    translate: Annotated[
-        bool, option("Translate into English.")
-    ] = False,
+    file: str = argument(
+        ..., 'A WAV file: 16 kHz, one channel, 16 bits; "-" reads stdin.', metavar="FILE"
+    ),
+    language: str = option(
+        "",
+        'That is spoken, such as "en".  [default: the model finds it]',
+        "--language",
+        "-l",
+        metavar="CODE",
+    ),
+    prompt: str = option(
+        "", "What comes before, with the names and spelling wanted.", metavar="TEXT"
+    ),
+    translate: bool = option(False, "Translate into English."),
     model: options.Model = options.MODEL,
     priority: options.Priority = "interactive",
     temperature: options.Temperature = None,
     client: options.TenantClient,
-) -> None:  # fmt: skip
+) -> None:
     """Write down the speech in a file, and print it as it comes.
 
     With --json prints one object when the text is complete, as `sluice generate` does. Ctrl-C cancels the request in

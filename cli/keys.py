@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from typer import Argument
+
 from cli import options, output
 from cli.commands import Commands, Group, argument, option, wants_json
 from cli.failure import CommandFailed
@@ -30,7 +32,7 @@ NAME_CHARS_MAX: Final = 64
 
 keys = Commands("Make, list, replace and revoke API keys.")
 
-KeyId = Annotated[str, argument("Of `sluice keys list`.", metavar="ID")]
+KeyId = Annotated[str, Argument(help="Of `sluice keys list`.", metavar="ID")]
 
 
 class Keys:
@@ -76,10 +78,9 @@ class Keys:
 
 @contextmanager
 def _keys(
-    config: Annotated[
-        Path | None,
-        option("YAML file of the mesh; unset: SLUICE_NATS__URL, or the mesh of the state folder."),
-    ] = None,
+    config: Path | None = option(
+        None, "YAML file of the mesh; unset: SLUICE_NATS__URL, or the mesh of the state folder."
+    ),
     state_dir: options.StateDir = None,
 ) -> Iterator[Keys]:
     from sluice.wire import jetstream
@@ -107,19 +108,16 @@ OfMesh = Annotated[Keys, Group(_keys)]
 @keys.command()
 def create(
     *,
-    tenant: Annotated[str, argument("Whose calls it makes.", metavar="TENANT")],
-    role: Annotated[
-        list[str] | None,
-        option("caller, operator or auditor; may be repeated.  [default: caller]"),
-    ] = None,
-    name: Annotated[str, option("For people.")] = "",
-    expires_days: Annotated[
-        float | None, option("Refused after so many days.  [default: never]", min=0)
-    ] = None,
-    requests_per_minute: Annotated[
-        float, option("Its own limit, beside those of its tenant.", min=0)
-    ] = 0.0,
-    tokens_per_minute: Annotated[float, option("The same of tokens.", min=0)] = 0.0,
+    tenant: str = argument(..., "Whose calls it makes.", metavar="TENANT"),
+    role: list[str] | None = option(
+        None, "caller, operator or auditor; may be repeated.  [default: caller]"
+    ),
+    name: str = option("", "For people."),
+    expires_days: float | None = option(
+        None, "Refused after so many days.  [default: never]", min=0
+    ),
+    requests_per_minute: float = option(0.0, "Its own limit, beside those of its tenant.", min=0),
+    tokens_per_minute: float = option(0.0, "The same of tokens.", min=0),
     mine: OfMesh,
 ) -> None:
     """Make a key. It is printed once, and stored nowhere: only its hash is.
@@ -147,7 +145,7 @@ def create(
 @keys.command("list")
 def list_(
     *,
-    tenant: Annotated[str | None, option("Those of one tenant.")] = None,
+    tenant: str | None = option(None, "Those of one tenant."),
     mine: OfMesh,
 ) -> None:
     """List the keys: whose they are, what they may do, and until when."""
@@ -161,7 +159,7 @@ def list_(
 def rotate(
     *,
     key_id: KeyId,
-    overlap_s: Annotated[float, option("How long the old key still works.", min=0)] = 3600.0,
+    overlap_s: float = option(3600.0, "How long the old key still works.", min=0),
     mine: OfMesh,
 ) -> None:
     """Make a new key in place of one, which works for another hour."""

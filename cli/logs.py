@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 from typer import BadParameter
 
@@ -24,21 +24,16 @@ _COLOURS: Final = {"warning": "\x1b[33m", "error": "\x1b[31m"}
 
 
 def logs(
-    processes: Annotated[
-        list[str] | None,
-        argument(
-            'As `sluice status` names them; "gateway" also means "gateway.1".', metavar="PROCESS..."
-        ),
-    ] = None,
-    level: Annotated[Level, option("This level and above.")] = "debug",
-    request: Annotated[
-        str, option("Only lines about this request, or this trace.", metavar="ID")
-    ] = "",
-    since: Annotated[str, option("Not older than 30s, 10m, 2h or 1d.", metavar="TIME")] = "",
-    tail: Annotated[int, option("The last so many events; 0: all.", min=0)] = 100,
-    follow: Annotated[
-        bool, option("Go on with what is written, until Ctrl-C.", "--follow", "-f")
-    ] = False,
+    processes: list[str] | None = argument(
+        None,
+        'As `sluice status` names them; "gateway" also means "gateway.1".',
+        metavar="PROCESS...",
+    ),
+    level: Level = option("debug", "This level and above."),
+    request: str = option("", "Only lines about this request, or this trace.", metavar="ID"),
+    since: str = option("", "Not older than 30s, 10m, 2h or 1d.", metavar="TIME"),
+    tail: int = option(100, "The last so many events; 0: all.", min=0),
+    follow: bool = option(False, "Go on with what is written, until Ctrl-C.", "--follow", "-f"),
     state_dir: options.StateDir = None,
 ) -> None:
     """Show the logs of the mesh's processes, in the order of time. With --json one object a line."""

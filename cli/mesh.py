@@ -83,19 +83,12 @@ OfMesh = Annotated["StateDir", Group(_state_of)]
 
 def up(
     *,
-    config: Annotated[
-        Path | None, option("YAML file; without one the shipped tiers are served.")
-    ] = None,
-    address: Annotated[
-        str | None, option("HOST:PORT of the gateway; port 0 takes a free one.")
-    ] = None,
-    http: Annotated[
-        str | None,
-        option("HOST:PORT of OpenAI's API, default 127.0.0.1:8000; or off."),
-    ] = None,
+    config: Path | None = option(None, "YAML file; without one the shipped tiers are served."),
+    address: str | None = option(None, "HOST:PORT of the gateway; port 0 takes a free one."),
+    http: str | None = option(None, "HOST:PORT of OpenAI's API, default 127.0.0.1:8000; or off."),
     state: OfMesh,
-    detach: Annotated[bool, option("Return when it is ready.")] = False,
-    secure: Annotated[bool, option("Encrypt everything with certificates of its own.")] = False,
+    detach: bool = option(False, "Return when it is ready."),
+    secure: bool = option(False, "Encrypt everything with certificates of its own."),
 ) -> None:
     """Start nats-server, tritonserver, batcher and gateway, and keep them up until Ctrl-C."""
     if detach:
@@ -134,10 +127,9 @@ def down(state: OfMesh) -> None:
 
 def reload(
     *,
-    config: Annotated[
-        Path | None,
-        option("YAML file; without one word lists and model folders are read again."),
-    ] = None,
+    config: Path | None = option(
+        None, "YAML file; without one word lists and model folders are read again."
+    ),
     state: OfMesh,
 ) -> None:
     """Change models, policies and limits of the running mesh; requests in flight keep what they began with.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, cast
 
-from typer import BadParameter
+from typer import BadParameter, Option
 
 from cli.commands import Group, option
 from sluice.client import Client
@@ -16,35 +16,36 @@ from sluice.errors import InvalidRequest
 
 Address = Annotated[
     str,
-    option(
-        "Address of the gateway, or of several with commas between them.",
+    Option(
+        help="Address of the gateway, or of several with commas between them.",
         envvar=ADDRESS_VARIABLE,
         metavar="HOST:PORT",
     ),
 ]
 Model = Annotated[
     str,
-    option('A name out of `sluice models`, or "auto" to route.', "--model", "-m", metavar="NAME"),
+    Option(
+        "--model", "-m", help='A name out of `sluice models`, or "auto" to route.', metavar="NAME"
+    ),
 ]
 Priority = Annotated[
-    PriorityName,
-    option("Urgency class: who is served first when workers are busy."),
+    PriorityName, Option(help="Urgency class: who is served first when workers are busy.")
 ]
 Temperature = Annotated[
     float | None,
-    option("0 takes the most probable token, up to 2 draws freely.  [default: 0]"),
+    Option(help="0 takes the most probable token, up to 2 draws freely.  [default: 0]"),
 ]
 Label = Annotated[
     list[str] | None,
-    option("For routing rules and accounting; may be repeated.", metavar="KEY=VALUE"),
+    Option(help="For routing rules and accounting; may be repeated.", metavar="KEY=VALUE"),
 ]
 Tenant = Annotated[
     str | None,
-    option("Who asks and pays.  [default: default]", envvar="SLUICE_TENANT", metavar="NAME"),
+    Option(help="Who asks and pays.  [default: default]", envvar="SLUICE_TENANT", metavar="NAME"),
 ]
 StateDir = Annotated[
     Path | None,
-    option("Logs, state and tasks of a mesh on this machine; default $SLUICE_STATE_DIR."),
+    Option(help="Logs, state and tasks of a mesh on this machine; default $SLUICE_STATE_DIR."),
 ]
 
 ADDRESS = DEFAULT_ADDRESS
@@ -108,65 +109,45 @@ def _json_text(given: str, option: str) -> str:
 def _sampling(
     model: Model = MODEL,
     priority: Priority = "interactive",
-    max_tokens: Annotated[
-        int | None,
-        option("Largest number of tokens of the answer.  [default: what fits]"),
-    ] = None,
+    max_tokens: int | None = option(
+        None, "Largest number of tokens of the answer.  [default: what fits]"
+    ),
     temperature: Temperature = None,
-    top_p: Annotated[
-        float | None,
-        option("Draw from the smallest set of tokens with this probability.  [default: 1]"),
-    ] = None,
-    top_k: Annotated[
-        int | None, option("Draw from this many tokens; 0 is no limit.  [default: 0]")
-    ] = None,
-    min_p: Annotated[
-        float | None,
-        option(
-            "Draw from the tokens at least this many times as probable as the first.  [default: 0]"
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, option("Makes draws repeatable.  [default: the gateway picks one]")
-    ] = None,
-    stop: Annotated[
-        list[str] | None,
-        option("A string that ends the answer; may be repeated.", metavar="TEXT"),
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None,
-        option("Above 1 makes tokens that occurred less likely.  [default: 1]"),
-    ] = None,
-    presence_penalty: Annotated[
-        float | None,
-        option("Taken off the logits of tokens of the answer.  [default: 0]"),
-    ] = None,
-    frequency_penalty: Annotated[
-        float | None,
-        option("The same, times how often the token occurred.  [default: 0]"),
-    ] = None,
-    min_tokens: Annotated[
-        int | None, option("The model cannot end its answer before.  [default: 0]")
-    ] = None,
-    json_schema: Annotated[
-        str | None,
-        option("A JSON schema: the answer is JSON that it accepts.", metavar="FILE|TEXT"),
-    ] = None,
-    regex: Annotated[
-        str | None,
-        option("A regular expression that the whole answer matches.", metavar="TEXT"),
-    ] = None,
+    top_p: float | None = option(
+        None, "Draw from the smallest set of tokens with this probability.  [default: 1]"
+    ),
+    top_k: int | None = option(None, "Draw from this many tokens; 0 is no limit.  [default: 0]"),
+    min_p: float | None = option(
+        None,
+        "Draw from the tokens at least this many times as probable as the first.  [default: 0]",
+    ),
+    seed: int | None = option(None, "Makes draws repeatable.  [default: the gateway picks one]"),
+    stop: list[str] | None = option(
+        None, "A string that ends the answer; may be repeated.", metavar="TEXT"
+    ),
+    repetition_penalty: float | None = option(
+        None, "Above 1 makes tokens that occurred less likely.  [default: 1]"
+    ),
+    presence_penalty: float | None = option(
+        None, "Taken off the logits of tokens of the answer.  [default: 0]"
+    ),
+    frequency_penalty: float | None = option(
+        None, "The same, times how often the token occurred.  [default: 0]"
+    ),
+    min_tokens: int | None = option(None, "The model cannot end its answer before.  [default: 0]"),
+    json_schema: str | None = option(
+        None, "A JSON schema: the answer is JSON that it accepts.", metavar="FILE|TEXT"
+    ),
+    regex: str | None = option(
+        None, "A regular expression that the whole answer matches.", metavar="TEXT"
+    ),
     label: Label = None,
-    timeout: Annotated[
-        float | None,
-        option("Deadline of an answer.  [default: the gateway's]", metavar="SECONDS"),
-    ] = None,
-    allow_degraded: Annotated[
-        bool,
-        option(
-            "A smaller model may answer when the chosen one could not before the deadline.",
-        ),
-    ] = False,
+    timeout: float | None = option(
+        None, "Deadline of an answer.  [default: the gateway's]", metavar="SECONDS"
+    ),
+    allow_degraded: bool = option(
+        False, "A smaller model may answer when the chosen one could not before the deadline."
+    ),
 ) -> GenerateOptions:
     """Those of the options that were set (are not None), as the client takes them."""
     given = {**locals(), "stop": stop or None, "labels": labels_of(label), "timeout_s": timeout}

@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 from typing import Annotated, Final, NoReturn
 
+from typer import Option
+
 from cli.commands import option
 
 TRITON_PORT: Final = 8001
@@ -16,8 +18,10 @@ _NEEDED: Final = {
 }
 """Of the extra that a process needs, modules that no other extra installs."""
 
-Config = Annotated[Path, option("YAML file with nats.url; shared by all processes of the mesh.")]
-Id = Annotated[str | None, option("Name of this process; default: a random one.", "--id")]
+Config = Annotated[
+    Path, Option(help="YAML file with nats.url; shared by all processes of the mesh.")
+]
+Id = Annotated[str | None, Option("--id", help="Name of this process; default: a random one.")]
 
 
 def gateway(config: Config, id: Id = None) -> None:
@@ -36,15 +40,12 @@ def jobs(config: Config, id: Id = None) -> None:
 
 
 def worker(
-    config: Annotated[Path, option("YAML file; its models are served.")],
-    host: Annotated[
-        str, option("Address to listen on; there are no credentials on this port.")
-    ] = "127.0.0.1",
-    port: Annotated[int | None, option("gRPC port; default triton.port, else 8001.")] = None,
-    tritonserver: Annotated[
-        str | None,
-        option("A tritonserver by its path or name; default that of the wheel."),
-    ] = None,
+    config: Path = option(..., "YAML file; its models are served."),
+    host: str = option("127.0.0.1", "Address to listen on; there are no credentials on this port."),
+    port: int | None = option(None, "gRPC port; default triton.port, else 8001."),
+    tritonserver: str | None = option(
+        None, "A tritonserver by its path or name; default that of the wheel."
+    ),
 ) -> None:
     """Run a model worker in the foreground until SIGTERM, without a gateway, batcher or NATS."""
     import asyncio

@@ -5,7 +5,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 from cli import failure, options, output
 from cli.commands import option
@@ -20,14 +20,12 @@ CONNECT_S: Final = 5.0
 
 
 def record(
-    out: Annotated[Path, option("File to write; one that exists is replaced.")],
-    seconds: Annotated[float, option("How long new requests are recorded.", min=0.1)] = 60.0,
-    settle: Annotated[
-        float, option("How long to wait then for their ends, seconds.", min=0)
-    ] = 30.0,
-    nats_url: Annotated[
-        str | None, option("NATS of the mesh; unset: of the mesh of the state folder.")
-    ] = None,
+    out: Path = option(..., "File to write; one that exists is replaced."),
+    seconds: float = option(60.0, "How long new requests are recorded.", min=0.1),
+    settle: float = option(30.0, "How long to wait then for their ends, seconds.", min=0),
+    nats_url: str | None = option(
+        None, "NATS of the mesh; unset: of the mesh of the state folder."
+    ),
     state_dir: options.StateDir = None,
 ) -> None:
     """Record the requests of a running mesh: arrival time, lengths, class and tenant. No text, no tokens.

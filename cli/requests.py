@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Final
 
-from typer import BadParameter
+from typer import BadParameter, Option
 
 from cli import options, output
 from cli.commands import argument, option
@@ -17,14 +17,14 @@ from sluice.wire.enums import word_of
 _POLL_S: Final = 0.5
 ROWS_OF_WORKER: Final = ("sluice.worker.running", "sluice.worker.waiting")
 
-OfTenant = Annotated[str, option("Of this tenant.", metavar="NAME")]
+OfTenant = Annotated[str, Option(help="Of this tenant.", metavar="NAME")]
 
 
 def requests(
     *,
     tenant: OfTenant = "",
-    model: Annotated[str, option("Of this model.", "--model", "-m", metavar="NAME")] = "",
-    limit: Annotated[int, option("The oldest so many.", min=1, max=1000)] = 100,
+    model: str = option("", "Of this model.", "--model", "-m", metavar="NAME"),
+    limit: int = option(100, "The oldest so many.", min=1, max=1000),
     client: options.OperatorClient,
 ) -> None:
     """List the requests that run now, the oldest first, of all gateways."""
@@ -49,10 +49,10 @@ def requests(
 
 def cancel(
     *,
-    request_ids: Annotated[
-        list[str] | None, argument("As `sluice requests` says.", metavar="REQUEST_ID...")
-    ] = None,
-    tenant: Annotated[str, option("All requests of this tenant instead.", metavar="NAME")] = "",
+    request_ids: list[str] | None = argument(
+        None, "As `sluice requests` says.", metavar="REQUEST_ID..."
+    ),
+    tenant: str = option("", "All requests of this tenant instead.", metavar="NAME"),
     client: options.OperatorClient,
 ) -> None:
     """Cancel running requests, or all of a tenant: their callers get the error CANCELLED.
@@ -81,13 +81,10 @@ def cancel(
 
 def drain(
     *,
-    model: Annotated[str, argument("", metavar="MODEL")],
-    worker: Annotated[str, argument("HOST:PORT/NAME, as `sluice top` shows it.", metavar="WORKER")],
-    undo: Annotated[bool, option("Put it back into service.")] = False,
-    wait: Annotated[
-        float,
-        option("Wait until no row is left in it.", metavar="SECONDS", min=0),
-    ] = 0,
+    model: str = argument(..., "", metavar="MODEL"),
+    worker: str = argument(..., "HOST:PORT/NAME, as `sluice top` shows it.", metavar="WORKER"),
+    undo: bool = option(False, "Put it back into service."),
+    wait: float = option(0, "Wait until no row is left in it.", metavar="SECONDS", min=0),
     client: options.OperatorClient,
 ) -> None:
     """Take a worker out of service: it gets no new rows, and those in it run to their end.

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cli import options, output
 from cli.commands import argument, option
@@ -34,23 +34,15 @@ MORE: Final = (
 class MeshOutcomes:
     """Which outcomes of which mesh; no tenants stand for all, no hours for all the time that they are kept."""
 
-    from_mesh: Annotated[
-        bool,
-        option("train: also from what the mesh has kept of its traffic."),
-    ] = False
-    tenant: Annotated[
-        list[str] | None,
-        option("--from-mesh: of this tenant; may be repeated.", metavar="NAME"),
-    ] = None
-    hours: Annotated[float | None, option("--from-mesh: of so many hours until now.", min=0)] = None
-    pair: Annotated[
-        str | None,
-        option("--from-mesh: of these two models.", metavar="WEAK/STRONG"),
-    ] = None
-    keep: Annotated[
-        Path | None,
-        option("--from-mesh: write the rows that have both sides as OUTCOMES.csv.", metavar="FILE"),
-    ] = None
+    from_mesh: bool = option(False, "train: also from what the mesh has kept of its traffic.")
+    tenant: list[str] | None = option(
+        None, "--from-mesh: of this tenant; may be repeated.", metavar="NAME"
+    )
+    hours: float | None = option(None, "--from-mesh: of so many hours until now.", min=0)
+    pair: str | None = option(None, "--from-mesh: of these two models.", metavar="WEAK/STRONG")
+    keep: Path | None = option(
+        None, "--from-mesh: write the rows that have both sides as OUTCOMES.csv.", metavar="FILE"
+    )
     address: options.Address = options.ADDRESS
 
     def fetch(self) -> "list[StreamOutcomesResponse]":
@@ -75,14 +67,11 @@ class MeshOutcomes:
 class TrainingOptions:
     """How it is learned."""
 
-    cascade: Annotated[bool, option("Read weak_response as well; every row must have it.")] = False
-    seed: Annotated[int, option("Of training and of bootstrap draws.", min=0)] = 0
-    weight: Annotated[
-        list[str] | None,
-        option(
-            "How much a tenant's rows count in training; 1 by default.", metavar="TENANT=WEIGHT"
-        ),
-    ] = None
+    cascade: bool = option(False, "Read weak_response as well; every row must have it.")
+    seed: int = option(0, "Of training and of bootstrap draws.", min=0)
+    weight: list[str] | None = option(
+        None, "How much a tenant's rows count in training; 1 by default.", metavar="TENANT=WEIGHT"
+    )
 
     def weights(self) -> dict[str, float]:
         """By tenant."""
@@ -178,22 +167,18 @@ def _pair_of(row: "StreamOutcomesResponse") -> str:
 
 def router(
     *,
-    action: Annotated[
-        Literal["train", "score", "report"],
-        argument("", show_default=False, metavar="train|score|report"),
-    ],
-    out: Annotated[
-        Path,
-        option("The router, the scores, or the report's directory.", show_default=False),
-    ],
-    files: Annotated[
-        list[Path] | None,
-        argument(
-            "train: OUTCOMES.csv, one or more. score: ROUTER PROMPTS.csv. report: ROUTER or OUTCOMES.csv.",
-            metavar="FILES",
-            show_default=False,
-        ),
-    ] = None,
+    action: Literal["train", "score", "report"] = argument(
+        ..., "", show_default=False, metavar="train|score|report"
+    ),
+    out: Path = option(
+        ..., "The router, the scores, or the report's directory.", show_default=False
+    ),
+    files: list[Path] | None = argument(
+        None,
+        "train: OUTCOMES.csv, one or more. score: ROUTER PROMPTS.csv. report: ROUTER or OUTCOMES.csv.",
+        metavar="FILES",
+        show_default=False,
+    ),
     training: TrainingOptions,
     mesh: MeshOutcomes,
 ) -> None:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from typer import BadParameter
 
@@ -18,17 +18,15 @@ _MOVE: Final = ("rule", "now", "then", "count")
 
 def safety(
     *,
-    action: Annotated[
-        Literal["check", "dry-run"], argument("", metavar="check|dry-run", show_default=False)
-    ],
-    what: Annotated[
-        str | None,
-        argument(
-            'For check: a text; the path of a file that exists reads it, "-" reads stdin.',
-            metavar="TEXT|FILE|-",
-            show_default=False,
-        ),
-    ] = None,
+    action: Literal["check", "dry-run"] = argument(
+        ..., "", metavar="check|dry-run", show_default=False
+    ),
+    what: str | None = argument(
+        None,
+        'For check: a text; the path of a file that exists reads it, "-" reads stdin.',
+        metavar="TEXT|FILE|-",
+        show_default=False,
+    ),
     label: options.Label = None,
     client: options.OperatorClient,
 ) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from typer import BadParameter
 
@@ -31,24 +31,19 @@ _T = TypeVar("_T")
 class Traffic:
     """What arrives: a trace or generated requests."""
 
-    trace: Annotated[
-        Path | None,
-        option("JSON lines, as `sluice record` writes them; see docs/operate/simulation.md."),
-    ] = None
-    arrivals: Annotated[
-        list[str] | None,
-        option(
-            "Generated traffic instead of a trace, such as "
-            '"poisson:rate=20,class=interactive,lengths=sharegpt"; may be repeated. '
-            "Kinds: poisson, bursty, diurnal, flood.",
-            metavar="SPEC",
-        ),
-    ] = None
-    seconds: Annotated[float, option("How long generated traffic arrives.", min=0.001)] = 60.0
-    seed: Annotated[int, option("Makes generated traffic repeatable.")] = 1
-    model: Annotated[
-        str | None, option("Of a trace, only requests to this model.", metavar="NAME")
-    ] = None
+    trace: Path | None = option(
+        None, "JSON lines, as `sluice record` writes them; see docs/operate/simulation.md."
+    )
+    arrivals: list[str] | None = option(
+        None,
+        "Generated traffic instead of a trace, such as "
+        '"poisson:rate=20,class=interactive,lengths=sharegpt"; may be repeated. '
+        "Kinds: poisson, bursty, diurnal, flood.",
+        metavar="SPEC",
+    )
+    seconds: float = option(60.0, "How long generated traffic arrives.", min=0.001)
+    seed: int = option(1, "Makes generated traffic repeatable.")
+    model: str | None = option(None, "Of a trace, only requests to this model.", metavar="NAME")
 
     def load(self) -> "list[Arrival]":
         """In order of time."""
@@ -76,35 +71,28 @@ class Traffic:
 class Workers:
     """What a worker is, and the mesh around it."""
 
-    config: Annotated[
-        Path | None,
-        option('YAML file: its policy, called "config" here, weights of tenants, and limits.'),
-    ] = None
-    cost: Annotated[
-        str,
-        option(
-            "What a step takes: a shipped cost, or a file of `sluice bench engine --fit`.",
-            metavar="NAME|FILE",
-        ),
-    ] = "large-cpu"
-    engine: Annotated[
-        str, option("continuous: rows join at each step. padded: static batches.")
-    ] = "continuous"
-    slots: Annotated[int, option("Rows that a worker computes at once.", min=1)] = 32
-    prefill_tokens: Annotated[
-        int, option("Most prompt tokens of a step; 0: whole prompts.", min=0)
-    ] = 512
-    cache_tokens: Annotated[
-        int, option("Tokens that fit a worker's cache; 0: only slots limit it.", min=0)
-    ] = 0
-    preempts: Annotated[
-        bool,
-        option("Whether urgent rows take slots of less urgent ones.", "--preempts/--no-preempts"),
-    ] = True
-    admission: Annotated[
-        bool,
-        option("Whether the gateway refuses what would be late.", "--admission/--no-admission"),
-    ] = True
+    config: Path | None = option(
+        None, 'YAML file: its policy, called "config" here, weights of tenants, and limits.'
+    )
+    cost: str = option(
+        "large-cpu",
+        "What a step takes: a shipped cost, or a file of `sluice bench engine --fit`.",
+        metavar="NAME|FILE",
+    )
+    engine: str = option(
+        "continuous", "continuous: rows join at each step. padded: static batches."
+    )
+    slots: int = option(32, "Rows that a worker computes at once.", min=1)
+    prefill_tokens: int = option(512, "Most prompt tokens of a step; 0: whole prompts.", min=0)
+    cache_tokens: int = option(
+        0, "Tokens that fit a worker's cache; 0: only slots limit it.", min=0
+    )
+    preempts: bool = option(
+        True, "Whether urgent rows take slots of less urgent ones.", "--preempts/--no-preempts"
+    )
+    admission: bool = option(
+        True, "Whether the gateway refuses what would be late.", "--admission/--no-admission"
+    )
 
     def setups(
         self, policies: str, model: str | None, workers: int = 1, until_s: float | None = None
@@ -167,16 +155,14 @@ class Workers:
 class Objectives:
     """What the classes want, and what a worker costs."""
 
-    slo: Annotated[
-        list[str] | None,
-        option(
-            "SLO of a class; may be repeated.  [default: TTFT 0.5 s interactive, 5 s standard]",
-            metavar="CLASS:ttft=S,latency=S",
-        ),
-    ] = None
-    worker_hour_price: Annotated[
-        float | None, option("Of one worker and hour.", min=0, metavar="PRICE")
-    ] = None
+    slo: list[str] | None = option(
+        None,
+        "SLO of a class; may be repeated.  [default: TTFT 0.5 s interactive, 5 s standard]",
+        metavar="CLASS:ttft=S,latency=S",
+    )
+    worker_hour_price: float | None = option(
+        None, "Of one worker and hour.", min=0, metavar="PRICE"
+    )
 
     def slos(self) -> "dict[str, Slo]":
         """By class."""
@@ -220,19 +206,16 @@ def _policies(names: str, mesh: "Settings", model: str | None) -> "dict[str, Pol
 def simulate(
     *,
     traffic: Traffic,
-    policies: Annotated[
-        str, option("Named policies of the batcher to compare.", metavar="A,B,C")
-    ] = "continuous",
-    workers: Annotated[int, option("", min=1, max=4096)] = 1,
+    policies: str = option(
+        "continuous", "Named policies of the batcher to compare.", metavar="A,B,C"
+    ),
+    workers: int = option(1, "", min=1, max=4096),
     each: Workers,
     objectives: Objectives,
-    until: Annotated[
-        float | None,
-        option("Stop then, seconds.  [default: when all has ended]", min=0.001),
-    ] = None,
-    plot: Annotated[
-        Path | None, option("Write load.png and queue.png there.", metavar="DIR")
-    ] = None,
+    until: float | None = option(
+        None, "Stop then, seconds.  [default: when all has ended]", min=0.001
+    ),
+    plot: Path | None = option(None, "Write load.png and queue.png there.", metavar="DIR"),
 ) -> None:
     """Run recorded or generated traffic through the batcher's own code in virtual time, and compare policies.
 
@@ -324,25 +307,19 @@ def _plot(
 class Documents:
     """A job of documents instead of traffic, and the processes that it needs."""
 
-    documents: Annotated[int | None, option("Plan a job of so many documents instead.", min=1)] = (
-        None
+    documents: int | None = option(None, "Plan a job of so many documents instead.", min=1)
+    hours: float = option(24.0, "Time that the job may take.", min=0.001)
+    prompt_tokens: str = option(
+        "lognormal/500/0.7/4096",
+        "Length of a document: 900, or lognormal/900/0.6/4096.",
+        metavar="LENGTHS",
     )
-    hours: Annotated[float, option("Time that the job may take.", min=0.001)] = 24.0
-    prompt_tokens: Annotated[
-        str,
-        option("Length of a document: 900, or lognormal/900/0.6/4096.", metavar="LENGTHS"),
-    ] = "lognormal/500/0.7/4096"
-    answer_tokens: Annotated[str, option("Length of its answer.", metavar="LENGTHS")] = (
-        "lognormal/60/0.5/512"
+    answer_tokens: str = option("lognormal/60/0.5/512", "Length of its answer.", metavar="LENGTHS")
+    zones: int = option(3, "Of a job's processes; of 2 and more one may fail.", min=1)
+    headroom: float = option(0.3, "Share of each process that stays free.", min=0, max=0.9)
+    process_costs: Path | None = option(
+        None, "Results of `scripts/bench processes`, instead of the shipped costs."
     )
-    zones: Annotated[int, option("Of a job's processes; of 2 and more one may fail.", min=1)] = 3
-    headroom: Annotated[float, option("Share of each process that stays free.", min=0, max=0.9)] = (
-        0.3
-    )
-    process_costs: Annotated[
-        Path | None,
-        option("Results of `scripts/bench processes`, instead of the shipped costs."),
-    ] = None
 
     def lengths(self) -> "LengthMix":
         """Of documents and their answers."""
@@ -375,12 +352,9 @@ def plan(
     *,
     traffic: Traffic,
     job: Documents,
-    share: Annotated[
-        float,
-        option("Share of each class that must meet its SLO.", min=0.01, max=1),
-    ] = 0.99,
-    workers_max: Annotated[int, option("", min=1, max=4096)] = 256,
-    policy: Annotated[str, option("Policy of the batcher.")] = "continuous",
+    share: float = option(0.99, "Share of each class that must meet its SLO.", min=0.01, max=1),
+    workers_max: int = option(256, "", min=1, max=4096),
+    policy: str = option("continuous", "Policy of the batcher."),
     workers: Workers,
     objectives: Objectives,
 ) -> None:

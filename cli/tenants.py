@@ -3,7 +3,7 @@
 import os
 import sys
 from contextlib import suppress
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
 import typer
 
@@ -25,7 +25,7 @@ tenants = Commands("Show what tenants use of their limits; forget one.")
 @tenants.command("list")
 def list_(
     *,
-    tenant: Annotated[str, option("One of them.", metavar="NAME")] = "",
+    tenant: str = option("", "One of them.", metavar="NAME"),
     client: options.OperatorClient,
 ) -> None:
     """List tenants with limits, running calls or costs: use and limit of each.
@@ -46,8 +46,8 @@ def list_(
 
 @tenants.command()
 def forget(
-    tenant: Annotated[str, argument("", metavar="NAME")],
-    yes: Annotated[bool, option("Do not ask.")] = False,
+    tenant: str = argument(..., "", metavar="NAME"),
+    yes: bool = option(False, "Do not ask."),
     address: options.Address = options.ADDRESS,
 ) -> None:
     """Delete everything of a tenant: jobs, API keys, answers, records, audit, outcomes, dead letters.
@@ -87,10 +87,10 @@ def _delete_jobs(client: Client, tenant: str) -> int:
 
 def cache(
     *,
-    action: Annotated[Literal["clear"], argument("", metavar="clear", show_default=False)],
-    tenant: Annotated[str, option("Only the answers of this tenant.")] = "",
-    model: Annotated[str, option("Only the answers of this model.")] = "",
-    key: Annotated[str, option("One answer, as `sluice explain` names it.")] = "",
+    action: Literal["clear"] = argument(..., "", metavar="clear", show_default=False),
+    tenant: str = option("", "Only the answers of this tenant."),
+    model: str = option("", "Only the answers of this model."),
+    key: str = option("", "One answer, as `sluice explain` names it."),
     client: options.OperatorClient,
 ) -> None:
     """Forget answers that are kept for equal requests: all, or those of a tenant, of a model, or one."""

@@ -12,7 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Annotated, Final
+from typing import Final
 
 from cli import options, output
 from cli.commands import option, wants_json
@@ -28,12 +28,10 @@ _ONCE_S: Final = 1.0
 
 
 def top(
-    once: Annotated[bool, option("Print one screen; rates are those of one second.")] = False,
-    interval: Annotated[
-        float, option("Time between two screens.", metavar="SECONDS", min=0.5)
-    ] = 2.0,
-    sort: Annotated[Sort, option("What rows are sorted by.")] = "name",
-    text: Annotated[str, option("Only rows with this in a name.", "--filter", metavar="TEXT")] = "",
+    once: bool = option(False, "Print one screen; rates are those of one second."),
+    interval: float = option(2.0, "Time between two screens.", metavar="SECONDS", min=0.5),
+    sort: Sort = option("name", "What rows are sorted by."),
+    text: str = option("", "Only rows with this in a name.", "--filter", metavar="TEXT"),
     address: options.Address = options.ADDRESS,
 ) -> None:
     """Show models, workers and tenants: what runs and waits, tokens per second, times. Keys are on the last line.
