@@ -23,11 +23,10 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.support.engine_cost import costs
 from bench.support.engine_side import copy_bandwidth
 from bench.support.harness import Figure, compare, emit, machine, options_of
 from bench.support.llama_model import LARGE, SMALL, prompts, write_model
-from bench.support.setup import Setup, Work
+from bench.support.setup import Setup, Work, costs
 from bench.support.sides import Side
 
 PREFIX_TOKENS: Final = 1024

@@ -1,7 +1,7 @@
 """Cost and quality of routing decisions.
 
 `routed_accuracy_share` and `large_token_share`: the shipped tiers on the held-out tasks of `sluice eval`, through the
-embedded mesh, with every strategy of bench/support/strategies.py. The plain names are of the learned cascade.
+embedded mesh, with every strategy of bench/support/tier_runs.py. The plain names are of the learned cascade.
 `decision_p99_ms`: the learned router on one core, from the text of a prompt of 1 kB to its score, features included,
 in processor time; the peer is the plainest learned router, words hashed into 32,768 buckets and one numpy dot
 product, on the same prompts in turn.

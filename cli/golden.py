@@ -44,12 +44,9 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Interval):
     """The second system's score less the first one's; `p` is two-sided: how often chance alone makes as much."""
 
-    value: float
-    low: float
-    high: float
     p: float
 
 
