@@ -206,7 +206,7 @@ def _show(results: Sequence[Result], about: dict[str, Any], strong: str) -> None
 
     described = {
         **about,
-        "scores": [score.described() for score in table],
+        "scores": [asdict(score) for score in table],
         "trades": [asdict(trade) for trade in compared],
     }
     failed = None
@@ -219,8 +219,8 @@ def _show(results: Sequence[Result], about: dict[str, Any], strong: str) -> None
 def _cells(score: Score) -> tuple[object, ...]:
     latency, first = score.latency_ms, score.ttft_ms["p50"]
     return (
-        *(score.asked, score.kind, score.level, len(score.results), f"{score.right_share:.1%}"),
-        *(_counts(score.models), f"{score.escalated_share:.0%}", _counts(score.tokens)),
+        *(score.model, score.kind, score.level, score.n, f"{score.right_share:.1%}"),
+        *(_counts(score.answers), f"{score.escalated_share:.0%}", _counts(score.tokens)),
         *(None if ms is None else round(ms) for ms in (first, latency["p50"], latency["p95"])),
     )
 

@@ -8,7 +8,7 @@ from math import ceil
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import Any, Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 from cli.failure import CommandFailed
 from cli.files import open_table
@@ -47,79 +47,50 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The results of one cell, or of a whole model where kind and level are "all"."""
+    """The results of one cell, or of a whole model where kind and level are "all", as they are printed with --json.
 
-    asked: str
+    Attributes:
+        model: that was asked.
+        n: questions.
+        right_share: right answers of all questions; without an answer it is not right.
+        tokens: of prompts and answers, by the model that computed them.
+        answer_tokens: of answers alone; also those that no caller saw.
+        answers: how many are of each model.
+        escalated_share: of the questions whose answer was escalated to another model.
+        ttft_ms, latency_ms: percentiles of the questions that have an answer.
+    """
+
+    model: str
     kind: str
     level: str
-    results: tuple[Result, ...]
+    n: int
+    right_share: float
+    tokens: Mapping[str, int]
+    answer_tokens: Mapping[str, int]
+    answers: Mapping[str, int]
+    escalated_share: float
+    mean_ttft_ms: float | None
+    ttft_ms: Mapping[str, float | None]
+    mean_latency_ms: float | None
+    latency_ms: Mapping[str, float | None]
+    errors: int
 
-    @property
-    def right_share(self) -> float:
-        """Right answers of all questions; without an answer it is not right."""
-        return fmean(result.right for result in self.results)
 
-    @property
-    def escalated_share(self) -> float:
-        """Share of the questions whose answer was escalated to another model."""
-        return fmean(len(result.legs) > 1 for result in self.results)
-
-    @property
-    def tokens(self) -> dict[str, int]:
-        """Of prompts and answers, by the model that computed them."""
-        return dict(self._added(prompts=True))
-
-    @property
-    def answer_tokens(self) -> dict[str, int]:
-        """Of answers alone, by the model that computed them; also those that no caller saw."""
-        return dict(self._added(prompts=False))
-
-    @property
-    def models(self) -> dict[str, int]:
-        """How many answers are of each model."""
-        return dict(Counter(result.model for result in self.answered))
-
-    @property
-    def answered(self) -> list[Result]:
-        """Those that have an answer."""
-        return [result for result in self.results if not result.error]
-
-    @property
-    def latency_ms(self) -> dict[str, float | None]:
-        """Percentiles of the answered ones."""
-        return _percentiles(result.latency_s * 1000 for result in self.answered)
-
-    @property
-    def ttft_ms(self) -> dict[str, float | None]:
-        """Percentiles of the answered ones."""
-        return _percentiles(result.ttft_s * 1000 for result in self.answered)
-
-    def described(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "model": self.asked,
-            "kind": self.kind,
-            "level": self.level,
-            "n": len(self.results),
-            "right_share": self.right_share,
-            "tokens": self.tokens,
-            "answer_tokens": self.answer_tokens,
-            "answers": self.models,
-            "escalated_share": self.escalated_share,
-            "mean_ttft_ms": _mean_ms(r.ttft_s for r in self.answered),
-            "ttft_ms": self.ttft_ms,
-            "mean_latency_ms": _mean_ms(r.latency_s for r in self.answered),
-            "latency_ms": self.latency_ms,
-            "errors": len(self.results) - len(self.answered),
-        }
-
-    def _added(self, *, prompts: bool) -> Counter[str]:
-        added: Counter[str] = Counter()
-        for result in self.results:
-            for leg in result.legs:
-                added[leg.model] += leg.usage.completion_tokens
-                added[leg.model] += leg.usage.prompt_tokens if prompts else 0
-        return added
+def score_of(model: str, kind: str, level: str, results: Sequence[Result]) -> Score:
+    """What ``results`` add up to."""
+    tokens, answer_tokens = Counter[str](), Counter[str]()
+    for leg in (leg for one in results for leg in one.legs):
+        answer_tokens[leg.model] += leg.usage.completion_tokens
+        tokens[leg.model] += leg.usage.completion_tokens + leg.usage.prompt_tokens
+    answered = [one for one in results if not one.error]
+    return Score(
+        *(model, kind, level, len(results), fmean(one.right for one in results)),
+        *(dict(tokens), dict(answer_tokens), dict(Counter(one.model for one in answered))),
+        fmean(len(one.legs) > 1 for one in results),
+        *_times_ms(one.ttft_s for one in answered),
+        *_times_ms(one.latency_s for one in answered),
+        len(results) - len(answered),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +113,9 @@ class Trade:
 
 def trade(score: Score, alone: Score) -> Trade:
     """``score`` compared with ``alone``, the strong model on the same questions."""
-    strong = alone.asked
+    strong = alone.model
     return Trade(
-        score.asked,
+        score.model,
         strong,
         _share(score.right_share, alone.right_share),
         _share(score.tokens.get(strong, 0), alone.tokens.get(strong, 0)),
@@ -155,7 +126,7 @@ def trade(score: Score, alone: Score) -> Trade:
 def trades(table: Sequence[Score], strong: str) -> list[Trade]:
     """Every model as a whole compared with ``strong``; empty when that was not asked."""
     whole = [score for score in table if score.kind == ALL]
-    alone = next((score for score in whole if score.asked == strong), None)
+    alone = next((score for score in whole if score.model == strong), None)
     if alone is None:
         return []
     return [trade(score, alone) for score in whole if score is not alone]
@@ -167,9 +138,9 @@ def tabulate(results: Sequence[Result]) -> list[Score]:
     for asked in _in_order(result.asked for result in results):
         mine = [result for result in results if result.asked == asked]
         for kind, level in _in_order((result.kind, result.level) for result in mine):
-            cell = (result for result in mine if (result.kind, result.level) == (kind, level))
-            table.append(Score(asked, kind, level, tuple(cell)))
-        table.append(Score(asked, ALL, ALL, tuple(mine)))
+            cell = [result for result in mine if (result.kind, result.level) == (kind, level)]
+            table.append(score_of(asked, kind, level, cell))
+        table.append(score_of(asked, ALL, ALL, mine))
     return table
 
 
@@ -177,18 +148,16 @@ def _in_order(items: Iterable[_T]) -> list[_T]:
     return list(dict.fromkeys(items))
 
 
-def _percentiles(values: Iterable[float]) -> dict[str, float | None]:
-    """By nearest rank; None without a value."""
-    ordered = sorted(values)
+def _times_ms(seconds: Iterable[float]) -> tuple[float | None, dict[str, float | None]]:
+    """The mean, and percentiles by nearest rank, milliseconds; None without a value."""
+    ordered = sorted(1000 * one for one in seconds)
     shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
     if not ordered:
-        return dict.fromkeys(shares)
-    return {name: ordered[ceil(share * len(ordered)) - 1] for name, share in shares.items()}
-
-
-def _mean_ms(seconds: Iterable[float]) -> float | None:
-    values = list(seconds)
-    return fmean(values) * 1000 if values else None
+        return None, dict.fromkeys(shares)
+    ranks: dict[str, float | None] = {
+        name: ordered[ceil(share * len(ordered)) - 1] for name, share in shares.items()
+    }
+    return fmean(ordered), ranks
 
 
 def _share(part: float, whole: float) -> float | None:

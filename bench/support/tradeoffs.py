@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from cli.questions import ALL, Result, Score, trade
+from cli.questions import ALL, Result, score_of, trade
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,10 +70,10 @@ def tradeoffs(
     Raises:
         ValueError: a question got no answer, or the strong model got none right.
     """
-    alone = _score(rounds[strong], strong)
-    if not alone.right_share:
+    alone = _results(rounds[strong], strong)
+    if not any(result.right for result in alone):
         raise ValueError(f"{strong} got no answer right")
-    return [_tradeoff(name, found, alone, prices) for name, found in rounds.items()]
+    return [_tradeoff(name, found, strong, alone, prices) for name, found in rounds.items()]
 
 
 def table(found: Sequence[Tradeoff]) -> str:
@@ -82,9 +82,12 @@ def table(found: Sequence[Tradeoff]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _tradeoff(name: str, rounds: Rounds, alone: Score, prices: Mapping[str, float]) -> Tradeoff:
-    score = _score(rounds, name)
-    beside = trade(score, alone)
+def _tradeoff(
+    name: str, rounds: Rounds, strong: str, alone: list[Result], prices: Mapping[str, float]
+) -> Tradeoff:
+    results = _results(rounds, name)
+    score = score_of(name, ALL, ALL, results)
+    beside = trade(score, score_of(strong, ALL, ALL, alone))
     assert beside.right_share is not None
     assert beside.token_share is not None
     assert beside.answer_token_share is not None
@@ -93,22 +96,22 @@ def _tradeoff(name: str, rounds: Rounds, alone: Score, prices: Mapping[str, floa
         name,
         score.right_share,
         beside.right_share,
-        _band(score.results, alone.results),
+        _band(results, alone),
         beside.token_share,
         beside.answer_token_share,
-        cost / len(score.results) * 1_000,
+        cost / len(results) * 1_000,
         score.escalated_share,
         _times(rounds, lambda result: result.ttft_s),
         _times(rounds, lambda result: result.latency_s),
     )
 
 
-def _score(rounds: Rounds, name: str) -> Score:
-    results = tuple(result for round_ in rounds for result in round_)
+def _results(rounds: Rounds, name: str) -> list[Result]:
+    results = [result for round_ in rounds for result in round_]
     error = next((result.error for result in results if result.error), None)
     if error:
         raise ValueError(f"{name}: {error}")
-    return Score(name, ALL, ALL, results)
+    return results
 
 
 def _band(results: Sequence[Result], alone: Sequence[Result]) -> tuple[float, float]:

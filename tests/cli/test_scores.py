@@ -26,20 +26,19 @@ RESULTS = [
 
 def test_scores_of_cells_and_models() -> None:
     sort, total, whole = tabulate(RESULTS)[3:]
-    assert (sort.asked, sort.kind, sort.level, len(sort.results)) == ("auto", "sort", "easy", 2)
+    assert (sort.model, sort.kind, sort.level, sort.n) == ("auto", "sort", "easy", 2)
     assert sort.right_share == 0.5
     assert sort.tokens == {"small": 35, "large": 30}
     assert sort.answer_tokens == {"small": 15, "large": 20}
-    assert sort.models == {"small": 1, "large": 1}
+    assert sort.answers == {"small": 1, "large": 1}
     assert sort.escalated_share == 0.5
     assert (sort.ttft_ms["p50"], sort.latency_ms["p95"]) == (pytest.approx(100), pytest.approx(500))
     assert (total.right_share, total.tokens, total.latency_ms["p50"]) == (0.0, {}, None)
-    assert total.described()["mean_latency_ms"] is None
-    assert (whole.kind, len(whole.results)) == ("all", 3)
+    assert total.mean_latency_ms is None
+    assert (whole.kind, whole.n) == ("all", 3)
     assert whole.right_share == pytest.approx(1 / 3)
-    described = whole.described()
-    assert (described["errors"], described["answers"]) == (1, {"small": 1, "large": 1})
-    assert described["mean_ttft_ms"] == pytest.approx(200)
+    assert (whole.errors, whole.answers) == (1, {"small": 1, "large": 1})
+    assert whole.mean_ttft_ms == pytest.approx(200)
 
 
 def test_a_trade_compares_with_the_strong_model_alone() -> None:
