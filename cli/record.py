@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Final
 
 from cli import failure, options, output
 from cli.commands import option
+from sluice.internal.v1.frame_pb2 import FrameBundle
+from sluice.internal.v1.task_pb2 import Task
+from sluice.wire import subjects
+from sluice.wire.codec import MalformedMessage, unpack
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
-    from simulator.trace import Arrival, Recording
+    from supervisor.state import StateDir
 
 CONNECT_S: Final = 5.0
 
@@ -32,11 +36,15 @@ def record(
 
     Subscribes to tasks and frames on NATS, beside their receivers. Ctrl-C ends it early and keeps what was recorded.
     """
-    url = nats_url or _url_of_mesh(state_dir)
+    from supervisor.state import StateDir
+    from supervisor.status import operator_certificate
+
+    state = StateDir.of(state_dir)
+    url, certificate = nats_url or _url_of(state), operator_certificate(state)
     with out.open("w", encoding="utf-8") as file:
         recorder = Recorder(lambda line: print(line, file=file, flush=True))
         try:
-            asyncio.run(recorder.run(url, seconds, settle, _certificate_of_mesh(state_dir)))
+            asyncio.run(recorder.run(url, seconds, settle, certificate))
         except KeyboardInterrupt:
             output.note("interrupted")
     if not recorder.written:
@@ -54,16 +62,16 @@ class Recorder:
     """
 
     def __init__(self, write: Callable[[str], None]) -> None:
+        from simulator.trace import Recording
+
         self.written = 0
         self._write = write
         self._ended = asyncio.Event()
-        self._recording: Recording | None = None
+        self._recording = Recording(time.monotonic())
 
     @property
     def unfinished(self) -> int:
         """Requests whose end was not seen."""
-        if self._recording is None:
-            return 0
         return len(self._recording) + self._recording.dropped
 
     async def run(self, url: str, seconds: float, settle_s: float, tls: Path | None = None) -> None:
@@ -72,57 +80,33 @@ class Recorder:
         Raises:
             CommandFailed: NATS does not answer.
         """
-        from simulator.trace import Recording
-        from sluice.wire import subjects
-
         client = await _connect(url, tls)
         try:
-            self._recording = Recording(time.monotonic())
-            tasks = [await client.subscribe(subjects.ALL_TASKS, cb=self._on_task)]
+            tasks = await client.subscribe(subjects.ALL_TASKS, cb=self._on_task)
             await client.subscribe(subjects.ALL_FRAMES, cb=self._on_frames)
             await asyncio.sleep(seconds)
-            for subscription in tasks:
-                await subscription.unsubscribe()
-            await self._until_ended(settle_s)
+            await tasks.unsubscribe()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(settle_s):
+                    while self.unfinished:
+                        self._ended.clear()
+                        await self._ended.wait()
         finally:
             await client.close()
 
-    async def _until_ended(self, settle_s: float) -> None:
-        self._ended.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(settle_s):
-                while self.unfinished:
-                    await self._ended.wait()
-                    self._ended.clear()
-
     async def _on_task(self, message: "Msg") -> None:
-        from sluice.internal.v1 import task_pb2
-        from sluice.wire.codec import MalformedMessage, unpack
-
-        assert self._recording is not None
-        try:
-            self._recording.task(unpack(task_pb2.Task, message.data), time.monotonic())
-        except MalformedMessage:
-            return  # The batcher makes it a dead letter.
+        with contextlib.suppress(MalformedMessage):  # the batcher makes it a dead letter
+            self._recording.task(unpack(Task, message.data), time.monotonic())
 
     async def _on_frames(self, message: "Msg") -> None:
-        from sluice.internal.v1 import frame_pb2
-        from sluice.wire.codec import MalformedMessage, unpack
-
-        assert self._recording is not None
-        try:
-            bundle = unpack(frame_pb2.FrameBundle, message.data)
-        except MalformedMessage:
-            return
-        for arrival in self._recording.frames(bundle.frames, time.monotonic()):
-            self._take(arrival)
-
-    def _take(self, arrival: "Arrival") -> None:
         from simulator.trace import format_line
 
-        self._write(format_line(arrival))
-        self.written += 1
-        self._ended.set()
+        with contextlib.suppress(MalformedMessage):
+            frames = unpack(FrameBundle, message.data).frames
+            for arrival in self._recording.frames(frames, time.monotonic()):
+                self._write(format_line(arrival))
+                self.written += 1
+                self._ended.set()
 
 
 async def _connect(url: str, tls: Path | None) -> "Client":
@@ -148,20 +132,9 @@ async def _connect(url: str, tls: Path | None) -> "Client":
         raise failure.CommandFailed("NATS_UNREACHABLE", message) from error
 
 
-def _url_of_mesh(state_dir: Path | None) -> str:
-    from supervisor.state import StateDir
-
-    directory = StateDir.of(state_dir)
+def _url_of(directory: "StateDir") -> str:
     state = directory.read() if directory.is_locked() else None
     if state is None:
         message = f"no mesh runs with {directory.root}; `sluice up` starts one, or give --nats-url"
         raise failure.CommandFailed("NOT_READY", message)
     return state.nats_url
-
-
-def _certificate_of_mesh(state_dir: Path | None) -> Path | None:
-    """Folder of the operator's certificate; None: the mesh is not encrypted, or is not on this machine."""
-    from supervisor.state import StateDir
-    from supervisor.status import operator_certificate
-
-    return operator_certificate(StateDir.of(state_dir))
