@@ -178,17 +178,15 @@ class _Guard(grpc.aio.ServerInterceptor):
         reading = request_reader(handler.request_deserializer)
         method = "stream_unary" if handler.stream_unary else "unary_stream"
         method = "unary_unary" if handler.unary_unary else method
-        guarded = {method: partial(_guarded, getattr(handler, method))}
-        return handler._replace(request_deserializer=reading, **guarded)
+        behaviour = {method: partial(guarded, getattr(handler, method))}
+        return handler._replace(request_deserializer=reading, **behaviour)
 
     def _is_ours(self, details: grpc.HandlerCallDetails) -> bool:
         given = dict(details.invocation_metadata or ())
         return self._mesh_key is None or is_signed(given, self._mesh_key)
 
 
-async def _guarded(
-    behaviour: Callable[[Any, Any], Awaitable[Any]], given: Any, context: Any
-) -> Any:
+async def guarded(behaviour: Callable[[Any, Any], Awaitable[Any]], given: Any, context: Any) -> Any:
     """Makes a call; ``given``: the request, its messages, or what was wrong with it."""
     try:
         if isinstance(given, SluiceError):

@@ -58,5 +58,5 @@ class JobProcess:
 
     def __post_init__(self) -> None:
         self.quotas = Quotas(self.settings)
-        self.outside = Outside.of(self.settings)
+        self.outside = Outside(self.settings)
         self.items = self.registry.counter(catalog.JOB_ITEMS)

@@ -14,10 +14,9 @@ from contextlib import suppress
 from typing import Final
 
 from jobs.answers import AnswerCache
-from jobs.core.done import DoneIndexes
 from jobs.core.pace import Budget, Rate
 from jobs.core.retry import Failure, RetryPolicy, failure_of
-from jobs.core.window import BLOCK, Entry, Window
+from jobs.core.window import BLOCK, DoneIndexes, Entry, Window
 from jobs.gateways import ItemCalls, error_in
 from jobs.process import JobProcess, JobStops
 from jobs.results import OrderedLog

@@ -2,9 +2,8 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final, ParamSpec, Self, TypeVar
 from urllib.parse import urlsplit
@@ -109,39 +108,24 @@ class NewUpload:
             self._quotas.upload(self.id, None)
 
 
-@dataclass(frozen=True, slots=True)
 class Outside:
-    """What jobs may reach outside of the mesh.
+    """What jobs may reach outside of the mesh, as the operator lists it.
 
     Attributes:
-        prefixes: of URLs that are inputs.
-        outbound: opens HTTP.
-        streams: of JetStream, and of each the subjects that are inputs.
-        tenants: of those prefixes and streams that are not all tenants'.
         reading: threads for inputs, those at URLs too.
-        naming: threads for names of webhooks, when a job is created.
-        calling: threads for webhooks; one that does not answer keeps no job from being created.
     """
 
-    prefixes: tuple[str, ...]
-    outbound: Outbound
-    streams: Mapping[str, Sequence[str]]
-    tenants: Mapping[str, Sequence[str]]
-    reading: Threads
-    naming: Threads
-    calling: Threads
-
-    @classmethod
-    def of(cls, settings: JobsSettings) -> "Outside":
-        """The address as the operator lists it."""
-        private = Outbound(settings.private_hosts)
-        threads = Threads("inputs"), Threads("names"), Threads("webhooks")
-        prefixes, streams = tuple(settings.input_prefixes), settings.input_streams
-        return cls(prefixes, private, streams, settings.input_tenants, *threads)
+    def __init__(self, settings: JobsSettings) -> None:
+        self._settings = settings
+        self._outbound = Outbound(settings.private_hosts)
+        self.reading = Threads("inputs")
+        # Apart, so that a webhook that does not answer keeps no job from being created.
+        self._naming, self._calling = Threads("names"), Threads("webhooks")
 
     def prefixes_of(self, tenant: str) -> list[str]:
         """Prefixes of URLs that are inputs of ``tenant``."""
-        return [one.replace(TENANT, tenant) for one in self.prefixes if self._may(tenant, one)]
+        prefixes = self._settings.input_prefixes
+        return [one.replace(TENANT, tenant) for one in prefixes if self._may(tenant, one)]
 
     def stream_of(self, tenant: str, given: JobInput) -> str:
         """The stream of JetStream with ``given.nats_subject``, an input of ``tenant``.
@@ -156,7 +140,7 @@ class Outside:
             raise InvalidRequest.of("spec.input.format", "messages of NATS are lines of JSON")
         listed = [
             (stream, one.replace(TENANT, tenant))
-            for stream, subjects in self.streams.items()
+            for stream, subjects in self._settings.input_streams.items()
             if self._may(tenant, stream)
             for one in subjects
         ]
@@ -171,20 +155,21 @@ class Outside:
 
     def _may(self, tenant: str, name: str) -> bool:
         """Whether ``tenant`` may use a prefix or a stream."""
-        return name not in self.tenants or tenant in self.tenants[name]
+        tenants = self._settings.input_tenants
+        return name not in tenants or tenant in tenants[name]
 
     def close(self) -> None:
         """Begins nothing more."""
-        for threads in (self.reading, self.naming, self.calling):
+        for threads in (self.reading, self._naming, self._calling):
             threads.close()
 
     async def send(self, tenant: str, webhook: JobWebhook, event: webhooks.Event) -> bool:
         """Tells ``event``; see `webhooks.send`."""
 
         async def post(headers: Mapping[str, str]) -> int:
-            post, url = self.outbound.post, webhook.url
+            post, url = self._outbound.post, webhook.url
             return await _within(
-                self.calling, tenant, post, url, headers, event.body, webhooks.FIELD
+                self._calling, tenant, post, url, headers, event.body, webhooks.FIELD
             )
 
         return await webhooks.send(webhook, event, post)
@@ -203,7 +188,7 @@ class Outside:
         if spec.input.WhichOneof("source") == "url":
             check_url(spec.input.url, self.prefixes_of(tenant))
         if spec.webhook.url:
-            await _within(self.naming, tenant, webhooks.check, spec.webhook, self.outbound)
+            await _within(self._naming, tenant, webhooks.check, spec.webhook, self._outbound)
 
     async def fetch(self, store: JobStore, tenant: str, url: str, quotas: Quotas) -> str:
         """Copies what is behind ``url`` into the store; the id of the upload.
@@ -213,7 +198,7 @@ class Outside:
             LimitReached, StorageFull: see `NewUpload`.
             TransportUnavailable: a connection broke, or JetStream does not answer.
         """
-        pieces = read_url(url, self.prefixes_of(tenant), self.outbound)
+        pieces = read_url(url, self.prefixes_of(tenant), self._outbound)
         try:
             async with NewUpload(store, tenant, quotas) as upload:
                 upload.record.name = PurePosixPath(urlsplit(url).path).name[-256:]

@@ -24,7 +24,7 @@ def outside() -> Outside:
         input_streams={"ALL": ["all.>"], "EACH": ["each.{tenant}.>"], "PAYROLL": ["payroll.>"]},
         input_tenants={"s3://payroll": ["hr"], "PAYROLL": ["hr"]},
     )
-    return Outside.of(settings)
+    return Outside(settings)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ JOBS: Final = Group(
     ),
 )
 ITEMS: Final = Group(
-    {"jobs/core/done.py": (), "jobs/core/leases.py": ()},
+    {"jobs/core/window.py": ("DoneIndexes",), "jobs/core/leases.py": ()},
     ("tests/jobs/core/test_done.py", "tests/jobs/core/test_leases.py"),
 )
 _DELIVERED: Final = (

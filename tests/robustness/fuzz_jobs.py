@@ -9,14 +9,16 @@ import grpc
 from google.protobuf.message import Message
 from nats.js.api import Header
 from nats.js.errors import APIError, NotFoundError
+from opentelemetry.trace import NoOpTracer
 
-from jobs.quotas import Quotas
+from jobs.app import guarded
+from jobs.process import JobProcess
 from jobs.service import JobService
 from jobs.store import JobStore
-from jobs.uploads import Outside
 from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
 from sluice.internal.v1.job_pb2 import JobRecord, JobSegment
 from sluice.settings import JobsSettings
+from sluice.telemetry.registry import MetricRegistry
 from sluice.v1 import jobs_pb2 as pb
 from sluice.wire.codec import request_reader
 from tests.robustness.fuzz_gateway import Context
@@ -53,11 +55,13 @@ class MemoryStream:
         self._messages[self._sequence] = (subject, payload)
         return SimpleNamespace(seq=self._sequence)
 
-    async def get_msg(self, _: str, seq: int = 0, subject: str = "", **__: Any) -> Any:
-        """The first one from ``seq`` on."""
+    async def get_msg(self, _: str, seq: int | None, subject: str, **__: Any) -> Any:
+        """The first one from ``seq`` on; None: the last one."""
+        if seq is None:
+            return await self.get_last_msg(_, subject)
         return self._found(min((one for one in self._of(subject) if one >= seq), default=0))
 
-    async def get_last_msg(self, _: str, subject: str, **__: Any) -> Any:
+    async def get_last_msg(self, _: str, subject: str) -> Any:
         """The last one."""
         return self._found(max(self._of(subject), default=0))
 
@@ -94,9 +98,10 @@ class FuzzedJobs:
         self._store._jetstream = self._store._records._jetstream = stream
         prefix = self._store._records._prefix
         self._store._records.read_payloads = lambda: stream.latest(prefix)  # type: ignore[method-assign]
-        quotas = Quotas(settings)
-        quotas.counted.set()
-        self._service = JobService(self._store, Outside.of(settings), quotas, _models)
+        nothing: Any = None
+        process = JobProcess("jobs", settings, self._store, nothing, NoOpTracer(), MetricRegistry())
+        process.quotas.counted.set()
+        self._service = JobService(process, _models)
         self._jobs: list[str] = []
         self._uploads: list[str] = []
 
@@ -117,7 +122,7 @@ class FuzzedJobs:
         given = _each(requests) if method.client_streaming else requests[0]
         try:
             async with asyncio.timeout(CALL_S):
-                response = await behaviour(given, context)
+                response = await guarded(behaviour, given, context)
         except (grpc.aio.AbortError, TimeoutError) as ended:
             return context.outcome if isinstance(ended, grpc.aio.AbortError) else "left"
         self._remember(response)

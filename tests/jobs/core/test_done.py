@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.core.done import DoneIndexes
+from jobs.core.window import DoneIndexes
 
 
 @given(st.sets(st.integers(0, 60)))
