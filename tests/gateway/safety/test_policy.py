@@ -79,7 +79,7 @@ def test_the_version_follows_all_that_decides() -> None:
     ("old", "new", "message"),
     [
         ("pii.*: redact", "pii.*: redct", r"line 8: safety.policies.standard.actions.pii.\*: must be one of"),
-        ("pii.*", "PII", "line 8: safety.policies.standard.actions.PII"),
+        ("pii.*", "PII", "line 8: safety.policies.standard.actions.PII: String"),
         ("ansi: remove", "ansii: remove", "line 14: safety.policies.standard.output.ansii: Extra"),
         ("pii.ip: flag", "pii.ip: {route: a}", "line 15: .*output.actions.*cannot be routed"),
         ("critical:", "huge:", "line 10: safety.policies.standard.severity.huge"),

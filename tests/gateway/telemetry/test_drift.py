@@ -104,12 +104,13 @@ def test_a_shift_is_logged_counted_and_announced_once(caplog: pytest.LogCaptureF
     heard.drift.use(held_out(PROMPT_HEAD), SETTINGS)
     with caplog.at_level(logging.INFO, "gateway.telemetry.drift"):
         heard.score(PROMPT_HEAD, 0.9, count=40)
+        assert len(values(heard.registry, catalog.INPUT_DRIFT)) == 1
+        assert values(heard.registry, catalog.ACCURACY_BIAS) == {}, "no outcomes, no bias"
         heard.drift.use(held_out(), SETTINGS)
     assert heard.told == [
         (DRIFT_SIGNAL_INPUTS, DRIFT_CHANGE_BEGAN),
         (DRIFT_SIGNAL_INPUTS, DRIFT_CHANGE_RETIRED),
     ]
-    assert values(heard.registry, catalog.ACCURACY_BIAS) == {}, "no outcomes, no bias"
     began = heard.events[0]
     assert (began.gateway, began.router.policy, word_of(RouterHead, began.router.head)) == (
         "gw1",

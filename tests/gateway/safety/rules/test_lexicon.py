@@ -42,6 +42,11 @@ def test_an_allowed_phrase_takes_back_what_lies_inside() -> None:
     assert [text[each.start : each.end] for each in rules.scan(text)] == ["bob@acme.example"]
 
 
+def test_allowed_phrases_inside_each_other() -> None:
+    rules = RuleSet((), Lexicon(("b",), ("c", "d", "a b c d e")))
+    assert rules.scan("a b c d e") == []
+
+
 @pytest.mark.parametrize("entry", ["", "  ", "x" * 257])
 def test_entries_that_cannot_be_used_are_refused(entry: str) -> None:
     with pytest.raises(RuleError, match=r"deny\.list"):
