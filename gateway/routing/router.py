@@ -102,6 +102,7 @@ class Router:
 
     Attributes:
         needs_prompt_tokens: whether `Features.prompt_tokens` matters; counting them costs time.
+        has_budgets: whether `RuntimeState.spent` matters.
     """
 
     def __init__(
@@ -120,19 +121,14 @@ class Router:
         self._answer_predictors = answer_predictors
         self._version = version
         policies = (settings, *settings.policies.values())
-        self.needs_prompt_tokens = any(
-            rule.min_prompt_tokens is not None for one in policies for rule in one.rules
-        )
+        rules = [rule for one in policies for rule in one.rules]
+        self.needs_prompt_tokens = any(rule.min_prompt_tokens is not None for rule in rules)
+        self.has_budgets = any(one.budgets for one in policies)
 
     @property
     def versions(self) -> list[str]:
         """Of the section, and of the learned routers in use."""
         return [self._version, *sorted(map(str, self.held_out))]
-
-    @property
-    def has_budgets(self) -> bool:
-        """Whether `RuntimeState.spent` matters."""
-        return any(one.budgets for one in (self._settings, *self._settings.policies.values()))
 
     def plan(self, features: Features, state: RuntimeState) -> Plan:
         """The plan for a request with ``features``. A pure function."""
