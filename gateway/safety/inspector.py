@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.safety.actions import Action, TextDecision, apply
+from gateway.safety.actions import Action, Placeholders, TextDecision, apply
 from gateway.safety.compiled import HIDDEN, CompiledPolicies, CompiledPolicy
 from gateway.safety.dry_run import DryRun, Move, Place, moves_of
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.output.filter import OutputFilter, OutputRules
-from gateway.safety.redaction import Placeholders
 from gateway.safety.text.invisible import smuggled
 from gateway.safety.text.normalize import normalize
 from gateway.safety.text.skeleton import Skeleton
@@ -128,10 +127,6 @@ class FoundEntities:
 
     by_text: Sequence[Sequence[Finding]] = ()
     failed: Sequence[tuple[str, Action]] = ()
-
-    def of(self, place: int) -> Sequence[Finding]:
-        """Those in one text."""
-        return self.by_text[place] if self.by_text else ()
 
 
 NO_ENTITIES: Final = FoundEntities()

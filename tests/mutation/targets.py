@@ -68,8 +68,8 @@ LIMITS: Final = Group(
     ),
 )
 SAFETY: Final = Group(
-    {"gateway/safety/actions.py": (), "gateway/safety/redaction.py": ()},
-    ("tests/gateway/safety/test_actions.py", "tests/gateway/safety/test_redaction.py"),
+    {"gateway/safety/actions.py": ()},
+    ("tests/gateway/safety/test_actions.py", "tests/gateway/safety/test_placeholders.py"),
 )
 _TENANTS: Final = (
     "CreateJob",

@@ -16,7 +16,7 @@ from typing import Final
 import re2
 from typing_extensions import override
 
-from gateway.safety.actions import Action, Edit, TextDecision, apply
+from gateway.safety.actions import Action, Edit, Placeholders, TextDecision, apply
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.guards.checks import EntityGuard
 from gateway.safety.output.automaton import Automaton, Scanner, ViewScanner, WatchedRule, WordList
@@ -24,7 +24,6 @@ from gateway.safety.output.echo import RULE, EchoGuard, SystemText
 from gateway.safety.output.redactor import Redactor, Rules
 from gateway.safety.output.windows import Window, Windows
 from gateway.safety.policy import Policy
-from gateway.safety.redaction import Placeholders
 from gateway.safety.rules.lexicon import DENY_LIST, Lexicon
 from gateway.safety.settings import EchoSettings
 

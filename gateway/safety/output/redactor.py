@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gateway.safety.actions import Action, ActionTable, Edit, apply, clusters
+from gateway.safety.actions import Action, ActionTable, Edit, Placeholders, apply, clusters
 from gateway.safety.findings import Finding
 from gateway.safety.output.automaton import (
     UNBOUNDED,
@@ -27,7 +27,6 @@ from gateway.safety.output.automaton import (
     before_seen,
     view,
 )
-from gateway.safety.redaction import Placeholders
 
 _CONTEXT_CHARS: Final = 256
 """Shown text, as rules see it, that is kept to find a place where a scan can begin."""

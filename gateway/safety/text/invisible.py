@@ -130,24 +130,21 @@ def _remove(trail: Trail, stray: "re.Pattern[str]") -> None:
 
 
 def _flag(trail: Trail, stray: "re.Pattern[str]") -> None:
-    """Flags matches up to the bound of one rule, and then the rest of the text by its characters."""
-    for match in stray.finditer(trail.text):
+    """Flags matches by the rules of their characters; from the bound of one rule on the rest of the text as a whole."""
+    text = trail.text
+    for match in stray.finditer(text):
         start, end = match.span()
         if match[0] == "\ufeff" and start == 0:
             continue  # a byte order mark in its own place
         grade = 1 if end - start >= LONG_RUN else 0
-        for rule, severity in dict.fromkeys(_RULE_OF[one] for one in match[0][:_SEEN_MAX]):
-            if not trail.flag(rule, start, end, Severity(min(severity + grade, Severity.CRITICAL))):
-                _flag_rest(trail, start)
-                return
-
-
-def _flag_rest(trail: Trail, start: int) -> None:
-    """Flags each rule once more, from its next character to the end of the text."""
-    rest = trail.text[start:]
-    for character in sorted(_RULE_OF.keys() & set(rest)):
-        rule, severity = _RULE_OF[character]
-        trail.flag_rest(rule, start + rest.index(character), severity)
+        rules = dict.fromkeys(_RULE_OF[character] for character in match[0][:_SEEN_MAX])
+        graded = [(rule, Severity(min(own + grade, Severity.CRITICAL))) for rule, own in rules]
+        listed = [trail.flag(rule, start, end, severity) for rule, severity in graded]
+        if not all(listed):
+            for character in sorted(set("".join(stray.findall(text, end)))):
+                rule, severity = _RULE_OF[character]
+                trail.flag(rule, text.index(character, end), len(text), severity)
+            return
 
 
 _MERGED = c.merged(c.ALWAYS_INVISIBLE + c.PLACED + c.TAGS + c.BIDI_MARKS)

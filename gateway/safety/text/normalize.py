@@ -209,18 +209,13 @@ def _plain(match: "re.Match[str]") -> str:
 
 def _fold_styled(trail: Trail) -> None:
     """Folds words of other styled letters."""
-    flagging = True
 
     def folded(match: "re.Match[str]") -> str:
-        nonlocal flagging
         words = match[0]
         if _STYLED_WORD.search(words) is None and len(_STYLED_FIRST.findall(words)) < SPREAD_MIN:
             return words
-        if flagging:
-            flagging = trail.flag(_STYLED_RULE, match.start(), match.end(), Severity.LOW)
-            if not flagging:
-                trail.flag_rest(_STYLED_RULE, match.start(), Severity.LOW)
-        return words.translate(c.PLAIN_OF)
+        trail.flag(_STYLED_RULE, match.start(), match.end(), Severity.LOW)
+        return _plain(match)
 
     trail.advance(_STYLED_WORDS.sub(folded, trail.text))
 

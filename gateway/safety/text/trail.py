@@ -127,27 +127,31 @@ class Trail:
             self.advance("".join([*parts, self.text[position:]]), lambda: edits)
 
     def flag(self, rule: str, start: int, end: int, severity: Severity) -> bool:
-        """Notes a finding at a span of `text`. False once the rule has reached its bound: then `flag_rest`."""
+        """Notes a finding at a span of `text`, in order. False once the rule has reached its bound.
+
+        One more finding then stands for all that follow.
+        """
+        key = rule, severity
+        if self._flagged[key] >= MATCHES_MAX:
+            return False
         start, end = _back(self._maps, start, end)
-        self._flagged[rule, severity] += 1
-        spans = self._spans.setdefault((rule, severity), [])
+        self._flagged[key] += 1
+        spans = self._spans.setdefault(key, [])
         if spans and spans[-1][0] <= start <= spans[-1][1]:
             spans[-1][1] = max(spans[-1][1], end)
         else:
             spans.append([start, end])
-        return len(spans) < FINDINGS_MAX and self._flagged[rule, severity] < MATCHES_MAX
+        if len(spans) < FINDINGS_MAX and self._flagged[key] < MATCHES_MAX:
+            return True
+        self._flagged[key] = MATCHES_MAX
+        spans.append([start, len(self._original)])
+        return False
 
     def flag_all(self, rule: str, spans: Iterable[tuple[int, int]], severity: Severity) -> None:
         """Notes findings at ``spans`` of `text`, in order, as far as the bound of the rule allows."""
         for start, end in spans:
             if not self.flag(rule, start, end, severity):
-                self.flag_rest(rule, start, severity)
                 return
-
-    def flag_rest(self, rule: str, start: int, severity: Severity) -> None:
-        """Notes that a rule found too much to be listed from ``start`` of `text` to its end."""
-        start, _ = _back(self._maps, start, start)
-        self._spans.setdefault((rule, severity), []).append([start, len(self._original)])
 
     def flag_whole(self, rule: str, severity: Severity) -> None:
         """Notes a finding about all of the original text."""

@@ -4,9 +4,17 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gateway.safety.actions import Action, ActionTable, Choice, Edit, apply, clusters, edited
+from gateway.safety.actions import (
+    Action,
+    ActionTable,
+    Choice,
+    Edit,
+    Placeholders,
+    apply,
+    clusters,
+    edited,
+)
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.redaction import Placeholders
 
 TABLE = ActionTable(
     rules={

@@ -5,10 +5,10 @@ from functools import cache
 
 import pytest
 
+from gateway.safety.actions import Placeholders
 from gateway.safety.compiled import CompiledPolicies, compile_policies
 from gateway.safety.output.filter import OutputFilter, OutputRules
 from gateway.safety.policy import load_policies
-from gateway.safety.redaction import Placeholders
 from gateway.streaming.transcript import Transcript
 from sluice.client.resumption import ResumableAnswer
 from sluice.internal.v1.frame_pb2 import Logprobs

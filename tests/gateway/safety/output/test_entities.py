@@ -7,13 +7,12 @@ from functools import cache
 
 import pytest
 
-from gateway.safety.actions import Action, apply
+from gateway.safety.actions import Action, Placeholders, apply
 from gateway.safety.compiled import compile_policies
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.output.filter import OutputFilter, OutputRules
 from gateway.safety.output.windows import Window, Windows
 from gateway.safety.policy import load_policies
-from gateway.safety.redaction import Placeholders
 
 NAME = re.compile(r"\b(?:Anna|Ben|Mia)(?: (?:Smith|Okafor|Lee))*\b|\b(?:Smith|Okafor|Lee)\b")
 PIECES = (

@@ -4,11 +4,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gateway.safety.actions import Action
+from gateway.safety.actions import Action, Placeholders
 from gateway.safety.compiled import compile_policies
 from gateway.safety.output.filter import OutputFilter, OutputRules, Restorer, output_rules
 from gateway.safety.policy import Policy, PolicySettings, load_policies
-from gateway.safety.redaction import Placeholders
 from gateway.safety.rules.lexicon import Lexicon
 from tests.gateway.safety.output.kit import RULES, WORDS, SmallScanner
 from tests.gateway.streaming.test_stops import pieces

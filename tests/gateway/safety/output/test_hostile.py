@@ -4,9 +4,9 @@ import random
 
 import pytest
 
+from gateway.safety.actions import Placeholders
 from gateway.safety.findings import Finding
 from gateway.safety.output.redactor import Redactor
-from gateway.safety.redaction import Placeholders
 from tests.gateway.safety.output.kit import RULES, WORDS, SmallScanner, rules_of, small_rules, whole
 
 HOSTILE = {

@@ -7,11 +7,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gateway.safety.actions import Action, ActionTable, Choice
+from gateway.safety.actions import Action, ActionTable, Choice, Placeholders
 from gateway.safety.findings import Severity
 from gateway.safety.output import automaton
 from gateway.safety.output.redactor import Redactor
-from gateway.safety.redaction import Placeholders
 from tests.gateway.safety.output.kit import (
     PLAIN,
     RULES,

@@ -259,3 +259,12 @@ def test_ten_megabytes_of_marks_leave_almost_nothing() -> None:
     normalized = normalize("\u0301" * 5_000_000)
     assert len(normalized.text) <= 16
     assert [finding.rule for finding in normalized.findings] == ["unicode.combining_flood"]
+
+
+def test_what_stays_is_no_finding_where_another_rule_found_too_much() -> None:
+    text = "a\u200b" * 100 + "\u05e9\u05dc\u200f \u202e"
+    normalized = normalize(text)
+    assert normalized.text.endswith("\u05e9\u05dc\u200f ")
+    found = {(finding.rule, finding.severity) for finding in normalized.findings}
+    assert found == {("unicode.zero_width", Severity.LOW), ("unicode.bidi", Severity.MEDIUM)}
+    assert len(normalized.findings) <= FINDINGS_MAX + 2

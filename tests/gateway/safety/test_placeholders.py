@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from gateway.safety.redaction import Placeholders, kind_of
+from gateway.safety.actions import Placeholders, kind_of
 
 TEXTS = st.text(alphabet="<EMAIL_12> ab", max_size=30)
 
