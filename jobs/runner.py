@@ -212,13 +212,13 @@ class JobRunner:
             running = StagePass(self._process, record, stage, metadata, cache, spent)
             running.set_concurrency(self.concurrency)
             await running.load()
-            self._stored_bytes += 0 if self._pass is None else self._pass.written_bytes
+            self._stored_bytes += 0 if self._pass is None else self._pass.log.written_bytes
             self._pass, self._speed = running, Speed()
             self._told(running)
-            skipped = 0 if record.round or record.job.spec.stages else running.low_water
+            skipped = 0 if record.round or record.job.spec.stages else running.log.done.low_water
             blocks = await self._blocks(record, stage, metadata, skipped)
             await running.run(blocks, skipped)
-            return running.split_documents > 0
+            return running.log.split_documents > 0
 
     async def _blocks(
         self, record: JobRecord, stage: int, metadata: tuple[tuple[str, str], ...], skipped: int
@@ -300,18 +300,18 @@ class JobRunner:
         running = self._pass
         if running is None:
             return record.job.progress
-        record.results_bytes = self._stored_bytes + running.written_bytes
-        progress = self._earlier.progress(running.written, record.round)
+        record.results_bytes = self._stored_bytes + running.log.written_bytes
+        progress = self._earlier.progress(running.log.written, record.round)
         progress.in_flight = running.window.in_flight
         if record.round:
             progress.total_final = True
             progress.total = self._earlier.total
         else:
             progress.total_final = running.read_all
-            progress.total = max(running.written.total, running.read)
+            progress.total = max(running.log.written.total, running.read)
             if not running.read_all and self._source is not None and self._source.share_read:
                 progress.total = max(progress.total, round(running.read / self._source.share_read))
-        settled = running.written.total
+        settled = running.log.written.total
         self._told(running)
         progress.items_per_second = self._speed.items_per_s
         progress.tokens_per_second = self._speed.tokens_per_s
@@ -324,7 +324,7 @@ class JobRunner:
         return progress
 
     def _told(self, running: StagePass) -> None:
-        counts = running.counts
+        counts = running.log.counts
         self._speed.told(time.monotonic(), counts.total, counts.completion_tokens)
 
     def _note_stages(self, progress: JobProgress, record: JobRecord) -> None:
@@ -354,7 +354,7 @@ class JobRunner:
         progress, running_s = record.job.progress, max(1e-3, record.running_ms / 1e3)
         reasons = Counter(self._earlier.reasons)
         if self._pass is not None:
-            reasons.update(self._pass.dead_by_reason)
+            reasons.update(self._pass.log.reasons)
         return JobReport(
             progress=progress,
             running_time=duration(record.running_ms),

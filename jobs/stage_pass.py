@@ -1,14 +1,12 @@
 """One pass over the items of a stage: reads them, sends them, writes each outcome once.
 
 Three loops share a `Window`: one adds items while there is room, one sends them, one writes what has come back as the
-next segment of the log. A segment has the checkpoint behind it and is accepted only behind the last one, so whoever
-goes on from the log knows exactly which items have an outcome. Nothing else is needed to continue.
+next segment of the log (`jobs.pass_log`).
 """
 
 import asyncio
 import random
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Final
@@ -16,22 +14,21 @@ from typing import Final
 from jobs.answers import AnswerCache
 from jobs.core.pace import Budget, Rate
 from jobs.core.retry import Failure, RetryPolicy, failure_of
-from jobs.core.window import BLOCK, DoneIndexes, Entry, Window
+from jobs.core.window import BLOCK, Entry, Window
 from jobs.gateways import ItemCalls, error_in
+from jobs.pass_log import BAD_LINES, PassLog
 from jobs.process import JobProcess, JobStops
 from jobs.results import OrderedLog
 from jobs.sources import Block
-from jobs.store import RETRY_AFTER_S, SEGMENT_BYTES_MAX, Fenced
-from sluice.errors import JobUnknown, SluiceError, TransportUnavailable
+from sluice.errors import JobUnknown, SluiceError
 from sluice.internal.v1.items_pb2 import RunResponse
-from sluice.internal.v1.job_pb2 import ItemOutcome, JobCheckpoint, JobRecord, JobSegment
+from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord
 from sluice.v1.inference_pb2 import FINISH_REASON_STOP
-from sluice.v1.jobs_pb2 import JobAnswer, JobItemError, JobProgress, JobResult
+from sluice.v1.jobs_pb2 import JobAnswer, JobItemError, JobResult
 from sluice.wire.clock import ms_of, timestamp, unix_ms
 
 COMMIT_S: Final = 0.25
 """How long an outcome waits for others before it is written."""
-SEGMENT_ITEMS: Final = 256
 UNWRITTEN_MAX: Final = 2048
 """Outcomes that may wait for JetStream; above it nothing is sent."""
 OUTCOME_BYTES_MAX: Final = 192 * 1024
@@ -40,7 +37,6 @@ ITEM_TIMEOUT_S: Final = 3600.0
 NO_GATEWAY_WAIT_S: Final = 0.25
 BAD_LINES_FROM: Final = 100
 BAD_LINE_SHARE: Final = 0.1
-_BAD_LINES: Final = frozenset({"BAD_LINE", "DUPLICATE_ID"})
 
 
 class StagePass:
@@ -48,10 +44,7 @@ class StagePass:
 
     Attributes:
         window: its items in memory.
-        counts: of the outcomes that were to be written.
-        written: of those that are.
-        written_bytes: of this process's segments.
-        split_documents: documents with more than one item.
+        log: what it writes.
         read: items and bad lines that were read.
         read_all: whether there are no more.
         trouble: why the mesh takes no items now; empty: it does.
@@ -71,7 +64,8 @@ class StagePass:
         self._record = record
         self._cache = cache
         limits = record.job.spec.limits
-        self._key = record.job.id, stage, record.round
+        self.log = PassLog(process, record, stage)
+        self._stage = stage
         now = time.monotonic()
         self._budget = Budget(limits.max_cost)
         self._budget.took(spent, 0)
@@ -85,18 +79,6 @@ class StagePass:
         self._calls = ItemCalls(process.gateways, metadata, self._on_response, self._on_returned)
         timeout_ms = ms_of(limits.item_timeout)
         self._timeout_s = timeout_ms / 1e3 or ITEM_TIMEOUT_S
-        self._done = DoneIndexes()
-        self.counts = JobProgress()
-        self.written = JobProgress()
-        self.written_bytes = 0
-        self._reasons: Counter[str] = Counter()
-        self.split_documents = 0
-        self._earlier_reasons: dict[int, str] = {}
-        self._sequence = 0
-        self._complete = False
-        self._appending: asyncio.Future[None] | None = None
-        self._unwritten: list[ItemOutcome] = []
-        self._unwritten_bytes = 0
         self.read = 0
         self.read_all = False
         self._bad = 0
@@ -119,28 +101,9 @@ class StagePass:
         Raises:
             TransportUnavailable, StorageFull, Fenced.
         """
-        segment, self._sequence = await self._process.store.last_segment(*self._key)
-        point = segment.checkpoint
-        self._done = DoneIndexes(point.low_water, point.done)
-        self.counts.CopyFrom(point.counts)
-        self.written.CopyFrom(point.counts)
-        self._budget.took(point.counts.cost, 0)
-        self._reasons = Counter(point.dead_by_reason)
-        self.split_documents = point.split_documents
-        self._complete = point.complete
-        self._bad = point.counts.bad_lines
-        if not self._complete:
-            await self._append([])
-
-    @property
-    def low_water(self) -> int:
-        """Every item before it has an outcome."""
-        return self._done.low_water
-
-    @property
-    def dead_by_reason(self) -> Counter[str]:
-        """Dead letters of the pass by reason, less those of earlier rounds that have ended otherwise."""
-        return self._reasons
+        await self.log.load()
+        self._budget.took(self.log.counts.cost, 0)
+        self._bad = self.log.counts.bad_lines
 
     async def run(self, blocks: AsyncIterator[Block], skipped: int = 0) -> None:
         """Returns when every item has an outcome in the log. When it is stopped, it writes what has come back.
@@ -153,11 +116,11 @@ class StagePass:
             StorageFull: JetStream is full, or the tenant has its share of it.
             SluiceError: JetStream or the input.
         """
-        if self._complete:
+        if self.log.complete:
             return
         self.read = skipped
         await self._fill_cache(await self._logs_of_others())
-        own = self._fill_cache([(self._key[0], one) for one in range(self._key[2] + 1)])
+        own = self._fill_cache([(self.log.key[0], one) for one in range(self.log.key[2] + 1)])
         loops = [own, self._feed(blocks), self._send(), self._calls.run(), self._write()]
         tasks = [asyncio.ensure_future(loop) for loop in loops]
         try:
@@ -166,14 +129,11 @@ class StagePass:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        assert self._complete, "the loop that writes ends last"
+        assert self.log.complete, "the loop that writes ends last"
 
     async def flush(self) -> None:
         """Writes what has come back, after `run` was stopped. Raises what the last write did."""
-        if self._appending is not None:
-            await self._appending
-        while self._unwritten:
-            await self._append(self._take())
+        await self.log.flush(at_end=self._at_end)
 
     # Reading.
 
@@ -189,19 +149,19 @@ class StagePass:
         self._wake()
 
     def _has_room(self) -> bool:
-        return self.window.has_room(self._done.low_water, self.read)
+        return self.window.has_room(self.log.done.low_water, self.read)
 
     def _count(self, one: Entry | ItemOutcome) -> Entry | None:
         """``one`` when it is an item without an outcome."""
         self.read += 1
-        if one.place in self._done:
+        if one.place in self.log.done:
             return None
         if isinstance(one, ItemOutcome):
-            self._bad += one.result.error.reason in _BAD_LINES
-            self._settle(one)
+            self._bad += one.result.error.reason in BAD_LINES
+            self.log.add(one)
             return None
         if one.earlier_reason:
-            self._earlier_reasons[one.place] = one.earlier_reason
+            self.log.earlier_reasons[one.place] = one.earlier_reason
         return one
 
     def _settle_known(self, entry: Entry) -> bool:
@@ -212,7 +172,7 @@ class StagePass:
         return known is not None
 
     def _check_bad_lines(self, least: int) -> None:
-        if self._key[1]:
+        if self._stage:
             return  # they were judged in the first one
         limits = self._record.job.spec.limits
         most = BAD_LINE_SHARE
@@ -242,7 +202,7 @@ class StagePass:
 
         A job that goes on does not wait for those of its own log: what they would have saved meanwhile is less.
         """
-        if self._record.job.spec.dedupe.disabled or self._key[1]:
+        if self._record.job.spec.dedupe.disabled or self._stage:
             return
         for job, round_ in logs:
             async for outcome in OrderedLog(self._process.store, job, 0, round_).everything():
@@ -254,8 +214,8 @@ class StagePass:
     async def _send(self) -> None:
         while True:
             now = time.monotonic()
-            if len(self._unwritten) >= UNWRITTEN_MAX:
-                await self._until(lambda: len(self._unwritten) < UNWRITTEN_MAX)
+            if len(self.log.waiting) >= UNWRITTEN_MAX:
+                await self._until(lambda: len(self.log.waiting) < UNWRITTEN_MAX)
             elif (entry := self.window.next(now)) is None:
                 await self._pause(self.window.wait_s(now))
             elif self._calls.send(entry, self._timeout_s):
@@ -297,119 +257,32 @@ class StagePass:
         if dead:
             for one in (entry, *self.window.died(entry)):
                 one.tries = entry.tries
-                self._settle(_outcome(one, error=_item_error(error)))
+                self.log.add(_outcome(one, error=_item_error(error)))
 
     def _settle_answer(self, entry: Entry, answer: JobAnswer) -> None:
         if answer.ByteSize() > OUTCOME_BYTES_MAX:
             message = f"the answer has {answer.ByteSize()} bytes, a job keeps {OUTCOME_BYTES_MAX}"
             error = JobItemError(code=8, reason="RESULT_TOO_LARGE", message=message)
-            self._settle(_outcome(entry, error=error))
+            self.log.add(_outcome(entry, error=error))
         else:
-            self._settle(_outcome(entry, answer=answer))
-
-    def _settle(self, outcome: ItemOutcome) -> None:
-        self._unwritten.append(outcome)
-        self._unwritten_bytes += outcome.ByteSize()
+            self.log.add(_outcome(entry, answer=answer))
 
     # Writing.
 
     async def _write(self) -> None:
-        while not self._complete:
-            await self._until(lambda: bool(self._unwritten) or self._at_end)
+        while not self.log.complete:
+            await self._until(lambda: bool(self.log.waiting) or self._at_end)
             full_at = time.monotonic() + COMMIT_S
-            while not (self._has_segment or self._at_end) and time.monotonic() < full_at:
+            while not (self.log.has_segment or self._at_end) and time.monotonic() < full_at:
                 await self._pause(full_at - time.monotonic())
-            if self._unwritten:
+            if self.log.waiting:
                 self._process.quotas.check_results(self._record.job.tenant)
-            await self._append(self._take())
+            await self.log.append(self.log.take(), at_end=self._at_end)
             self._wake()
 
     @property
     def _at_end(self) -> bool:
         return self.read_all and not len(self.window)
-
-    @property
-    def _has_segment(self) -> bool:
-        return len(self._unwritten) >= SEGMENT_ITEMS or self._unwritten_bytes >= SEGMENT_BYTES_MAX
-
-    def _take(self) -> list[ItemOutcome]:
-        size = count = 0
-        while count < min(SEGMENT_ITEMS, len(self._unwritten)) and size < SEGMENT_BYTES_MAX:
-            size += self._unwritten[count].ByteSize()
-            count += 1
-        taken, self._unwritten = self._unwritten[:count], self._unwritten[count:]
-        self._unwritten_bytes -= size
-        return sorted(taken, key=lambda outcome: outcome.place)
-
-    async def _append(self, outcomes: list[ItemOutcome]) -> None:
-        """Writes the next segment, however long JetStream needs; a cancel leaves it to `flush` to wait for it."""
-        self._done.add(outcome.place for outcome in outcomes)
-        for outcome in outcomes:
-            self._add_counts(outcome)
-            if not outcome.carried:
-                self._process.items[_what_became(outcome.result),] += 1
-        self._complete = self._at_end and not self._unwritten
-        assert self._done.is_whole or not self._complete, "no place is left out"
-        segment = JobSegment(outcomes=outcomes, checkpoint=self._checkpoint())
-        self._appending = asyncio.ensure_future(self._append_segment(segment))
-        await asyncio.shield(self._appending)
-
-    async def _append_segment(self, segment: JobSegment) -> None:
-        store = self._process.store
-        while True:
-            try:
-                self._sequence = await store.append(*self._key, segment, self._sequence)
-                break
-            except TransportUnavailable:
-                await asyncio.sleep(RETRY_AFTER_S / 2)
-            except Fenced:
-                # The write that got no answer may have been taken all the same.
-                last, sequence = await store.last_segment(*self._key)
-                if last != segment:
-                    raise
-                self._sequence = sequence
-                break
-        self.written.CopyFrom(segment.checkpoint.counts)
-        self.written_bytes += segment.ByteSize()
-        self._process.quotas.stored(self._key[0], segment.ByteSize())
-
-    def _checkpoint(self) -> JobCheckpoint:
-        return JobCheckpoint(
-            low_water=self._done.low_water,
-            done=self._done.ranges,
-            complete=self._complete,
-            counts=self.counts,
-            dead_by_reason=self._reasons,
-            writer=self._process.name,
-            epoch=self._record.epoch,
-            split_documents=self.split_documents,
-        )
-
-    def _add_counts(self, outcome: ItemOutcome) -> None:
-        counts, result = self.counts, outcome.result
-        counts.total += 1
-        self.split_documents += result.parts > 1 and result.part == 0
-        if (earlier := self._earlier_reasons.pop(outcome.place, "")) != "":
-            self._reasons[earlier] -= 1
-        if result.HasField("error"):
-            counts.dead += 1
-            counts.bad_lines += result.error.reason in _BAD_LINES
-            self._reasons[result.error.reason] += 1
-            return
-        answer = result.answer
-        counts.succeeded += 1
-        if outcome.carried:
-            return
-        counts.retried += result.attempts > 1
-        usage = answer.usage
-        if answer.deduplicated:
-            counts.deduplicated += 1
-            counts.saved_tokens += usage.prompt_tokens + usage.completion_tokens
-        else:
-            counts.prompt_tokens += usage.prompt_tokens
-            counts.completion_tokens += usage.completion_tokens
-            counts.cached_prompt_tokens += usage.cached_prompt_tokens
-            counts.cost += answer.cost
 
     # Waiting.
 
@@ -480,13 +353,6 @@ def _item_error(error: SluiceError) -> JobItemError:
         message=error.message[:1000],
         request_id=error.metadata.get("request_id", ""),
     )
-
-
-def _what_became(result: JobResult) -> str:
-    """A word for metrics."""
-    if result.HasField("error"):
-        return "dead"
-    return "deduplicated" if result.answer.deduplicated else "succeeded"
 
 
 def _outcome(

@@ -14,12 +14,12 @@ from jobs.answers import AnswerCache
 from jobs.core.retry import Failure
 from jobs.core.window import Entry
 from jobs.gateways import Gateways
+from jobs.pass_log import SEGMENT_ITEMS
 from jobs.process import JobProcess, JobStops, input_unreadable
 from jobs.results import OrderedLog
 from jobs.sources import Block
 from jobs.stage_pass import (
     OUTCOME_BYTES_MAX,
-    SEGMENT_ITEMS,
     UNWRITTEN_MAX,
     StagePass,
     _item_error,
@@ -149,11 +149,11 @@ async def test_every_item_and_bad_line_has_one_outcome(
     assert sorted(one.place for one in log) == [0, 1, 2, 3, 4]
     texts = {one.place: one.result.answer.text for one in log if one.result.HasField("answer")}
     assert texts == {place: f"PROMPT {place}" for place in (0, 2, 3, 4)}
-    assert (running.read, running.read_all, running.low_water) == (5, True, 5)
-    assert running.counts == pb.JobProgress(
+    assert (running.read, running.read_all, running.log.done.low_water) == (5, True, 5)
+    assert running.log.counts == pb.JobProgress(
         total=5, succeeded=4, dead=1, bad_lines=1, prompt_tokens=8, completion_tokens=8, cost=2.0
     )
-    assert dict(running.dead_by_reason) == {"BAD_LINE": 1}
+    assert dict(running.log.reasons) == {"BAD_LINE": 1}
     *_, last = await world.segments()
     assert last.checkpoint.complete
     assert last.checkpoint.writer == "me"
@@ -164,7 +164,7 @@ async def test_every_item_and_bad_line_has_one_outcome(
     await again.run(blocks([entry(0)]))
     await again.flush()
     assert set(gateway.asked.values()) == {1}
-    assert (again.low_water, again.counts) == (5, running.counts)
+    assert (again.log.done.low_water, again.log.counts) == (5, running.log.counts)
     assert len(await world.log()) == 5
 
 
@@ -180,7 +180,7 @@ async def test_who_takes_over_sends_what_has_no_outcome_alone(
 
     second = world.new_pass()
     await second.load()
-    assert (second.low_water, second._done.ranges) == (2, [3, 4])
+    assert (second.log.done.low_water, second.log.done.ranges) == (2, [3, 4])
     async with asyncio.timeout(BOUND_S):
         await second.run(blocks([entry(2), entry(3), entry(4)]), skipped=2)
     assert dict(gateway.asked) == {"prompt 2": 1, "prompt 4": 1}
@@ -193,7 +193,11 @@ async def test_who_takes_over_sends_what_has_no_outcome_alone(
         2: "PROMPT 2",
         4: "PROMPT 4",
     }
-    assert (second.counts.total, second.counts.succeeded, second.counts.cost) == (5, 5, 2.5)
+    assert (second.log.counts.total, second.log.counts.succeeded, second.log.counts.cost) == (
+        5,
+        5,
+        2.5,
+    )
 
     # What the first one still writes is refused.
     taken_out(first, entry(2))
@@ -207,10 +211,10 @@ async def test_a_process_that_loads_keeps_the_one_before_from_writing(world: Wor
     first, second = world.new_pass(), world.new_pass()
     await first.load()
     await second.load()
-    first._settle(bad_line(0))
+    first.log.add(bad_line(0))
     with pytest.raises(Fenced):
         await first.flush()
-    second._settle(bad_line(0))
+    second.log.add(bad_line(0))
     await second.flush()
     assert [one.place for one in await world.log()] == [0]
     *_, last = await world.segments()
@@ -223,16 +227,16 @@ async def test_a_checkpoint_has_all_that_goes_on(world: World) -> None:
     first = world.new_pass(record)
     await first.load()
     first._count(bad_line(2))
-    first._settle(bad_line(5, "OTHER"))
+    first.log.add(bad_line(5, "OTHER"))
     part = ItemOutcome(place=6, result=pb.JobResult(index=6, parts=2, answer=pb.JobAnswer()))
-    first._settle(part)
+    first.log.add(part)
     await first.flush()
-    assert first.low_water == 0
+    assert first.log.done.low_water == 0
     *_, last = await world.segments()
     assert last.checkpoint == JobCheckpoint(
         low_water=0,
         done=[2, 3, 5, 7],
-        counts=first.counts,
+        counts=first.log.counts,
         dead_by_reason={"BAD_LINE": 1, "OTHER": 1},
         writer="me",
         epoch=7,
@@ -240,10 +244,14 @@ async def test_a_checkpoint_has_all_that_goes_on(world: World) -> None:
     )
     second = world.new_pass()
     await second.load()
-    assert second.counts == first.counts
-    assert second.dead_by_reason == {"BAD_LINE": 1, "OTHER": 1}
-    assert (second.split_documents, second._bad, second._sequence > first._sequence) == (1, 1, True)
-    assert [place for place in range(9) if place in second._done] == [2, 5, 6]
+    assert second.log.counts == first.log.counts
+    assert second.log.reasons == {"BAD_LINE": 1, "OTHER": 1}
+    assert (
+        second.log.split_documents,
+        second._bad,
+        second.log._sequence > first.log._sequence,
+    ) == (1, 1, True)
+    assert [place for place in range(9) if place in second.log.done] == [2, 5, 6]
 
 
 async def test_identical_items_and_those_of_the_own_log_are_computed_once(
@@ -269,7 +277,7 @@ async def test_identical_items_and_those_of_the_own_log_are_computed_once(
     shared = {one.place: one.result.answer for one in await world.log()}
     assert [place for place, answer in shared.items() if answer.deduplicated] == [2]
     assert (shared[2].cost, shared[1].cost) == (0.0, 0.5)
-    assert (second.counts.deduplicated, second.counts.saved_tokens) == (1, 3)
+    assert (second.log.counts.deduplicated, second.log.counts.saved_tokens) == (1, 3)
 
 
 async def test_answers_are_taken_from_rounds_of_jobs_of_the_same_tenant_alone(
@@ -352,7 +360,7 @@ async def test_what_ends_a_loop_ends_the_pass_and_what_came_back_is_kept(
     await running.flush()
     assert sorted(one.place for one in await world.log()) == [0, 1]
     assert not (await world.segments())[-1].checkpoint.complete
-    assert not running._unwritten
+    assert not running.log.waiting
 
 
 async def test_items_are_sent_again_when_their_gateway_is_away(
@@ -425,12 +433,12 @@ async def test_how_long_outcomes_wait_for_others(
         if len(pauses) == 2:
             running.read_all = True
 
-    async def append(outcomes: list[ItemOutcome]) -> None:
+    async def append(outcomes: list[ItemOutcome], *, at_end: bool) -> None:
         pauses.append(float(len(outcomes)))
-        running._complete = True
+        running.log.complete = True
 
-    running._pause, running._append = pause, append  # type: ignore[method-assign]
-    running._settle(bad_line(0))
+    running._pause, running.log.append = pause, append  # type: ignore[method-assign]
+    running.log.add(bad_line(0))
     await running._write()
     assert pauses == [0.25, 0.25, 1.0]
 
@@ -447,16 +455,16 @@ async def test_nothing_is_written_before_there_is_something_or_after_its_time(
         clock += 0.25
         happened.append("paused")
 
-    async def append(outcomes: list[ItemOutcome]) -> None:
+    async def append(outcomes: list[ItemOutcome], *, at_end: bool) -> None:
         happened.append(f"{len(outcomes)} written")
-        running._complete = True
+        running.log.complete = True
 
-    running._pause, running._append = pause, append  # type: ignore[method-assign]
+    running._pause, running.log.append = pause, append  # type: ignore[method-assign]
     writing = asyncio.ensure_future(running._write())
     for _ in range(5):
         await asyncio.sleep(0)
     assert happened == []
-    running._settle(bad_line(0))
+    running.log.add(bad_line(0))
     running._wake()
     await asyncio.wait_for(writing, BOUND_S)
     assert happened == ["paused", "1 written"]
@@ -465,16 +473,16 @@ async def test_nothing_is_written_before_there_is_something_or_after_its_time(
 async def test_a_full_segment_is_written_at_once(idle: World) -> None:
     running, written = idle.new_pass(), list[int]()
 
-    async def append(outcomes: list[ItemOutcome]) -> None:
+    async def append(outcomes: list[ItemOutcome], *, at_end: bool) -> None:
         written.append(len(outcomes))
-        running._complete = True
+        running.log.complete = True
 
     async def pause(_: float | None) -> None:
         pytest.fail("nothing is waited for")
 
-    running._pause, running._append = pause, append  # type: ignore[method-assign]
+    running._pause, running.log.append = pause, append  # type: ignore[method-assign]
     for place in range(SEGMENT_ITEMS):
-        running._settle(bad_line(place))
+        running.log.add(bad_line(place))
     woken = running._changed
     await running._write()
     assert written == [SEGMENT_ITEMS]
@@ -532,8 +540,8 @@ async def test_an_answer_is_that_of_all_items_like_it(idle: World) -> None:
     first, *others = (entry(place, input_hash=b"h") for place in range(3))
     taken_out(running, first, *others)
     running._on_response(first, answered("x", 5, 6))
-    assert [one.result.attempts for one in running._unwritten] == [1, 1, 1]
-    answers = [one.result.answer for one in running._unwritten]
+    assert [one.result.attempts for one in running.log.waiting] == [1, 1, 1]
+    answers = [one.result.answer for one in running.log.waiting]
     assert [(one.text, one.cost, one.deduplicated) for one in answers] == [
         ("x", 0.5, False),
         ("x", 0.0, True),
@@ -543,8 +551,8 @@ async def test_an_answer_is_that_of_all_items_like_it(idle: World) -> None:
     assert kept == answers[0]
     assert len(running.window) == 0
     assert running._settle_known(entry(9, input_hash=b"h"))
-    assert running._unwritten[-1].result.answer.deduplicated
-    assert running._unwritten[-1].place == 9
+    assert running.log.waiting[-1].result.answer.deduplicated
+    assert running.log.waiting[-1].place == 9
     assert not running._settle_known(entry(10, input_hash=b"other"))
     assert not running._settle_known(entry(11))
 
@@ -572,12 +580,12 @@ async def test_an_answer_that_is_too_large_is_a_dead_letter(idle: World, over: i
     answer.text = "x" * (196_000 + 192 * 1024 - answer.ByteSize() + over)
     assert answer.ByteSize() == OUTCOME_BYTES_MAX + over
     running._settle_answer(item, answer)
-    (outcome,) = running._unwritten
+    (outcome,) = running.log.waiting
     assert outcome.result.HasField("error") == bool(over)
     if over:
         assert (outcome.result.error.code, outcome.result.error.reason) == (8, "RESULT_TOO_LARGE")
         assert "196609 bytes, a job keeps 196608" in outcome.result.error.message
-    assert running._unwritten_bytes == outcome.ByteSize()
+    assert running.log.waiting_bytes == outcome.ByteSize()
 
 
 async def test_an_item_that_can_never_be_answered_is_a_dead_letter_with_those_like_it(
@@ -589,8 +597,8 @@ async def test_an_item_that_can_never_be_answered_is_a_dead_letter_with_those_li
     error = InvalidRequest.of("prompt", "y" * 2000)
     error.metadata["request_id"] = "req-1"
     running._on_response(item, failed(error))
-    assert [one.place for one in running._unwritten] == [0, 1]
-    for one in running._unwritten:
+    assert [one.place for one in running.log.waiting] == [0, 1]
+    for one in running.log.waiting:
         assert (one.result.attempts, one.result.error.reason) == (1, "REQUEST_INVALID")
         assert (one.result.error.code, len(one.result.error.message)) == (3, 1000)
         assert one.result.error.request_id == "req-1"
@@ -610,10 +618,10 @@ async def test_an_error_that_passes_is_tried_as_often_as_the_job_says(idle: Worl
     item = entry(0)
     taken_out(running, item)
     running._on_response(item, failed(InternalError("oops")))
-    assert not running._unwritten
+    assert not running.log.waiting
     assert (len(running.window), running.window.in_flight, item.tries) == (1, 0, 1)
     running._on_response(item, failed(InternalError("oops")))
-    (outcome,) = running._unwritten
+    (outcome,) = running.log.waiting
     assert (outcome.result.attempts, outcome.result.error.reason) == (2, "INTERNAL")
 
 
@@ -635,7 +643,7 @@ async def test_no_room_in_the_mesh_is_no_try_and_is_told(idle: World) -> None:
     item = entry(0)
     taken_out(running, item)
     running._on_response(item, failed(TransportUnavailable("full", retry_after_s=20.0)))
-    assert (item.tries, running.trouble, running._unwritten) == (0, "full", [])
+    assert (item.tries, running.trouble, running.log.waiting) == (0, "full", [])
     wait_s = running.window.wait_s(time.monotonic())
     assert wait_s is not None
     assert wait_s > 15.0, "as long as the mesh said"
@@ -654,8 +662,8 @@ async def test_what_counts(idle: World) -> None:
     usage = inference_pb2.Usage(prompt_tokens=5, completion_tokens=6, cached_prompt_tokens=2)
     computed = pb.JobAnswer(usage=usage, cost=0.5)
     shared = pb.JobAnswer(usage=usage, deduplicated=True)
-    running._earlier_reasons = {3: "INTERNAL", 9: "INTERNAL"}
-    running._reasons.update({"INTERNAL": 5})
+    running.log.earlier_reasons = {3: "INTERNAL", 9: "INTERNAL"}
+    running.log.reasons.update({"INTERNAL": 5})
     for one in (
         outcome(0, answer=computed, attempts=1),
         outcome(1, answer=computed, attempts=2),
@@ -667,8 +675,8 @@ async def test_what_counts(idle: World) -> None:
         outcome(7, answer=shared, attempts=1, parts=2, part=1),
         outcome(8, answer=shared, attempts=1, parts=1, part=0),
     ):
-        running._add_counts(one)
-    assert running.counts == pb.JobProgress(
+        running.log._add_counts(one)
+    assert running.log.counts == pb.JobProgress(
         total=9,
         succeeded=7,
         dead=2,
@@ -681,14 +689,14 @@ async def test_what_counts(idle: World) -> None:
         cached_prompt_tokens=4,
         cost=1.0,
     )
-    assert running.split_documents == 1
-    assert dict(running.dead_by_reason) == {"INTERNAL": 4, "OTHER": 1, "DUPLICATE_ID": 1}
-    assert running._earlier_reasons == {9: "INTERNAL"}
+    assert running.log.split_documents == 1
+    assert dict(running.log.reasons) == {"INTERNAL": 4, "OTHER": 1, "DUPLICATE_ID": 1}
+    assert running.log.earlier_reasons == {9: "INTERNAL"}
 
 
 async def test_what_was_read_and_what_has_an_outcome(idle: World) -> None:
     running = idle.new_pass()
-    running._done.add([0])
+    running.log.done.add([0])
     assert running._count(entry(0)) is None
     fresh = entry(1, earlier_reason="INTERNAL")
     assert running._count(fresh) is fresh
@@ -697,8 +705,8 @@ async def test_what_was_read_and_what_has_an_outcome(idle: World) -> None:
     assert running._count(bad_line(4, "INTERNAL")) is None
     assert running._count(bad_line(5, "DUPLICATE_ID")) is None
     assert (running.read, running._bad) == (6, 2)
-    assert [one.place for one in running._unwritten] == [3, 4, 5]
-    assert running._earlier_reasons == {1: "INTERNAL"}
+    assert [one.place for one in running.log.waiting] == [3, 4, 5]
+    assert running.log.earlier_reasons == {1: "INTERNAL"}
 
 
 @pytest.mark.parametrize(
@@ -755,31 +763,31 @@ async def test_bad_lines_are_judged_while_it_reads_and_at_the_end(world: World) 
 async def test_a_segment_has_so_many_outcomes_in_order(idle: World) -> None:
     running = idle.new_pass()
     for place in reversed(range(300)):
-        assert running._has_segment == (place < 300 - 256)
-        running._settle(bad_line(place))
-    assert running._has_segment
-    first = running._take()
+        assert running.log.has_segment == (place < 300 - 256)
+        running.log.add(bad_line(place))
+    assert running.log.has_segment
+    first = running.log.take()
     assert [one.place for one in first] == list(range(44, 300))
-    assert not running._has_segment
-    assert running._unwritten_bytes == sum(one.ByteSize() for one in running._unwritten)
-    assert [one.place for one in running._take()] == list(range(44))
-    assert running._unwritten_bytes == 0
-    assert running._take() == []
+    assert not running.log.has_segment
+    assert running.log.waiting_bytes == sum(one.ByteSize() for one in running.log.waiting)
+    assert [one.place for one in running.log.take()] == list(range(44))
+    assert running.log.waiting_bytes == 0
+    assert running.log.take() == []
     assert SEGMENT_ITEMS == 256
 
 
 async def test_a_segment_is_full_by_bytes_too(idle: World) -> None:
     running = idle.new_pass()
     for place in range(9):
-        running._settle(outcome(place, answer=pb.JobAnswer(text="x" * 150_000)))
-    one = running._unwritten[0].ByteSize()
-    assert running._has_segment
-    assert len(running._take()) == -(-SEGMENT_BYTES_MAX // one)
-    assert not running._has_segment
-    running._unwritten_bytes = SEGMENT_BYTES_MAX
-    assert running._has_segment
-    running._unwritten_bytes -= 1
-    assert not running._has_segment
+        running.log.add(outcome(place, answer=pb.JobAnswer(text="x" * 150_000)))
+    one = running.log.waiting[0].ByteSize()
+    assert running.log.has_segment
+    assert len(running.log.take()) == -(-SEGMENT_BYTES_MAX // one)
+    assert not running.log.has_segment
+    running.log.waiting_bytes = SEGMENT_BYTES_MAX
+    assert running.log.has_segment
+    running.log.waiting_bytes -= 1
+    assert not running.log.has_segment
 
 
 async def test_a_segment_of_just_its_bytes_is_full(idle: World) -> None:
@@ -789,9 +797,9 @@ async def test_a_segment_of_just_its_bytes_is_full(idle: World) -> None:
         missing = SEGMENT_BYTES_MAX // 2 - half.ByteSize()
         half.result.answer.text += "x" * missing
         assert half.ByteSize() == SEGMENT_BYTES_MAX // 2
-        running._settle(half)
-    assert [one.place for one in running._take()] == [1, 2]
-    assert running._unwritten_bytes == SEGMENT_BYTES_MAX // 2
+        running.log.add(half)
+    assert [one.place for one in running.log.take()] == [1, 2]
+    assert running.log.waiting_bytes == SEGMENT_BYTES_MAX // 2
 
 
 @dataclass
@@ -830,41 +838,41 @@ async def test_a_write_without_an_answer_is_looked_for_and_made_again(
     async def append(store: StoreThatFails) -> None:
         fake: Any = store
         running._process.store = fake
-        running._sequence = 4
-        await running._append_segment(ours)
+        running.log._sequence = 4
+        await running.log._append_segment(ours)
 
-    monkeypatch.setattr("jobs.stage_pass.asyncio.sleep", sleep)
+    monkeypatch.setattr("jobs.pass_log.asyncio.sleep", sleep)
     store = StoreThatFails([away, away, None])
     await append(store)
     assert store.appended == [(JOB, 0, 0, ours, 4)] * 3
-    assert (running._sequence, pauses) == (17, [0.5, 0.5])
+    assert (running.log._sequence, pauses) == (17, [0.5, 0.5])
     # It was taken, and its answer was lost.
     store = StoreThatFails([away, Fenced("x")], (ours, 9))
     await append(store)
-    assert (running._sequence, len(store.appended)) == (9, 2)
+    assert (running.log._sequence, len(store.appended)) == (9, 2)
     # Another one has written.
     with pytest.raises(Fenced):
         await append(StoreThatFails([Fenced("x")], (theirs, 9)))
-    assert running._sequence == 4
+    assert running.log._sequence == 4
 
 
 async def test_the_end_is_written_when_nothing_is_left(world: World) -> None:
     running = world.new_pass()
     await running.load()
     running.read_all = True
-    running._settle(bad_line(0))
-    running._settle(bad_line(1))
-    await running._append([running._unwritten.pop(0)])
-    assert not running._complete
-    await running._append([running._unwritten.pop(0)])
-    assert running._complete
+    running.log.add(bad_line(0))
+    running.log.add(bad_line(1))
+    await running.log.append([running.log.waiting.pop(0)], at_end=running._at_end)
+    assert not running.log.complete
+    await running.log.append([running.log.waiting.pop(0)], at_end=running._at_end)
+    assert running.log.complete
     assert [one.checkpoint.complete for one in await world.segments()] == [False, False, True]
     other = world.new_pass(world.record("job-2"))
     await other.load()
     other.read_all = True
     other.window.add([entry(0)])
-    await other._append([])
-    assert not other._complete
+    await other.log.append([], at_end=other._at_end)
+    assert not other.log.complete
     # A place that was left out would be lost.
     taken_out(lost := world.new_pass(world.record("job-3")), entry(5))
     await lost.load()
@@ -877,26 +885,26 @@ async def test_the_end_is_written_when_nothing_is_left(world: World) -> None:
 async def test_an_outcome_is_counted_and_shown_once(world: World) -> None:
     running = world.new_pass()
     await running.load()
-    running._settle(outcome(0, answer=pb.JobAnswer(), carried=True))
+    running.log.add(outcome(0, answer=pb.JobAnswer(), carried=True))
     for place in (1, 2):
-        running._settle(outcome(place, answer=pb.JobAnswer()))
+        running.log.add(outcome(place, answer=pb.JobAnswer()))
     await running.flush()
     assert dict(running._process.items) == {("succeeded",): 2}
     with pytest.raises(AssertionError, match="has an outcome already"):
-        await running._append([outcome(1, answer=pb.JobAnswer())])
-    assert running.counts.total == 3
+        await running.log.append([outcome(1, answer=pb.JobAnswer())], at_end=False)
+    assert running.log.counts.total == 3
 
 
 async def test_a_flush_waits_for_the_write_that_was_stopped(world: World) -> None:
     running = world.new_pass()
     await running.load()
-    running._settle(bad_line(0))
-    writing = asyncio.ensure_future(running._append(running._take()))
+    running.log.add(bad_line(0))
+    writing = asyncio.ensure_future(running.log.append(running.log.take(), at_end=False))
     await asyncio.sleep(0)
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
     assert writing.cancelled()
-    running._settle(bad_line(1))
+    running.log.add(bad_line(1))
     await running.flush()
     assert [one.place for one in await world.log()] == [0, 1]
 
@@ -920,12 +928,12 @@ async def test_while_too_much_is_unwritten_nothing_is_sent(
     await running.load()
     running.window.add([entry(UNWRITTEN_MAX)])
     for place in range(UNWRITTEN_MAX):
-        running._settle(bad_line(place))
+        running.log.add(bad_line(place))
     loops = [asyncio.ensure_future(one) for one in (running._send(), running._calls.run())]
     for _ in range(20):
         await asyncio.sleep(0)
     assert running.window.in_flight == 0
-    await running._append(running._take())
+    await running.log.append(running.log.take(), at_end=False)
     running._wake()
     async with asyncio.timeout(BOUND_S):
         while not gateway.asked:  # noqa: ASYNC110

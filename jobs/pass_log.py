@@ -1,0 +1,177 @@
+"""The log of a pass while one process writes it: segments of outcomes, each with the checkpoint behind it.
+
+A segment is accepted only behind the last one, so whoever goes on from the log knows exactly which items have an
+outcome. Nothing else is needed to continue.
+"""
+
+import asyncio
+from collections import Counter
+from typing import Final
+
+from jobs.core.window import DoneIndexes
+from jobs.process import JobProcess
+from jobs.store import RETRY_AFTER_S, SEGMENT_BYTES_MAX, Fenced
+from sluice.errors import TransportUnavailable
+from sluice.internal.v1.job_pb2 import ItemOutcome, JobCheckpoint, JobRecord, JobSegment
+from sluice.v1.jobs_pb2 import JobProgress, JobResult
+
+SEGMENT_ITEMS: Final = 256
+BAD_LINES: Final = frozenset({"BAD_LINE", "DUPLICATE_ID"})
+
+
+class PassLog:
+    """The log of one pass.
+
+    Attributes:
+        key: job, stage and round.
+        done: the places that have an outcome in it.
+        counts: of the outcomes that were to be written.
+        written: of those that are.
+        written_bytes: of this process's segments.
+        reasons: dead letters of the pass by reason, less those of earlier rounds that have ended otherwise.
+        earlier_reasons: by place, why an item was a dead letter before.
+        split_documents: documents with more than one item.
+        complete: whether every item has its outcome.
+        waiting: outcomes that are not written yet, and their bytes.
+    """
+
+    def __init__(self, process: JobProcess, record: JobRecord, stage: int) -> None:
+        self._process = process
+        self._epoch = record.epoch
+        self.key = record.job.id, stage, record.round
+        self.done = DoneIndexes()
+        self.counts = JobProgress()
+        self.written = JobProgress()
+        self.written_bytes = 0
+        self.reasons: Counter[str] = Counter()
+        self.earlier_reasons: dict[int, str] = {}
+        self.split_documents = 0
+        self.complete = False
+        self.waiting: list[ItemOutcome] = []
+        self.waiting_bytes = 0
+        self._sequence = 0
+        self._appending: asyncio.Future[None] | None = None
+
+    async def load(self) -> None:
+        """Takes over where the log is, and keeps whoever wrote it from writing on.
+
+        Raises:
+            TransportUnavailable, StorageFull, Fenced.
+        """
+        segment, self._sequence = await self._process.store.last_segment(*self.key)
+        point = segment.checkpoint
+        self.done = DoneIndexes(point.low_water, point.done)
+        self.counts.CopyFrom(point.counts)
+        self.written.CopyFrom(point.counts)
+        self.reasons = Counter(point.dead_by_reason)
+        self.split_documents = point.split_documents
+        self.complete = point.complete
+        if not self.complete:
+            await self.append([], at_end=False)
+
+    def add(self, outcome: ItemOutcome) -> None:
+        """The outcome waits to be written."""
+        self.waiting.append(outcome)
+        self.waiting_bytes += outcome.ByteSize()
+
+    @property
+    def has_segment(self) -> bool:
+        """Whether enough waits for a segment."""
+        return len(self.waiting) >= SEGMENT_ITEMS or self.waiting_bytes >= SEGMENT_BYTES_MAX
+
+    def take(self) -> list[ItemOutcome]:
+        """What waits, as much as a segment holds, by place."""
+        size = count = 0
+        while count < min(SEGMENT_ITEMS, len(self.waiting)) and size < SEGMENT_BYTES_MAX:
+            size += self.waiting[count].ByteSize()
+            count += 1
+        taken, self.waiting = self.waiting[:count], self.waiting[count:]
+        self.waiting_bytes -= size
+        return sorted(taken, key=lambda outcome: outcome.place)
+
+    async def append(self, outcomes: list[ItemOutcome], *, at_end: bool) -> None:
+        """Writes the next segment, however long JetStream needs; a cancel leaves it to `flush` to wait for it.
+
+        ``at_end``: no outcome comes behind those that wait.
+        """
+        self.done.add(outcome.place for outcome in outcomes)
+        for outcome in outcomes:
+            self._add_counts(outcome)
+            if not outcome.carried:
+                self._process.items[_what_became(outcome.result),] += 1
+        self.complete = at_end and not self.waiting
+        assert self.done.is_whole or not self.complete, "no place is left out"
+        segment = JobSegment(outcomes=outcomes, checkpoint=self._checkpoint())
+        self._appending = asyncio.ensure_future(self._append_segment(segment))
+        await asyncio.shield(self._appending)
+
+    async def _append_segment(self, segment: JobSegment) -> None:
+        store = self._process.store
+        while True:
+            try:
+                self._sequence = await store.append(*self.key, segment, self._sequence)
+                break
+            except TransportUnavailable:
+                await asyncio.sleep(RETRY_AFTER_S / 2)
+            except Fenced:
+                # The write that got no answer may have been taken all the same.
+                last, sequence = await store.last_segment(*self.key)
+                if last != segment:
+                    raise
+                self._sequence = sequence
+                break
+        self.written.CopyFrom(segment.checkpoint.counts)
+        self.written_bytes += segment.ByteSize()
+        self._process.quotas.stored(self.key[0], segment.ByteSize())
+
+    def _checkpoint(self) -> JobCheckpoint:
+        return JobCheckpoint(
+            low_water=self.done.low_water,
+            done=self.done.ranges,
+            complete=self.complete,
+            counts=self.counts,
+            dead_by_reason=self.reasons,
+            writer=self._process.name,
+            epoch=self._epoch,
+            split_documents=self.split_documents,
+        )
+
+    def _add_counts(self, outcome: ItemOutcome) -> None:
+        counts, result = self.counts, outcome.result
+        counts.total += 1
+        self.split_documents += result.parts > 1 and result.part == 0
+        if (earlier := self.earlier_reasons.pop(outcome.place, "")) != "":
+            self.reasons[earlier] -= 1
+        if result.HasField("error"):
+            counts.dead += 1
+            counts.bad_lines += result.error.reason in BAD_LINES
+            self.reasons[result.error.reason] += 1
+            return
+        answer = result.answer
+        counts.succeeded += 1
+        if outcome.carried:
+            return
+        counts.retried += result.attempts > 1
+        usage = answer.usage
+        if answer.deduplicated:
+            counts.deduplicated += 1
+            counts.saved_tokens += usage.prompt_tokens + usage.completion_tokens
+        else:
+            counts.prompt_tokens += usage.prompt_tokens
+            counts.completion_tokens += usage.completion_tokens
+            counts.cached_prompt_tokens += usage.cached_prompt_tokens
+            counts.cost += answer.cost
+
+    async def flush(self, *, at_end: bool) -> None:
+        """Writes what waits, after `append` was cancelled. Raises what the last write did."""
+        if self._appending is not None:
+            await self._appending
+        while self.waiting:
+            await self.append(self.take(), at_end=at_end)
+
+
+def _what_became(result: JobResult) -> str:
+    """A word for metrics."""
+    if result.HasField("error"):
+        return "dead"
+    return "deduplicated" if result.answer.deduplicated else "succeeded"
