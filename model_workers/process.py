@@ -41,7 +41,7 @@ def _load(settings: ModelSettings) -> Engine:
 
     limit_threads(settings.threads)
     if settings.engine == "classifier":
-        from model_workers.engine.classifier import load_classifier
+        from model_workers.engine.values import load_classifier
 
         return load_classifier(settings)
     if settings.engine in ("embedding", "reranker", "token_classifier"):

@@ -1,8 +1,8 @@
 from collections.abc import Sequence
 
-from model_workers.engine.classifier import ClassifierEngine
 from model_workers.engine.protocol import RowEnd, Sampling
 from model_workers.engine.rows import RowLimits
+from model_workers.engine.values import ClassifierEngine
 from tests.support.rows import Answers, drive, row_spec
 
 SAMPLING = Sampling(max_tokens=5, logprobs=True, top_logprobs=8, stop_token_ids=frozenset({1, 2}))

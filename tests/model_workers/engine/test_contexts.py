@@ -9,11 +9,10 @@ import torch
 from transformers import AutoModelForSequenceClassification, Phi3Config, Phi3ForCausalLM
 
 from gateway.config.models import ModelFolder
-from model_workers.engine.classifier import load_classifier
 from model_workers.engine.families import load_encoder_decoder
 from model_workers.engine.forward.load import load_model
 from model_workers.engine.protocol import RowSpec, Sampling, ValuesSpec
-from model_workers.engine.values import load_values
+from model_workers.engine.values import load_classifier, load_values
 from sluice.settings import ModelSettings
 from tests.support.tiny_encoders import config_of, save_tokenizer, save_transformer
 from tests.support.tiny_models import CONTEXT, save_model

@@ -11,8 +11,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForSequenceClassification
 
-from model_workers.engine.classifier import load_classifier
 from model_workers.engine.protocol import RowEnd, RowTooLong, Sampling
+from model_workers.engine.values import load_classifier
 from model_workers.model_folder import check_model
 from sluice.settings import ModelSettings, SettingsError
 from tests.support.rows import row_spec

@@ -10,9 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from model_workers.engine.checkpoint import load_engine
-from model_workers.engine.classifier import load_classifier
 from model_workers.engine.families import load_encoder_decoder
-from model_workers.engine.values import load_values
+from model_workers.engine.values import load_classifier, load_values
 from model_workers.model_folder import WEIGHTS
 from sluice.settings import ModelSettings, SettingsError
 from tests.support.tiny_classifier import save_classifier
