@@ -7,7 +7,7 @@ from typing import Final
 
 from gateway.safety.actions import Action
 
-Place = tuple[str, int, int]
+FindingKey = tuple[str, int, int]
 """Rule, start and end of a finding."""
 Move = tuple[str, Action | None, Action | None]
 """Rule, action of the active policy, action of the dry run; None where only the other policy finds it."""
@@ -17,7 +17,7 @@ _MOVES_SAID: Final = 10
 
 
 def moves_of(
-    now: Iterable[tuple[Place, Action]], then: Iterable[tuple[Place, Action]]
+    now: Iterable[tuple[FindingKey, Action]], then: Iterable[tuple[FindingKey, Action]]
 ) -> Counter[Move]:
     """The findings of one text that two policies treat differently."""
     ours, theirs = dict(now), dict(then)

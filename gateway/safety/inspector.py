@@ -12,13 +12,13 @@ from typing import Final
 
 from gateway.safety.actions import Action, Placeholders, TextDecision, apply
 from gateway.safety.compiled import HIDDEN, CompiledPolicies, CompiledPolicy
-from gateway.safety.dry_run import DryRun, Move, Place, moves_of
+from gateway.safety.dry_run import DryRun, FindingKey, Move, moves_of
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.output.filter import OutputFilter, OutputRules
+from gateway.safety.text.edited_text import Normalized
 from gateway.safety.text.invisible import smuggled
 from gateway.safety.text.normalize import normalize
 from gateway.safety.text.skeleton import Skeleton
-from gateway.safety.text.trail import Normalized
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class AnswerInspection:
         return moves
 
 
-def _answer_places(decision: TextDecision) -> Iterator[tuple[Place, Action]]:
+def _answer_places(decision: TextDecision) -> Iterator[tuple[FindingKey, Action]]:
     for one in decision.taken:
         yield (one.finding.rule, one.finding.start, one.finding.end), one.action
 
@@ -330,7 +330,7 @@ class RequestInspection:
         )
 
 
-def _places(inspected: InspectedText) -> Iterator[tuple[Place, Action]]:
+def _places(inspected: InspectedText) -> Iterator[tuple[FindingKey, Action]]:
     return (((each.rule, each.start, each.end), each.action) for each in inspected.found)
 
 

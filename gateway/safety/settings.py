@@ -51,7 +51,7 @@ class _Section(BaseModel):
 
 RuleName = Annotated[str, Field(pattern=_RULE, max_length=100)]
 SeverityName = Literal["low", "medium", "high", "critical"]
-Shape = Literal["allow", "redact", "remove", "block"]
+OutputAction = Literal["allow", "redact", "remove", "block"]
 
 
 Stage = Literal["input", "output"]
@@ -183,7 +183,7 @@ class EchoSettings(_Section):
     """That many words in a row count as one match."""
     matches: int = Field(1, ge=1)
     """From this match on something is done; overlapping runs count one for each word."""
-    action: Shape = "block"
+    action: OutputAction = "block"
 
 
 class OutputSettings(_Section):
@@ -195,10 +195,10 @@ class OutputSettings(_Section):
     echo: EchoSettings | None = None
     canaries: tuple[Annotated[str, Field(min_length=4, max_length=200)], ...] = ()
     """Strings that stand in a system message and must never come out; finding one blocks."""
-    markdown_images: Shape = "allow"
+    markdown_images: OutputAction = "allow"
     image_hosts: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+$")], ...] = ()
     """Hosts that images may come from."""
-    ansi: Shape = "allow"
+    ansi: OutputAction = "allow"
     """Terminal escape sequences."""
     truncated_chars: int = Field(4, ge=0, le=64)
     """Characters that may show of a possible match that the end of a cut answer leaves open."""

@@ -24,11 +24,11 @@ from gateway.safety.guards.entities import LabelledToken
 from gateway.safety.guards.families import (
     Failure,
     Family,
+    GuardAnswer,
     GuardVerdict,
     Message,
     Option,
     Outcome,
-    Said,
     Unparsable,
 )
 from gateway.streaming.row import Row
@@ -139,7 +139,7 @@ class _Question:
         prepared = [PreparedPrompt(model, prompt, sampling, None) for prompt in prompts]
         answered = await self._compute(prepared, asked)
         try:
-            return _worst([guard.family.verdict(_said(one.transcript)) for one in answered])
+            return _worst([guard.family.verdict(_answer_of(one.transcript)) for one in answered])
         except Unparsable:
             raise _NoVerdict(Failure.UNPARSABLE) from None
 
@@ -293,15 +293,15 @@ def _sampling(family: Family, model: ServedModel) -> Sampling:
     )
 
 
-def _said(transcript: Transcript) -> Said:
+def _answer_of(transcript: Transcript) -> GuardAnswer:
     delta = transcript.delta(0, with_logprobs=True)
     if delta is None:
-        return Said("")
+        return GuardAnswer("")
     tokens = [
         [Option(one.token_id, one.text, one.logprob) for one in token.top]
         for token in delta.logprobs
     ]
-    return Said(transcript.text, tokens)
+    return GuardAnswer(transcript.text, tokens)
 
 
 def _worst(verdicts: Sequence[GuardVerdict]) -> GuardVerdict:

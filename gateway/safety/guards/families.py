@@ -77,7 +77,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Said:
+class GuardAnswer:
     """The answer of a guard's row.
 
     Attributes:
@@ -88,7 +88,7 @@ class Said:
     options: Sequence[Sequence[Option]] = ()
 
 
-def chance_of(said: Said, yes: str, no: str) -> float | None:
+def chance_of(said: GuardAnswer, yes: str, no: str) -> float | None:
     """How probable ``yes`` is against ``no`` at the first place that says a word; None: that is not told.
 
     Both are in lower case. A token counts for the word that it begins, or that begins it.
@@ -176,7 +176,7 @@ class Family:
             return [{"role": "user", "content": text}]
         return [*turns, {"role": "assistant", "content": answer}] if answer else turns
 
-    def verdict(self, said: Said) -> GuardVerdict:
+    def verdict(self, said: GuardAnswer) -> GuardVerdict:
         """What the answer of a row says.
 
         Raises:
@@ -197,7 +197,7 @@ class Family:
         categories = tuple(name for each in named if _CATEGORY.fullmatch(name := each.strip()))
         return GuardVerdict(True, categories or (self.objection,), score)
 
-    def _of_labels(self, said: Said) -> GuardVerdict:
+    def _of_labels(self, said: GuardAnswer) -> GuardVerdict:
         """The one token of such a row is the index of a label, its options all labels."""
         options = said.options[0] if said.options else ()
         chances = {

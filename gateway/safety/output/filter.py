@@ -5,7 +5,7 @@ stop strings are searched in the text that the caller reads. Its steps, in order
 repetitions of the system message, replace placeholders by the caller's own values. Each step depends on the text
 alone, never on how it was split into pieces.
 
-`ShapeScanner` has the rules for answers only: canary strings, images of foreign hosts, terminal escapes.
+`OutputOnlyScanner` has the rules for answers only: canary strings, images of foreign hosts, terminal escapes.
 """
 
 import re
@@ -45,8 +45,8 @@ ANSI_PATTERN: Final = (
 _HOST: Final = re.compile(r"[/\\]{2}(?:[^/?#\s)\\]{0,200}@)?([A-Za-z0-9.-]{1,255})")
 
 
-class ShapeScanner(Scanner):
-    """Finds the shapes that are switched on."""
+class OutputOnlyScanner(Scanner):
+    """Finds what rules for answers alone are switched on for."""
 
     def __init__(
         self, canaries: Sequence[str], images: bool, image_hosts: Sequence[str], ansi: bool
@@ -152,25 +152,25 @@ def output_rules(
         RuleError: a pattern cannot be followed in a stream; the message names the rule.
     """
     settings, table = policy.settings.output, policy.output_actions
-    shapes = ShapeScanner(
+    for_answers = OutputOnlyScanner(
         settings.canaries,
         settings.markdown_images != "allow",
         settings.image_hosts,
         settings.ansi != "allow",
     )
-    needed = [rule for rule in (*watched, *shapes.watched) if table.edits(rule.id)]
+    needed = [rule for rule in (*watched, *for_answers.watched) if table.edits(rule.id)]
     words = (*(policy.deny if table.edits(DENY_LIST) else ()), *policy.allow)
     # Findings that judge a whole text would come and go with the pieces of a stream.
     waited_for = frozenset({DENY_LIST, *(rule.id for rule in needed)})
     rules = Rules(
         Automaton(needed, WordList(words)),
-        ViewScanner(scanner, shapes, rules=waited_for),
+        ViewScanner(scanner, for_answers, rules=waited_for),
         table,
         settings.truncated_chars,
     )
     window = min((one.settings.window_tokens for one in readers), default=None)
     holds = any(table.edits(rule) for one in readers for rule in one.tags.rules)
-    return OutputRules(policy, rules, ViewScanner(scanner, shapes), lists, window, holds)
+    return OutputRules(policy, rules, ViewScanner(scanner, for_answers), lists, window, holds)
 
 
 class OutputFilter:

@@ -2,6 +2,6 @@
 
 Vectorscan searches a text once for all patterns; for those that occur RE2 finds the places, and a validator decides
 about each match (`scanner`, `validators`). Then come the operator's lists (`lexicon`), encoded payloads (`payloads`),
-the score of injection signs near each other (`scoring`), the limits (`limits`), and which of overlapping findings
-remain (`ruleset`). Everything is linear in the text.
+the score of indicators of injections near each other (`scoring`), the limits (`limits`), and which of overlapping
+findings remain (`ruleset`). Everything is linear in the text.
 """

@@ -20,7 +20,7 @@ _BLOCK_CHARS: Final = 512
 
 
 def limit_findings(text: str, limits: LimitSettings, hints: frozenset[str]) -> Iterator[Finding]:
-    """Findings for exceeded ``limits``, length excepted. ``hints``: those that `RuleScanner.look` has found."""
+    """Findings for exceeded ``limits``, length excepted. ``hints``: those that `RuleScanner.occurring` has found."""
     for start, end in repetitions(text, limits.max_run_chars):
         yield Finding("limit.repetition", start, end, Severity.MEDIUM)
     for start, end in _unbroken(text, limits.max_word_chars):

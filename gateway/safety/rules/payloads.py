@@ -136,7 +136,7 @@ class Payloads:
         self._runs = [(f"encoding.{e.name}", e, compiled(e.run.encode())) for e in ENCODINGS]
 
     def findings(self, subject: Subject, hints: Iterable[str]) -> list[Finding]:
-        """What hides in ``subject``; ``hints`` of `RuleScanner.look` say which encodings occur."""
+        """What hides in ``subject``; ``hints`` of `RuleScanner.occurring` say which encodings occur."""
         present, budget = frozenset(hints), Budget()
         found: list[Finding] = []
         for hint, encoding, regex in self._runs:
@@ -153,9 +153,9 @@ class Payloads:
                     return found
         return found
 
-    def turned(self, subject: Subject, signs: Mapping[int, int]) -> list[Finding]:
-        """Injections in rot13, which has no runs to look for: ``subject`` is turned, ``signs`` occur in it."""
-        inner = self._scanner.findings(subject, signs)
+    def rot13_findings(self, subject: Subject, indicators: Mapping[int, int]) -> list[Finding]:
+        """Injections in rot13, which has no runs to look for: ``subject`` is turned, ``indicators`` occur in it."""
+        inner = self._scanner.findings(subject, indicators)
         hidden = [each for each in inner if each.severity >= Severity.HIGH]
         return [
             Finding("injection.encoded.rot13", each.start, each.end, Severity.HIGH)
@@ -165,7 +165,7 @@ class Payloads:
     def inside(self, payload: str, name: str, span: Span) -> Iterator[Finding]:
         """What a decoded text holds, one finding per family, at the place of the run."""
         subject = Subject(payload)
-        present, hints = self._scanner.look(subject)
+        present, hints = self._scanner.occurring(subject)
         inner = self._scanner.findings(subject, present)
         inner.extend(self._lexicon.denied(subject.text))
         for family, severity in _families(inner):

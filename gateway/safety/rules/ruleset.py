@@ -109,7 +109,7 @@ class RuleSet:
         return sorted(inside, key=lambda each: each.rule)
 
     def _found(self, subject: Subject) -> list[Finding]:
-        present, hints = self._scanner.look(subject)
+        present, hints = self._scanner.occurring(subject)
         found = self._scanner.findings(subject, present) if present else []
         if self._limits is not None:
             if len(subject.text) > self._shortest or hints:
@@ -117,7 +117,7 @@ class RuleSet:
             if hints:
                 found += self._payloads.findings(subject, hints)
             turned = subject.with_letters(ROT13)
-            signs = self._scanner.look_for_signs(turned)
-            if signs:
-                found += self._payloads.turned(turned, signs)
+            indicators = self._scanner.occurring_indicators(turned)
+            if indicators:
+                found += self._payloads.rot13_findings(turned, indicators)
         return found

@@ -22,7 +22,7 @@ import hyperscan
 
 from gateway.safety.findings import Finding
 from gateway.safety.patterns import PatternError, compiled, width_of
-from gateway.safety.rules.scoring import Sign, judge, weigh
+from gateway.safety.rules.scoring import Indicator, judge, weigh
 from gateway.safety.rules.spec import Form, RuleError, RuleMatch, RuleSpec, Span, Validator
 from gateway.safety.rules.stored import compiled as compiled_database
 from gateway.safety.rules.stored import database_of
@@ -244,9 +244,9 @@ class RuleScanner:
     def _hints(self, places: Sequence[int]) -> tuple[tuple[str, str], ...]:
         return tuple((self._forms[at].spec.id, self._forms[at].hint) for at in places)
 
-    def look(self, subject: Subject) -> tuple[Mapping[int, int], frozenset[str]]:
+    def occurring(self, subject: Subject) -> tuple[Mapping[int, int], frozenset[str]]:
         """Which forms occur, for `findings`, and which of the extra hints do."""
-        present = self.look_for_signs(subject)
+        present = self.occurring_indicators(subject)
         extra = []
         for at, end in self._plain_pass.present(subject.data).items():
             if at < len(self._plain):
@@ -255,8 +255,8 @@ class RuleScanner:
                 extra.append(self._extra[at - len(self._plain)])
         return present, frozenset(extra)
 
-    def look_for_signs(self, subject: Subject) -> dict[int, int]:
-        """Which scored forms occur, for `findings`. Cheaper than `look`."""
+    def occurring_indicators(self, subject: Subject) -> dict[int, int]:
+        """Which scored forms occur, for `findings`. Cheaper than `occurring`."""
         if not self._scored:
             return {}
         occurring = self._scored_pass.present(subject.data)
@@ -265,16 +265,18 @@ class RuleScanner:
     def findings(self, subject: Subject, present: Mapping[int, int]) -> list[Finding]:
         """What the forms that occur find, in no particular order and with overlaps."""
         plain: list[Finding] = []
-        signs: list[Sign] = []
+        indicators: list[Indicator] = []
         for at, end in present.items():
             compiled = self._forms[at]
             rule, weight = compiled.spec.id, compiled.form.weight
             spans = compiled.findings(subject, end)
             if weight:
-                signs.extend(weigh(subject.text, Sign(rule, *span, weight)) for span in spans)
+                indicators.extend(
+                    weigh(subject.text, Indicator(rule, *span, weight)) for span in spans
+                )
             else:
                 plain.extend(Finding(rule, *span, compiled.spec.severity) for span in spans)
-        return [*plain, *judge(signs)] if signs else plain
+        return [*plain, *judge(indicators)] if indicators else plain
 
 
 def _refuse_duplicates(specs: Sequence[RuleSpec]) -> None:

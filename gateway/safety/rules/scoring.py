@@ -1,8 +1,8 @@
-"""Scores signs of prompt injection that stand near each other.
+"""Scores indicators of prompt injection that stand near each other.
 
-Each sign has the weight of its form. A sign in quotes, or behind words that talk about attacks, loses
+Each indicator has the weight of its form. An indicator in quotes, or behind words that talk about attacks, loses
 `MENTION_DISCOUNT` (never below 1): texts about injections are flagged, not treated as injections. The score at an
-offset is the sum over the rules of their heaviest sign within `NEAR_CHARS`; the table maps it to a severity.
+offset is the sum over the rules of their heaviest indicator within `NEAR_CHARS`; the table maps it to a severity.
 """
 
 import re
@@ -34,7 +34,7 @@ _LADDER: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class Indicator:
     """A scored form that matched."""
 
     rule: str
@@ -43,33 +43,37 @@ class Sign:
     weight: int
 
 
-def weigh(text: str, sign: Sign) -> Sign:
-    """The sign with its discount, if it is only talked about."""
-    before = text[max(0, sign.start - _MENTION_CHARS) : sign.start]
+def weigh(text: str, indicator: Indicator) -> Indicator:
+    """The indicator with its discount, if it is only talked about."""
+    before = text[max(0, indicator.start - _MENTION_CHARS) : indicator.start]
     quoted = before.rstrip()[-1:] in _OPENING_QUOTES and bool(before.rstrip())
     if not quoted and not _MENTION.search(before):
-        return sign
-    return Sign(sign.rule, sign.start, sign.end, max(1, sign.weight - MENTION_DISCOUNT))
+        return indicator
+    return Indicator(
+        indicator.rule, indicator.start, indicator.end, max(1, indicator.weight - MENTION_DISCOUNT)
+    )
 
 
-def judge(signs: Sequence[Sign]) -> Iterator[Finding]:
-    """One finding per sign, with the severity of its neighbourhood. Linear but for the sort."""
-    ordered = sorted(signs, key=lambda sign: (sign.start, sign.end, sign.rule))
-    near: deque[Sign] = deque()
+def judge(indicators: Sequence[Indicator]) -> Iterator[Finding]:
+    """One finding per indicator, with the severity of its neighbourhood. Linear but for the sort."""
+    ordered = sorted(
+        indicators, key=lambda indicator: (indicator.start, indicator.end, indicator.rule)
+    )
+    near: deque[Indicator] = deque()
     ahead = iter(ordered)
     waiting = next(ahead, None)
-    for sign in ordered:
-        while waiting is not None and waiting.start <= sign.end + NEAR_CHARS:
+    for indicator in ordered:
+        while waiting is not None and waiting.start <= indicator.end + NEAR_CHARS:
             near.append(waiting)
             waiting = next(ahead, None)
-        while near and near[0].start < sign.start - NEAR_CHARS:
+        while near and near[0].start < indicator.start - NEAR_CHARS:
             near.popleft()
-        yield Finding(sign.rule, sign.start, sign.end, _severity(near))
+        yield Finding(indicator.rule, indicator.start, indicator.end, _severity(near))
 
 
-def _severity(near: deque[Sign]) -> Severity:
+def _severity(near: deque[Indicator]) -> Severity:
     heaviest: dict[str, int] = {}
-    for sign in near:
-        heaviest[sign.rule] = max(sign.weight, heaviest.get(sign.rule, 0))
+    for indicator in near:
+        heaviest[indicator.rule] = max(indicator.weight, heaviest.get(indicator.rule, 0))
     score = sum(heaviest.values())
     return next(severity for least, severity in _LADDER if score >= least)

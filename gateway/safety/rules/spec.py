@@ -39,7 +39,7 @@ class Form:
     in_context: bool = False
     """It counts only behind one of the rule's context words."""
     weight: int = 0
-    """How strong a sign it is; rules that are scored only, see `gateway.safety.rules.scoring`."""
+    """How strong an indicator it is; rules that are scored only, see `gateway.safety.rules.scoring`."""
     hint: str = ""
     """A cheaper pattern that matches inside every match of ``pattern``; empty: the pattern itself."""
     head: str = ""

@@ -66,7 +66,7 @@ TAGS: Final = "\U000e0000-\U000e00ff\U000e01f0-\U000e0fff"
 SELECTORS_FAR: Final = "\U000e0120-\U000e01ef"
 """Variation selectors past the 32 that registered ideographic variants need."""
 
-# Invisible, and legitimate in some places (see `invisible.PLACES`).
+# Invisible, and legitimate in some contexts (see `invisible.CONTEXTS`).
 JOINERS: Final = "\u200b-\u200d"
 BIDI_MARKS: Final = "\u061c\u200e\u200f"
 SELECTORS: Final = "\ufe00-\ufe0f\U000e0100-\U000e011f"
@@ -149,7 +149,7 @@ ALWAYS_INVISIBLE: Final = (
     + FORMATS
     + SELECTORS_FAR
 )
-PLACED: Final = (
+CONTEXTUAL: Final = (
     JOINERS
     + SELECTORS
     + MONGOLIAN_CONTROLS
@@ -157,8 +157,8 @@ PLACED: Final = (
     + GRAPHEME_JOINER
     + HIEROGLYPH_CONTROLS
 )
-"""Invisible characters that may stay in some places (see `invisible.PLACES`)."""
-INVISIBLE: Final = ALWAYS_INVISIBLE + PLACED + TAGS + BIDI_MARKS + ISOLATES
+"""Invisible characters that stay in some contexts (see `invisible.CONTEXTS`)."""
+INVISIBLE: Final = ALWAYS_INVISIBLE + CONTEXTUAL + TAGS + BIDI_MARKS + ISOLATES
 
 
 def _stands_for(character: str) -> str | None:

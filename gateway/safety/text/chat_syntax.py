@@ -14,7 +14,7 @@ from typing import Final
 
 from gateway.safety.findings import Severity
 from gateway.safety.text.characters import PLAIN_OF, STYLED
-from gateway.safety.text.trail import Trail
+from gateway.safety.text.edited_text import EditedText
 
 RULE: Final = "syntax.chat_template"
 
@@ -47,17 +47,17 @@ _TOKEN: Final = re.compile(
 _STYLED_RUN: Final = re.compile(f"[{STYLED}\uff01-\uff5e]+")
 
 
-def neutralize(trail: Trail) -> None:
+def neutralize(edited: EditedText) -> None:
     """Breaks every token in the text, and flags it."""
-    seen = trail.text
+    seen = edited.text
     if _LEAD.search(seen) is None:
         return
     if not seen.isascii():
         seen = _STYLED_RUN.sub(lambda match: match[0].translate(PLAIN_OF), seen)
     found = _without_pairs(seen, [match.span(1) for match in _TOKEN.finditer(seen)])
     if found:
-        trail.flag_all(RULE, found, Severity.MEDIUM)
-        trail.edit(((start, start + 1) for start, _ in found), lambda first: f"{first} ")
+        edited.flag_all(RULE, found, Severity.MEDIUM)
+        edited.replace(((start, start + 1) for start, _ in found), lambda first: f"{first} ")
 
 
 def _without_pairs(text: str, found: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -1,10 +1,10 @@
 """Removes invisible characters, except where writing systems and emoji need them.
 
-`PLACES` is the whole policy: a character stays if the characters directly before and after it match one of its places.
-All others of `characters.INVISIBLE` are removed. A place always requires a character that stays, so removing others
-does not make or break places (where it still can, because marks change their order, `normalize` processes the text
-again). At most one joiner between two letters of a joining script and one variant selector (of 32) after an ideograph
-survive.
+`CONTEXTS` is the whole policy: a character stays if the characters directly before and after it match one of its
+contexts. All others of `characters.INVISIBLE` are removed. A context always requires a character that stays, so
+removing others does not make or break contexts (where it still can, because marks change their order, `normalize`
+processes the text again). At most one joiner between two letters of a joining script and one variant selector (of 32)
+after an ideograph survive.
 
 Bidirectional isolates stay where they pair up on one line of a text with right-to-left letters. Overrides and
 embeddings are always removed, and marks (LRM, RLM, ALM) where no letter runs from right to left.
@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from gateway.safety.findings import Severity
 from gateway.safety.text import characters as c
-from gateway.safety.text.trail import Trail
+from gateway.safety.text.edited_text import EditedText
 
 LONG_RUN = 8
 """Invisible characters in a row that are no accident: one severity up."""
@@ -26,7 +26,7 @@ _SEEN_MAX = 64
 """Characters of a run that are inspected for its rules."""
 
 
-class AllowedPlace(NamedTuple):
+class AllowedContext(NamedTuple):
     """Where an invisible character is legitimate."""
 
     before: str
@@ -47,38 +47,38 @@ _MONGOLIAN = f"[{c.MONGOLIAN}]"
 _HAN = f"[{c.HAN}]"
 _HIEROGLYPH = "[\U00013000-\U00013455]"
 
-PLACES: Final = (
+CONTEXTS: Final = (
     # Persian, Urdu, Kurdish, Indic: non-joiner between letters; joiner between letters or at the end of a word. Of
     # several (typed twice by mistake) the first stays.
-    AllowedPlace(_JOINING, "\u200c", f"{_MORE}{_JOINING}"),
-    AllowedPlace(_JOINING, "\u200d", f"{_MORE}(?:{_JOINING}|{_WORD_END})"),
-    AllowedPlace(f"{_MONGOLIAN}[\u180b-\u180d\u180f]", "\u200c\u200d", _JOINING),
+    AllowedContext(_JOINING, "\u200c", f"{_MORE}{_JOINING}"),
+    AllowedContext(_JOINING, "\u200d", f"{_MORE}(?:{_JOINING}|{_WORD_END})"),
+    AllowedContext(f"{_MONGOLIAN}[\u180b-\u180d\u180f]", "\u200c\u200d", _JOINING),
     # Emoji sequences: woman + joiner + laptop, heart + presentation selector + joiner + fire.
-    AllowedPlace(f"[{c.PICTOGRAPHS}{c.SKIN_TONES}]", "\u200d", _JOINED),
-    AllowedPlace(f"{_PICTOGRAPH}\ufe0f", "\u200d", _JOINED),
+    AllowedContext(f"[{c.PICTOGRAPHS}{c.SKIN_TONES}]", "\u200d", _JOINED),
+    AllowedContext(f"{_PICTOGRAPH}\ufe0f", "\u200d", _JOINED),
     # Khmer, Thai, Lao, Myanmar: word boundaries.
-    AllowedPlace(f"[{c.SEA}]", "\u200b", f"[{c.SEA}]"),
+    AllowedContext(f"[{c.SEA}]", "\u200b", f"[{c.SEA}]"),
     # Emoji and text presentation; keycaps.
-    AllowedPlace(_PICTOGRAPH, "\ufe0e\ufe0f", ""),
-    AllowedPlace("[#*0-9]", "\ufe0f", "\u20e3"),
+    AllowedContext(_PICTOGRAPH, "\ufe0e\ufe0f", ""),
+    AllowedContext("[#*0-9]", "\ufe0f", "\u20e3"),
     # Standardized variants: zero, mathematics, Myanmar, Phags-pa, Manichaean, chess, punctuation, hieroglyphs.
-    AllowedPlace(
+    AllowedContext(
         "[0\u2200-\u22ff\u2a00-\u2aff\u1000-\u109f\uaa60-\uaa7f\ua840-\ua877]", "\ufe00", ""
     ),
-    AllowedPlace("[\U00010ac0-\U00010aff\u2654-\u265f]", "\ufe00", ""),
-    AllowedPlace("[\u3001\u3002]", "\ufe00\ufe01", ""),
-    AllowedPlace(_HIEROGLYPH, "\ufe00-\ufe06", ""),
+    AllowedContext("[\U00010ac0-\U00010aff\u2654-\u265f]", "\ufe00", ""),
+    AllowedContext("[\u3001\u3002]", "\ufe00\ufe01", ""),
+    AllowedContext(_HIEROGLYPH, "\ufe00-\ufe06", ""),
     # Ideographs: standardized compatibility variants, and variants of the ideographic database.
-    AllowedPlace(_HAN, "\ufe00-\ufe02\U000e0100-\U000e011f", ""),
+    AllowedContext(_HAN, "\ufe00-\ufe02\U000e0100-\U000e011f", ""),
     # Mongolian: free variants and the vowel separator.
-    AllowedPlace(_MONGOLIAN, "\u180b-\u180d\u180f", ""),
-    AllowedPlace(_MONGOLIAN, "\u180e", _MONGOLIAN),
-    AllowedPlace(f"{_MONGOLIAN}[\u180b-\u180d\u180f]", "\u180e", _MONGOLIAN),
+    AllowedContext(_MONGOLIAN, "\u180b-\u180d\u180f", ""),
+    AllowedContext(_MONGOLIAN, "\u180e", _MONGOLIAN),
+    AllowedContext(f"{_MONGOLIAN}[\u180b-\u180d\u180f]", "\u180e", _MONGOLIAN),
     # Old Hangul syllables without a lead or a vowel; Hebrew marks kept in order; quadrats of hieroglyphs.
-    AllowedPlace("", "\u115f", f"[{c.HANGUL_VOWELS}]"),
-    AllowedPlace(f"[{c.HANGUL_LEADS}]", "\u1160", ""),
-    AllowedPlace("[\u0591-\u05f4]", "\u034f", "[\u0591-\u05f4]"),
-    AllowedPlace(_HIEROGLYPH, c.HIEROGLYPH_CONTROLS, ""),
+    AllowedContext("", "\u115f", f"[{c.HANGUL_VOWELS}]"),
+    AllowedContext(f"[{c.HANGUL_LEADS}]", "\u1160", ""),
+    AllowedContext("[\u0591-\u05f4]", "\u034f", "[\u0591-\u05f4]"),
+    AllowedContext(_HIEROGLYPH, c.HIEROGLYPH_CONTROLS, ""),
 )
 
 FLAGS: Final = ("gbeng", "gbsct", "gbwls")
@@ -106,32 +106,32 @@ _RULE_OF: Final = {
 }
 
 
-def strip(trail: Trail, *, may_run_both_ways: bool) -> None:
-    """Removes invisible characters outside their `PLACES`, and isolates outside pairs.
+def strip(edited: EditedText, *, may_run_both_ways: bool) -> None:
+    """Removes invisible characters outside their `CONTEXTS`, and isolates outside pairs.
 
     ``may_run_both_ways``: there may be marks and isolates of bidirectional text.
     """
-    right_to_left = may_run_both_ways and _RIGHT_TO_LEFT.search(trail.text) is not None
+    right_to_left = may_run_both_ways and _RIGHT_TO_LEFT.search(edited.text) is not None
     if may_run_both_ways:
-        _remove_stray_isolates(trail, right_to_left=right_to_left)
-    _remove(trail, _STRAY_RTL if right_to_left else _STRAY)
+        _remove_stray_isolates(edited, right_to_left=right_to_left)
+    _remove(edited, _STRAY_RTL if right_to_left else _STRAY)
 
 
-def strip_all(trail: Trail) -> None:
+def strip_all(edited: EditedText) -> None:
     """Takes every invisible character out, whatever stands beside it."""
-    _remove(trail, _ANY)
+    _remove(edited, _ANY)
 
 
-def _remove(trail: Trail, stray: "re.Pattern[str]") -> None:
+def _remove(edited: EditedText, stray: "re.Pattern[str]") -> None:
     """Takes what ``stray`` matches out, and flags it."""
-    if stray.search(trail.text) is not None:
-        _flag(trail, stray)
-        trail.sub(stray, "")
+    if stray.search(edited.text) is not None:
+        _flag(edited, stray)
+        edited.sub(stray, "")
 
 
-def _flag(trail: Trail, stray: "re.Pattern[str]") -> None:
+def _flag(edited: EditedText, stray: "re.Pattern[str]") -> None:
     """Flags matches by the rules of their characters; from the bound of one rule on the rest of the text as a whole."""
-    text = trail.text
+    text = edited.text
     for match in stray.finditer(text):
         start, end = match.span()
         if match[0] == "\ufeff" and start == 0:
@@ -139,23 +139,23 @@ def _flag(trail: Trail, stray: "re.Pattern[str]") -> None:
         grade = 1 if end - start >= LONG_RUN else 0
         rules = dict.fromkeys(_RULE_OF[character] for character in match[0][:_SEEN_MAX])
         graded = [(rule, Severity(min(own + grade, Severity.CRITICAL))) for rule, own in rules]
-        listed = [trail.flag(rule, start, end, severity) for rule, severity in graded]
+        listed = [edited.flag(rule, start, end, severity) for rule, severity in graded]
         if not all(listed):
             for character in sorted(set("".join(stray.findall(text, end)))):
                 rule, severity = _RULE_OF[character]
-                trail.flag(rule, text.index(character, end), len(text), severity)
+                edited.flag(rule, text.index(character, end), len(text), severity)
             return
 
 
-_MERGED = c.merged(c.ALWAYS_INVISIBLE + c.PLACED + c.TAGS + c.BIDI_MARKS)
+_MERGED = c.merged(c.ALWAYS_INVISIBLE + c.CONTEXTUAL + c.TAGS + c.BIDI_MARKS)
 
 
-def _not_at_home() -> str:
-    """Holds after a placed character that is in none of its `PLACES`: a branch for each set of places."""
-    refusals = dict.fromkeys(c.members(c.PLACED), "")
-    for place in PLACES:
-        refusal = f"(?!(?<={place.before}[{place.character}])(?:{place.after}))"
-        for code in c.members(place.character):
+def _out_of_context() -> str:
+    """Holds after a character that is in none of its `CONTEXTS`: a branch for each set of contexts."""
+    refusals = dict.fromkeys(c.members(c.CONTEXTUAL), "")
+    for context in CONTEXTS:
+        refusal = f"(?!(?<={context.before}[{context.character}])(?:{context.after}))"
+        for code in c.members(context.character):
             refusals[code] += refusal
     branches: dict[str, list[int]] = {}
     for code, refusal in sorted(refusals.items()):
@@ -177,7 +177,7 @@ def _stray(bidi_marks: str) -> "re.Pattern[str]":
     return re.compile(
         f"[{_MERGED}](?:"
         f"(?<=[{c.ALWAYS_INVISIBLE}])[{c.ALWAYS_INVISIBLE}]*+"
-        f"|{_not_at_home()}"
+        f"|{_out_of_context()}"
         f"|(?<=[{c.TAGS}]){_not_in_flag()}[{c.TAGS}]*+"
         f"|(?<=[{c.BIDI_MARKS}]){bidi_marks})"
     )
@@ -199,14 +199,14 @@ _STRUCTURE = re.compile(f"[{c.ISOLATES}\n{c.LINE_ENDS}]")
 _CLOSE = "\u2069"
 
 
-def _remove_stray_isolates(trail: Trail, *, right_to_left: bool) -> None:
+def _remove_stray_isolates(edited: EditedText, *, right_to_left: bool) -> None:
     """Takes isolates out that do not pair up; all of them in a text without right-to-left letters."""
     if right_to_left:
-        spans = [(at, at + 1) for at in _unpaired(trail.text)]
+        spans = [(at, at + 1) for at in _unpaired(edited.text)]
     else:
-        spans = [match.span() for match in _ISOLATES.finditer(trail.text)]
-    trail.flag_all(RULE, spans, Severity.LOW)
-    trail.edit(spans, lambda _: "")
+        spans = [match.span() for match in _ISOLATES.finditer(edited.text)]
+    edited.flag_all(RULE, spans, Severity.LOW)
+    edited.replace(spans, lambda _: "")
 
 
 def _unpaired(text: str) -> list[int]:

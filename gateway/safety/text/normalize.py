@@ -28,8 +28,8 @@ from gateway.safety.findings import Severity
 from gateway.safety.text import characters as c
 from gateway.safety.text import ucd
 from gateway.safety.text.chat_syntax import FIRSTS, neutralize
+from gateway.safety.text.edited_text import EditedText, Normalized, OffsetEdit
 from gateway.safety.text.invisible import strip, strip_all
-from gateway.safety.text.trail import Normalized, OffsetEdit, Trail
 
 RULE_INVISIBLE_ONLY: Final = "unicode.invisible_only"
 
@@ -45,55 +45,55 @@ def normalize(text: str) -> Normalized:
     """
     if text.isascii() and _NOT_PLAIN_ASCII.search(text) is None:
         return Normalized(text, ())
-    trail = Trail(text)
+    edited = EditedText(text)
     if not text.isascii() or _ASCII_ODD.search(text):
-        _clean(trail)
-    neutralize(trail)
-    return trail.normalized()
+        _clean(edited)
+    neutralize(edited)
+    return edited.normalized()
 
 
-def _clean(trail: Trail) -> None:
+def _clean(edited: EditedText) -> None:
     """All steps that look at single characters, until nothing changes."""
-    original = trail.text
-    _remove_escapes(trail)
+    original = edited.text
+    _remove_escapes(edited)
     for is_last in (False, False, True):
-        before = trail.text
+        before = edited.text
         if before.isascii():
-            _ascii_pass(trail)
+            _ascii_pass(edited)
             break
         kinds = c.kinds_of(before)
-        _pass(trail, int(np.bitwise_or.reduce(kinds)), strict=is_last)
-        if trail.text == before:
-            _flag_homoglyphs(trail, kinds)
+        _pass(edited, int(np.bitwise_or.reduce(kinds)), strict=is_last)
+        if edited.text == before:
+            _flag_homoglyphs(edited, kinds)
             break
     else:
-        _flag_homoglyphs(trail, c.kinds_of(trail.text))
-    if original and not original.isspace() and (not trail.text or trail.text.isspace()):
-        trail.flag_whole(RULE_INVISIBLE_ONLY, Severity.HIGH)
+        _flag_homoglyphs(edited, c.kinds_of(edited.text))
+    if original and not original.isspace() and (not edited.text or edited.text.isspace()):
+        edited.flag_whole(RULE_INVISIBLE_ONLY, Severity.HIGH)
 
 
-def _ascii_pass(trail: Trail) -> None:
+def _ascii_pass(edited: EditedText) -> None:
     """Line ends and controls: all that ASCII can have."""
-    _replace_odd(trail)
-    if _ASCII_ODD.search(trail.text):
-        strip_all(trail)
+    _replace_odd(edited)
+    if _ASCII_ODD.search(edited.text):
+        strip_all(edited)
 
 
-def _pass(trail: Trail, seen: int, *, strict: bool) -> None:
+def _pass(edited: EditedText, seen: int, *, strict: bool) -> None:
     """One time through the steps that the kinds ``seen`` ask for. ``strict``: without any invisible character."""
     if seen & c.ODD_KIND:
-        _replace_odd(trail)
+        _replace_odd(edited)
         if strict:
-            strip_all(trail)
+            strip_all(edited)
         else:
-            strip(trail, may_run_both_ways=bool(seen & c.BIDI_KIND))
+            strip(edited, may_run_both_ways=bool(seen & c.BIDI_KIND))
     if seen & c.FULL_WIDTH_KIND:
-        _fold_full_width(trail)
+        _fold_full_width(edited)
     if seen & c.STYLED_KIND:
-        _fold_styled(trail)
+        _fold_styled(edited)
     if seen & c.MARK_KIND:
-        _limit_marks(trail)
-    _compose(trail)
+        _limit_marks(edited)
+    _compose(edited)
 
 
 # ANSI escape sequences.
@@ -114,12 +114,12 @@ _SEQUENCE = re.compile(
 )
 
 
-def _remove_escapes(trail: Trail) -> None:
+def _remove_escapes(edited: EditedText) -> None:
     """Takes ANSI escape sequences out, 7-bit and 8-bit."""
-    if _STARTS.search(trail.text) is not None:
-        spans = (match.span() for match in _SEQUENCE.finditer(trail.text))
-        trail.flag_all(_ANSI, spans, Severity.MEDIUM)
-        trail.sub(_SEQUENCE, "")
+    if _STARTS.search(edited.text) is not None:
+        spans = (match.span() for match in _SEQUENCE.finditer(edited.text))
+        edited.flag_all(_ANSI, spans, Severity.MEDIUM)
+        edited.sub(_SEQUENCE, "")
 
 
 # Line ends and odd characters.
@@ -145,21 +145,23 @@ _FLAGGED: Final = (
 _BRAILLE_BLANKS: Final = ("unicode.blank", re.compile(f"{c.BRAILLE_BLANK}+"))
 
 
-def _replace_odd(trail: Trail) -> None:
+def _replace_odd(edited: EditedText) -> None:
     """Puts plain characters in the place of odd ones."""
-    before = trail.text
+    before = edited.text
     if _NOT_PLAIN.search(before) is None:
         return
     table = _TABLE
     if not before.isascii():
         has_braille = _BRAILLE.search(before) is not None
         for rule, pattern in _FLAGGED if has_braille else (*_FLAGGED, _BRAILLE_BLANKS):
-            trail.flag_all(rule, (match.span() for match in pattern.finditer(before)), Severity.LOW)
+            edited.flag_all(
+                rule, (match.span() for match in pattern.finditer(before)), Severity.LOW
+            )
         table = _TABLE if has_braille else _TABLE_WITHOUT_BRAILLE
     if "\r\n" in before:
-        trail.sub(_CRLF, "\n")
-    if _NOT_PLAIN.search(trail.text):
-        trail.advance(_NOT_PLAIN.sub(lambda match: match[0].translate(table), trail.text))
+        edited.sub(_CRLF, "\n")
+    if _NOT_PLAIN.search(edited.text):
+        edited.advance(_NOT_PLAIN.sub(lambda match: match[0].translate(table), edited.text))
 
 
 # Styled letters (full-width, mathematical, circled, squared, raised) become ASCII where they spell words.
@@ -194,30 +196,30 @@ _FULL_WIDTH_SENTENCE = re.compile(
 )
 
 
-def _fold_full_width(trail: Trail) -> None:
+def _fold_full_width(edited: EditedText) -> None:
     """Folds full-width characters outside CJK text; in such text only sentences are flagged."""
-    in_cjk = _CJK.search(trail.text) is not None
-    flagged = (_FULL_WIDTH_SENTENCE if in_cjk else _FULL_WIDTH).finditer(trail.text)
-    trail.flag_all(_FULL_WIDTH_RULE, (match.span() for match in flagged), Severity.LOW)
+    in_cjk = _CJK.search(edited.text) is not None
+    flagged = (_FULL_WIDTH_SENTENCE if in_cjk else _FULL_WIDTH).finditer(edited.text)
+    edited.flag_all(_FULL_WIDTH_RULE, (match.span() for match in flagged), Severity.LOW)
     if not in_cjk:
-        trail.advance(_FULL_WIDTH.sub(_plain, trail.text))
+        edited.advance(_FULL_WIDTH.sub(_plain, edited.text))
 
 
 def _plain(match: "re.Match[str]") -> str:
     return match[0].translate(c.PLAIN_OF)
 
 
-def _fold_styled(trail: Trail) -> None:
+def _fold_styled(edited: EditedText) -> None:
     """Folds words of other styled letters."""
 
     def folded(match: "re.Match[str]") -> str:
         words = match[0]
         if _STYLED_WORD.search(words) is None and len(_STYLED_FIRST.findall(words)) < SPREAD_MIN:
             return words
-        trail.flag(_STYLED_RULE, match.start(), match.end(), Severity.LOW)
+        edited.flag(_STYLED_RULE, match.start(), match.end(), Severity.LOW)
         return _plain(match)
 
-    trail.advance(_STYLED_WORDS.sub(folded, trail.text))
+    edited.advance(_STYLED_WORDS.sub(folded, edited.text))
 
 
 # Canonical composition (NFC), and a limit on combining marks.
@@ -233,13 +235,13 @@ _FLOOD_RULE: Final = "unicode.combining_flood"
 _APART = re.compile(f"([{c.COMPATIBILITY_HAN}]+)")
 
 
-def _compose(trail: Trail) -> None:
+def _compose(edited: EditedText) -> None:
     """Brings the text to NFC, with at most `MARKS_MAX` marks on a character."""
-    before = trail.text
+    before = edited.text
     composed = _composed(before)
     if composed != before:
-        trail.advance(composed, lambda: composition_edits(before))
-        _limit_marks(trail)
+        edited.advance(composed, lambda: composition_edits(before))
+        _limit_marks(edited)
 
 
 def _composed(text: str) -> str:
@@ -251,15 +253,15 @@ def _composed(text: str) -> str:
     return "".join(part if at % 2 else ucd.normalize("NFC", part) for at, part in enumerate(parts))
 
 
-def _limit_marks(trail: Trail) -> None:
+def _limit_marks(edited: EditedText) -> None:
     """Takes the marks out that are too many for their character."""
-    is_mark = np.concatenate(([False], (c.kinds_of(trail.text) & c.MARK_KIND) != 0, [False]))
+    is_mark = np.concatenate(([False], (c.kinds_of(edited.text) & c.MARK_KIND) != 0, [False]))
     edges = np.flatnonzero(is_mark[1:] != is_mark[:-1])
     starts, ends = edges[::2] + MARKS_MAX, edges[1::2]
     too_long = starts < ends
     spans = list(zip(starts[too_long].tolist(), ends[too_long].tolist(), strict=True))
-    trail.flag_all(_FLOOD_RULE, spans, Severity.MEDIUM)
-    trail.edit(spans, lambda _: "")
+    edited.flag_all(_FLOOD_RULE, spans, Severity.MEDIUM)
+    edited.replace(spans, lambda _: "")
 
 
 def composition_edits(before: str) -> Iterator[OffsetEdit]:
@@ -304,10 +306,10 @@ _BOTH: Final = c.LATIN_KIND | c.LOOKALIKE_KIND
 _FORMULA: Final = frozenset("αβγεηικνρστυχω")
 
 
-def _flag_homoglyphs(trail: Trail, kinds: c.Kinds) -> None:
+def _flag_homoglyphs(edited: EditedText, kinds: c.Kinds) -> None:
     """Flags words that are spelled with letters of two scripts to look like one. ``kinds``: of the text."""
     if int(np.bitwise_or.reduce(kinds)) & _BOTH == _BOTH:
-        trail.flag_all(_HOMOGLYPH, _homoglyphs(trail.text, kinds), Severity.MEDIUM)
+        edited.flag_all(_HOMOGLYPH, _homoglyphs(edited.text, kinds), Severity.MEDIUM)
 
 
 def _homoglyphs(text: str, kinds: c.Kinds) -> Iterator[tuple[int, int]]:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from gateway.safety.guards.families import (
     OBJECTION,
     Family,
+    GuardAnswer,
     GuardVerdict,
     Option,
-    Said,
     Unparsable,
     family_of,
 )
@@ -30,7 +30,7 @@ def family(template: str, labels: tuple[str, ...] = (), **keys: object) -> Famil
     return family_of(settings, labels)
 
 
-def said(text: str, *places: dict[str, float]) -> Said:
+def said(text: str, *places: dict[str, float]) -> GuardAnswer:
     """``places``: probabilities by token text."""
     options = [
         [
@@ -39,7 +39,7 @@ def said(text: str, *places: dict[str, float]) -> Said:
         ]
         for place in places
     ]
-    return Said(text, options)
+    return GuardAnswer(text, options)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,9 @@ def said(text: str, *places: dict[str, float]) -> Said:
     ],
 )
 def test_llama_guard(text: str, categories: tuple[str, ...]) -> None:
-    assert family("llama_guard").verdict(Said(text)) == GuardVerdict(bool(categories), categories)
+    assert family("llama_guard").verdict(GuardAnswer(text)) == GuardVerdict(
+        bool(categories), categories
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,7 @@ def test_llama_guard(text: str, categories: tuple[str, ...]) -> None:
     ],
 )
 def test_yes_and_no(template: str, text: str, flagged: bool) -> None:
-    verdict = family(template).verdict(Said(text))
+    verdict = family(template).verdict(GuardAnswer(text))
     assert verdict.flagged is flagged
     assert verdict.categories == (({"shieldgemma": OBJECTION}.get(template, "harm"),) * flagged)
 
@@ -79,12 +81,12 @@ def test_yes_and_no(template: str, text: str, flagged: bool) -> None:
 @pytest.mark.parametrize("text", ["", "\n", "I cannot answer that", "safe-ish", "<score></score>"])
 def test_what_is_no_verdict(template: str, text: str) -> None:
     with pytest.raises(Unparsable):
-        family(template).verdict(Said(text))
+        family(template).verdict(GuardAnswer(text))
 
 
 def test_a_list_that_is_no_list_of_categories() -> None:
     with pytest.raises(Unparsable):
-        family("llama_guard").verdict(Said("unsafe\n<|eot_id|>S1"))
+        family("llama_guard").verdict(GuardAnswer("unsafe\n<|eot_id|>S1"))
 
 
 def test_the_score_is_that_of_the_first_word_and_a_threshold_overrules_it() -> None:
@@ -119,7 +121,7 @@ def test_classifiers_answer_with_labels() -> None:
     by_score = family("classifier", labels, categories=bad, threshold=0.5).verdict(answer)
     assert (by_score.flagged, by_score.categories) == (True, ("INJECTION",))
     with pytest.raises(Unparsable):
-        family("classifier", labels, categories=bad).verdict(Said("x"))
+        family("classifier", labels, categories=bad).verdict(GuardAnswer("x"))
 
 
 @pytest.mark.parametrize(
@@ -134,9 +136,9 @@ def test_classifiers_answer_with_labels() -> None:
 )
 def test_custom_patterns(text: str, categories: tuple[str, ...]) -> None:
     custom = family("custom", **CUSTOM)
-    assert custom.verdict(Said(text)) == GuardVerdict(bool(categories), categories)
+    assert custom.verdict(GuardAnswer(text)) == GuardVerdict(bool(categories), categories)
     with pytest.raises(Unparsable):
-        custom.verdict(Said("who knows"))
+        custom.verdict(GuardAnswer("who knows"))
 
 
 def test_a_classifier_without_labels_gives_no_verdict() -> None:
@@ -186,7 +188,7 @@ ANSWERS = st.lists(PIECES, max_size=4).map("".join) | st.text(max_size=20)
 def read(template: str, text: str) -> bool | None:
     """Whether the guard objects; None: no verdict."""
     try:
-        verdict = family(template).verdict(Said(text))
+        verdict = family(template).verdict(GuardAnswer(text))
     except Unparsable:
         return None
     assert bool(verdict.categories) is verdict.flagged

@@ -1,11 +1,11 @@
-"""Which of overlapping findings stand, and how the signs of an injection add up."""
+"""Which of overlapping findings stand, and how the indicators of an injection add up."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.rules.ruleset import resolved
-from gateway.safety.rules.scoring import NEAR_CHARS, Sign, judge, weigh
+from gateway.safety.rules.scoring import NEAR_CHARS, Indicator, judge, weigh
 
 TEXT = "x" * 100
 
@@ -56,16 +56,19 @@ def test_nothing_claimed_is_lost_or_claimed_twice(findings: list[Finding], rng: 
 
 
 def test_signs_nearby_add_up_and_signs_far_apart_do_not() -> None:
-    near = [Sign("injection.a", 0, 10, 2), Sign("injection.b", 50, 60, 3)]
+    near = [Indicator("injection.a", 0, 10, 2), Indicator("injection.b", 50, 60, 3)]
     assert {each.severity for each in judge(near)} == {Severity.CRITICAL}
-    far = [Sign("injection.a", 0, 10, 2), Sign("injection.b", NEAR_CHARS + 60, NEAR_CHARS + 70, 3)]
+    far = [
+        Indicator("injection.a", 0, 10, 2),
+        Indicator("injection.b", NEAR_CHARS + 60, NEAR_CHARS + 70, 3),
+    ]
     assert [each.severity for each in judge(far)] == [Severity.MEDIUM, Severity.HIGH]
-    same = [Sign("injection.a", at, at + 5, 2) for at in range(0, 60, 6)]
+    same = [Indicator("injection.a", at, at + 5, 2) for at in range(0, 60, 6)]
     assert {each.severity for each in judge(same)} == {Severity.MEDIUM}
 
 
 def test_what_is_quoted_or_talked_about_weighs_less() -> None:
-    sign = Sign("injection.a", 40, 50, 3)
-    assert weigh("x" * 60, sign).weight == 3
-    assert weigh("x" * 39 + '"' + "x" * 20, sign).weight == 1
-    assert weigh("This attack is an example of".ljust(60), sign).weight == 1
+    indicator = Indicator("injection.a", 40, 50, 3)
+    assert weigh("x" * 60, indicator).weight == 3
+    assert weigh("x" * 39 + '"' + "x" * 20, indicator).weight == 1
+    assert weigh("This attack is an example of".ljust(60), indicator).weight == 1

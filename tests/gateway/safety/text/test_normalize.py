@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from gateway.safety.findings import Severity
 from gateway.safety.text import ucd
+from gateway.safety.text.edited_text import FINDINGS_MAX
 from gateway.safety.text.normalize import normalize
 from gateway.safety.text.skeleton import Skeleton
-from gateway.safety.text.trail import FINDINGS_MAX
 from gateway.safety.text.ucd import UNICODE_VERSION
 from tests.gateway.safety.text.corpus import LEGITIMATE
 

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.safety.text import ucd
+from gateway.safety.text.edited_text import OffsetEdit, OffsetMap
 from gateway.safety.text.normalize import composition_edits
-from gateway.safety.text.trail import OffsetEdit, OffsetMap
 
 EDITS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)), max_size=12)
 

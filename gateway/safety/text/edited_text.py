@@ -88,7 +88,7 @@ class Normalized:
         return _back(self.maps, start, end)
 
 
-class Trail:
+class EditedText:
     """The text between two steps. Steps read `text`, then `advance` it and `flag` their findings."""
 
     def __init__(self, original: str) -> None:
@@ -115,7 +115,7 @@ class Trail:
             lambda: (OffsetEdit(*match.span(), len(shown)) for match in pattern.finditer(before)),
         )
 
-    def edit(self, spans: Iterable[tuple[int, int]], shown: Callable[[str], str]) -> None:
+    def replace(self, spans: Iterable[tuple[int, int]], shown: Callable[[str], str]) -> None:
         """``shown`` of their text takes the place of ``spans`` of `text`, which come in order."""
         parts, edits, position = [], [], 0
         for start, end in spans:
@@ -158,7 +158,7 @@ class Trail:
         self._spans[rule, severity] = [[0, len(self._original)]]
 
     def normalized(self) -> Normalized:
-        """Where the trail ended."""
+        """The text that the steps have made, with all findings."""
         if not self._spans and not self._maps:
             return Normalized(self.text, ())
         findings = [
