@@ -50,25 +50,8 @@ from gateway.safety.rules.lexicon import fold_case
 from gateway.safety.rules.spec import LOOKAHEAD, LOOKBEHIND, RuleError, RuleSpec
 from gateway.safety.text import characters as c
 
-_INVISIBLE: Final = frozenset(
-    map(
-        chr,
-        c.members(
-            c.SOFT_HYPHEN
-            + c.GRAPHEME_JOINER
-            + c.BIDI_MARKS
-            + c.HANGUL_FILLERS
-            + "\u17b4\u17b5"  # Khmer inherent vowels
-            + c.MONGOLIAN_CONTROLS
-            + c.JOINERS
-            + c.EMBEDDINGS
-            + "\u2060-\u206f\ufeff"  # word joiner, operators, isolates, byte order mark
-            + c.BLANKS
-            + c.SELECTORS
-            + c.SELECTORS_FAR
-            + c.TAGS
-        ),
-    )
+_UNSEEN: Final = frozenset(
+    map(chr, {*c.members(c.INVISIBLE + c.BLANKS)}.difference(c.members(c.CONTROLS)))
 )
 _DASHES: Final = frozenset(map(chr, c.members(c.DASHES)))
 
@@ -85,7 +68,7 @@ def seen_as(char: str) -> str:
     """What ``char`` is in the view: one character, or nothing for an invisible one."""
     if char.isascii():
         return char
-    if char in _INVISIBLE:
+    if char in _UNSEEN:
         return ""
     if char.isdecimal():
         return str(unicodedata.decimal(char))

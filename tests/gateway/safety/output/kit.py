@@ -175,7 +175,8 @@ SECRETS: Final = (
     "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nabc@d.com\n-----END RSA PRIVATE KEY-----",
     "-----BEGIN PRIVATE KEY-----\nxx", "password=hunter2hunter2", "API_KEY =abcdefghijk", "deadbeef" * 4,
     "Project Quokkas", "xqz", "#!shebang", "blue heron", "STRASSE straße", "abcd", "c++",
-    "4111\u200b1111\u00ad11111111", "４１１１ １１１１ １１１１ １１１１", "ＡＫＩＡIOSFODNN7EXAMPLE",
+    "4111\u200b1111\u00ad11111111", "4111\ufff911111111\U0001d1731111",
+    "４１１１ １１１１ １１１１ １１１１", "ＡＫＩＡIOSFODNN7EXAMPLE",
     "٤١١١ ١١١١ ١١١١ ١١١١",
 )  # fmt: skip
 PLAIN: Final = (

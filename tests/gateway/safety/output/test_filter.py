@@ -78,8 +78,9 @@ def test_shapes_echoes_and_values(text: str, shown: str) -> None:
         assert stream(ALL, text, size, SYSTEM)[0] == shown
 
 
-def test_a_canary_stops_the_answer_however_it_is_written() -> None:
-    shown, filter_ = stream(ALL, "so ZEBRA\u200b-7781 it is")
+@pytest.mark.parametrize("hidden", ["\u200b", "\ufff9", "\U0001d173", "\u3164"])
+def test_a_canary_stops_the_answer_however_it_is_written(hidden: str) -> None:
+    shown, filter_ = stream(ALL, f"so ZEBRA{hidden}-7781 it is")
     assert shown == "so "
     assert filter_.stopped == ("output.canary",)
     assert filter_.push("more") == ""
