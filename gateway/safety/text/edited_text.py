@@ -132,9 +132,11 @@ class EditedText:
         One more finding then stands for all that follow.
         """
         key = rule, severity
-        if self._flagged[key] >= MATCHES_MAX:
-            return False
         start, end = _back(self._maps, start, end)
+        if self._flagged[key] >= MATCHES_MAX:
+            rest = self._spans[key][-1]
+            rest[0] = min(rest[0], start)  # a later step begins at the beginning of the text again
+            return False
         self._flagged[key] += 1
         spans = self._spans.setdefault(key, [])
         if spans and spans[-1][0] <= start <= spans[-1][1]:

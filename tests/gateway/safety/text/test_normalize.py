@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.safety.findings import Severity
 from gateway.safety.text import ucd
-from gateway.safety.text.edited_text import FINDINGS_MAX
+from gateway.safety.text.edited_text import FINDINGS_MAX, EditedText
 from gateway.safety.text.normalize import normalize
 from gateway.safety.text.skeleton import Skeleton
 from gateway.safety.text.ucd import UNICODE_VERSION
@@ -268,3 +268,15 @@ def test_what_stays_is_no_finding_where_another_rule_found_too_much() -> None:
     found = {(finding.rule, finding.severity) for finding in normalized.findings}
     assert found == {("unicode.zero_width", Severity.LOW), ("unicode.bidi", Severity.MEDIUM)}
     assert len(normalized.findings) <= FINDINGS_MAX + 2
+
+
+def test_what_a_later_step_finds_before_the_rest_of_an_earlier_one_is_covered() -> None:
+    edited = EditedText("0123456789" * 10)
+    for at in range(40, 40 + 2 * FINDINGS_MAX, 2):
+        listed = edited.flag("unicode.format", at, at + 1, Severity.LOW)
+    assert not listed
+    edited.advance(edited.text)
+    assert not edited.flag("unicode.format", 7, 9, Severity.LOW)
+    findings = edited.normalized().findings
+    assert len(findings) == FINDINGS_MAX + 1
+    assert any(finding.start <= 7 and finding.end == 100 for finding in findings)
