@@ -99,10 +99,6 @@ class AdmittedRequest(SchedulingParams):
         self.second: PreparedPrompt | None = None
         self._resume_key = resume_key
 
-    def take(self, policies: Policies) -> None:
-        """Decides by ``policies`` from now on."""
-        self.policies, self.rules = policies, policies.overload
-
     @property
     def first(self) -> PreparedPrompt:
         """The prompt of the model that is asked first."""
@@ -233,7 +229,7 @@ class Admission:
             BudgetSpent: the tenant has spent its budget, and names a model that costs more than that of the budget.
         """
         request, policies = incoming.request, self.policies
-        incoming.take(policies)
+        incoming.policies, incoming.rules = policies, policies.overload
         catalog = policies.catalog
         # Before any work is done for it: a refusal must be quick when most requests are refused.
         self._usage.limits.enter(policies.limits, request.caller)
@@ -284,7 +280,7 @@ class Admission:
 
     async def check(self, incoming: AdmittedRequest) -> SafetyOutcome:
         """Inspects the texts of a request that is not admitted."""
-        incoming.take(self.policies)
+        incoming.policies, incoming.rules = self.policies, self.policies.overload
         return await self._check(incoming)
 
     async def _check(self, incoming: AdmittedRequest) -> SafetyOutcome:

@@ -132,7 +132,7 @@ class Router:
 
     def plan(self, features: Features, state: RuntimeState) -> Plan:
         """The plan for a request with ``features``. A pure function."""
-        name, policy = self._policy(features)
+        name, policy = self._selected(features) if self._settings.select else ("", self._settings)
         plan = self._chosen(name, policy, features)
         if plan.strategy != SAFETY and not features.resumed:
             plan = self._within_budget(plan, policy, features, state)
@@ -160,7 +160,7 @@ class Router:
             learning = Learning(name, pair, policy.shadows, kept)
         return replace(plan, candidates=tuple(candidates), versions=versions, learning=learning)
 
-    def _policy(self, features: Features) -> tuple[str, RoutingPolicy]:
+    def _selected(self, features: Features) -> tuple[str, RoutingPolicy]:
         for selection in self._settings.select:
             if selects(selection, features):
                 return selection.policy, self._settings.policies[selection.policy]
@@ -263,7 +263,7 @@ class Router:
         )
 
     def _plan(self, model: str, strategy: str, reason: str) -> Plan:
-        candidate = self._candidate(model, reason)
+        candidate = Candidate(model, self._models[model].tier, reason)
         return Plan(model, candidate.tier, strategy, reason, candidates=(candidate,))
 
     def _candidate(self, model: str, reason: str, quality: float | None = None) -> Candidate:
