@@ -41,6 +41,12 @@ async def listed(wire: Wire) -> dict[str, float]:
     return {use.name: use.used for use in tenant.limits}
 
 
+async def test_a_call_that_has_ended_leaves_its_room(wire: Wire) -> None:
+    assert await answered(wire) == "small"
+    await error_of(wire.stub.Generate(prompt(model="nope"), metadata=ACME))
+    await wire.until(lambda: wire.gateway.active == 0)
+
+
 async def test_a_limit_that_is_reached_is_told_with_its_time(
     nats_url: str, model_folder: Path
 ) -> None:

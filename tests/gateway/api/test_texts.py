@@ -145,6 +145,17 @@ async def test_without_a_prompt_the_first_token_has_no_probability(wire: Wire) -
     await wire.batcher.cancelled(task)
 
 
+async def test_a_route_by_tokens_takes_answers_without_a_prompt_for_none(
+    nats_url: str, model_folder: Path
+) -> None:
+    rule = {"min_prompt_tokens": 100, "model": "large", "reason": "long"}
+    routing = {"default": "small", "rules": [rule]}
+    async with open_wire(nats_url, model_folder, routing=routing) as wire:
+        call = wire.stub.Score(pb.ScoreRequest(answers=["hello world"], raw_prompt=True))
+        await tasks_of(wire, 1, "small")
+        call.cancel()
+
+
 async def test_texts_pass_the_safety_policy(
     nats_url: str, model_folder: Path, folders: tuple[Path, Path]
 ) -> None:

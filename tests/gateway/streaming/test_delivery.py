@@ -230,6 +230,19 @@ def test_while_the_answer_is_hidden_notices_are_read_alone() -> None:
     assert made._delivered == 3
 
 
+def test_a_caller_that_reads_before_the_first_token_makes_no_text() -> None:
+    first = new_row("r1")
+    made = answer_of(first)
+    reader = reader_of(made)
+    made._notices.append(Notice(message="waits"))
+    (notice,) = read(made, reader)
+    assert notice.notice.message == "waits"
+    assert first._text is None
+    say(first, "a")
+    (event,) = read(made, reader)
+    assert event.delta.text == "a"
+
+
 def test_a_caller_behind_the_end_gets_the_end() -> None:
     made = answer_of(attempt("abc"))
     reader = reader_of(made, 5)

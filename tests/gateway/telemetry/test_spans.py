@@ -4,12 +4,15 @@ from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from gateway.telemetry.request_log import RequestLog
 from sluice.errors import InvalidRequest
+from sluice.internal.v1.frame_pb2 import RowTimings
 from sluice.telemetry import catalog, names
 from sluice.telemetry.tracing import _CountingProcessor, _sampler, is_unsampled
+from sluice.wire.clock import ms_of
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.metrics import values
 from tests.gateway.kit.wire import Wire, error_of, events_of, prompt
@@ -62,3 +65,21 @@ def test_a_call_that_is_not_sampled_and_fails_leaves_its_own_span() -> None:
     (kept,) = exporter.get_finished_spans()
     assert kept.attributes == {names.REQUEST_ID: "r1", names.ERROR_REASON: "REQUEST_INVALID"}
     assert f"{kept.context.trace_id:032x}" == log.trace_id
+
+
+def test_each_step_of_an_admission_has_its_span_and_its_time() -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    log = RequestLog(provider.get_tracer("test"), names.SPAN_GENERATE, {})
+    log.hop(names.SPAN_SAFETY)
+    log.hop(names.SPAN_ROUTE)
+    with pytest.raises(InvalidRequest), log:
+        raise InvalidRequest.of("model", "is unknown")
+    safety, route, call = exporter.get_finished_spans()
+    assert (safety.name, route.name) == (names.SPAN_SAFETY, names.SPAN_ROUTE)
+    assert names.ERROR_REASON not in safety.attributes
+    assert route.attributes == {names.ERROR_REASON: "REQUEST_INVALID"}
+    assert {one.parent.span_id for one in (safety, route)} == {call.context.span_id}
+    timings = log.timings(RowTimings(), log.arrived_at, log.arrived_at + 2)
+    assert ms_of(timings.total) == 2000
+    assert ms_of(timings.tokenize) == 0
