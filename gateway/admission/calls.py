@@ -21,7 +21,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -35,7 +35,6 @@ import grpc
 
 from gateway.admission.tenant_threads import TenantSlots, counted
 from gateway.identity.authenticator import Authenticator
-from gateway.identity.caller import Caller
 from sluice.errors import (
     RETRY_AFTER_S,
     DeadlinePassed,
@@ -377,23 +376,6 @@ class CallChecks:
     authenticator: Authenticator
     limiter: ClassLimiter
     arriving: Arriving
-
-    async def caller_of(
-        self,
-        metadata: Mapping[str, str],
-        certificate_names: Collection[str],
-        roles: Collection[str],
-        what: str,
-    ) -> Caller:
-        """Who calls ``what``.
-
-        Raises:
-            PermissionDenied: without one of ``roles``.
-            SluiceError: as `Authenticator.caller_of`.
-        """
-        caller = await self.authenticator.caller_of(metadata, certificate_names)
-        caller.require(roles, what)
-        return caller
 
 
 async def guarded(

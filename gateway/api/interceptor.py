@@ -113,10 +113,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         return made
 
     async def _call(self, context: Any, method: str, roles: frozenset[str]) -> GrpcCall:
-        """The call of ``context``; raises as `CallChecks.caller_of`."""
+        """The call of ``context``; raises as `Authenticator.caller_of`, and PermissionDenied."""
         call, checks = GrpcCall(context), self._checks
         names = _certificate_names(context) if checks.authenticator.takes_certificates else ()
-        call.caller = await checks.caller_of(call.metadata, names, roles, method.removeprefix("/"))
+        call.caller = await checks.authenticator.caller_of(call.metadata, names)
+        call.caller.require(roles, method.removeprefix("/"))
         return call
 
     def _opened(self, handler: Any) -> Any:

@@ -221,7 +221,8 @@ class Endpoint:
                 "'host' as the browser sent it"
             )
         names, path = call.scope.get(CERTIFICATE_NAMES, ()), call.scope["path"]
-        call.caller = caller = await checks.caller_of(headers, names, self.roles, path)
+        call.caller = caller = await checks.authenticator.caller_of(headers, names)
+        caller.require(self.roles, path)
         call.limit_headers = partial(self.limit_headers, caller)
         with suppress(ClientDisconnect), checks.arriving.kept_by(caller.tenant) as call.keep:
             priority_class = self.class_of(headers)
