@@ -91,7 +91,9 @@ class Row(QueuedTask):
             prompt_tokens=len(task.prompt_token_ids),
             max_tokens=task.sampling.max_tokens,
             produced_tokens=len(task.produced_token_ids),
-            prefix=_prefix(task.prompt_token_ids),
+            prefix=_prefix(task.prompt_token_ids)
+            if len(task.prompt_token_ids) >= PREFIX_TOKENS
+            else b"",
             returned=task.attempt > 0,
             age_s=task.age_ms / 1e3,
             charged=task.charged_tokens,
@@ -145,8 +147,6 @@ class Row(QueuedTask):
 
 
 def _prefix(prompt: Sequence[int]) -> bytes:
-    if len(prompt) < PREFIX_TOKENS:
-        return b""
     head = array("I", prompt[:PREFIX_TOKENS])
     return hashlib.blake2b(head.tobytes(), digest_size=8).digest()
 
