@@ -391,6 +391,19 @@ def test_a_worker_that_returns_rows_at_once_does_not_draw_the_queue(desk: Desk) 
     assert len(given(2)) == 7
 
 
+def test_a_worker_that_gives_rows_up_for_one_that_it_computes_alone_has_not_failed(
+    desk: Desk,
+) -> None:
+    desk.report(WORKER)
+    for attempt in range(3):
+        desk.add("r", attempt=attempt)
+        desk.requests.advance(desk.now)
+        assert sent(desk.requests.take()) == [["r"]]
+        frame = returned("r", attempt=attempt)
+        frame.final.returned = NOT_TAKEN
+        desk.report(WORKER, [frame], [worker_pb2.Admission(batch_id=f"b-{attempt + 1}")])
+
+
 def test_a_row_refused_for_good_ends_with_the_workers_reason(desk: Desk) -> None:
     desk.add()
     refusal = worker_pb2.Refusal(request_id="r")

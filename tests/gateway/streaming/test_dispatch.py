@@ -307,6 +307,55 @@ def test_a_batcher_that_lived_with_a_row_was_not_ended_by_it() -> None:
     assert not desk.failed
 
 
+def test_what_a_row_outlived_once_says_nothing_of_the_next_batcher() -> None:
+    desk = Desk("b1")
+    desk.hold()
+    desk.tick(5 * STALL_S)
+    for number in range(LOSSES_MAX + 1):
+        assert not desk.failed
+        desk.hold()
+        desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=number)], desk.now)
+    assert desk.failed
+
+
+def test_a_row_that_a_worker_had_waits_for_one_although_its_batcher_never_said_so() -> None:
+    desk = Desk("b1")
+    desk.batchers.names = ()
+    desk.worker_lost()
+    desk.tick(2 * NO_BATCHER_S)
+    assert not desk.failed
+
+
+def test_nothing_is_asked_about_a_row_that_has_no_batcher() -> None:
+    desk = Desk("b1")
+    desk.tokens(1)
+    desk.dispatch.drain()
+    desk.dispatch.ask("r")
+    desk.batchers.names = ()
+    desk.worker_lost()
+    assert said(desk.dispatch.drain()) == {}
+
+
+def test_a_row_that_a_full_worker_did_not_take_needs_no_room() -> None:
+    desk = Desk("b1", priority_class="bulk")
+    desk.dispatch.send(sent_row(new_attempt("other"), desk.now + 1000, "bulk"), desk.now)
+    desk.batchers.room = Room(0, 0)
+    desk.dispatch.drain()
+    full = given_back(desk.row, cause=RETURN_CAUSE_NOT_TAKEN)
+    full.final.error.reason = Overloaded.reason
+    desk.dispatch.returned("b1", full, desk.now)
+    assert desk.sent_to() == [("b1", 1, 0)]
+
+
+def test_the_next_attempt_is_above_those_that_an_older_batcher_counted() -> None:
+    desk = Desk("b1")
+    assert desk.dispatch.accepts("b1", "r", 3, desk.now)
+    desk.attempt.accept(Frame(request_id="r", attempt=3, token_ids=[97]), desk.now)
+    desk.dispatch.drain()
+    desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=0)], desk.now)
+    assert desk.sent_to() == [("b1", 4, 1)]
+
+
 def test_late_words_about_a_row_that_waits_elsewhere_change_nothing() -> None:
     desk = Desk("b1")
     desk.hold()

@@ -9,7 +9,7 @@ from gateway.streaming.room import Room
 from gateway.streaming.sent_row import SentRow
 from sluice.internal.v1.frame_pb2 import RowRef
 from tests.gateway.kit.rows import Batchers, sent_row
-from tests.gateway.streaming.test_dispatch import STALL_S, new_attempt
+from tests.gateway.streaming.test_dispatch import STALL_S, given_back, new_attempt
 
 ROWS = 4
 
@@ -149,6 +149,35 @@ def test_without_a_batcher_a_row_waits_a_stated_time_and_with_a_full_one_until_i
         door.dispatch.restart(door.now)
         door.dispatch.tick(door.now)
     assert failed == [f"r{ROWS + 1}"]
+
+
+def test_time_without_a_batcher_is_counted_anew_when_one_was_there() -> None:
+    door = Door()
+    failed: list[str] = []
+    door.dispatch.on_failed = lambda row_id, *_: failed.append(row_id)
+    door.send(ROWS + 1)
+    for names in ((), ("b1",), ()):
+        door.batchers.names = names
+        for _ in range(round(1.5 * NO_BATCHER_S)):
+            door.now += 0.5
+            door.dispatch.restart(door.now)
+            door.dispatch.tick(door.now)
+        assert (failed, door.waiting) == ([], 1)
+
+
+def test_rows_that_were_sent_before_go_before_others_of_their_tenant_in_their_order() -> None:
+    door = Door()
+    first, second, third, *_ = door.send(ROWS)
+    (new,) = door.send(1)
+    door.sent()
+    door.batchers.names = ()
+    for row in (first, second):
+        door.dispatch.returned("b1", given_back(row), door.now)
+    door.dispatch.cancel(first.row_id)
+    door.dispatch.returned("b1", given_back(third), door.now)
+    door.batchers.names, door.batchers.room = ("b1",), Room(9, 1e9)
+    door.dispatch.tick(door.now)
+    assert door.sent() == [second, third, new]
 
 
 def test_lost_late_and_doubled_words_of_batchers_make_no_room() -> None:
