@@ -270,8 +270,8 @@ class ModelLoop(WorkerEvents):
     async def _carry_out(self, effects: Effects) -> None:
         process = self._process
         await process.gateways.send(effects.frames, effects.held)
-        for move in effects.moves:
-            process.spans.moved(move)
+        for row, state in effects.moves:
+            process.spans.moved(row, state)
         for row in effects.ended:
             process.metrics.ended_row(row)
         for formed in effects.batches:

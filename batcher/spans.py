@@ -5,7 +5,7 @@ They follow the state changes of rows. A row that its gateway sends again has an
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from opentelemetry import trace
@@ -13,7 +13,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, Tracer
 
-from batcher.core.effects import FormedBatch, Move
+from batcher.core.effects import FormedBatch
 from batcher.core.row import Row, RowState
 from sluice.internal.v1 import frame_pb2, task_pb2
 from sluice.telemetry import names
@@ -41,8 +41,8 @@ _FINISH_REASONS: Mapping[int, str] = {
 class _Spans:
     task: Span
     context: Context
-    queue: Span | None = None
-    batch: Span | None = field(default=None)
+    queue: Span | None
+    batch: Span | None = None
 
 
 GATEWAY_UNSENT_S: Final = 30.0
@@ -58,27 +58,26 @@ class RowSpans:
         self._recent = RecentRows(tracer, "worker")
         self._of_gateways = RecentRows(tracer, "gateway", keep_s=GATEWAY_UNSENT_S)
 
-    def moved(self, move: Move) -> None:
+    def moved(self, row: Row, state: RowState) -> None:
         """Opens and closes the spans of a row's states; its task span hangs under the context in its headers."""
-        if move.before is None and not is_unsampled(move.row.headers):
-            self._open[move.row] = self._start_task(move.row)
-        spans = self._open.get(move.row)
+        if state is RowState.WAITING and not is_unsampled(row.headers):
+            self._open[row] = self._start_task(row)
+            return
+        spans = self._open.get(row)
         if spans is None:
             return
-        if spans.queue is not None and move.before is RowState.WAITING:
+        if spans.queue is not None:
             spans.queue.end()
             spans.queue = None
-        if spans.batch is not None and move.after is not RowState.RUNNING:
-            _end_batch(spans.batch, move.row)
-            spans.batch = None
-            if not _is_lost(move.row):
-                self._recent.ended(move.row.worker, move.row.headers, time.monotonic())
-        if move.after is RowState.WAITING:
-            spans.queue = self._start_queue(move.row, spans.context)
-        elif move.after in (RowState.ENDED, RowState.CLOSED):
-            _end_task(spans.task, move.row)
-            self._of_gateways.ended(move.row.task.gateway, move.row.headers, time.monotonic())
-            del self._open[move.row]
+        if state < RowState.ENDED:
+            return
+        if spans.batch is not None:
+            _end_batch(spans.batch, row)
+            if not _is_lost(row):
+                self._recent.ended(row.worker, row.headers, time.monotonic())
+        _end_task(spans.task, row)
+        self._of_gateways.ended(row.task.gateway, row.headers, time.monotonic())
+        del self._open[row]
 
     def worker_lost(self, worker: str, now: float) -> None:
         """A worker was lost, maybe with spans of rows that had just ended there."""
@@ -130,14 +129,10 @@ class RowSpans:
     def _start_task(self, row: Row) -> _Spans:
         context, attributes = context_of(row.headers), _task_attributes(row.task)
         span = self._tracer.start_span(names.SPAN_TASK, context, SpanKind.CONSUMER, attributes)
-        return _Spans(span, trace.set_span_in_context(span, Context()))
-
-    def _start_queue(self, row: Row, context: Context) -> Span:
-        attributes: dict[str, str | int] = {
-            names.PRIORITY_CLASS: row.task.priority_class,
-            names.ATTEMPT: row.attempt,
-        }
-        return self._tracer.start_span(names.SPAN_QUEUE, context, attributes=attributes)
+        context = trace.set_span_in_context(span, Context())
+        of_queue = {name: attributes[name] for name in (names.PRIORITY_CLASS, names.ATTEMPT)}
+        queue = self._tracer.start_span(names.SPAN_QUEUE, context, attributes=of_queue)
+        return _Spans(span, context, queue)
 
     def _start_batch(
         self, context: Context, links: Sequence[Link], attributes: Mapping[str, str | int | float]

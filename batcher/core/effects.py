@@ -44,20 +44,12 @@ class FormedBatch:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A change of a row's state; ``before`` is None for a new row."""
-
-    row: Row
-    before: RowState | None
-    after: RowState
-
-
 @dataclass(slots=True)
 class Effects:
     """All pending effects, each list in order."""
 
-    moves: list[Move] = field(default_factory=list)
+    moves: list[tuple[Row, RowState]] = field(default_factory=list)
+    """Rows and the states that they came to."""
     ended: list[Row] = field(default_factory=list)
     """Rows that have ended here, or return to their gateways."""
     frames: list[tuple[str, frame_pb2.Frame]] = field(default_factory=list)

@@ -20,9 +20,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Final, cast
 
-from batcher.core.effects import Effects, FormedBatch, Move
+from batcher.core.effects import Effects, FormedBatch
 from batcher.core.frames import Outbox, final_frame, merge, without_final
-from batcher.core.row import IN_FLIGHT, OVER, Row, RowState
+from batcher.core.row import Row, RowState
 from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import Batch
@@ -108,7 +108,7 @@ class Requests:
         self._rows[row.request_id] = row
         self.active += 1
         self.size += row.size
-        self._effects.moves.append(Move(row, None, row.state))
+        self._effects.moves.append((row, row.state))
         if not math.isinf(row.deadline):
             heappush(self._deadlines, (row.deadline, row.request_id))
         if self._draining:
@@ -127,7 +127,7 @@ class Requests:
         for ref in rows:
             row = self._rows.get(ref.request_id)
             if row is not None and row.attempt <= ref.attempt:
-                if row.state is not RowState.ENDED:
+                if row.state < RowState.ENDED:
                     row.final = frame_pb2.Final(end=frame_pb2.ROW_END_CANCELLED)
                 self._close(row, now)
 
@@ -143,7 +143,7 @@ class Requests:
         if row is None or row.attempt < asked.attempt:
             return False
         self._outbox.resend(row, asked.next_index)
-        if row.state is not RowState.ENDED:
+        if row.state < RowState.ENDED:
             self._tell_held(row)
         return True
 
@@ -162,9 +162,8 @@ class Requests:
         state = self.workers.of(worker)
         state.report(report)
         for admission in report.admissions:
-            if (
-                admission.batch_id in state.unqueued
-            ):  # It came before the word that the batch is queued.
+            # It may come before the word that the batch is queued.
+            if admission.batch_id in state.unqueued:
                 self.queued(worker, admission.batch_id, now)
             if admission.refused:
                 self._refused(admission, now)
@@ -173,7 +172,11 @@ class Requests:
             row = self._rows.get(frame.request_id)
             if row is None or row.worker != worker or row.attempt != frame.attempt:
                 continue
-            if row.state not in IN_FLIGHT or (new := merge(row, frame)) is None:
+            # Not `in_flight`: this is for every row of every step.
+            if (
+                not RowState.WAITING < row.state < RowState.ENDED
+                or (new := merge(row, frame)) is None
+            ):
                 continue
             if row.state is RowState.SENT:
                 self._move(row, RowState.RUNNING, now)
@@ -228,7 +231,7 @@ class Requests:
 
     def _has(self, row: Row, batch_id: str) -> bool:
         """Whether the worker of a batch still has a row of it."""
-        held = self._rows.get(row.request_id) is row and row.state in IN_FLIGHT
+        held = self._rows.get(row.request_id) is row and row.in_flight
         return held and row.batch.batch_id == batch_id
 
     def _given_back(self, row: Row, frame: frame_pb2.Frame, now: float) -> None:
@@ -247,7 +250,7 @@ class Requests:
         """
         while self._deadlines and self._deadlines[0][0] <= now:
             row = self._rows.get(heappop(self._deadlines)[1])
-            if row is not None and row.deadline <= now and row.state not in OVER:
+            if row is not None and row.deadline <= now and row.state < RowState.ENDED:
                 self._end(row, frame_pb2.Final(end=frame_pb2.ROW_END_DEADLINE), now)
         while self._ended and (self._ended[0][0] <= now or len(self._ended) > ENDED_MAX):
             row = self._ended.popleft()[1]
@@ -302,19 +305,18 @@ class Requests:
     def release(self, now: float) -> None:
         """Returns all rows to their gateways."""
         for row in list(self._rows.values()):
-            if row.state is not RowState.ENDED:
+            if row.state < RowState.ENDED:
                 self._return(row, now)
 
     # State changes of rows.
 
     def _move(self, row: Row, state: RowState, now: float) -> None:
-        before = row.state
-        self._effects.moves.append(Move(row, before, state))
-        row.move(state, now)
-        if state in OVER and before not in OVER:
+        if row.state < RowState.ENDED <= state:
             self.active -= 1
             self.size -= row.size
             self._effects.ended.append(row)
+        self._effects.moves.append((row, state))
+        row.move(state, now)
         if state is RowState.CLOSED:
             del self._rows[row.request_id]
 
@@ -376,7 +378,7 @@ class Requests:
         self._close(row, now, stop=stop)
 
     def _close(self, row: Row, now: float, *, stop: bool = True) -> None:
-        if row.state is not RowState.ENDED:
+        if row.state < RowState.ENDED:
             self._leave(row, now, stop=stop)
         self._move(row, RowState.CLOSED, now)
         self._outbox.forget(row)

@@ -10,7 +10,7 @@ import hashlib
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from enum import Enum
+from enum import IntEnum
 from typing import Final
 
 from batcher.core.scheduler.task import QueuedTask
@@ -24,36 +24,19 @@ TIMEOUT_MS_MAX: Final = 2**32 - 1
 REQUEST_ID_CHARACTERS_MAX: Final = 128
 
 
-class RowState(Enum):
-    """The state of a row."""
+class RowState(IntEnum):
+    """The state of a row; a row only moves on."""
 
-    WAITING = "waiting"
+    WAITING = 0
     """In the queue."""
-    SENT = "sent"
+    SENT = 1
     """In a batch that the worker has not answered yet."""
-    RUNNING = "running"
+    RUNNING = 2
     """Taken by the worker."""
-    ENDED = "ended"
+    ENDED = 3
     """Its final frame went out; it is kept for a moment, in case the gateway asks for it again."""
-    CLOSED = "closed"
+    CLOSED = 4
     """Forgotten."""
-
-    # `Enum` hashes the name in Python, which every look-up by state would pay; states are the same objects anyway.
-    __hash__ = object.__hash__
-
-
-LEGAL: Final[Mapping[RowState, frozenset[RowState]]] = {
-    RowState.WAITING: frozenset({RowState.SENT, RowState.ENDED, RowState.CLOSED}),
-    RowState.SENT: frozenset({RowState.RUNNING, RowState.ENDED, RowState.CLOSED}),
-    RowState.RUNNING: frozenset({RowState.ENDED, RowState.CLOSED}),
-    RowState.ENDED: frozenset({RowState.CLOSED}),
-    RowState.CLOSED: frozenset(),
-}
-
-IN_FLIGHT: Final = frozenset({RowState.SENT, RowState.RUNNING})
-"""States in which a worker may hold the row."""
-OVER: Final = frozenset({RowState.ENDED, RowState.CLOSED})
-"""States in which nothing more becomes of it."""
 
 
 class Row(QueuedTask):
@@ -71,7 +54,6 @@ class Row(QueuedTask):
         batch: the batch it was sent with last.
         gather_ms: how long the worker may gather its tokens.
         state: only `move` changes it.
-        since: when it entered the state, monotonic seconds.
     """
 
     def __init__(
@@ -110,21 +92,27 @@ class Row(QueuedTask):
         self.batch = frame_pb2.BatchInfo()
         self.gather_ms = 0
         self.state = RowState.WAITING
-        self.since = now
-        self._spent_s = dict.fromkeys(RowState, 0.0)
+        self._came_at = now
+        self._left_at: dict[RowState, float] = {}
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a worker may hold the row."""
+        return RowState.WAITING < self.state < RowState.ENDED
 
     def move(self, state: RowState, now: float) -> None:
-        """Changes to ``state``, and adds up the time spent in the previous one."""
-        assert state in LEGAL[self.state], f"{self.state} -> {state}"
-        self._spent_s[self.state] += now - self.since
-        self.state, self.since = state, now
+        """Moves on to ``state``."""
+        assert state > self.state, f"{self.state} -> {state}"
+        self._left_at[self.state] = now
+        self.state = state
 
     def timings(self, of_worker: frame_pb2.RowTimings) -> frame_pb2.RowTimings:
         """The timings of worker and batcher."""
         timings = frame_pb2.RowTimings()
         timings.CopyFrom(of_worker)
-        timings.queue_ms = self._spent_s[RowState.WAITING] * 1e3
-        timings.batch_ms = self._spent_s[RowState.SENT] * 1e3
+        sent_at = self._left_at[RowState.WAITING]
+        timings.queue_ms = (sent_at - self._came_at) * 1e3
+        timings.batch_ms = (self._left_at.get(RowState.SENT, sent_at) - sent_at) * 1e3
         return timings
 
     def message(self, traceparent: str, now: float) -> worker_pb2.Row:

@@ -54,8 +54,8 @@ class Scene:
         """Plays the loop once; returns the batch that was formed."""
         self.requests.advance(0.0, [Capacity("w", room)])
         effects = self.requests.take()
-        for move in effects.moves:
-            self.spans.moved(move)
+        for row, state in effects.moves:
+            self.spans.moved(row, state)
         for formed in effects.batches:
             self.traceparents = self.spans.formed(formed)
             self.metrics.formed(formed, self.spans.of_row)
