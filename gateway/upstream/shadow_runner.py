@@ -14,20 +14,25 @@ from gateway.admission.overload import SchedulingParams
 from gateway.admission.pipeline import AdmittedRequest
 from gateway.admission.prompts import prepare
 from gateway.records.agreement import agreement
-from gateway.records.outcome import add_shadow, blocked, learnable, outcome_of
+from gateway.routing.learned.features import ends
+from gateway.routing.plan import Learning
 from gateway.routing.rules import SHADOW, drawn
+from gateway.safety.actions import Action
 from gateway.streaming.answer import Answer
 from gateway.streaming.row import Row
+from gateway.streaming.row_result import RowResult
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.request_record import RequestRecords
 from gateway.upstream.rows import InternalRow, Upstream
+from gateway.validation.requests import ValidRequest
 from sluice.background import BackgroundTasks
 from sluice.errors import SluiceError
-from sluice.internal.v1.outcome_pb2 import Outcome
+from sluice.internal.v1.outcome_pb2 import Comparison, Outcome
 from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
 from sluice.v1.admin_pb2 import ShadowRun
-from sluice.wire.clock import duration
+from sluice.v1.inference_pb2 import FINISH_REASON_CONTENT_FILTER
+from sluice.wire.clock import duration, unix_ms
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +46,11 @@ IN_FLIGHT: Final = "in_flight"
 """Why a shadow was dropped; else the reason of an error in small letters."""
 BLOCKED: Final = "safety_blocked"
 _FAILED: Final = "internal"
+
+TEXT_CHARS_MAX: Final = 16_384
+"""Of a prompt or an answer; of a longer text both ends are kept, as the learned router reads it."""
+
+_STEERING: Final = (Action.ROUTE, Action.BLOCK)
 
 
 @dataclass(frozen=True)
@@ -174,3 +184,77 @@ class ShadowRunner:
         log = shadow.context.log
         log.shadows.append(shadow.run)
         self._records.ended(log)
+
+
+def learnable(request: ValidRequest, stream: Answer) -> bool:
+    """Whether an answer that has ended may be used for learning: it is complete, and no guard blocked or rerouted it.
+
+    A resumed answer began in another stream, which counts.
+    """
+    finished, guards = stream.finished, stream.guards
+    if finished is None or request.resume or blocked(stream):
+        return False
+    return guards is None or all(one.action not in _STEERING for one in guards.checks.decided)
+
+
+def blocked(result: RowResult) -> bool:
+    """Whether the safety policy ended the answer."""
+    return result.reason == FINISH_REASON_CONTENT_FILTER
+
+
+def outcome_of(
+    request: ValidRequest, prompt: str, learning: Learning, stream: Answer
+) -> Outcome | None:
+    """The outcome of a `learnable` answer; None where it may not be kept, or no two models are compared.
+
+    ``prompt``: the caller's turns as the models saw them.
+    """
+    if not learning.kept or learning.pair is None or stream.current.model not in learning.pair:
+        return None
+    weak, strong = learning.pair
+    outcome = Outcome(
+        request_id=stream.request_id,
+        tenant=request.tenant,
+        workload=request.workload,
+        answered_unix_ms=unix_ms(),
+        policy=learning.policy,
+        weak_model=weak,
+        strong_model=strong,
+        strong_answered=stream.current.model == strong,
+        prompt=ends(prompt, TEXT_CHARS_MAX),
+    )
+    if outcome.strong_answered:
+        _compare_draft(outcome, stream)
+    else:
+        _keep_answer(outcome, stream.current)
+    return outcome
+
+
+def add_shadow(outcome: Outcome, shadow: Row, agreed: float) -> bool:
+    """Adds the answer of a shadow; False where its model is not the other one of the two."""
+    if shadow.model != (outcome.weak_model if outcome.strong_answered else outcome.strong_model):
+        return False
+    outcome.comparison.CopyFrom(Comparison(agreement=agreed, shadow=True))
+    if outcome.strong_answered:
+        _keep_answer(outcome, shadow)
+    return True
+
+
+def _compare_draft(outcome: Outcome, stream: Answer) -> None:
+    """Compares the draft of the weak model with the answer of a cascade that escalated; a cut-off draft scores 0."""
+    others = (one for one in stream.attempts if one is not stream.current)
+    draft = next((one for one in others if one.model == outcome.weak_model), None)
+    if draft is None:
+        return
+    complete = draft.transcript.closed
+    agreed = agreement(draft.raw_text, stream.current.raw_text) if complete else 0.0
+    outcome.comparison.CopyFrom(Comparison(agreement=agreed))
+    if complete:
+        _keep_answer(outcome, draft)
+
+
+def _keep_answer(outcome: Outcome, attempt: Row) -> None:
+    """Keeps an answer unless the safety policy found something in it."""
+    output = None if attempt.inspection is None else attempt.inspection.filter
+    if output is None or not (output.review().taken or output.echoes):
+        outcome.weak_answer = ends(attempt.raw_text, TEXT_CHARS_MAX)

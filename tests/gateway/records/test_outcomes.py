@@ -12,7 +12,7 @@ import pytest
 
 from gateway.admission.calls import CallChecks
 from gateway.identity.caller import ANY, Caller
-from gateway.records import outcome as outcomes
+from gateway.upstream import shadow_runner
 from sluice.internal.v1.frame_pb2 import ROW_END_STOP, Logprobs
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings.routing import RoutingSettings
@@ -277,7 +277,7 @@ async def test_without_a_pair_and_of_a_third_model_nothing_is_kept(
 async def test_long_texts_are_cut_to_their_ends(
     opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outcomes, "TEXT_CHARS_MAX", 10)
+    monkeypatch.setattr(shadow_runner, "TEXT_CHARS_MAX", 10)
     async with opened({}) as wire:
         task = await answered(wire, "hello world, how are you")
         await graded(wire, task.request_id, 1)
