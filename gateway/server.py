@@ -98,7 +98,6 @@ class Gateway:
         self._exchange = MetricsExchange(SERVICE_GATEWAY, gateway_id, metric_registry)
         self._loads = loads = ModelLoadTable()
         dispatch = Dispatch(gateway_id, loads, limits.stall_s)
-        dispatch.use_weights(settings.weights)
         self.registry = Registry(dispatch, ReplayCache(limits.replay_entries, limits.replay_s))
         self._transport = NatsTransport(gateway_id, self.registry, loads, tracer)
         self.in_force = in_force = InForce(policies, self.registry)

@@ -67,6 +67,7 @@ class InForce:
         self.policies = policies
         self.problem = ""
         self._registry = registry
+        registry.dispatch.use_weights(policies.settings.weights)
         self._reloaded = False
         self._replaced: dict[str, float] = {}
         """When, by task name."""
@@ -75,6 +76,7 @@ class InForce:
         """Requests from now on get ``policies``."""
         self._replaced |= dict.fromkeys(self.policies.catalog.tasks.values(), now)
         self.policies, self._reloaded = policies, True
+        self._registry.dispatch.use_weights(policies.settings.weights)
         for task in policies.catalog.tasks.values():
             self._replaced.pop(task, None)
 

@@ -402,8 +402,9 @@ class Dispatch:
         return {line: len(rows) for line, rows in self._lines.items()}
 
     def use_weights(self, weights: Mapping[str, float]) -> None:
-        """Tenants that differ from 1 have these from now on."""
-        self._taken.weights = weights
+        """Tenants that differ from 1 have these from now on, also where rows wait."""
+        self._taken.weights.clear()
+        self._taken.weights.update(weights)
 
     def fill(self, now: float) -> None:
         """Sends rows that have waited, as far as there is room again."""

@@ -28,7 +28,7 @@ class TakenRoom:
     """
 
     def __init__(self) -> None:
-        self.weights: Mapping[str, float] = {}
+        self.weights: dict[str, float] = {}
         self._rows: defaultdict[tuple[str, Line], Counter[str]] = defaultdict(Counter)
         """By batcher and line: rows of each tenant."""
         self._sizes: defaultdict[tuple[str, Line], Counter[str]] = defaultdict(Counter)

@@ -16,6 +16,7 @@ from gateway.shared import reload
 from gateway.shared.peers import Peers
 from sluice.internal.v1.gateway_pb2 import GatewayHello, PolicyRecord
 from sluice.settings import IdentitySettings, Settings, SettingsError
+from sluice.settings.mesh import TenantSettings
 from sluice.v1.inference_pb2 import ListModelsRequest
 from sluice.v1.safety_pb2 import CheckTextRequest
 from tests.gateway.kit.batcher import BOUND_S, last
@@ -68,6 +69,16 @@ async def test_all_gateways_have_the_policies_when_the_reload_is_done(
     assert [await version_at(wire) for wire in wires] == ["1", "1"]
     async with open_wire(nats_url, model_folder, gateway_id="gw3", safety=safety("1")) as three:
         assert await version_at(three) == "1"
+
+
+async def test_other_weights_hold_for_rows_that_wait_at_all_gateways(
+    wires: tuple[Wire, Wire],
+) -> None:
+    one, _ = wires
+    tenants = {"acme": TenantSettings(weight=3.0)}
+    await one.reload(one.settings.model_copy(update={"tenants": tenants}))
+    for wire in wires:
+        assert wire.gateway.registry.dispatch._taken.weights == {"acme": 3.0}
 
 
 async def test_what_one_gateway_cannot_take_no_gateway_takes(

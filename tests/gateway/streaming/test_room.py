@@ -42,6 +42,15 @@ class Door:
         """Its batcher sends a frame of the row."""
         assert self.dispatch.accepts(row.batcher, row.row_id, row.task.attempt, self.now)
 
+    def given(self, running: list[SentRow]) -> Counter[str]:
+        """The tenants of the next 300 rows that are sent, each when the first of ``running`` has begun."""
+        running, given = list(running), Counter[str]()
+        for _ in range(300):
+            self.frame(running.pop(0))
+            running += (more := self.sent())
+            given.update(row.tenant for row in more)
+        return given
+
     @property
     def waiting(self) -> int:
         return sum(self.dispatch.waiting.values())
@@ -107,12 +116,23 @@ def test_a_tenant_that_comes_late_has_its_share_at_once_and_then_its_turns(
     assert set(begun) <= set(late)
     assert len(begun) == round(40 * share), "on top of what the other has taken"
     # From now on what is freed is shared.
-    running, given = [*many[:40], *begun], Counter[str]()
-    for _ in range(300):
-        door.frame(running.pop(0))
-        running += (more := door.sent())
-        given.update(row.tenant for row in more)
+    given = door.given([*many[:40], *begun])
     assert given["late"] / given.total() == pytest.approx(share, abs=0.1)
+
+
+def test_other_weights_hold_for_rows_that_wait() -> None:
+    door = Door(rows=40)
+    running = door.send(500, "many")[:40]
+    running += door.send(500, "late")[:20]
+    door.sent()
+    door.dispatch.use_weights({"late": 3.0})
+    given = door.given(running)
+    assert given["late"] / given.total() == pytest.approx(0.75, abs=0.1)
+    (line,) = door.dispatch._lines.values()
+    late = next(row for row in line.heads() if row.tenant == "late")
+    turn = line._turns["late"]
+    line.served(late)
+    assert line._turns["late"] - turn == pytest.approx(1 / 3)
 
 
 def test_a_lost_row_goes_elsewhere_without_new_room_and_keeps_its_place() -> None:
