@@ -115,7 +115,7 @@ class Gateway:
         self._limiter = ClassLimiter(
             limits.max_concurrent_requests,
             limits.shares,
-            lambda *calls: self.usage.limits.check_running(in_force.policies.limits, *calls),
+            lambda *calls: self.usage.limits.check_running(in_force.policies.settings, *calls),
             # Else the rows of one tenant's few calls would fill the queue of a model, for all.
             rows_max=int(limits.queue_max * limits.shares.tenant),
         )

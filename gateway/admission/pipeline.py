@@ -209,7 +209,7 @@ class Admission:
 
     def limit_headers(self, payer: Caller) -> Mapping[str, str]:
         """The rates of a tenant as headers of HTTP."""
-        return self._usage.limits.headers(self.policies.limits, payer)
+        return self._usage.limits.headers(self.policies.settings, payer)
 
     def close(self) -> None:
         """Nothing is inspected any more."""
@@ -232,7 +232,7 @@ class Admission:
         incoming.policies, incoming.rules = policies, policies.overload
         catalog = policies.catalog
         # Before any work is done for it: a refusal must be quick when most requests are refused.
-        self._usage.limits.enter(policies.limits, request.caller)
+        self._usage.limits.enter(policies.settings, request.caller)
         models = catalog.reading if request.model is None else (request.model,)
         self._overload.refuse_hopeless(models, incoming, time.monotonic())
         if rows_of is None:
@@ -261,7 +261,7 @@ class Admission:
                 span.set_attribute(names.GEN_AI_INPUT_TOKENS, tokens)
             log.hop("")
             self._usage.hold_longest(
-                policies.limits,
+                policies.settings,
                 incoming.reservation,
                 request.caller,
                 *incoming.rows,
@@ -356,7 +356,7 @@ class Admission:
             key=request.route_key or incoming.request_id,
         )
         now = time.monotonic()
-        load = CurrentLoad(self._usage, self._overload, incoming, policies.limits, now)
+        load = CurrentLoad(self._usage, self._overload, incoming, policies.settings, now)
         plan = policies.router.plan(features, load)
         if (
             plan.strategy == BUDGET

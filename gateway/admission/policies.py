@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Final
 
 from gateway.admission.overload import OverloadRules
-from gateway.admission.tenant_limits import Limits
 from gateway.models.catalog import Catalog
 from gateway.routing.router import Router
 from gateway.safety.inspector import Inspector
@@ -32,11 +31,6 @@ class Policies:
     catalog: Catalog
     router: Router
     inspector: Inspector
-
-    @cached_property
-    def limits(self) -> Limits:
-        """Of tenants."""
-        return Limits(self.settings.limits, self.settings.tenant_limits)
 
     @cached_property
     def overload(self) -> OverloadRules:

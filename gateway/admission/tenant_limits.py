@@ -5,7 +5,7 @@ each rate of tokens before it is sent. At its end what it has used takes the pla
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final, NamedTuple
@@ -14,6 +14,7 @@ from gateway.admission.token_bucket import STALE_S, TokenBucket
 from gateway.identity.caller import Caller
 from gateway.routing.budget import Elsewhere, Spending
 from sluice.errors import LimitReached
+from sluice.settings import Settings
 from sluice.settings.limits import LimitSettings, RateLimits
 
 COST_RETRY_S: Final = 60.0
@@ -21,24 +22,6 @@ RUNNING_RETRY_S: Final = 1.0
 _MINUTE_S: Final = 60.0
 _REQUESTS: Final = "requests_per_minute"
 _TOKENS: Final = "tokens_per_minute"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits in force: ``default`` of tenants without limits of their own, ``tenants`` of the others."""
-
-    default: LimitSettings = field(default_factory=LimitSettings)
-    tenants: Mapping[str, LimitSettings] = field(default_factory=dict)
-
-    def of(self, tenant: str) -> LimitSettings:
-        """The limits of ``tenant``."""
-        return self.tenants.get(tenant, self.default)
-
-    @property
-    def has_costs(self) -> bool:
-        """Whether any cost is limited."""
-        every = (self.default, *self.tenants.values())
-        return any(one.cost_per_day is not None or one.cost_per_month is not None for one in every)
 
 
 class RateName(NamedTuple):
@@ -117,9 +100,9 @@ class TenantLimits:
         others = self.calls_elsewhere.sum(tenant, now), self.bulk_elsewhere.sum(tenant, now)
         return calls + int(others[0]), bulk + int(others[1])
 
-    def enter(self, limits_of: Limits, payer: Caller) -> None:
+    def enter(self, settings: Settings, payer: Caller) -> None:
         """A request of ``payer`` comes; raises LimitReached."""
-        limits, now = limits_of.of(payer.tenant), self._clock()
+        limits, now = settings.limits_of(payer.tenant), self._clock()
         for cost in self._costs(payer.tenant, limits, now):
             if cost.used >= cost.limit:
                 # What running requests may cost is often more than they do.
@@ -130,13 +113,13 @@ class TenantLimits:
         _check(self._rates(payer, limits, _TOKENS), 1.0, now)
 
     def reserve(
-        self, limits_of: Limits, payer: Caller, model: str, tokens: float
+        self, settings: Settings, payer: Caller, model: str, tokens: float
     ) -> Callable[[float], None]:
         """A request that goes to ``model`` may take so many tokens; raises LimitReached.
 
         What is returned is called when it has ended, with the tokens that it used.
         """
-        limits, now = limits_of.of(payer.tenant), self._clock()
+        limits, now = settings.limits_of(payer.tenant), self._clock()
         buckets = self._rates(payer, limits, _TOKENS)
         if (rates := limits.models.get(model)) is not None:
             name = RateName("tenant", payer.tenant, model, _REQUESTS)
@@ -149,12 +132,12 @@ class TenantLimits:
         for bucket, held in taken:
             bucket.take(used - held, now)
 
-    def check_running(self, limits_of: Limits, tenant: str, calls: int, bulk: int | None) -> None:
+    def check_running(self, settings: Settings, tenant: str, calls: int, bulk: int | None) -> None:
         """Another call of ``tenant`` comes, while so many run at this gateway.
 
         ``bulk``: those of class bulk; None: the call is of another class. Raises LimitReached.
         """
-        limits = limits_of.of(tenant)
+        limits = settings.limits_of(tenant)
         most, most_bulk = limits.concurrent, None if bulk is None else limits.concurrent_bulk
         everywhere, bulk_everywhere = self.running(tenant, calls, bulk or 0)
         if most is not None and everywhere >= most:
@@ -162,28 +145,28 @@ class TenantLimits:
         if most_bulk is not None and bulk_everywhere >= most_bulk:
             raise _reached(f"tenant {tenant}", "concurrent_bulk", most_bulk, RUNNING_RETRY_S)
 
-    def soft_limit(self, limits_of: Limits, tenant: str) -> tuple[str, str] | None:
+    def soft_limit(self, settings: Settings, tenant: str) -> tuple[str, str] | None:
         """The model that answers ``tenant`` now instead of others, and why; None: no limit is near."""
-        soft = limits_of.of(tenant).soft
+        soft = settings.limits_of(tenant).soft
         if soft is None:
             return None
-        for use in self.uses(limits_of, tenant):
+        for use in self.uses(settings, tenant):
             if use.used >= soft.share * use.limit:
                 return soft.model, f"{tenant} has used {use.used:g} of its {use.limit:g} {use.name}"
         return None
 
-    def uses(self, limits_of: Limits, tenant: str) -> list[Use]:
+    def uses(self, settings: Settings, tenant: str) -> list[Use]:
         """Each rate and cost that is limited. Of a rate: what is missing in its bucket, of the whole bucket."""
-        limits, now = limits_of.of(tenant), self._clock()
+        limits, now = settings.limits_of(tenant), self._clock()
         rates = [
             Use(name.setting, bucket.burst, bucket.burst - bucket.level(now))
             for name, bucket in self._rates_of(tenant, limits).items()
         ]
         return [*rates, *self._costs(tenant, limits, now)]
 
-    def headers(self, limits_of: Limits, payer: Caller) -> dict[str, str]:
+    def headers(self, settings: Settings, payer: Caller) -> dict[str, str]:
         """The rates of a tenant as headers of HTTP, with OpenAI's names."""
-        limits, now, headers = limits_of.of(payer.tenant), self._clock(), dict[str, str]()
+        limits, now, headers = settings.limits_of(payer.tenant), self._clock(), dict[str, str]()
         for name, bucket in self._rates_of(payer.tenant, limits).items():
             word, level = name.setting.partition("_")[0], max(0.0, bucket.level(now))
             headers[f"x-ratelimit-limit-{word}"] = f"{bucket.rate_per_s * _MINUTE_S:.0f}"
@@ -202,14 +185,14 @@ class TenantLimits:
                 yield name, taken, asked
 
     def told(
-        self, limits_of: Limits, gateway: str, counts: Iterable[tuple[RateName, float, float]]
+        self, settings: Settings, gateway: str, counts: Iterable[tuple[RateName, float, float]]
     ) -> None:
         """Another gateway says it of its buckets. What one took that was not heard lately is not counted."""
         now = self._clock()
         is_new = gateway not in self._heard_at or now - self._heard_at[gateway] > STALE_S
         self._heard_at[gateway] = now
         for name, taken, asked in counts:
-            bucket = self._buckets.get(name) or self._known(limits_of, name)
+            bucket = self._buckets.get(name) or self._known(settings, name)
             if bucket is not None:
                 bucket.told(gateway, taken, asked, now, is_new=is_new)
 
@@ -268,11 +251,11 @@ class TenantLimits:
             bucket.change(rate_per_s, burst, now)
         return {name: bucket}
 
-    def _known(self, limits_of: Limits, name: RateName) -> TokenBucket | None:
+    def _known(self, settings: Settings, name: RateName) -> TokenBucket | None:
         """The bucket of a rate that is not in use here; of a key only what was used here is known."""
         if name.kind != "tenant" or name.setting not in (_REQUESTS, _TOKENS):
             return None
-        limits = limits_of.of(name.owner)
+        limits = settings.limits_of(name.owner)
         rates = limits.models.get(name.model) if name.model else limits
         return None if rates is None else self._rate(name, rates, limits).get(name)
 

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.admission.prompts import PreparedPrompt
-from gateway.admission.tenant_limits import Limits, TenantLimits
+from gateway.admission.tenant_limits import TenantLimits
 from gateway.identity.caller import Caller
 from gateway.routing.breaker import Breakers
 from gateway.routing.budget import DAY_S, MONTH_PERIODS, Reservation, Spending
@@ -18,6 +18,7 @@ from gateway.routing.router import ModelFacts, RuntimeState
 from gateway.streaming.row import Row
 from gateway.streaming.row_result import RowResult
 from sluice.errors import DeadlinePassed, EngineFailed, ModelUnavailable, SluiceError
+from sluice.settings import Settings
 
 HUNG_S: Final = 10.0
 """A model that gives no token to any row for this long, while one waits for it, hangs."""
@@ -82,7 +83,7 @@ class UsageAccounting:
 
     def hold_longest(
         self,
-        limits: Limits,
+        settings: Settings,
         reservation: Reservation,
         payer: Caller,
         *prepared: PreparedPrompt | None,
@@ -93,7 +94,7 @@ class UsageAccounting:
         costs = (one.model.facts.cost(*length) for one, length in zip(rows, lengths, strict=True))
         reservation.change(sum(costs))
         tokens = sum(map(sum, lengths))
-        reservation.settle = self.limits.reserve(limits, payer, rows[0].model.name, tokens)
+        reservation.settle = self.limits.reserve(settings, payer, rows[0].model.name, tokens)
 
     def record_result(
         self, request: SchedulingParams, attempt: Row, error: SluiceError | None, now: float
@@ -128,12 +129,12 @@ class UsageAccounting:
 
 @dataclass(frozen=True)
 class CurrentLoad(RuntimeState):
-    """`gateway.routing.router.RuntimeState` for a request with its ``limits``, at one moment."""
+    """`gateway.routing.router.RuntimeState` for a request under ``settings``, at one moment."""
 
     usage: UsageAccounting
     overload: OverloadControl
     request: SchedulingParams
-    limits: Limits
+    settings: Settings
     at: float
 
     @override
@@ -146,4 +147,4 @@ class CurrentLoad(RuntimeState):
 
     @override
     def soft_limit(self, tenant: str) -> tuple[str, str] | None:
-        return self.usage.limits.soft_limit(self.limits, tenant)
+        return self.usage.limits.soft_limit(self.settings, tenant)

@@ -71,20 +71,15 @@ Raises:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """Policies that can be taken in place of ``before``, with the keys of those who call.
+    """Policies that can be taken, with the keys of those who call.
 
     Attributes:
         compiled: a hash of all that decides: lists, learned routers and files of keys included.
     """
 
-    before: Policies
     policies: Policies
     identities: Identities
     compiled: str
-
-    def fits(self, record: PolicyRecord, now: Policies) -> bool:
-        """Whether it is of ``record`` and can be taken in place of ``now``."""
-        return self.before is now and self.compiled == record.compiled
 
 
 @dataclass
@@ -114,6 +109,7 @@ class GatewayReload:
         self._candidate = GatewayHello()
         """What its hello says of the newest candidate that this gateway knows."""
         self._prepared: _Loaded | None = None
+        """Of the newest candidate; nothing else was taken since."""
         self._reloading = asyncio.Lock()
         self._heard = asyncio.Event()
         self._newer = asyncio.Event()
@@ -161,7 +157,7 @@ class GatewayReload:
             if task not in known:
                 await self._until_served(name, task)
         digest = _digest([_sections_of(settings), policies.versions, identities.digests])
-        return _Loaded(before, policies, identities, digest)
+        return _Loaded(policies, identities, digest)
 
     async def _until_served(self, name: str, task: str) -> None:
         try:
@@ -300,7 +296,7 @@ class GatewayReload:
             return
         record, self._seen = found
         loaded: _Loaded | str | None = self._prepared
-        if not isinstance(loaded, _Loaded) or not loaded.fits(record, self.in_force.policies):
+        if not isinstance(loaded, _Loaded) or loaded.compiled != record.compiled:
             loaded = await self._loaded(record)
         if isinstance(loaded, _Loaded):
             self._use(loaded, self._seen)

@@ -85,7 +85,7 @@ class SharedUsage:
     def _counted(self) -> list[KeptCosts]:
         """The costs that somebody asks for."""
         policies = self.in_force.policies
-        if policies.limits.has_costs:
+        if policies.settings.limits_costs:
             return [self.minutes, self.days]
         return [self.minutes] if policies.router.has_budgets else []
 
@@ -104,21 +104,22 @@ class SharedUsage:
 
     def listed(self, tenant: str, currency: str) -> ListTenantsResponse:
         """The use of ``tenant``, or of all that have limits of their own or do something."""
-        own = self.in_force.policies.limits.tenants
+        tenants = self.in_force.policies.settings.tenants
+        own = {name for name, one in tenants.items() if one.limits is not None}
         spent = self.minutes.spending.tenants(time.monotonic())
         names = [tenant] if tenant else sorted({*own, *self.limiter.tenants, *spent})
         return ListTenantsResponse(tenants=map(self._use_of, names), currency=currency)
 
     def _use_of(self, tenant: str) -> TenantUse:
-        limits = self.in_force.policies.limits
+        settings = self.in_force.policies.settings
         calls, bulk = self.limits.running(
             tenant, self.limiter.running(tenant), self.limiter.running(tenant, bulk=True)
         )
         uses = [
             LimitUse(name=one.name, limit=one.limit, used=max(0.0, one.used))
-            for one in self.limits.uses(limits, tenant)
+            for one in self.limits.uses(settings, tenant)
         ]
-        own = limits.of(tenant)
+        own = settings.limits_of(tenant)
         for name, limit, used in (
             ("concurrent", own.concurrent, calls),
             ("concurrent_bulk", own.concurrent_bulk, bulk),
@@ -137,7 +138,7 @@ class SharedUsage:
             for name, taken, asked in self.limits.tell()
         )
         for tenant in self.limiter.tenants:
-            limits = self.in_force.policies.limits.of(tenant)
+            limits = self.in_force.policies.settings.limits_of(tenant)
             if limits.concurrent is not None or limits.concurrent_bulk is not None:
                 hello.running[tenant] = self.limiter.running(tenant)
                 hello.running_bulk[tenant] = self.limiter.running(tenant, bulk=True)
@@ -153,7 +154,7 @@ class SharedUsage:
         now, gateway = time.monotonic(), hello.instance
         named = ((RateName.from_wire(one.name), one) for one in hello.rates)
         rates = ((name, one.taken, one.asked) for name, one in named if name is not None)
-        self.limits.told(self.in_force.policies.limits, gateway, rates)
+        self.limits.told(self.in_force.policies.settings, gateway, rates)
         self.limits.calls_elsewhere.told(gateway, hello.running, now)
         self.limits.bulk_elsewhere.told(gateway, hello.running_bulk, now)
         self.minutes.spending.elsewhere.told(gateway, hello.reserved, now)

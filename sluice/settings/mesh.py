@@ -447,10 +447,16 @@ class Settings(BaseSettings):
         own = self.tenants[tenant].retention_h if tenant in self.tenants else None
         return None if own is None else max(1.0, own * 3600)
 
+    def limits_of(self, tenant: str) -> LimitSettings:
+        """The limits of ``tenant``: its own, or those of all."""
+        own = self.tenants[tenant].limits if tenant in self.tenants else None
+        return self.limits if own is None else own
+
     @property
-    def tenant_limits(self) -> dict[str, LimitSettings]:
-        """Limits of the tenants that have their own."""
-        return {name: one.limits for name, one in self.tenants.items() if one.limits is not None}
+    def limits_costs(self) -> bool:
+        """Whether the costs of any tenant are limited."""
+        every = (self.limits, *map(self.limits_of, self.tenants))
+        return any(one.cost_per_day is not None or one.cost_per_month is not None for one in every)
 
     @property
     def served(self) -> tuple[ModelSettings, ...]:

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.calls import PREPARED_MAX, ClassLimiter
-from gateway.admission.tenant_limits import Limits, TenantLimits
+from gateway.admission.tenant_limits import TenantLimits
 from gateway.routing.budget import Spending
 from sluice.errors import LimitReached, Overloaded, ShuttingDown
-from sluice.settings import CallShares
+from sluice.settings import CallShares, Settings
 from sluice.settings.limits import LimitSettings
 
 BOUND_S = 60.0
@@ -163,7 +163,7 @@ async def test_a_bulk_call_waits_for_its_turn_and_no_other_does() -> None:
 async def test_limits_of_the_tenant_itself_hold_with_those_of_its_bulk_calls() -> None:
     spending = Spending()
     core = TenantLimits(spending, spending, lambda: 0.0)
-    limits = Limits(LimitSettings(concurrent=3, concurrent_bulk=1))
+    limits = Settings(limits=LimitSettings(concurrent=3, concurrent_bulk=1))
     limiter = ClassLimiter(100, ALL_TO_ONE, partial(core.check_running, limits))
     with ExitStack() as held:
         held.enter_context(limiter.call("standard", "acme"))

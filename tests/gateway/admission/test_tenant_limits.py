@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.tenant_limits import COST_RETRY_S, Limits, RateName, TenantLimits
+from gateway.admission.tenant_limits import COST_RETRY_S, RateName, TenantLimits
 from gateway.identity.caller import Caller
 from gateway.routing.budget import Spending
 from sluice.errors import LimitReached
+from sluice.settings import Settings
 from sluice.settings.limits import LimitSettings, RateLimits
+from sluice.settings.mesh import TenantSettings
 
 DAY_S = 86_400.0
 
@@ -23,7 +25,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.hours, self.days = Spending(), Spending(0.0, DAY_S, 31)
-        self.given = Limits(LimitSettings(**self.limits))
+        self.given = Settings(limits=LimitSettings(**self.limits))
         self.core = TenantLimits(self.hours, self.days, lambda: self.now)
 
     def hear(self, gateway: str, calls: dict[str, float], bulk: dict[str, float]) -> None:
@@ -38,6 +40,7 @@ class World:
 
 
 ACME = Caller("acme")
+OWN = Settings(tenants={"acme": TenantSettings(limits=LimitSettings(requests_per_minute=1))})
 REQUESTS = RateName("tenant", "acme", "", "requests_per_minute")
 
 
@@ -203,7 +206,7 @@ def test_a_limit_for_the_day_alone_and_for_the_month_alone() -> None:
     # February 10, 6 o'clock: the month ends in 18 days and as many hours as the day.
     for name, left_s in (("cost_per_day", 18 * 3600.0), ("cost_per_month", 18.75 * DAY_S)):
         world = World({name: 2.0}, now=40.25 * DAY_S)
-        assert world.given.has_costs
+        assert world.given.limits_costs
         running = world.hours.reserve("acme", 2.0)
         error = world.refusal()
         assert (error.metadata["limit"], error.retry_after_s) == (name, 60.0), "it may cost less"
@@ -213,7 +216,7 @@ def test_a_limit_for_the_day_alone_and_for_the_month_alone() -> None:
         assert (error.metadata["limit"], error.retry_after_s) == (name, left_s)
         (use,) = world.core.uses(world.given, "acme")
         assert (use.name, use.limit, use.used) == (name, 2.0, 2.0)
-    assert not World().given.has_costs
+    assert not World().given.limits_costs
 
 
 @pytest.mark.parametrize(
@@ -227,7 +230,7 @@ def test_a_month_ends_with_its_last_day(day: int, left: int) -> None:
 
 def test_the_day_of_the_month_is_that_of_the_unix_clock() -> None:
     hours, days = Spending(), Spending(0.0, DAY_S, 31)
-    limits = Limits(LimitSettings(cost_per_month=2.0))
+    limits = Settings(limits=LimitSettings(cost_per_month=2.0))
     days.add("acme", 2.0, 0.5 * DAY_S)
     # Monotonic day 1 is the second of a month, or the first one.
     for offset_s, refused in ((0.0, True), (30 * DAY_S, False)):
@@ -244,7 +247,7 @@ def test_the_day_of_the_month_is_that_of_the_unix_clock() -> None:
 
 def test_tenants_with_limits_of_their_own() -> None:
     world = World()
-    world.given = Limits(tenants={"acme": LimitSettings(requests_per_minute=1)})
+    world.given = OWN
     world.core.enter(world.given, ACME)
     assert world.refusal().metadata["value"] == "1"
     for _ in range(10):
@@ -325,13 +328,13 @@ def test_other_limits_hold_at_once_and_what_was_taken_stays() -> None:
     world = World({"requests_per_minute": 60})
     for _ in range(10):
         world.core.enter(world.given, ACME)
-    world.given = Limits(LimitSettings(requests_per_minute=120))
+    world.given = Settings(limits=LimitSettings(requests_per_minute=120))
     for _ in range(10):
         world.core.enter(world.given, ACME)
     assert world.refusal().metadata["value"] == "120"
-    world.given = Limits(tenants={"acme": LimitSettings(requests_per_minute=1)})
+    world.given = OWN
     assert world.refusal().metadata["value"] == "1"
-    world.given = Limits()
+    world.given = Settings()
     world.core.enter(world.given, ACME)
 
 
