@@ -246,7 +246,6 @@ class TenantLimits:
         bucket = self._buckets.get(name)
         if bucket is None:
             bucket = self._buckets[name] = TokenBucket(rate_per_s, burst, now)
-            bucket.connected(now, is_connected=self._connected)
         elif (bucket.rate_per_s, bucket.burst) != (rate_per_s, burst):
             bucket.change(rate_per_s, burst, now)
         return {name: bucket}
