@@ -43,6 +43,7 @@ _FILES: Final = [
     "source.spm",
     "vocab.json",
 ]
+CLASSIFIERS: Final = frozenset({"classifier", "token_classifier"})
 _TEXT_ENGINES: Final = frozenset({"embedding", "reranker", "token_classifier"})
 _VERSIONED: Final = frozenset({".json", ".jinja", ".model", ".spm", ".txt"})
 _WEIGHTS: Final = frozenset({".safetensors", ".bin"})
@@ -133,7 +134,7 @@ class ModelFolder:
     @cached_property
     def labels(self) -> tuple[str, ...]:
         """The labels of a classifier; empty for other models."""
-        if self._model.engine not in ("classifier", "token_classifier"):
+        if self._model.engine not in CLASSIFIERS:
             return ()
         try:
             return labels_of(read_json(self.path / "config.json"))

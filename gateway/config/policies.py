@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 
 from gateway.admission import policies
-from gateway.config.models import ModelFolder, load_catalog
+from gateway.config.models import CLASSIFIERS, ModelFolder, load_catalog
 from gateway.config.routers import load_router
 from gateway.safety.compiled import CompiledPolicies, compile_policies, rule_names
 from gateway.safety.inspector import Inspector
@@ -62,8 +62,11 @@ def load_policies_of(settings: Settings, path: Path | None = None) -> CompiledPo
 
 
 def _labels(settings: Settings) -> dict[str, tuple[str, ...]]:
-    """All models by name, with the labels of those that classify."""
-    return {model.name: ModelFolder(model).labels for model in settings.models}
+    """All models by name, with the labels of those that classify; the folders of others are not looked at."""
+    return {
+        model.name: ModelFolder(model).labels if model.engine in CLASSIFIERS else ()
+        for model in settings.models
+    }
 
 
 def _text(settings: Settings, path: Path | None) -> str:

@@ -191,3 +191,16 @@ def test_labels_choose_the_policy(tmp_path: Path) -> None:
     inspector = Inspector(load_policies_of(*load(tmp_path, text)))
     assert inspector.begin("default", {"k": "v"}, []).policy.name == "b"
     assert inspector.begin("default", {}, []).policy.name == "default"
+
+
+def test_only_the_folders_of_classifiers_are_looked_at() -> None:
+    """A model whose folder is missing is refused by who loads it, with its name."""
+    echo = {"name": "echo", "engine": "echo", "path": "/nowhere"}
+    settings = Settings.model_validate({"models": [echo], "routing": {"default": "echo"}})
+    assert read_policies(settings).by_name
+    guard = echo | {"engine": "classifier"}
+    settings = Settings.model_validate(
+        {"models": [echo, guard | {"name": "guard"}]} | {"routing": {"default": "echo"}}
+    )
+    with pytest.raises(SettingsError, match="/nowhere"):
+        read_policies(settings)
