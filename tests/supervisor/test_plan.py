@@ -227,6 +227,12 @@ def test_each_process_has_a_password_of_its_own_for_nats(tmp_path: Path) -> None
     assert min(map(len, both)) >= 32
 
 
+def test_jobs_keep_their_names_and_others_have_a_new_one_at_each_start(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    assert jobs_spec(made, made.jobs[0]).argv[-2:] == ("--id", "jobs")
+    assert "--id" not in (*gateway_spec(made, made.gateways[0]).argv, *batcher_spec(made).argv)
+
+
 def test_jobs_give_way_to_engines_and_those_to_what_answers(tmp_path: Path) -> None:
     made = plan(tmp_path)
     assert made.nats is not None

@@ -92,6 +92,7 @@ def test_rows_over_slots_and_waiting_places_are_refused() -> None:
     with pytest.raises(EngineFull) as refused:
         core.add(row_spec("d", [1]))
     assert refused.value.retryable
+    core.add(row_spec("c", [1], attempt=1))  # one that is replaced makes its own room
     assert list(step(core)) == ["a", "b"]
     assert (core.load(0).running, core.load(0).waiting) == (2, 1)
 
