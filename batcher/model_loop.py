@@ -145,8 +145,8 @@ class ModelLoop(WorkerEvents):
         report = control_pb2.ModelReport(
             model=self._model,
             workers=len(workers),
-            slots=sum(worker.slots for worker in workers),
-            running=sum(worker.running for worker in workers),
+            slots=sum(worker.load.slots for worker in workers),
+            running=sum(worker.load.running for worker in workers),
             queued=queue.order.waiting,
             classes=queue.class_reports(time.monotonic(), closed_s),
             tokens_per_s=queue.tokens_per_s,

@@ -78,16 +78,6 @@ class WorkerState:
         self._uncounted: dict[str, Sequence[Row]] = {}
         """Batches that the worker's reports do not count yet."""
 
-    @property
-    def slots(self) -> int:
-        """Rows the worker computes at once; 0 before its first report."""
-        return self.load.slots
-
-    @property
-    def running(self) -> int:
-        """Rows in it, of all batchers."""
-        return self.load.running
-
     # Messages from the worker.
 
     def report(self, report: worker_pb2.StepReport) -> None:

@@ -5,9 +5,9 @@ own. Streams cost CPU time, and Triton's spans tell of the hand-over alone: a wo
 and other traced batches go over the channel, without spans of Triton.
 
 A worker is lost when its channel breaks or ends, when it sent nothing for ``stall_s``, when reports are missing, or
-when a batch could not be queued. Then every row it had is requeued, and a new channel is opened, with growing pauses.
-Opening it ends the rows of the previous one: a worker that only stalled must not compute rows that another one has by
-now. A step may take long: nothing here waits for the engine.
+when a batch could not be queued. Then every row it had returns to its gateway, and a new channel is opened, with
+growing pauses. Opening it ends the rows of the previous one: a worker that only stalled must not compute rows that
+another one has by now. A step may take long: nothing here waits for the engine.
 
 The channel of a lost worker is kept, and nothing is sent, until the worker speaks again: its process may be stopped.
 Triton 2.51 does not survive streams that are cancelled meanwhile: it aborts, or never reaches the process again.

@@ -62,7 +62,7 @@ def test_a_worker_that_has_not_spoken_has_no_room() -> None:
 def test_the_first_report_makes_it_live() -> None:
     state = WorkerState()
     state.report(report(0, running=3))
-    assert (state.worker_id, state.slots, state.running) == ("w", 8, 3)
+    assert (state.worker_id, state.load.slots, state.load.running) == ("w", 8, 3)
 
 
 @pytest.mark.parametrize("sequence", [0, 2, 7])
