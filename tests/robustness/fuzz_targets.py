@@ -77,7 +77,7 @@ class FuzzedBatcher:
         kind = draw.random.choice((self._task, self._control, self._step))
         outcome = await kind(draw)
         now = time.monotonic()
-        self._loop._requests.advance(now, self._loop._capacities(now))
+        self._loop._requests.advance(now)
         await self._loop._carry_out(self._loop._requests.take())
         for batch in self._sent[:]:
             self._loop.on_queued(self._worker, batch.batch_id)

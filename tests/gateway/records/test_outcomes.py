@@ -10,7 +10,7 @@ import grpc
 import nats
 import pytest
 
-from gateway.admission.calls import CallChecks
+from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import ANY, Caller
 from gateway.upstream import shadow_runner
 from sluice.internal.v1.frame_pb2 import ROW_END_STOP, Logprobs
@@ -230,7 +230,7 @@ async def test_a_caller_of_another_machine_gets_no_prompts(
     async def called(*_: Any) -> Caller:
         return caller
 
-    monkeypatch.setattr(CallChecks, "caller_of", called)
+    monkeypatch.setattr(Authenticator, "caller_of", called)
     async with opened({}) as wire:
         stub: Any = AdminServiceStub(wire.channel)
         code, error = await error_of(stub.StreamOutcomes(StreamOutcomesRequest()))
