@@ -216,10 +216,10 @@ def test_a_mesh_starts_after_its_supervisor_was_killed(shell: Shell) -> None:
 def test_a_mesh_in_the_foreground(shell: Shell) -> None:
     with shell.open("up", "--config", str(shell.config)) as up:
         assert up.stdout is not None
-        lines = [up.stdout.readline().split() for _ in range(6)]
+        lines = [up.stdout.readline().split() for _ in range(7)]
         assert lines[0] == ["process", "pid", "port", "log"]
-        assert lines[5][:2] == ["ready", "in"]
-        pids = [int(line[1]) for line in lines[1:5]]
+        assert lines[6][:2] == ["ready", "in"]
+        pids = [int(line[1]) for line in lines[1:6]]
         up.send_signal(signal.SIGINT)
         assert up.wait(BOUND_S) == 0
     for pid in pids:
