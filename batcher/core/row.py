@@ -130,7 +130,7 @@ class Row(QueuedTask):
         message.task.gather_ms = self.gather_ms
         left_ms = (self.deadline - now) * 1e3
         if left_ms < TIMEOUT_MS_MAX:
-            message.timeout_ms = max(1, int(left_ms))
+            message.timeout_ms = max(1, math.ceil(left_ms))
         return message
 
 

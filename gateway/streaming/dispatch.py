@@ -450,7 +450,7 @@ class Dispatch:
 
     def _prepare(self, row: SentRow, now: float) -> None:
         row.task.produced_token_ids[:] = row.attempt.token_ids
-        row.task.timeout_ms = min(max(int((row.deadline - now) * 1000), 1), MS_MAX)
+        row.task.timeout_ms = min(max(math.ceil((row.deadline - now) * 1000), 1), MS_MAX)
         row.task.age_ms = min(int((now - row.sent_at) * 1000), MS_MAX)
 
     def _fail(self, row: SentRow, error: SluiceError, now: float) -> None:

@@ -50,7 +50,7 @@ class Responses:
 
     def send(self, report: worker_pb2.StepReport) -> None:
         """Sends a report."""
-        if self._call.cancelled:
+        if self._call.gone:
             raise RuntimeError("the request is gone")
         response = service_pb2.ModelStreamInferResponse()
         response.infer_response.raw_output_contents.append(report.SerializeToString())
@@ -67,8 +67,8 @@ class Responses:
         self._call.answer(error)
 
     def is_cancelled(self) -> bool:
-        """Whether the batcher has cancelled the request."""
-        return self._call.cancelled
+        """Whether the batcher has cancelled the request, or has died: its connection ends with it."""
+        return self._call.gone
 
 
 class Call:
@@ -117,6 +117,11 @@ class Call:
         return True
 
     # The server's side.
+
+    @property
+    def gone(self) -> bool:
+        """Whether nobody reads the stream any more."""
+        return self.cancelled or not self._process.alive
 
     def answer(self, response: Any) -> None:
         """Sends a response, an error, or the end."""

@@ -14,6 +14,9 @@ def test_the_deadline_counts_from_the_arrival() -> None:
     task = task_pb2.Task(request_id="r", timeout_ms=1500)
     assert Row(task, now=10.0).deadline == 11.5
     assert new_row().deadline == float("inf")
+    row = Row(task, now=10.0)
+    row.cache_tokens = 1
+    assert row.message("", 10.0003).timeout_ms == 1500  # no part of a millisecond is cut
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(RowState, RowState)))

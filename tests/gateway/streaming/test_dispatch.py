@@ -119,6 +119,12 @@ def test_a_row_goes_to_a_batcher_with_the_time_that_is_left() -> None:
     assert desk.row.task.timeout_ms == 1_000_000
 
 
+def test_no_row_ends_before_its_deadline_because_a_part_of_a_millisecond_was_cut() -> None:
+    row = sent_row(new_attempt("short"), 101.0004)
+    Desk().dispatch.send(row, 100.0)
+    assert row.task.timeout_ms == 1001
+
+
 def test_a_silent_row_is_asked_about_and_an_answer_is_all_it_takes() -> None:
     desk = Desk()
     desk.hold()
