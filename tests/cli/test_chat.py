@@ -63,6 +63,15 @@ async def test_line_that_is_not_utf8(cli: Cli) -> None:
     assert "line 2 is not valid UTF-8" in ran.err
 
 
+ON_TERMINAL = (
+    "import fcntl, os, sys, termios;"
+    "fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+    "os.execvp(sys.argv[1], sys.argv[1:])"
+)
+"""Makes the pseudo-terminal the controlling one, so that Ctrl-C is a signal. Not between fork and exec of this process:
+gRPC's handlers of a fork hang or break there now and then."""
+
+
 class Terminal:
     """The command on a pseudo-terminal."""
 
@@ -78,14 +87,14 @@ class Terminal:
     async def of(cls, address: str, *arguments: str) -> "Terminal":
         main, side = pty.openpty()
         process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", ON_TERMINAL),
             *COMMAND,
             *arguments,
             stdin=side,
             stdout=side,
             stderr=side,
             env={**os.environ, "SLUICE_ADDRESS": address, "TERM": "dumb"},
-            # Makes the pseudo-terminal the controlling one, so that Ctrl-C is a signal.
-            preexec_fn=_take_terminal,
+            start_new_session=True,
         )
         os.close(side)
         return cls(main, process)
@@ -121,14 +130,6 @@ class Terminal:
             self._closed = True
             asyncio.get_running_loop().remove_reader(self._main)
         self._more.set()
-
-
-def _take_terminal() -> None:
-    import fcntl
-    import termios
-
-    os.setsid()
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a Linux pseudo-terminal")
