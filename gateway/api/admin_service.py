@@ -89,9 +89,15 @@ class AdminService(AdminServiceServicer):
         _check_names(model=request.model)
         if len(request.worker) > WORKER_CHARS_MAX:
             raise InvalidRequest.of("worker", f"must have at most {WORKER_CHARS_MAX} characters")
-        live = _live_workers(await self._metrics.read_all((catalog.WORKER_LIVE.name,)))
+        asked = (request.model, request.worker)
+        live = _live_workers(
+            await self._metrics.read_all(
+                (catalog.WORKER_LIVE.name,),
+                lambda found: request.undo or asked in _live_workers(found),
+            )
+        )
         # One that was taken out of the configuration can still be taken out of the record.
-        if not request.undo and (request.model, request.worker) not in live:
+        if not request.undo and asked not in live:
             known = ", ".join(" ".join(one) for one in sorted(live)) or "none"
             raise WorkerUnknown(
                 f"no batcher knows a worker {request.worker!r} of {request.model!r}; there are: {known}"
@@ -101,7 +107,7 @@ class AdminService(AdminServiceServicer):
         drained = {(one.model, one.worker) for one in record.workers}
         others = {one for one, reached in live.items() if reached and one[0] == request.model}
         return pb.DrainWorkerResponse(
-            others=len(others - drained - {(request.model, request.worker)}),
+            others=len(others - drained - {asked}),
             drained=[" ".join(one) for one in sorted(drained)],
         )
 

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Final
 
 from nats.aio.client import Client
@@ -20,6 +21,8 @@ _log = logging.getLogger(__name__)
 
 GATHER_S: Final = 0.25
 """How long answers are waited for, seconds: nobody knows how many processes there are."""
+LATE_S: Final = 3.0
+"""How long answers are waited for beyond that while something that is looked for is in none."""
 
 
 class MetricsExchange:
@@ -36,16 +39,24 @@ class MetricsExchange:
         self._client = client
         await client.subscribe(subjects.METRICS, cb=self._answer)
 
-    async def read_all(self, names: Collection[str]) -> list[ProcessMetrics]:
+    async def read_all(
+        self,
+        names: Collection[str],
+        enough: Callable[[list[ProcessMetrics]], bool] = lambda found: True,
+    ) -> list[ProcessMetrics]:
         """The metrics of these ``names`` (all without any) of every process that answers within `GATHER_S`.
+
+        Answers are waited for up to `LATE_S` longer while those that came are not ``enough``.
 
         Raises:
             TransportUnavailable: NATS is not connected.
         """
         found: list[ProcessMetrics] = []
+        arrived = asyncio.Event()
 
         async def take(message: Msg) -> None:
             found.append(unpack(ProcessMetrics, message.data))
+            arrived.set()
 
         assert self._client is not None, "started"
         if not self._client.is_connected:
@@ -56,6 +67,11 @@ class MetricsExchange:
             question = ReadMetricsRequest(names=names)
             await self._client.publish(subjects.METRICS, pack(question), inbox)
             await asyncio.sleep(GATHER_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LATE_S):
+                    while not enough(found):
+                        arrived.clear()
+                        await arrived.wait()
         finally:
             await subscription.unsubscribe()
         return sorted(found, key=lambda one: (one.service, one.instance))

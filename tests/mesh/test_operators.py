@@ -31,13 +31,15 @@ async def test_what_is_in_a_worker_that_is_drained_goes_on(mesh: RunningMesh) ->
     async with AsyncClient(mesh.address, tenant="acme") as client, asyncio.timeout(WAIT_S):
         stream = client.generate("hello", model="small", min_tokens=900, max_tokens=1000)
         await anext(stream)
-        (worker,) = workers_of(await sample(client), "small")
+        while not (workers := workers_of(await sample(client), "small")):
+            pass
+        (worker,) = workers
         while not rows_in(await client.metrics(*ROWS_OF_WORKER), "small", worker):
             pass
         drained = await client.drain_worker("small", worker)
         try:
             assert f"small {worker}" in drained.drained
-            while not (await sample(client)).now(catalog.WORKER_DRAINED)["small", worker]:
+            while not (await sample(client)).now(catalog.WORKER_DRAINED).get(("small", worker)):
                 pass
             *_, finished = [event async for event in stream]
             assert isinstance(finished, Finished)
@@ -46,7 +48,9 @@ async def test_what_is_in_a_worker_that_is_drained_goes_on(mesh: RunningMesh) ->
             assert not (await client.drain_worker("small", worker, undo=True)).drained
         while not (await ready(client)):
             pass
-        shown = lines("top", View(await sample(client), None, None), Choice(), 80, 24)
+        while not workers_of(seen := await sample(client), "small"):
+            pass
+        shown = lines("top", View(seen, None, None), Choice(), 80, 24)
         assert any("small" in line and "live" in line for line in shown)
 
 

@@ -150,7 +150,10 @@ async def main(options: argparse.Namespace) -> int:
     """Runs the targets one after the other; returns how many findings there are."""
     findings = 0
     # Nobody else answers questions for metrics.
-    with patch("sluice.telemetry.exchange.GATHER_S", 0.0):
+    with (
+        patch("sluice.telemetry.exchange.GATHER_S", 0.0),
+        patch("sluice.telemetry.exchange.LATE_S", 0.0),
+    ):
         for name, count in shares(options.targets.split(","), options.count).items():
             run = Run(name, options.seed)
             first, most = (0, count) if options.block is None else (options.block, BLOCK)

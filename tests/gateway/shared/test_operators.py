@@ -1,5 +1,6 @@
 """What operators see and change: running requests of all gateways, drained workers, metrics. A real nats-server."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from sluice.errors import Cancelled, InvalidRequest, RequestUnknown, WorkerUnknown
 from sluice.internal.v1.control_pb2 import DrainRecord
-from sluice.telemetry import catalog
+from sluice.telemetry import catalog, exchange
 from sluice.telemetry.exchange import MetricsExchange
 from sluice.telemetry.names import SERVICE_BATCHER
 from sluice.telemetry.registry import MetricRegistry
@@ -135,6 +136,15 @@ async def test_a_batcher_hears_which_workers_are_drained_until_it_says_so(
         assert message.drains_changed.revision
 
 
+async def test_a_worker_is_drained_whose_batcher_answers_late(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "GATHER_S", 0.0)
+    await show_workers(wire, "a:1/small")
+    drain = pb.DrainWorkerRequest(model="small", worker="a:1/small")
+    assert list((await admin(wire).DrainWorker(drain)).drained) == ["small a:1/small"]
+
+
 async def test_a_worker_that_nobody_knows_is_not_drained(wire: Wire) -> None:
     await show_workers(wire, "a:1/small")
     wrong = pb.DrainWorkerRequest(model="small", worker="a:1/smal")
@@ -146,8 +156,13 @@ async def test_a_worker_that_nobody_knows_is_not_drained(wire: Wire) -> None:
 async def test_metrics_of_all_processes_are_read(pair: tuple[Wire, Wire]) -> None:
     await show_workers(pair[0], "a:1/small")
     names = [catalog.WORKER_LIVE.name, catalog.RUNNING.name]
-    read = await admin(pair[0]).ReadMetrics(pb.ReadMetricsRequest(names=names))
-    found = [(one.instance, series.name) for one in read.processes for series in one.metrics]
+    async with asyncio.timeout(30):
+        found: list[tuple[str, str]] = []
+        while len(found) < 3:
+            read = await admin(pair[0]).ReadMetrics(pb.ReadMetricsRequest(names=names))
+            found = [
+                (one.instance, series.name) for one in read.processes for series in one.metrics
+            ]
     assert found == [("b-1", names[0]), ("gw1", names[1]), ("gw2", names[1])]
     _, error = await error_of(admin(pair[0]).ReadMetrics(pb.ReadMetricsRequest(names=["nope"])))
     assert isinstance(error, InvalidRequest)
