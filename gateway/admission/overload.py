@@ -328,17 +328,16 @@ class OverloadControl:
 
     def problem(self, model: str, scheduling: SchedulingParams, now: float) -> SluiceError | None:
         """Why ``model`` cannot answer in time; None when it can."""
-        task, breaker = scheduling.task_of(model), scheduling.rules.breaker
+        task = scheduling.task_of(model)
         load = self._loads.load(task, now)
         if not load.workers:
             return ModelUnavailable(
                 f"no worker serves {model} now", retry_after_s=UNAVAILABLE_RETRY_S
             )
-        if not self._breakers.allows(model, breaker, now):
-            retry_s = max(RETRY_MIN_S, self._breakers.retry_after_s(model, breaker, now))
+        if (retry_s := self._breakers.retry_after_s(model, now)) > 0:
             return ModelUnavailable(
                 f"{model} failed repeatedly: its circuit breaker is open",
-                retry_after_s=retry_s,
+                retry_after_s=max(RETRY_MIN_S, retry_s),
             )
         state = load.of_class(scheduling.priority_class)
         wait_s, sent = self.wait_s(model, scheduling, now), self._sent[task]

@@ -107,7 +107,7 @@ class UsageAccounting:
         last = max(self._last_token_at.get(model, -inf), attempt.last_token_at)
         self._last_token_at[model] = last
         if error is None:
-            self.breakers.succeeded(model, now)
+            self.breakers.succeeded(model)
         elif isinstance(error, _FAILURES) or (
             isinstance(error, DeadlinePassed) and self._hung(attempt, now)
         ):

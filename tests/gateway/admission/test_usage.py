@@ -178,7 +178,7 @@ class Rows:
     def opens(self, row: Row, now: float) -> bool:
         """Whether the passed deadline of ``row`` counts against the model."""
         self.usage.record_result(REQUEST, row, DeadlinePassed("late"), now)
-        return not self.breakers.allows("m", REQUEST.rules.breaker, now)
+        return self.breakers.retry_after_s("m", now) > 0
 
 
 def test_a_silent_model_hangs() -> None:

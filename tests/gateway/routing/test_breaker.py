@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.breaker import PROBE_S, Breakers, BreakerState
+from gateway.routing.breaker import PROBE_S, Breakers
 from sluice.settings.routing import BreakerSettings
 
 SETTINGS = BreakerSettings(failures=3, open_s=5.0)
@@ -21,40 +21,38 @@ def test_only_failures_in_a_row_open_it() -> None:
     for _ in range(5):
         breakers.failed("m", SETTINGS, 0.0)
         breakers.failed("m", SETTINGS, 0.0)
-        breakers.succeeded("m", 0.0)
-    assert breakers.allows("m", SETTINGS, 0.0)
-    assert not opened().allows("m", SETTINGS, 4.9)
-    assert opened().allows("other", SETTINGS, 0.0)
+        breakers.succeeded("m")
+    assert breakers.retry_after_s("m", 0.0) == 0
+    assert opened().retry_after_s("m", 4.9) > 0
+    assert opened().retry_after_s("other", 0.0) == 0
 
 
 def test_then_one_probe_at_a_time_goes() -> None:
     breakers = opened()
-    assert breakers.retry_after_s("m", SETTINGS, 1.0) == 4.0
-    assert breakers.allows("m", SETTINGS, 5.0)
+    assert breakers.retry_after_s("m", 1.0) == 4.0
+    assert breakers.retry_after_s("m", 5.0) == 0
     breakers.sent("m", 5.0)
-    assert breakers.state("m") is BreakerState.HALF_OPEN
-    assert not breakers.allows("m", SETTINGS, 5.1)
-    breakers.succeeded("m", 6.0)
-    assert breakers.state("m") is BreakerState.CLOSED
-    assert breakers.allows("m", SETTINGS, 6.0)
+    assert breakers.retry_after_s("m", 5.1) > 0
+    breakers.succeeded("m")
+    assert breakers.retry_after_s("m", 6.0) == 0
 
 
 def test_a_failed_probe_opens_it_again() -> None:
     breakers = opened()
     breakers.sent("m", 5.0)
     breakers.failed("m", SETTINGS, 6.0)
-    assert not breakers.allows("m", SETTINGS, 10.9)
-    assert breakers.allows("m", SETTINGS, 11.0)
+    assert breakers.retry_after_s("m", 10.9) > 0
+    assert breakers.retry_after_s("m", 11.0) == 0
 
 
 def test_a_probe_that_said_nothing_lets_the_next_one_go() -> None:
     breakers = opened()
     breakers.sent("m", 5.0)
     breakers.abandoned("m")
-    assert breakers.allows("m", SETTINGS, 5.1)
+    assert breakers.retry_after_s("m", 5.1) == 0
     breakers.sent("m", 5.1)
-    assert not breakers.allows("m", SETTINGS, 5.2)
-    assert breakers.allows("m", SETTINGS, 5.1 + PROBE_S)
+    assert breakers.retry_after_s("m", 5.2) > 0
+    assert breakers.retry_after_s("m", 5.1 + PROBE_S) == 0
 
 
 @given(st.lists(st.sampled_from(["sent", "succeeded", "failed", "abandoned", "wait"]), max_size=40))
@@ -63,10 +61,16 @@ def test_it_never_shuts_a_model_out_for_ever(acts: list[str]) -> None:
     for act in acts:
         if act == "wait":
             now += 3.0
-        elif act == "abandoned":
-            breakers.abandoned("m")
         elif act == "failed":
             breakers.failed("m", SETTINGS, now)
-        elif act != "sent" or breakers.allows("m", SETTINGS, now):
-            getattr(breakers, act)("m", now)
-    assert breakers.allows("m", SETTINGS, now + breakers.retry_after_s("m", SETTINGS, now))
+        elif act != "sent":
+            getattr(breakers, act)("m")
+        elif not breakers.retry_after_s("m", now):
+            breakers.sent("m", now)
+    assert breakers.retry_after_s("m", now) <= PROBE_S
+
+
+def test_a_late_success_does_not_close_it() -> None:
+    breakers = opened()
+    breakers.succeeded("m")
+    assert breakers.retry_after_s("m", 4.0) == 1.0
