@@ -20,9 +20,9 @@ from gateway.identity.caller import Caller
 from gateway.identity.resume_token import ResumeKey, ResumeToken
 from gateway.models.catalog import ServedModel
 from gateway.routing.budget import Reservation
-from gateway.routing.features import Features, Governed
+from gateway.routing.features import Features
 from gateway.routing.plan import BUDGET, SAFETY, Plan
-from gateway.routing.router import NoLoad
+from gateway.routing.router import RuntimeState
 from gateway.safety.actions import Action
 from gateway.safety.dry_run import move_labels
 from gateway.safety.findings import Finding
@@ -172,12 +172,10 @@ class SafetyOutcome:
     """Of token classifiers."""
 
     @property
-    def governed(self) -> Governed | None:
-        """The model that must answer by the policy, if it names one."""
+    def governed(self) -> tuple[str, str] | None:
+        """The model that must answer by the policy, if it names one, and the rule."""
         route = self.verdict.route
-        if route is None or route.model is None:
-            return None
-        return Governed(route.model, route.rule)
+        return None if route is None or route.model is None else (route.model, route.rule)
 
 
 class Admission:
@@ -274,7 +272,7 @@ class Admission:
         incoming.conversation = _passed(incoming.conversation, safety)
         features = await self._features(incoming, safety, name, {})
         policies = incoming.policies
-        model = policies.catalog[policies.router.plan(features, NoLoad()).model]
+        model = policies.catalog[policies.router.plan(features, RuntimeState()).model]
         tokens = await encode(incoming.conversation, model, self.threads, incoming.request.tenant)
         return len(tokens), model
 
@@ -385,7 +383,7 @@ class Admission:
             labels=labels,
             tenant=tenant,
             findings=frozenset([rule for rule, _ in safety.verdict.taken]),
-            governed=safety.governed if safety.verdict.route else None,
+            governed=safety.governed,
         )
         routed = model is None and features.governed is None
         counted = routed and incoming.policies.router.needs_prompt_tokens

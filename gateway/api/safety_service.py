@@ -56,7 +56,7 @@ def _checked(safety: SafetyOutcome) -> pb.CheckTextResponse:
         findings=[*map(_finding, inspected.found), *map(_failure, safety.entities.failed)],
         policy=safety.policy,
         blocked=blocked,
-        model=safety.governed.model if safety.governed else "",
+        model=safety.governed[0] if safety.governed else "",
     )
 
 

@@ -1,58 +1,18 @@
 """The router of a configuration: its policies with the learned routers that they name, loaded and checked."""
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from gateway.routing.features import language_identifier
 from gateway.routing.learned.artefact import BadArtefact, load
 from gateway.routing.learned.calibration import Calibration
-from gateway.routing.learned.model import Estimate, LearnedRouter
-from gateway.routing.prediction import (
-    CASCADE,
-    PROMPT,
-    AnswerPredictor,
-    HeadKey,
-    HeadScore,
-    Prediction,
-    PromptPredictor,
-    policy_key,
-)
+from gateway.routing.learned.model import LearnedRouter
+from gateway.routing.prediction import CASCADE, PROMPT, HeadKey, LearnedHead, policy_key
 from gateway.routing.router import ModelFacts, Router
 from gateway.upstream.cascade import CHECKS
 from sluice.settings import Settings, SettingsError
 from sluice.settings.routing import CascadeRoute, LearnedRoute, RoutingPolicy, Target
-
-
-@dataclass(frozen=True, eq=False)
-class LearnedPredictor:
-    """`PromptPredictor` or `AnswerPredictor` by a head of an artefact, which chooses between two models.
-
-    Attributes:
-        models: the weak one and the strong one.
-        score: by the prompt and, of a cascade, the answer.
-        threshold: the gain from which on the strong model answers.
-        gains: see `Router.held_out`.
-    """
-
-    by: HeadKey
-    models: tuple[str, str]
-    score: Callable[[str, str], Estimate]
-    threshold: float
-    gains: NDArray[np.float32]
-
-    def predict(self, prompt: str, answer: str = "") -> Prediction:
-        """The score of one request, and what follows from it."""
-        found = self.score(prompt, answer)
-        strong = found.gain >= self.threshold
-        word = "at least" if strong else "below"
-        reason = f"predicted gain {found.gain:.2f} is {word} {self.threshold:.2f}"
-        chances = dict(zip(self.models, (found.p_weak, found.p_strong), strict=True))
-        return Prediction(HeadScore(self.by, found.gain, chances), strong, reason)
 
 
 def load_router(settings: Settings, models: Mapping[str, ModelFacts]) -> Router:
@@ -63,27 +23,33 @@ def load_router(settings: Settings, models: Mapping[str, ModelFacts]) -> Router:
     """
     routing = settings.routing
     digest = hashlib.sha256(routing.model_dump_json().encode()).hexdigest()
-    prompts: dict[str, PromptPredictor] = {}
-    answers: dict[str, AnswerPredictor] = {}
-    held_out: dict[HeadKey, NDArray[np.float32]] = {}
-    for name, policy in {"": routing, **routing.policies}.items():
-        key, cascade, prompt = policy_key(name), policy.cascade, None
-        _require_known_checks(key, policy)
-        if any(rule.languages for rule in policy.rules):
-            language_identifier()
-        if policy.learned is not None:
-            prompt = prompts[name] = _prompt_head(key, policy.learned)
-            held_out[prompt.by] = prompt.gains
-        if cascade is not None and cascade.artefact is not None:
-            answer = answers[name] = _answer_head(key, cascade, cascade.artefact, prompt)
-            held_out[answer.by] = answer.gains
-    return Router(routing, models, prompts, answers, digest[:12], held_out)
+    heads = [
+        head
+        for name, policy in {"": routing, **routing.policies}.items()
+        for head in _heads(policy_key(name), policy)
+    ]
+    return Router(routing, models, heads, digest[:12])
 
 
-def _prompt_head(key: str, route: LearnedRoute) -> LearnedPredictor:
+def _heads(key: str, policy: RoutingPolicy) -> Iterator[LearnedHead]:
+    """The learned heads that a policy names, once the rest of it is checked."""
+    cascade, prompt = policy.cascade, None
+    for i, name in enumerate(cascade.checks if cascade else ()):
+        if name not in CHECKS:
+            known = ", ".join(CHECKS)
+            raise SettingsError(f"{key}.cascade.checks.{i}: no check {name!r}; known: {known}")
+    if any(rule.languages for rule in policy.rules):
+        language_identifier()
+    if policy.learned is not None:
+        yield (prompt := _prompt_head(key, policy.learned))
+    if cascade is not None and cascade.artefact is not None:
+        yield _answer_head(key, cascade, cascade.artefact, prompt)
+
+
+def _prompt_head(key: str, route: LearnedRoute) -> LearnedHead:
     router = _load(f"{key}.learned.artefact", route.artefact)
     calibration = router.prompts.calibration
-    return LearnedPredictor(
+    return LearnedHead(
         HeadKey(key, _version(router), PROMPT),
         (route.weak, route.strong),
         lambda prompt, _: router.score(prompt),
@@ -93,8 +59,8 @@ def _prompt_head(key: str, route: LearnedRoute) -> LearnedPredictor:
 
 
 def _answer_head(
-    key: str, route: CascadeRoute, path: str, prompt: LearnedPredictor | None
-) -> LearnedPredictor:
+    key: str, route: CascadeRoute, path: str, prompt: LearnedHead | None
+) -> LearnedHead:
     """``prompt``: the head that decides first, if there is one."""
     router = _load(f"{key}.cascade.artefact", path)
     if router.cascade is None:
@@ -106,20 +72,13 @@ def _answer_head(
         # What the prompt head of the same artefact sends to the strong model gets no weak answer.
         kept = prompt.gains < prompt.threshold
         gains = gains[kept] if kept.any() else gains
-    return LearnedPredictor(
+    return LearnedHead(
         HeadKey(key, version, CASCADE),
         (route.first, route.second),
         router.score_with_answer,
         _threshold(router.cascade.calibration, route.target),
         gains,
     )
-
-
-def _require_known_checks(key: str, policy: RoutingPolicy) -> None:
-    for i, name in enumerate(policy.cascade.checks if policy.cascade else ()):
-        if name not in CHECKS:
-            known = ", ".join(CHECKS)
-            raise SettingsError(f"{key}.cascade.checks.{i}: no check {name!r}; known: {known}")
 
 
 def _load(key: str, path: str) -> LearnedRouter:

@@ -39,15 +39,6 @@ def language_of(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Governed:
-    """The safety policy has chosen the model."""
-
-    model: str
-    rule: str
-    """What was found."""
-
-
-@dataclass(frozen=True)
 class Features:
     """The features that routing reads; costly ones are computed on first use."""
 
@@ -63,7 +54,8 @@ class Features:
     tenant: str = "default"
     findings: frozenset[str] = frozenset()
     """Rules of the safety layer that found something."""
-    governed: Governed | None = None
+    governed: tuple[str, str] | None = None
+    """The model that the safety policy has chosen, and the rule that found something."""
     resumed: bool = False
     """Whether the caller holds a part of the answer, of ``model``: no other model can continue it."""
     key: str = ""

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.routing.prediction import AnswerPredictor, HeadScore
+from gateway.routing.prediction import CASCADE as CASCADE
+from gateway.routing.prediction import LearnedHead, Prediction
 from sluice.settings.routing import CascadeRoute, Trial
 
 PINNED: Final = "pinned"
 RULES: Final = "rules"
 SAFETY: Final = "safety"
 LEARNED: Final = "learned"
-CASCADE: Final = "cascade"
 CANARY: Final = "canary"
 BUDGET: Final = "budget"
 LOAD: Final = "load"
@@ -77,7 +77,7 @@ class Plan:
     degraded: bool = False
     candidates: tuple[Candidate, ...] = ()
     cascade: CascadeRoute | None = None
-    answer_predictor: AnswerPredictor | None = None
+    answer_predictor: LearnedHead | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     learning: Learning | None = None
-    scores: tuple[HeadScore, ...] = ()
+    scores: tuple[Prediction, ...] = ()

@@ -1,8 +1,13 @@
-"""Predictions of learned routers, in a form that is kept after the request."""
+"""Predictions of learned routers, in a form that is kept after the request, and what makes them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gateway.routing.learned.model import Estimate
 
 PROMPT: Final = "prompt"
 CASCADE: Final = "cascade"
@@ -20,42 +25,48 @@ class HeadKey(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HeadScore:
-    """What one head predicted for one request."""
-
-    by: HeadKey
-    gain: float
-    """P(strong right) - P(weak right)."""
-    chances: Mapping[str, float]
-    """P(right) of each of the two models."""
-
-
-@dataclass(frozen=True)
 class Prediction:
-    """A score and what follows from it under the policy's target.
+    """What one head predicted for one request, and what follows from it under the policy's target.
 
     Attributes:
+        gain: P(strong right) - P(weak right).
+        chances: P(right) of each of the two models.
         strong: whether the strong model should answer.
         reason: one sentence with the gain and the threshold, without any text of the request.
     """
 
-    score: HeadScore
-    strong: bool
-    reason: str
+    by: HeadKey
+    gain: float
+    chances: Mapping[str, float]
+    strong: bool = False
+    reason: str = ""
 
 
-class PromptPredictor(Protocol):
-    """Predicts from a prompt alone."""
+@dataclass(frozen=True, eq=False)
+class LearnedHead:
+    """A head of an artefact, which chooses between two models.
 
-    def predict(self, prompt: str) -> Prediction:
-        """For the caller's turns."""
+    Attributes:
+        models: the weak one and the strong one.
+        score: by the prompt and, in a cascade, the weak model's whole answer.
+        threshold: the gain from which on the strong model answers.
+        gains: what it predicted for the rows held out of its training.
+    """
 
+    by: HeadKey
+    models: tuple[str, str]
+    score: Callable[[str, str], Estimate]
+    threshold: float
+    gains: NDArray[np.float32]
 
-class AnswerPredictor(Protocol):
-    """Predicts from a prompt and the weak model's whole answer."""
-
-    def predict(self, prompt: str, answer: str) -> Prediction:
-        """For the caller's turns and the answer."""
+    def predict(self, prompt: str, answer: str = "") -> Prediction:
+        """The prediction for one request, by the caller's turns."""
+        found = self.score(prompt, answer)
+        strong = found.gain >= self.threshold
+        word = "at least" if strong else "below"
+        reason = f"predicted gain {found.gain:.2f} is {word} {self.threshold:.2f}"
+        chances = dict(zip(self.models, (found.p_weak, found.p_strong), strict=True))
+        return Prediction(self.by, found.gain, chances, strong, reason)
 
 
 def policy_key(name: str) -> str:

@@ -12,13 +12,12 @@ These questions are asked in order; the first with an answer names the model, th
 7. May the answer escalate to a second model (cascade)?
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
 from gateway.routing.features import Features
 from gateway.routing.plan import (
@@ -34,7 +33,7 @@ from gateway.routing.plan import (
     Learning,
     Plan,
 )
-from gateway.routing.prediction import AnswerPredictor, HeadKey, PromptPredictor
+from gateway.routing.prediction import PROMPT, HeadKey, LearnedHead, policy_key
 from gateway.routing.rules import drawn, matches, selects
 from sluice.settings.routing import (
     CascadeRoute,
@@ -61,32 +60,19 @@ class ModelFacts:
         return (prompt_tokens * self.prompt_price + answer_tokens * self.answer_price) / 1e6
 
 
-class RuntimeState(Protocol):
-    """What changes with time, at the moment of the request."""
+class RuntimeState:
+    """What changes with time, at the moment of the request; here of a mesh where nothing waits and nothing is spent."""
 
     def wait_s(self, model: str) -> float:
         """Expected wait for a worker."""
+        return 0.0
 
     def spent(self, tenant: str) -> float:
         """In the last hour, in the currency of the prices."""
+        return 0.0
 
     def soft_limit(self, tenant: str) -> tuple[str, str] | None:
         """The model that answers instead of others while the tenant is near a limit, and why."""
-
-
-class NoLoad(RuntimeState):
-    """`RuntimeState` of a mesh where nothing waits and nothing is spent."""
-
-    @override
-    def wait_s(self, model: str) -> float:
-        return 0.0
-
-    @override
-    def spent(self, tenant: str) -> float:
-        return 0.0
-
-    @override
-    def soft_limit(self, tenant: str) -> tuple[str, str] | None:
         return None
 
 
@@ -95,10 +81,8 @@ class Router:
 
     Args:
         models: by name.
-        prompt_predictors: by the name of the policy that has a learned router; "" is the section itself.
-        answer_predictors: by the name of the policy whose cascade has a learned part.
+        heads: the learned ones that its policies name.
         version: of the section.
-        held_out: the gains that each learned head predicted for the rows held out of its training.
 
     Attributes:
         needs_prompt_tokens: whether `Features.prompt_tokens` matters; counting them costs time.
@@ -109,16 +93,12 @@ class Router:
         self,
         settings: RoutingSettings,
         models: Mapping[str, ModelFacts],
-        prompt_predictors: Mapping[str, PromptPredictor],
-        answer_predictors: Mapping[str, AnswerPredictor],
+        heads: Iterable[LearnedHead] = (),
         version: str = "",
-        held_out: Mapping[HeadKey, NDArray[np.float32]] | None = None,
     ) -> None:
-        self.held_out = held_out or {}
         self._settings = settings
         self._models = models
-        self._prompt_predictors = prompt_predictors
-        self._answer_predictors = answer_predictors
+        self._heads = {(head.by.policy, head.by.head): head for head in heads}
         self._version = version
         policies = (settings, *settings.policies.values())
         rules = [rule for one in policies for rule in one.rules]
@@ -129,6 +109,11 @@ class Router:
     def versions(self) -> list[str]:
         """Of the section, and of the learned routers in use."""
         return [self._version, *sorted(map(str, self.held_out))]
+
+    @property
+    def held_out(self) -> dict[HeadKey, NDArray[np.float32]]:
+        """The gains that each learned head predicted for the rows held out of its training."""
+        return {head.by: head.gains for head in self._heads.values()}
 
     def plan(self, features: Features, state: RuntimeState) -> Plan:
         """The plan for a request with ``features``. A pure function."""
@@ -168,8 +153,8 @@ class Router:
 
     def _chosen(self, name: str, policy: RoutingPolicy, features: Features) -> Plan:
         if features.governed is not None:
-            reason = f"the safety policy sends {features.governed.rule} here"
-            return self._plan(features.governed.model, SAFETY, reason)
+            model, found = features.governed
+            return self._plan(model, SAFETY, f"the safety policy sends {found} here")
         if features.model is not None:
             return self._plan(features.model, PINNED, "the request names the model")
         for rule in policy.rules:
@@ -180,9 +165,9 @@ class Router:
         return self._plan(policy.default, RULES, "no rule applies: the default model")
 
     def _predicted(self, name: str, learned: LearnedRoute, features: Features) -> Plan:
-        found = self._prompt_predictors[name].predict(features.text)
+        found = self._heads[policy_key(name), PROMPT].predict(features.text)
         weak, strong = (
-            self._candidate(model, found.reason, found.score.chances[model])
+            self._candidate(model, found.reason, found.chances[model])
             for model in (learned.weak, learned.strong)
         )
         first, second = (strong, weak) if found.strong else (weak, strong)
@@ -192,8 +177,8 @@ class Router:
             LEARNED,
             found.reason,
             candidates=(first, second),
-            versions={"router": found.score.by.version},
-            scores=(found.score,),
+            versions={"router": found.by.version},
+            scores=(found,),
         )
 
     def _within_budget(
@@ -243,7 +228,7 @@ class Router:
             strategy=CASCADE,
             reason=reason,
             cascade=cascade,
-            answer_predictor=self._answer_predictors.get(name),
+            answer_predictor=self._heads.get((policy_key(name), CASCADE)),
             candidates=candidates,
         )
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.routing.plan import CASCADE, Plan
-from gateway.routing.prediction import PROMPT, HeadKey, HeadScore
+from gateway.routing.prediction import PROMPT, HeadKey, Prediction
 from sluice.settings.routing import DriftSettings
 from sluice.telemetry import catalog
 from sluice.telemetry.catalog import Metric
@@ -259,7 +259,7 @@ class DriftMonitor:
                     self._report(monitor, Change(signal, DRIFT_CHANGE_RETIRED))
         self._monitors, self._held_out, self._settings = monitors, held_out, settings
 
-    def scored(self, score: HeadScore) -> None:
+    def scored(self, score: Prediction) -> None:
         """A head predicted something for a request."""
         monitor = self._monitors.get(score.by)
         if monitor is not None:

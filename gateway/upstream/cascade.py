@@ -21,7 +21,7 @@ from typing_extensions import override
 from gateway.admission.pipeline import AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt, encode_now, fit
 from gateway.routing.learned.arithmetic import Sum, sums
-from gateway.routing.prediction import AnswerPredictor, HeadScore
+from gateway.routing.prediction import LearnedHead, Prediction
 from gateway.streaming.answer import Decision, SecondModel
 from gateway.streaming.row import Row
 from gateway.upstream.rows import Upstream
@@ -137,10 +137,10 @@ class AnswerMonitor:
         prompt: str,
         *,
         wants_json: bool,
-        predictor: AnswerPredictor | None = None,
+        predictor: LearnedHead | None = None,
     ) -> None:
         self.reason = ""
-        self.score: HeadScore | None = None
+        self.score: Prediction | None = None
         self.tokens = 0
         self._route = route
         self._prompt = prompt
@@ -201,9 +201,9 @@ class AnswerMonitor:
             return reason
         return "" if self._predictor is None else self._predicted(self._predictor, answer.text)
 
-    def _predicted(self, predictor: AnswerPredictor, text: str) -> str:
+    def _predicted(self, predictor: LearnedHead, text: str) -> str:
         prediction = predictor.predict(self._prompt, text)
-        self.score = prediction.score
+        self.score = prediction
         return prediction.reason if prediction.strong else ""
 
 

@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from gateway.routing.features import Features, Governed
+from gateway.routing.features import Features
+from gateway.routing.learned.model import Estimate
 from gateway.routing.plan import Plan
-from gateway.routing.prediction import PROMPT, HeadKey, HeadScore, Prediction
-from gateway.routing.router import ModelFacts, NoLoad, Router
+from gateway.routing.prediction import PROMPT, HeadKey, LearnedHead, policy_key
+from gateway.routing.router import ModelFacts, Router, RuntimeState
 from gateway.routing.rules import SHADOW, drawn
 from sluice.settings.routing import RoutingSettings, Trial
 
@@ -27,16 +29,17 @@ LEARNED = {
 CASCADE = {"first": "small", "second": "large"}
 
 
-class Long:
+def long_prompts(policy: str) -> LearnedHead:
     """A learned router that sends what is long to the strong model."""
 
-    def predict(self, prompt: str) -> Prediction:
-        chances = {"small": 0.5, "large": 0.75}
-        score = HeadScore(HeadKey("routing", "r1", PROMPT), 0.25, chances)
-        return Prediction(score, len(prompt) > 10, "gain 0.25 over 0.2")
+    def score(prompt: str, _: str) -> Estimate:
+        return Estimate(0.25 if len(prompt) > 10 else 0.0, 0.5, 0.75)
+
+    by = HeadKey(policy_key(policy), "r1", PROMPT)
+    return LearnedHead(by, ("small", "large"), score, 0.2, np.zeros(1, np.float32))
 
 
-class Busy(NoLoad):
+class Busy(RuntimeState):
     """Waits by model, spending by tenant."""
 
     def __init__(self, waits: Mapping[str, float], spent: Mapping[str, float]) -> None:
@@ -50,10 +53,12 @@ class Busy(NoLoad):
         return self._spent.get(tenant, 0.0)
 
 
-def plan(settings: dict[str, Any], features: Features, standing: NoLoad | None = None) -> Plan:
+def plan(
+    settings: dict[str, Any], features: Features, standing: RuntimeState | None = None
+) -> Plan:
     routing = RoutingSettings(**settings)
-    predictors = {name: Long() for name in ("", *routing.policies)}
-    return Router(routing, MODELS, predictors, {}, "v1").plan(features, standing or NoLoad())
+    heads = map(long_prompts, ("", *routing.policies))
+    return Router(routing, MODELS, heads, "v1").plan(features, standing or RuntimeState())
 
 
 def auto(text: str = "", **fields: Any) -> Features:
@@ -72,7 +77,7 @@ def test_the_safety_policy_goes_before_the_caller_and_nothing_replaces_it() -> N
         "budgets": [{"per_hour": 1, "model": "small"}],
         "canaries": [{"model": "next", "of": "large", "share": 1}],
     }
-    features = Features("small", governed=Governed("large", "injection.override"))
+    features = Features("small", governed=("large", "injection.override"))
     found = plan(settings, features, Busy({}, {"default": 9}))
     assert (found.model, found.strategy) == ("large", "safety")
     assert found.reason == "the safety policy sends injection.override here"
@@ -123,8 +128,8 @@ def test_all_conditions_of_a_rule_must_hold() -> None:
 def test_tokens_are_counted_only_where_a_rule_asks() -> None:
     rule = {"model": "large", "min_prompt_tokens": 1, "reason": "r"}
     deep = RoutingSettings.model_validate({"policies": {"p": {"rules": [rule]}}})
-    assert Router(deep, MODELS, {}, {}).needs_prompt_tokens
-    assert not Router(RoutingSettings(), MODELS, {}, {}).needs_prompt_tokens
+    assert Router(deep, MODELS).needs_prompt_tokens
+    assert not Router(RoutingSettings(), MODELS).needs_prompt_tokens
 
 
 def test_the_first_selection_that_fits_names_the_policy() -> None:
@@ -200,7 +205,7 @@ def test_what_may_be_learned_is_that_of_the_policy_and_the_tenant() -> None:
     legal = plan(settings, auto(labels={"team": "legal"})).learning
     assert legal is not None
     assert (legal.policy, legal.pair, legal.shadows) == ("legal", ("next", "large"), ())
-    governed = Features(None, governed=Governed("large", "pii.iban"), tenant="acme")
+    governed = Features(None, governed=("large", "pii.iban"), tenant="acme")
     assert plan(settings, governed).learning is None
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.routing.learned.artefact import save_to
 from gateway.routing.plan import Plan
-from gateway.routing.prediction import CASCADE, PROMPT, HeadKey, HeadScore
+from gateway.routing.prediction import CASCADE, PROMPT, HeadKey, Prediction
 from gateway.telemetry.drift import DriftMonitor
 from learning.train import train
 from sluice.internal.v1.frame_pb2 import ROW_END_STOP
@@ -71,7 +71,7 @@ class Heard:
 
     def score(self, by: HeadKey, gain: float, count: int = 1) -> None:
         for _ in range(count):
-            self.drift.scored(HeadScore(by, gain, {}))
+            self.drift.scored(Prediction(by, gain, {}))
 
 
 def held_out(*heads: HeadKey) -> dict[HeadKey, Any]:
@@ -139,7 +139,7 @@ def test_comparisons_of_shadows_count_where_the_settings_say_so(
     heard = Heard()
     settings = SETTINGS.model_copy(update={"shadows": shadows})
     heard.drift.use(held_out(PROMPT_HEAD), settings)
-    score = HeadScore(PROMPT_HEAD, 0.25, {"small": 0.5, "large": 0.75})
+    score = Prediction(PROMPT_HEAD, 0.25, {"small": 0.5, "large": 0.75})
     plan = Plan("small", "small", strategy, "", scores=(score,))
     for row in ("req-1-s1", "req-2-s1"):
         heard.drift.compared(plan, "small", 1.0, row)

@@ -2,15 +2,15 @@
 
 import math
 
+import numpy as np
 import pytest
 
-from gateway.routing.prediction import CASCADE, HeadKey, HeadScore, Prediction
+from gateway.routing.learned.model import Estimate
+from gateway.routing.prediction import CASCADE, HeadKey, LearnedHead
 from gateway.streaming.answer import Decision
 from gateway.upstream.cascade import DECIDE_TOKENS, AnswerMonitor
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.settings.routing import CascadeRoute
-
-SCORE = HeadScore(HeadKey("routing", "v1", CASCADE), 0.2, {"small": 0.5, "large": 0.7})
 
 
 def route(**fields: object) -> CascadeRoute:
@@ -90,11 +90,13 @@ def test_checks_can_be_left_out(check: str, text: str, truncated: bool) -> None:
 
 
 def test_the_learned_part_has_the_last_word() -> None:
-    class Predictor:
-        def predict(self, prompt: str, answer: str) -> Prediction:
-            return Prediction(SCORE, answer == "bad", "learned")
+    def score(_: str, answer: str) -> Estimate:
+        return Estimate(0.2 if answer == "bad" else 0.1, 0.5, 0.7)
 
+    by = HeadKey("routing", "v1", CASCADE)
+    head = LearnedHead(by, ("small", "large"), score, 0.2, np.zeros(1, np.float32))
     for text, verdict in (("bad", Decision.ESCALATE), ("good", Decision.COMMIT)):
-        made = AnswerMonitor(route(), "prompt", wants_json=False, predictor=Predictor())
+        made = AnswerMonitor(route(), "prompt", wants_json=False, predictor=head)
         assert made.end(text, truncated=False) is verdict
-        assert made.score is SCORE
+        assert made.score is not None
+        assert made.score.by == by
