@@ -128,7 +128,7 @@ class Gateway:
             self._limiter,
             connected=lambda: self._transport.connected,
         )
-        self._drift = DriftMonitor(gateway_id, self._store.publish_event, metric_registry)
+        self._drift = DriftMonitor(gateway_id, metric_registry)
         self._drift.use(policies.router.held_out, settings.routing.drift)
         self._operators = Operators(self.shared, in_force, self.registry, self._store, self._drift)
         self.reload = GatewayReload(

@@ -62,7 +62,7 @@ class Forgotten:
 
 
 class RecordStore:
-    """The one owner of `SLUICE_RECORDS`, `SLUICE_AUDIT`, `SLUICE_OUTCOMES` and `SLUICE_EVENTS` in this process.
+    """The one owner of `SLUICE_RECORDS`, `SLUICE_AUDIT` and `SLUICE_OUTCOMES` in this process.
 
     What reads or grades raises TransportUnavailable when JetStream does not answer.
 
@@ -92,7 +92,7 @@ class RecordStore:
             nats.errors.Error: JetStream does not answer, or refuses the limits.
         """
         self._client = client
-        kept, streams = self._settings, [jetstream.EVENTS]
+        kept, streams = self._settings, list[StreamConfig]()
         if kept.enabled:
             streams.append(jetstream.records_stream(kept.max_mib * _MIB, kept.max_age_h * 3600))
         if kept.audit_enabled:
@@ -181,10 +181,6 @@ class RecordStore:
         """Queues ``outcome``; it replaces an earlier one of the same request."""
         subject = subjects.outcome(outcome.tenant, outcome.request_id)
         self._put(subject, outcome, self._in_force().retention_s(outcome.tenant), replace=True)
-
-    def publish_event(self, event: pb.RouterDriftEvent) -> None:
-        """Queues ``event`` for operators."""
-        self._put(subjects.ROUTER_DRIFT, event, None, replace=False)
 
     async def grade(self, request_id: str, grade: pb.Grade, tenant: str | None) -> pb.RequestRecord:
         """Stores ``grade`` of a request of ``tenant`` (None: of any); returns the record when it is stored.

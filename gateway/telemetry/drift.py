@@ -1,19 +1,18 @@
-"""Drift of the learned routers in use: when one begins and when it is over; logs, counts and publishes it.
+"""Drift of the learned routers in use, as it is now: metrics, and the answer of ``GetRouterHealth``.
 
 Two signals of each head, over windows of fixed size: *inputs* compares the gains that it predicts with those of its
 held-out rows, *accuracy* the chances that it predicted with the outcomes. Each measure is compared with a limit that
-chance alone stays below. A signal drifts above the limit and recovers only below `CLEAR` of it, so a measure near the
-limit is reported once.
+chance alone stays below.
 
-The event loop owns the monitors. Metrics are read on other threads, which read single values only.
+The event loop owns the windows; whoever asks, on whatever thread, computes the measures of what is in them.
 """
 
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import log, sqrt
 from statistics import NormalDist
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,33 +24,20 @@ from sluice.telemetry import catalog
 from sluice.telemetry.catalog import Metric
 from sluice.telemetry.registry import MetricRegistry, Point
 from sluice.v1.admin_pb2 import (
-    DRIFT_CHANGE_BEGAN,
-    DRIFT_CHANGE_ENDED,
-    DRIFT_CHANGE_RETIRED,
-    DRIFT_SIGNAL_ACCURACY,
-    DRIFT_SIGNAL_INPUTS,
     DRIFT_STATE_DRIFTED,
     DRIFT_STATE_GATHERING,
     DRIFT_STATE_STABLE,
     AccuracyDrift,
-    DriftChange,
-    DriftSignal,
     DriftState,
     GetRouterHealthResponse,
     InputDrift,
     RequestRecord,
-    RouterDriftEvent,
     RouterHead,
     RouterHealth,
 )
 from sluice.v1.inference_pb2 import ROUTE_STRATEGY_CASCADE
-from sluice.wire.clock import timestamp, unix_ms
 from sluice.wire.enums import value_of, word_of
 
-_log = logging.getLogger(__name__)
-
-CLEAR: Final = 0.6
-"""Of the limit; below it a drift is over."""
 CHANCE: Final = 0.9999
 """Share of windows of unchanged traffic that stay below the limit, where `stability_max` is too low for that."""
 BINS: Final = 10
@@ -122,33 +108,6 @@ def accuracy(
     )
 
 
-class Change(NamedTuple):
-    """A drift begins, is over, or its router goes."""
-
-    signal: "DriftSignal.ValueType"
-    change: "DriftChange.ValueType"
-
-
-class _Latch:
-    """The state of one signal."""
-
-    def __init__(self, signal: "DriftSignal.ValueType") -> None:
-        self._signal = signal
-        self.state: DriftState.ValueType = DRIFT_STATE_GATHERING
-
-    def judge(self, share: float) -> Change | None:
-        """The measure is at ``share`` of its limit."""
-        before = self.state
-        if share > 1:
-            self.state = DRIFT_STATE_DRIFTED
-        elif before != DRIFT_STATE_DRIFTED or share < CLEAR:
-            self.state = DRIFT_STATE_STABLE
-        if DRIFT_STATE_DRIFTED not in (before, self.state) or before == self.state:
-            return None
-        began = self.state == DRIFT_STATE_DRIFTED
-        return Change(self._signal, DRIFT_CHANGE_BEGAN if began else DRIFT_CHANGE_ENDED)
-
-
 class HeadMonitor:
     """One head of one artefact.
 
@@ -160,89 +119,69 @@ class HeadMonitor:
         self._by = by
         self._reference = Reference(held_out)
         self._settings = settings
-        self._gains = np.zeros(settings.window, np.float32)
-        self._predictions = 0
-        self._index: float | None = None
-        self._limit = settings.stability_max
-        self._inputs = _Latch(DRIFT_SIGNAL_INPUTS)
+        self._gains = deque[float](maxlen=settings.window)
         self._outcomes: dict[str, tuple[float, float]] = {}
-        self._unnamed = 0
-        self._found = AccuracyDrift()
-        self._accuracy = _Latch(DRIFT_SIGNAL_ACCURACY)
 
-    def predicted(self, gain: float) -> Change | None:
+    def predicted(self, gain: float) -> None:
         """Adds a ``gain`` that the head predicted for a request."""
-        settings = self._settings
-        self._gains[self._predictions % settings.window] = gain
-        self._predictions += 1
-        if self._predictions < settings.min_rows or self._predictions % settings.judge_every:
-            return None
-        self._limit = max(settings.stability_max, self._reference.chance_index(self._rows, CHANCE))
-        self._index = self._reference.stability_index(self._gains[: self._rows])
-        return self._inputs.judge(self._index / self._limit)
+        self._gains.append(gain)
 
-    def observed(self, chance: float, outcome: float, request_id: str = "") -> Change | None:
+    def observed(self, chance: float, outcome: float, request_id: str) -> None:
         """Adds an ``outcome`` with the ``chance`` that the head had predicted, both 0 to 1.
 
-        A later outcome of the same ``request_id`` replaces an earlier one; without one each counts.
+        A later outcome of the same ``request_id`` replaces an earlier one.
         """
-        if not request_id:
-            self._unnamed += 1
-            request_id = f"#{self._unnamed}"
         self._outcomes[request_id] = (chance, outcome)
         if len(self._outcomes) > self._settings.window:
             del self._outcomes[next(iter(self._outcomes))]
-        predicted, outcomes = zip(*self._outcomes.values(), strict=True)
-        confidence, learned = self._settings.confidence, self._reference.rows
-        self._found = found = accuracy(predicted, outcomes, confidence, learned)
-        if found.rows < self._settings.min_outcomes:
-            return None
-        return self._accuracy.judge(abs(found.bias) / found.half_width)
 
     @property
     def health(self) -> RouterHealth:
-        """The last computed health."""
-        found = AccuracyDrift(state=self._accuracy.state)
-        found.MergeFrom(self._found)
+        """How the head does."""
         return RouterHealth(
             policy=self._by.policy,
             version=self._by.version,
             head=value_of(RouterHead, self._by.head),
-            inputs=InputDrift(
-                state=self._inputs.state,
-                rows=self._rows,
-                stability_index=self._index,
-                limit=self._limit,
-            ),
-            accuracy=found,
+            inputs=self._inputs(list(self._gains)),
+            accuracy=self._accuracy(list(self._outcomes.values())),
         )
 
-    @property
-    def _rows(self) -> int:
-        return min(self._predictions, self._settings.window)
+    def _inputs(self, gains: Sequence[float]) -> InputDrift:
+        found = InputDrift(
+            state=DRIFT_STATE_GATHERING, rows=len(gains), limit=self._settings.stability_max
+        )
+        if found.rows >= self._settings.min_rows:
+            found.limit = max(found.limit, self._reference.chance_index(found.rows, CHANCE))
+            found.stability_index = self._reference.stability_index(np.asarray(gains))
+            found.state = _state(found.stability_index > found.limit)
+        return found
+
+    def _accuracy(self, pairs: Sequence[tuple[float, float]]) -> AccuracyDrift:
+        if not pairs:
+            return AccuracyDrift(state=DRIFT_STATE_GATHERING)
+        predicted, outcomes = zip(*pairs, strict=True)
+        found = accuracy(predicted, outcomes, self._settings.confidence, self._reference.rows)
+        enough = found.rows >= self._settings.min_outcomes
+        found.state = (
+            _state(abs(found.bias) > found.half_width) if enough else DRIFT_STATE_GATHERING
+        )
+        return found
 
 
-Announce = Callable[[RouterDriftEvent], None]
 HeldOut = Mapping[HeadKey, NDArray[np.float32]]
 """See `gateway.routing.router.Router.held_out`."""
 
-_GAUGES: Final = (catalog.INPUT_DRIFT, catalog.ACCURACY_BIAS, catalog.BRIER)
+_GAUGES: Final = (catalog.INPUT_DRIFT, catalog.ACCURACY_BIAS, catalog.BRIER, catalog.DRIFTED)
 
 
 class DriftMonitor:
-    """Monitors the heads of the learned routers in use.
+    """Monitors the heads of the learned routers in use."""
 
-    Args:
-        announce: sends an event to operators; must not wait.
-    """
-
-    def __init__(self, gateway_id: str, announce: Announce, registry: MetricRegistry) -> None:
+    def __init__(self, gateway_id: str, registry: MetricRegistry) -> None:
         self._gateway_id = gateway_id
-        self._announce = announce
         self._settings = DriftSettings()
         self._held_out: HeldOut = {}
         self._monitors: Mapping[HeadKey, HeadMonitor] = {}
-        self._events = registry.counter(catalog.DRIFT_EVENTS)
         for gauge in _GAUGES:
             registry.observe(gauge, partial(self._values, gauge))
 
@@ -253,26 +192,22 @@ class DriftMonitor:
             old = self._monitors.get(by)
             same = settings == self._settings and old and np.array_equal(gains, self._held_out[by])
             monitors[by] = old if old and same else HeadMonitor(by, gains, settings)
-        for by, monitor in self._monitors.items():
-            if monitors.get(by) is not monitor:
-                for signal in drifted(monitor.health):
-                    self._report(monitor, Change(signal, DRIFT_CHANGE_RETIRED))
         self._monitors, self._held_out, self._settings = monitors, held_out, settings
 
     def scored(self, score: Prediction) -> None:
         """A head predicted something for a request."""
         monitor = self._monitors.get(score.by)
         if monitor is not None:
-            self._report(monitor, monitor.predicted(score.gain))
+            monitor.predicted(score.gain)
 
-    def observed(self, by: HeadKey, chance: float, outcome: float, request_id: str = "") -> None:
+    def observed(self, by: HeadKey, chance: float, outcome: float, request_id: str) -> None:
         """The outcome, 0 to 1, of what ``by`` predicted with ``chance``; ignored when that head is not in use any more.
 
-        A later outcome of the same request replaces an earlier one; without ``request_id`` each counts.
+        A later outcome of the same request replaces an earlier one.
         """
         monitor = self._monitors.get(by)
         if monitor is not None:
-            self._report(monitor, monitor.observed(chance, outcome, request_id))
+            monitor.observed(chance, outcome, request_id)
 
     def graded(self, record: RequestRecord, grade: float) -> None:
         """A caller's grade of an answer, 0 to 1: the outcome of what was predicted for the model that gave it.
@@ -308,63 +243,21 @@ class DriftMonitor:
         name = self._gateway_id
         return GetRouterHealthResponse(routers=routers, gateway=name, gateways=[name])
 
-    def _report(self, monitor: HeadMonitor, said: Change | None) -> None:
-        if said is None:
-            return
-        health, word = monitor.health, word_of(DriftChange, said.change)
-        level = logging.WARNING if said.change == DRIFT_CHANGE_BEGAN else logging.INFO
-        signal = word_of(DriftSignal, said.signal)
-        policy, version, head = labels = _labels(health)
-        _log.log(
-            level,
-            "router drift %s: policy=%s version=%s head=%s signal=%s %s",
-            *(word, policy, version, head, signal, _measured(health, said.signal)),
-        )
-        self._events[*labels, signal, word] += 1
-        self._announce(
-            RouterDriftEvent(
-                gateway=self._gateway_id,
-                event_time=timestamp(unix_ms()),
-                signal=said.signal,
-                change=said.change,
-                router=health,
-            )
-        )
-
     def _values(self, gauge: Metric) -> Iterator[Point]:
         # The mapping is replaced as a whole, never changed: other threads may iterate over it.
         for monitor in self._monitors.values():
             health = monitor.health
-            value = _measures(health)[gauge]
-            if value is not None:
-                yield _labels(health), value
+            inputs, found = health.inputs, health.accuracy
+            labels = health.policy, health.version, word_of(RouterHead, health.head)
+            if gauge is catalog.DRIFTED:
+                yield (*labels, "inputs"), float(inputs.state == DRIFT_STATE_DRIFTED)
+                yield (*labels, "accuracy"), float(found.state == DRIFT_STATE_DRIFTED)
+            elif gauge is catalog.INPUT_DRIFT:
+                if inputs.HasField("stability_index"):
+                    yield labels, inputs.stability_index
+            elif found.rows:
+                yield labels, found.bias if gauge is catalog.ACCURACY_BIAS else found.brier
 
 
-def drifted(health: RouterHealth) -> "list[DriftSignal.ValueType]":
-    """The signals that have drifted."""
-    states = {
-        DRIFT_SIGNAL_INPUTS: health.inputs.state,
-        DRIFT_SIGNAL_ACCURACY: health.accuracy.state,
-    }
-    return [signal for signal, state in states.items() if state == DRIFT_STATE_DRIFTED]
-
-
-def _measures(health: RouterHealth) -> dict[Metric, float | None]:
-    inputs, found = health.inputs, health.accuracy
-    return {
-        catalog.INPUT_DRIFT: inputs.stability_index if inputs.HasField("stability_index") else None,
-        catalog.ACCURACY_BIAS: found.bias if found.rows else None,
-        catalog.BRIER: found.brier if found.rows else None,
-    }
-
-
-def _labels(health: RouterHealth) -> tuple[str, str, str]:
-    return health.policy, health.version, word_of(RouterHead, health.head)
-
-
-def _measured(health: RouterHealth, signal: "DriftSignal.ValueType") -> str:
-    """What a line of the log says about a drift of ``signal``."""
-    inputs, found = health.inputs, health.accuracy
-    if signal == DRIFT_SIGNAL_INPUTS:
-        return f"index={inputs.stability_index:.3f} limit={inputs.limit:.3f} rows={inputs.rows}"
-    return f"bias={found.bias:+.3f} half_width={found.half_width:.3f} rows={found.rows}"
+def _state(drifted: bool) -> "DriftState.ValueType":
+    return DRIFT_STATE_DRIFTED if drifted else DRIFT_STATE_STABLE

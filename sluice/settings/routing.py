@@ -206,8 +206,6 @@ class DriftSettings(Section):
     """Newest predictions of a head, and newest outcomes, that are looked at."""
     min_rows: int = Field(200, ge=20)
     """Predictions before its inputs are judged."""
-    judge_every: Count = 100
-    """Predictions from one judgement to the next."""
     stability_max: Positive = 0.25
     """Population stability index above which its inputs have shifted."""
     min_outcomes: int = Field(50, ge=10)

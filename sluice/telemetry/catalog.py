@@ -161,9 +161,9 @@ BRIER: Final = _gateway(
     "sluice.router.brier", _GAUGE, "", _OF_ROUTER,
     "mean squared difference of outcome and predicted chance",
 )  # fmt: skip
-DRIFT_EVENTS: Final = _gateway(
-    "sluice.router.drift_events", _COUNTER, "{event}", (*_OF_ROUTER, names.DRIFT_SIGNAL, names.DRIFT_CHANGE),
-    "drifts that began, ended, or were retired with their router",
+DRIFTED: Final = _gateway(
+    "sluice.router.drifted", _GAUGE, "", (*_OF_ROUTER, names.DRIFT_SIGNAL),
+    "1 while the `inputs` or the `accuracy` of a router have drifted, else 0",
 )  # fmt: skip
 
 QUEUED: Final = _batcher(

@@ -170,58 +170,6 @@ DRIFT_STATE_DRIFTED: DriftState.ValueType  # 3
 """It has."""
 Global___DriftState: _TypeAlias = DriftState  # noqa: Y015
 
-class _DriftSignal:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _DriftSignalEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DriftSignal.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    DRIFT_SIGNAL_UNSPECIFIED: _DriftSignal.ValueType  # 0
-    """Not set."""
-    DRIFT_SIGNAL_INPUTS: _DriftSignal.ValueType  # 1
-    """The inputs."""
-    DRIFT_SIGNAL_ACCURACY: _DriftSignal.ValueType  # 2
-    """The accuracy."""
-
-class DriftSignal(_DriftSignal, metaclass=_DriftSignalEnumTypeWrapper):
-    """A measure that may drift."""
-
-DRIFT_SIGNAL_UNSPECIFIED: DriftSignal.ValueType  # 0
-"""Not set."""
-DRIFT_SIGNAL_INPUTS: DriftSignal.ValueType  # 1
-"""The inputs."""
-DRIFT_SIGNAL_ACCURACY: DriftSignal.ValueType  # 2
-"""The accuracy."""
-Global___DriftSignal: _TypeAlias = DriftSignal  # noqa: Y015
-
-class _DriftChange:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _DriftChangeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DriftChange.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    DRIFT_CHANGE_UNSPECIFIED: _DriftChange.ValueType  # 0
-    """Not set."""
-    DRIFT_CHANGE_BEGAN: _DriftChange.ValueType  # 1
-    """It began."""
-    DRIFT_CHANGE_ENDED: _DriftChange.ValueType  # 2
-    """It is over."""
-    DRIFT_CHANGE_RETIRED: _DriftChange.ValueType  # 3
-    """The router was replaced or removed during the drift."""
-
-class DriftChange(_DriftChange, metaclass=_DriftChangeEnumTypeWrapper):
-    """What happened to a drift."""
-
-DRIFT_CHANGE_UNSPECIFIED: DriftChange.ValueType  # 0
-"""Not set."""
-DRIFT_CHANGE_BEGAN: DriftChange.ValueType  # 1
-"""It began."""
-DRIFT_CHANGE_ENDED: DriftChange.ValueType  # 2
-"""It is over."""
-DRIFT_CHANGE_RETIRED: DriftChange.ValueType  # 3
-"""The router was replaced or removed during the drift."""
-Global___DriftChange: _TypeAlias = DriftChange  # noqa: Y015
-
 @_typing.final
 class ListRequestsRequest(_message.Message):
     """Which running requests to list."""
@@ -1923,48 +1871,6 @@ class AccuracyDrift(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__bias) -> _WhichOneofReturnType__bias | None: ...
 
 Global___AccuracyDrift: _TypeAlias = AccuracyDrift  # noqa: Y015
-
-@_typing.final
-class RouterDriftEvent(_message.Message):
-    """An event for operators, on sluice.events.router_drift in the JetStream stream SLUICE_EVENTS."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    GATEWAY_FIELD_NUMBER: _builtins.int
-    EVENT_TIME_FIELD_NUMBER: _builtins.int
-    SIGNAL_FIELD_NUMBER: _builtins.int
-    CHANGE_FIELD_NUMBER: _builtins.int
-    ROUTER_FIELD_NUMBER: _builtins.int
-    gateway: _builtins.str
-    """The gateway that saw it."""
-    signal: Global___DriftSignal.ValueType
-    """What drifted."""
-    change: Global___DriftChange.ValueType
-    """Whether it began or ended."""
-    @_builtins.property
-    def event_time(self) -> _timestamp_pb2.Timestamp:
-        """When."""
-
-    @_builtins.property
-    def router(self) -> Global___RouterHealth:
-        """The router, as it was when this happened."""
-
-    def __init__(
-        self,
-        *,
-        gateway: _builtins.str = ...,
-        event_time: _timestamp_pb2.Timestamp | None = ...,
-        signal: Global___DriftSignal.ValueType = ...,
-        change: Global___DriftChange.ValueType = ...,
-        router: Global___RouterHealth | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event_time", b"event_time", "router", b"router"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "event_time", b"event_time", "gateway", b"gateway", "router", b"router", "signal", b"signal"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RouterDriftEvent: _TypeAlias = RouterDriftEvent  # noqa: Y015
 
 @_typing.final
 class ClearAnswersRequest(_message.Message):

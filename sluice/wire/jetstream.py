@@ -56,8 +56,6 @@ _MIB: Final = 1024 * 1024
 
 DEAD_LETTERS: Final = _kept(subjects.DEAD_LETTERS_STREAM, subjects.DEAD_LETTERS, 256 * _MIB)
 """Tasks that were given up, kept for operators; the oldest are deleted first."""
-EVENTS: Final = _kept(subjects.EVENTS_STREAM, subjects.EVENTS, 16 * _MIB).evolve(allow_direct=True)
-"""Events for operators; the oldest are deleted first."""
 KEYS: Final = _bucket(subjects.KEYS_BUCKET, 256 * _MIB).evolve(allow_msg_ttl=True)
 """Idempotency keys that callers named, with the complete answers; each expires, the oldest are deleted first."""
 SPENDING: Final = _bucket(subjects.SPENDING_BUCKET, 64 * _MIB, max_age_s=3660.0)

@@ -161,7 +161,6 @@ def _gateway(process: str) -> Permissions:
     owned = (
         subjects.RECORDS_STREAM,
         subjects.OUTCOMES_STREAM,
-        subjects.EVENTS_STREAM,
         *subjects.GATEWAY_BUCKETS,
     )
     kept = (subjects.DEAD_LETTERS_STREAM, subjects.AUDIT_STREAM)
@@ -224,7 +223,6 @@ _STORED_BY_GATEWAYS: Final = (
     subjects.RECORDS,
     subjects.AUDIT,
     subjects.OUTCOMES,
-    subjects.EVENTS,
 )
 
 

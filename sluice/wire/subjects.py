@@ -20,7 +20,6 @@
 | ``sluice.audit.<tenant>.<request>`` | gateway, auditors (JetStream) | ``AuditEntry`` |
 | ``sluice.outcomes.<tenant>.<request>.outcome`` | gateway, gateways (JetStream) | ``Outcome`` |
 | ``sluice.outcomes.<tenant>.<request>.grade`` | gateway, gateways (JetStream) | ``Grade`` |
-| ``sluice.events.router_drift`` | gateway, operators (JetStream) | ``RouterDriftEvent`` |
 | ``$KV.SLUICE_KEYS.<tenant>.<hash of the key>`` | gateway, gateways (JetStream) | ``KeyRecord`` |
 | ``$KV.SLUICE_ANSWERS.<tenant>.<model>.<hash of the request>`` | gateway, gateways (JetStream) | ``KeyRecord`` |
 | ``$KV.SLUICE_SPENDING.<process>.<minute>`` | gateway, gateways (JetStream) | ``MinuteCosts`` |
@@ -52,13 +51,10 @@ AUDIT_STREAM: Final = "SLUICE_AUDIT"
 AUDIT: Final = "sluice.audit"
 OUTCOMES_STREAM: Final = "SLUICE_OUTCOMES"
 OUTCOMES: Final = "sluice.outcomes"
-EVENTS_STREAM: Final = "SLUICE_EVENTS"
-EVENTS: Final = "sluice.events"
 JOB_INPUTS_STREAM: Final = "SLUICE_JOB_INPUTS"
 JOB_INPUTS: Final = "sluice.job_inputs"
 JOB_RESULTS_STREAM: Final = "SLUICE_JOB_RESULTS"
 JOB_RESULTS: Final = "sluice.job_results"
-ROUTER_DRIFT: Final = f"{EVENTS}.router_drift"
 FRAMES: Final = "sluice.frames"
 CONTROL: Final = "sluice.control"
 REPORTS: Final = "sluice.reports"

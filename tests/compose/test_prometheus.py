@@ -116,8 +116,8 @@ def test_every_metric_is_on_some_dashboard() -> None:
             shown |= names_in(rule["expr"])[0]
     by_metric = {metric.name: endings(metric) for metric in METRICS}
     hidden = {name for name, pages in by_metric.items() if not pages & shown}
-    # Counts of tokens that wait, of calibration, and of events, are for queries of their own.
-    assert hidden == {"sluice.queue.tokens", "sluice.router.brier", "sluice.router.drift_events"}
+    # Counts of tokens that wait, of calibration, and whether routers have drifted, are for queries of their own.
+    assert hidden == {"sluice.queue.tokens", "sluice.router.brier", "sluice.router.drifted"}
 
 
 def test_dashboards_are_those_that_the_script_makes(tmp_path: Path) -> None:

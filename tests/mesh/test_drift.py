@@ -5,7 +5,6 @@ import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import nats
 import pytest
 import pytest_asyncio
 
@@ -16,8 +15,6 @@ from sluice.client import AsyncClient
 from sluice.errors import RecordUnknown
 from sluice.settings.routing import RoutingSettings
 from sluice.v1 import admin_pb2 as pb
-from sluice.wire import subjects
-from sluice.wire.codec import unpack
 from supervisor.control import reload_mesh
 from supervisor.mesh import Mesh, running_mesh
 from tests.cli.commands import BOUND_S, process
@@ -27,7 +24,7 @@ pytestmark = pytest.mark.mesh
 
 GRADED = 12
 TOGETHER = 8
-DRIFT = {"window": 50, "min_rows": 20, "judge_every": 10, "min_outcomes": 10}
+DRIFT = {"window": 50, "min_rows": 20, "min_outcomes": 10}
 
 
 @pytest.fixture(scope="module")
@@ -68,28 +65,21 @@ async def test_an_operator_sees_that_prompts_and_grades_have_changed(mesh: Mesh)
         assert (await client.router_health())[0].inputs.state == pb.DRIFT_STATE_STABLE
         page = await scrape(mesh)
         assert value(page, "sluice_router_input_drift{") < 0.5
-        assert "sluice_router_drift_events_total{" not in page
+        assert drifted(page) == set()
         request_ids = await ask(client, [f"{EASY} {number}" for number in range(40)])
         for request_id in request_ids[:GRADED]:
             await grade(client, request_id, 0.0)
     page = await scrape(mesh)
     assert value(page, "sluice_router_input_drift{") > 1
     assert value(page, "sluice_router_accuracy_bias{") < -0.5
+    assert drifted(page) == {"inputs", "accuracy"}
     assert "sluice_requests_total{" in page
-    events = await told(mesh, 2)
-    assert [event.signal for event in events] == [
-        pb.DRIFT_SIGNAL_INPUTS,
-        pb.DRIFT_SIGNAL_ACCURACY,
-    ]
-    assert {event.change for event in events} == {pb.DRIFT_CHANGE_BEGAN}
     await reloaded(mesh)
-    log = mesh.state_dir.log("gateway").read_text(encoding="utf-8")
-    assert log.count("WARNING gateway.telemetry.drift router drift began: policy=routing ") == 2
-    drifted = ("inputs shifted (PSI ", "accuracy drifted, bias -0.")
+    shown = ("inputs shifted (PSI ", "accuracy drifted, bias -0.")
     for command in (("drift",), ("status", "--state-dir", str(mesh.state_dir.root))):
         async with process(mesh.address, *command) as running:
             out, _ = await asyncio.wait_for(running.communicate(), BOUND_S)
-        assert all(words in out.decode() for words in drifted)
+        assert all(words in out.decode() for words in shown)
 
 
 async def ask(client: AsyncClient, prompts: list[str]) -> list[str]:
@@ -139,12 +129,9 @@ def value(page: str, beginning: str) -> float:
     return float(line.rpartition(" ")[2])
 
 
-async def told(mesh: Mesh, count: int) -> list[pb.RouterDriftEvent]:
-    """The first events of the stream."""
-    client = await nats.connect(mesh.nats_url)
-    try:
-        events = await client.jetstream().subscribe(subjects.ROUTER_DRIFT, ordered_consumer=True)
-        messages = [await events.next_msg(BOUND_S) for _ in range(count)]
-        return [unpack(pb.RouterDriftEvent, message.data) for message in messages]
-    finally:
-        await client.close()
+def drifted(page: str) -> set[str]:
+    """The signals that have drifted."""
+    lines = [line for line in page.splitlines() if line.startswith("sluice_router_drifted{")]
+    assert len(lines) == 2
+    on = [line for line in lines if float(line.rpartition(" ")[2])]
+    return {line.partition('sluice_drift_signal="')[2].partition('"')[0] for line in on}

@@ -1,13 +1,11 @@
-"""What a gateway notices of its learned routers, and whom it tells."""
+"""What a gateway notices of its learned routers."""
 
 import asyncio
-import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import nats
 import numpy as np
 import pytest
 
@@ -21,11 +19,6 @@ from sluice.settings.routing import DriftSettings
 from sluice.telemetry import catalog, names
 from sluice.telemetry.registry import MetricRegistry
 from sluice.v1.admin_pb2 import (
-    DRIFT_CHANGE_BEGAN,
-    DRIFT_CHANGE_ENDED,
-    DRIFT_CHANGE_RETIRED,
-    DRIFT_SIGNAL_ACCURACY,
-    DRIFT_SIGNAL_INPUTS,
     DRIFT_STATE_DRIFTED,
     DRIFT_STATE_GATHERING,
     DRIFT_STATE_STABLE,
@@ -34,15 +27,12 @@ from sluice.v1.admin_pb2 import (
     GetRouterHealthResponse,
     ModelAttempt,
     RequestRecord,
-    RouterDriftEvent,
     RouteRecord,
     RouterHead,
     RouterScore,
     SubmitFeedbackRequest,
 )
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
-from sluice.wire import subjects
-from sluice.wire.codec import unpack
 from sluice.wire.enums import word_of
 from tests.gateway.kit.batcher import BOUND_S, last
 from tests.gateway.kit.metrics import values
@@ -51,23 +41,18 @@ from tests.gateway.upstream.test_escalation import saying
 from tests.learning.made_up import EASY, outcomes
 
 WINDOW = 50
-SETTINGS = DriftSettings(window=WINDOW, min_rows=20, judge_every=10, min_outcomes=10)
+SETTINGS = DriftSettings(window=WINDOW, min_rows=20, min_outcomes=10)
 PROMPT_HEAD = HeadKey("routing", "r1", PROMPT)
 CASCADE_HEAD = HeadKey("routing", "r1", CASCADE)
 USUAL = [row.prompt for row in outcomes(WINDOW, seed=2)]
 
 
 class Heard:
-    """A `DriftMonitor` and what it says."""
+    """A `DriftMonitor` and its metrics."""
 
     def __init__(self) -> None:
-        self.events: list[RouterDriftEvent] = []
         self.registry = MetricRegistry()
-        self.drift = DriftMonitor("gw1", self.events.append, self.registry)
-
-    @property
-    def told(self) -> list[tuple[int, int]]:
-        return [(event.signal, event.change) for event in self.events]
+        self.drift = DriftMonitor("gw1", self.registry)
 
     def score(self, by: HeadKey, gain: float, count: int = 1) -> None:
         for _ in range(count):
@@ -99,34 +84,25 @@ def outcome_rows(drift: DriftMonitor) -> dict[str, int]:
     }
 
 
-def test_a_shift_is_logged_counted_and_announced_once(caplog: pytest.LogCaptureFixture) -> None:
+def drifted(registry: MetricRegistry) -> dict[str, float]:
+    """By signal."""
+    found = values(registry, catalog.DRIFTED)
+    return {dict(labels)[names.DRIFT_SIGNAL]: value for labels, value in found.items()}
+
+
+def test_a_shift_is_a_metric_until_it_is_over_or_its_router_goes() -> None:
     heard = Heard()
     heard.drift.use(held_out(PROMPT_HEAD), SETTINGS)
-    with caplog.at_level(logging.INFO, "gateway.telemetry.drift"):
-        heard.score(PROMPT_HEAD, 0.9, count=40)
-        assert len(values(heard.registry, catalog.INPUT_DRIFT)) == 1
-        assert values(heard.registry, catalog.ACCURACY_BIAS) == {}, "no outcomes, no bias"
-        heard.drift.use(held_out(), SETTINGS)
-    assert heard.told == [
-        (DRIFT_SIGNAL_INPUTS, DRIFT_CHANGE_BEGAN),
-        (DRIFT_SIGNAL_INPUTS, DRIFT_CHANGE_RETIRED),
-    ]
-    began = heard.events[0]
-    assert (began.gateway, began.router.policy, word_of(RouterHead, began.router.head)) == (
-        "gw1",
-        "routing",
-        PROMPT,
-    )
-    assert began.router.inputs.stability_index > began.router.inputs.limit
-    first, second = caplog.records
-    assert (first.levelname, second.levelname) == ("WARNING", "INFO")
-    assert first.getMessage().startswith(
-        "router drift began: policy=routing version=r1 head=prompt signal=inputs index="
-    )
-    assert first.getMessage().endswith(" rows=20")
-    counts = values(heard.registry, catalog.DRIFT_EVENTS)
-    assert sorted(counts.values()) == [1, 1]
-    assert {dict(labels)[names.DRIFT_CHANGE] for labels in counts} == {"began", "retired"}
+    assert values(heard.registry, catalog.INPUT_DRIFT) == {}, "gathering"
+    heard.score(PROMPT_HEAD, 0.9, count=40)
+    assert len(values(heard.registry, catalog.INPUT_DRIFT)) == 1
+    assert values(heard.registry, catalog.ACCURACY_BIAS) == {}, "no outcomes, no bias"
+    assert drifted(heard.registry) == {"inputs": 1, "accuracy": 0}
+    for gain in held_out(PROMPT_HEAD)[PROMPT_HEAD][:WINDOW].tolist():
+        heard.score(PROMPT_HEAD, gain)
+    assert drifted(heard.registry) == {"inputs": 0, "accuracy": 0}
+    heard.drift.use(held_out(), SETTINGS)
+    assert drifted(heard.registry) == {}
 
 
 @pytest.mark.parametrize(
@@ -165,10 +141,9 @@ def test_a_reload_keeps_what_is_known_of_the_same_artefact_and_forgets_another()
         heard.drift.use(heads, settings)
         assert [router.inputs.rows for router in heard.drift.health().routers] == [0]
         heard.score(newer, 0.0, count=3)
-    heard.drift.observed(PROMPT_HEAD, 0.5, 1.0)
+    heard.drift.observed(PROMPT_HEAD, 0.5, 1.0, "req-1")
     assert outcome_rows(heard.drift) == {PROMPT: 0}
     heard.score(PROMPT_HEAD, 0.0)
-    assert heard.events == []
 
 
 @pytest.mark.parametrize(
@@ -271,19 +246,6 @@ async def grade(wire: Wire, request_id: str, value: float) -> None:
                 return
 
 
-async def announced(url: str, count: int) -> list[RouterDriftEvent]:
-    """The first ``count`` events of the stream, waiting for them."""
-    client = await nats.connect(url)
-    try:
-        subscription = await client.jetstream().subscribe(
-            subjects.ROUTER_DRIFT, ordered_consumer=True
-        )
-        messages = [await subscription.next_msg(BOUND_S) for _ in range(count)]
-        return [unpack(RouterDriftEvent, message.data) for message in messages]
-    finally:
-        await client.close()
-
-
 async def test_prompts_of_another_kind_are_told_to_operators(
     nats_url: str, model_folder: Path, by_prompt: Path
 ) -> None:
@@ -299,12 +261,8 @@ async def test_prompts_of_another_kind_are_told_to_operators(
         (seen,) = values(wire.metrics, catalog.INPUT_DRIFT).values()
         assert seen == router.inputs.stability_index
         await answered(wire, USUAL, "large")
-        events = await announced(nats_url, 2)
-    assert [(event.signal, event.change) for event in events] == [
-        (DRIFT_SIGNAL_INPUTS, DRIFT_CHANGE_BEGAN),
-        (DRIFT_SIGNAL_INPUTS, DRIFT_CHANGE_ENDED),
-    ]
-    assert events[0].router.version == router.version
+        (router,) = (await health(wire)).routers
+        assert router.inputs.state == DRIFT_STATE_STABLE
 
 
 async def test_grades_that_disagree_are_told_to_operators(
@@ -314,7 +272,6 @@ async def test_grades_that_disagree_are_told_to_operators(
         request_ids = await answered(wire, USUAL[:12], "large")
         for request_id in request_ids:
             await grade(wire, request_id, 0.0)
-        (event,) = await announced(nats_url, 1)
         (router,) = (await health(wire)).routers
         (bias,) = values(wire.metrics, catalog.ACCURACY_BIAS).values()
         (brier,) = values(wire.metrics, catalog.BRIER).values()
@@ -322,8 +279,7 @@ async def test_grades_that_disagree_are_told_to_operators(
         for request_id in request_ids:  # changed their minds
             await grade(wire, request_id, 1.0)
         (later,) = (await health(wire)).routers
-    assert (event.signal, event.change) == (DRIFT_SIGNAL_ACCURACY, DRIFT_CHANGE_BEGAN)
-    assert event.router.accuracy.rows == SETTINGS.min_outcomes
+    assert router.accuracy.state == DRIFT_STATE_DRIFTED
     assert router.accuracy.bias < -router.accuracy.half_width
     assert (router.accuracy.rows, later.accuracy.rows) == (12, 12)
     assert later.accuracy.bias > 0
