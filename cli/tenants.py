@@ -63,12 +63,10 @@ def forget(
         jobs = _delete_jobs(client, tenant)
     counts = {"jobs": jobs, **{name: getattr(done, name) for name in _COUNTED}}
     silent = list(done.unreached_gateways)
-    described = {**counts, "unreached_gateways": silent, "kept": list(done.kept)}
+    described = {**counts, "unreached_gateways": silent}
     failed = None
     if silent:
         failed = ("GATEWAYS_UNREACHED", f"{', '.join(silent)} did not answer: call it again")
-    elif done.kept:
-        failed = ("NOT_ALL_DELETED", "; ".join(done.kept))
     headers = ("kind", "deleted")
     output.show(described, lambda: output.write_table(headers, counts.items()), failed)
 

@@ -292,12 +292,8 @@ class Gateway:
         return PeerTable(
             questions={
                 "hand_over": shared.keys.hand_over,
-                "clear_answers": shared.answers.answer_clear,
-                "running": operators.answer_requests,
-                "cancel": operators.answer_cancel,
-                "forget": operators.answer_forget,
-                "dry_run": operators.answer_dry_run,
-                "router_health": operators.answer_router_health,
+                "clear_answers": shared.answers.forget,
+                **operators.answers,
             },
             tell=(self.reload.tell, shared.usage.tell),
             hear=(self.reload.hear, shared.usage.hear),

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from typing import Final
 
 from google.protobuf.message import Message
@@ -48,17 +47,6 @@ GATHER_S: Final = 0.02
 """Records are gathered for so long: each write to NATS costs a request as much as its routing, seconds."""
 _WHAT: Final = "what is kept of requests cannot be read or written"
 _MIB: Final = 1024 * 1024
-
-
-@dataclass(frozen=True)
-class Forgotten:
-    """How much of a tenant was deleted; ``kept`` says what could not be deleted and why, empty: nothing is left."""
-
-    records: int
-    audit_entries: int
-    outcomes: int
-    dead_letters: int
-    kept: str
 
 
 class RecordStore:
@@ -99,15 +87,8 @@ class RecordStore:
             limits = kept.audit_max_mib * _MIB, kept.audit_max_age_h * 3600
             streams.append(jetstream.audit_stream(*limits))
         for config in streams:
-            await self._ensure(config)
-        await self.ensure_outcomes(self._in_force().routing.outcomes)
-
-    async def _ensure(self, config: StreamConfig) -> None:
-        try:
             await jetstream.ensure_stream(self._js, config, self._replicas)
-        except APIError:
-            # An audit of an earlier release denies purges for good: its tenants are forgotten when it expires.
-            await jetstream.ensure_stream(self._js, config.evolve(deny_purge=True), self._replicas)
+        await self.ensure_outcomes(self._in_force().routing.outcomes)
 
     async def ensure_outcomes(self, settings: OutcomeSettings) -> None:
         """Outcomes can be kept as ``settings`` say; raises as `start`."""
@@ -316,8 +297,8 @@ class RecordStore:
                 return None
         return message.data or b""
 
-    async def forget(self, tenant: str) -> Forgotten:
-        """Deletes records, audit entries, outcomes and dead letters of ``tenant``."""
+    async def forget(self, tenant: str) -> pb.ForgetTenantResponse:
+        """Deletes records, audit entries, outcomes and dead letters of ``tenant``; returns how many of each."""
         dead = [
             message.metadata.sequence.stream
             async for message in self._read(
@@ -335,21 +316,10 @@ class RecordStore:
         for request_id in records:
             await self._purge(subjects.RECORDS_STREAM, subjects.all_of_record(request_id))
         outcomes = await self._purge(subjects.OUTCOMES_STREAM, subjects.all_outcomes_of(tenant))
-        audit, kept = 0, ""
-        if await self._denies_purge(subjects.AUDIT_STREAM):
-            kept = (
-                f"its audit entries: {subjects.AUDIT_STREAM} of an earlier release denies deletions for good; they "
-                "expire after records.audit_max_age_h; or delete the audit of all tenants with "
-                f"`nats stream rm {subjects.AUDIT_STREAM}` and start the gateways again"
-            )
-        else:
-            audit = await self._purge(subjects.AUDIT_STREAM, subjects.audit(tenant, subjects.ANY))
-        return Forgotten(len(records), audit, outcomes, len(dead), kept)
-
-    async def _denies_purge(self, stream: str) -> bool:
-        with answering(_WHAT), suppress(NotFoundError):
-            return bool((await self._js.stream_info(stream)).config.deny_purge)
-        return False
+        audit = await self._purge(subjects.AUDIT_STREAM, subjects.audit(tenant, subjects.ANY))
+        return pb.ForgetTenantResponse(
+            records=len(records), audit_entries=audit, outcomes=outcomes, dead_letters=len(dead)
+        )
 
     async def _purge(self, stream: str, subject: str) -> int:
         """How many messages were purged; 0 also when there is no such stream."""

@@ -164,9 +164,8 @@ class AnswerCache:
         pattern = _pattern(request)
         if self.enabled:
             await self._bucket.purge(pattern)
-        self._forget(pattern)
-        answers = await self._peers.ask_all(GatewayQuestion(clear_answers=request))
-        return [name for name, answer in answers.items() if answer is None]
+        _, silent = await self._peers.ask_all(GatewayQuestion(clear_answers=request))
+        return silent
 
     async def close(self, timeout_s: float) -> None:
         """Returns when everything is stored, or after ``timeout_s`` seconds."""
@@ -218,18 +217,15 @@ class AnswerCache:
             _log.warning("answers are kept in memory alone for %g s: %s", PAUSE_S, error)
         self._paused_until = time.monotonic() + PAUSE_S
 
-    async def answer_clear(self, question: GatewayQuestion) -> GatewayAnswer:
-        """Forget answers that are kept for equal requests."""
-        self._forget(_pattern(question.clear_answers))
-        return GatewayAnswer()
-
-    def _forget(self, pattern: str) -> None:
-        wanted = pattern.split(".")
+    async def forget(self, request: ClearAnswersRequest) -> GatewayAnswer:
+        """Forgets answers in the memory of this gateway."""
+        wanted = _pattern(request).split(".")
         self._memory.drop(
             lambda key: all(
                 w in ("*", given) for w, given in zip(wanted, key.split("."), strict=True)
             )
         )
+        return GatewayAnswer()
 
 
 def _parts(context: AdmittedRequest) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from gateway.shared.peers import Peers
 from gateway.streaming.answer import Answer
-from gateway.streaming.idempotency import REPLAY_BYTES_MAX, KeyStep, check_fingerprint, next_step
+from gateway.streaming.idempotency import REPLAY_BYTES_MAX, check_fingerprint, is_whole
 from gateway.streaming.registry import Registry
 from gateway.validation.requests import ValidRequest
 from sluice.errors import RETRY_AFTER_S, Cancelled, SluiceError, TransportUnavailable
@@ -163,16 +163,19 @@ class SharedKeys:
                 self._claims[key] = revision
                 return
             found, last = await self._bucket.read(name, gateway_pb2.KeyRecord) or (None, 0)
-            step = next_step(found, me, fingerprint)
-            if found is not None and step is KeyStep.REPLAY:
+            if found is None:
+                continue
+            check_fingerprint(found.fingerprint, fingerprint)
+            if is_whole(found):
                 self._registry.keep(key, found, time.monotonic())
                 self._claims.pop(key, None)
                 return
-            if found is not None and step is KeyStep.ASK_OWNER:
-                question = gateway_pb2.GatewayQuestion(
-                    hand_over=gateway_pb2.HandOverQuestion(key=key)
+            # A record in its own name is from before its last start.
+            if found.gateway != me and not found.HasField("answer"):
+                question = gateway_pb2.HandOverQuestion(key=key)
+                await self._peers.ask(
+                    found.gateway, gateway_pb2.GatewayQuestion(hand_over=question)
                 )
-                await self._peers.ask(found.gateway, question)
         raise TransportUnavailable(
             "other gateways get requests with the same idempotency key",
             retry_after_s=RETRY_AFTER_S,
@@ -201,12 +204,11 @@ class SharedKeys:
             # Another gateway that gets the key asks this one, and answers it again.
             _log.warning("an idempotency key was not stored: %s", error)
 
-    async def hand_over(self, question: gateway_pb2.GatewayQuestion) -> gateway_pb2.GatewayAnswer:
+    async def hand_over(self, asked: gateway_pb2.HandOverQuestion) -> gateway_pb2.GatewayAnswer:
         """Another gateway got a newer call with a key of ours, and replaces our record: ends the older call."""
-        key = question.hand_over.key
-        await self.stored(key)
-        self._claims.pop(key, None)
-        stream = self._registry.live(key)
+        await self.stored(asked.key)
+        self._claims.pop(asked.key, None)
+        stream = self._registry.live(asked.key)
         if stream is not None:
             stream.fail(_taken_over())
         return gateway_pb2.GatewayAnswer()

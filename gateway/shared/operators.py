@@ -2,15 +2,15 @@
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
-from typing import Final
+from typing import Final, TypeVar
 
 from gateway.admission.policies import InForce
 from gateway.records.store import RecordStore
 from gateway.safety.actions import Action
-from gateway.shared.peers import ASK_S
+from gateway.shared.peers import Answer as PeerAnswer
 from gateway.shared.state import SharedState
 from gateway.streaming.registry import Registry
 from gateway.streaming.row_result import RowResult
@@ -51,33 +51,30 @@ class Operators:
     store: RecordStore
     drift: DriftMonitor
 
-    async def _ask(
-        self, question: GatewayQuestion, bound_s: float = ASK_S
-    ) -> tuple[list[GatewayAnswer], list[str]]:
-        """The answers of the others, and who gave none; one of an earlier release does not know the question."""
-        answers = await self.shared.peers.ask_all(question, bound_s)
-        known = {name: one for name, one in answers.items() if one is not None and not one.problem}
-        return [*known.values()], sorted(answers.keys() - known.keys())
+    @property
+    def answers(self) -> Mapping[str, PeerAnswer]:
+        """What this gateway answers, by the field of `GatewayQuestion` that asks."""
+        return {
+            "running": self._running_here,
+            "cancel": self._cancel_here,
+            "forget": self._forget_here,
+            "dry_run": self._dry_run_here,
+            "router_health": self._router_health_here,
+        }
 
     # The requests that run.
 
     async def requests(self, wanted: pb.ListRequestsRequest) -> pb.ListRequestsResponse:
         """Those that ``wanted`` names, of all gateways, the oldest first."""
-        answers, silent = await self._ask(GatewayQuestion(running=wanted))
-        found = [self._requests_here(wanted), *(one.running for one in answers)]
-        every = (request for one in found for request in one.requests)
-        return pb.ListRequestsResponse(
-            requests=nlargest(wanted.limit, every, key=lambda one: ms_of(one.age)),
-            counts=[count for one in found for count in one.counts],
-            gateways=[name for one in found for name in one.gateways],
-            silent_gateways=silent,
-        )
+        answers, silent = await self.shared.peers.ask_all(GatewayQuestion(running=wanted))
+        listed = pb.ListRequestsResponse(silent_gateways=silent)
+        for one in answers:
+            listed.MergeFrom(one.running)
+        listed.requests.sort(key=lambda one: ms_of(one.age), reverse=True)
+        del listed.requests[wanted.limit :]
+        return listed
 
-    async def answer_requests(self, question: GatewayQuestion) -> GatewayAnswer:
-        """Which requests run here?"""
-        return GatewayAnswer(running=self._requests_here(question.running))
-
-    def _requests_here(self, wanted: pb.ListRequestsRequest) -> pb.ListRequestsResponse:
+    async def _running_here(self, wanted: pb.ListRequestsRequest) -> GatewayAnswer:
         now, gateway = time.monotonic(), self.shared.peers.gateway_id
         streams = [
             stream
@@ -86,25 +83,22 @@ class Operators:
             and wanted.model in ("", stream.current.model)
         ]
         oldest = nlargest(wanted.limit, streams, key=lambda one: _age_s(one, now))
-        return pb.ListRequestsResponse(
+        listed = pb.ListRequestsResponse(
             requests=[_described(stream, gateway, now) for stream in oldest],
             counts=_counts(streams, now),
             gateways=[gateway],
         )
+        return GatewayAnswer(running=listed)
 
     async def cancel(self, wanted: pb.CancelRequestsRequest) -> pb.CancelRequestsResponse:
         """Cancels those that ``wanted`` names, at all gateways."""
-        answers, silent = await self._ask(GatewayQuestion(cancel=wanted))
-        others = [name for one in answers for name in one.cancelled.request_ids]
-        names = [*self._cancel_here(wanted), *others]
-        return pb.CancelRequestsResponse(request_ids=names, silent_gateways=silent)
+        answers, silent = await self.shared.peers.ask_all(GatewayQuestion(cancel=wanted))
+        done = pb.CancelRequestsResponse(silent_gateways=silent)
+        for one in answers:
+            done.MergeFrom(one.cancelled)
+        return done
 
-    async def answer_cancel(self, question: GatewayQuestion) -> GatewayAnswer:
-        """Cancel these requests."""
-        cancelled = pb.CancelRequestsResponse(request_ids=self._cancel_here(question.cancel))
-        return GatewayAnswer(cancelled=cancelled)
-
-    def _cancel_here(self, wanted: pb.CancelRequestsRequest) -> list[str]:
+    async def _cancel_here(self, wanted: pb.CancelRequestsRequest) -> GatewayAnswer:
         names = set(wanted.request_ids)
         streams = [
             stream
@@ -114,7 +108,8 @@ class Operators:
         ]
         for stream in streams:
             stream.fail(Cancelled(CANCELLED))
-        return [stream.request_id for stream in streams]
+        done = pb.CancelRequestsResponse(request_ids=[stream.request_id for stream in streams])
+        return GatewayAnswer(cancelled=done)
 
     # What is kept of a tenant.
 
@@ -130,69 +125,54 @@ class Operators:
         for key in keys:
             await api_keys.purge(key)
         cancelled = await self.cancel(pb.CancelRequestsRequest(tenant=tenant))
-        await self._forget_here(tenant)
         question = GatewayQuestion(forget=ForgetQuestion(tenant=tenant))
-        _, silent = await self._ask(question, 2 * WRITE_S)
+        _, silent = await self.shared.peers.ask_all(question, 2 * WRITE_S)
         await self.shared.idempotency_keys.purge(f"{tenant}.*")
         uncleared = await self.shared.answers.clear(pb.ClearAnswersRequest(tenant=tenant))
-        stored = await self.store.forget(tenant)
-        return pb.ForgetTenantResponse(
-            api_keys=len(keys),
-            cancelled=len(cancelled.request_ids),
-            records=stored.records,
-            audit_entries=stored.audit_entries,
-            outcomes=stored.outcomes,
-            dead_letters=stored.dead_letters,
-            unreached_gateways=sorted({*silent, *uncleared}),
-            kept=[stored.kept] if stored.kept else [],
-        )
+        done = await self.store.forget(tenant)
+        done.api_keys, done.cancelled = len(keys), len(cancelled.request_ids)
+        done.unreached_gateways.extend(sorted({*silent, *uncleared}))
+        return done
 
-    async def answer_forget(self, question: GatewayQuestion) -> GatewayAnswer:
-        """Drop what is in memory of a tenant, and write what is queued."""
-        await self._forget_here(question.forget.tenant)
-        return GatewayAnswer()
-
-    async def _forget_here(self, tenant: str) -> None:
-        self.registry.drop_replays(tenant)
+    async def _forget_here(self, forgotten: ForgetQuestion) -> GatewayAnswer:
+        """Drops what is in memory of a tenant, and writes what is queued."""
+        self.registry.drop_replays(forgotten.tenant)
         await self.store.flush(WRITE_S)
+        return GatewayAnswer()
 
     # What was counted of policies and routers.
 
     async def dry_run(self) -> GetDryRunResponse:
         """The counts of the policy under trial, of all gateways that try it; raises NoDryRun."""
-        own = self._dry_run_here()
-        if own is None:
+        if self.in_force.policies.inspector.dry_run is None:
             raise NoDryRun("no policy is under trial; name one with safety.dry_run")
-        others, _ = await self._ask(GatewayQuestion(dry_run=DryRunQuestion()))
-        return sum_dry_runs(own, [one.dry_run for one in others])
+        answers, _ = await self.shared.peers.ask_all(GatewayQuestion(dry_run=DryRunQuestion()))
+        return sum_dry_runs([one.dry_run for one in answers])
 
-    async def answer_dry_run(self, _: GatewayQuestion) -> GatewayAnswer:
-        """What has the dry run counted here?"""
-        return GatewayAnswer(dry_run=self._dry_run_here())
-
-    def _dry_run_here(self) -> GetDryRunResponse | None:
+    async def _dry_run_here(self, _: DryRunQuestion) -> GatewayAnswer:
         counts = self.in_force.policies.inspector.dry_run
         if counts is None:
-            return None
+            return GatewayAnswer()
         moves = [
             SafetyMove(rule=rule, now=_action(now), then=_action(then), count=count)
-            for (rule, now, then), count in counts.moves.most_common()
+            for (rule, now, then), count in counts.moves.items()
         ]
-        return GetDryRunResponse(
+        counted = GetDryRunResponse(
             policy=counts.policy,
             texts=counts.texts,
             changed=counts.changed,
             moves=moves,
             gateways=[self.shared.peers.gateway_id],
         )
+        return GatewayAnswer(dry_run=counted)
 
     async def router_health(self) -> pb.GetRouterHealthResponse:
         """The health of the learned routers, by the requests of all gateways."""
-        others, _ = await self._ask(GatewayQuestion(router_health=RouterHealthQuestion()))
-        return sum_router_health(self.drift.health(), [one.router_health for one in others])
+        question = GatewayQuestion(router_health=RouterHealthQuestion())
+        answers, _ = await self.shared.peers.ask_all(question)
+        return sum_router_health([one.router_health for one in answers])
 
-    async def answer_router_health(self, _: GatewayQuestion) -> GatewayAnswer:
-        """How are the learned routers, by the requests of this gateway?"""
+    async def _router_health_here(self, _: RouterHealthQuestion) -> GatewayAnswer:
         return GatewayAnswer(router_health=self.drift.health())
 
 
@@ -239,14 +219,14 @@ def _action(action: Action | None) -> "SafetyAction.ValueType":
     return value_of(SafetyAction, "unspecified" if action is None else action.name)
 
 
-def sum_dry_runs(own: GetDryRunResponse, others: Iterable[GetDryRunResponse]) -> GetDryRunResponse:
-    """The counts of all that try the policy of ``own``."""
-    same = [own, *(one for one in others if one.policy == own.policy)]
+def sum_dry_runs(answers: Sequence[GetDryRunResponse]) -> GetDryRunResponse:
+    """The counts of all that try the policy of the first."""
+    same = [one for one in answers if one.policy == answers[0].policy]
     moves: Counter[tuple[str, int, int]] = Counter()
     for one in same:
         moves.update({(move.rule, move.now, move.then): move.count for move in one.moves})
     return GetDryRunResponse(
-        policy=own.policy,
+        policy=answers[0].policy,
         texts=sum(one.texts for one in same),
         changed=sum(one.changed for one in same),
         moves=[
@@ -257,60 +237,35 @@ def sum_dry_runs(own: GetDryRunResponse, others: Iterable[GetDryRunResponse]) ->
     )
 
 
-def sum_router_health(
-    own: pb.GetRouterHealthResponse, others: Iterable[pb.GetRouterHealthResponse]
-) -> pb.GetRouterHealthResponse:
-    """The health of each head of ``own``: sums of rows, means weighted by rows, drifted if one gateway is."""
-    every = [own, *others]
-    routers = []
-    for head in own.routers:
-        same = [one for each in every for one in each.routers if _name(one) == _name(head)]
-        summed = pb.RouterHealth(policy=head.policy, version=head.version, head=head.head)
-        summed.inputs.CopyFrom(_inputs([one.inputs for one in same]))
-        summed.accuracy.CopyFrom(_accuracy([one.accuracy for one in same]))
-        routers.append(summed)
-    return pb.GetRouterHealthResponse(
-        routers=routers,
-        gateway=own.gateway,
-        gateways=[name for one in every for name in one.gateways],
-    )
+def sum_router_health(answers: Sequence[pb.GetRouterHealthResponse]) -> pb.GetRouterHealthResponse:
+    """The health of each head of the first: sums of rows, means weighted by rows, drifted if one gateway is."""
+    total = pb.GetRouterHealthResponse()
+    total.CopyFrom(answers[0])
+    every = [head for one in answers for head in one.routers]
+    for head in total.routers:
+        same = [one for one in every if _name(one) == _name(head)]
+        _sum(head.inputs, [one.inputs for one in same], "stability_index")
+        _sum(head.accuracy, [one.accuracy for one in same], "bias", "half_width", "brier")
+    total.gateways[:] = [name for one in answers for name in one.gateways]
+    return total
 
 
 def _name(head: pb.RouterHealth) -> tuple[str, str, int]:
     return head.policy, head.version, head.head
 
 
-def _inputs(parts: Sequence[pb.InputDrift]) -> pb.InputDrift:
-    judged = [(one.stability_index, one.rows) for one in parts if one.HasField("stability_index")]
-    return pb.InputDrift(
-        state=_state([one.state for one in parts]),
-        rows=sum(one.rows for one in parts),
-        stability_index=_mean(judged) if judged else None,
-        limit=_mean([(one.limit, one.rows) for one in parts]),
-    )
+Drift = TypeVar("Drift", pb.InputDrift, pb.AccuracyDrift)
 
 
-def _accuracy(parts: Sequence[pb.AccuracyDrift]) -> pb.AccuracyDrift:
-    judged = [one for one in parts if one.HasField("bias")]
-    return pb.AccuracyDrift(
-        state=_state([one.state for one in parts]),
-        rows=sum(one.rows for one in parts),
-        bias=_mean([(one.bias, one.rows) for one in judged]) if judged else None,
-        half_width=_mean([(one.half_width, one.rows) for one in judged]),
-        brier=_mean([(one.brier, one.rows) for one in judged]),
-    )
+def _sum(total: Drift, parts: Sequence[Drift], judged: str, *others: str) -> None:
+    """Makes ``total`` the sum of ``parts``; they have a measure where they have the one ``judged``."""
+    states = {part.state for part in parts}
+    total.state = next((one for one in _WORST_FIRST if one in states), total.state)
+    total.rows = sum(part.rows for part in parts)
+    known = [part for part in parts if part.HasField(judged)]  # type: ignore[arg-type]
+    rows = sum(part.rows for part in known)
+    for name in (judged, *others) if rows else ():
+        setattr(total, name, sum(getattr(part, name) * part.rows for part in known) / rows)
 
 
-def _mean(values: Sequence[tuple[float, int]]) -> float:
-    """Of values with their numbers of rows."""
-    rows = sum(count for _, count in values)
-    if len(values) == 1 or not rows:  # exactly what one gateway alone has
-        return values[0][0] if values else 0.0
-    return sum(value * count for value, count in values) / rows
-
-
-def _state(states: Sequence["pb.DriftState.ValueType"]) -> "pb.DriftState.ValueType":
-    for state in (pb.DRIFT_STATE_DRIFTED, pb.DRIFT_STATE_STABLE):
-        if state in states:
-            return state
-    return pb.DRIFT_STATE_GATHERING
+_WORST_FIRST: Final = (pb.DRIFT_STATE_DRIFTED, pb.DRIFT_STATE_STABLE)

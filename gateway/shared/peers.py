@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
 from nats.aio.client import Client
@@ -41,7 +41,8 @@ ASK_TRIES: Final = 2
 
 _log = logging.getLogger(__name__)
 
-Answer = Callable[[GatewayQuestion], Awaitable[GatewayAnswer]]
+Answer = Callable[[Any], Awaitable[GatewayAnswer]]
+"""What a gateway answers to the message that asks."""
 
 
 @dataclass(frozen=True)
@@ -148,11 +149,20 @@ class Peers:
 
     async def ask_all(
         self, question: GatewayQuestion, timeout_s: float = ASK_S
-    ) -> dict[str, GatewayAnswer | None]:
-        """The answers of all that were heard lately, by id; None of one that does not answer."""
+    ) -> tuple[list[GatewayAnswer], list[str]]:
+        """The answers of all gateways, this one's first, and who of those that were heard lately gave none.
+
+        One of an earlier release does not know the question. Raises what this gateway's own answer raises.
+        """
         known = self.known
-        answers = await asyncio.gather(*(self.ask(name, question, timeout_s, 1) for name in known))
-        return dict(zip(known, answers, strict=True))
+        own = await self._answer(question)
+        asked = await asyncio.gather(*(self.ask(name, question, timeout_s, 1) for name in known))
+        given = {
+            name: one
+            for name, one in zip(known, asked, strict=True)
+            if one is not None and not one.problem
+        }
+        return [own, *given.values()], [name for name in known if name not in given]
 
     async def close(self) -> None:
         """Tells the others that this gateway leaves."""
@@ -191,21 +201,23 @@ class Peers:
         # A task: some answers take seconds, and others must not wait for them.
         self._answering.spawn(self._reply(question, message.reply))
 
-    async def _reply(self, question: GatewayQuestion, reply: str) -> None:
+    async def _answer(self, question: GatewayQuestion) -> GatewayAnswer:
         kind = question.WhichOneof("question") or ""
-        answer = self._table.questions.get(kind)
         if kind == "who":
-            response = GatewayAnswer()
-        elif answer is None:
-            response = GatewayAnswer(problem="this release does not know the question")
-        else:
-            try:
-                response = await answer(question)
-            except SluiceError as error:
-                response = GatewayAnswer(problem=error.message)
-            except Exception:  # its task would end silently, and the other gateway would wait
-                _log.exception("a question of another gateway failed")
-                response = GatewayAnswer(problem="it failed; its log has the reason")
+            return GatewayAnswer()
+        answer = self._table.questions.get(kind)
+        if answer is None:
+            return GatewayAnswer(problem="this release does not know the question")
+        return await answer(getattr(question, kind))
+
+    async def _reply(self, question: GatewayQuestion, reply: str) -> None:
+        try:
+            response = await self._answer(question)
+        except SluiceError as error:
+            response = GatewayAnswer(problem=error.message)
+        except Exception:  # its task would end silently, and the other gateway would wait
+            _log.exception("a question of another gateway failed")
+            response = GatewayAnswer(problem="it failed; its log has the reason")
         response.instance = self.instance
         await self._publish(reply, response)
 

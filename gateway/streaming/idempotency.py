@@ -7,7 +7,6 @@ JetStream bucket that all gateways share.
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from enum import Enum, auto
 from itertools import accumulate
 from typing import Final
 
@@ -170,36 +169,6 @@ class ReplayCache:
     def _remove(self, key: str) -> None:
         packed, _ = self._entries.pop(key, (b"", 0.0))
         self._bytes -= len(packed)
-
-
-class KeyStep(Enum):
-    """What a gateway does next to answer a request with a shared key."""
-
-    CREATE = auto()
-    """Nobody has the key: write it, if it is still absent."""
-    REPLAY = auto()
-    """The answer is complete."""
-    TAKE_OVER = auto()
-    """Nobody works on it any more: write it over the record that was read, if that is still the last one."""
-    ASK_OWNER = auto()
-    """Another gateway answers it: ask for it, then take it over."""
-
-
-def next_step(record: KeyRecord | None, gateway: str, fingerprint: bytes) -> KeyStep:
-    """What ``gateway`` does with a request of ``fingerprint``, when ``record`` is what is stored under its key.
-
-    The gateway has no call of that key itself: a record in its name is from before its last start.
-
-    Raises:
-        IdempotencyConflict: the key belongs to another request.
-    """
-    if record is None:
-        return KeyStep.CREATE
-    check_fingerprint(record.fingerprint, fingerprint)
-    if is_whole(record):
-        return KeyStep.REPLAY
-    broken = record.HasField("answer")
-    return KeyStep.TAKE_OVER if broken or record.gateway == gateway else KeyStep.ASK_OWNER
 
 
 def check_fingerprint(stored: bytes, fingerprint: bytes) -> None:

@@ -103,7 +103,7 @@ class Gateway:
         owner = self.world.gateways[gateway]
         if not owner.alive:
             return None
-        answer: GatewayAnswer = await owner.keys.hand_over(question)
+        answer: GatewayAnswer = await owner.keys.hand_over(question.hand_over)
         await self.world.pause()
         return answer
 

@@ -37,7 +37,7 @@ def test_dry_runs_of_the_same_policy_add_up() -> None:
     own = dry_run("gw1", "p@1", ("pii.email", 1))
     same = dry_run("gw2", "p@1", ("pii.iban", 5), ("pii.email", 2))
     other = dry_run("gw3", "p@2", ("pii.email", 100))
-    total = sum_dry_runs(own, [same, other])
+    total = sum_dry_runs([own, same, other])
     assert (total.policy, total.texts, total.changed) == ("p@1", 20, 4)
     assert [(move.rule, move.count) for move in total.moves] == [("pii.iban", 5), ("pii.email", 3)]
     assert list(total.gateways) == ["gw1", "gw2"]
@@ -58,8 +58,8 @@ def health(
 
 def test_rows_add_up_and_measures_are_means_by_rows() -> None:
     total = sum_router_health(
-        health("gw1", 100, 0.1, 0.3, DRIFT_STATE_STABLE),
         [
+            health("gw1", 100, 0.1, 0.3, DRIFT_STATE_STABLE),
             health("gw2", 300, 0.5, -0.1, DRIFT_STATE_DRIFTED),
             health("gw3", 5, None, None, DRIFT_STATE_GATHERING),
         ],
@@ -74,6 +74,6 @@ def test_rows_add_up_and_measures_are_means_by_rows() -> None:
 
 def test_one_gateway_alone_says_what_it_has() -> None:
     own = health("gw1", 100, None, None, DRIFT_STATE_GATHERING)
-    total = sum_router_health(own, [])
+    total = sum_router_health([own])
     assert not total.routers[0].inputs.HasField("stability_index")
     assert not total.routers[0].accuracy.HasField("bias")

@@ -6,12 +6,10 @@ import pytest
 
 from gateway.identity.resume_token import ResumeKey
 from gateway.streaming.idempotency import (
-    KeyStep,
     Replay,
     ReplayCache,
     check_fingerprint,
     is_whole,
-    next_step,
 )
 from sluice.errors import IdempotencyConflict
 from sluice.internal.v1.gateway_pb2 import KeyRecord, ReplacedModel, StoredAnswer
@@ -142,23 +140,7 @@ def test_an_answer_of_which_tokens_have_no_text_is_not_whole() -> None:
     assert is_whole(KeyRecord(answer=StoredAnswer()))
 
 
-def test_who_answers_a_key() -> None:
-    whole, broken = record(), record()
-    del broken.answer.text_lengths[:]
-    claimed = KeyRecord(fingerprint=b"f", gateway="gw")
-    for found, gateway, step in (
-        (None, "gw", KeyStep.CREATE),
-        (whole, "gw", KeyStep.REPLAY),
-        (whole, "other", KeyStep.REPLAY),
-        (broken, "gw", KeyStep.TAKE_OVER),
-        (broken, "other", KeyStep.TAKE_OVER),
-        (claimed, "gw", KeyStep.TAKE_OVER),
-        (claimed, "other", KeyStep.ASK_OWNER),
-    ):
-        assert next_step(found, gateway, b"f") is step
-        if found is not None:
-            with pytest.raises(IdempotencyConflict):
-                next_step(found, gateway, b"g")
+def test_a_key_belongs_to_one_request() -> None:
     check_fingerprint(b"f", b"f")
     with pytest.raises(IdempotencyConflict):
         check_fingerprint(b"f", b"")
