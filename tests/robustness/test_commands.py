@@ -33,7 +33,7 @@ def test_a_command_that_is_none_names_those_that_are() -> None:
         ["scripts/robustness", "quake"], cwd=ROOT, capture_output=True, text=True, timeout=20
     )
     assert result.returncode == 2
-    assert "chaos|fuzz|abuse|soak|jobs" in result.stderr
+    assert "chaos|fuzz|abuse|soak|jobs|fairness" in result.stderr
 
 
 @pytest.mark.long
@@ -75,3 +75,13 @@ async def test_hostile_tenants_end_no_process_and_no_call_of_a_quiet_one() -> No
     assert isinstance(settings, dict)
     kinds = {name.split()[0] for name in settings["ends"]}
     assert kinds == set(RATES)
+
+
+@pytest.mark.long
+@pytest.mark.mesh
+@pytest.mark.timeout(300)
+async def test_a_tenant_beside_one_that_floods_two_gateways_has_its_share() -> None:
+    (found,) = await asyncio.to_thread(lines, "fairness", "--calls", "4000")
+    assert found["also"]["ended"] == 4_400, found  # type: ignore[index]
+    assert found["also"]["failed"] == 0, found  # type: ignore[index]
+    assert found["ours"] < 0.1, found  # type: ignore[operator]

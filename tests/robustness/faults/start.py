@@ -69,15 +69,19 @@ __all__ = ["TritonPythonModel"]
 
 
 @asynccontextmanager
-async def fault_mesh(topology: Topology, root: Path) -> AsyncIterator[FaultMesh]:
+async def fault_mesh(
+    topology: Topology, root: Path, settings: Settings | None = None
+) -> AsyncIterator[FaultMesh]:
     """A mesh that is ready when the block begins; its files and logs stay in ``root``.
+
+    ``settings``: None: those of `mesh_settings`.
 
     Raises:
         Missing: this machine lacks something.
         SetupError: a process did not start.
     """
     async with AsyncExitStack() as stack:
-        mesh = FaultMesh(mesh_settings(topology), topology, Supervisor(), root)
+        mesh = FaultMesh(settings or mesh_settings(topology), topology, Supervisor(), root)
         (root / "logs").mkdir(parents=True, exist_ok=True)
         try:
             await _start(mesh, stack)
