@@ -1,4 +1,4 @@
-"""`sluice batch`: offline jobs over many prompts, and a list of prompts answered together."""
+"""`sluice batch`: offline jobs over many prompts."""
 
 import os
 import sys
@@ -11,7 +11,6 @@ from typing import Annotated, Final, Literal
 from typer import Argument, BadParameter, Option
 
 from cli import batch_view, options, output
-from cli.batch_run import IdField, InputTemplate, Out, run
 from cli.commands import Commands, argument, option, wants_json
 from cli.failure import CommandFailed
 from cli.files import OutFile, check_input, opened, pieces
@@ -33,8 +32,8 @@ class InputOptions:
     format: Literal["auto", "openai", "jsonl", "csv", "parquet"] = option(
         "auto", "How the input is written."
     )
-    template: InputTemplate = None
-    id_field: IdField = ""
+    template: str = option("", 'Makes prompts out of columns: "Summarize: {text}".', metavar="TEXT")
+    id_field: str = option("", 'The column that names an item.  [default: "id"]', metavar="NAME")
     messages: int = option(
         0, "Of nats://SUBJECT: the input ends after so many.  [default: no end]", min=0
     )
@@ -52,7 +51,7 @@ class InputOptions:
         """Says in ``where`` what the input is; returns the path of a file that is to be uploaded."""
         word = "unspecified" if self.format == "auto" else self.format
         where.format = value_of(pb.JobInputFormat, word)
-        where.template, where.id_field = self.template or "", self.id_field
+        where.template, where.id_field = self.template, self.id_field
         if source.startswith(_NATS):
             where.nats_subject = source.removeprefix(_NATS)
         elif self.messages or self.idle or self.from_sequence:
@@ -139,8 +138,11 @@ class LimitOptions:
 batch = Commands(
     "Run offline jobs: many prompts from a file, each answered once, on what interactive traffic leaves free."
 )
-batch.command()(run)
 
+Out = Annotated[
+    Path | None,
+    Option(help="Write OpenAI's batch output here, in the order of the input.", metavar="FILE"),
+]
 JobId = Annotated[str, Argument(metavar="JOB", show_default=False)]
 MaxDead = Annotated[
     int, Option(help="With more dead letters than this a completed job is a failure.", min=0)

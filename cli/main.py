@@ -42,7 +42,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
     "cancel": ("requests", "cancel", ""),
     "drain": ("requests", "drain", ""),
     "logs": ("logs", "logs", "mesh"),
-    "batch": ("batch", "batch", "jobs"),
+    "batch": ("batch", "batch", ""),
     "cache": ("tenants", "cache", ""),
     "keys": ("keys", "keys", "process"),
     "tenants": ("tenants", "tenants", ""),
@@ -63,7 +63,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
 """Of each command, in the order help lists them: its module in this package, its function, the extra that it needs.
 
 Without the extra a command is listed, shows its help, and says what to install when it is called; `eval` needs it only
-for the support tasks, `batch` only for `run`.
+for the support tasks.
 """
 
 INTERRUPTED: Final = 130

@@ -6,14 +6,11 @@ body. A line of the input that was no item has no ``response``, and ``error``.
 
 from typing import Any
 
-from sluice.client.answer import Answer
-from sluice.errors import SluiceError
 from sluice.openai.answers import SHAPES, choice, finish_reason, whole_answer
 from sluice.openai.embeddings import EMBEDDINGS, FORMATS, embeddings_object
 from sluice.openai.errors import error_body, http_status
 from sluice.openai.requests import CHAT
-from sluice.v1 import inference_pb2, jobs_pb2
-from sluice.wire.enums import value_of
+from sluice.v1 import jobs_pb2
 
 
 def output_line(job_id: str, result: jobs_pb2.JobResult) -> dict[str, Any]:
@@ -36,30 +33,6 @@ def output_line(job_id: str, result: jobs_pb2.JobResult) -> dict[str, Any]:
         message = f"line {result.line}: {result.error.message}"
         line["error"] = {"code": result.error.reason, "message": message}
     return line
-
-
-def result_of(
-    index: int, line: int, custom_id: str, url: str, outcome: Answer | SluiceError
-) -> jobs_pb2.JobResult:
-    """What the client got, as the result of a job would say it."""
-    result = jobs_pb2.JobResult(index=index, line=line, custom_id=custom_id, url=url, attempts=1)
-    if isinstance(outcome, SluiceError):
-        result.error.code = outcome.code.value[0]
-        result.error.reason, result.error.message = outcome.reason, outcome.message
-        result.error.request_id = outcome.metadata.get("request_id", "")
-        return result
-    result.answer.request_id, result.answer.model = outcome.request_id, outcome.model
-    result.answer.text, result.answer.reasoning = outcome.text, outcome.reasoning
-    word = outcome.finish_reason.value
-    result.answer.finish_reason = (
-        inference_pb2.FINISH_REASON_UNSPECIFIED
-        if word == "unknown"
-        else value_of(inference_pb2.FinishReason, word)
-    )
-    result.answer.usage.CopyFrom(outcome.usage)
-    result.answer.rules.extend(outcome.rules)
-    result.answer.logprobs.extend(outcome.logprobs)
-    return result
 
 
 def _response(status: int, request_id: str, body: dict[str, Any]) -> dict[str, Any]:

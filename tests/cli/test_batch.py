@@ -10,7 +10,6 @@ from cli.batch_view import sentence
 from cli.files import NewFile
 from sluice.v1 import jobs_pb2 as pb
 from tests.cli.commands import Cli
-from tests.support.scripted import ScriptedService, delta, finished, started
 from tests.support.scripted_jobs import ScriptedJobs, answered, failed
 
 INPUT = b'{"id": "i0", "prompt": "a"}\n{"id": "i1", "prompt": "b"}\n'
@@ -250,32 +249,3 @@ async def test_the_other_commands(cli: Cli) -> None:
         ran = await cli("batch", "list", "--state", "lost", "--address", jobs.address)
     assert ran.code == 2
     assert "'lost' is none of queued, running" in ran.err
-
-
-async def test_run_answers_a_list_together(cli: Cli, tmp_path: Path) -> None:
-    script = [started(), delta(0, "abc"), finished()]
-    async with ScriptedService.serve([script]) as service:
-        words = ("--address", service.address)
-        ran = await cli("batch", "run", "-", "--format", "text", *words, stdin=b"one\ntwo\n")
-        (tmp_path / "in.txt").write_text("three\n")
-        whole = await cli("batch", "run", str(tmp_path / "in.txt"), "--json", *words)
-    assert ran.code == 0, ran.err
-    assert len(ran.out.splitlines()) == 2
-    assert "2 answers · 10 prompt tokens · 6 tokens" in ran.err
-    assert sorted(request.prompt for request in service.requests) == ["one", "three", "two"]
-    described = json.loads(whole.out)
-    assert (described["answered"], described["completion_tokens"]) == (1, 3)
-    assert described["results"][0]["response"]["body"]["usage"]["total_tokens"] == 8
-
-
-async def test_run_fails_when_a_line_is_bad(cli: Cli) -> None:
-    script = [started(), delta(0, "abc"), finished()]
-    async with ScriptedService.serve([script]) as service:
-        ran = await cli(
-            *("batch", "run", "-", "--json", "--address", service.address),
-            stdin=b'{"prompt": "a"}\n{"prompt": 1}\n',
-        )
-    assert ran.code == 1
-    described = json.loads(ran.out)
-    assert (described["answered"], described["failed"]) == (1, 1)
-    assert described["error"]["reason"] == "BAD_LINE"
