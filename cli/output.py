@@ -1,4 +1,4 @@
-"""Output of commands: JSON for programs, aligned columns for files and pipes, a table with lines for a terminal."""
+"""Output of commands: JSON for programs, and for people text with aligned columns."""
 
 import json
 import sys
@@ -111,11 +111,22 @@ def note(text: str) -> None:
 
 
 def write_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table, None as a dash; columns of numbers are aligned to the right."""
+    """Prints `aligned`."""
+    write_text("".join(f"{line}\n" for line in aligned(headers, rows)))
+
+
+def aligned(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """The lines of a table, None as a dash; columns of numbers are aligned to the right."""
     cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
     right = [all(_is_number(row[i]) for row in cells) for i in range(len(headers))]
-    write = _write_rich if sys.stdout.isatty() else _write_plain
-    write(headers, cells, right)
+    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in (headers, *cells)
+    ]
 
 
 def answer_object(answer: Answer) -> dict[str, Any]:
@@ -177,30 +188,3 @@ def summary(answer: Answer) -> str:
 
 def _is_number(cell: str) -> bool:
     return cell.rstrip("%").replace(".", "", 1).isdigit() or cell == "-"
-
-
-def _write_plain(
-    headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]
-) -> None:
-    lines = [headers, *rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
-    for line in lines:
-        cells = [
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(line, widths, right, strict=True)
-        ]
-        print("  ".join(cells).rstrip())
-
-
-def _write_rich(
-    headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]
-) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table()
-    for header, to_right in zip(headers, right, strict=True):
-        table.add_column(header, justify="right" if to_right else "left")
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)

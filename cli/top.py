@@ -1,30 +1,63 @@
 """`sluice top`: the mesh on one screen, renewed every two seconds.
 
 It asks one gateway, which asks all processes over NATS: no metrics page need be open, and ssh or a forwarded port is
-enough. It writes lines by itself: a library for screens takes more of the core than all the rest.
+enough. The tables are made of two samples of the metrics of all processes.
 """
 
-import contextlib
-import os
-import select
 import shutil
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator
-from typing import Final
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final, Literal
 
 from cli import options, output
 from cli.commands import option, wants_json
-from cli.top_view import SORTS, WANTED, Choice, Sample, Sort, View, lines
 from sluice.client.blocking import Client
 from sluice.errors import SluiceError
+from sluice.telemetry import catalog, names
+from sluice.telemetry.catalog import Metric
+from sluice.v1.admin_pb2 import ListRequestsResponse, ReadMetricsResponse, RunningCount
+from sluice.v1.inference_pb2 import Priority
+from sluice.wire.clock import ms_of
+from sluice.wire.enums import word_of
 
 _RATE_S: Final = 10.0
 """Rates are means over this time, seconds."""
 _QUANTILE_S: Final = 60.0
 """Percentiles are of this time, seconds."""
 _ONCE_S: Final = 1.0
+_NAME_CHARS: Final = 21
+
+WANTED: Final = (
+    *(catalog.REQUESTS, catalog.TOKENS, catalog.FIRST_TOKEN, catalog.TOKEN_TIME),
+    *(catalog.QUEUED, catalog.ROOM_WAITING, catalog.OLDEST),
+    *(catalog.WORKER_LIVE, catalog.WORKER_DRAINED, catalog.WORKER_SLOTS, catalog.WORKER_RUNNING),
+    *(catalog.WORKER_WAITING, catalog.WORKER_CACHE, catalog.WORKER_TOKENS, catalog.PREFIX_HITS),
+    *(catalog.STEP_TIME, catalog.JOBS_RUNNING, catalog.JOB_ITEMS),
+)
+"""The metrics that it reads."""
+Sort = Literal["name", "running", "queue", "speed"]
+_SORTS: Final[Mapping[Sort, tuple[str, ...]]] = {
+    "name": (),
+    "running": ("run", "rows"),
+    "queue": ("queue", "wait"),
+    "speed": ("req/s", "tok/s", "tokens"),
+}
+"""Columns, of which each table has one at most."""
+
+Labels = tuple[str, ...]
+Value = tuple[float, ...]
+"""A number; of a histogram the sum, then the counts of its buckets."""
+Cell = str | float | None
+"""A text, a number, or None for what is not known."""
+Row = dict[str, Cell]
+"""Cells by column."""
+_SHARED: Final = {catalog.OLDEST.name}
+"""The highest counts; so it is with workers."""
 
 
 def top(
@@ -34,139 +67,301 @@ def top(
     text: str = option("", "Only rows with this in a name.", "--filter", metavar="TEXT"),
     address: options.Address = options.ADDRESS,
 ) -> None:
-    """Show models, workers and tenants: what runs and waits, tokens per second, times. Keys are on the last line.
+    """Show models, workers and tenants until Ctrl-C: what runs and waits, tokens per second, times.
 
     TTFT, ITL and STEP are milliseconds. With --json, or into a file, it prints once.
     """
-    choice = Choice(sort=sort, text=text)
-    with Client(address) as client:
+    title, samples = f"sluice top  {address}", deque["Sample"]()
+
+    def screen(view: View, height: int) -> list[str]:
+        return lines(title, view, shutil.get_terminal_size().columns, height, sort, text)
+
+    with Client(address) as client, suppress(KeyboardInterrupt):
         if once or wants_json() or not sys.stdout.isatty():
-            _print_once(client, address, choice)
-        else:
-            with _screen(), contextlib.suppress(KeyboardInterrupt):
-                _Live(client, address, choice, interval).run()
+            before = _sample(client)
+            time.sleep(_ONCE_S)
+            view = View(_sample(client), before, None)
+            described = {"summary": view.summary(), **view.tables}
+            output.show(described, "\n".join(screen(view, sys.maxsize)))
+            return
+        while True:
+            try:
+                samples.append(_sample(client))
+                shown = screen(_view_of(samples), shutil.get_terminal_size().lines)
+            except SluiceError as error:
+                shown = [title, f"no answer: {error.message}"]
+            # Each line is erased behind its text, so nothing flickers.
+            print("\x1b[H" + "\x1b[K\n".join(shown), end="\x1b[J", flush=True)
+            time.sleep(interval)
 
 
-def _sample(client: Client) -> Sample:
+def _sample(client: Client) -> "Sample":
     read = client.metrics(*(metric.name for metric in WANTED))
     return Sample.of(time.monotonic(), read, client.requests(limit=0))
 
 
-def _print_once(client: Client, address: str, choice: Choice) -> None:
-    before = _sample(client)
-    time.sleep(_ONCE_S)
-    view = View(_sample(client), before, None)
-    tables = {name: table.objects() for name, table in view.tables.items()}
-    width, _ = shutil.get_terminal_size()
-    screen = lines(f"sluice top  {address}", view, choice, width, sys.maxsize)
-    output.show({"summary": view.summary(), **tables}, "\n".join(screen))
+def _view_of(samples: "deque[Sample]") -> "View":
+    """Of the latest one; what is too old is dropped."""
+    last = samples[-1]
+    while last.at - samples[0].at > _QUANTILE_S:
+        samples.popleft()
+    earlier = [one for one in samples if one is not last]
+    before = next((one for one in earlier if last.at - one.at <= _RATE_S), None)
+    return View(last, before, earlier[0] if earlier else None)
 
 
-class _Live:
-    """The screen, until q."""
+@dataclass(frozen=True)
+class Sample:
+    """What all processes had counted ``at`` some time, seconds."""
 
-    def __init__(self, client: Client, address: str, choice: Choice, interval_s: float) -> None:
-        self._client = client
-        self._address = address
-        self._choice = choice
-        self._interval_s = interval_s
-        self._samples: deque[Sample] = deque()
-        self._typing = self._paused = False
-        self._problem = ""
+    at: float
+    values: Mapping[str, Mapping[tuple[str, Labels], Value]]
+    """By metric; by process and labels."""
+    processes: Sequence[tuple[str, str]]
+    """Kind and id."""
+    running: ListRequestsResponse
 
-    def run(self) -> None:
-        next_at = time.monotonic()
-        while True:
-            if time.monotonic() >= next_at:
-                next_at = time.monotonic() + self._interval_s
-                if not self._paused:
-                    self._take()
-            self._draw()
-            if self._wait_for_key(max(0.0, next_at - time.monotonic())) == "q":
-                return
+    @classmethod
+    def of(cls, at: float, read: ReadMetricsResponse, running: ListRequestsResponse) -> "Sample":
+        """From the two answers of a gateway."""
+        values: dict[str, dict[tuple[str, Labels], Value]] = {}
+        for process in read.processes:
+            for series in process.metrics:
+                points = values.setdefault(series.name, {})
+                for one in series.points:
+                    points[process.instance, tuple(one.labels)] = (one.value, *one.buckets)
+        processes = [(process.service, process.instance) for process in read.processes]
+        return cls(at, values, processes, running)
 
-    def _take(self) -> None:
-        try:
-            self._samples.append(_sample(self._client))
-            self._problem = ""
-        except SluiceError as error:
-            self._problem = f"no answer: {error.message}"
-            return
-        while self._samples[-1].at - self._samples[0].at > _QUANTILE_S:
-            self._samples.popleft()
+    def now(self, metric: Metric) -> dict[Labels, float]:
+        """A gauge, over all processes."""
+        found = self.values.get(metric.name, {})
+        merged = _merged(metric, ((labels, value) for (_, labels), value in found.items()))
+        return {labels: value[0] for labels, value in merged.items()}
 
-    def _wait_for_key(self, timeout_s: float) -> str:
-        """Acts on the next key; empty when none came."""
-        if not select.select([sys.stdin], [], [], timeout_s)[0]:
-            return ""
-        key = os.read(sys.stdin.fileno(), 1).decode(errors="replace")
-        choice = self._choice
-        if self._typing:
-            self._type(key)
-            return ""
-        match key:
-            case "s":
-                choice.sort = SORTS[(SORTS.index(choice.sort) + 1) % len(SORTS)]
-            case "r":
-                choice.reverse = not choice.reverse
-            case "p":
-                self._paused = not self._paused
-            case "/":
-                self._typing, choice.text = True, ""
-            case "1" | "2" | "3":
-                choice.hidden ^= {int(key)}
-        return key or "q"  # an end of input
+    def since(self, before: "Sample | None", metric: Metric) -> dict[Labels, Value]:
+        """How much a counter or histogram has grown; a process that is not in ``before`` is left out.
 
-    def _type(self, key: str) -> None:
-        """A key of the filter."""
-        if key in ("\r", "\n", ""):
-            self._typing = False
-        elif key == "\x1b":
-            self._typing, self._choice.text = False, ""
-        elif key in ("\x7f", "\b"):
-            self._choice.text = self._choice.text[:-1]
-        else:
-            self._choice.text += key
-
-    def _draw(self) -> None:
-        width, height = shutil.get_terminal_size()
-        shown = [f"sluice top  {self._address}"]
-        if self._samples:
-            last = self._samples[-1]
-            earlier = [one for one in self._samples if one is not last]
-            before = next((one for one in earlier if last.at - one.at <= _RATE_S), None)
-            view = View(last, before, earlier[0] if earlier else None)
-            shown = lines(shown[0], view, self._choice, width, height - 1)
-        shown += [""] * (height - 1 - len(shown))
-        shown.append(self._status()[: width - 1])
-        # Each line is erased behind its text, so nothing flickers.
-        sys.stdout.write("\x1b[H" + "\x1b[K\r\n".join(shown) + "\x1b[K")
-        sys.stdout.flush()
-
-    def _status(self) -> str:
-        if self._problem:
-            return self._problem
-        if self._typing:
-            return f"/{self._choice.text}_"
-        pause, text = "PAUSED" if self._paused else "pause", self._choice.text or "filter"
-        return f"q quit  s sort: {self._choice.sort}  r reverse  / {text}  1 2 3 hide  p {pause}"
+        Without ``before``: since the processes started.
+        """
+        earlier = {} if before is None else before.values.get(metric.name, {})
+        grown = []
+        for key, value in self.values.get(metric.name, {}).items():
+            if before is None or key in earlier:
+                old = earlier.get(key, (0.0,) * len(value))
+                changes = tuple(new - was for new, was in zip(value, old, strict=True))
+                # A process that has started again counts from 0.
+                grown.append((key[1], value if min(changes) < 0 else changes))
+        return _merged(metric, grown)
 
 
-@contextlib.contextmanager
-def _screen() -> Iterator[None]:
-    """The terminal's second screen, keys one by one; as it was at the end."""
-    import termios
-    import tty
+def _merged(metric: Metric, found: Iterable[tuple[Labels, Value]]) -> dict[Labels, Value]:
+    """The values of all processes by labels."""
+    highest = metric.name in _SHARED or names.WORKER_ADDRESS in metric.labels
+    together: dict[Labels, Value] = {}
+    for labels, value in found:
+        known = together.get(labels, value if highest else (0.0,) * len(value))
+        together[labels] = (
+            max(known, value) if highest else tuple(map(sum, zip(known, value, strict=True)))
+        )
+    return together
 
-    keyboard = sys.stdin.fileno()
-    before = termios.tcgetattr(keyboard) if sys.stdin.isatty() else None
-    sys.stdout.write("\x1b[?1049h\x1b[?25l")
-    try:
-        if before is not None:
-            tty.setcbreak(keyboard)
-        yield
-    finally:
-        sys.stdout.write("\x1b[?25h\x1b[?1049l")
-        sys.stdout.flush()
-        if before is not None:
-            termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+
+class View:
+    """The tables of one moment."""
+
+    def __init__(self, sample: Sample, before: Sample | None, earlier: Sample | None) -> None:
+        """Rates are since ``before``, percentiles since ``earlier`` (None: since the processes started)."""
+        self._sample, self._before, self._earlier = sample, before, earlier
+        self.tables: Mapping[str, list[Row]] = {
+            "models": self._models(),
+            "workers": self._workers(),
+            "tenants": self._tenants(),
+        }
+
+    def summary(self) -> dict[str, float | None]:
+        """The mesh in a few numbers."""
+        tokens, jobs = self._rates(catalog.WORKER_TOKENS), self._sample.now(catalog.JOBS_RUNNING)
+        counts = self._sample.running.counts
+        return {
+            "running": sum(one.requests for one in counts),
+            "waiting": sum(one.waiting for one in counts),
+            "requests_per_s": _total(self._rates(catalog.REQUESTS)),
+            "errors_per_s": _total(self._rates(catalog.REQUESTS), (), _is_error),
+            "input_tokens_per_s": _total(tokens, (), lambda one: one[-1] == "input"),
+            "output_tokens_per_s": _total(tokens, (), lambda one: one[-1] == "output"),
+            "jobs": sum(jobs.values()) if jobs else 0.0,
+            "items_per_s": _total(self._rates(catalog.JOB_ITEMS)),
+        }
+
+    def processes(self) -> str:
+        """How many of each kind there are."""
+        kinds = [service.removeprefix("sluice-") for service, _ in self._sample.processes]
+        return ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
+
+    def _rates(self, metric: Metric) -> dict[Labels, float] | None:
+        """By second; None while there is one sample."""
+        if self._before is None:
+            return None
+        seconds = max(self._sample.at - self._before.at, 1e-3)
+        grown = self._sample.since(self._before, metric)
+        return {labels: value[0] / seconds for labels, value in grown.items()}
+
+    def _models(self) -> list[Row]:
+        now, requests = self._sample.now, self._rates(catalog.REQUESTS)
+        queued, waiting, oldest = map(now, (catalog.QUEUED, catalog.ROOM_WAITING, catalog.OLDEST))
+        first, token = self._times(catalog.FIRST_TOKEN), self._times(catalog.TOKEN_TIME)
+        running: Counter[Labels] = Counter()
+        for one in self._sample.running.counts:
+            running[one.model, word_of(Priority, one.priority)] += one.requests
+        return [
+            {
+                "model": labels[0],
+                "class": labels[1],
+                "run": running[labels],
+                "queue": queued.get(labels, 0.0) + waiting.get(labels, 0.0),
+                "oldest_s": oldest.get(labels),
+                "req/s": _total(requests, labels),
+                "err/s": _total(requests, labels, _is_error),
+                "ttft50": _ms(catalog.FIRST_TOKEN, first.get(labels), 0.5),
+                "ttft95": _ms(catalog.FIRST_TOKEN, first.get(labels), 0.95),
+                "itl50": _ms(catalog.TOKEN_TIME, token.get(labels), 0.5),
+            }
+            for labels in sorted({*queued, *waiting, *first, *running})
+            if labels[1] == "interactive"
+            or labels in first
+            or any(counts.get(labels) for counts in (running, queued, waiting))
+        ]
+
+    def _times(self, metric: Metric) -> dict[Labels, Value]:
+        """A histogram by model and class, over operations."""
+        place = metric.labels.index(names.GEN_AI_RESPONSE_MODEL)
+        grown = self._sample.since(self._earlier, metric)
+        return _merged(
+            metric, ((labels[place : place + 2], value) for labels, value in grown.items())
+        )
+
+    def _workers(self) -> list[Row]:
+        now, tokens = self._sample.now, self._rates(catalog.WORKER_TOKENS)
+        live, drained = now(catalog.WORKER_LIVE), now(catalog.WORKER_DRAINED)
+        running, slots = now(catalog.WORKER_RUNNING), now(catalog.WORKER_SLOTS)
+        waiting, cache = now(catalog.WORKER_WAITING), now(catalog.WORKER_CACHE)
+        steps = self._sample.since(self._before, catalog.STEP_TIME)
+        hits = self._sample.since(self._earlier, catalog.PREFIX_HITS)
+        read = self._sample.since(self._earlier, catalog.WORKER_TOKENS)
+        rows: list[Row] = []
+        for labels in sorted(live):
+            total_s, *counts = steps.get(labels, (0.0,))
+            (prompt,), (found,) = read.get((*labels, "input"), (0.0,)), hits.get(labels, (0.0,))
+            state = "live" if live[labels] else "lost"
+            rows.append(
+                {
+                    "worker": labels[1],
+                    "model": labels[0],
+                    "state": "drained" if drained.get(labels) else state,
+                    "rows": running.get(labels),
+                    "slots": slots.get(labels),
+                    "wait": waiting.get(labels),
+                    "kv%": 100 * cache[labels] if labels in cache else None,
+                    "hits%": 100 * found / prompt if found and prompt else None,
+                    "step": 1e3 * total_s / sum(counts) if sum(counts) else None,
+                    "tok/s": _total(tokens, (*labels, "output")),
+                }
+            )
+        return rows
+
+    def _tenants(self) -> list[Row]:
+        counts: dict[str, list[RunningCount]] = {}
+        for one in self._sample.running.counts:
+            counts.setdefault(one.tenant, []).append(one)
+        return [
+            {
+                "tenant": name,
+                "run": sum(one.requests for one in mine),
+                "wait": sum(one.waiting for one in mine),
+                "tokens": sum(one.completion_tokens for one in mine),
+                "oldest_s": max(ms_of(one.oldest_age) for one in mine) / 1e3,
+            }
+            for name, mine in counts.items()
+        ]
+
+
+def lines(
+    title: str, view: View, width: int, height: int, sort: Sort = "name", text: str = ""
+) -> list[str]:
+    """The screen: at most ``height`` lines of at most ``width`` characters; rows with ``text`` in a name."""
+    shown = [f"{title}  {view.processes()}", _numbers(view.summary())]
+    for rows in view.tables.values():
+        if kept := [row for row in rows if any(text in name for name in _names(row))]:
+            kept.sort(key=lambda row: (-_size(row, sort), _names(row)))
+            cells = [[*map(_cell, row.values())] for row in kept]
+            shown += ["", *output.aligned([name.upper() for name in kept[0]], cells)]
+    if len(shown) > height:
+        more = len(shown) - height + 1
+        shown[height - 1 :] = [f"... {more} more lines; --filter leaves some out"]
+    return [line[:width] for line in shown]
+
+
+def _names(row: Row) -> list[str]:
+    return [cell for cell in row.values() if isinstance(cell, str)]
+
+
+def _size(row: Row, sort: Sort) -> float:
+    return sum(float(row.get(column) or 0.0) for column in _SORTS[sort])
+
+
+def _numbers(found: Mapping[str, float | None]) -> str:
+    text = (
+        f"running {_cell(found['running'])}  waiting {_cell(found['waiting'])}"
+        f"  req/s {_cell(found['requests_per_s'])}  err/s {_cell(found['errors_per_s'])}"
+        f"  tok/s in {_cell(found['input_tokens_per_s'])} out {_cell(found['output_tokens_per_s'])}"
+    )
+    if found["jobs"]:
+        text += f"  jobs {_cell(found['jobs'])}: {_cell(found['items_per_s'])}/s"
+    return text
+
+
+def _cell(cell: Cell) -> str:
+    """Of a long name its end, which tells names apart."""
+    if cell is None:
+        return "-"
+    if isinstance(cell, str):
+        return cell if len(cell) <= _NAME_CHARS else f"~{cell[1 - _NAME_CHARS :]}"
+    return f"{cell:.1f}" if 0 < cell < 100 and cell != int(cell) else f"{cell:.0f}"
+
+
+def quantile(metric: Metric, value: Value, share: float) -> float | None:
+    """The time that ``share`` of the measurements did not exceed, by its bucket; None without measurements."""
+    counts = value[1:]
+    wanted = share * sum(counts)
+    if not wanted:
+        return None
+    totals = list(accumulate(counts))
+    place = next(place for place, total in enumerate(totals) if total >= wanted)
+    if place == len(metric.bounds):
+        return metric.bounds[-1]
+    below = metric.bounds[place - 1] if place else 0.0
+    part = 1 - (totals[place] - wanted) / counts[place]
+    return below + part * (metric.bounds[place] - below)
+
+
+def _ms(metric: Metric, value: Value | None, share: float) -> float | None:
+    seconds = None if value is None else quantile(metric, value, share)
+    return None if seconds is None else 1e3 * seconds
+
+
+def _is_error(labels: Labels) -> bool:
+    """Whether the outcome is the reason of an error: finish reasons are in lower case."""
+    return labels[-1].isupper()
+
+
+def _total(
+    found: Mapping[Labels, float] | None,
+    first: Labels = (),
+    wanted: Callable[[Labels], bool] = lambda _: True,
+) -> float | None:
+    """The sum over labels that begin with ``first``."""
+    if found is None:
+        return None
+    matching = (labels for labels in found if labels[: len(first)] == first and wanted(labels))
+    return sum(found[labels] for labels in matching)

@@ -26,14 +26,12 @@ def test_answer_goes_to_a_pipe_as_it_is() -> None:
     assert pipe.getvalue() == "a\x1b[2J"
 
 
-def test_table_for_a_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    output.write_table(("name", "n"), [("a", "10"), ("b", "2")])
-    lines = capsys.readouterr().out.splitlines()
-    assert any("name" in line and "n" in line for line in lines)
-    assert any("10" in line for line in lines)
+def test_numbers_of_a_table_are_aligned_to_the_right() -> None:
+    assert output.aligned(("name", "n"), [("abcde", 10), ("b", None)]) == [
+        "name    n",
+        "abcde  10",
+        "b       -",
+    ]
 
 
 def test_notes_are_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,8 @@ import grpc.aio
 import pytest
 
 from cli import top as top_command
-from cli.top_view import Choice, Sample, View, lines, quantile
+from cli.top import Sample, View, lines, quantile
+from sluice.errors import TransportUnavailable
 from sluice.telemetry import catalog, names
 from sluice.telemetry.catalog import Metric
 from sluice.v1 import admin_pb2 as pb
@@ -132,11 +133,11 @@ def view(seconds: int = 1) -> View:
 
 def test_the_tables_sum_processes_and_take_a_worker_once() -> None:
     made = view(2)
-    (model,) = made.tables["models"].objects()
+    (model,) = made.tables["models"]
     assert (model["run"], model["queue"], model["req/s"], model["err/s"]) == (4, 9, 4, 1)
     assert model["ttft50"] == pytest.approx(30)
     assert model["itl50"] is None
-    one, other = made.tables["workers"].objects()
+    one, other = made.tables["workers"]
     assert (one["state"], other["state"]) == ("live", "drained")
     assert (one["rows"], one["slots"], one["kv%"], one["tok/s"]) == (7, 32, 25, 500)
     assert one["step"] == pytest.approx(2)
@@ -147,23 +148,23 @@ def test_the_tables_sum_processes_and_take_a_worker_once() -> None:
 def test_a_process_that_started_again_counts_from_zero() -> None:
     before = Sample.of(0.0, metrics(9), RUNNING)
     made = View(Sample.of(1.0, metrics(2), RUNNING), before, before)
-    (model,) = made.tables["models"].objects()
+    (model,) = made.tables["models"]
     assert model["req/s"] == 8
 
 
 def test_the_screen_fits_and_is_filtered_and_sorted() -> None:
-    shown = lines("sluice top", view(), Choice(), 80, 24)
+    shown = lines("sluice top", view(), 80, 24)
     assert max(map(len, shown)) <= 80
-    assert shown == lines("sluice top", view(), Choice(), 200, 24), "nothing is cut off"
+    assert shown == lines("sluice top", view(), 200, 24), "nothing is cut off"
     assert any(line.startswith("127.0.0.1:8001/small") for line in shown)
     assert any(line.startswith("acme") for line in shown)
-    few = lines("sluice top", view(), Choice(), 80, 5)
+    few = lines("sluice top", view(), 80, 5)
     assert len(few) == 5
     assert "more lines" in few[-1]
-    filtered = lines("sluice top", view(), Choice(text="8002", hidden={3}), 80, 24)
+    filtered = lines("sluice top", view(), 80, 24, text="8002")
     assert not any("8001" in line or line.startswith(("acme", "small ")) for line in filtered)
-    workers = view().tables["workers"]
-    assert [row[0] for row in workers.ordered("running", reverse=True, text="")] == [OTHER, WORKER]
+    found = [line[:20] for line in lines("", view(), 80, 24, "running") if line.startswith("127.")]
+    assert found == [WORKER, OTHER]
 
 
 def test_a_quantile_lies_in_its_bucket() -> None:
@@ -186,6 +187,27 @@ async def test_once_for_people_and_programs(cli: Cli, monkeypatch: pytest.Monkey
     assert ran.out.startswith(f"sluice top  {address}  2 batcher, 1 gateway")
     assert json.loads(told.out)["tenants"][0]["tenant"] == "acme"
     assert wrong.code == 2
+
+
+def test_a_live_screen_goes_on_where_a_gateway_does_not_answer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = [Sample.of(0.0, metrics(1), RUNNING), None, Sample.of(1.0, metrics(2), RUNNING)]
+
+    def sample(_: object) -> Sample:
+        if not samples:
+            raise KeyboardInterrupt
+        if (found := samples.pop(0)) is None:
+            raise TransportUnavailable("it is away")
+        return found
+
+    monkeypatch.setattr(top_command, "_sample", sample)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    top_command.top(once=False, interval=0.0, sort="name", text="", address="127.0.0.1:1")
+    _, first, away, second = capsys.readouterr().out.split("\x1b[H")
+    assert "req/s -" in first
+    assert "no answer: it is away" in away
+    assert "req/s 4" in second
 
 
 async def test_requests_are_listed(cli: Cli) -> None:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from cli.requests import ROWS_OF_WORKER, rows_in
-from cli.top_view import WANTED, Choice, Sample, View, lines
+from cli.top import WANTED, Sample, View, lines
 from sluice.client import AsyncClient, Finished
 from sluice.errors import Cancelled
 from sluice.telemetry import catalog
@@ -50,7 +50,7 @@ async def test_what_is_in_a_worker_that_is_drained_goes_on(mesh: RunningMesh) ->
             pass
         while not workers_of(seen := await sample(client), "small"):
             pass
-        shown = lines("top", View(seen, None, None), Choice(), 80, 24)
+        shown = lines("top", View(seen, None, None), 80, 24)
         assert any("small" in line and "live" in line for line in shown)
 
 
