@@ -46,8 +46,6 @@ from sluice.telemetry import names
 from sluice.v1.inference_pb2 import Route, RouteStrategy, Started
 from sluice.wire.enums import value_of
 
-WATCHED_ALTERNATIVES: Final = 2
-"""Alternatives per token that the decision of a cascade looks at."""
 BUDGET_RETRY_S: Final = 60.0
 """The window of a budget moves by the minute, seconds."""
 
@@ -411,7 +409,6 @@ class Admission:
             incoming.second.sampling.seed = first.sampling.seed
             # The first answer is judged by its log-probabilities, whether the caller wants them or not.
             first.sampling.logprobs = True
-            first.sampling.top_logprobs = max(first.sampling.top_logprobs, WATCHED_ALTERNATIVES)
 
     async def _prepare(self, incoming: AdmittedRequest, model: str) -> PreparedPrompt:
         """The prompt for ``model``: for tokens that the caller holds for the version that they came from."""

@@ -5,7 +5,6 @@ and how many of the tokens are delivered. The text is that of its current row.
 """
 
 from collections.abc import Callable, MutableMapping, Sequence
-from enum import Enum, auto
 from typing import Final, Protocol
 
 from typing_extensions import override
@@ -16,16 +15,14 @@ from gateway.safety.guards.checks import Checks
 from gateway.safety.output.windows import Window
 from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.reader import AnsweredRequest, Reader
-from gateway.streaming.row import AcceptedFrame, Row, contradiction, finish_reason_of
+from gateway.streaming.row import AcceptedFrame, Row, contradiction
 from gateway.streaming.row_result import RowResult
 from gateway.streaming.state import StreamState
 from sluice.errors import Cancelled, SlowReader, SluiceError
-from sluice.internal.v1.frame_pb2 import Frame, Logprobs, RowTimings
+from sluice.internal.v1.frame_pb2 import Frame, RowTimings
 from sluice.internal.v1.gateway_pb2 import KeyRecord, ReplacedModel, StoredAnswer
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_CONTENT_FILTER,
-    FINISH_REASON_LENGTH,
-    FINISH_REASON_STOP,
     FINISH_REASON_STOP_SEQUENCE,
     NOTICE_KIND_ESCALATED,
     NOTICE_KIND_RECOVERED,
@@ -45,39 +42,19 @@ _RECOVERED: Final = Notice(
 _GONE: Final = Cancelled("the caller has gone")
 
 
-class Decision(Enum):
-    """What to do with the first answer of a cascade now."""
-
-    PENDING = auto()
-    """Keep monitoring."""
-    COMMIT = auto()
-    """It is promised to the caller."""
-    ESCALATE = auto()
-    """It is in doubt: the second model should answer."""
-
-
 class SecondModel(Protocol):
     """The model to which one answer may escalate, and who decides that.
 
     Attributes:
-        reason: why the first answer is in doubt.
-        holds: nothing of it is shown before its commit point.
+        holds: nothing of the first answer is shown before its commit point.
+        committed: the first answer is promised to the caller.
     """
 
-    reason: str
     holds: bool
+    committed: bool
 
-    def push(self, logprobs: Sequence[Logprobs]) -> Decision:
-        """Takes the next tokens of the first answer."""
-
-    def end(self, text: str, *, truncated: bool) -> Decision:
-        """The first answer ended before its commit point; never pending. ``truncated``: it ran out of tokens."""
-
-    def refusal(self, now: float) -> str:
-        """Why the second model may not start now, or ""."""
-
-    def start(self, draft: str) -> Row:
-        """Starts a row of the second model; ``draft`` is what the first one answered."""
+    def next_row(self, row: Row, accepted: AcceptedFrame, now: float) -> Row | None:
+        """Takes what ``row`` has given: the row of the second model where that answers from now on."""
 
 
 class Guards(Protocol):
@@ -316,10 +293,14 @@ class Answer(RowResult):
             self._move(StreamState.STREAMING)
         if accepted.recovered:
             self._notices.append(_RECOVERED)
-        if self._cascade is not None and self._in_doubt(self._cascade, accepted, now):
-            self._dispatch.release(row.row_id, row.final)
-            self._switch_to(self._cascade.start(row.transcript.text))
-            return
+        if self._cascade is not None:
+            second = self._cascade.next_row(row, accepted, now)
+            if second is not None:
+                self._dispatch.release(row.row_id, row.final)
+                self._switch_to(second)
+                return
+            if self._cascade.committed:
+                self.commit()
         if accepted.token_ids and self.first_token_at is None and not self.hidden:
             self._note_shown(now)
         if self._end_with_row(now):
@@ -346,31 +327,6 @@ class Answer(RowResult):
     def commit(self) -> None:
         """The current answer stays."""
         self._cascade, self.holding = None, False
-
-    def _in_doubt(self, cascade: SecondModel, accepted: AcceptedFrame, now: float) -> bool:
-        """Whether the second model shall answer, now that ``accepted`` arrived; commits where that is decided."""
-        row = self.current
-        if row.transcript.contradicted or row.transcript.blocked:
-            return False
-        decision = cascade.push(accepted.logprobs)
-        reason = None if accepted.final is None else finish_reason_of(accepted.final.end)
-        if decision is Decision.PENDING and (row.stopped or reason is not None):
-            row.transcript.end()
-            if not row.unread:
-                row.transcript.close(truncated=reason != FINISH_REASON_STOP)
-            truncated = reason == FINISH_REASON_LENGTH and not row.stopped
-            # As callers see it, or as the model gave it while it is not decided.
-            text = row.transcript.text if row.transcript.closed else row.raw_text
-            decision = cascade.end(text, truncated=truncated)
-        if decision is Decision.ESCALATE:
-            refusal = cascade.refusal(now)
-            if not refusal:
-                row.escalation_reason = cascade.reason
-                return True
-            row.kept_reason = f"{cascade.reason}; {refusal}"
-        if decision is not Decision.PENDING:
-            self.commit()
-        return False
 
     def _switch_to(self, row: Row) -> None:
         """``row`` gives the answer from now on; the previous answer is void."""

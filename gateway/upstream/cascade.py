@@ -10,26 +10,23 @@ ones are not counted: escalated requests run longer, so a quarter of all request
 """
 
 import json
-import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from typing_extensions import override
 
 from gateway.admission.pipeline import AdmittedRequest
-from gateway.admission.prompts import PreparedPrompt, encode_now, fit
 from gateway.routing.learned.arithmetic import Sum, sums
 from gateway.routing.prediction import LearnedHead, Prediction
-from gateway.streaming.answer import Decision, SecondModel
-from gateway.streaming.row import Row
+from gateway.streaming.answer import SecondModel
+from gateway.streaming.row import AcceptedFrame, Row, finish_reason_of
 from gateway.upstream.rows import Upstream
-from sluice.errors import SluiceError
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.settings.routing import CascadeRoute
+from sluice.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
 
-HINT: Final = "{prompt}\n\nA draft of an answer, which may be wrong:\n{draft}"
 DECIDE_TOKENS: Final = 4
 """A mean of fewer tokens is not compared."""
 WINDOW: Final = 100
@@ -126,7 +123,8 @@ class AnswerMonitor:
     """Monitors one answer.
 
     Attributes:
-        reason: why it is in doubt, one sentence without any text of the answer.
+        reason: why it is in doubt, one sentence without any text of the answer; empty: it is not.
+        committed: it is promised to the caller.
         tokens: received so far.
         score: what ``predictor`` predicted, once it was asked.
     """
@@ -140,6 +138,7 @@ class AnswerMonitor:
         predictor: LearnedHead | None = None,
     ) -> None:
         self.reason = ""
+        self.committed = False
         self.score: Prediction | None = None
         self.tokens = 0
         self._route = route
@@ -147,50 +146,33 @@ class AnswerMonitor:
         self._wants_json = wants_json
         self._predictor = predictor
         self._logprob = 0.0
-        self._margin = 1.0
 
     @property
-    def mean_logprob(self) -> float:
-        """Of the tokens so far."""
-        return self._logprob / self.tokens if self.tokens else 0.0
+    def decided(self) -> bool:
+        """Whether it is committed or in doubt."""
+        return self.committed or bool(self.reason)
 
-    def push(self, logprobs: Sequence[Logprobs]) -> Decision:
+    def push(self, logprobs: Sequence[Logprobs]) -> None:
         """Takes the next tokens."""
         for one in logprobs:
             self.tokens += 1
             self._logprob += one.logprob
-            self._margin = min(self._margin, _margin(one))
-            decision = self._by_confidence()
-            if decision is not Decision.PENDING:
-                return decision
-        return Decision.PENDING
+            if self.tokens >= DECIDE_TOKENS:
+                self.reason = self._low_confidence()
+                self.committed = not self.reason and self.tokens >= self._route.commit_tokens
+            if self.decided:
+                return
 
-    def end(self, text: str, *, truncated: bool) -> Decision:
+    def end(self, text: str, *, truncated: bool) -> None:
         """The answer ended before its commit point; ``truncated``: it ran out of tokens."""
         self.reason = self._doubt(WholeAnswer(text, truncated, self._wants_json))
-        return Decision.ESCALATE if self.reason else Decision.COMMIT
-
-    def _by_confidence(self) -> Decision:
-        if self.tokens < DECIDE_TOKENS:
-            return Decision.PENDING
-        self.reason = self._low_confidence()
-        if self.reason:
-            return Decision.ESCALATE
-        done = self.tokens >= self._route.commit_tokens
-        return Decision.COMMIT if done else Decision.PENDING
+        self.committed = not self.reason
 
     def _low_confidence(self) -> str:
-        route = self._route
-        if self.mean_logprob < route.min_logprob:
-            return (
-                f"mean log-probability {self.mean_logprob:.2f} of {self.tokens} tokens"
-                f" is below {route.min_logprob:g}"
-            )
-        if self._margin < route.min_margin:
-            return (
-                f"a token was only {self._margin:.2f} ahead of the next, below {route.min_margin:g}"
-            )
-        return ""
+        mean, least = self._logprob / self.tokens, self._route.min_logprob
+        if mean >= least:
+            return ""
+        return f"mean log-probability {mean:.2f} of {self.tokens} tokens is below {least:g}"
 
     def _doubt(self, answer: WholeAnswer) -> str:
         """Checks in the order of the policy, then confidence, then the prediction; the first doubt counts."""
@@ -199,12 +181,10 @@ class AnswerMonitor:
                 return reason
         if self.tokens and (reason := self._low_confidence()):
             return reason
-        return "" if self._predictor is None else self._predicted(self._predictor, answer.text)
-
-    def _predicted(self, predictor: LearnedHead, text: str) -> str:
-        prediction = predictor.predict(self._prompt, text)
-        self.score = prediction
-        return prediction.reason if prediction.strong else ""
+        if self._predictor is None:
+            return ""
+        self.score = self._predictor.predict(self._prompt, answer.text)
+        return self.score.reason if self.score.strong else ""
 
 
 class Cascade(AnswerMonitor, SecondModel):
@@ -229,30 +209,44 @@ class Cascade(AnswerMonitor, SecondModel):
         self._request = limiter.started(request.tenant)
 
     @override
-    def refusal(self, now: float) -> str:
-        if reason := self._limit_reached():
-            return reason
-        problem = self._upstream.overload.problem(self._route.second, self._context, now)
-        return "" if problem is None else problem.message
+    def next_row(self, row: Row, accepted: AcceptedFrame, now: float) -> Row | None:
+        text = row.transcript
+        if text.contradicted or text.blocked:
+            return None
+        self.push(accepted.logprobs)
+        reason = None if accepted.final is None else finish_reason_of(accepted.final.end)
+        if not self.decided and (row.stopped or reason is not None):
+            text.end()
+            if not row.unread:
+                text.close(truncated=reason != FINISH_REASON_STOP)
+            # As callers see it, or as the model gave it while it is not decided.
+            truncated = reason == FINISH_REASON_LENGTH and not row.stopped
+            self.end(text.text if text.closed else row.raw_text, truncated=truncated)
+        if not self.reason:
+            return None
+        if refusal := self._refusal(now):
+            row.kept_reason = f"{self.reason}; {refusal}"
+            self.committed = True
+            return None
+        row.escalation_reason = self.reason
+        return self._start()
 
-    @override
-    def start(self, draft: str) -> Row:
+    def _start(self) -> Row:
         self._request.escalated = True
-        if self._route.hint and draft:
-            self._prepared = self._with_hint(draft)
         upstream, context = self._upstream, self._context
         attempt = upstream.new_row(context.request, self._prepared, f"{context.request_id}-2")
         upstream.send(context, attempt, self._prepared)
         return attempt
 
-    def _limit_reached(self) -> str:
-        """Which limit of the cascade is reached, if one is."""
+    def _refusal(self, now: float) -> str:
+        """Why the second model may not start now, or ""."""
         route, tenant = self._route, self._context.request.tenant
         if not self._request.may_escalate(route.max_share):
             return f"{tenant} has escalated {route.max_share:.0%} of its latest requests"
         if self._cost() > (route.max_cost or float("inf")):
             return f"{route.second} would cost more than is left of {route.max_cost:g}"
-        return ""
+        problem = self._upstream.overload.problem(route.second, self._context, now)
+        return "" if problem is None else problem.message
 
     def _cost(self) -> float:
         """Of both attempts, the second answer at its longest."""
@@ -260,31 +254,6 @@ class Cascade(AnswerMonitor, SecondModel):
         return first.model.facts.cost(
             len(first.prompt_token_ids), self.tokens
         ) + second.model.facts.cost(len(second.prompt_token_ids), second.sampling.max_tokens)
-
-    def _with_hint(self, draft: str) -> PreparedPrompt:
-        """The second model's prompt with the draft in it; without it where it does not fit."""
-        conversation, prepared = self._context.conversation, self._prepared
-        *before, last = conversation.turns
-        text = HINT.format(prompt=last.content, draft=draft)
-        with_hint = replace(conversation, turns=(*before, replace(last, content=text)))
-        try:
-            token_ids = encode_now(with_hint, prepared.model)
-            sampling = fit(self._context.request, prepared.model, len(token_ids))
-        except SluiceError:
-            return prepared
-        sampling.seed = prepared.sampling.seed
-        return replace(prepared, prompt_token_ids=token_ids, sampling=sampling)
-
-
-def _margin(one: Logprobs) -> float:
-    """Probability of the drawn token minus that of the best other one."""
-    others = one.top_logprobs[:2]
-    if not others:
-        return 1.0
-    runner_up = others[0] if not math.isclose(others[0], one.logprob, abs_tol=1e-6) else None
-    if runner_up is None:
-        runner_up = others[1] if len(others) > 1 else -math.inf
-    return math.exp(one.logprob) - math.exp(runner_up)
 
 
 def _wrong(one: Sum) -> bool:

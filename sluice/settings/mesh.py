@@ -535,6 +535,8 @@ _REMOVED: Final[Mapping[str, str]] = {
     "nats.tasks_max_bytes": "is gone: bulk calls wait in their gateway (batcher.room_bytes); leave it out",
     "nats.tasks_max_age_s": "is gone: bulk calls wait in their gateway until their deadline; leave it out",
     "drift.judge_every": "is gone: drift is computed when it is asked for; leave it out",
+    "cascade.min_margin": "is gone: `min_logprob` says how sure the first answer must be; leave it out",
+    "cascade.hint": "is gone: the second model gets the request as it was sent; leave it out",
     "cascade.start": "is gone: the second model starts when the first answer is in doubt; leave it out",
     "prefill_s_max": "is gone: the engine bounds bulk prompts beside more urgent ones itself; leave it out",
     "by_class": "is gone: what `false` did is `order: arrival`",

@@ -72,8 +72,6 @@ class CascadeRoute(Section):
     """After so many tokens without doubt the first model's answer is promised to the caller."""
     min_logprob: float = Field(-0.7, le=0)
     """Mean log-probability of the tokens so far below which the answer is in doubt."""
-    min_margin: float = Field(0.0, ge=0, le=1)
-    """Smallest difference of probability between a drawn token and the runner-up; 0 does not look at it."""
     checks: tuple[Name, ...] = ("finished", "json", "sums")
     """Checks of an answer that ends before the commit point, in this order; docs/concepts/routing.md lists them."""
     artefact: str | None = None
@@ -82,8 +80,6 @@ class CascadeRoute(Section):
     """Chooses the threshold of the artefact."""
     max_cost: Positive | None = None
     """Of both models together, in the currency of the prices; above it the first answer is kept."""
-    hint: bool = False
-    """Whether the second model sees the first one's draft."""
     max_share: Share = 0.5
     """Of a tenant's latest 100 requests that may have had the second model at work; above it the first answer
     is kept."""
