@@ -110,7 +110,7 @@ class Workers:
             limits=self._limits(mesh, model),
             engine=self._engine(),
             weights=mesh.weights,
-            queue_max=mesh.gateway.queue_max if self.admission else None,
+            admission=self.admission,
             until_s=until_s,
         )
         return {name: replace(first, policy=policy) for name, policy in found.items()}

@@ -110,14 +110,12 @@ class Gateway:
         self._store = RecordStore(
             settings.records, lambda: in_force.policies.settings, settings.nats.replicas
         )
-        self._overload = OverloadControl(loads, limits.queue_max, breakers)
+        self._overload = OverloadControl(loads, breakers)
         self._admission = Admission(in_force, self._overload, self.usage)
         self._limiter = ClassLimiter(
             limits.max_concurrent_requests,
             limits.shares,
             lambda *calls: self.usage.limits.check_running(in_force.policies.settings, *calls),
-            # Else the rows of one tenant's few calls would fill the queue of a model, for all.
-            rows_max=int(limits.queue_max * limits.shares.tenant),
         )
         self.shared = SharedState(
             settings,

@@ -19,16 +19,12 @@ MODEL: Final = "model"
 
 
 class Admission:
-    """One gateway and its view of one batcher.
+    """One gateway and its view of one batcher."""
 
-    Args:
-        queue_max: tasks of a class that may wait.
-    """
-
-    def __init__(self, queue: Queue, queue_max: int) -> None:
+    def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._loads = ModelLoadTable()
-        self._overload = OverloadControl(self._loads, queue_max, Breakers())
+        self._overload = OverloadControl(self._loads, Breakers())
 
     def report(self, now: float, workers: int) -> None:
         """Takes a report of the batcher."""

@@ -178,7 +178,7 @@ def simulated_rate(mix: LengthMix, setup: Setup, seed: int) -> float:
     for _ in range(SAMPLE_DOCUMENTS):
         prompt, answer = mix.prompt.draw(rng), mix.answer.draw(rng)
         trace.append(Arrival(0.0, prompt, answer, answer, "bulk"))
-    history = simulate(trace, replace(setup, workers=1, queue_max=None, until_s=None))
+    history = simulate(trace, replace(setup, workers=1, admission=False, until_s=None))
     ends = sorted(
         o.ended_at for o in history.outcomes if o.ending is Ending.FINISHED and o.ended_at
     )

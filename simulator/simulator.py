@@ -44,7 +44,7 @@ class Setup:
 
     Attributes:
         weights: shares of tenants that differ from 1.
-        queue_max: tasks of a class that may wait before the gateway refuses; None: it admits everything.
+        admission: whether the gateway refuses what would be late.
         until_s: when to stop; None: when everything has ended.
     """
 
@@ -55,7 +55,7 @@ class Setup:
     engine: EngineKind = "continuous"
     links: Links = field(default_factory=Links)
     weights: Mapping[str, float] = field(default_factory=dict)
-    queue_max: int | None = None
+    admission: bool = False
     until_s: float | None = None
 
 
@@ -75,9 +75,7 @@ class Simulation:
         self._setup = setup
         self._events = EventQueue()
         self._queue = Queue(setup.policy, dict(setup.weights))
-        self._admission = (
-            None if setup.queue_max is None else Admission(self._queue, setup.queue_max)
-        )
+        self._admission = Admission(self._queue) if setup.admission else None
         self._outcomes = [Outcome(arrival) for arrival in trace]
         longest = max(arrival.prompt_tokens + arrival.answer_tokens for arrival in trace)
         self._workers = {

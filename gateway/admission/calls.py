@@ -22,18 +22,13 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    contextmanager,
-    nullcontext,
-)
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import grpc
 
-from gateway.admission.tenant_threads import TenantSlots, counted
+from gateway.admission.tenant_threads import TenantSlots
 from gateway.identity.authenticator import Authenticator
 from sluice.errors import (
     RETRY_AFTER_S,
@@ -92,25 +87,75 @@ async def in_time(
         yield message
 
 
+class CountLimit:
+    """What each tenant may have at the same time.
+
+    Attributes:
+        most: of one tenant.
+        taken: by tenant; one that has nothing has no entry.
+    """
+
+    def __init__(self, most: int, what: str) -> None:
+        """``what``: of what there are too many, for callers."""
+        self.most, self._what = most, what
+        self.taken: Counter[str] = Counter()
+
+    def take(self, tenant: str, count: int = 1) -> None:
+        """``tenant`` has so many more, until it gives them back.
+
+        Raises:
+            Overloaded: they would be too many; they are not counted.
+        """
+        if self.taken[tenant] + count > self.most:
+            raise _overloaded(f"{self.most} {self._what}")
+        self.taken[tenant] += count
+
+    def give(self, tenant: str, count: int = 1) -> None:
+        """``tenant`` has so many less."""
+        self.taken[tenant] -= count
+        if not self.taken[tenant]:
+            del self.taken[tenant]
+
+    @contextmanager
+    def held(self, tenant: str, count: int = 1) -> Iterator[Callable[[int], None]]:
+        """Takes ``count``, and as many more as what is yielded is called with; the end of the block gives them back."""
+
+        def take(more: int) -> None:
+            nonlocal count
+            self.take(tenant, more)
+            count += more
+
+        self.take(tenant, count)
+        try:
+            yield take
+        finally:
+            self.give(tenant, count)
+
+
 class Arriving:
     """What arrives at one gateway.
 
     Attributes:
         receiving_max: messages of a tenant that may be arriving at the same time; more wait unread.
-        held_max: bytes of requests that a tenant's calls may keep.
+        bytes: of requests that a tenant's calls keep.
+        streams: calls of a tenant that have no class.
+        uploads: those of them that may send many messages.
+        health: calls about health, by address: nobody knows their callers.
     """
 
     def __init__(self, max_message_bytes: int) -> None:
         """``max_message_bytes``: the largest that is read, bytes."""
         fitting = RECEIVING_BYTES // max_message_bytes
         self.receiving_max = min(max(fitting, RECEIVING_MIN), RECEIVING_MAX)
-        self.held_max = max(HELD_MESSAGES * max_message_bytes, HELD_BYTES)
+        bytes_max = max(HELD_MESSAGES * max_message_bytes, HELD_BYTES)
+        self.bytes = CountLimit(bytes_max, "bytes of requests of your tenant are being answered")
+        self.streams = CountLimit(STREAMS_MAX, "calls about jobs of your tenant are being answered")
+        self.uploads = CountLimit(SENDING_MAX, "uploads of your tenant are being answered")
+        self.health = CountLimit(
+            HEALTH_MAX, "calls about health of your address are being answered"
+        )
         self._receiving: dict[str, asyncio.Semaphore] = {}
         self._arriving: Counter[str] = Counter()
-        self._held: Counter[str] = Counter()
-        self._streams: Counter[str] = Counter()
-        self._sending: Counter[str] = Counter()
-        self._health: Counter[str] = Counter()
 
     async def receive(self, tenant: str, read: Callable[[], Awaitable[_Message]]) -> _Message:
         """One message of ``tenant`` by ``read``, after those that arrive already.
@@ -134,70 +179,6 @@ class Arriving:
             if not self._arriving[tenant]:
                 del self._arriving[tenant], self._receiving[tenant]
 
-    def keep(self, tenant: str, size: int) -> None:
-        """A request of ``tenant`` keeps so many bytes more, until they are released.
-
-        Raises:
-            Overloaded: the calls of the tenant keep too many; they are not counted.
-        """
-        if self._held[tenant] + size > self.held_max:
-            raise Overloaded(
-                f"requests of your tenant that are being answered have {self.held_max} bytes",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        self._held[tenant] += size
-
-    def release(self, tenant: str, size: int) -> None:
-        """A request of ``tenant`` does not keep so many bytes any more."""
-        self._held[tenant] -= size
-        if not self._held[tenant]:
-            del self._held[tenant]
-
-    @contextmanager
-    def kept_by(self, tenant: str) -> Iterator[Callable[[int], None]]:
-        """Counts the bytes of a body of ``tenant`` until the block ends; yields what is called with each number."""
-        size = 0
-
-        def keep(more: int) -> None:
-            nonlocal size
-            self.keep(tenant, more)
-            size += more
-
-        try:
-            yield keep
-        finally:
-            self.release(tenant, size)
-
-    @contextmanager
-    def stream(self, tenant: str, *, sends: bool) -> Iterator[None]:
-        """Counts a call that has no class while it runs; one that ``sends`` may send many messages.
-
-        Raises:
-            Overloaded: the tenant has too many.
-        """
-        with self._counted(self._streams, tenant, STREAMS_MAX, "calls about jobs of your tenant"):
-            if not sends:
-                yield
-                return
-            with self._counted(self._sending, tenant, SENDING_MAX, "uploads of your tenant"):
-                yield
-
-    def health(self, address: str) -> AbstractContextManager[None]:
-        """Counts a call about health, whose caller nobody knows, while it runs.
-
-        Raises:
-            Overloaded: the address has too many.
-        """
-        what = "calls about health of your address"
-        return self._counted(self._health, address, HEALTH_MAX, what)
-
-    def _counted(
-        self, count: Counter[str], name: str, limit: int, what: str
-    ) -> AbstractContextManager[None]:
-        if count[name] >= limit:
-            raise Overloaded(f"{limit} {what} are being answered", retry_after_s=RETRY_AFTER_S)
-        return counted(count, name)
-
 
 class ClassLimiter:
     """The calls of one gateway.
@@ -206,6 +187,7 @@ class ClassLimiter:
         draining: set it to refuse new calls; those that run continue.
         idle: set while no call runs.
         turns: when the next bulk call may begin.
+        rows: of a tenant's calls about texts, each of which has many.
     """
 
     def __init__(
@@ -213,7 +195,6 @@ class ClassLimiter:
         limit: int,
         shares: CallShares,
         check_tenant: Callable[[str, int, int | None], None] | None = None,
-        rows_max: int = ROWS_MAX,
     ) -> None:
         """All that may run at the same time.
 
@@ -221,7 +202,6 @@ class ClassLimiter:
             limit: calls.
             check_tenant: refuses another call of a tenant, of which so many run here; the last argument says how many
                 of class bulk, None that the call is of another class.
-            rows_max: rows of a tenant's calls about texts, each of which has many.
         """
         self._check_tenant = check_tenant
         self.draining = False
@@ -234,8 +214,7 @@ class ClassLimiter:
         self._tenant_limits = [_places(most, shares.tenant) for most in self._limits]
         self._running = [0] * len(CLASSES)
         self._by_tenant: Counter[tuple[str, int]] = Counter()
-        self._rows_max = rows_max
-        self._rows: Counter[str] = Counter()
+        self.rows = CountLimit(ROWS_MAX, "texts of your tenant are being computed")
         self._slots = {name: TenantSlots(count) for name, count in PREPARED_MAX.items()}
 
     @property
@@ -295,16 +274,6 @@ class ClassLimiter:
             yield
         finally:
             self.leave(priority_class, tenant)
-
-    def rows(self, tenant: str, count: int) -> AbstractContextManager[None]:
-        """Counts the rows of a call about texts while it runs. One alone is never too large.
-
-        Raises:
-            Overloaded: with those of the tenant's other calls they are too many.
-        """
-        if self._rows[tenant] and self._rows[tenant] + count > self._rows_max:
-            raise _overloaded(f"{self._rows_max} texts of your tenant are being computed")
-        return counted(self._rows, tenant, count)
 
     def running(self, tenant: str, *, bulk: bool = False) -> int:
         """Calls of ``tenant`` that run, all or those of class bulk."""

@@ -41,8 +41,6 @@ UNAVAILABLE_RETRY_S: Final = 1.0
 class ClassLoad:
     """The load of one class of one model over all batchers."""
 
-    queued: int = 0
-    """Tasks that wait in batchers."""
     task_tokens: float = 0.0
     """Mean length of their prompts and expected answers; 0: not known."""
     wait_s: float = 0.0
@@ -228,27 +226,23 @@ class SchedulingParams:
 
 
 class _Sent:
-    """Tasks that this gateway has sent to a model since the batchers' reports, by class."""
+    """Tasks that this gateway has sent to a model since the batchers' reports."""
 
     def __init__(self) -> None:
         self._tasks: deque[tuple[float, int, float]] = deque()
-        self.counts = [0] * len(CLASSES)
         self._tokens = [0.0] * len(CLASSES)
+        """By the rank of the class."""
 
     def add(self, priority_class: str, tokens: float, now: float) -> None:
         rank = RANKS[priority_class]
         self._tasks.append((now, rank, tokens))
-        self.counts[rank] += 1
         self._tokens[rank] += tokens
 
-    def forget(self, until: float) -> None:
-        while self._tasks and self._tasks[0][0] <= until:
+    def tokens_ahead(self, priority_class: str, since: float) -> float:
+        """Of this class and the more urgent ones; what was sent before ``since`` is forgotten."""
+        while self._tasks and self._tasks[0][0] <= since:
             _, rank, tokens = self._tasks.popleft()
-            self.counts[rank] -= 1
             self._tokens[rank] -= tokens
-
-    def tokens_ahead(self, priority_class: str) -> float:
-        """Of this class and the more urgent ones."""
         return sum(self._tokens[: RANKS[priority_class] + 1])
 
 
@@ -256,13 +250,11 @@ class OverloadControl:
     """Decides whether a model can still answer in time.
 
     Args:
-        queue_max: tasks of a model and class that may wait.
         breakers: circuit breakers of the models.
     """
 
-    def __init__(self, loads: ModelLoadTable, queue_max: int, breakers: Breakers) -> None:
+    def __init__(self, loads: ModelLoadTable, breakers: Breakers) -> None:
         self._loads = loads
-        self._queue_max = queue_max
         self._breakers = breakers
         self._sent: defaultdict[str, _Sent] = defaultdict(_Sent)
         """By what tasks call the model."""
@@ -292,7 +284,7 @@ class OverloadControl:
 
         Raises:
             ModelUnavailable: no worker serves the model now.
-            Overloaded: the answer would be late, or the queue is full; with the time to retry.
+            Overloaded: the answer would be late; with the time to retry.
         """
         problem = self.problem(plan.model, scheduling, now)
         if problem is None:
@@ -313,13 +305,13 @@ class OverloadControl:
     def wait_s(self, model: str, scheduling: SchedulingParams, now: float) -> float:
         """Expected wait for a worker of a task that is sent now."""
         task, priority_class = scheduling.task_of(model), scheduling.priority_class
-        load, sent = self._loads.load(task, now), self._sent[task]
-        sent.forget(load.reported_at)
+        load = self._loads.load(task, now)
         state = load.of_class(priority_class)
         reported_s = state.tenant_waits_s.get(scheduling.tenant, state.wait_s)
+        sent_tokens = self._sent[task].tokens_ahead(priority_class, load.reported_at)
         if not load.tokens_per_s:
             return reported_s
-        sent_s = sent.tokens_ahead(priority_class) / load.tokens_per_s
+        sent_s = sent_tokens / load.tokens_per_s
         return max(0.0, reported_s + sent_s - (now - load.reported_at))
 
     def serves(self, task: str, now: float) -> bool:
@@ -339,15 +331,15 @@ class OverloadControl:
                 f"{model} failed repeatedly: its circuit breaker is open",
                 retry_after_s=max(RETRY_MIN_S, retry_s),
             )
-        state = load.of_class(scheduling.priority_class)
-        wait_s, sent = self.wait_s(model, scheduling, now), self._sent[task]
-        answer_s = wait_s + state.service_s
+        wait_s = self.wait_s(model, scheduling, now)
+        answer_s = wait_s + load.of_class(scheduling.priority_class).service_s
         late_s = answer_s - (scheduling.deadline - now) * (1 - MARGIN)
-        if wait_s > 0 and late_s > 0:
-            return _overloaded(f"{model} would take {answer_s:.1f} s, past the deadline", late_s)
-        if state.queued + sent.counts[RANKS[scheduling.priority_class]] >= self._queue_max:
-            return _overloaded(f"{self._queue_max} requests wait for {model}", wait_s)
-        return None
+        if wait_s <= 0 or late_s <= 0:
+            return None
+        return Overloaded(
+            f"{model} would take {answer_s:.1f} s, past the deadline",
+            retry_after_s=min(max(late_s, RETRY_MIN_S), RETRY_MAX_S),
+        )
 
 
 def _degraded(plan: Plan, model: str, facts: ModelFacts, problem: str) -> Plan:
@@ -364,10 +356,6 @@ def _degraded(plan: Plan, model: str, facts: ModelFacts, problem: str) -> Plan:
     )
 
 
-def _overloaded(message: str, retry_s: float) -> Overloaded:
-    return Overloaded(message, retry_after_s=min(max(retry_s, RETRY_MIN_S), RETRY_MAX_S))
-
-
 def _classes(reports: Iterable[ModelReport]) -> dict[str, ClassLoad]:
     by_name: dict[str, list[ClassReport]] = {}
     for report in reports:
@@ -381,7 +369,6 @@ def _class_load(entries: Sequence[ClassReport]) -> ClassLoad:
     tokens = sum(entry.queued_tokens for entry in entries)
     served = [entry.service_ms for entry in entries if entry.service_ms]
     return ClassLoad(
-        queued=queued,
         task_tokens=tokens / queued if queued else 0.0,
         # A task may come to any of them.
         wait_s=sum(entry.expected_wait_ms for entry in entries) / len(entries) / 1e3,

@@ -1,30 +1,17 @@
-"""Counts of tenants, and turns between them: for places, and for the threads in which long texts are worked on."""
+"""Turns between tenants: for places, and for the threads in which long texts are worked on."""
 
 import asyncio
 import os
-from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
 CORES_THREADS: Final = min(32, (os.cpu_count() or 1) + 4)
 """As many as asyncio's own pool has, which is one for all tenants."""
 
 _T = TypeVar("_T")
-_Key = TypeVar("_Key")
-
-
-@contextmanager
-def counted(counter: Counter[_Key], key: _Key, count: int = 1) -> Iterator[None]:
-    """``counter`` has ``count`` more of ``key`` in the block; a key of which there is nothing has no entry."""
-    counter[key] += count
-    try:
-        yield
-    finally:
-        counter[key] -= count
-        if not counter[key]:
-            del counter[key]
 
 
 class TenantSlots:

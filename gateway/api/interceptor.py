@@ -9,6 +9,7 @@ request that it cannot parse; here it becomes an error of ours.
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
@@ -127,7 +128,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
         async def answer(_: Any, context: Any) -> None:
             address = f"of {host_of(context.peer())}"
-            with self._arriving.health(address):
+            with self._arriving.health.held(address):
                 payload = await self._arriving.receive(address, context.read)
                 if payload is not grpc.aio.EOF and len(payload) > HEALTH_BYTES_MAX:
                     raise _too_large(len(payload), HEALTH_BYTES_MAX)
@@ -158,7 +159,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             if roles == _MESH_ONLY:
                 await behave(requests, call)
                 return
-            with self._arriving.stream(call.caller.tenant, sends=sends):
+            tenant, arriving = call.caller.tenant, self._arriving
+            uploads = arriving.uploads.held(tenant) if sends else nullcontext()
+            with arriving.streams.held(tenant), uploads:
                 await behave(requests, call)
 
         read, write = handler.request_deserializer, handler.response_serializer
@@ -186,7 +189,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             tenant = call.caller.tenant
             payload = await self._arriving.receive(tenant, context.read)
             size = 0 if payload is grpc.aio.EOF else len(payload)
-            self._arriving.keep(tenant, size)
+            self._arriving.bytes.take(tenant, size)
             try:
                 request = self._read(payload, size, read)
                 del payload  # it may be large
@@ -202,7 +205,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 finally:
                     limiter.leave(priority_class, tenant)
             finally:
-                self._arriving.release(tenant, size)
+                self._arriving.bytes.give(tenant, size)
 
         return _guarded(method, answer, None, handler.response_serializer)
 

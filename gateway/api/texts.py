@@ -113,7 +113,7 @@ async def answer_texts(
         texts = len(request.conversation.documents) + len(request.conversation.answers)
         log.describe({names.TEXTS: texts})
         call = _TextsCall(shared, kind, log)
-        with shared.limiter.rows(request.tenant, texts):
+        with shared.limiter.rows.held(request.tenant, texts):
             return await call.within_deadline(request, partial(call.answer, wire))
 
 

@@ -224,7 +224,7 @@ class Endpoint:
         call.caller = caller = await checks.authenticator.caller_of(headers, names)
         caller.require(self.roles, path)
         call.limit_headers = partial(self.limit_headers, caller)
-        with suppress(ClientDisconnect), checks.arriving.kept_by(caller.tenant) as call.keep:
+        with suppress(ClientDisconnect), checks.arriving.bytes.held(caller.tenant, 0) as call.keep:
             priority_class = self.class_of(headers)
             await checks.limiter.turn(priority_class)
             with checks.limiter.call(priority_class, caller.tenant):

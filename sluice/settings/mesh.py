@@ -73,8 +73,6 @@ class GatewaySettings(Section):
     resume_key: str | None = Field(None, min_length=16, repr=False)
     """Key of the resume tokens, a secret of all gateways of a mesh; unset: the first one makes it, and JetStream keeps
     it. An embedded mesh has one in its state directory."""
-    queue_max: Count = 10_000
-    """Requests of a model and class that may wait for a worker; more are refused."""
     default_timeout_s: Positive = 300.0
     """Deadline of a request whose caller set none."""
     max_timeout_s: Positive = 3600.0
@@ -537,6 +535,7 @@ _REMOVED: Final[Mapping[str, str]] = {
     "drift.judge_every": "is gone: drift is computed when it is asked for; leave it out",
     "cascade.min_margin": "is gone: `min_logprob` says how sure the first answer must be; leave it out",
     "cascade.hint": "is gone: the second model gets the request as it was sent; leave it out",
+    "gateway.queue_max": "is gone: admitted calls wait in their gateway until their deadline; leave it out",
     "cascade.start": "is gone: the second model starts when the first answer is in doubt; leave it out",
     "prefill_s_max": "is gone: the engine bounds bulk prompts beside more urgent ones itself; leave it out",
     "by_class": "is gone: what `false` did is `order: arrival`",

@@ -130,7 +130,7 @@ def test_a_run_is_over_when_everything_has_ended() -> None:
 def test_the_gateway_refuses_what_would_be_late_and_the_rest_is_in_time() -> None:
     load = ["poisson:rate=200,class=interactive,lengths=desk,timeout_s=2"]
     requests = trace(*load, seconds=8.0)
-    histories = [simulate(requests, setup(queue_max=n)) for n in (None, 100_000)]
+    histories = [simulate(requests, setup(admission=given)) for given in (False, True)]
     finished, refused, expired = (
         [sum(o.ending is ending for o in history.outcomes) for history in histories]
         for ending in (Ending.FINISHED, Ending.REFUSED, Ending.EXPIRED)
@@ -142,17 +142,6 @@ def test_the_gateway_refuses_what_would_be_late_and_the_rest_is_in_time() -> Non
     for outcome in histories[1].outcomes:
         if outcome.ending is Ending.REFUSED:
             assert outcome.ended_at == outcome.arrival.at_s
-
-
-def test_a_queue_that_is_full_refuses() -> None:
-    requests = trace("flood:count=50,class=bulk", "flood:count=5,class=interactive")
-    history = simulate(requests, setup(queue_max=20))
-    by_class = {
-        name: [o.ending for o in history.outcomes if o.arrival.priority_class == name]
-        for name in ("bulk", "interactive")
-    }
-    assert by_class["bulk"].count(Ending.REFUSED) == 30
-    assert by_class["interactive"].count(Ending.REFUSED) == 0
 
 
 def test_a_backlog_of_one_tenant_delays_no_other() -> None:

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from gateway.admission import calls as arriving
-from gateway.admission.calls import Arriving
+from gateway.admission.calls import Arriving, CountLimit
 from sluice.errors import DeadlinePassed, Overloaded
 
 MIB = 1024 * 1024
@@ -27,7 +27,7 @@ BOUND_S = 60.0
 )
 def test_bounds_by_the_largest_message(max_message_bytes: int, receiving: int, held: int) -> None:
     found = Arriving(max_message_bytes)
-    assert (found.receiving_max, found.held_max) == (receiving, held)
+    assert (found.receiving_max, found.bytes.most) == (receiving, held)
 
 
 async def test_messages_of_a_tenant_arrive_a_few_at_a_time_and_those_of_others_beside_them() -> (
@@ -90,11 +90,11 @@ async def test_the_wait_for_others_is_not_the_messages_own(monkeypatch: pytest.M
 
 
 def test_bytes_of_a_tenants_calls_are_bounded_together() -> None:
-    found = Arriving(MIB)
-    with found.kept_by("other") as other:
-        with found.kept_by("acme") as one:
+    held = Arriving(MIB).bytes
+    with held.held("other", 0) as other:
+        with held.held("acme", 0) as one:
             one(100 * MIB)
-            with found.kept_by("acme") as two:
+            with held.held("acme", 0) as two:
                 two(28 * MIB)
                 with pytest.raises(Overloaded) as refused:
                     two(1)
@@ -103,74 +103,46 @@ def test_bytes_of_a_tenants_calls_are_bounded_together() -> None:
             one(28 * MIB)
             with pytest.raises(Overloaded):
                 one(1)
-        assert found._held.keys() == {"other"}
-    assert not found._held
+        assert held.taken.keys() == {"other"}
+    assert not held.taken
 
 
 def test_what_is_too_large_alone_leaves_nothing_behind() -> None:
-    found = Arriving(MIB)
-    with found.kept_by("acme") as keep:
+    held = Arriving(MIB).bytes
+    with held.held("acme", 0) as keep:
         with pytest.raises(Overloaded):
             keep(128 * MIB + 1)
-        assert not found._held
         keep(5)
         keep(7)
-        assert found._held["acme"] == 12
+        assert held.taken["acme"] == 12
         with pytest.raises(Overloaded):
             keep(128 * MIB)
-        assert found._held["acme"] == 12
-    assert not found._held
+        assert held.taken["acme"] == 12
+    assert not held.taken
 
 
-def test_calls_without_a_class_are_counted_by_tenant() -> None:
-    found = Arriving(MIB)
+@pytest.mark.parametrize(
+    ("name", "most", "what"),
+    [
+        ("streams", 256, "calls about jobs of your tenant"),
+        ("uploads", 4, "uploads of your tenant"),
+        ("health", 1024, "calls about health of your address"),
+    ],
+)
+def test_calls_without_a_class_are_counted_by_tenant_or_address(
+    name: str, most: int, what: str
+) -> None:
+    limit: CountLimit = getattr(Arriving(MIB), name)
     with ExitStack() as stack:
-        for _ in range(256):
-            stack.enter_context(found.stream("acme", sends=False))
-        with (
-            pytest.raises(Overloaded, match="256 calls about jobs") as refused,
-            found.stream("acme", sends=False),
-        ):
+        for _ in range(most):
+            stack.enter_context(limit.held("acme"))
+        with pytest.raises(Overloaded, match=f"{most} {what}") as refused, limit.held("acme"):
             pytest.fail("there was room")
         assert refused.value.retry_after_s == 1.0
-        with pytest.raises(Overloaded), found.stream("acme", sends=True):
-            pytest.fail("there was room")
-        with found.stream("other", sends=False):
+        with limit.held("other"):
             pass
-    assert not found._streams
-    with found.stream("acme", sends=False):
-        pass
-
-
-def test_uploads_are_fewer_and_count_as_calls() -> None:
-    found = Arriving(MIB)
-    with ExitStack() as stack:
-        for _ in range(4):
-            stack.enter_context(found.stream("acme", sends=True))
-        with pytest.raises(Overloaded, match="4 uploads"), found.stream("acme", sends=True):
-            pytest.fail("there was room")
-        assert (found._streams["acme"], found._sending["acme"]) == (4, 4)
-        with found.stream("other", sends=True), found.stream("acme", sends=False):
-            pass
-    assert (found._streams, found._sending) == ({}, {})
-    with found.stream("acme", sends=True):
-        pass
-
-
-def test_calls_about_health_are_counted_by_address() -> None:
-    found = Arriving(MIB)
-    with ExitStack() as stack:
-        for _ in range(1024):
-            stack.enter_context(found.health("10.0.0.1"))
-        with (
-            pytest.raises(Overloaded, match="1024 calls about health"),
-            found.health("10.0.0.1"),
-        ):
-            pytest.fail("there was room")
-        with found.health("10.0.0.2"), found.stream("10.0.0.1", sends=False):
-            pass
-    assert not found._health
-    with found.health("10.0.0.1"):
+    assert not limit.taken
+    with limit.held("acme"):
         pass
 
 

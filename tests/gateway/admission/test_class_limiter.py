@@ -260,19 +260,6 @@ async def test_a_slot_that_comes_as_its_caller_leaves_goes_to_the_next() -> None
             pass
 
 
-def test_the_rows_of_a_tenants_calls_are_counted_together() -> None:
-    limiter = ClassLimiter(100, ALL_TO_ONE, rows_max=10)
-    with limiter.rows("acme", 2048):  # one alone is never too large
-        with pytest.raises(Overloaded, match="10 texts of your tenant") as refused:
-            limiter.rows("acme", 1).__enter__()
-        assert refused.value.retry_after_s
-        with limiter.rows("other", 6), limiter.rows("other", 4), pytest.raises(Overloaded):
-            limiter.rows("other", 1).__enter__()
-    with limiter.rows("acme", 5), limiter.rows("acme", 5):
-        pass
-    assert not limiter._rows
-
-
 async def test_a_place_that_came_to_who_gave_up_in_the_same_moment_goes_to_the_next() -> None:
     limiter = new_limiter()
     async with AsyncExitStack() as stack:
@@ -300,14 +287,11 @@ async def test_a_place_that_came_to_who_gave_up_in_the_same_moment_goes_to_the_n
 
 
 async def test_rows_of_a_tenants_texts_are_bounded_together() -> None:
-    limiter = new_limiter()
-    with limiter.rows("acme", 20_000):
-        with pytest.raises(Overloaded, match="8000 texts of your tenant"), limiter.rows("acme", 1):
+    rows = new_limiter().rows
+    with rows.held("acme", 7_999), rows.held("acme", 1):
+        with pytest.raises(Overloaded, match="8000 texts of your tenant"), rows.held("acme"):
             pytest.fail("there was room")
-        with limiter.rows("other", 1):
+        with rows.held("other", 1):
             pass
-    with limiter.rows("acme", 7_999), limiter.rows("acme", 1):
-        with pytest.raises(Overloaded), limiter.rows("acme", 1):
-            pytest.fail("there was room")
-        assert limiter._rows == {"acme": 8000}
-    assert not limiter._rows
+        assert rows.taken == {"acme": 8000}
+    assert not rows.taken

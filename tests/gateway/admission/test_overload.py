@@ -28,11 +28,11 @@ SERVICE_S = 1.0
 class Scene:
     """Two models with one batcher; ``now`` is the time of the last report."""
 
-    def __init__(self, queue_max: int = 50) -> None:
+    def __init__(self) -> None:
         self.now = 10.0
         self.loads = ModelLoadTable()
         self.breakers = Breakers()
-        self.overload = OverloadControl(self.loads, queue_max, self.breakers)
+        self.overload = OverloadControl(self.loads, self.breakers)
 
     def report(self, batcher: str = "b1", **waits_s: float) -> None:
         """Expected waits of standard tasks by model; twenty tokens each."""
@@ -163,22 +163,12 @@ def test_less_urgent_tasks_do_not_count(scene: Scene) -> None:
     assert scene.choose(2.6, after_s=0.2).model == "large"
 
 
-def test_a_full_queue_refuses_whatever_the_deadline(scene: Scene) -> None:
-    scene.report(large=9.0)
-    assert scene.choose(100.0).model == "large"
-    for _ in range(5):
-        scene.overload.sent("large", "large", "standard", 1, scene.now + 0.1)
-    with pytest.raises(Overloaded, match="50 requests wait for large"):
-        scene.choose(100.0)
-
-
 def test_batchers_share_the_work(scene: Scene) -> None:
     scene.report("b1", large=4.0)
     scene.report("b2", large=0.0)
     load = scene.loads.load("large", scene.now)
     assert load.tokens_per_s == 2 * TOKENS_PER_S
     assert load.of_class("standard").wait_s == 2.0
-    assert load.of_class("standard").queued == 20
 
 
 def test_a_request_is_hopeless_when_no_model_that_may_answer_is_in_time(scene: Scene) -> None:

@@ -160,7 +160,7 @@ async def test_a_call_without_a_message_is_told_so() -> None:
 
 async def test_the_calls_of_a_tenant_keep_no_more_than_its_bytes() -> None:
     arriving = Arriving(1 << 20)
-    arriving.held_max = 1 << 20
+    arriving.bytes.most = 1 << 20
     payload = pb.GenerateRequest(prompt="x" * 700_000).SerializeToString()
     async with opened(arriving) as door:
         first = door.call(GENERATE, "acme")
@@ -175,7 +175,7 @@ async def test_the_calls_of_a_tenant_keep_no_more_than_its_bytes() -> None:
         door.service.may_end.set()
         assert await first.read() is grpc.aio.EOF
         assert await door.count("acme", "x" * 700_000) == 700_000
-    await emptied(arriving._held)
+    await emptied(arriving.bytes.taken)
 
 
 async def test_the_calls_about_jobs_of_a_tenant_are_counted() -> None:
@@ -197,7 +197,7 @@ async def test_the_calls_about_jobs_of_a_tenant_are_counted() -> None:
         for call in watching:
             assert await call.read() == b"x"
             assert await call.read() is grpc.aio.EOF
-    assert not arriving._streams
+    assert not arriving.streams.taken
 
 
 async def test_the_uploads_of_a_tenant_are_counted() -> None:
@@ -227,14 +227,14 @@ async def test_an_upload_that_does_not_go_on_ends(monkeypatch: pytest.MonkeyPatc
         error = await door.refusal(call)
         assert isinstance(error, errors.DeadlinePassed)
         assert "did not arrive within 0.05 s" in str(error)
-        assert not arriving._sending
+        assert not arriving.uploads.taken
 
 
 async def test_who_asks_about_health_is_bounded_by_address(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody knows who it is: its message is small, and its calls are counted."""
-    monkeypatch.setattr(arriving_module, "HEALTH_MAX", 8)
+    monkeypatch.setattr(wire.gateway._arriving.health, "most", 8)
     check: Any = wire.channel.unary_unary("/grpc.health.v1.Health/Check")
     large = HealthCheckRequest(service="x" * HEALTH_BYTES_MAX).SerializeToString()
     _, error = await error_of(check(large))
