@@ -181,12 +181,6 @@ async def fp8_vs_bf16(setup: Setup) -> Figure:
         return await against(setup, "fp8_vs_bf16", ours, peer, setup.batch)
 
 
-async def fp8_cache_vs_bf16(setup: Setup) -> Figure:
-    """Tokens per second of the whole batch with the KV cache in 8 bits, which holds twice the tokens."""
-    with setup.engine(kv_cache_dtype="fp8") as ours, setup.engine() as peer:
-        return await against(setup, "fp8_cache_vs_bf16", ours, peer, setup.batch)
-
-
 FIGURES: Final[Mapping[str, Callable[[Setup], Awaitable[Figure]]]] = {
     "engine_vs_transformers_cb": vs_transformers_cb,
     "engine_vs_transformers_cb_defaults": vs_transformers_cb_defaults,
@@ -198,7 +192,6 @@ FIGURES: Final[Mapping[str, Callable[[Setup], Awaitable[Figure]]]] = {
     "graphs_vs_none": graphs_vs_none,
     "overlap_vs_none": overlap_vs_none,
     "fp8_vs_bf16": fp8_vs_bf16,
-    "fp8_cache_vs_bf16": fp8_cache_vs_bf16,
 }
 CPU_FIGURES: Final = tuple(FIGURES)[:6]
 CUDA_FIGURES: Final = (
@@ -208,7 +201,6 @@ CUDA_FIGURES: Final = (
     "fp8_vs_bf16",
     "prefix_cache_ttft_gain",
     "overlap_vs_none",
-    "fp8_cache_vs_bf16",
 )
 
 

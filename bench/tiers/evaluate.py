@@ -29,7 +29,6 @@ class ServedModel:
         *,
         dtype: str,
         quantization: str,
-        kv_cache_dtype: str = "auto",
         rows: int = 64,
     ) -> None:
         loaded = load_model(
@@ -37,7 +36,6 @@ class ServedModel:
             device="cpu",
             dtype=dtype,
             quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
         )
         self._row_blocks = -(-loaded.context_tokens // BLOCK_TOKENS)
         self._model = loaded.paged(rows * self._row_blocks, BLOCK_TOKENS)
@@ -153,7 +151,6 @@ def main() -> None:
     parser.add_argument("--served", action="store_true", help="as a worker computes it")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--quantization", choices=["none", "int8", "fp8"], default="none")
-    parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto")
     args = parser.parse_args()
     examples = heldout(args.n, args.seed)
     model, tokenizer = load(args.folder)
@@ -163,7 +160,6 @@ def main() -> None:
             args.folder,
             dtype=args.dtype,
             quantization=args.quantization,
-            kv_cache_dtype=args.kv_cache_dtype,
         )
         scores = score_answers(lambda group: served.answers(tokenizer, group), examples)
     else:

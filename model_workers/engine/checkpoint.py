@@ -114,7 +114,6 @@ def load_model_of(settings: ModelSettings, device_name: str | None = None) -> Lo
             dtype=settings.dtype,
             context_tokens=settings.context_tokens,
             quantization=settings.quantization,
-            kv_cache_dtype=settings.kv_cache_dtype,
             ranks=settings.tensor_parallel,
         )
     except torch.OutOfMemoryError as error:
@@ -135,7 +134,6 @@ def _load_draft(settings: ModelSettings, path: str, loaded: LoadedModel) -> Load
             device=settings.device,
             dtype=settings.dtype,
             quantization=settings.quantization,
-            kv_cache_dtype=settings.kv_cache_dtype,
         )
     except SettingsError as error:
         raise SettingsError(f"draft: {error}") from error

@@ -41,8 +41,8 @@ def load_encoder_decoder(settings: ModelSettings) -> EncoderDecoderEngine | None
         raise SettingsError(f"{config.model_type} is not served, only {', '.join(FAMILIES)}")
     if settings.draft or settings.tensor_parallel > 1:
         raise SettingsError("draft and tensor_parallel are for decoder-only models")
-    if settings.quantization != "none" or settings.kv_cache_dtype != "auto":
-        raise SettingsError("quantization and kv_cache_dtype are for decoder-only models")
+    if settings.quantization != "none":
+        raise SettingsError("quantization is for decoder-only models")
     sides = side_limits(config.to_dict(), settings.context_tokens)
     if sides is None:
         raise SettingsError("set context_tokens, the model names none")

@@ -104,9 +104,6 @@ class ModelSettings(Section):
     quantization: Literal["none", "int8", "fp8"] = "none"
     """Keeps the weights of linear layers in 8 bits: "int8" for CPUs, "fp8" for GPUs from Ada and Hopper on;
     docs/internals/decisions/engine-numerics.md says what it costs."""
-    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    """"fp8" keeps the KV cache in 8 bits: twice the tokens in the same memory, slower steps
-    (docs/internals/engine.md)."""
     cache_gb: Positive | None = None
     """Memory of the KV cache, GB; unset: what ``memory_share`` leaves (docs/internals/engine.md)."""
     block_tokens: int | None = Field(None, ge=1, le=4096)
@@ -186,11 +183,10 @@ class ModelSettings(Section):
     def _has_a_server(self) -> Self:
         if (self.engine == "openai") != (self.server is not None):
             raise ValueError('server: belongs to the engine "openai", which needs it')
-        narrow = self.quantization != "none" or self.kv_cache_dtype != "auto"
-        computed = self.draft or self.devices or narrow
+        computed = self.draft or self.devices or self.quantization != "none"
         if self.server is not None and (computed or self.tensor_parallel > 1):
             raise ValueError(
-                "server: it computes the model; leave out draft, devices, quantization, kv_cache_dtype, tensor_parallel"
+                "server: it computes the model; leave out draft, devices, quantization, tensor_parallel"
             )
         return self
 

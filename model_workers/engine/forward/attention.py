@@ -22,7 +22,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from model_workers.engine.devices import on_device
-from model_workers.engine.forward.kv_cache import Fp8KvCache, KvCache, LayerShape
+from model_workers.engine.forward.kv_cache import KvCache, LayerShape
 from model_workers.engine.forward.packing import Ints, PackedChunk, pack
 from model_workers.engine.paged_model import PagedModel, RowChunk
 
@@ -197,7 +197,6 @@ class PrefillAttention:
             first = max(0, chunk.start - shape.window + 1) // block_tokens
         blocks = list(chunk.blocks[first : -(-end // block_tokens)])
         self._blocks = torch.tensor(blocks, device=cache.device)
-        self._reads = chunk.start > 0 or cache.rounds
         # Positions of the first key and of the first query, counted from the first gathered block.
         self._queries_from = chunk.start - first * block_tokens
         masks = (self._mask(piece, cache.dtype) for piece in self._pieces())
@@ -230,7 +229,7 @@ class PrefillAttention:
         self, key: Tensor, value: Tensor, layer_cache: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Keys [kv heads, size, tokens] and values [kv heads, tokens, size] from the first that is seen."""
-        if not self._reads:
+        if not self.chunk.start:
             return key.permute(1, 2, 0).contiguous(), value.transpose(0, 1).contiguous()
         keys, values = (table.index_select(0, self._blocks) for table in layer_cache)
         return keys.permute(1, 2, 0, 3).flatten(2), values.transpose(0, 1).flatten(1, 2)
@@ -261,9 +260,6 @@ class PagedAttention:
     def begin(self, chunks: Sequence[RowChunk]) -> ModelInputs:
         """A step begins; it is `Attention.begin`."""
         step = pack(chunks, self.cache.block_tokens)
-        if isinstance(self.cache, Fp8KvCache):
-            used, step = step.compact()
-            self._used = on_device(used, self.cache.device)
         if step.short:
             self._begin_decode(step.short)
         self._short_tokens = step.short_tokens
@@ -288,7 +284,7 @@ class PagedAttention:
     ) -> Tensor:
         """Attention of one layer; it is `Attention.attend`."""
         self.cache.write(layer, self._blocks, self._offsets, key, value)
-        layer_cache, shape = self._layer_cache(layer), self._shape_of_layer[layer]
+        layer_cache, shape = self.cache.of(layer), self._shape_of_layer[layer]
         query = query * scaling
         parts = []
         if self._short_tokens:
@@ -298,12 +294,6 @@ class PagedAttention:
             part = slice(prompt.chunk.first, prompt.chunk.first + prompt.chunk.count)
             parts.append(prompt.attend(query[part], key[part], value[part], layer_cache))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _layer_cache(self, layer: int) -> tuple[Tensor, Tensor]:
-        if not isinstance(self.cache, Fp8KvCache):
-            return self.cache.of(layer)
-        keys, values = self.cache.read(layer, self._used)
-        return keys.permute(0, 2, 3, 1).contiguous(), values.transpose(1, 2).contiguous()
 
     def _begin_decode(self, chunks: Sequence[PackedChunk]) -> None:
         windows = {shape.window for shape in self._shapes}

@@ -16,9 +16,6 @@ In a graph every token is a row of its own that sees the keys up to its position
 written before attention reads them, so the tokens of one chunk can share a step. That is how drafted tokens are
 verified in the graphs of decoding. A step with prompts is split: its short chunks go through a graph, the long ones
 behind it without one.
-
-The kernel takes no 8-bit cache. Of one (`Fp8KvCache`) each layer makes the blocks of the step wide first, and block
-tables hold their places among these. How many they are changes from step to step, so there are no graphs.
 """
 
 import logging
@@ -35,7 +32,7 @@ from torch import Tensor
 
 from model_workers.engine.devices import on_device
 from model_workers.engine.forward.attention import ModelInputs
-from model_workers.engine.forward.kv_cache import Fp8KvCache, KvCache, LayerShape
+from model_workers.engine.forward.kv_cache import KvCache, LayerShape
 from model_workers.engine.forward.packing import SHORT_TOKENS, Ints, pack
 from model_workers.engine.paged_model import RowChunk
 
@@ -44,7 +41,6 @@ FLASH_BLOCK_TOKENS: Final = 256
 
 SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Tokens of the captured steps; what is more runs without a graph."""
-NO_BLOCKS: Final[Ints] = np.zeros(0, dtype=np.int64)
 
 Compute = Callable[[ModelInputs], Tensor]
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], Any], Tensor]]
@@ -95,11 +91,9 @@ class FlashLayout:
     """One step as the kernel wants it, on the host (`Ints`) or on the device (`Tensor`).
 
     Attributes:
-        wide: tokens, positions, slots, wanted, used, one after the other, 64 bits.
+        wide: tokens, positions, slots, wanted, one after the other, 64 bits.
         narrow: ends of queries and of keys (each from 0), keys of each row, block tables; 32 bits.
         tokens, wanted, rows: how many.
-        used: how many blocks are made wide, of an 8-bit cache; their numbers are in ``wide``, and block tables hold
-            places among them.
         longest_query, longest_keys: of a row.
     """
 
@@ -110,20 +104,15 @@ class FlashLayout:
     rows: int
     longest_query: int
     longest_keys: int
-    used: int = 0
 
     def inputs(self) -> ModelInputs:
         """The model's part."""
-        tokens, positions, _, wanted, _ = self._wide()
+        tokens, positions, _, wanted = self._wide()
         return ModelInputs(tokens, positions, wanted)
 
     def slots(self) -> Tensor:
         """Where keys and values go."""
         return self._wide()[2]
-
-    def used_blocks(self) -> Tensor:
-        """The blocks that are made wide."""
-        return self._wide()[4]
 
     def rows_of_keys(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Ends of queries, ends of keys, keys of each row, block tables."""
@@ -133,17 +122,16 @@ class FlashLayout:
         )
         return queries, keys, lengths, table.view(self.rows, -1)
 
-    def _wide(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        parts: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = self.wide.split(
-            [self.tokens, self.tokens, self.tokens, self.wanted, self.used]
+    def _wide(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        parts: tuple[Tensor, Tensor, Tensor, Tensor] = self.wide.split(
+            [self.tokens, self.tokens, self.tokens, self.wanted]
         )
         return parts
 
 
-def lay_out(chunks: Sequence[RowChunk], block_tokens: int, *, compact: bool = False) -> FlashLayout:
-    """The arrays of a step, on the host; with ``compact`` for the blocks that it uses alone."""
+def lay_out(chunks: Sequence[RowChunk], block_tokens: int) -> FlashLayout:
+    """The arrays of a step, on the host."""
     step = pack(chunks, block_tokens)
-    used, step = step.compact() if compact else (NO_BLOCKS, step)
     places = (*step.short, *step.long)
     queries = np.array([place.count for place in places])
     keys = np.array([place.start + place.count for place in places])
@@ -153,14 +141,13 @@ def lay_out(chunks: Sequence[RowChunk], block_tokens: int, *, compact: bool = Fa
         table[row, : len(place.blocks)] = place.blocks
     slots = step.blocks * block_tokens + step.offsets
     return FlashLayout(
-        wide=np.concatenate((step.tokens, step.positions, slots, step.wanted, used)),
+        wide=np.concatenate((step.tokens, step.positions, slots, step.wanted)),
         narrow=_narrow(queries, keys, table),
         tokens=len(step.tokens),
         wanted=len(step.wanted),
         rows=len(places),
         longest_query=int(queries.max()),
         longest_keys=int(keys.max()),
-        used=len(used),
     )
 
 
@@ -196,16 +183,13 @@ def lay_out_decode(
 class FlashAttention:
     """See `Attention`. ``kernel`` is by default `varlen_attn`."""
 
-    def __init__(
-        self, cache: FlashKvCache | Fp8KvCache, kernel: Callable[..., Any] | None = None
-    ) -> None:
+    def __init__(self, cache: FlashKvCache, kernel: Callable[..., Any] | None = None) -> None:
         self.cache = cache
         self._kernel = kernel or _varlen_attn()
 
     def begin(self, chunks: Sequence[RowChunk]) -> ModelInputs:
         """A step begins; it is `Attention.begin`."""
-        compact = isinstance(self.cache, Fp8KvCache)
-        return self.use(self.upload(lay_out(chunks, self.cache.block_tokens, compact=compact)))
+        return self.use(self.upload(lay_out(chunks, self.cache.block_tokens)))
 
     def select(self, rows: Tensor, places: Sequence[int]) -> Tensor:
         """Some of ``rows``, in that order."""
@@ -230,7 +214,7 @@ class FlashAttention:
     ) -> Tensor:
         """Attention of one layer; it is `Attention.attend`."""
         self.cache.write_slots(layer, self._slots, key, value)
-        keys, values = self._keys_values(layer)
+        keys, values = self.cache.of(layer)
         query_ends, key_ends, lengths, table = self._rows
         answers: Tensor = self._kernel(
             query,
@@ -248,11 +232,6 @@ class FlashAttention:
             num_splits=1,
         )
         return answers
-
-    def _keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
-        if isinstance(self.cache, Fp8KvCache):
-            return self.cache.read(layer, self._layout.used_blocks())
-        return self.cache.of(layer)
 
     def _window(self, window: int | None) -> tuple[int, int]:
         """How far back and ahead a query looks, -1: without a bound."""

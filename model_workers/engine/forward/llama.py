@@ -106,7 +106,7 @@ class FusedModel(CachedModel):
         self._layers = [FusedLayer(layer, quantization) for layer in model.model.layers]
         self._norm = RmsNorm(model.model.norm)
         self._graphs: DecodeGraphs | None = None
-        if isinstance(attention, FlashAttention) and not attention.cache.rounds:
+        if isinstance(attention, FlashAttention):
             self._graphs = DecodeGraphs(attention, self._compute, context_tokens)
 
     @torch.inference_mode()

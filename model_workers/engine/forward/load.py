@@ -17,7 +17,7 @@ from model_workers.engine.forward.flash import (
     flash_fits,
 )
 from model_workers.engine.forward.fused_folder import read_config, read_folder
-from model_workers.engine.forward.kv_cache import Fp8KvCache, KvCache, LayerShape
+from model_workers.engine.forward.kv_cache import KvCache, LayerShape
 from model_workers.engine.forward.linear import FP8_CAPABILITY
 from model_workers.engine.forward.llama import FusedModel, is_fused
 from model_workers.engine.paged_model import PagedModel
@@ -33,7 +33,6 @@ class LoadedModel:
 
     Attributes:
         context_tokens: the longest row.
-        fp8_cache: keys and values are kept in 8 bits.
     """
 
     path: str
@@ -41,15 +40,14 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     quantization: str
-    fp8_cache: bool
     ranks: int
     _model: Any
     _shapes: tuple[LayerShape, ...]
 
     def bytes_per_block(self, block_tokens: int) -> int:
         """Memory of a cache block in all layers."""
-        kind = Fp8KvCache if self.fp8_cache else KvCache
-        return kind.bytes_per_block(self._shapes, block_tokens, self.dtype)
+        values = sum(shape.values_per_token() for shape in self._shapes)
+        return values * block_tokens * self.dtype.itemsize
 
     def paged(self, num_blocks: int, block_tokens: int, step_tokens: int = 0) -> PagedModel:
         """The model on an empty cache. Only once: the weights are re-arranged for it, and not kept twice.
@@ -79,21 +77,12 @@ class LoadedModel:
         return FLASH_BLOCK_TOKENS if self._has_flash() else CPU_BLOCK_TOKENS
 
     def _attention(self, num_blocks: int, block_tokens: int) -> Attention:
-        flash = self._has_flash()
-        if flash and block_tokens % FLASH_BLOCK_TOKENS:
+        sizes = self._shapes, num_blocks, block_tokens, self.dtype, self.device
+        if not self._has_flash():
+            return PagedAttention(KvCache(*sizes))
+        if block_tokens % FLASH_BLOCK_TOKENS:
             raise SettingsError(f"block_tokens: on this device a multiple of {FLASH_BLOCK_TOKENS}")
-        plain = FlashKvCache if flash else KvCache
-        kind = Fp8KvCache if self.fp8_cache else plain
-        cache = kind(
-            self._shapes,
-            num_blocks=num_blocks,
-            block_tokens=block_tokens,
-            dtype=self.dtype,
-            device=self.device,
-        )
-        if flash and isinstance(cache, FlashKvCache | Fp8KvCache):
-            return FlashAttention(cache)
-        return PagedAttention(cache)
+        return FlashAttention(FlashKvCache(*sizes))
 
     def _has_flash(self) -> bool:
         return flash_fits(self._shapes, self.dtype, self.device)
@@ -106,7 +95,6 @@ def load_model(
     dtype: str = "auto",
     context_tokens: int | None = None,
     quantization: str = "none",
-    kv_cache_dtype: str = "auto",
     ranks: int = 1,
 ) -> LoadedModel:
     """The model in a folder, or of a hub id.
@@ -114,7 +102,6 @@ def load_model(
     Args:
         dtype: "float32", "bfloat16" or "auto" (`find_dtype`).
         quantization: "none", or "int8" or "fp8" for the weights of linear layers.
-        kv_cache_dtype: "auto" for the model's own, or "fp8".
         ranks: how many processes of the current process group have a part of it each.
 
     Raises:
@@ -129,19 +116,14 @@ def load_model(
         context = find_context(path, known, context_tokens)
         folder = read_folder(path, known, number, where)
         if folder is not None:
-            return LoadedModel(
-                *(path, context, where, number, quantization, kv_cache_dtype == "fp8", 1),
-                *(folder, folder.shapes),
-            )
+            return LoadedModel(path, context, where, number, quantization, 1, folder, folder.shapes)
     # Imported here: a worker that needs no code of transformers starts in a third of the time.
     from model_workers.engine.forward import hub
 
     config = hub.read_config(path)
     context = find_context(path, config.to_dict(), context_tokens)
     model, shapes = hub.read_weights(path, config, number, where, quantization, ranks)
-    return LoadedModel(
-        path, context, where, number, quantization, kv_cache_dtype == "fp8", ranks, model, shapes
-    )
+    return LoadedModel(path, context, where, number, quantization, ranks, model, shapes)
 
 
 def _check_quantization(quantization: str, device: torch.device) -> None:

@@ -5,7 +5,7 @@ different ways. Everything is computed on the host, before the first layer.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
@@ -51,17 +51,6 @@ class PackedStep:
     short: tuple[PackedChunk, ...]
     long: tuple[PackedChunk, ...]
     short_tokens: int
-
-    def compact(self) -> "tuple[Ints, PackedStep]":
-        """The blocks that the step reads or writes, and the same step with their places among these as numbers of
-        blocks in its chunks. `blocks` stay as they are."""
-        seen = [b for span in (*self.short, *self.long) for b in span.blocks]
-        used = np.unique(np.fromiter(seen, dtype=np.int64))
-        short, long = (
-            tuple(replace(s, blocks=np.searchsorted(used, s.blocks).tolist()) for s in spans)
-            for spans in (self.short, self.long)
-        )
-        return used, replace(self, short=short, long=long)
 
 
 def pack(chunks: Sequence[RowChunk], block_tokens: int) -> PackedStep:

@@ -18,7 +18,7 @@ from model_workers.engine.forward.flash import (
     FlashKvCache,
     flash_fits,
 )
-from model_workers.engine.forward.kv_cache import Fp8KvCache, LayerShape
+from model_workers.engine.forward.kv_cache import LayerShape
 from model_workers.engine.forward.llama import FusedModel
 from model_workers.engine.paged_model import RowChunk
 from tests.support.tiny_models import CONTEXT, VOCABULARY, save_model
@@ -209,28 +209,6 @@ def test_tokens_that_only_the_device_knows(models: Models) -> None:
         # What is computed for a row without a distribution is dropped, but must not break the step.
         assert model.forward([replace(known[0], tokens=(-3,))]).isfinite().all()
     assert replays.replayed[-2:] == [4, 1]
-
-
-@pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_a_cache_in_eight_bits_is_made_wide_for_the_kernel(family: str, tmp_path: Path) -> None:
-    folder = str(save_model(tmp_path, family))
-    plain = load_model(folder, device="cpu", kv_cache_dtype="fp8").paged(NUM_BLOCKS, BLOCK_TOKENS)
-    loaded = load_model(folder, device="cpu")
-    cache = Fp8KvCache(
-        loaded._shapes,
-        num_blocks=NUM_BLOCKS,
-        block_tokens=BLOCK_TOKENS,
-        dtype=loaded.dtype,
-        device=loaded.device,
-    )
-    flash = FusedModel(loaded._model, FlashAttention(cache, plain_kernel), CONTEXT)
-    flash.capture_graphs(8)
-    assert flash._graphs is None
-    tables = [(60, 3, 9, 31, 1), (2, 50, 7, 8, 20)]
-    for start, end in ((0, 17), (17, 18), (18, 20), (20, 39), (39, 40)):
-        chunks = [RowChunk(range(start, end), start, table, end - start) for table in tables]
-        expected = plain.forward(chunks)
-        torch.testing.assert_close(flash.forward(chunks), expected, atol=1e-3, rtol=1e-3)
 
 
 def test_the_kernel_is_not_for_cpus() -> None:
