@@ -537,7 +537,7 @@ _REMOVED: Final[Mapping[str, str]] = {
     "cascade.hint": "is gone: the second model gets the request as it was sent; leave it out",
     "gateway.queue_max": "is gone: admitted calls wait in their gateway until their deadline; leave it out",
     "cascade.start": "is gone: the second model starts when the first answer is in doubt; leave it out",
-    "kv_cache_dtype": "is gone: the KV cache is in the model's `dtype`; for more rows raise `cache_gb` or `memory_share`",
+    "kv_cache_dtype": "is gone: the KV cache is in the model's `dtype`; for more rows raise `cache_gb`",
     "prefill_s_max": "is gone: the engine bounds bulk prompts beside more urgent ones itself; leave it out",
     "by_class": "is gone: what `false` did is `order: arrival`",
     "by_deadline": "is gone: what `false` did is `order: class`, which also leaves out shares of tenants",
