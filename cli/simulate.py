@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from simulator.engines import EngineKind, EngineLimits
     from simulator.fleet import ProcessCost, Sizing
     from simulator.planner import JobPlan, TracePlan
-    from simulator.results import ClassSummary, History, Slo, Summary
+    from simulator.results import ClassSummary, Slo, Summary
     from simulator.simulator import Setup
     from simulator.trace import Arrival
     from sluice.settings import Settings
@@ -215,7 +215,6 @@ def simulate(
     until: float | None = option(
         None, "Stop then, seconds.  [default: when all has ended]", min=0.001
     ),
-    plot: Path | None = option(None, "Write load.png and queue.png there.", metavar="DIR"),
 ) -> None:
     """Run recorded or generated traffic through the batcher's own code in virtual time, and compare policies.
 
@@ -225,10 +224,6 @@ def simulate(
     from simulator.results import summarize
     from simulator.simulator import simulate as run
 
-    if plot is not None:
-        from simulator import plots as pictures
-
-        checked(pictures.check, "--plot")
     found, slos = traffic.load(), objectives.slos()
     setups = each.setups(policies, traffic.model, workers, until)
     histories = checked(lambda: {name: run(found, setup) for name, setup in setups.items()})
@@ -236,15 +231,8 @@ def simulate(
         name: summarize(history, slos, objectives.worker_hour_price)
         for name, history in histories.items()
     }
-    plots = [] if plot is None else _plot(plot, found, setups, histories, slos)
-
-    def write() -> None:
-        show(summaries)
-        for file in plots:
-            print(f"wrote {file}")
-
     described = {name: asdict(summary) for name, summary in summaries.items()}
-    output.show({"policies": described, "plots": plots}, write)
+    output.show({"policies": described}, lambda: show(summaries))
 
 
 def show(summaries: "Mapping[str, Summary]") -> None:
@@ -284,23 +272,6 @@ def _total_row(policy: str, s: "Summary") -> tuple[object, ...]:
         *(f"{s.rows_per_batch:.1f}", f"{s.utilization:.1%}", f"{s.occupancy:.1%}"),
         *(None if cost is None else f"{cost:.4g}" for cost in costs),
     )
-
-
-def _plot(
-    folder: Path,
-    trace: "list[Arrival]",
-    setups: "Mapping[str, Setup]",
-    histories: "Mapping[str, History]",
-    slos: "Mapping[str, Slo]",
-) -> list[str]:
-    from simulator import plots
-    from simulator.planner import sweep
-
-    folder.mkdir(parents=True, exist_ok=True)
-    load, queue = folder / "load.png", folder / "queue.png"
-    plots.plot_load({name: sweep(trace, setup, slos) for name, setup in setups.items()}, load)
-    plots.plot_queue(histories, queue)
-    return [str(load), str(queue)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Capacity planning: workers for a trace under objectives or for a job of documents, and a sweep over load."""
+"""Capacity planning: workers for a trace under objectives, or for a job of documents."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +14,6 @@ from simulator.results import Ending, Slo, Summary, summarize
 from simulator.simulator import Setup, simulate
 from simulator.trace import Arrival, SimulationError
 
-SPEEDS: Final = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
-"""How many times faster a sweep plays a trace."""
 SAMPLE_DOCUMENTS: Final = 2000
 """Documents of a job that are simulated to check the computed rate."""
 MEAN_DRAWS: Final = 20_000
@@ -190,26 +188,3 @@ def _means(mix: LengthMix, seed: int) -> tuple[float, float]:
     rng = Random(seed)
     draws = [(mix.prompt.draw(rng), mix.answer.draw(rng)) for _ in range(MEAN_DRAWS)]
     return sum(p for p, _ in draws) / MEAN_DRAWS, sum(a for _, a in draws) / MEAN_DRAWS
-
-
-@dataclass(frozen=True, slots=True)
-class LoadPoint:
-    """One speed, how many times faster the trace arrives, with its results."""
-
-    speed: float
-    summary: Summary
-
-
-def at_speed(trace: Sequence[Arrival], speed: float) -> list[Arrival]:
-    """The trace, ``speed`` times as fast."""
-    return [replace(arrival, at_s=arrival.at_s / speed) for arrival in trace]
-
-
-def sweep(trace: Sequence[Arrival], setup: Setup, slos: Mapping[str, Slo]) -> list[LoadPoint]:
-    """One run for each of `SPEEDS`."""
-    points = []
-    for speed in SPEEDS:
-        until_s = None if setup.until_s is None else setup.until_s / speed
-        history = simulate(at_speed(trace, speed), replace(setup, until_s=until_s))
-        points.append(LoadPoint(speed, summarize(history, slos)))
-    return points

@@ -6,7 +6,7 @@ The objectives of a class are written ``interactive:ttft=0.5,latency=5``.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -53,16 +53,6 @@ class Outcome:
         return self.ended_at - self.arrival.at_s
 
 
-@dataclass(frozen=True, slots=True)
-class QueueSample:
-    """How much waited, and how much was computed, at one time."""
-
-    at_s: float
-    queued: tuple[int, ...]
-    """By class, most urgent first."""
-    running: int
-
-
 @dataclass(slots=True)
 class History:
     """One run of a simulation.
@@ -87,7 +77,6 @@ class History:
     rows_sent: int = 0
     cells: int = 0
     filled: int = 0
-    samples: list[QueueSample] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
 
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import Batch, QueuedTask
@@ -16,14 +15,11 @@ from model_workers.sender import end_wait_s, gathered_until
 from simulator.admission import REPORT_S, Admission
 from simulator.cost import StepCost
 from simulator.engines import ENGINES, EngineKind, EngineLimits, EngineRow, Progress
-from simulator.results import Ending, History, Outcome, QueueSample
+from simulator.results import Ending, History, Outcome
 from simulator.trace import Arrival
 from simulator.worker import EventQueue, SimulatedWorker
 from sluice.settings.batching import Policy
-from sluice.wire.subjects import CLASSES, RANKS
-
-SAMPLES: Final = 400
-"""About how many samples of the queue a run takes."""
+from sluice.wire.subjects import RANKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +91,6 @@ class Simulation:
         self._queued_at: dict[str, float] = {}
         self._pump_due = False
         self._wake_at = math.inf
-        last = trace[-1].at_s if setup.until_s is None else setup.until_s
-        self._sample_s = max(last, 1.0) / SAMPLES
         self._history = History(self._outcomes, setup.workers, setup.limits.slots)
 
     def run(self) -> History:
@@ -108,10 +102,8 @@ class Simulation:
         while self._open and (due := events.next_at()) is not None:
             if until is not None and due > until:
                 break
-            self._sample(due)
             events.step()
         if until is not None:
-            self._sample(until)
             events.now = until
         return self._close()
 
@@ -263,18 +255,6 @@ class Simulation:
         self._nudge()
 
     # Results.
-
-    def _sample(self, until: float) -> None:
-        samples = self._history.samples
-        while (at_s := len(samples) * self._sample_s) <= until:
-            if len(samples) > 2 * SAMPLES:
-                # The run takes longer than the arrivals suggest.
-                del samples[1::2]
-                self._sample_s *= 2
-                continue
-            queued = tuple(map(self._queue.waiting, CLASSES))
-            running = sum(worker.running for worker in self._workers.values())
-            samples.append(QueueSample(at_s, queued, running))
 
     def _close(self) -> History:
         now = self._events.now

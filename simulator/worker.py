@@ -100,11 +100,6 @@ class SimulatedWorker:
             urgent=list(map(left, urgent, waiting)),
         )
 
-    @property
-    def running(self) -> int:
-        """Rows in slots."""
-        return self._engine.load().running
-
     def send(self, rows: Sequence[EngineRow], cache_tokens: Sequence[int]) -> None:
         """A batch leaves for the worker."""
         self._unanswered += 1

@@ -36,14 +36,6 @@ async def test_a_trace_is_played(cli: Cli, tmp_path: Path) -> None:
     assert (bulk["priority_class"], bulk["arrived"], bulk["answer_tokens"]) == ("bulk", 2, 18)
 
 
-async def test_pictures_are_written(cli: Cli, tmp_path: Path) -> None:
-    ran = await cli("simulate", *LOAD, "--plot", str(tmp_path / "plots"))
-    assert ran.code == 0
-    for name in ("load.png", "queue.png"):
-        assert (tmp_path / "plots" / name).stat().st_size > 10_000
-        assert name in ran.out
-
-
 async def test_a_cost_may_be_fitted_to_a_file(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "steps.jsonl"
     points = [[rows, 0, 1000 * (1 + rows)] for rows in range(1, 20)]
