@@ -1,23 +1,21 @@
-"""`sluice router`: trains a router on recorded outcomes, scores prompts with it, and reports its quality."""
+"""`sluice router`: trains a router on recorded outcomes, and scores prompts with it."""
 
 import csv
-import json
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from cli import options, output
-from cli.commands import argument, option
+from cli.commands import Commands, argument, option
 from cli.failure import CommandFailed
 from cli.files import NewFile, open_table
 from sluice.client import Client
 
 if TYPE_CHECKING:
-    from gateway.routing.learned.calibration import Calibration
     from gateway.routing.learned.model import LearnedRouter
     from learning.outcomes import Outcome
     from sluice.v1.admin_pb2 import StreamOutcomesResponse
@@ -34,7 +32,7 @@ MORE: Final = (
 class MeshOutcomes:
     """Which outcomes of which mesh; no tenants stand for all, no hours for all the time that they are kept."""
 
-    from_mesh: bool = option(False, "train: also from what the mesh has kept of its traffic.")
+    from_mesh: bool = option(False, "Also from what the mesh has kept of its traffic.")
     tenant: list[str] | None = option(
         None, "--from-mesh: of this tenant; may be repeated.", metavar="NAME"
     )
@@ -68,7 +66,7 @@ class TrainingOptions:
     """How it is learned."""
 
     cascade: bool = option(False, "Read weak_response as well; every row must have it.")
-    seed: int = option(0, "Of training and of bootstrap draws.", min=0)
+    seed: int = option(0, "Of training.", min=0)
     weight: list[str] | None = option(
         None, "How much a tenant's rows count in training; 1 by default.", metavar="TENANT=WEIGHT"
     )
@@ -85,36 +83,6 @@ class TrainingOptions:
             if not tenant or not 0 <= weights[tenant] < float("inf"):
                 raise CommandFailed("USAGE", f"--weight {pair}: a tenant, and a number from 0 up")
         return weights
-
-
-def learn(
-    files: Sequence[Path], training: TrainingOptions, mesh: MeshOutcomes
-) -> tuple["LearnedRouter", dict[str, Any]]:
-    """The router, and how many rows the mesh gave.
-
-    Raises:
-        CommandFailed: nothing can be learned from them.
-        SluiceError: the mesh does not answer, or keeps none of a tenant.
-    """
-    from learning.outcomes import mesh_one_sided
-    from learning.train import train
-
-    if not files and not mesh.from_mesh:
-        raise CommandFailed("USAGE", "name OUTCOMES.csv, or learn --from-mesh")
-    weights, own = training.weights(), mesh.fetch()
-    if training.cascade:
-        own = [row for row in own if row.weak_answer.strip()]
-    rows = _gathered(files, own if mesh.from_mesh else None, weights)
-    without = next((row.prompt_id for row in rows if row.answer is None), None)
-    if training.cascade and without is not None:
-        raise CommandFailed(
-            "BAD_OUTCOMES", f"--cascade needs weak_response in every row; {without!r} has none"
-        )
-    one_sided = mesh_one_sided(own, weights, {row.prompt_id for row in rows})
-    counts: dict[str, Any] = {}
-    if mesh.from_mesh:
-        counts = {"outcomes": len(rows), "one_sided": len(one_sided)}
-    return train(rows, training.seed, one_sided), counts
 
 
 def _gathered(
@@ -165,70 +133,88 @@ def _pair_of(row: "StreamOutcomesResponse") -> str:
     return f"{row.weak_model}/{row.strong_model}"
 
 
-def router(
+router = Commands(
+    "Learn which prompts need the large model, from OUTCOMES.csv: prompt_id, prompt, weak, strong (0 to 1), optionally "
+    "weak_response and tenant."
+)
+
+
+@router.command("train")
+def train_(
     *,
-    action: Literal["train", "score", "report"] = argument(
-        ..., "", show_default=False, metavar="train|score|report"
-    ),
-    out: Path = option(
-        ..., "The router, the scores, or the report's directory.", show_default=False
-    ),
     files: list[Path] | None = argument(
-        None,
-        "train: OUTCOMES.csv, one or more. score: ROUTER PROMPTS.csv. report: ROUTER or OUTCOMES.csv.",
-        metavar="FILES",
-        show_default=False,
+        None, "One or more, plain or .gz.", metavar="OUTCOMES.csv", show_default=False
     ),
+    out: Path = option(..., "The router.", show_default=False),
     training: TrainingOptions,
     mesh: MeshOutcomes,
 ) -> None:
-    """Learn which prompts need the large model.
-
-    From recorded outcomes, from those that the mesh has kept (--from-mesh), or both. CSV files, plain or .gz.
-    OUTCOMES: prompt_id, prompt, weak, strong (0 to 1), optionally weak_response and tenant. PROMPTS: prompt_id, prompt,
-    with --cascade also weak_response. SCORES: prompt_id, score; higher goes to the large model sooner.
-    """
-    given = files or []
-    if mesh.from_mesh and action != "train":
-        raise CommandFailed("USAGE", "--from-mesh belongs to train")
-    if action == "train":
-        told = _train(given, out, training, mesh)
-    elif action == "score":
-        told = _score(given, out, training.cascade)
-    else:
-        told = _report(given, out, training)
-    output.show(told, lambda: _show(told))
-
-
-def _train(
-    files: Sequence[Path], out: Path, training: TrainingOptions, mesh: MeshOutcomes
-) -> dict[str, Any]:
+    """Learn a router from recorded outcomes, from those that the mesh has kept (--from-mesh), or both."""
     from gateway.routing.learned import artefact
     from learning import report
+    from learning.outcomes import mesh_one_sided
+    from learning.train import train
 
-    trained, told = learn(files, training, mesh)
+    if not files and not mesh.from_mesh:
+        raise CommandFailed("USAGE", "name OUTCOMES.csv, or learn --from-mesh")
+    weights, own = training.weights(), mesh.fetch()
+    if training.cascade:
+        own = [row for row in own if row.weak_answer.strip()]
+    rows = _gathered(files or (), own if mesh.from_mesh else None, weights)
+    without = next((row.prompt_id for row in rows if row.answer is None), None)
+    if training.cascade and without is not None:
+        raise CommandFailed(
+            "BAD_OUTCOMES", f"--cascade needs weak_response in every row; {without!r} has none"
+        )
+    one_sided = mesh_one_sided(own, weights, {row.prompt_id for row in rows})
+    trained = train(rows, training.seed, one_sided)
     try:
         saved = artefact.save_to(trained, out)
     except OSError as error:
         raise CommandFailed("FILE", f"{out} cannot be written: {error.strerror}") from error
-    return {"router": str(out), "bytes": out.stat().st_size, **told, **report.describe(saved)}
+    told = {"router": str(out), "bytes": out.stat().st_size}
+    if mesh.from_mesh:
+        told |= {"outcomes": len(rows), "one_sided": len(one_sided)}
+    described = report.describe(saved)
+    output.show({**told, **described}, lambda: _show(told, described))
 
 
-def _score(files: Sequence[Path], out: Path, cascade: bool) -> dict[str, Any]:
-    if len(files) != 2:
-        raise CommandFailed("USAGE", "score takes ROUTER and PROMPTS.csv")
-    learned = _load(files[0])
+@router.command()
+def score(
+    *,
+    learned_by: Path = argument(..., "", metavar="ROUTER", show_default=False),
+    prompts: Path = argument(
+        ...,
+        "prompt_id, prompt, with --cascade also weak_response; plain or .gz.",
+        metavar="PROMPTS.csv",
+        show_default=False,
+    ),
+    out: Path = option(
+        ...,
+        "prompt_id, score; prompts with higher scores go to the large model sooner.",
+        show_default=False,
+    ),
+    cascade: bool = option(False, "Read weak_response as well."),
+) -> None:
+    """Score prompts with a router."""
+    from gateway.routing.learned import artefact
+
+    try:
+        learned = artefact.load(learned_by)
+    except artefact.BadArtefact as error:
+        raise CommandFailed("BAD_ROUTER", str(error)) from error
     if cascade and learned.cascade is None:
-        raise CommandFailed("NO_CASCADE_HEAD", f"{files[0]} was trained without weak_response")
+        raise CommandFailed("NO_CASCADE_HEAD", f"{learned_by} was trained without weak_response")
     with NewFile(out) as new:
         with new.writing() as file:
             writer, rows = csv.writer(file), 0
             writer.writerow(("prompt_id", "score"))
-            for row in _scored(learned, files[1], cascade):
+            for row in _scored(learned, prompts, cascade):
                 writer.writerow(row)
                 rows += 1
         new.complete()
-    return {"scores": str(out), "rows": rows, "version": learned.version}
+    described = {"scores": str(out), "rows": rows, "version": learned.version}
+    output.show(described, " ".join(f"{key} {value}" for key, value in described.items()))
 
 
 def _scored(learned: "LearnedRouter", path: Path, cascade: bool) -> Iterator[tuple[str, str]]:
@@ -256,51 +242,8 @@ def _scored(learned: "LearnedRouter", path: Path, cascade: bool) -> Iterator[tup
         raise CommandFailed("BAD_PROMPTS", str(error)) from error
 
 
-def _report(files: Sequence[Path], out: Path, training: TrainingOptions) -> dict[str, Any]:
-    from learning import report
-
-    if len(files) != 1:
-        raise CommandFailed("USAGE", "report takes one ROUTER or one OUTCOMES.csv")
-    path = files[0]
-    is_table = path.name.endswith((".csv", ".csv.gz"))
-    learned = learn([path], training, MeshOutcomes())[0] if is_table else _load(path)
-    told = report.describe(learned)
-    out.mkdir(parents=True, exist_ok=True)
-    for name, head in report.heads_of(learned).items():
-        told["heads"][name] |= _measure(
-            head, out / f"{name}.png", f"{path.name}: {name}", training.seed
-        )
-    told["directory"] = str(out)
-    (out / "report.json").write_text(json.dumps(told, indent=1) + "\n")
-    return told
-
-
-def _measure(head: "Calibration", picture: Path, title: str, seed: int) -> dict[str, Any]:
-    from learning import report
-
-    bands = report.bootstrap(head.gains, head.weak, head.strong, report.DRAWS, seed)
-    told: dict[str, Any] = {"intervals_95": bands.figures}
-    try:
-        report.draw_curve(report.curve_of(head), bands, title, picture)
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        output.note("no pictures: matplotlib is not installed (pip install 'matplotlib>=3.9,<4')")
-        return {**told, "picture": None}
-    return {**told, "picture": str(picture)}
-
-
-def _load(path: Path) -> "LearnedRouter":
-    from gateway.routing.learned import artefact
-
-    try:
-        return artefact.load(path)
-    except artefact.BadArtefact as error:
-        raise CommandFailed("BAD_ROUTER", str(error)) from error
-
-
-def _show(told: Mapping[str, Any]) -> None:
-    for name, head in told.get("heads", {}).items():
+def _show(told: Mapping[str, Any], described: Mapping[str, Any]) -> None:
+    for name, head in described["heads"].items():
         figures = ", ".join(f"{key} {value:.3g}" for key, value in head["held_out"].items())
         print(f"{name}: {head['rows']} outcomes, held out: {figures}")
         rows = [
@@ -308,5 +251,4 @@ def _show(told: Mapping[str, Any]) -> None:
             for t in head["targets"]
         ]
         output.write_table(("target", "threshold", "large share", "quality"), rows)
-    rest = {key: value for key, value in told.items() if key != "heads"}
-    print(" ".join(f"{key} {value}" for key, value in rest.items() if value != ""))
+    print(*(f"{key} {value}" for key, value in told.items()), "version", described["version"])

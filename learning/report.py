@@ -4,9 +4,7 @@ PGR(c) is the share of the gap between the models that is closed at c percent on
 c (0.5 at random), CPT(x) the least c that closes x percent. Definitions of RouteLLM, arXiv 2406.18665.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +14,6 @@ from gateway.routing.learned.calibration import Calibration, quality
 from gateway.routing.learned.model import LearnedRouter
 
 Array = NDArray[Any]
-DRAWS: Final = 500
 STEPS: Final = np.linspace(0, 1, 11)
 CPTS: Final = (20, 50, 80)
 QUALITIES: Final = (0.90, 0.95, 0.99)
@@ -72,41 +69,6 @@ def figures(curve: Curve) -> dict[str, float]:
     }
 
 
-@dataclass(frozen=True)
-class Bands:
-    """95 % bootstrap intervals: of the quality at each share, and of each figure."""
-
-    share: Array
-    low: Array
-    high: Array
-    figures: dict[str, tuple[float, float]]
-
-
-def bootstrap(scores: Array, weak: Array, strong: Array, draws: int, seed: int) -> Bands:
-    """Bands over ``draws`` samples of the rows, with replacement."""
-    rng = np.random.default_rng(seed)
-    share = np.linspace(0, 1, 101)
-    curves = []
-    for _ in range(draws):
-        rows = rng.integers(0, len(scores), len(scores))
-        curves.append(trace(scores[rows], weak[rows], strong[rows]))
-    low, high = np.percentile(
-        [np.interp(share, c.share, c.quality) for c in curves], (2.5, 97.5), axis=0
-    )
-    return Bands(share, low, high, _intervals([figures(curve) for curve in curves]))
-
-
-def _intervals(drawn: Sequence[dict[str, float]]) -> dict[str, tuple[float, float]]:
-    named: dict[str, list[float]] = {}
-    for told in drawn:
-        for name, value in told.items():
-            named.setdefault(name, []).append(value)
-    return {
-        name: (float(np.percentile(values, 2.5)), float(np.percentile(values, 97.5)))
-        for name, values in named.items()
-    }
-
-
 def _reach(x: Array, y: Array, target: float) -> float:
     hits = np.flatnonzero(y >= target - _MORE)
     if not len(hits):
@@ -121,42 +83,16 @@ def _reach(x: Array, y: Array, target: float) -> float:
 _TARGETS: Final = (("quality", 0.90), ("quality", 0.95), ("quality", 0.99), ("large share", 0.30))
 
 
-def heads_of(router: LearnedRouter) -> dict[str, Calibration]:
-    """The held-out outcomes of each head by name."""
-    heads = {"prompts": router.prompts, "cascade": router.cascade}
-    return {name: head.calibration for name, head in heads.items() if head is not None}
-
-
 def describe(router: LearnedRouter) -> dict[str, Any]:
     """Version, figures and targets of each head, as JSON."""
-    heads = {name: _described(held_out) for name, held_out in heads_of(router).items()}
-    return {"version": router.version, "heads": heads}
+    heads = {"prompts": router.prompts, "cascade": router.cascade}
+    told = {name: _described(head.calibration) for name, head in heads.items() if head is not None}
+    return {"version": router.version, "heads": told}
 
 
 def curve_of(held_out: Calibration) -> Curve:
     """The curve of a head on its held-out outcomes."""
     return trace(held_out.gains, held_out.weak, held_out.strong)
-
-
-def draw_curve(curve: Curve, bands: Bands, title: str, path: Path) -> None:
-    """A PNG at ``path``. Needs matplotlib (the extra `plots`)."""
-    # Not a dependency of learning.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    label = "95 % of bootstrap draws"
-    axes.fill_between(100 * bands.share, bands.low, bands.high, alpha=0.2, linewidth=0, label=label)
-    axes.plot(100 * curve.share, curve.quality, label="this router, held out")
-    ends = (float(curve.quality[0]), float(curve.quality[-1]))
-    axes.plot((0, 100), ends, linestyle="--", color="grey", label="at random")
-    axes.axhline(ends[1], linestyle=":", color="grey", linewidth=1, label="large model alone")
-    axes.set(
-        xlabel="prompts on the large model, %", ylabel="mean outcome", xlim=(0, 100), title=title
-    )
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
-    figure.savefig(path, dpi=150)
 
 
 def _described(held_out: Calibration) -> dict[str, Any]:

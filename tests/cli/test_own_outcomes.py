@@ -177,7 +177,6 @@ async def test_a_mesh_that_is_away_is_named(cli: Cli, tmp_path: Path) -> None:
     [
         (("train",), "name OUTCOMES.csv, or learn --from-mesh"),
         (("train", "x.csv", "--tenant", "acme"), "--keep belong to --from-mesh"),
-        (("score", "--from-mesh"), "--from-mesh belongs to train"),
     ],
 )
 async def test_words_that_do_not_go_together(

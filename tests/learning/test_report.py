@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from learning.report import bootstrap, figures, trace
+from learning.report import figures, trace
 
 WEAK = np.array([0.0] * 5 + [1.0] * 5)
 STRONG = np.ones(10)
@@ -25,14 +25,3 @@ def test_equal_scores_are_at_random() -> None:
 
 def test_without_a_gap_only_the_ends_are_told() -> None:
     assert figures(trace(np.arange(10.0), STRONG, WEAK)) == {"weak": 1.0, "strong": 0.5}
-
-
-def test_bands_hold_the_curve_and_repeat() -> None:
-    scores = np.arange(10.0)[::-1]
-    first, again = (bootstrap(scores, WEAK, STRONG, 100, 7) for _ in range(2))
-    curve = trace(scores, WEAK, STRONG)
-    quality = np.interp(first.share, curve.share, curve.quality)
-    assert ((first.low <= quality) & (quality <= first.high)).all()
-    assert first.figures == again.figures
-    low, high = first.figures["apgr"]
-    assert low < curve.apgr() < high
