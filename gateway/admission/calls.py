@@ -24,12 +24,13 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import grpc
 
 from gateway.admission.tenant_threads import TenantSlots
 from gateway.identity.authenticator import Authenticator
+from gateway.identity.caller import Caller
 from sluice.errors import (
     RETRY_AFTER_S,
     DeadlinePassed,
@@ -70,6 +71,18 @@ PREPARED_MAX: Final[Mapping[str, int]] = {"standard": 8, "bulk": 2}
 """Requests that are prepared at the same time, by class; interactive ones are not limited."""
 
 _Message = TypeVar("_Message")
+
+
+class AnyCall(Protocol):
+    """A call whose caller is known, over gRPC or HTTP, or an item of a job."""
+
+    caller: Caller
+    metadata: Mapping[str, str]
+    """The trace context is among it."""
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Until its deadline, seconds; None: it has none."""
 
 
 async def in_time(

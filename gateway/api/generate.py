@@ -11,18 +11,18 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import grpc
 from opentelemetry.trace import Tracer
 
-from gateway.admission.calls import ClassLimiter
+from gateway.admission.calls import AnyCall, ClassLimiter
 from gateway.admission.pipeline import AdmittedRequest, RowsOf
-from gateway.identity.caller import Caller
+from gateway.routing.prediction import Prediction
 from gateway.shared.state import SharedState
 from gateway.streaming.answer import Answer
 from gateway.streaming.idempotency import Replay
@@ -89,9 +89,9 @@ class RequestObservers:
         """A valid request has ended: it was refused, got an earlier answer, or its rows have ended."""
         self.metrics.ended(log, self.records.ended(log))
 
-    def answered(self, context: AdmittedRequest, cascade: Cascade | None, answer: Answer) -> None:
-        """The answer of an admitted request ended, as its log says."""
-        score, log = None if cascade is None else cascade.score, context.log
+    def answered(self, context: AdmittedRequest, score: Prediction | None, answer: Answer) -> None:
+        """The answer of an admitted request ended, as its log says; ``score``: of the first model's answer."""
+        log = context.log
         if score is not None:
             self.drift.scored(score)
             log.plan = replace(context.plan, scores=(*context.plan.scores, score))
@@ -133,56 +133,54 @@ class Generator:
     observers: RequestObservers
     tracer: Tracer
 
-    def timeout_s(self, remaining_s: float | None) -> float:
-        """How long a call may take whose deadline is in ``remaining_s`` seconds (None: it has none)."""
-        timeout_s = self.settings.default_timeout_s if remaining_s is None else remaining_s
-        return min(timeout_s, self.settings.max_timeout_s)
+    def timeout_s(self, call: AnyCall) -> float:
+        """How long ``call`` may take, seconds."""
+        remaining_s, settings = call.remaining_s, self.settings
+        timeout_s = settings.default_timeout_s if remaining_s is None else remaining_s
+        return min(timeout_s, settings.max_timeout_s)
 
-    async def answer(
-        self,
-        request: GenerateRequest,
-        caller: Caller,
-        write: Callable[[GenerateResponse], Awaitable[None]],
-        remaining_s: float | None,
-        metadata: Mapping[str, str],
-    ) -> None:
-        """Passes all events of the answer to ``caller`` to ``write``.
-
-        Args:
-            remaining_s: until the deadline of the call.
-            metadata: for the trace context.
+    async def answer(self, request: GenerateRequest, call: AnyCall, write: Write) -> None:
+        """Passes all events of the answer to ``write``.
 
         Raises:
             SluiceError: the call ends with it.
         """
-        with RequestLog(self.tracer, GENERATE.span, metadata) as log:
-            log.asked(request, caller.tenant)
+        with RequestLog(self.tracer, GENERATE.span, call.metadata) as log:
+            log.asked(request, call.caller.tenant)
             valid = validate(
                 request,
                 self.upstream.admission.policies.catalog,
-                self.timeout_s(remaining_s),
-                caller,
+                self.timeout_s(call),
+                call.caller,
                 self.state.resume_key,
                 self.settings.audio_max_s,
             )
             log.valid(valid)
             if valid.sampling.n <= 1:
-                call = _GenerateCall(self, log, write)
-                await call.within_deadline(valid, call.answer)
+                only = _GenerateCall(self, log, write)
+                await only.within_deadline(valid, only.answer)
             else:
                 await self._answer_several(request, valid, write, log)
 
     async def _answer_several(
         self, wire: GenerateRequest, request: ValidRequest, write: Write, log: RequestLog
     ) -> None:
-        reasons: dict[int, str] = {}
+        """The events of all answers go to ``write``, one at a time and with the index of the answer.
 
-        async def note(event: GenerateResponse) -> None:
-            if event.HasField("finished"):
-                reasons[event.answer_index] = word_of(FinishReason, event.finished.reason)
-            await write(event)
+        Raises:
+            SluiceError: the first that one of them raised; the others were cancelled.
+        """
+        turn, reasons = asyncio.Lock(), dict[int, str]()
 
-        async def answer(one: ValidRequest, write_one: Write) -> None:
+        async def answer(one: ValidRequest) -> None:
+            async def write_one(event: GenerateResponse) -> None:
+                if event.HasField("finished"):
+                    reasons[one.answer_index] = word_of(FinishReason, event.finished.reason)
+                numbered = GenerateResponse(answer_index=one.answer_index)
+                numbered.MergeFrom(event)
+                async with turn:
+                    await write(numbered)
+
             own = RequestLog(self.tracer, GENERATE.span, headers_of(log.server))
             further = self.limiter.call(one.priority_class, one.tenant)
             with own, further if one.answer_index else nullcontext():
@@ -191,7 +189,12 @@ class Generator:
                 call = _GenerateCall(self, own, write_one)
                 await call.within_deadline(one, call.answer)
 
-        await answer_all(requests_of(request), answer, note)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for one in requests_of(request):
+                    group.create_task(answer(one))
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
         ended = [reasons[index] for index in sorted(reasons)]
         log.describe({names.GEN_AI_FINISH_REASONS: ended})
 
@@ -272,6 +275,9 @@ class _GenerateCall(RunningCall):
         self._write = write
         self._parts: PartEvents | None = None
         """Finds calls and reasoning in the answer; None: it can have neither."""
+        self._cascade: Cascade | None = None
+        self._guards: GuardRunner | None = None
+        self._chunks: ChunkRows | None = None
         self._has_events = asyncio.Event()
 
     async def answer(self, incoming: AdmittedRequest) -> None:
@@ -311,16 +317,15 @@ class _GenerateCall(RunningCall):
         request, answers = incoming.request, self._shared.state.answers
         await self.admit(incoming)
         with incoming.reservation.released_on_error():
-            key = answers.key_of(incoming) if answers.enabled else ""
+            key = self._log.answer_key = answers.key_of(incoming) if answers.enabled else ""
             if key:
-                self._log.answer_key = key
                 kept = await answers.find(incoming, key)
                 if kept is not None:
                     return self._kept(incoming, kept)
             try:
                 if request.key_is_shared:
                     self._shared.state.keys.check(request.key)
-                return self._open(incoming, key)
+                return self._open(incoming)
             except BaseException:
                 answers.given_up(key, incoming.request_id)
                 raise
@@ -336,16 +341,15 @@ class _GenerateCall(RunningCall):
         self._shared.observers.ended(log)
         return answer
 
-    def _open(self, context: AdmittedRequest, answer_key: str) -> Answer:
+    def _open(self, context: AdmittedRequest) -> Answer:
         """A new answer, its task on the way. Nothing is awaited after it is open: the caller's `leave` closes it."""
-        request, prepared = context.request, context.first
+        request, prepared, guards = context.request, context.first, None
         for score in context.plan.scores:
             self._shared.observers.drift.scored(score)
-        cascade = guards = chunks = None
         if context.second is not None:
-            cascade = Cascade(self._upstream, self._shared.escalations, context)
+            self._cascade = Cascade(self._upstream, self._shared.escalations, context)
         if context.inspection.guards or context.inspection.answer_readers:
-            guards = GuardRunner(self._shared.guards, context)
+            self._guards = guards = GuardRunner(self._shared.guards, context)
         first = self._upstream.new_row(
             request,
             prepared,
@@ -353,31 +357,22 @@ class _GenerateCall(RunningCall):
             request.resume,
             counts_prompt=request.answer_index == 0,
         )
-        if prepared.chunks:
-            chunks = ChunkRows(self._upstream, context, first)
-        on_end = partial(self._ended, context, answer_key, cascade, guards, chunks)
-        answer = self._registry.open(context, first, cascade, guards, on_end)
+        on_end = partial(self._ended, context)
+        answer = self._registry.open(context, first, self._cascade, guards, on_end)
         reason = already_complete(prepared.sampling, first.transcript) if request.resume else None
         if reason is not None:
             answer.finish(reason, RowTimings(), time.monotonic())
-        elif chunks is not None:
-            chunks.start(answer)
+        elif prepared.chunks:
+            self._chunks = ChunkRows(self._upstream, context, first)
+            self._chunks.start(answer)
         else:
             self._upstream.send(context, first, prepared)
         if guards is not None and not answer.ended:
             guards.check_prompt(answer)  # beside the row
         return answer
 
-    def _ended(
-        self,
-        context: AdmittedRequest,
-        answer_key: str,
-        cascade: Cascade | None,
-        guards: GuardRunner | None,
-        chunks: ChunkRows | None,
-        answer: Answer,
-    ) -> None:
-        for one in (guards, chunks):
+    def _ended(self, context: AdmittedRequest, answer: Answer) -> None:
+        for one in (self._guards, self._chunks):
             if one is not None:
                 one.close()
         now = time.monotonic()
@@ -385,12 +380,13 @@ class _GenerateCall(RunningCall):
         used = self._upstream.usage.record_stream(context, answer, now)
         context.reservation.release(used)
         self._shared.state.keys.ended(context.request.key, answer)
-        if answer_key:
-            self._shared.state.answers.ended(answer_key, answer)
-        self._shared.observers.answered(context, cascade, answer)
+        if self._log.answer_key:
+            self._shared.state.answers.ended(self._log.answer_key, answer)
+        score = None if self._cascade is None else self._cascade.score
+        self._shared.observers.answered(context, score, answer)
 
     async def _read(self, request: ValidRequest, answer: Answer) -> None:
-        """Writes the events of a answer as they come."""
+        """Writes the events of an answer as they come."""
         self._request_id = answer.request_id
         limit = self._shared.settings.reader_buffer_tokens
         reader = Reader(len(request.resume), limit, self._has_events.set, self._stop)
@@ -495,32 +491,3 @@ def _sampling(params: SamplingParams, index: int) -> SamplingParams:
         digest = hashlib.sha256(f"{sampling.seed} {index}".encode()).digest()
         sampling.seed = int.from_bytes(digest[:8]) >> 1
     return sampling
-
-
-async def answer_all(
-    requests: Sequence[ValidRequest],
-    answer: Callable[[ValidRequest, Write], Coroutine[Any, Any, None]],
-    write: Write,
-) -> None:
-    """Runs ``answer`` for each request; their events go to ``write``, one at a time and with the index of the answer.
-
-    Raises:
-        SluiceError: the first that one of them raised; the others were cancelled.
-    """
-    turn = asyncio.Lock()
-
-    def numbered(index: int) -> Write:
-        async def write_next(event: GenerateResponse) -> None:
-            copy = GenerateResponse(answer_index=index)
-            copy.MergeFrom(event)
-            async with turn:
-                await write(copy)
-
-        return write_next
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for request in requests:
-                group.create_task(answer(request, numbered(request.answer_index)))
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None

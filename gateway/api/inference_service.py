@@ -1,23 +1,20 @@
 """``sluice.v1.InferenceService`` over grpc.aio."""
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final
 
+from gateway.admission.calls import AnyCall
 from gateway.admission.overload import ModelLoadTable
 from gateway.admission.pipeline import AdmittedRequest
 from gateway.api.generate import Generator
-from gateway.api.interceptor import GrpcCall
-from gateway.api.texts import EMBED, RERANK, SCORE, TextsKind, answer_texts
-from gateway.identity.caller import Caller
+from gateway.api.texts import EMBED, RERANK, SCORE, answer_texts
 from gateway.telemetry.request_log import untraced
 from gateway.validation.requests import UNSTATED_CLASS, ValidRequest
 from gateway.validation.texts import validate_count
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceServicer
-
-_R = TypeVar("_R")
 
 
 class InferenceService(InferenceServiceServicer):
@@ -33,36 +30,25 @@ class InferenceService(InferenceServiceServicer):
         self, request: pb.GenerateRequest, context: Any
     ) -> None:
         """See the proto."""
-        remaining_s = context.time_remaining()
-        await self._generator.answer(
-            request, context.caller, context.write, remaining_s, context.metadata
-        )
+        await self._generator.answer(request, context, context.write)
 
     async def GenerateText(
         self, request: pb.GenerateRequest, context: Any
     ) -> pb.GenerateTextResponse:
         """See the proto."""
-        return await whole_answer(
-            self._generator, request, context.caller, context.time_remaining(), context.metadata
-        )
+        return await whole_answer(self._generator, request, context)
 
     async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
         """See the proto."""
-        return await self._texts(EMBED, request, context)
+        return await answer_texts(self._generator, EMBED, request, context)
 
     async def Rerank(self, request: pb.RerankRequest, context: Any) -> pb.RerankResponse:
         """See the proto."""
-        return await self._texts(RERANK, request, context)
+        return await answer_texts(self._generator, RERANK, request, context)
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
         """See the proto."""
-        return await self._texts(SCORE, request, context)
-
-    async def _texts(self, kind: TextsKind[Any, _R], request: Any, call: GrpcCall) -> _R:
-        remaining_s = call.time_remaining()
-        return await answer_texts(
-            self._generator, kind, request, call.caller, remaining_s, call.metadata
-        )
+        return await answer_texts(self._generator, SCORE, request, context)
 
     async def CountTokens(
         self, request: pb.CountTokensRequest, context: Any
@@ -103,11 +89,7 @@ class InferenceService(InferenceServiceServicer):
 
 
 async def whole_answer(
-    generator: Generator,
-    request: pb.GenerateRequest,
-    caller: Caller,
-    remaining_s: float | None,
-    metadata: Mapping[str, str],
+    generator: Generator, request: pb.GenerateRequest, call: AnyCall
 ) -> pb.GenerateTextResponse:
     """The only answer to ``request``, in one message.
 
@@ -121,7 +103,7 @@ async def whole_answer(
     async def collect(event: pb.GenerateResponse) -> None:
         add_event(answer, event)
 
-    await generator.answer(request, caller, collect, remaining_s, metadata)
+    await generator.answer(request, call, collect)
     return answer
 
 

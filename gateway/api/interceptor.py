@@ -49,10 +49,10 @@ class GrpcCall:
 
     Attributes:
         metadata: its text entries; the trace context is among them.
-        write, time_remaining, peer, abort: of grpc's context.
+        write, peer, abort: of grpc's context.
     """
 
-    __slots__ = ("abort", "caller", "metadata", "peer", "time_remaining", "write")
+    __slots__ = ("_remaining_s", "abort", "caller", "metadata", "peer", "write")
 
     def __init__(self, context: Any) -> None:
         """The call of ``context``; ``caller`` is not known yet."""
@@ -60,14 +60,19 @@ class GrpcCall:
         entries = context.invocation_metadata() or ()
         self.metadata = {key: value for key, value in entries if isinstance(value, str)}
         self.write: Callable[[Any], Awaitable[None]] = context.write
-        self.time_remaining: Callable[[], float | None] = context.time_remaining
+        self._remaining_s: Callable[[], float | None] = context.time_remaining
         self.peer: Callable[[], str] = context.peer
         self.abort: Callable[..., Awaitable[None]] = context.abort
 
     @property
+    def remaining_s(self) -> float | None:
+        """Until its deadline, seconds; None: it has none."""
+        return self._remaining_s()
+
+    @property
     def guards_timeout_s(self) -> float:
         """How long it may wait for guard models if it has no deadline of its own kind, seconds."""
-        remaining = self.time_remaining()
+        remaining = self.remaining_s
         return GUARDS_S if remaining is None else min(remaining, GUARDS_S)
 
 

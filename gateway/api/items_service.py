@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,6 +12,7 @@ from gateway.api.generate import Generator
 from gateway.api.inference_service import whole_answer
 from gateway.api.interceptor import GrpcCall
 from gateway.api.texts import EMBED, answer_texts
+from gateway.identity.caller import Caller
 from gateway.routing.router import ModelFacts
 from gateway.validation.requests import class_of
 from sluice.defaults import AUTO
@@ -25,6 +28,15 @@ from sluice.v1.inference_pb2 import EmbedRequest, Finished
 from sluice.wire.clock import ms_of
 
 _Answers = asyncio.Queue[RunResponse | None]
+
+
+@dataclass
+class ItemCall:
+    """An item, as a call of its own."""
+
+    caller: Caller
+    metadata: Mapping[str, str]
+    remaining_s: float | None
 
 
 class ItemsService(ItemsServiceServicer):
@@ -85,13 +97,13 @@ class ItemsService(ItemsServiceServicer):
     async def _answer(self, request: RunRequest, call: GrpcCall) -> RunResponse:
         remaining_s = ms_of(request.timeout) / 1e3 if request.HasField("timeout") else None
         asked = request.embed if request.HasField("embed") else request.request
-        whose = call.caller, remaining_s, call.metadata
+        item = ItemCall(call.caller, call.metadata, remaining_s)
         with self._generator.limiter.call(class_of(asked), call.caller.tenant):
             if isinstance(asked, EmbedRequest):
-                found = await answer_texts(self._generator, EMBED, asked, *whose)
+                found = await answer_texts(self._generator, EMBED, asked, item)
                 cost = self._facts_of(found.model).cost(found.usage.prompt_tokens, 0)
                 return RunResponse(id=request.id, embedded=found, cost=cost)
-            answer = await whole_answer(self._generator, asked, *whose)
+            answer = await whole_answer(self._generator, asked, item)
         answer.ClearField("token_ids")
         return RunResponse(id=request.id, answer=answer, cost=self._cost(answer.finished))
 

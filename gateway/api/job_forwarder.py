@@ -94,7 +94,7 @@ class JobForwarder(grpc.GenericRpcHandler):
     ) -> None:
         metadata = self.metadata(context.caller, context.metadata, method)
         call: Any = self._open().stream_stream(method)(
-            timeout=context.time_remaining(), metadata=metadata
+            timeout=context.remaining_s, metadata=metadata
         )
         sending = asyncio.ensure_future(_send(requests, call))
         try:

@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
+from gateway.admission.calls import AnyCall
 from gateway.admission.pipeline import AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt, embed_rows, rerank_rows, score_rows
 from gateway.api.generate import Generator, Kind, RunningCall
@@ -96,19 +97,16 @@ async def answer_texts(
     shared: Generator,
     kind: TextsKind[_Q, _R],
     wire: _Q,
-    caller: Caller,
-    remaining_s: float | None,
-    metadata: Mapping[str, str],
+    asked_by: AnyCall,
 ) -> _R:
-    """The response to a call of ``kind``; the rest is as in `Generator.answer`.
+    """The response to a call of ``kind``.
 
     Raises:
         SluiceError: the call ends with it.
     """
-    with RequestLog(shared.tracer, kind.span, metadata, kind.operation) as log:
+    with RequestLog(shared.tracer, kind.span, asked_by.metadata, kind.operation) as log:
         catalog = shared.upstream.admission.policies.catalog
-        timeout_s = shared.timeout_s(remaining_s)
-        request = kind.validate(wire, catalog, timeout_s, caller)
+        request = kind.validate(wire, catalog, shared.timeout_s(asked_by), asked_by.caller)
         log.valid(request)
         texts = len(request.conversation.documents) + len(request.conversation.answers)
         log.describe({names.TEXTS: texts})
@@ -142,12 +140,11 @@ class _TextsCall(RunningCall):
         except BaseException as error:
             self._ended(incoming, self.error_of(error, request).reason)
             raise
-        usage = self._ended(incoming, "")
         facts = {
             "request_id": incoming.request_id,
             "trace_id": self._log.trace_id,
             "model": incoming.plan.model,
-            "usage": usage,
+            "usage": self._ended(incoming, ""),
         }
         return self._texts.response(wire, [*zip(values, incoming.rows, strict=True)], facts)
 
@@ -180,13 +177,13 @@ class _TextsCall(RunningCall):
         record_stream = self._upstream.usage.record_stream
         used = sum(record_stream(admitted, row.result, now) for row in self._rows)
         admitted.reservation.release(used)
-        self._log.rows_ended(plan.model, rows, error, now)
-        self._shared.observers.ended(self._log)
         usage = pb.Usage(
             prompt_tokens=sum(len(row.prompt_token_ids) for row in admitted.rows),
             cached_prompt_tokens=sum(row.usage.cached_prompt_tokens for row in rows),
-            cached=not rows,
+            cached=not rows and not error,
         )
+        self._log.rows_ended(plan.model, rows, usage, error, now)
+        self._shared.observers.ended(self._log)
         attributes: dict[str, AttributeValue] = {
             names.GEN_AI_RESPONSE_MODEL: plan.model,
             names.GEN_AI_INPUT_TOKENS: usage.prompt_tokens,
@@ -195,7 +192,7 @@ class _TextsCall(RunningCall):
         }
         if usage.cached:
             attributes[names.CACHED] = True
-        elif rows[0].final and admitted.rows[0].model.settings.engine == "embedding":
+        elif rows and rows[0].final and admitted.rows[0].model.settings.engine == "embedding":
             attributes[names.GEN_AI_DIMENSIONS] = len(rows[0].final.values) // 4
         self._log.describe(attributes)
         return usage

@@ -54,6 +54,7 @@ class HttpCall(Request):
         request_id: of its answer: that of the request to a model, where there is one.
         metadata: its headers, names in lower case; of one that comes twice the last.
         caller: who calls.
+        remaining_s: until its deadline, seconds; None: it has none.
         keep: called with each number of bytes of its body that are kept; raises Overloaded.
         sent: the headers that have been sent; None: none yet.
         limit_headers: what its answer says of the limits of its tenant.
@@ -68,6 +69,7 @@ class HttpCall(Request):
         super().__init__(scope, receive, send)
         self.request_id = new_request_id()
         self.metadata: Mapping[str, str] = dict(self.headers.items())
+        self.remaining_s: float | None = None
         self.sent: Mapping[str, str] | None = None
         self.limit_headers: Callable[[], Mapping[str, str]] = dict
         self.named: Callable[[str], str] = field_name

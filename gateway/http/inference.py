@@ -135,7 +135,7 @@ class ModelCalls:
     ) -> None:
         """Answers ``request``; ``head``: headers of the answer, `SSE` for a stream."""
         streams = head is SSE
-        timeout_s = add_headers(call.metadata, request, streams=streams)
+        call.remaining_s = add_headers(call.metadata, request, streams=streams)
 
         # The head is sent with the first text: an error before it has a status of its own.
         async def write(event: pb.GenerateResponse) -> None:
@@ -144,17 +144,15 @@ class ModelCalls:
                 await call.write(sent, head, more=True)
 
         with call.while_connected():
-            await self._generator.answer(request, call.caller, write, timeout_s, call.metadata)
+            await self._generator.answer(request, call, write)
             call.request_id = answer.request_id
             await call.write(answer.end(), head)
 
     async def _texts(self, call: HttpCall, kind: TextsKind[Any, R], request: Any) -> R:
         """The response to a call about texts."""
-        timeout_s = add_headers(call.metadata, request)
+        call.remaining_s = add_headers(call.metadata, request)
         with call.while_connected():
-            response = await answer_texts(
-                self._generator, kind, request, call.caller, timeout_s, call.metadata
-            )
+            response = await answer_texts(self._generator, kind, request, call)
         call.request_id = response.request_id
         return response
 

@@ -267,14 +267,16 @@ class RequestLog:
             span.end(time.time_ns() - int(ago_s * 1e9))
         self._row_spans.clear()
 
-    def rows_ended(self, model: str, rows: Sequence[Row], error: str, now: float) -> None:
+    def rows_ended(
+        self, model: str, rows: Sequence[Row], usage: Usage, error: str, now: float
+    ) -> None:
         """All rows of a request about texts have ended; ``error`` is the reason of the one that failed it."""
         self.rows, self.model, self.error, self.ended_at = rows, model, error, now
         last = next((one.final.timings for one in reversed(rows) if one.final), RowTimings())
         self.finished = Finished(
             reason=FINISH_REASON_UNSPECIFIED if error else FINISH_REASON_STOP,
             timings=self.timings(last, now, now),
-            usage=Usage(cached=not rows and not error),
+            usage=usage,
         )
 
     def delivered(self, answer: Answer | Replay, models: Mapping[str, ModelFacts]) -> None:
