@@ -1,33 +1,28 @@
-"""Regular expressions of rules: parsed into a tree, measured, and compiled by RE2.
+"""Regular expressions of rules: compiled by RE2, and read into the positions that a streamed answer follows.
 
-Accepted is what RE2, Vectorscan and the automaton of answers read alike: literals, ``.``, classes, ``\\d \\w \\s``
-and their opposites, ``\\p{..}``, ``\\x41``, ``\\b \\B ^ $ \\A \\z``, groups, alternation, the flags i, m and s, and
-repeats, greedy and lazy, of up to `REPEAT_MAX`. Refused, with the position: back-references, look-around, atomic
-groups, conditions and possessive repeats. So every match takes linear time.
+The syntax is RE2's, so every match takes linear time: no back-references, look-around or possessive repeats, and
+repeats up to 1000. RE2 refuses what is wrong; `read` only divides what it has accepted.
 
-The tree has two uses: `width_of` computes the longest possible match, which the output filter may have to hold back,
-and `gateway.safety.output.automaton` builds from it the automaton that follows an answer character by character.
+A pattern becomes Glushkov's automaton: one position for each of its characters, and which positions may follow each.
+Every path through the positions spells a text that the pattern may match. Counted repeats are written out; where that
+would take too many positions the repeat has no upper bound instead, so that more texts are followed than the pattern
+matches, never fewer. Lazy repeats are read as greedy ones.
 """
 
+import math
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import re2
 
-REPEAT_MAX: Final = 1000
-"""The highest bound of a repeat (the limit of RE2)."""
 DEPTH_MAX: Final = 50
 """Groups inside each other."""
-
-_ASCII_WORD: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
-_ASCII_SPACE: Final = frozenset(" \t\n\r\f\v")
-_ODD_CASES: Final = (("s", "\u017f"), ("k", "\u212a"))
-"""Characters outside ASCII that are another case of an ASCII letter."""
-_UNKNOWN: Final = "p"
-"""The name of a Unicode property, which every engine has in a version of its own."""
+REPEAT_POSITIONS_MAX: Final = 600
+"""Positions that one counted repeat may take."""
+PATTERN_POSITIONS_MAX: Final = 6000
 PATTERNS_KEPT: Final = 4096
 """What is known of so many patterns stays: all policies, for prompts and for answers, have the same default rules."""
 _MEMORY_MAX: Final = 64 << 20
@@ -46,6 +41,7 @@ class PatternError(ValueError):
         super().__init__(reason if position is None else f"position {position}: {reason}")
 
 
+@lru_cache(PATTERNS_KEPT)
 def compiled(
     pattern: str | bytes, *, any_case: bool = False, captures: bool = False
 ) -> "re2._Regexp[Any]":
@@ -67,126 +63,53 @@ def compiled(
         raise PatternError(f"the engine refuses the pattern: {text}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class CharSet:
-    """The characters that may stand at one place of a match.
+# Where a link between two characters, or an empty part, is possible: bits of these three.
+AT_BOUNDARY: Final = 1
+INSIDE: Final = 2
+"""Where no word begins or ends."""
+SURE: Final = 4
+"""Whatever comes next. An end of a line or of the text is possible everywhere, and sure nowhere."""
+ANYWHERE: Final = AT_BOUNDARY | INSIDE | SURE
+_ASSERTIONS: Final = {r"\b": AT_BOUNDARY, r"\B": INSIDE}
 
-    Two engines may disagree about a character outside ASCII (RE2's ``\\w`` is ASCII, Python's is not). A set says what
-    it *may* hold under any reading, so that nothing that an engine could match is missed.
+Links = tuple[int, int, int]
+"""Sets of positions, a bit for each: those that can be reached at a boundary, inside, and surely."""
+NOWHERE: Final[Links] = (0, 0, 0)
+
+
+class Part(NamedTuple):
+    """What must be known of a part of a pattern.
 
     Attributes:
-        ranges: first and last character of each range.
-        named: letters of Perl classes, of "dDsSwW", and "p" for any Unicode property.
-        negated: everything but these.
-        any_case: letters stand for both cases.
+        empty: where it can match nothing; 0: nowhere.
+        first: positions that can begin it.
+        last: positions that can end it.
+        least: characters of its shortest match.
+        most: characters of its longest match; infinite where there is no bound.
     """
 
-    ranges: tuple[tuple[str, str], ...] = ()
-    named: frozenset[str] = frozenset()
-    negated: bool = False
-    any_case: bool = False
-
-    def may_hold(self, char: str) -> bool:
-        """Whether some engine could find ``char`` in the set."""
-        return not self._listed(char, sure=True) if self.negated else self._listed(char, sure=False)
-
-    def _listed(self, char: str, sure: bool) -> bool:
-        forms = self._forms(char, sure)
-        if any(first <= form <= last for form in forms for first, last in self.ranges):
-            return True
-        if self.any_case and not sure and self._holds_a_case_of(forms):
-            return True
-        return any(_in_class(char, name, sure) for name in self.named)
-
-    def _forms(self, char: str, sure: bool) -> frozenset[str]:
-        """``char`` as it may be written; where engines must agree, only ASCII letters have two cases."""
-        if not self.any_case or (sure and not char.isascii()):
-            return frozenset(char)
-        return cases(char) if not sure else frozenset((char.lower(), char.upper()))
-
-    def _holds_a_case_of(self, forms: frozenset[str]) -> bool:
-        singles = (first for first, last in self.ranges if first == last)
-        return any(not forms.isdisjoint(cases(single)) for single in singles)
+    empty: int
+    first: Links = NOWHERE
+    last: Links = NOWHERE
+    least: int = 0
+    most: float = 0
 
 
-def cases(char: str) -> frozenset[str]:
-    """``char`` and the single characters that differ from it in case alone (the long s and the Kelvin sign too)."""
-    forms = {char, char.lower(), char.upper()}
-    forms |= {form.lower() for form in forms} | {form.upper() for form in forms}
-    forms |= {odd for letter, odd in _ODD_CASES if letter in forms}
-    return frozenset(form for form in forms if len(form) == 1)
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """All positions of one pattern.
 
+    Attributes:
+        chars: the set of each position, as a pattern of one character.
+        follow: what may come behind each position at a boundary, and inside.
+        whole: the pattern as one part.
+        unbounded: where the first repeat without an upper bound stands; None: there is none.
+    """
 
-def is_ascii_word(char: str) -> bool:
-    """Whether every engine takes ``char`` for part of a word."""
-    return char in _ASCII_WORD
-
-
-def _in_class(char: str, name: str, sure: bool) -> bool:
-    """Whether ``char`` is in the class, surely or possibly. They differ outside ASCII alone."""
-    if name == _UNKNOWN:
-        return not sure
-    if not char.isascii():
-        return not sure and (name.isupper() or _in_unicode_class(char, name))
-    held = {"d": "0" <= char <= "9", "s": char in _ASCII_SPACE, "w": char in _ASCII_WORD}
-    return held[name.lower()] is name.islower()
-
-
-def _in_unicode_class(char: str, name: str) -> bool:
-    if name == "d":
-        return char.isdecimal()
-    return char.isspace() if name == "s" else char.isalnum()
-
-
-class Assertion(Enum):
-    """A condition between two characters."""
-
-    BOUNDARY = "\\b"
-    NO_BOUNDARY = "\\B"
-    EDGE = "edge"
-    """A start or an end of line or text; read as possible everywhere."""
-
-
-@dataclass(frozen=True)
-class Char:
-    """One character of a set."""
-
-    chars: CharSet
-
-
-@dataclass(frozen=True)
-class Zero:
-    """A zero-width assertion."""
-
-    assertion: Assertion
-
-
-@dataclass(frozen=True)
-class Concat:
-    """A sequence of parts."""
-
-    parts: tuple["Node", ...]
-
-
-@dataclass(frozen=True)
-class Alternation:
-    """One of several parts."""
-
-    options: tuple["Node", ...]
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """``low`` to ``high`` times; without bound where ``high`` is None. ``at``: its position in the pattern."""
-
-    part: "Node"
-    low: int
-    high: int | None
-    lazy: bool
-    at: int
-
-
-Node = Char | Zero | Concat | Alternation | Repeat
+    chars: list[str]
+    follow: tuple[list[int], list[int]]
+    whole: Part
+    unbounded: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,250 +120,215 @@ class Width:
     most: int
 
 
-@lru_cache(PATTERNS_KEPT)
 def width_of(pattern: str) -> Width:
     """The width of ``pattern``'s matches.
 
     Raises:
         PatternError: it is not accepted, has no upper bound or matches the empty text.
     """
-    width = _width(parse(pattern))
-    if width.least == 0:
-        raise PatternError("the pattern matches the empty text", 0)
-    return width
+    read = positions_of(pattern)
+    if read.unbounded is not None:
+        raise PatternError("a repeat without an upper bound; write {least,most}", read.unbounded)
+    return Width(read.whole.least, int(read.whole.most))
 
 
 @lru_cache(PATTERNS_KEPT)
-def parse(pattern: str) -> Node:
-    """The tree of ``pattern``.
+def positions_of(pattern: str) -> Positions:
+    """The positions of ``pattern``, shared by all who ask.
 
     Raises:
-        PatternError: it is not accepted.
+        PatternError: it is not accepted, is too large, or matches the empty text.
     """
-    parser = _Parser(pattern)
-    node = parser.alternation(set())
-    if parser.at < len(pattern):
-        raise parser.error("a closing parenthesis without its opening one")
-    return node
+    compiled(pattern.encode())
+    reader = _Reader(pattern)
+    whole = reader.alternation()
+    if whole.least == 0:
+        raise PatternError("the pattern matches the empty text", 0)
+    return Positions(reader.chars, reader.follow, whole, reader.unbounded)
 
 
-def _width(node: Node) -> Width:
-    match node:
-        case Char():
-            return Width(1, 1)
-        case Zero():
-            return Width(0, 0)
-        case Concat():
-            widths = [_width(part) for part in node.parts]
-            return Width(sum(w.least for w in widths), sum(w.most for w in widths))
-        case Alternation():
-            widths = [_width(option) for option in node.options]
-            return Width(min(w.least for w in widths), max(w.most for w in widths))
-        case Repeat():
-            if node.high is None:
-                raise PatternError(
-                    f"a repeat without an upper bound; write {{{node.low},n}}", node.at
-                )
-            width = _width(node.part)
-            return Width(width.least * node.low, width.most * node.high)
-
-
-_ANY: Final = CharSet(negated=True)
-_NO_NEWLINE: Final = CharSet((("\n", "\n"),), negated=True)
-_CONTROLS: Final = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v"}
-_ASSERTIONS: Final = {
-    "b": Assertion.BOUNDARY,
-    "B": Assertion.NO_BOUNDARY,
-    "A": Assertion.EDGE,
-    "z": Assertion.EDGE,
-}
+_TOKEN: Final = re.compile(
+    r"(?P<flags>\(\?[a-zA-Z-]+\))"
+    r"|(?P<open>\((?:\?P?<\w+>|\?[a-zA-Z-]*:)?)"
+    r"|(?P<close>\))"
+    r"|(?P<bar>\|)"
+    r"|(?P<repeat>(?P<times>[*+?]|\{\d+(?:,\d*)?\})\??)"
+    r"|(?P<assertion>\\[bBAz]|[\^$])"
+    r"|(?P<strange>\\[CQ])"
+    r"|(?P<char>\[\^?\]?(?:\[:\^?\w+:\]|\\.|[^\]])*\]"
+    r"|\\(?:[pP](?:\{[^}]*\}|.)|x(?:\{[^}]*\}|..)|[0-7]{1,3}|.)|.)",
+    re.DOTALL,
+)
 _SIGNS: Final[dict[str, tuple[int, int | None]]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-_COUNTS: Final = re.compile(r"\{([0-9]{1,4})(,?)([0-9]{0,4})\}")
-_FLAGS: Final = re.compile(r"([ims]*)([:)])")
-_GROUP_NAME: Final = re.compile(r"P?<[A-Za-z_]\w*>")
-_CLASS_NAME: Final = re.compile(r"([dDsSwW])|[pP](?:\{[^{}]*\}|[A-Z])")
-_HEXADECIMAL: Final = re.compile(r"\{([0-9A-Fa-f]{1,6})\}|([0-9A-Fa-f]{2})")
 
 
-class _Parser:
-    """Walks over one pattern once, from left to right."""
+class _Reader:
+    """Walks over the tokens of one pattern, over those of a counted repeat once for each time."""
 
     def __init__(self, pattern: str) -> None:
-        self._pattern = pattern
+        self._tokens = list(_TOKEN.finditer(pattern))
+        self._at = 0
         self._depth = 0
-        self.at = 0
+        self._flags = ""
+        self.chars: list[str] = []
+        self.follow: tuple[list[int], list[int]] = ([], [])
+        self.unbounded: int | None = None
 
-    def error(self, reason: str, at: int | None = None) -> PatternError:
-        return PatternError(reason, self.at if at is None else at)
-
-    def alternation(self, flags: set[str]) -> Node:
-        options = [self._concat(flags)]
-        while self._skip("|"):
-            options.append(self._concat(flags))
-        return options[0] if len(options) == 1 else Alternation(tuple(options))
-
-    def _next_is(self, text: str) -> bool:
-        return self._pattern.startswith(text, self.at)
-
-    def _skip(self, text: str) -> bool:
-        found = self._next_is(text)
-        self.at += len(text) if found else 0
-        return found
-
-    def _skip_match(self, regex: re.Pattern[str]) -> re.Match[str] | None:
-        found = regex.match(self._pattern, self.at)
-        self.at = found.end() if found else self.at
-        return found
-
-    def _take(self) -> str:
-        if self.at >= len(self._pattern):
-            raise self.error("the pattern ends too early")
-        self.at += 1
-        return self._pattern[self.at - 1]
-
-    def _concat(self, flags: set[str]) -> Node:
-        parts: list[Node] = []
-        while self.at < len(self._pattern) and self._pattern[self.at] not in "|)":
-            node = self._atom(flags)
-            if node is not None:
-                parts.append(self._repeated(node))
-        return parts[0] if len(parts) == 1 else Concat(tuple(parts))
-
-    def _repeated(self, node: Node) -> Node:
-        at = self.at
-        bounds = self._bounds()
-        if bounds is None:
-            return node
-        lazy = self._skip("?")
-        if self._next_is("+"):
-            raise self.error("possessive repeats are not linear-time syntax")
-        if self.at < len(self._pattern) and self._pattern[self.at] in "*?{":
-            raise self.error("a repeat of a repeat")
-        return Repeat(node, *bounds, lazy, at)
-
-    def _bounds(self) -> tuple[int, int | None] | None:
-        for sign, known in _SIGNS.items():
-            if self._skip(sign):
-                return known
-        if not self._next_is("{"):
-            return None
-        at, found = self.at, self._skip_match(_COUNTS)
-        low, comma, high = found.groups() if found else ("1", "", "0")
-        least = int(low)
-        most = int(high) if high else None if comma else least
-        if max(least, most or 0) > REPEAT_MAX or (most is not None and most < least):
-            raise self.error(
-                f"a repeat is {{n}} or {{n,m}} with n <= m <= {REPEAT_MAX}; a brace as itself is \\{{",
-                at,
+    def alternation(self) -> Part:
+        """The part up to the next closing parenthesis, or the end."""
+        flags, whole = self._flags, self._sequence()
+        while self._next_is("bar"):
+            self._at += 1
+            option = self._sequence()
+            whole = Part(
+                whole.empty | option.empty,
+                union(whole.first, option.first),
+                union(whole.last, option.last),
+                min(whole.least, option.least),
+                max(whole.most, option.most),
             )
-        return least, most
+        self._flags = flags
+        return whole
 
-    def _atom(self, flags: set[str]) -> Node | None:
-        at, char = self.at, self._take()
-        match char:
-            case "(":
-                return self._group(flags, at)
-            case "[":
-                return Char(self._class(flags, at))
-            case "\\":
-                return self._escape(flags, at)
-            case "^" | "$":
-                return Zero(Assertion.EDGE)
-            case "." if "s" in flags:
-                return Char(_ANY)
-            case ".":
-                return Char(_NO_NEWLINE)
-            case "*" | "+" | "?" | "{":
-                raise self.error("nothing to repeat", at)
-        return _one(char, flags)
+    def _next_is(self, *kinds: str) -> bool:
+        return self._at < len(self._tokens) and self._tokens[self._at].lastgroup in kinds
 
-    def _group(self, flags: set[str], at: int) -> Node | None:
-        inner = set(flags)
-        if self._skip("?") and not self._opens(flags, inner, at):
-            return None
+    def _sequence(self) -> Part:
+        whole = Part(ANYWHERE)
+        while self._at < len(self._tokens) and not self._next_is("bar", "close"):
+            whole = self._joined(whole, self._repeated())
+        return whole
+
+    def _repeated(self) -> Part:
+        begin, size = self._at, len(self.chars)
+        part = self._atom()
+        if not self._next_is("repeat"):
+            return part
+        token, behind = self._tokens[self._at], self._at + 1
+        low, high = _bounds(token["times"])
+        if high is None and self.unbounded is None:
+            self.unbounded = token.start()
+        least, most = part.least * low, math.inf if high is None else part.most * high
+        times_max = max(1, REPEAT_POSITIONS_MAX // max(1, len(self.chars) - size))
+        if max(low, high or 0) > times_max:
+            low, high = min(low, times_max), None
+        copies = [part]
+        while len(copies) < (low if high is None else high):
+            self._at = begin
+            copies.append(self._atom())
+        self._at = behind
+        whole = self._times(copies[:high], low, high is None)
+        return whole._replace(least=least, most=most)
+
+    def _times(self, copies: list[Part], low: int, endless: bool) -> Part:
+        """The same part at least ``low`` times: ``(x(x(x)?)?)?`` needs fewer links than ``x?x?x?``."""
+        whole = Part(ANYWHERE)
+        if endless:
+            self._connect(copies[-1].last, copies[-1].first)
+        for number in range(len(copies), 0, -1):
+            whole = self._joined(copies[number - 1], whole)
+            if number > low:
+                whole = whole._replace(empty=ANYWHERE)
+        return whole
+
+    def _atom(self) -> Part:
+        token = self._tokens[self._at]
+        self._at += 1
+        match token.lastgroup:
+            case "flags":
+                self._set_flags(token[0])
+                return Part(ANYWHERE)
+            case "open":
+                return self._group(token)
+            case "assertion":
+                return Part(_ASSERTIONS.get(token[0], AT_BOUNDARY | INSIDE))
+            case "strange":
+                raise PatternError(f"the escape {token[0]} is not accepted", token.start())
+        return self._char(token[0])
+
+    def _group(self, token: re.Match[str]) -> Part:
         self._depth += 1
         if self._depth > DEPTH_MAX:
-            raise self.error(f"more than {DEPTH_MAX} groups inside each other", at)
-        node = self.alternation(inner)
-        if not self._skip(")"):
-            raise self.error("a parenthesis is not closed", at)
+            reason = f"more than {DEPTH_MAX} groups inside each other"
+            raise PatternError(reason, token.start())
+        flags = self._flags
+        if token[0].endswith(":"):
+            self._set_flags(token[0])
+        part = self.alternation()
+        self._flags = flags
         self._depth -= 1
-        return node
+        self._at += 1
+        return part
 
-    def _opens(self, flags: set[str], inner: set[str], at: int) -> bool:
-        """Reads what is behind ``(?``; False when it sets flags for what follows and is no group."""
-        if self._skip_match(_GROUP_NAME):
-            return True
-        found = self._skip_match(_FLAGS)
-        if found is None:
-            raise self.error(
-                "look-around, back-references and this kind of group are not linear-time syntax", at
-            )
-        (inner if found[2] == ":" else flags).update(found[1])
-        return found[2] == ":"
+    def _set_flags(self, text: str) -> None:
+        on, _, off = text.strip("(?:)").partition("-")
+        self._flags = "".join(sorted({*self._flags, *on}.intersection("is").difference(off)))
 
-    def _escape(self, flags: set[str], at: int) -> Node:
-        assertion = _ASSERTIONS.get(self._pattern[self.at : self.at + 1])
-        if assertion is not None:
-            self.at += 1
-            return Zero(assertion)
-        named = self._class_name()
-        return Char(CharSet(named=named)) if named else _one(self._escaped(at), flags)
+    def _char(self, text: str) -> Part:
+        if len(self.chars) >= PATTERN_POSITIONS_MAX:
+            raise PatternError(f"more than {PATTERN_POSITIONS_MAX} characters when written out")
+        only = 1 << len(self.chars)
+        self.chars.append(f"(?{self._flags}:{text})")
+        for follow in self.follow:
+            follow.append(0)
+        return Part(0, (only, only, only), (only, only, only), 1, 1)
 
-    def _class_name(self) -> frozenset[str]:
-        """The class that ``\\d``, ``\\pL`` and the like name; empty where none is named."""
-        found = self._skip_match(_CLASS_NAME)
-        return frozenset((found[1] or _UNKNOWN) if found else "")
+    def _joined(self, left: Part, right: Part) -> Part:
+        self._connect(left.last, right.first)
+        return Part(
+            left.empty & right.empty,
+            union(left.first, _where(left.empty, right.first)),
+            union(right.last, _where(right.empty, left.last)),
+            left.least + right.least,
+            left.most + right.most,
+        )
 
-    def _escaped(self, at: int) -> str:
-        """The character that an escape stands for."""
-        char = self._take()
-        if char == "x":
-            found = self._skip_match(_HEXADECIMAL)
-            code = int(found[1] or found[2], 16) if found else -1
-            if not 0 <= code <= 0x10FFFF:
-                raise self.error("\\x takes two hexadecimal digits or {digits} of a code point", at)
-            return chr(code)
-        if char.isdecimal() or char in "gk":
-            raise self.error("a back-reference is not linear-time syntax", at)
-        if char.isalnum() and char.isascii() and char not in _CONTROLS:
-            raise self.error(f"the escape \\{char} is not accepted", at)
-        return _CONTROLS.get(char, char)
-
-    def _class(self, flags: set[str], at: int) -> CharSet:
-        negated = self._skip("^")
-        ranges: list[tuple[str, str]] = []
-        named: set[str] = set()
-        if self._next_is("]"):
-            raise self.error("an empty class; a bracket as itself is \\]", at)
-        while not self._skip("]"):
-            if self.at >= len(self._pattern):
-                raise self.error("a class is not closed", at)
-            self._class_item(ranges, named)
-        return CharSet(tuple(ranges), frozenset(named), negated, "i" in flags)
-
-    def _class_item(self, ranges: list[tuple[str, str]], named: set[str]) -> None:
-        at = self.at
-        low = high = self._class_char(named)
-        if low is not None and self._next_is("-") and not self._next_is("-]"):
-            self.at += 1
-            high = self._class_char(named)
-        if low is not None and (high is None or high < low):
-            raise self.error("a range that runs backwards", at)
-        if low is not None and high is not None:
-            ranges.append((low, high))
-
-    def _class_char(self, named: set[str]) -> str | None:
-        """One character of a class; None for a named class, which is added to ``named``."""
-        at, char = self.at, self._take()
-        if char == "[":
-            raise self.error("a bracket inside a class is \\[", at)
-        if char != "\\":
-            return char
-        known = self._class_name()
-        named |= known
-        return None if known else self._escaped(at)
+    def _connect(self, last: Links, first: Links) -> None:
+        for place, follow in enumerate(self.follow):
+            for position in bits_of(last[place]):
+                follow[position] |= first[place]
 
 
-def _one(char: str, flags: set[str]) -> Char:
-    return Char(CharSet(((char, char),), any_case="i" in flags))
+def _bounds(repeat: str) -> tuple[int, int | None]:
+    if repeat in _SIGNS:
+        return _SIGNS[repeat]
+    low, comma, high = repeat.strip("{}").partition(",")
+    return int(low), int(high) if high else None if comma else int(low)
+
+
+def union(left: Links, right: Links) -> Links:
+    """All that one of them has."""
+    return left[0] | right[0], left[1] | right[1], left[2] | right[2]
+
+
+def _where(when: int, links: Links) -> Links:
+    """``links`` as far as they are possible under one condition more."""
+    return (
+        links[0] if when & AT_BOUNDARY else 0,
+        links[1] if when & INSIDE else 0,
+        links[2] if when & SURE else 0,
+    )
+
+
+def shifted(links: Links, by: int) -> Links:
+    """``links`` to positions that come ``by`` later."""
+    return links[0] << by, links[1] << by, links[2] << by
+
+
+def set_of(patterns: Iterable[str]) -> re2.Set:
+    """Tells which of ``patterns`` a whole text matches, by their numbers."""
+    options = re2.Options()
+    options.log_errors = False
+    found = re2.Set.FullMatchSet(options)
+    for pattern in patterns:
+        found.Add(pattern)
+    found.Compile()
+    return found
+
+
+def bits_of(mask: int) -> Iterator[int]:
+    """The numbers of the bits that are set, from the lowest on."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest

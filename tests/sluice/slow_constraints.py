@@ -81,9 +81,9 @@ PATTERNS: Final[dict[str, tuple[str, str]]] = {
     "counted characters": ("x.{73}", ""),
     "many counted characters": ("x.{1000}", ""),
     # https://github.com/intel/hyperscan/issues/425: ended the process.
-    "largest count of hyperscan": ("abc .{0,32767}", "position 5: a repeat is {n} or {n,m}"),
+    "largest count of hyperscan": ("abc .{0,32767}", "invalid repetition size: {0,32767}"),
     # https://github.com/google/re2/issues/405
-    "above the largest count of RE2": ("a{0,2048}", "position 1: a repeat is {n} or {n,m}"),
+    "above the largest count of RE2": ("a{0,2048}", "invalid repetition size: {0,2048}"),
     "largest count of RE2": ("a.{0,1000}b", ""),
     # https://github.com/uhop/node-re2/issues/206
     "counts in counts": ("(g{2,32}|q){1,32}", "invalid repetition size: {1,32}"),
@@ -96,7 +96,7 @@ PATTERNS: Final[dict[str, tuple[str, str]]] = {
     # https://github.com/intel/hyperscan/issues/9
     "many alternatives": (
         "|".join(f"word{at}[0-9]{{2,10}}" for at in range(900)),
-        "the engine refuses the pattern: Pattern length exceeds limit",
+        "more than 6000 characters when written out",
     ),
     "no bound": ("a.*b", "position 2: a repeat without an upper bound"),
     "deep": ("(" * 51 + "a" + ")" * 51, "position 50: more than 50 groups inside each other"),

@@ -214,10 +214,8 @@ class Redactor:
             return least
         least = min(max(1, least), len(context))
         for chars in range(least, min(len(context), _CONTEXT_CHARS)):
-            at = len(context) - chars
-            if not automaton.may_begin(context[at]):
-                return chars
-            if chars < _TRIES and not automaton.crosses(context[at:] + held[:1], chars):
+            behind = context[len(context) - chars :]
+            if not automaton.may_begin(behind + held[:1] if chars < _TRIES else behind[0]):
                 return chars
         return least if self._context_cut else len(context)
 
