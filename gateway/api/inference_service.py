@@ -10,8 +10,7 @@ from gateway.admission.pipeline import AdmittedRequest
 from gateway.api.generate import Generator
 from gateway.api.texts import EMBED, RERANK, SCORE, answer_texts
 from gateway.telemetry.request_log import untraced
-from gateway.validation.requests import UNSTATED_CLASS, ValidRequest
-from gateway.validation.texts import validate_count
+from gateway.validation.requests import UNSTATED_CLASS, ValidRequest, validate_count
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceServicer

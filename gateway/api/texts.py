@@ -22,8 +22,13 @@ from gateway.models.catalog import Catalog, ServedModel
 from gateway.telemetry.request_log import RequestLog, row_attributes
 from gateway.upstream.rows import InternalRow
 from gateway.validation.conversation import Conversation
-from gateway.validation.requests import WORKLOAD_LABEL, ValidRequest
-from gateway.validation.texts import validate_embed, validate_rerank, validate_score
+from gateway.validation.requests import (
+    WORKLOAD_LABEL,
+    ValidRequest,
+    validate_embed,
+    validate_rerank,
+    validate_score,
+)
 from sluice.telemetry import names
 from sluice.telemetry.tracing import TRACEPARENT, UNSAMPLED, headers_of
 from sluice.v1 import inference_pb2 as pb

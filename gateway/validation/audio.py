@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from gateway.models.catalog import Catalog
 from gateway.models.speech import BYTES_A_SECOND, SAMPLE_BYTES, BadAudio, pcm_of_wav
-from gateway.validation.conversation import FieldViolations
+from gateway.validation.conversation import FieldViolations, model_among
 from sluice.defaults import AUTO
-from sluice.errors import UnknownModel
 from sluice.v1 import inference_pb2
 from sluice.v1.inference_pb2 import AudioInput, GenerateRequest
 
@@ -47,26 +46,12 @@ def audio_of(
     return valid
 
 
-def hearing_model(name: str, catalog: Catalog, found: FieldViolations) -> str:
-    """The model that gets the audio: the named one, else the only one. The last check: raises what was found.
-
-    Raises:
-        UnknownModel: there is none, or none of that name.
-    """
-    known, wanted = ", ".join(catalog.hearing), "" if name == AUTO else name
-    if wanted in catalog.answering and wanted not in catalog.hearing:
-        takes = f"name one that does: {known}" if known else "no model of this mesh does"
-        found.add("model", f"{name} takes no audio; {takes}")
-    found.raise_if_any()
-    if not catalog.hearing:
-        raise UnknownModel("no model of this mesh takes audio", metadata={"models": known})
-    if wanted and wanted not in catalog.hearing:
-        message = f"there is no model of that name that takes audio; known: {known}"
-        raise UnknownModel(message, metadata={"models": known})
-    if not wanted and len(catalog.hearing) > 1:
-        found.add("model", f"name one of those that take audio: {known}")
-        found.raise_if_any()
-    return wanted or catalog.hearing[0]
+def audio_model(name: str, catalog: Catalog, found: FieldViolations) -> str | None:
+    """The model that gets the audio: the named one, else the only one; as `model_among`."""
+    known = ", ".join(catalog.hearing)
+    takes = f"name one that does: {known}" if known else "no model of this mesh does"
+    wrong, none = f"{name} takes no audio; {takes}", "no model of this mesh takes audio"
+    return model_among(catalog.hearing, name, catalog, found, none, wrong)
 
 
 def _pcm(audio: AudioInput, found: FieldViolations) -> bytes:
@@ -98,7 +83,7 @@ def _check_unused(request: GenerateRequest, found: FieldViolations) -> None:
 def _check_model(
     request: GenerateRequest, audio: ValidAudio, catalog: Catalog, found: FieldViolations
 ) -> None:
-    """What the model must know; nothing where `hearing_model` finds none."""
+    """What the model must know; nothing where `audio_model` finds none."""
     named = [name for name in catalog.hearing if request.model in ("", AUTO, name)]
     if len(named) != 1:
         return

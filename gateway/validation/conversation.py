@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from gateway.models.catalog import Catalog
 from gateway.tools.formats import ToolFormat
 from gateway.tools.tool import Tool, ToolCall, ToolUse, map_texts, texts_in
 from sluice.constraints import JSON_SCHEMA_MAX_BYTES
-from sluice.errors import FieldViolation, InvalidRequest
+from sluice.defaults import AUTO
+from sluice.errors import FieldViolation, InvalidRequest, UnknownModel
 from sluice.openai.fields import values_in
 from sluice.v1 import inference_pb2 as pb
 
@@ -68,6 +70,49 @@ class FieldViolations:
             message = "; ".join(f"{v.field}: {v.description}" for v in self._found)
             message += f"; and {self._unnamed} more" if self._unnamed else ""
             raise InvalidRequest(message, violations=self._found)
+
+
+def named(model: str) -> str:
+    """The model that a request names; empty: none, or "auto"."""
+    return "" if model == AUTO else model
+
+
+def model_among(
+    known: Sequence[str],
+    name: str,
+    catalog: Catalog,
+    found: FieldViolations,
+    none: str,
+    wrong: str,
+    *,
+    routed: bool = False,
+) -> str | None:
+    """The model ``name`` of the ``known`` ones, which can do what is asked; without a name the only one.
+
+    Args:
+        none: what is said where nothing is known; ``wrong``: where the named model is another one.
+        routed: without a name it is None: the router chooses.
+
+    Raises:
+        UnknownModel: there is none, or, where nothing else is wrong, none of that name.
+    """
+    wanted, names = named(name), ", ".join(known)
+    if wanted in known:
+        return wanted
+    if wanted in catalog.callable:
+        found.add("model", wrong)
+    elif not known:
+        raise UnknownModel(none, metadata={"models": ""})
+    elif wanted:
+        message = f"there is no model of that name; known: {names}" + f', or "{AUTO}"' * routed
+        if not found:
+            raise UnknownModel(message, metadata={"models": names})
+        found.add("model", message)
+    elif not routed and len(known) == 1:
+        return known[0]
+    elif not routed:
+        found.add("model", f"name one of {names}")
+    return None
 
 
 @dataclass(frozen=True)

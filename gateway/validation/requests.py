@@ -1,4 +1,4 @@
-"""Validates requests for answers: each becomes a `ValidRequest`, or one error that names every wrong field."""
+"""Validates requests: each becomes a `ValidRequest`, or one error that names every wrong field."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,15 +11,17 @@ from gateway.identity.caller import Caller
 from gateway.identity.resume_token import ResumeKey
 from gateway.models.catalog import Catalog
 from gateway.tools.tool import ToolUse
-from gateway.validation.audio import ValidAudio, audio_of, hearing_model
+from gateway.validation.audio import ValidAudio, audio_model, audio_of
 from gateway.validation.conversation import (
     Conversation,
     FieldViolations,
     conversation_of,
+    model_among,
     tool_use_of,
+    tools_of,
 )
 from sluice.defaults import AUTO, LABEL_KEY_CHARS_MAX, LABEL_VALUE_CHARS_MAX, LABELS_MAX
-from sluice.errors import DeadlinePassed, InvalidRequest, UnknownModel
+from sluice.errors import DeadlinePassed, InvalidRequest
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.tokens import VisibleToken, tokens_of
 
@@ -33,24 +35,28 @@ UNSTATED_CLASS: Final = "standard"
 """The class of calls whose message has no priority, such as CountTokens."""
 CONSTRAINTS: Final = {"json_schema": "a JSON schema", "regex": "a regular expression"}
 """What constraints are, by their fields."""
+MAX_BIAS: Final = 100
+MAX_ANSWERS: Final = 16
 RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "temperature": (0, 2),
     "min_p": (0, 1),
     "repetition_penalty": (0.5, 2),
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
+    "top_k": (0, 1 << 20),
+    "logprobs": (0, 8),
+    "n": (1, MAX_ANSWERS),
 }
+"""What sampling parameters may be, where they are set."""
 MOST: Final[Mapping[str, tuple[int, str]]] = {
     "stop": (8, "strings"),
     "stop_token_ids": (32, "tokens"),
     "logit_bias": (1024, "tokens"),
 }
 """How many of them a request may have."""
-MAX_TOP_K: Final = 1 << 20
-MAX_LOGPROBS: Final = 8
 MAX_STOP_CHARS: Final = 64
-MAX_BIAS: Final = 100
-MAX_ANSWERS: Final = 16
+TEXTS_MAX: Final = 2048
+"""Texts of one request; each is a row."""
 _DOES: Final = {"embedding": "computes embeddings", "reranker": "scores documents"}
 """What models do that callers may name and that answer no prompts, by engine."""
 _LEAST_URGENT: Final = "bulk"
@@ -161,8 +167,12 @@ def validate(
         if request.resume.HasField("seed") and not sampling.HasField("seed"):
             sampling.seed = request.resume.seed
         resume = _resumed(request, sampling, catalog, found)
-    choose = model_of if audio is None else hearing_model
-    model = choose(request.model, catalog, found)
+    model = (
+        prompt_model(request.model, catalog, found)
+        if audio is None
+        else audio_model(request.model, catalog, found)
+    )
+    found.raise_if_any()
     fingerprint = fingerprint_of(request)
     version = ""
     if resume:
@@ -209,28 +219,14 @@ def in_vocabulary(token_ids: Iterable[VisibleToken], size: int) -> bool:
     return all(token is None or token < size for token in token_ids)
 
 
-def named(model: str) -> str:
-    """The model that a request names; empty: none, or "auto"."""
-    return "" if model == AUTO else model
-
-
-def model_of(name: str, catalog: Catalog, found: FieldViolations) -> str | None:
-    """The named model, None for "auto". The last check: raises what was found."""
-    known = ", ".join(catalog.reading)
-    unknown = f'there is no model of that name; known: {known}, or "{AUTO}"'
-    if name in catalog.hearing:
-        found.add("model", f"{name} takes audio, and no prompts")
-    elif not catalog.reading:
-        raise UnknownModel("no model of this mesh takes prompts", metadata={"models": ""})
-    elif name in catalog.callable and name not in catalog.reading:
+def prompt_model(name: str, catalog: Catalog, found: FieldViolations) -> str | None:
+    """The model that a request names for its prompt; as `model_among`."""
+    known, wrong = ", ".join(catalog.reading), f"{name} takes audio, and no prompts"
+    if name in catalog.callable and name not in catalog.answering:
         does = _DOES[catalog[name].settings.engine]
-        found.add("model", f'{name} {does}; prompts are answered by {known}, or "{AUTO}"')
-    elif named(name) and name not in catalog.reading:
-        if not found:
-            raise UnknownModel(unknown, metadata={"models": known})
-        found.add("model", unknown)
-    found.raise_if_any()
-    return named(name) or None
+        wrong = f'{name} {does}; prompts are answered by {known}, or "{AUTO}"'
+    none = "no model of this mesh takes prompts"
+    return model_among(catalog.reading, name, catalog, found, none, wrong, routed=True)
 
 
 def check_priority_and_labels(
@@ -277,23 +273,16 @@ def sampling_of(
 
 
 def _check_numbers(s: pb.SamplingParams, max_answer_tokens: int, found: FieldViolations) -> None:
-    found.check(
-        not s.HasField("max_tokens") or 1 <= s.max_tokens <= max_answer_tokens,
-        "sampling.max_tokens",
-        f"must be between 1 and {max_answer_tokens}",
-    )
     # Comparisons with NaN are false, so NaN fails these.
-    for name, (low, high) in RANGES.items():
-        if not low <= getattr(s, name) <= high:
-            found.add(f"sampling.{name}", f"must be in [{low:g}, {high:g}]")
+    ranges = {"max_tokens": (1, max_answer_tokens), **RANGES}
+    for given, value in s.ListFields():
+        bounds = ranges.get(given.name)
+        if bounds is not None and not bounds[0] <= value <= bounds[1]:
+            found.add(f"sampling.{given.name}", f"must be in [{bounds[0]}, {bounds[1]}]")
     found.check(0 < s.top_p <= 1, "sampling.top_p", "must be above 0 and at most 1")
-    found.check(s.top_k <= MAX_TOP_K, "sampling.top_k", f"must be at most {MAX_TOP_K}; 0 is none")
     biases = s.logit_bias.values()
     if biases and not all(-MAX_BIAS <= bias <= MAX_BIAS for bias in biases):
         found.add("sampling.logit_bias", f"values must be in [-{MAX_BIAS}, {MAX_BIAS}]")
-    within = not s.HasField("n") or 1 <= s.n <= MAX_ANSWERS
-    found.check(within, "sampling.n", f"must be between 1 and {MAX_ANSWERS}")
-    found.check(s.logprobs <= MAX_LOGPROBS, "sampling.logprobs", f"must be at most {MAX_LOGPROBS}")
 
 
 def _check_ends(s: pb.SamplingParams, max_answer_tokens: int, found: FieldViolations) -> None:
@@ -380,3 +369,123 @@ def fingerprint_of(request: pb.GenerateRequest) -> bytes:
         asked.ClearField("resume")
         asked.ClearField("gather")
     return hashlib.sha256(asked.SerializeToString(deterministic=True)).digest()
+
+
+# Requests that want no answer: about texts (Embed, Rerank, Score), and the tokens of a prompt.
+
+
+def validate_embed(
+    request: pb.EmbedRequest, catalog: Catalog, timeout_s: float, caller: Caller
+) -> ValidRequest:
+    """Checks all of ``request``; raises as `validate`."""
+    found = FieldViolations()
+    _check_texts("texts", request.texts, found)
+    model = _only_model(request.model, catalog, "embedding", found)
+    if model is not None:
+        _check_embedding(request, catalog, model, found)
+    texts = Conversation((), raw=True, documents=tuple(request.texts))
+    return _valid(request, texts, model, timeout_s, caller, found)
+
+
+def validate_rerank(
+    request: pb.RerankRequest, catalog: Catalog, timeout_s: float, caller: Caller
+) -> ValidRequest:
+    """As `validate_embed`."""
+    found = FieldViolations()
+    found.check(bool(request.query.strip()), "query", "must not be empty")
+    _check_texts("documents", request.documents, found)
+    model = _only_model(request.model, catalog, "reranker", found)
+    documents = tuple(request.documents)
+    texts = Conversation((), raw=True, query=request.query, documents=documents)
+    return _valid(request, texts, model, timeout_s, caller, found)
+
+
+def validate_score(
+    request: pb.ScoreRequest, catalog: Catalog, timeout_s: float, caller: Caller
+) -> ValidRequest:
+    """As `validate_embed`."""
+    found = FieldViolations()
+    _check_texts("answers", request.answers, found)
+    asked = Conversation((), raw=request.raw_prompt)
+    if request.WhichOneof("input") is not None:
+        asked = conversation_of(request, found)
+    known, none = catalog.of_engine("transformers"), "no model of this mesh gives log-probabilities"
+    wrong = f"gives no log-probabilities; known: {', '.join(known)}, or {AUTO}"
+    model = model_among(known, request.model, catalog, found, none, wrong, routed=True)
+    said = replace(asked, answers=tuple(request.answers))
+    return _valid(request, said, model, timeout_s, caller, found)
+
+
+def _check_texts(field: str, texts: Sequence[str], found: FieldViolations) -> None:
+    """Raises for too many at once: a message has room for a million."""
+    found.check(0 < len(texts) <= TEXTS_MAX, field, f"must have 1 to {TEXTS_MAX} entries")
+    if len(texts) > TEXTS_MAX:
+        found.raise_if_any()
+    for place, text in enumerate(texts):
+        found.check(bool(text.strip()), f"{field}[{place}]", "must not be empty")
+
+
+def _only_model(name: str, catalog: Catalog, engine: str, found: FieldViolations) -> str | None:
+    """The named model, else the only one with ``engine``; as `model_among`."""
+    known = catalog.of_engine(engine)
+    none = f"no model of this mesh {_DOES[engine]}; configure one with engine: {engine}"
+    wrong = f"must be one with engine {engine}: {', '.join(known)}"
+    return model_among(known, name, catalog, found, none, wrong)
+
+
+def _check_embedding(
+    request: pb.EmbedRequest, catalog: Catalog, model: str, found: FieldViolations
+) -> None:
+    served = catalog[model]
+    assert served.sentence is not None, "it is an embedding model"
+    prompts = served.sentence.prompts
+    found.check(
+        not request.prompt_name or request.prompt_name in prompts,
+        "prompt_name",
+        f"{model} has no such prompt; known: {', '.join(sorted(prompts))}",
+    )
+    size = served.sentence.size
+    found.check(
+        not size or request.dimensions <= size,
+        "dimensions",
+        f"must be at most {size}, the size of an embedding of {model}",
+    )
+
+
+def _valid(
+    request: pb.EmbedRequest | pb.RerankRequest | pb.ScoreRequest,
+    texts: Conversation,
+    model: str | None,
+    timeout_s: float,
+    caller: Caller,
+    found: FieldViolations,
+) -> ValidRequest:
+    """The request whose ``texts`` are worked on one by one; ``found`` has what is wrong with them.
+
+    Raises:
+        InvalidRequest: anything is; the error names every wrong field.
+        DeadlinePassed: no time is left.
+    """
+    if timeout_s <= 0:
+        raise DeadlinePassed("the deadline passed before the request arrived")
+    check_priority_and_labels(request, found)
+    found.raise_if_any()
+    priority_class = CLASSES_OF[request.priority]
+    return ValidRequest(texts, caller, dict(request.labels), timeout_s, model, priority_class)
+
+
+def validate_count(
+    request: pb.CountTokensRequest, catalog: Catalog
+) -> tuple[Conversation, str | None]:
+    """The input and the model (None for "auto") of a request to count.
+
+    Raises:
+        InvalidRequest, UnknownModel: as `validate`.
+    """
+    found = FieldViolations()
+    conversation = conversation_of(request, found)
+    conversation = replace(conversation, tools=tools_of(request.tools, found))
+    found.check(not (request.tools and request.raw_prompt), "tools", "need the chat template")
+    model = prompt_model(request.model, catalog, found)
+    found.raise_if_any()
+    return conversation, model

@@ -18,7 +18,7 @@ from backports import zstd
 
 from gateway.admission.constraint_checks import ConstraintChecks
 from gateway.models.speech import JoinedTexts, SpeechTokens, chunks_of
-from gateway.validation.audio import audio_of, hearing_model
+from gateway.validation.audio import audio_model, audio_of
 from gateway.validation.conversation import FieldViolations
 from jobs import webhooks
 from jobs.input import Format, Template, read_items
@@ -259,7 +259,7 @@ class _Catalog:
     """One model that takes audio."""
 
     hearing = ("whisper",)
-    answering = ("small", "whisper")
+    answering = callable = ("small", "whisper")
 
     def __getitem__(self, _: str) -> Any:
         return SimpleNamespace(speech=_TOKENS)
@@ -293,7 +293,8 @@ def _heard(draw: Mutator, request: GenerateRequest) -> None:
     catalog: Any = _Catalog()
     found = FieldViolations()
     valid = audio_of(request, catalog, 30.0, found)
-    hearing_model(request.model, catalog, found)
+    audio_model(request.model, catalog, found)
+    found.raise_if_any()
     assert valid is not None, "it has audio"
     chunks = list(chunks_of(valid.pcm, _TOKENS.chunk_s))
     assert b"".join(chunks[:1])[:100] == valid.pcm[: len(chunks[0])][:100]

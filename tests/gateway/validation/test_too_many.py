@@ -7,7 +7,7 @@ import pytest
 
 from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog
-from gateway.validation import texts
+from gateway.validation import requests as texts
 from gateway.validation.conversation import FieldViolations
 from gateway.validation.requests import MOST, check_labels, sampling_of
 from sluice.defaults import LABELS_MAX
