@@ -32,8 +32,8 @@ EMBEDDINGS: Final = (
     "embed_in.weight",
 )
 """How the names of embedding tables end in the families of transformers."""
-QUANTIZED: Final = frozenset({"fp8", "torchao"})
-"""Kinds of quantized weights (``quant_method``) that are computed: transformers loads them without others' kernels."""
+QUANTIZED: Final = "fp8"
+"""The kind of quantized weights (``quant_method``) that is computed: transformers widens them by itself."""
 
 
 def check_model(settings: ModelSettings) -> None:
@@ -103,7 +103,7 @@ def check_supported(where: str, config: Mapping[str, Any]) -> None:
     """
     check_modality(where, config)
     method = _quant_method(config)
-    if method and method not in QUANTIZED:
+    if method not in (None, QUANTIZED):
         raise SettingsError(
             f"{where}: holds quantized weights ({method}), which this engine does not "
             f"compute; {ELSEWHERE}, or take the model's 16-bit weights"
@@ -120,7 +120,7 @@ def weight_bytes(path: str, itemsize: int) -> int:
     """Memory of the weights in a folder, from the headers of its files; 0 for a hub id.
 
     Args:
-        itemsize: bytes of a number, except of weights that stay as torchao has quantized them.
+        itemsize: bytes of a number.
 
     Raises:
         SettingsError: a file is missing or not whole.
@@ -128,10 +128,7 @@ def weight_bytes(path: str, itemsize: int) -> int:
     folder = Path(path)
     if not folder.is_dir():
         return 0
-    files = list(_weight_files(folder))
-    if _quant_method(_json(folder / CONFIG)) == "torchao":
-        return sum(file.stat().st_size for file in files)
-    shapes = (shape for file in files for shape in _shapes(file).values())
+    shapes = (shape for file in _weight_files(folder) for shape in _shapes(file).values())
     return itemsize * sum(math.prod(shape) for shape in shapes)
 
 

@@ -51,20 +51,8 @@ def read_config(path: str) -> Any:
 
 
 def _is_fp8(config: Any) -> bool:
-    return _method(config) == "fp8"
-
-
-def _method(config: Any) -> str | None:
-    """The kind of quantized weights that a checkpoint holds."""
-    quantized = getattr(config, "quantization_config", None)
-    return quantized["quant_method"] if quantized else None
-
-
-def _check_dtype(path: str, config: Any, dtype: torch.dtype) -> None:
-    """Tensors of torchao compute in what they were quantized from."""
-    stored = str(config.dtype).removeprefix("torch.")
-    if _method(config) == "torchao" and stored != str(dtype).removeprefix("torch."):
-        raise SettingsError(f"{path}: its weights were quantized from {stored}: set dtype to that")
+    """Whether a checkpoint holds 8-bit weights; `check_supported` has refused all other quantized ones."""
+    return bool(getattr(config, "quantization_config", None))
 
 
 def read_weights(
@@ -80,7 +68,6 @@ def read_weights(
     Raises:
         SettingsError: the model does not use transformers' attention interface, or the weights are not all there.
     """
-    _check_dtype(path, config, dtype)
     try:
         model = read_whole(
             AutoModelForCausalLM,
@@ -214,14 +201,11 @@ def layer_shapes(model: Any) -> list[LayerShape]:
 
 
 def replace_linear_layers(model: Any, quantization: str) -> None:
-    """Replaces a model's linear layers by ours (`make_linear`), in place. The output layer is never quantized.
-
-    Layers whose weights are quantized already, by a library of tensors, stay as they are.
-    """
+    """Replaces a model's linear layers by ours (`make_linear`), in place. The output layer is never quantized."""
     head = model.get_output_embeddings()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) in (nn.Linear, Conv1D) and type(child.weight) is nn.Parameter:
+            if type(child) in (nn.Linear, Conv1D):
                 weight = child.weight.T if type(child) is Conv1D else child.weight
                 kind = "none" if child is head else quantization
                 setattr(parent, name, make_linear(weight, child.bias, kind))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from typing_extensions import override
 
@@ -23,12 +23,7 @@ def is_fused(model: Any) -> bool:
     """Whether a `FusedFolder`, or a model of transformers, can be computed here."""
     if isinstance(model, FusedFolder):
         return True
-    # What a library keeps quantized in tensors of its own cannot be joined.
-    return (
-        type(model).__name__ in FUSED
-        and model.config.hidden_act == "silu"
-        and all(type(weight) is nn.Parameter for weight in model.parameters())
-    )
+    return type(model).__name__ in FUSED and model.config.hidden_act == "silu"
 
 
 class RotaryEmbedding:

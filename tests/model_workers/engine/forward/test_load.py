@@ -10,7 +10,6 @@ from transformers import (
     FalconConfig,
     GptOssConfig,
     MptConfig,
-    TorchAoConfig,
 )
 
 from model_workers.engine.forward import load_model
@@ -58,7 +57,7 @@ def test_other_kinds_of_models_are_refused_before_their_weights_are_read(
         load_model(str(tmp_path))
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors", "bitsandbytes"])
+@pytest.mark.parametrize("method", ["awq", "gptq", "torchao", "compressed-tensors", "bitsandbytes"])
 def test_quantized_weights_are_refused(method: str, tmp_path: Path) -> None:
     config = {"model_type": "llama", "quantization_config": {"quant_method": method, "bits": 4}}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -164,29 +163,6 @@ def test_a_checkpoint_in_fp8_is_made_wide(family: str, tmp_path: Path) -> None:
     found = logits_of(tmp_path)
     assert 0 < nearly(found, exact) < 0.1
     assert nearly(logits_of(tmp_path, quantization="fp8"), exact) < 0.15
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("family", ["llama", "gemma"])
-def test_a_checkpoint_of_torchao_is_computed_as_it_is(family: str, tmp_path: Path) -> None:
-    quantization = pytest.importorskip(
-        "torchao.quantization", reason="the extra tests-torchao brings it"
-    )
-    save_model(tmp_path / "wide", family)
-    model = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "wide",
-        dtype=torch.bfloat16,
-        quantization_config=TorchAoConfig(quantization.Float8WeightOnlyConfig()),
-    )
-    model.save_pretrained(tmp_path / "narrow")
-    narrow = str(tmp_path / "narrow")
-    with pytest.raises(SettingsError, match="quantized from bfloat16: set dtype to that"):
-        load_model(narrow, device="cpu")
-    loaded = load_model(narrow, device="cpu", dtype="bfloat16", context_tokens=64)
-    kinds = {type(weight).__name__ for weight in loaded._model.parameters()}
-    assert "Float8Tensor" in kinds
-    found = loaded.paged(4, 32).forward([RowChunk(range(50), 0, (0, 1), 50)])
-    assert 0 < nearly(found, logits_of(tmp_path / "wide", dtype="bfloat16")) < 0.1
 
 
 @pytest.mark.parametrize("quantization", ["int8", "fp8"])
