@@ -406,15 +406,16 @@ class Answer(RowResult):
         self.commit()
         current = self.current
         current.transcript.end()
-        if self.guards is None or not current.unread:
-            reason = current.close(reason)
-        if self.guards is not None and not current.transcript.contradicted:
-            self.guards.check_answer(self, ended=True)
-            if self._waits:
-                self._row_end = reason, row
-                self._move(StreamState.CHECKING)
-                self._wake()
-                return
+        if self.guards is not None:
+            if not current.unread:
+                reason = current.close(reason)
+            if not current.transcript.contradicted:
+                self.guards.check_answer(self, ended=True)
+                if self._waits:
+                    self._row_end = reason, row
+                    self._move(StreamState.CHECKING)
+                    self._wake()
+                    return
         self._close(reason, row, now)
 
     def _close(self, reason: "FinishReason.ValueType", row: RowTimings, now: float) -> None:
