@@ -170,7 +170,8 @@ class Batcher:
             )
         ]
         if unknown and not broadcast:
-            self._answering.spawn(self._gateways.send_unknown(message.gateway, unknown))
+            bundle = frame_pb2.FrameBundle(batcher=self._process.batcher, unknown=unknown)
+            self._answering.spawn(self._gateways.send(message.gateway, bundle))
 
     def on_gateway_gone(self, gateway: str, *, waiting_only: bool = False) -> None:
         """Drops the rows of a gateway; ``waiting_only``: not those that a worker has."""

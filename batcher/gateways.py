@@ -7,14 +7,13 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from batcher.core.frames import bundles
 from sluice.internal.v1 import control_pb2, frame_pb2
 from sluice.wire import subjects
 from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, read_control
@@ -77,33 +76,11 @@ class Gateways:
         self._back_at = -math.inf
         """When this batcher had NATS again."""
 
-    async def send(
-        self,
-        frames: Iterable[tuple[str, frame_pb2.Frame]],
-        held: Iterable[tuple[str, frame_pb2.RowRef]] = (),
-    ) -> None:
-        """Sends each gateway its frames, and which rows this batcher has.
-
-        What NATS refuses is dropped: gateways ask for it again.
-        """
-        by_gateway: dict[str, tuple[list[frame_pb2.Frame], list[frame_pb2.RowRef]]] = {}
-        for gateway, frame in frames:
-            by_gateway.setdefault(gateway, ([], []))[0].append(frame)
-        for gateway, ref in held:
-            by_gateway.setdefault(gateway, ([], []))[1].append(ref)
-        for gateway, (members, refs) in by_gateway.items():
-            for bundle in bundles(self._batcher, members, refs):
-                await self._publish(gateway, bundle)
-
-    async def send_unknown(self, gateway: str, rows: Sequence[frame_pb2.RowRef]) -> None:
-        """Tells a gateway which of the rows that it asked about this batcher does not have."""
-        await self._publish(gateway, frame_pb2.FrameBundle(batcher=self._batcher, unknown=rows))
-
     async def absent(self, gateways: Collection[str]) -> set[str]:
         """Those of ``gateways`` that are not there, as NATS says of a message without content."""
         asked_at = time.monotonic()
         for gateway in gateways:
-            await self._publish(gateway, frame_pb2.FrameBundle(batcher=self._batcher))
+            await self.send(gateway, frame_pb2.FrameBundle(batcher=self._batcher))
         await asyncio.sleep(ABSENT_ANSWER_S)
         return {one for one in gateways if self._absent.get(one, (0.0, 0.0))[1] >= asked_at}
 
@@ -168,7 +145,8 @@ class Gateways:
             log.info("gateway %s is gone: its rows are dropped", gateway)
         return now - since
 
-    async def _publish(self, gateway: str, bundle: frame_pb2.FrameBundle) -> None:
+    async def send(self, gateway: str, bundle: frame_pb2.FrameBundle) -> None:
+        """Tells a gateway something. What NATS refuses is dropped: the gateway asks for it again."""
         reply = subjects.absent(self._batcher, gateway)
         try:
             await self._nats.publish(subjects.frames(gateway), pack(bundle), reply)

@@ -13,9 +13,8 @@ from typing import Final
 
 from opentelemetry.trace import SpanContext
 
-from batcher.core.effects import FormedBatch
 from batcher.core.requests import Requests
-from batcher.core.row import Row
+from batcher.core.row import FormedBatch, Row
 from batcher.core.workers import WorkerState
 from batcher.spans import end_word
 from sluice.internal.v1 import control_pb2

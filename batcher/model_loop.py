@@ -11,6 +11,7 @@ gateways send it again.
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,9 +21,8 @@ from typing import Final
 import grpc
 from typing_extensions import override
 
-from batcher.core.effects import Effects
-from batcher.core.frames import final_frame
-from batcher.core.requests import Requests
+from batcher.core.frames import bundles, final_frame
+from batcher.core.requests import Effects, Requests
 from batcher.core.row import Row
 from batcher.core.workers import Workers
 from batcher.gateways import Gateways
@@ -182,7 +182,8 @@ class ModelLoop(WorkerEvents):
             row.final = frame_pb2.Final(
                 end=frame_pb2.ROW_END_FAILED, error=_failure("the batcher cannot take the request")
             )
-            self._chores.spawn(self._process.gateways.send([(row.task.gateway, final_frame(row))]))
+            (bundle,) = bundles(self._process.batcher, [final_frame(row)])
+            self._chores.spawn(self._process.gateways.send(row.task.gateway, bundle))
             raise
 
     def on_cancel(self, rows: Sequence[frame_pb2.RowRef]) -> None:
@@ -202,16 +203,15 @@ class ModelLoop(WorkerEvents):
             self._requests.drop_gateway(gateway, time.monotonic(), waiting_only=waiting_only)
 
     @contextmanager
-    def _event(self, *, wakes: bool = True) -> Iterator[None]:
+    def _event(self) -> Iterator[None]:
         """Callers of events take no exceptions: the loop raises them."""
         try:
             yield
         except Exception as error:
-            self._fault, wakes = error, True
+            self._fault = error
             raise
         finally:
-            if wakes:
-                self.wake()
+            self.wake()
 
     @override
     def on_step(self, worker: str, report: worker_pb2.StepReport) -> None:
@@ -221,13 +221,6 @@ class ModelLoop(WorkerEvents):
     @override
     def on_live(self, worker: str) -> None:
         self._process.on_readiness()
-
-    @override
-    def on_queued(self, worker: str, batch_id: str) -> None:
-        with self._event(wakes=False):
-            hurry = self._requests.queued(worker, batch_id, time.monotonic())
-        if hurry:
-            self.wake()
 
     @override
     def on_lost(self, worker: str) -> None:
@@ -244,15 +237,14 @@ class ModelLoop(WorkerEvents):
             self._woken.clear()
             if self._fault is not None:
                 raise self._fault
-            self._requests.advance(time.monotonic())
+            wake_at = self._requests.advance(time.monotonic())
             await self._carry_out(self._requests.take())
             if not self._requests.active and not self._woken.is_set():
                 self._idle.set()
-            await self._sleep()
+            await self._sleep(wake_at)
 
-    async def _sleep(self) -> None:
-        wake_at = self._requests.wake_at()
-        if self._woken.is_set() or wake_at is None:
+    async def _sleep(self, wake_at: float) -> None:
+        if self._woken.is_set() or wake_at == math.inf:
             await self._woken.wait()
             return
         left_s = max(0.0, wake_at - time.monotonic())
@@ -269,16 +261,18 @@ class ModelLoop(WorkerEvents):
 
     async def _carry_out(self, effects: Effects) -> None:
         process = self._process
-        await process.gateways.send(effects.frames, effects.held)
-        for row, state in effects.moves:
-            process.spans.moved(row, state)
-        for row in effects.ended:
-            process.metrics.ended_row(row)
+        for gateway, bundle in effects.bundles:
+            await process.gateways.send(gateway, bundle)
+        for row in effects.added:
+            process.spans.began(row)
         for formed in effects.batches:
             process.metrics.formed(formed, process.spans.of_row)
             own, *rows = process.spans.formed(formed)
             batch = formed.message(process.batcher, rows, time.monotonic(), effects.waiting)
             self._workers[formed.batch.worker].send(batch, own)
+        for row in effects.ended:
+            process.metrics.ended_row(row)
+            process.spans.ended(row)
         for worker, waiting in effects.demands:
             self._workers[worker].demand(waiting)
         for worker, refs in effects.cancels.items():

@@ -1,10 +1,10 @@
 """The spans of held rows: task, queue, batch, as sluice/telemetry/names.py describes them.
 
-They follow the state changes of rows. A row that its gateway sends again has another task span, with its own queue.
+A row that its gateway sends again has another task span, with its own queue.
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,8 +13,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, Tracer
 
-from batcher.core.effects import FormedBatch
-from batcher.core.row import Row, RowState
+from batcher.core.row import FormedBatch, Row
 from sluice.internal.v1 import frame_pb2, task_pb2
 from sluice.telemetry import names
 from sluice.telemetry.lost_spans import RecentRows
@@ -41,8 +40,8 @@ _FINISH_REASONS: Mapping[int, str] = {
 class _Spans:
     task: Span
     context: Context
-    queue: Span | None
-    batch: Span | None = None
+    inner: Span
+    """Of the queue, then of the batch."""
 
 
 GATEWAY_UNSENT_S: Final = 30.0
@@ -58,26 +57,33 @@ class RowSpans:
         self._recent = RecentRows(tracer, "worker")
         self._of_gateways = RecentRows(tracer, "gateway", keep_s=GATEWAY_UNSENT_S)
 
-    def moved(self, row: Row, state: RowState) -> None:
-        """Opens and closes the spans of a row's states; its task span hangs under the context in its headers."""
-        if state is RowState.WAITING and not is_unsampled(row.headers):
-            self._open[row] = self._start_task(row)
+    def began(self, row: Row) -> None:
+        """A row has come: its task span hangs under the context in its headers."""
+        if is_unsampled(row.headers):
             return
-        spans = self._open.get(row)
+        attributes = _task_attributes(row.task)
+        task = self._tracer.start_span(
+            names.SPAN_TASK, context_of(row.headers), SpanKind.CONSUMER, attributes
+        )
+        context = trace.set_span_in_context(task, Context())
+        of_queue = {name: attributes[name] for name in (names.PRIORITY_CLASS, names.ATTEMPT)}
+        queue = self._tracer.start_span(names.SPAN_QUEUE, context, attributes=of_queue)
+        self._open[row] = _Spans(task, context, queue)
+
+    def ended(self, row: Row) -> None:
+        """A row has ended here, or was returned."""
+        spans = self._open.pop(row, None)
         if spans is None:
             return
-        if spans.queue is not None:
-            spans.queue.end()
-            spans.queue = None
-        if state < RowState.ENDED:
-            return
-        if spans.batch is not None:
-            _end_batch(spans.batch, row)
+        now = time.monotonic()
+        if row.formed is None:
+            spans.inner.end()
+        else:
+            _end_batch(spans.inner, row)
             if not _is_lost(row):
-                self._recent.ended(row.worker, row.headers, time.monotonic())
+                self._recent.ended(row.worker, row.headers, now)
         _end_task(spans.task, row)
-        self._of_gateways.ended(row.task.gateway, row.headers, time.monotonic())
-        del self._open[row]
+        self._of_gateways.ended(row.task.gateway, row.headers, now)
 
     def worker_lost(self, worker: str, now: float) -> None:
         """A worker was lost, maybe with spans of rows that had just ended there."""
@@ -95,9 +101,15 @@ class RowSpans:
         links = _links_to(spans.task for spans in members.values())
         own = ""
         for row, spans in members.items():
-            spans.batch = self._start_batch(spans.context, links, _batch_attributes(formed, row))
-            if not own and spans.batch.is_recording():
-                own = row.headers.get(TRACEPARENT, "") or traceparent_of(spans.batch)
+            spans.inner.end()
+            spans.inner = self._tracer.start_span(
+                names.SPAN_BATCH,
+                spans.context,
+                attributes=_batch_attributes(formed, row),
+                links=links,
+            )
+            if not own and spans.inner.is_recording():
+                own = row.headers.get(TRACEPARENT, "") or traceparent_of(spans.inner)
                 links = _links_to([spans.task])
         return [own, *(_engine_parent(row, members.get(row)) for row in formed.rows)]
 
@@ -121,25 +133,9 @@ class RowSpans:
     def close(self) -> None:
         """Ends the open spans."""
         for spans in self._open.values():
-            for span in (spans.queue, spans.batch, spans.task):
-                if span is not None:
-                    span.end()
+            spans.inner.end()
+            spans.task.end()
         self._open.clear()
-
-    def _start_task(self, row: Row) -> _Spans:
-        context, attributes = context_of(row.headers), _task_attributes(row.task)
-        span = self._tracer.start_span(names.SPAN_TASK, context, SpanKind.CONSUMER, attributes)
-        context = trace.set_span_in_context(span, Context())
-        of_queue = {name: attributes[name] for name in (names.PRIORITY_CLASS, names.ATTEMPT)}
-        queue = self._tracer.start_span(names.SPAN_QUEUE, context, attributes=of_queue)
-        return _Spans(span, context, queue)
-
-    def _start_batch(
-        self, context: Context, links: Sequence[Link], attributes: Mapping[str, str | int | float]
-    ) -> Span:
-        return self._tracer.start_span(
-            names.SPAN_BATCH, context, attributes=attributes, links=links
-        )
 
 
 def _links_to(tasks: Iterable[Span]) -> list[Link]:
@@ -154,9 +150,7 @@ def _sender_of(task: Span) -> SpanContext | None:
 
 
 def _engine_parent(row: Row, spans: _Spans | None) -> str:
-    if spans is None or spans.batch is None:
-        return row.headers[TRACEPARENT]
-    return traceparent_of(spans.batch)
+    return row.headers[TRACEPARENT] if spans is None else traceparent_of(spans.inner)
 
 
 def _task_attributes(task: task_pb2.Task) -> dict[str, str | int]:

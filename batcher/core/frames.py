@@ -1,7 +1,7 @@
 """Frames: merges workers' frames into rows, gives gateways what they lack, packs what they are told into messages."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
 from batcher.core.row import Row
 from batcher.core.workers import ChannelBroken
@@ -14,9 +14,7 @@ RESEND_TOKENS_MAX: Final = 4096
 RESEND_LOGPROBS_MAX: Final = 256
 
 BUNDLE_BYTES_MAX: Final = MAX_MESSAGE_BYTES - 4096
-"""Frames in one bundle; the rest is for its own fields and for length prefixes."""
-REFS_MAX: Final = 4096
-"""Rows named in one bundle."""
+"""Of one bundle, with a margin."""
 
 
 def merge(row: Row, frame: frame_pb2.Frame) -> frame_pb2.Frame | None:
@@ -71,22 +69,17 @@ def resend(row: Row, from_index: int) -> list[frame_pb2.Frame]:
 
 
 def bundles(
-    batcher: str, frames: Iterable[frame_pb2.Frame], held: Sequence[frame_pb2.RowRef] = ()
-) -> Iterator[frame_pb2.FrameBundle]:
-    """Packs what one gateway is told, in order, into as few messages as their size allows."""
-    for start in range(REFS_MAX, len(held), REFS_MAX):
-        yield frame_pb2.FrameBundle(batcher=batcher, held=held[start : start + REFS_MAX])
-    bundle = frame_pb2.FrameBundle(batcher=batcher, held=held[:REFS_MAX])
-    size = bundle.ByteSize()
-    for frame in frames:
-        more = frame.ByteSize() + 8
-        if (bundle.frames or bundle.held) and size + more > BUNDLE_BYTES_MAX:
-            yield bundle
-            bundle, size = frame_pb2.FrameBundle(batcher=batcher), 0
-        bundle.frames.append(frame)
-        size += more
-    if bundle.frames or bundle.held:
-        yield bundle
+    batcher: str, frames: Sequence[frame_pb2.Frame], held: Sequence[frame_pb2.RowRef] = ()
+) -> list[frame_pb2.FrameBundle]:
+    """Packs what one gateway is told, in order, into messages of a size that NATS takes."""
+    bundle = frame_pb2.FrameBundle(batcher=batcher, frames=frames, held=held)
+    if bundle.ByteSize() <= BUNDLE_BYTES_MAX or len(frames) + len(held) < 2:
+        return [bundle]
+    rows, refs = len(frames) // 2, len(held) // 2
+    return [
+        *bundles(batcher, frames[:rows], held[:refs]),
+        *bundles(batcher, frames[rows:], held[refs:]),
+    ]
 
 
 def _without_head(frame: frame_pb2.Frame, known: int) -> frame_pb2.Frame:
@@ -116,18 +109,29 @@ def _piece(row: Row, start: int, end: int) -> frame_pb2.Frame:
     )
 
 
-class Outbox:
-    """Frames that wait to be sent, those of urgent rows first, and rows of which a gateway lacks tokens."""
+class _ForGateway(NamedTuple):
+    urgent: list[frame_pb2.Frame]
+    others: list[frame_pb2.Frame]
+    held: list[frame_pb2.RowRef]
 
-    def __init__(self) -> None:
-        self._urgent: list[tuple[str, frame_pb2.Frame]] = []
-        self._others: list[tuple[str, frame_pb2.Frame]] = []
+
+class Outbox:
+    """What gateways are to be told: rows that this batcher has, and frames, those of urgent rows first."""
+
+    def __init__(self, batcher: str) -> None:
+        self._batcher = batcher
+        self._gateways: dict[str, _ForGateway] = {}
         self._resends: dict[str, tuple[Row, int]] = {}
+
+    def hold(self, row: Row) -> None:
+        """The batcher has the row."""
+        ref = frame_pb2.RowRef(request_id=row.request_id, attempt=row.attempt)
+        self._of(row).held.append(ref)
 
     def publish(self, row: Row, frame: frame_pb2.Frame) -> None:
         """Sends a frame to the row's gateway."""
-        frames = self._urgent if row.priority_class == URGENT_CLASS else self._others
-        frames.append((row.task.gateway, frame))
+        lists = self._gateways.get(row.task.gateway) or self._of(row)
+        (lists.urgent if row.priority_class == URGENT_CLASS else lists.others).append(frame)
 
     def forget(self, row: Row) -> None:
         """Nothing more is sent of the row."""
@@ -138,13 +142,19 @@ class Outbox:
         _, known = self._resends.get(row.request_id, (row, from_index))
         self._resends[row.request_id] = (row, min(known, from_index))
 
-    def take(self) -> list[tuple[str, frame_pb2.Frame]]:
-        """Gateway and frame since the last call, those of a row in order."""
+    def take(self) -> list[tuple[str, frame_pb2.FrameBundle]]:
+        """Gateway and message since the last call, what is of a row in order."""
         # Once for all questions that came: an answer may be long, and a gateway that lost many frames asks often.
         for row, from_index in self._resends.values():
             for frame in resend(row, from_index):
                 self.publish(row, frame)
         self._resends.clear()
-        frames = self._urgent + self._others
-        self._urgent, self._others = [], []
-        return frames
+        gateways, self._gateways = self._gateways, {}
+        return [
+            (gateway, bundle)
+            for gateway, (urgent, others, held) in gateways.items()
+            for bundle in bundles(self._batcher, urgent + others, held)
+        ]
+
+    def _of(self, row: Row) -> _ForGateway:
+        return self._gateways.setdefault(row.task.gateway, _ForGateway([], [], []))

@@ -1,7 +1,7 @@
 """The request table: all rows of one model that this batcher holds. Every event is a method call, every consequence an
 effect.
 
-The owner calls `advance` after events and when `wake_at` comes, and then `take`s the effects. The rules are those of
+The owner calls `advance` after events and when that has said, and then `take`s the effects. The rules are those of
 docs/internals/wire.md:
 
 - The gateway of a row leads its recovery: it asks about rows that are silent, and sends what is lost again, with the
@@ -17,16 +17,15 @@ docs/internals/wire.md:
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final, cast
 
-from batcher.core.effects import Effects, FormedBatch
 from batcher.core.frames import Outbox, final_frame, merge, without_final
-from batcher.core.row import Row, RowState
-from batcher.core.scheduler.capacity import Capacity
+from batcher.core.row import FormedBatch, Row, RowState
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import Batch
-from batcher.core.workers import Workers
+from batcher.core.workers import Workers, WorkerState
 from sluice.errors import EngineFailed
 from sluice.internal.v1 import control_pb2, frame_pb2, worker_pb2
 from sluice.settings.batching import Policy
@@ -37,7 +36,28 @@ ENDED_MAX: Final = 2048
 ENDED_LATE_S: Final = 1.0
 """They may be kept this much longer."""
 _WHOLE: Final = frozenset({frame_pb2.ROW_END_STOP, frame_pb2.ROW_END_LENGTH})
+_NOT_TAKEN: Final = frame_pb2.RETURN_CAUSE_NOT_TAKEN
 _LOST: Final = frame_pb2.RowError(reason=EngineFailed.reason, message="the worker was lost")
+
+
+@dataclass(slots=True)
+class Effects:
+    """What the table wants done: the event loop takes it and does the I/O, each list in order."""
+
+    added: list[Row] = field(default_factory=list)
+    """Rows that have come."""
+    batches: list[FormedBatch] = field(default_factory=list)
+    """To send now."""
+    ended: list[Row] = field(default_factory=list)
+    """Rows that have ended here, or return to their gateways."""
+    bundles: list[tuple[str, frame_pb2.FrameBundle]] = field(default_factory=list)
+    """Gateway, and what it is told."""
+    cancels: dict[str, list[frame_pb2.RowRef]] = field(default_factory=dict)
+    """By worker, the rows that it shall drop, up to an attempt: a later one goes on."""
+    demands: list[tuple[str, Sequence[int]]] = field(default_factory=list)
+    """Worker, and the rows that wait for it, by class."""
+    waiting: Sequence[int] = ()
+    """Rows that still wait, by class."""
 
 
 class Requests:
@@ -66,12 +86,11 @@ class Requests:
         self._batcher = batcher
         self._rows: dict[str, Row] = {}
         self._deadlines: list[tuple[float, str]] = []
-        self._outbox = Outbox()
+        self._outbox = Outbox(batcher)
         self._ended: deque[tuple[float, Row]] = deque()
         """With the time at which each is forgotten, the oldest first."""
         self._effects = Effects()
         self._batches = 0
-        self._wake_at: float | None = None
         self._demanding = False
         """Whether a worker was told that rows wait for it."""
         self._draining = False
@@ -92,7 +111,7 @@ class Requests:
     def take(self) -> Effects:
         """The effects since the last call."""
         effects, self._effects = self._effects, Effects()
-        effects.frames = self._outbox.take()
+        effects.bundles = self._outbox.take()
         return effects
 
     # Tasks and questions, from gateways.
@@ -101,21 +120,21 @@ class Requests:
         """Takes a row. It replaces one of an earlier task of the request; of the same task it is a duplicate."""
         held = self._rows.get(row.request_id)
         if held is not None and held.attempt >= row.attempt:
-            self._tell_held(held)
+            self._outbox.hold(held)
             return
         if held is not None:
             self._close(held, now)
         self._rows[row.request_id] = row
         self.active += 1
         self.size += row.size
-        self._effects.moves.append((row, row.state))
+        self._effects.added.append(row)
         if not math.isinf(row.deadline):
             heappush(self._deadlines, (row.deadline, row.request_id))
         if self._draining:
             self._return(row, now)
         else:
             self.queue.add(row, now)
-            self._tell_held(row)
+            self._outbox.hold(row)
 
     def refuse(self, row: Row, error: frame_pb2.RowError) -> None:
         """Returns a row to its gateway that was not taken."""
@@ -144,12 +163,8 @@ class Requests:
             return False
         self._outbox.resend(row, asked.next_index)
         if row.state < RowState.ENDED:
-            self._tell_held(row)
+            self._outbox.hold(row)
         return True
-
-    def _tell_held(self, row: Row) -> None:
-        ref = frame_pb2.RowRef(request_id=row.request_id, attempt=row.attempt)
-        self._effects.held.append((row.task.gateway, ref))
 
     # Workers.
 
@@ -160,26 +175,19 @@ class Requests:
             ChannelBroken: a report or a frame before it is missing: the channel must be opened again.
         """
         state = self.workers.of(worker)
-        state.report(report)
+        state.take(report)
         for admission in report.admissions:
-            # It may come before the word that the batch is queued.
-            if admission.batch_id in state.unqueued:
-                self.queued(worker, admission.batch_id, now)
-            if admission.refused:
-                self._refused(admission, now)
+            for taken in state.admitted(admission.batch_id):
+                taken.taken_at = now
+            self._refused(state, admission, now)
         succeeded = failed = False
+        rows, sent = self._rows, RowState.SENT
         for frame in report.frames:
-            row = self._rows.get(frame.request_id)
+            row = rows.get(frame.request_id)
             if row is None or row.worker != worker or row.attempt != frame.attempt:
                 continue
-            # Not `in_flight`: this is for every row of every step.
-            if (
-                not RowState.WAITING < row.state < RowState.ENDED
-                or (new := merge(row, frame)) is None
-            ):
+            if row.state is not sent or (new := merge(row, frame)) is None:
                 continue
-            if row.state is RowState.SENT:
-                self._move(row, RowState.RUNNING, now)
             if not new.HasField("final"):
                 succeeded = True
                 self._outbox.publish(row, new)
@@ -192,15 +200,6 @@ class Requests:
         if succeeded or failed:
             self.workers.tried(worker, now, succeeded=succeeded, failed=failed)
 
-    def queued(self, worker: str, batch_id: str, now: float) -> bool:
-        """A worker has queued a batch, to be taken before its next step; whether effects cannot wait."""
-        for row in self.workers.of(worker).unqueued.pop(batch_id, ()):
-            if not self._has(row, batch_id):  # It ended on its way: cancelled, or too late.
-                self._stop(worker, row)
-            elif row.state is RowState.SENT:
-                self._move(row, RowState.RUNNING, now)
-        return bool(self._effects.cancels)
-
     def lost(self, worker: str, now: float) -> None:
         """A worker is lost: its rows return to their gateways."""
         state = self.workers.lost(worker)
@@ -209,30 +208,21 @@ class Requests:
         self.workers.tried(worker, now, succeeded=False, failed=True)
         for row in list(state.rows.values()):
             # Before the worker has said so nobody knows that a last try was made alone.
-            blamed = not row.task.last_try or state.has_admitted(row.batch.batch_id)
+            blamed = not row.task.last_try or row.taken_at is not None
             cause = frame_pb2.RETURN_CAUSE_WORKER_LOST if blamed else _NOT_TAKEN
             self._return(row, now, cause, _LOST)
 
-    def _refused(self, admission: worker_pb2.Admission, now: float) -> None:
+    def _refused(self, state: WorkerState, admission: worker_pb2.Admission, now: float) -> None:
         for refusal in admission.refused:
-            row = self._rows.get(refusal.request_id)
-            if row is None or not self._has(row, admission.batch_id):
+            state.refuses |= refusal.retryable
+            row = state.rows.get(refusal.request_id)
+            if row is None or row.formed is None or row.formed.batch_id != admission.batch_id:
                 continue
             if refusal.retryable:
                 self._return(row, now, _NOT_TAKEN, refusal.error)
             else:
                 end = frame_pb2.Final(end=frame_pb2.ROW_END_REFUSED, error=refusal.error)
                 self._end(row, end, now)
-
-    def _stop(self, worker: str, row: Row) -> None:
-        """The worker shall drop a row."""
-        ref = frame_pb2.RowRef(request_id=row.request_id, attempt=row.attempt)
-        self._effects.cancels.setdefault(worker, []).append(ref)
-
-    def _has(self, row: Row, batch_id: str) -> bool:
-        """Whether the worker of a batch still has a row of it."""
-        held = self._rows.get(row.request_id) is row and row.in_flight
-        return held and row.batch.batch_id == batch_id
 
     def _given_back(self, row: Row, frame: frame_pb2.Frame, now: float) -> None:
         """Its worker cannot go on with a row."""
@@ -243,55 +233,47 @@ class Requests:
 
     # Time.
 
-    def advance(self, now: float, capacities: Sequence[Capacity] | None = None) -> None:
+    def advance(self, now: float) -> float:
         """Ends late rows, forgets those that ended long ago, and forms batches for the live workers.
 
-        ``capacities``: those of the workers, unless a test says others.
+        Returns when it must be called again if no event comes before.
         """
-        while self._deadlines and self._deadlines[0][0] <= now:
-            row = self._rows.get(heappop(self._deadlines)[1])
-            if row is not None and row.deadline <= now and row.state < RowState.ENDED:
-                self._end(row, frame_pb2.Final(end=frame_pb2.ROW_END_DEADLINE), now)
+        wake_at = math.inf
+        self._end_late(now)
         while self._ended and (self._ended[0][0] <= now or len(self._ended) > ENDED_MAX):
             row = self._ended.popleft()[1]
             if row.state is RowState.ENDED:
                 self._close(row, now)
-        self._wake_at = None
         if self.queue.order.waiting or self._demanding:
             active = self.workers.active()
-            if self.queue.order.waiting:
-                self._feed(
-                    now, self.workers.capacities(active, now) if capacities is None else capacities
-                )
+            wake_at = self._feed(active, now)
             waiting = self._effects.waiting = self.queue.waiting_by_class()
             formed = {batch.batch.worker for batch in self._effects.batches}
             self._effects.demands += self.workers.tell(waiting, active, formed)
             self._demanding = any(waiting)
-
-    def wake_at(self) -> float | None:
-        """When `advance` must be called if no event comes before; None: never."""
-        deadlines = self._deadlines
-        while deadlines and deadlines[0][1] not in self._rows:
-            heappop(deadlines)
-        moments = [deadlines[0][0]] if deadlines else []
+        if self._deadlines:
+            wake_at = min(wake_at, self._deadlines[0][0])
         if self._ended:
             # Later than needed, so that rows which ended one after the other are forgotten together.
-            moments.append(self._ended[0][0] + ENDED_LATE_S)
-        if self._wake_at is not None:
-            moments.append(self._wake_at)
-        return min(moments, default=None)
+            wake_at = min(wake_at, self._ended[0][0] + ENDED_LATE_S)
+        return wake_at
 
-    def _feed(self, now: float, capacities: Sequence[Capacity]) -> None:
-        while True:
-            batch, wake_at = self.queue.next_batch(now, capacities)
+    def _end_late(self, now: float) -> None:
+        """Ends rows whose deadline has passed; the first deadline is then that of a row that is held."""
+        deadlines, rows = self._deadlines, self._rows
+        while deadlines and (deadlines[0][0] <= now or deadlines[0][1] not in rows):
+            row = rows.get(heappop(deadlines)[1])
+            if row is not None and row.deadline <= now and row.state < RowState.ENDED:
+                self._end(row, frame_pb2.Final(end=frame_pb2.ROW_END_DEADLINE), now)
+
+    def _feed(self, active: Mapping[str, WorkerState], now: float) -> float:
+        """Sends rows to workers with room; returns when there may be room for more if no event comes before."""
+        while self.queue.order.waiting:
+            batch, wake_at = self.queue.next_batch(now, self.workers.capacities(active, now))
             if batch is None:
-                moments = [at for at in (wake_at, self.workers.probe_at(now)) if at is not None]
-                self._wake_at = min(moments, default=None)
-                return
+                return min(math.inf if wake_at is None else wake_at, self.workers.probe_at(now))
             self._send(batch, now)
-            if not self.queue.order.waiting:
-                return
-            capacities = [capacity.after(batch) for capacity in capacities]
+        return math.inf
 
     # The end of the batcher.
 
@@ -310,29 +292,16 @@ class Requests:
 
     # State changes of rows.
 
-    def _move(self, row: Row, state: RowState, now: float) -> None:
-        if row.state < RowState.ENDED <= state:
-            self.active -= 1
-            self.size -= row.size
-            self._effects.ended.append(row)
-        self._effects.moves.append((row, state))
-        row.move(state, now)
-        if state is RowState.CLOSED:
-            del self._rows[row.request_id]
-
     def _send(self, batch: Batch, now: float) -> None:
         self._batches += 1
         rows = cast(tuple[Row, ...], batch.rows)
         worker = self.workers.of(batch.worker)
         formed = FormedBatch(f"{self._batcher}-{self._batches}", batch, rows, worker.worker_id)
         for row in rows:
-            row.worker = batch.worker
-            if row.task.HasField("gather_ms"):
-                row.gather_ms = row.task.gather_ms
-            else:
-                row.gather_ms = round(1000 * self._policy.of_class(row.priority_class).gather_s)
-            row.batch = formed.info(row)
-            self._move(row, RowState.SENT, now)
+            row.worker, row.formed, row.state = batch.worker, formed, RowState.SENT
+            if not row.task.HasField("gather_ms"):
+                gather_s = self._policy.of_class(row.priority_class).gather_s
+                row.task.gather_ms = round(1000 * gather_s)
         worker.sent(formed.batch_id, rows)
         self._effects.batches.append(formed)
 
@@ -345,21 +314,9 @@ class Requests:
     ) -> None:
         """Ends ``row``; ``frame`` is the worker's final frame, if the worker ended it."""
         self._leave(row, now, stop=frame is None, whole=final.end in _WHOLE)
-        self._move(row, RowState.ENDED, now)
-        row.final = frame_pb2.Final(
-            end=final.end,
-            timings=row.timings(final.timings),
-            cached_prompt_tokens=final.cached_prompt_tokens,
-            values=final.values,
-            server_tokens=final.server_tokens if final.HasField("server_tokens") else None,
-            error=final.error if final.HasField("error") else None,
-            batch=row.batch if row.worker else None,
-        )
-        if frame is None:
-            frame = final_frame(row)
-        else:
-            frame.final.CopyFrom(row.final)
-        self._outbox.publish(row, frame)
+        row.state = RowState.ENDED
+        row.end(final, now)
+        self._outbox.publish(row, frame or final_frame(row))
         self._ended.append((now + ENDED_S, row))
 
     def _return(
@@ -380,18 +337,19 @@ class Requests:
     def _close(self, row: Row, now: float, *, stop: bool = True) -> None:
         if row.state < RowState.ENDED:
             self._leave(row, now, stop=stop)
-        self._move(row, RowState.CLOSED, now)
+        row.state = RowState.CLOSED
+        del self._rows[row.request_id]
         self._outbox.forget(row)
 
     def _leave(self, row: Row, now: float, *, stop: bool, whole: bool = False) -> None:
-        """Removes a row from queue and worker; with ``stop`` the worker that computes it must drop it."""
+        """Removes a row from queue and worker; with ``stop`` a worker that has it must drop it."""
+        self.active -= 1
+        self.size -= row.size
+        self._effects.ended.append(row)
         if row.state is RowState.WAITING:
             self.queue.cancel(row.request_id)
             return
-        worker = self.workers.landed(row)
-        if stop and worker and row.state is RowState.RUNNING:
-            self._stop(row.worker, row)
+        if self.workers.landed(row) and stop:
+            ref = frame_pb2.RowRef(request_id=row.request_id, attempt=row.attempt)
+            self._effects.cancels.setdefault(row.worker, []).append(ref)
         self.queue.finish(row.request_id, len(row.produced), now, whole=whole)
-
-
-_NOT_TAKEN: Final = frame_pb2.RETURN_CAUSE_NOT_TAKEN

@@ -1,6 +1,6 @@
 """The life cycle of a row: a task from its arrival in the batcher until no frames of it can be requested any more.
 
-    WAITING --> SENT --> RUNNING --> ENDED --> CLOSED
+    WAITING --> SENT --> ENDED --> CLOSED
 
 A row may end in every state before ENDED (deadline, failure), and may be closed in every state (cancelled, returned to
 its gateway).
@@ -10,10 +10,11 @@ import hashlib
 import math
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from batcher.core.scheduler.task import QueuedTask
+from batcher.core.scheduler.task import Batch, QueuedTask
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
 from sluice.wire import subjects
 from sluice.wire.codec import MalformedMessage, unpack
@@ -30,12 +31,10 @@ class RowState(IntEnum):
     WAITING = 0
     """In the queue."""
     SENT = 1
-    """In a batch that the worker has not answered yet."""
-    RUNNING = 2
-    """Taken by the worker."""
-    ENDED = 3
+    """Its worker has it, or will."""
+    ENDED = 2
     """Its final frame went out; it is kept for a moment, in case the gateway asks for it again."""
-    CLOSED = 4
+    CLOSED = 3
     """Forgotten."""
 
 
@@ -50,10 +49,9 @@ class Row(QueuedTask):
         produced: the answer so far, from index 0.
         base: how many of `produced` the gateway had when the task came.
         final: the end, once there is one.
-        worker: the worker it was sent to last; empty: never sent.
-        batch: the batch it was sent with last.
-        gather_ms: how long the worker may gather its tokens.
-        state: only `move` changes it.
+        worker: the worker it was sent to; empty: it was not sent.
+        formed: the batch it was sent with.
+        taken_at: when the worker's engine said that it has the batch.
     """
 
     def __init__(
@@ -89,48 +87,63 @@ class Row(QueuedTask):
         self.logprobs: list[frame_pb2.Logprobs] = []
         self.final: frame_pb2.Final | None = None
         self.worker = ""
-        self.batch = frame_pb2.BatchInfo()
-        self.gather_ms = 0
+        self.formed: FormedBatch | None = None
+        self.taken_at: float | None = None
         self.state = RowState.WAITING
-        self._came_at = now
-        self._left_at: dict[RowState, float] = {}
 
-    @property
-    def in_flight(self) -> bool:
-        """Whether a worker may hold the row."""
-        return RowState.WAITING < self.state < RowState.ENDED
+    def end(self, final: frame_pb2.Final, now: float) -> None:
+        """``final`` is its end, with the timings of its worker, if one ended it: adds what the batcher knows."""
+        self.final = final
+        if self.formed is None:
+            final.timings.queue_ms = (now - self.waiting_since) * 1e3
+            return
+        final.timings.queue_ms = self.waited_s * 1e3
+        if self.taken_at is not None:
+            final.timings.batch_ms = (self.taken_at - self.sent_at) * 1e3
+        final.batch.CopyFrom(self.formed.info(self))
 
-    def move(self, state: RowState, now: float) -> None:
-        """Moves on to ``state``."""
-        assert state > self.state, f"{self.state} -> {state}"
-        self._left_at[self.state] = now
-        self.state = state
 
-    def timings(self, of_worker: frame_pb2.RowTimings) -> frame_pb2.RowTimings:
-        """The timings of worker and batcher."""
-        timings = frame_pb2.RowTimings()
-        timings.CopyFrom(of_worker)
-        sent_at = self._left_at[RowState.WAITING]
-        timings.queue_ms = (sent_at - self._came_at) * 1e3
-        timings.batch_ms = (self._left_at.get(RowState.SENT, sent_at) - sent_at) * 1e3
-        return timings
+@dataclass(frozen=True, slots=True)
+class FormedBatch:
+    """Rows that go to a worker together.
 
-    def message(self, traceparent: str, now: float) -> worker_pb2.Row:
-        """The message to a worker."""
-        origin = self.headers.get("traceparent", "")
-        message = worker_pb2.Row(
-            attempt=self.attempt,
-            traceparent=traceparent,
-            origin=origin,
-            cache_tokens=self.cache_tokens,
+    Attributes:
+        rows: its members, in its order.
+        worker_id: what the worker calls itself.
+    """
+
+    batch_id: str
+    batch: Batch
+    rows: Sequence[Row]
+    worker_id: str
+
+    def info(self, row: Row) -> frame_pb2.BatchInfo:
+        """The description of the batch in the final frame of one of its rows."""
+        return frame_pb2.BatchInfo(
+            batch_id=self.batch_id,
+            cause=self.batch.cause.value,
+            rows=len(self.rows),
+            padding_share=self.batch.padding_share,
+            waited_ms=row.waited_s * 1e3,
+            longest_waited_ms=self.batch.longest_wait.waited_s * 1e3,
+            worker=self.worker_id,
         )
-        message.task.CopyFrom(self.task)
-        del message.task.produced_token_ids[:]
-        message.task.produced_token_ids.extend(self.produced)
-        message.task.gather_ms = self.gather_ms
-        left_ms = (self.deadline - now) * 1e3
-        if left_ms < TIMEOUT_MS_MAX:
-            message.timeout_ms = max(1, math.ceil(left_ms))
+
+    def message(
+        self, batcher: str, traceparents: Sequence[str], now: float, waiting: Sequence[int] = ()
+    ) -> worker_pb2.Batch:
+        """The message to the worker; ``traceparents`` are those of the rows, ``waiting`` what still waits by class."""
+        message = worker_pb2.Batch(batch_id=self.batch_id, batcher=batcher, waiting=waiting)
+        for row, traceparent in zip(self.rows, traceparents, strict=True):
+            left_ms = (row.deadline - now) * 1e3
+            message.rows.add(
+                task=row.task,
+                attempt=row.attempt,
+                traceparent=traceparent,
+                timeout_ms=max(1, math.ceil(left_ms)) if left_ms < TIMEOUT_MS_MAX else 0,
+                origin=row.headers.get("traceparent", ""),
+                cache_tokens=row.cache_tokens,
+            )
         return message
 
 

@@ -14,6 +14,8 @@ FAILURES_MAX: Final = 2
 BREAK_S: Final = 0.5
 BREAK_S_MAX: Final = 10.0
 """The pause before the first try, and the longest; seconds."""
+_NOTHING: Final = (0,) * len(RANKS)
+_ENDLESS: Final = (math.inf,) * len(RANKS)
 
 
 class Breaker:
@@ -57,30 +59,27 @@ class WorkerState:
         live: whether the engine serves the channel: batches may be sent.
         load: as reported last.
         counts: what it has counted since it started; None: not reported yet.
+        refuses: it refused a row for lack of room: nothing is sent until its next report.
         rows: in the worker, or in flight to it, by request.
         told: rows that wait for it, by class, as it heard last.
-        unqueued: batches that are on their way, with their rows.
     """
 
     def __init__(self) -> None:
         self.worker_id = ""
-        self.live = False
-        self.rows: dict[str, Row] = {}
-        self.unqueued: dict[str, Sequence[Row]] = {}
+        self.live = self.refuses = False
         self.load = worker_pb2.WorkerLoad()
         self.counts: worker_pb2.WorkerCounts | None = None
+        self.rows: dict[str, Row] = {}
+        self.told: Sequence[int] = _NOTHING
+        self._report = worker_pb2.StepReport()
         self._next_sequence = 0
-        self._refused = False
-        self.told: Sequence[int] = (0,) * len(RANKS)
-        self._rows_to: Sequence[int] = ()
-        self._tokens_to: Sequence[int] = ()
         self._sent_rows = self._sent_tokens = 0
-        self._uncounted: dict[str, Sequence[Row]] = {}
+        self._unanswered: dict[str, Sequence[Row]] = {}
         """Batches that the worker's reports do not count yet."""
 
     # Messages from the worker.
 
-    def report(self, report: worker_pb2.StepReport) -> None:
+    def take(self, report: worker_pb2.StepReport) -> None:
         """Takes a response of the channel.
 
         Raises:
@@ -88,33 +87,25 @@ class WorkerState:
         """
         if report.sequence != self._next_sequence:
             raise ChannelBroken(f"response {report.sequence} instead of {self._next_sequence}")
-        if self.worker_id and report.worker != self.worker_id:
-            raise ChannelBroken(f"worker {report.worker} instead of {self.worker_id}")
-        self.worker_id = report.worker
+        if report.worker != self.worker_id:
+            if self.worker_id:
+                raise ChannelBroken(f"worker {report.worker} instead of {self.worker_id}")
+            self.worker_id = report.worker
         self._next_sequence += 1
-        self.live = report.ready
-        self.load = report.load
-        # One that does not tell the classes apart is none.
-        self._rows_to = report.rows_to if len(report.rows_to) == len(RANKS) else ()
-        self._tokens_to = report.tokens_to if len(report.tokens_to) == len(RANKS) else ()
+        self._report, self.load = report, report.load
+        self.live, self.refuses = report.ready, False
         if report.HasField("counts"):
             self.counts = report.counts
-        # After a refusal nothing is sent until the worker's next report: it would be refused again.
-        self._refused = False
-        for admission in report.admissions:
-            self._uncounted.pop(admission.batch_id, None)
-            for refusal in admission.refused:
-                self._refused |= refusal.retryable
 
-    def has_admitted(self, batch_id: str) -> bool:
-        """Whether its engine has taken a batch that was sent."""
-        return batch_id not in self._uncounted
+    def admitted(self, batch_id: str) -> Sequence[Row]:
+        """Its engine has taken a batch; returns the rows of it."""
+        return self._unanswered.pop(batch_id, ())
 
     # Rows sent to it.
 
     def sent(self, batch_id: str, rows: Sequence[Row]) -> None:
         """A batch was sent."""
-        self.unqueued[batch_id] = self._uncounted[batch_id] = rows
+        self._unanswered[batch_id] = rows
         self._sent_rows += len(rows)
         for row in rows:
             self._sent_tokens += row.cache_tokens
@@ -128,25 +119,31 @@ class WorkerState:
         Args:
             rows_max: rows of this batcher that may be in it.
         """
-        load, flying = self.load, [row for rows in self._uncounted.values() for row in rows]
-        prefill = sum([row.prefill_tokens for row in flying])
-        free_rows, free_tokens = self._free(len(flying))
-        if rows_max < math.inf:
-            left = max(0, int(rows_max) - len(self.rows))
-            free_rows = [min(free, left) for free in free_rows]
-        urgent, waiting = [], prefill
-        for rank, of_class in enumerate(load.ranks[:-1]):
-            waiting += of_class.waiting_tokens
-            urgent.append(Room(free_rows[rank], free_tokens[rank], waiting))
+        load, rooms = self.load, list[Room]()
+        prefill = sum([row.prefill_tokens for rows in self._unanswered.values() for row in rows])
+        left, waiting = rows_max - len(self.rows), prefill
+        rows_to, tokens_to = self._granted()
+        for rank in range(len(RANKS)):
+            free_rows = rows_to[rank] - self._sent_rows
+            free_tokens = tokens_to[rank] - self._sent_tokens
+            waiting += load.ranks[rank].waiting_tokens if load.ranks else 0
+            rooms.append(Room(min(free_rows, left), free_tokens, waiting))
         return Capacity(
             worker=name,
-            free_rows=free_rows[-1],
-            free_tokens=free_tokens[-1],
+            free_rows=rooms[-1].free_rows,
+            free_tokens=rooms[-1].free_tokens,
             waiting_tokens=load.waiting_tokens + prefill,
             running_rows=load.running + load.waiting,
-            batches_in_flight=len(self._uncounted),
-            urgent=urgent,
+            batches_in_flight=len(self._unanswered),
+            urgent=rooms[:-1] if load.ranks else (),
         )
+
+    def _granted(self) -> tuple[Sequence[int], Sequence[float]]:
+        """Rows and cache tokens that may have been sent in all, by class."""
+        rows, tokens = self._report.rows_to, self._report.tokens_to
+        # A grant that does not tell the classes apart is none.
+        granted = len(rows) == len(RANKS) and not self.refuses
+        return rows if granted else _NOTHING, tokens if len(tokens) == len(RANKS) else _ENDLESS
 
     def tell(self, waiting: Sequence[int]) -> bool:
         """So many rows of each class wait for a worker; whether the worker is to hear of it."""
@@ -154,19 +151,6 @@ class WorkerState:
         if changed:
             self.told = waiting
         return changed
-
-    def _free(self, flying: int) -> tuple[Sequence[int], Sequence[float]]:
-        """Rows and cache tokens that may be sent, by class; ``flying``: rows that its reports do not count yet."""
-        rows: Sequence[int] = (0,) * len(RANKS)
-        if self.worker_id and not self._refused:
-            if self._rows_to:
-                rows = [max(0, total - self._sent_rows) for total in self._rows_to]
-            else:  # A worker of the release before last grants nothing.
-                counted = max(len(self.rows) - flying, self.load.running + self.load.waiting)
-                rows = (max(0, self.load.slots - counted - flying),) * len(RANKS)
-        if not self._tokens_to:
-            return rows, (math.inf,) * len(RANKS)
-        return rows, [total - self._sent_tokens for total in self._tokens_to]
 
 
 def without_standby(live: Collection[str], ranked: Sequence[str], standby: int) -> list[str]:
@@ -252,10 +236,10 @@ class Workers:
             found.append(state.capacity(name, breaker.rows_max(now) if breaker else math.inf))
         return found
 
-    def probe_at(self, now: float) -> float | None:
+    def probe_at(self, now: float) -> float:
         """When the next worker that failed is tried again."""
         pauses = [breaker.open_until for breaker in self._breakers.values()]
-        return min([until for until in pauses if until > now], default=None)
+        return min([until for until in pauses if until > now], default=math.inf)
 
     def tell(
         self, waiting: Sequence[int], active: Container[str], formed: Container[str]
@@ -263,7 +247,7 @@ class Workers:
         """Which workers are to hear that rows of a class begin or cease to wait; those ``formed`` hear it so."""
         demands: list[tuple[str, Sequence[int]]] = []
         for name, state in self._states.items():
-            told = waiting if name in active else (0,) * len(waiting)
+            told = waiting if name in active else _NOTHING
             if state.live and state.tell(told) and name not in formed:
                 demands.append((name, told))
         return demands

@@ -56,9 +56,6 @@ class WorkerEvents(Protocol):
     def on_live(self, worker: str) -> None:
         """The engine serves the channel."""
 
-    def on_queued(self, worker: str, batch_id: str) -> None:
-        """The worker has queued a batch."""
-
     def on_lost(self, worker: str) -> None:
         """The worker is lost, and its rows with it."""
 
@@ -92,6 +89,8 @@ class Worker:
         self._writing = asyncio.Lock()
         self._opening = 0
         self._sending = BackgroundTasks()
+        self._unqueued: set[asyncio.Future[None]] = set()
+        """Of batches on streams of their own, until the worker has queued them."""
         self._streams_until = 0.0
         self._missed = False
 
@@ -109,13 +108,12 @@ class Worker:
         await self._client.close()
 
     def send(self, batch: worker_pb2.Batch, traceparent: str) -> None:
-        """Sends a batch; that it was queued, or the loss of the worker, comes as an event.
-
-        ``traceparent`` is for Triton's spans; empty: it makes none.
-        """
+        """Sends a batch; ``traceparent`` is for Triton's spans; empty: it makes none."""
         batch.opening = self._opening
         if traceparent and self._may_stream():
-            self._sending.spawn(self._send_traced(batch, traceparent))
+            queued = asyncio.get_running_loop().create_future()
+            self._unqueued.add(queued)
+            self._sending.spawn(self._send_traced(batch, traceparent, queued))
         else:
             self._sending.spawn(self._send(worker_pb2.WorkerRequest(batch=batch)))
 
@@ -133,7 +131,7 @@ class Worker:
         self._sending.spawn(self._send(worker_pb2.WorkerRequest(demand=message)))
 
     def cancel(self, rows: Sequence[frame_pb2.RowRef]) -> None:
-        """Makes the worker drop rows; one that is lost drops all of them when it comes back."""
+        """Makes the worker drop rows that were sent; one that is lost drops all of them when it comes back."""
         cancel = worker_pb2.CancelRows(batcher=self._batcher, rows=rows)
         self._sending.spawn(self._send(worker_pb2.WorkerRequest(cancel_rows=cancel)))
 
@@ -153,6 +151,7 @@ class Worker:
             self._watching.cancel()
             call.cancel()
             self._sending.cancel()
+            self._unqueued.clear()
             self._lose(fault)
         return self._stood
 
@@ -195,6 +194,8 @@ class Worker:
 
         Nothing is sent to a worker that was lost meanwhile: its rows have left.
         """
+        if self._unqueued and request.HasField("cancel_rows"):
+            await asyncio.wait(self._unqueued)
         if self._call is None:
             return
         try:
@@ -203,11 +204,10 @@ class Worker:
                 await self._client.write(self._call, request, ends=ends)
         except FAULTS as error:
             self._lose(f"{request.WhichOneof('message')}: {reason_of(error)}")
-        else:
-            if request.HasField("batch"):
-                self._events.on_queued(self.name, request.batch.batch_id)
 
-    async def _send_traced(self, batch: worker_pb2.Batch, traceparent: str) -> None:
+    async def _send_traced(
+        self, batch: worker_pb2.Batch, traceparent: str, queued: asyncio.Future[None]
+    ) -> None:
         """Over a stream of its own: cancels wait until the worker has queued it."""
         call = self._client.stream(traceparent)
         try:
@@ -220,7 +220,8 @@ class Worker:
             if not (await asyncio.wait([receipt], timeout=2 * self._settings.stall_s))[0]:
                 self._lose(f"batch {batch.batch_id}: not queued in time")
             await receipt
-            self._events.on_queued(self.name, batch.batch_id)
+            self._unqueued.discard(queued)
+            queued.set_result(None)
             await read_to_end(call)
         except FAULTS as error:
             self._lose(f"batch {batch.batch_id}: {reason_of(error)}")

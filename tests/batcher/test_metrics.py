@@ -5,13 +5,13 @@ from opentelemetry.trace import INVALID_SPAN_CONTEXT
 
 from batcher.core.requests import Requests
 from batcher.core.row import Row
-from batcher.core.scheduler.capacity import Capacity
 from batcher.metrics import BatcherMetrics
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
 from sluice.settings.batching import Policy
 from sluice.telemetry import catalog
 from sluice.telemetry.catalog import Metric
 from sluice.telemetry.registry import Labels, MetricRegistry, Series
+from tests.batcher.core.room import grant
 
 OF_CLASS = "echo", "bulk"
 OF_WORKER = "echo", "w"
@@ -53,7 +53,8 @@ class Scene:
 
     def advance(self, now: float = 0.0, room: int = 8) -> str:
         """Plays the loop once; returns the batch that was formed."""
-        self.requests.advance(now, [Capacity("w", room)])
+        grant(self.requests, "w", room)
+        self.requests.advance(now)
         effects = self.requests.take()
         for row in effects.ended:
             self.metrics.ended_row(row)
@@ -88,7 +89,7 @@ def test_batches_are_counted_with_their_cause_and_the_wait_of_their_rows(scene: 
     scene.add("one")
     scene.add("two")
     scene.advance(now=2.0)
-    assert scene.read(catalog.BATCHES) == {("echo", "worker_idle", "all_waiting"): 1}
+    assert scene.read(catalog.BATCHES) == {("echo", "slot_free", "all_waiting"): 1}
     assert scene.read(catalog.BATCH_ROWS) == {OF_CLASS: 2}
     assert scene.read(catalog.BATCH_TOKENS) == {("echo",): 8}
     assert scene.read(catalog.IN_FLIGHT) == {("echo",): 2}
@@ -114,7 +115,7 @@ def test_rows_that_end_or_are_returned_are_counted_once(scene: Scene) -> None:
     scene.requests.lost("w", 0.0)
     scene.report("two")
     scene.add("lost", attempt=1)
-    scene.requests.queued("w", scene.advance(), 0.0)
+    scene.advance()
     scene.report("two", end("lost", attempt=1))
     scene.add("gone")
     scene.requests.cancel([frame_pb2.RowRef(request_id="gone")], 0.0)
@@ -132,7 +133,7 @@ def test_a_worker_is_shown_and_its_counts_go_on_after_a_restart(scene: Scene) ->
     assert scene.read(catalog.PREEMPTIONS)[OF_WORKER] == 1
     assert scene.read(catalog.WORKER_TOKENS)[*OF_WORKER, "output"] == 100
     scene.requests.lost("w", 0.0)
-    scene.advance()
+    scene.advance(room=0)
     assert scene.read(catalog.WORKER_LIVE)[OF_WORKER] == 0
     scene.report("two", tokens=7)
     scene.advance()

@@ -11,7 +11,6 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from batcher.core.requests import Requests
 from batcher.core.row import Row
-from batcher.core.scheduler.capacity import Capacity
 from batcher.metrics import BatcherMetrics
 from batcher.spans import GATEWAY_UNSENT_S, RowSpans
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
@@ -19,6 +18,7 @@ from sluice.settings.batching import Policy
 from sluice.telemetry import names
 from sluice.telemetry.lost_spans import UNSENT_S
 from sluice.telemetry.registry import MetricRegistry
+from tests.batcher.core.room import grant
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
@@ -52,17 +52,19 @@ class Scene:
 
     def advance(self, room: int = 8) -> str:
         """Plays the loop once; returns the batch that was formed."""
-        self.requests.advance(0.0, [Capacity("w", room)])
+        grant(self.requests, "w", room)
+        self.requests.advance(0.0)
         effects = self.requests.take()
-        for row, state in effects.moves:
-            self.spans.moved(row, state)
+        for row in effects.added:
+            self.spans.began(row)
         for formed in effects.batches:
             self.traceparents = self.spans.formed(formed)
             self.metrics.formed(formed, self.spans.of_row)
+        for row in effects.ended:
+            self.spans.ended(row)
         return effects.batches[0].batch_id if effects.batches else ""
 
     def run(self, *rows: str) -> None:
-        self.requests.queued("w", self.advance(), 0.0)
         self.advance()
 
     def end(self, name: str, attempt: int = 0) -> None:

@@ -199,6 +199,26 @@ async def test_traced_batches_beyond_a_rate_go_over_the_channel(
             assert sum("traceparent" in metadata for metadata in worker.streams) == 1
 
 
+async def test_a_cancel_waits_until_a_batch_on_a_stream_of_its_own_is_queued(
+    nats_url: str, gateway: GatewayDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batcher.workers.worker.OWN_STREAMS_PER_S", 1e-3)
+    async with WorkerDouble.running() as worker:
+        settings = settings_of(nats_url, worker.address, ECHO)
+        async with running_batcher(settings, TracerProvider().get_tracer("test")):
+            await gateway.batcher_live()
+            worker.receipts.clear()
+            task = await gateway.ask()
+            await worker.batch(0)
+            await gateway.cancel(task.request_id)
+            for number in (1, 2):  # over the channel, the second one after the cancel
+                await gateway.ask()
+                await worker.batch(number)
+            assert worker.cancels == []
+            worker.receipts.set()
+            await worker.until(lambda: worker.cancels == [[task.request_id]])
+
+
 async def test_a_row_that_the_worker_returns_is_sent_again_with_its_tokens(
     worker: WorkerDouble, gateway: GatewayDouble
 ) -> None:

@@ -27,6 +27,7 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         error: Triton's answer to batches; empty: they go on to the worker.
         steps_slowly: batches are queued, and heartbeats sent; nothing else, as in a step that takes long.
         refuse: rows that are refused, retryable.
+        receipts: unset: it does not say that it has queued the batch of a stream of its own.
         busy: slots that are taken, as its reports say.
         ready: whether the engine serves channels.
     """
@@ -43,10 +44,13 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         self.busy = 0
         self.ready = True
         self._channel: Any = None
-        self._sequence = 0
+        self._sequence = self._taken = 0
+        self._here = set[str]()
         self._changed = asyncio.Condition()
         self._writing = asyncio.Lock()
         self._beaten = asyncio.Event()
+        self.receipts = asyncio.Event()
+        self.receipts.set()
 
     @staticmethod
     @asynccontextmanager
@@ -105,6 +109,8 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         """Sends a report on the channel, ``skip`` numbers late."""
         async with self._writing:  # gRPC takes one write at a time, and heartbeats come between
             self._sequence += skip
+            self._here -= {frame.request_id for frame in frames if frame.HasField("final")}
+            free = max(0, SLOTS - max(self.busy, len(self._here)))
             report = worker_pb2.StepReport(
                 worker=self.worker,
                 sequence=self._sequence,
@@ -112,6 +118,7 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
                 load=worker_pb2.WorkerLoad(slots=SLOTS, running=self.busy),
                 admissions=admissions,
                 ready=self.ready,
+                rows_to=[self._taken + free] * 3,
             )
             self._sequence += 1
             await _write(self._channel, report.SerializeToString())
@@ -143,14 +150,19 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
 
     async def _answer(self, request: worker_pb2.WorkerRequest, context: Any, *, ends: bool) -> None:
         if request.HasField("open_channel"):
-            self._channel, self._sequence = context, 0
+            self._channel, self._sequence, self._taken, self._here = context, 0, 0, set()
             if not self.silent:
                 await self.step()
         elif self.error and request.HasField("batch"):
             await context.write(service_pb2.ModelStreamInferResponse(error_message=self.error))
+        elif request.HasField("cancel_rows"):
+            self._here -= {row.request_id for row in request.cancel_rows.rows}
         elif not self.silent and request.HasField("batch"):
             refuse = self.refuse
+            self._taken += len(request.batch.rows)
+            self._here |= {row.task.request_id for row in request.batch.rows} - refuse
             if ends:
+                await self.receipts.wait()
                 await _write(context)
             if not self.steps_slowly:
                 await self.admit(request.batch, refuse)

@@ -60,11 +60,12 @@ class FuzzedBatcher:
         self._worker = f"{URL}/small"
         self._sequence = 0
         self._sent: list[worker_pb2.Batch] = []
-        self._loop._fleet = SimpleNamespace(  # type: ignore[assignment]
-            send=lambda _, batch, __: self._sent.append(batch),
-            cancel=self._cancelled,
+        worker: Any = SimpleNamespace(
+            send=lambda batch, _: self._sent.append(batch),
+            cancel=list,
             demand=lambda *_: None,
         )
+        self._loop._workers = {self._worker: worker}
 
     async def start(self) -> None:
         """Subscribes to everything."""
@@ -79,17 +80,13 @@ class FuzzedBatcher:
         now = time.monotonic()
         self._loop._requests.advance(now)
         await self._loop._carry_out(self._loop._requests.take())
-        for batch in self._sent[:]:
-            self._loop.on_queued(self._worker, batch.batch_id)
+        for batch in self._sent:
             batch.SerializeToString()
         self._sent = self._sent[-4:]
         await asyncio.sleep(0)
         if self._loop._fault is not None:
             raise self._loop._fault
         return outcome
-
-    async def _cancelled(self, rows: Any) -> None:
-        list(rows)
 
     async def _task(self, draw: Mutator) -> str:
         task = draw.filled(Task, 0.4)

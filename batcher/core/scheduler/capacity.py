@@ -2,26 +2,22 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
-
-from batcher.core.scheduler.task import Batch
 
 
 class Room(NamedTuple):
     """What rows of one class may take of a worker, those of less urgent rows included."""
 
-    free_rows: int
+    free_rows: float
     free_tokens: float = math.inf
     waiting_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
+class Capacity(NamedTuple):
     """What a live worker grants, less what was sent."""
 
     worker: str
-    free_rows: int
+    free_rows: float
     free_tokens: float = math.inf
     """Room in its KV cache, tokens; infinite when only rows limit it."""
     waiting_tokens: int = 0
@@ -37,20 +33,3 @@ class Capacity:
     def idle(self) -> bool:
         """Whether it has no rows."""
         return not (self.running_rows or self.batches_in_flight or self.waiting_tokens)
-
-    def after(self, batch: Batch) -> "Capacity":
-        """The capacity left once ``batch`` is in flight to ``batch.worker``, whatever the class of its rows."""
-        if batch.worker != self.worker:
-            return self
-        rows, tokens, cache = len(batch.rows), batch.tokens, batch.cache_tokens
-        return replace(
-            self,
-            free_rows=self.free_rows - rows,
-            free_tokens=self.free_tokens - cache,
-            waiting_tokens=self.waiting_tokens + tokens,
-            batches_in_flight=self.batches_in_flight + 1,
-            urgent=[
-                Room(room.free_rows - rows, room.free_tokens - cache, room.waiting_tokens + tokens)
-                for room in self.urgent
-            ],
-        )

@@ -130,8 +130,8 @@ class PaddedBatches(Order):
         rows, tokens = self.max_rows, self._policy.batch_tokens_max
         if not self._policy.pads:
             waiting = sum(members.prefill_tokens for members in self.classes.values())
-            rows = min(rows, self._placement.room(room, first, now).free_rows)
-            return first if self.waiting >= rows or waiting >= tokens else None
+            enough = min(rows, self._placement.room(room, first, now).free_rows)
+            return first if self.waiting >= enough or waiting >= tokens else None
         for bucket in self._buckets.values():
             found = min(bucket.values(), key=_turn)
             enough = min(rows, self._placement.room(room, found, now).free_rows)

@@ -1,27 +1,25 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from batcher.core.effects import Effects
-from batcher.core.requests import ENDED_LATE_S, ENDED_MAX, ENDED_S, Requests
+from batcher.core.requests import ENDED_LATE_S, ENDED_MAX, ENDED_S, Effects, Requests
 from batcher.core.row import Row, RowState
 from batcher.core.scheduler.capacity import Capacity
-from batcher.core.workers import ChannelBroken, Workers
+from batcher.core.workers import BREAK_S_MAX, ChannelBroken, Workers
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
 from sluice.settings.batching import Policy
+from tests.batcher.core.room import grant
 
 WORKER = "w"
 
 
 class Desk:
-    """A request table with what it wanted so far; ``room`` is the worker's capacity."""
+    """A request table with one worker; ``room``: rows that may be sent to it."""
 
     def __init__(self) -> None:
         self.requests = Requests("b", policy=Policy(max_rows=8))
-        self.all = Effects()
         self.now = 100.0
+        self.wake_at = 0.0
 
     def add(
         self,
@@ -54,7 +52,8 @@ class Desk:
     def advance(self, *, room: int = 0, after_s: float = 0.0) -> Effects:
         """Returns the effects since the last call."""
         self.now += after_s
-        self.requests.advance(self.now, [Capacity(WORKER, room)])
+        grant(self.requests, WORKER, room)
+        self.wake_at = self.requests.advance(self.now)
         return self.requests.take()
 
     def send(self, room: int = 8) -> str:
@@ -66,7 +65,7 @@ class Desk:
         """Adds rows and has the worker take them."""
         for name in names:
             self.add(name)
-        self.requests.queued(WORKER, self.send(), self.now)
+        self.admit(self.send())
         self.requests.take()
 
     def admit(self, batch_id: str, *refused: worker_pb2.Refusal, worker: str = WORKER) -> None:
@@ -99,6 +98,7 @@ class Desk:
                 admissions=admissions,
                 load=worker_pb2.WorkerLoad(slots=8),
                 ready=True,
+                rows_to=[state._sent_rows + 8 - len(state.rows)] * 3,
             ),
             self.now,
         )
@@ -129,7 +129,12 @@ def desk() -> Desk:
 
 
 def ends(effects: Effects) -> list[int]:
-    return [frame.final.end for _, frame in effects.frames if frame.HasField("final")]
+    return [frame.final.end for _, frame in frames(effects) if frame.HasField("final")]
+
+
+def frames(effects: Effects) -> list[tuple[str, frame_pb2.Frame]]:
+    """Gateway and frame."""
+    return [(gateway, frame) for gateway, bundle in effects.bundles for frame in bundle.frames]
 
 
 def cancelled(effects: Effects) -> list[tuple[str, str, int]]:
@@ -142,14 +147,14 @@ def cancelled(effects: Effects) -> list[tuple[str, str, int]]:
 
 
 def held(effects: Effects) -> list[str]:
-    return [ref.request_id for _, ref in effects.held]
+    return [ref.request_id for _, bundle in effects.bundles for ref in bundle.held]
 
 
 def returns(effects: Effects) -> list[tuple[str, int]]:
     """Rows that were returned to their gateways, and why."""
     return [
         (frame.request_id, frame.final.returned)
-        for _, frame in effects.frames
+        for _, frame in frames(effects)
         if frame.final.end == frame_pb2.ROW_END_RETURNED
     ]
 
@@ -194,17 +199,17 @@ def test_rows_do_not_wait_for_a_worker_that_is_drained() -> None:
 def test_a_row_goes_its_way_and_is_forgotten_a_moment_after_its_end(desk: Desk) -> None:
     desk.add("r")
     assert held(desk.advance()) == ["r"]
-    desk.requests.queued(WORKER, desk.send(), desk.now)
+    desk.admit(desk.send())
     assert (desk.requests.active, desk.requests.size) == (1, 100)
     assert desk.step("r", 0, 4)
     assert desk.step("r", 4, 6, end=frame_pb2.ROW_END_LENGTH)
     effects = desk.advance()
-    assert [(gateway, frame.start_index) for gateway, frame in effects.frames] == [
+    assert [(gateway, frame.start_index) for gateway, frame in frames(effects)] == [
         ("g", 0),
         ("g", 4),
     ]
     assert (desk.requests.active, desk.requests.size) == (0, 0)
-    assert desk.requests.wake_at() == desk.now + ENDED_S + ENDED_LATE_S
+    assert desk.wake_at == desk.now + ENDED_S + ENDED_LATE_S
     desk.advance(after_s=ENDED_S - 0.1)
     assert "r" in desk.requests
     desk.advance(after_s=0.2)
@@ -227,17 +232,16 @@ def test_the_worker_is_told_how_long_to_gather_by_the_request_or_by_its_class(
 def test_frames_of_urgent_rows_leave_before_others_of_the_same_step(desk: Desk) -> None:
     desk.add("other")
     desk.add("urgent", priority_class="interactive")
-    desk.requests.queued(WORKER, desk.send(), desk.now)
-    desk.requests.take()
-    frames = [
+    desk.send()
+    step = [
         frame_pb2.Frame(request_id=name, token_ids=[token])
         for token in range(2)
         for name in ("other", "urgent")
     ]
-    for token, frame in enumerate(frames):
+    for token, frame in enumerate(step):
         frame.start_index = token // 2
-    desk.report(WORKER, frames)
-    left = [(frame.request_id, frame.start_index) for _, frame in desk.requests.take().frames]
+    desk.report(WORKER, step)
+    left = [(frame.request_id, frame.start_index) for _, frame in frames(desk.requests.take())]
     assert left == [("urgent", 0), ("urgent", 1), ("other", 0), ("other", 1)]
 
 
@@ -255,36 +259,22 @@ def test_the_final_frame_carries_the_times_of_batcher_and_worker(desk: Desk) -> 
     desk.now += 2.0
     batch = desk.send()
     desk.now += 0.5
-    desk.requests.queued(WORKER, batch, desk.now)
+    desk.admit(batch)
     desk.step("r", 0, 1, end=frame_pb2.ROW_END_STOP)
-    ((_, frame),) = desk.advance().frames
+    ((_, frame),) = frames(desk.advance())
     timings = frame.final.timings
     assert (timings.queue_ms, timings.batch_ms, timings.prefill_ms) == (2000, 500, 3)
 
 
-@given(st.permutations(["queued", "admitted", "token", "end"]))
-def test_that_a_batch_is_queued_may_be_heard_at_any_time(order: list[str]) -> None:
-    """It comes on a stream of its own; what comes over the channel is in order."""
-    desk = Desk()
-    desk.add()
-    batch = desk.send()
-    over_the_channel = iter(
-        [
-            lambda: desk.admit(batch),
-            lambda: desk.step("r", 0, 1),
-            lambda: desk.step("r", 1, 1, end=frame_pb2.ROW_END_STOP),
-        ]
-    )
-    for event in order:
-        if event == "queued":
-            desk.requests.queued(WORKER, batch, desk.now)
-        else:
-            next(over_the_channel)()
-    effects = desk.advance()
+def test_a_worker_whose_rows_have_ended_is_idle(desk: Desk) -> None:
+    desk.run("r")
+    desk.step("r", 0, 1)
+    desk.step("r", 1, 1, end=frame_pb2.ROW_END_STOP)
+    effects = desk.requests.take()
     assert ends(effects) == [frame_pb2.ROW_END_STOP]
     assert effects.cancels == {}
     (capacity,) = capacities(desk.requests, desk.now)
-    assert (capacity.idle, capacity.free_rows) == (True, 8)
+    assert (capacity.idle, capacity.free_rows) == (True, 7)
 
 
 def test_a_gap_asks_for_a_new_channel(desk: Desk) -> None:
@@ -299,7 +289,7 @@ def test_rows_of_a_lost_worker_return_to_their_gateways_and_are_forgotten(desk: 
     desk.requests.lost(WORKER, desk.now)
     effects = desk.advance()
     assert returns(effects) == [("r", LOST), ("s", LOST)]
-    ends = {frame.request_id: frame for _, frame in effects.frames if frame.HasField("final")}
+    ends = {frame.request_id: frame for _, frame in frames(effects) if frame.HasField("final")}
     assert (ends["r"].start_index, ends["r"].attempt) == (4, 0)
     assert ends["r"].final.error.message == "the worker was lost"
     assert "r" not in desk.requests
@@ -324,9 +314,9 @@ def test_a_row_whose_batch_no_engine_has_taken_is_lost_too_but_for_a_last_try(de
     desk.requests.lost(WORKER, desk.now)
     assert returns(desk.advance()) == [("r", LOST)]
     for number, cause in enumerate((NOT_TAKEN, LOST), 1):
+        desk.now += BREAK_S_MAX
         desk.add("r", attempt=number, last_try=True)
         batch = desk.send()
-        desk.requests.queued(WORKER, batch, desk.now)
         if cause == LOST:
             desk.admit(batch)
         desk.requests.lost(WORKER, desk.now)
@@ -344,7 +334,7 @@ def test_a_row_that_its_worker_gives_back_returns_with_the_reason_and_what_it_br
     desk.report(WORKER, [last, other])
     effects = desk.advance()
     assert returns(effects) == [("r", LOST), ("made way", NOT_TAKEN)]
-    tokens, end, _ = [frame for _, frame in effects.frames]
+    tokens, end, _ = [frame for _, frame in frames(effects)]
     assert (list(tokens.token_ids), tokens.HasField("final")) == ([7], False)
     assert (end.start_index, end.final.error.message) == (1, "not enough memory")
     assert effects.cancels == {}
@@ -355,6 +345,20 @@ def test_a_row_that_a_worker_does_not_take_returns_and_is_not_to_blame(desk: Des
     refusal = worker_pb2.Refusal(request_id="r", retryable=True)
     desk.admit(desk.send(), refusal)
     assert returns(desk.advance()) == [("r", NOT_TAKEN)]
+
+
+@pytest.mark.parametrize(("retryable", "rows"), [(True, []), (False, [["next"]])])
+def test_after_a_refusal_for_room_nothing_is_sent_until_the_next_report(
+    desk: Desk, retryable: bool, rows: list[list[str]]
+) -> None:
+    desk.add("r")
+    desk.admit(desk.send(), worker_pb2.Refusal(request_id="r", retryable=retryable))
+    desk.add("next")
+    desk.requests.advance(desk.now)
+    assert sent(desk.requests.take()) == rows
+    desk.report(WORKER)
+    desk.requests.advance(desk.now)
+    assert sent(desk.requests.take()) == ([] if rows else [["next"]])
 
 
 def sent(effects: Effects) -> list[list[str]]:
@@ -381,10 +385,9 @@ def test_a_worker_that_returns_rows_at_once_does_not_draw_the_queue(desk: Desk) 
     assert len(given(1)) == 8
     frames = [returned(f"r{number}", attempt=1) for number in range(8)]
     desk.report(WORKER, frames, [worker_pb2.Admission(batch_id="b-2")])
+    desk.report(WORKER)
     assert given(2) == []
-    wake_at = desk.requests.wake_at()
-    assert wake_at is not None
-    desk.now = wake_at
+    desk.now = desk.requests.advance(desk.now)
     (probe,) = given(2)
     assert given(2) == []
     desk.step(probe, 0, 1, attempt=2)
@@ -409,7 +412,7 @@ def test_a_row_refused_for_good_ends_with_the_workers_reason(desk: Desk) -> None
     refusal = worker_pb2.Refusal(request_id="r")
     refusal.error.reason = "PROMPT_TOO_LONG"
     desk.admit(desk.send(), refusal)
-    ((_, frame),) = desk.advance().frames
+    ((_, frame),) = frames(desk.advance())
     assert frame.final.end == frame_pb2.ROW_END_REFUSED
     assert frame.final.error.reason == "PROMPT_TOO_LONG"
 
@@ -418,7 +421,7 @@ def test_cancel_of_a_waiting_row_never_reaches_a_worker(desk: Desk) -> None:
     desk.add()
     desk.cancel("r", "unknown")
     effects = desk.advance(room=8)
-    assert (effects.frames, effects.batches, effects.cancels) == ([], [], {})
+    assert (frames(effects), effects.batches, effects.cancels) == ([], [], {})
     assert len(desk.requests) == 0
 
 
@@ -437,15 +440,13 @@ def test_cancel_of_a_running_row_reaches_its_worker_at_once(desk: Desk) -> None:
     effects = desk.advance()
     assert cancelled(effects) == [(WORKER, "r", 0)]
     assert desk.step("r", 3, 1)
-    assert desk.advance().frames == []
+    assert frames(desk.advance()) == []
 
 
-def test_cancel_of_a_row_on_its_way_waits_until_it_is_queued(desk: Desk) -> None:
+def test_a_cancel_leaves_behind_the_batch_of_its_row(desk: Desk) -> None:
     desk.add()
-    batch = desk.send()
+    desk.send()
     desk.cancel("r")
-    assert desk.advance().cancels == {}
-    desk.requests.queued(WORKER, batch, desk.now)
     assert cancelled(desk.advance()) == [(WORKER, "r", 0)]
 
 
@@ -470,7 +471,7 @@ def test_a_later_task_replaces_a_row_with_its_tokens_and_an_equal_one_does_not(d
     assert cancelled(effects) == [(WORKER, "r", 0)]
     desk.step("r", 3, 1)  # of the earlier attempt
     desk.step("r", 0, 1, attempt=1000)
-    assert [frame.attempt for _, frame in desk.advance().frames] == [1000]
+    assert [frame.attempt for _, frame in frames(desk.advance())] == [1000]
     assert desk.requests.active == 1
 
 
@@ -486,7 +487,8 @@ def test_rows_of_a_gateway_that_is_gone_are_dropped(desk: Desk) -> None:
 
 def test_a_waiting_row_that_is_too_late_ends_without_a_worker(desk: Desk) -> None:
     desk.add(timeout_s=5.0)
-    assert desk.requests.wake_at() == desk.now + 5.0
+    desk.advance()
+    assert desk.wake_at == desk.now + 5.0
     effects = desk.advance(room=8, after_s=5.0)
     assert ends(effects) == [frame_pb2.ROW_END_DEADLINE]
     assert effects.batches == []
@@ -494,7 +496,7 @@ def test_a_waiting_row_that_is_too_late_ends_without_a_worker(desk: Desk) -> Non
 
 def test_a_running_row_that_is_too_late_ends_and_leaves_its_worker(desk: Desk) -> None:
     desk.add(timeout_s=5.0)
-    desk.requests.queued(WORKER, desk.send(), desk.now)
+    desk.admit(desk.send())
     effects = desk.advance(after_s=5.0)
     assert ends(effects) == [frame_pb2.ROW_END_DEADLINE]
     assert cancelled(effects) == [(WORKER, "r", 0)]
@@ -508,7 +510,7 @@ def test_a_question_is_answered_with_what_there_is(desk: Desk) -> None:
     assert not desk.ask("unknown", 0)
     assert not desk.ask("r", 2, attempt=1000)
     effects = desk.advance()
-    ((gateway, frame),) = effects.frames
+    ((gateway, frame),) = frames(effects)
     assert (gateway, frame.start_index, len(frame.token_ids)) == ("g", 2, 3)
     assert held(effects) == ["r"] * 3
 
@@ -550,10 +552,10 @@ def test_a_row_that_is_refused_is_returned_with_the_reason(desk: Desk) -> None:
     row = Row(task_pb2.Task(request_id="r", gateway="g", attempt=1000), desk.now)
     desk.requests.refuse(row, frame_pb2.RowError(reason="OVERLOADED"))
     effects = desk.advance()
-    ((_, frame),) = effects.frames
+    ((_, frame),) = frames(effects)
     assert (frame.attempt, frame.final.error.reason) == (1000, "OVERLOADED")
     assert returns(effects) == [("r", 0)]
-    assert effects.moves == []
+    assert (effects.added, effects.ended) == ([], [])
 
 
 def test_batches_never_exceed_the_room(desk: Desk) -> None:
@@ -567,21 +569,22 @@ def test_batches_never_exceed_the_room(desk: Desk) -> None:
 def test_a_lost_worker_gives_back_its_own_rows_alone(desk: Desk) -> None:
     desk.add("first")
     desk.add("second")
-    desk.requests.advance(desk.now, [Capacity("one", 1), Capacity("two", 1)])
+    grant(desk.requests, "one", 1)
+    grant(desk.requests, "two", 1)
+    desk.requests.advance(desk.now)
     batches = {formed.batch.worker: formed for formed in desk.requests.take().batches}
-    for worker, formed in batches.items():
-        desk.requests.queued(worker, formed.batch_id, desk.now)
     (lost,), (kept,) = batches["one"].rows, batches["two"].rows
     desk.requests.lost("one", desk.now)
     assert returns(desk.requests.take()) == [(lost.request_id, LOST)]
-    assert kept.state is RowState.RUNNING
+    assert kept.state is RowState.SENT
     # The other worker takes it over; what the first may still say of it is nothing to us.
     desk.add(lost.request_id, attempt=1)
-    desk.requests.advance(desk.now, [Capacity("two", 1)])
+    grant(desk.requests, "two", 1)
+    desk.requests.advance(desk.now)
     assert sent(desk.requests.take()) == [[lost.request_id]]
     frame = frame_pb2.Frame(request_id=lost.request_id, attempt=1, token_ids=[1])
     assert desk.take("one", frame)
-    assert desk.requests.take().frames == []
+    assert frames(desk.requests.take()) == []
 
 
 def test_a_standby_gets_rows_in_place_of_a_lost_worker_until_it_is_back() -> None:
@@ -608,7 +611,7 @@ def test_the_end_of_a_row_tells_of_its_batch(desk: Desk) -> None:
     desk.now += 1.0
     desk.run("r")
     desk.step("r", 0, 1, end=frame_pb2.ROW_END_STOP)
-    (final,) = [frame.final for _, frame in desk.advance().frames]
+    (final,) = [frame.final for _, frame in frames(desk.advance())]
     assert (final.batch.rows, final.batch.worker, final.batch.cause) == (2, "w-1234", "worker_idle")
     assert (final.batch.waited_ms, final.batch.longest_waited_ms) == (0, 1000)
     assert final.batch.batch_id == "b-1"
@@ -616,7 +619,7 @@ def test_the_end_of_a_row_tells_of_its_batch(desk: Desk) -> None:
 
 def test_a_row_that_never_was_in_a_batch_tells_of_none(desk: Desk) -> None:
     desk.add(timeout_s=1.0)
-    ((_, frame),) = desk.advance(after_s=2.0).frames
+    ((_, frame),) = frames(desk.advance(after_s=2.0))
     assert not frame.final.HasField("batch")
 
 

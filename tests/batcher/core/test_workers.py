@@ -20,10 +20,12 @@ from sluice.internal.v1 import task_pb2, worker_pb2
 
 def report(sequence: int, worker: str = "w", running: int = 0) -> worker_pb2.StepReport:
     load = worker_pb2.WorkerLoad(slots=8, running=running)
-    return worker_pb2.StepReport(worker=worker, sequence=sequence, load=load, ready=True)
+    return worker_pb2.StepReport(
+        worker=worker, sequence=sequence, load=load, ready=True, rows_to=[8] * 3
+    )
 
 
-def free_rows(state: WorkerState) -> int:
+def free_rows(state: WorkerState) -> float:
     return state.capacity("name").free_rows
 
 
@@ -61,81 +63,38 @@ def test_a_worker_that_has_not_spoken_has_no_room() -> None:
 
 def test_the_first_report_makes_it_live() -> None:
     state = WorkerState()
-    state.report(report(0, running=3))
+    state.take(report(0, running=3))
     assert (state.worker_id, state.load.slots, state.load.running) == ("w", 8, 3)
 
 
 @pytest.mark.parametrize("sequence", [0, 2, 7])
 def test_a_jump_in_the_sequence_breaks_it(sequence: int) -> None:
     state = WorkerState()
-    state.report(report(0))
+    state.take(report(0))
     with pytest.raises(ChannelBroken, match=f"response {sequence} instead of 1"):
-        state.report(report(sequence))
+        state.take(report(sequence))
 
 
 def test_another_worker_breaks_it() -> None:
     state = WorkerState()
-    state.report(report(0))
+    state.take(report(0))
     with pytest.raises(ChannelBroken, match="worker other instead of w"):
-        state.report(report(1, worker="other"))
-
-
-@pytest.mark.parametrize(
-    ("running", "waiting", "in_flight", "unanswered", "room"),
-    [
-        (0, 0, 0, 0, 8),
-        (5, 0, 2, 0, 3),  # three rows are another batcher's
-        (0, 0, 6, 0, 2),  # its word is older than our rows
-        (4, 0, 6, 2, 2),  # two more are on their way
-        (8, 3, 2, 0, 0),  # it is over-full
-    ],
-)
-def test_room_is_what_neither_its_count_nor_ours_uses(
-    running: int, waiting: int, in_flight: int, unanswered: int, room: int
-) -> None:
-    state = WorkerState()
-    load = worker_pb2.WorkerLoad(slots=8, running=running, waiting=waiting)
-    state.report(worker_pb2.StepReport(worker="w", load=load))
-    send(state, "old", *[row(f"o{n}") for n in range(in_flight - unanswered)])
-    state._uncounted.clear()
-    send(state, "new", *[row(f"n{n}") for n in range(unanswered)])
-    assert free_rows(state) == room
-
-
-def admission(batch_id: str, *, retryable: bool | None = None) -> worker_pb2.Admission:
-    """``retryable`` None: nothing is refused."""
-    admission = worker_pb2.Admission(batch_id=batch_id)
-    if retryable is not None:
-        admission.refused.add(request_id="r", retryable=retryable)
-    return admission
-
-
-@pytest.mark.parametrize(("retryable", "room"), [(True, 0), (False, 8)])
-def test_after_a_refusal_nothing_is_sent_until_its_next_report(retryable: bool, room: int) -> None:
-    state, refusing = WorkerState(), report(0)
-    refusing.admissions.append(admission("b", retryable=retryable))
-    state.report(refusing)
-    assert free_rows(state) == room
-    state.report(report(1))
-    assert free_rows(state) == 8
+        state.take(report(1, worker="other"))
 
 
 def test_a_batch_is_in_flight_until_a_report_counts_it() -> None:
     state = WorkerState()
-    state.report(report(0))
-    send(state, "b", row("one"), row("two"))
-    assert [member.request_id for member in state.unqueued["b"]] == ["one", "two"]
-    assert not state.has_admitted("b")
-    state.report(report(1))
+    state.take(report(0))
+    members = row("one"), row("two")
+    send(state, "b", *members)
+    state.take(report(1))
     assert state.capacity("name").batches_in_flight == 1
-    counting = report(2, running=2)
-    counting.admissions.append(admission("b"))
-    state.report(counting)
+    state.take(report(2, running=2))
+    assert state.admitted("b") == members
     capacity = state.capacity("name")
     assert (capacity.batches_in_flight, capacity.free_rows) == (0, 6)
-    assert state.has_admitted("b")
-    state.rows.clear()
-    state.report(report(3))
+    assert state.admitted("b") == ()
+    state.take(report(3))
     assert state.capacity("name").idle
 
 
@@ -158,7 +117,7 @@ def test_a_worker_that_fails_again_and_again_gets_single_rows_after_pauses() -> 
 def test_a_worker_on_trial_has_room_for_one_row() -> None:
     state = WorkerState()
     load = worker_pb2.WorkerLoad(slots=8, places=12, ranks=[worker_pb2.RankLoad()] * 3)
-    state.report(worker_pb2.StepReport(worker="w", load=load))
+    state.take(worker_pb2.StepReport(worker="w", load=load, rows_to=[8] * 3))
     assert state.capacity("name", 0).free_rows == 0
     trial = state.capacity("name", 1)
     assert (trial.free_rows, [room.free_rows for room in trial.urgent]) == (1, [1, 1])
@@ -168,7 +127,7 @@ def test_a_worker_on_trial_has_room_for_one_row() -> None:
 
 def test_without_a_paged_cache_only_rows_limit_it() -> None:
     state = WorkerState()
-    state.report(report(0))
+    state.take(report(0))
     assert state.capacity("name").free_tokens == math.inf
 
 
@@ -184,7 +143,7 @@ def granting(rows: list[int], tokens: list[int], sequence: int = 0) -> worker_pb
 
 def test_a_class_has_what_is_granted_less_what_was_sent() -> None:
     state = WorkerState()
-    state.report(granting([6, 5, 3], [600, 500, 300]))
+    state.take(granting([6, 5, 3], [600, 500, 300]))
     send(state, "b", row("a", prefill=7, cache=20), row("b", prefill=3, cache=30))
     capacity = state.capacity("name")
     assert (capacity.free_rows, capacity.free_tokens, capacity.waiting_tokens) == (1, 250, 10)
@@ -193,21 +152,21 @@ def test_a_class_has_what_is_granted_less_what_was_sent() -> None:
 
 def test_a_grant_that_comes_late_or_twice_makes_no_room() -> None:
     state = WorkerState()
-    state.report(granting([2, 2, 2], []))
+    state.take(granting([2, 2, 2], []))
     send(state, "b", row("a"), row("b"), row("c"))
     for sequence in (1, 2):
-        state.report(granting([2, 2, 2], [], sequence))
-        assert (free_rows(state), state.capacity("name").free_tokens) == (0, math.inf)
-    state.report(granting([4, 4, 4], [], 3))
+        state.take(granting([2, 2, 2], [], sequence))
+        assert (free_rows(state), state.capacity("name").free_tokens) == (-1, math.inf)
+    state.take(granting([4, 4, 4], [], 3))
     assert free_rows(state) == 1
 
 
 def test_a_grant_that_does_not_tell_the_classes_apart_is_none() -> None:
     state = WorkerState()
-    state.report(granting([9, 9], [1]))
+    state.take(granting([9, 9], [1]))
     assert (free_rows(state), state.capacity("name").free_tokens) == (0, math.inf)
-    state.report(granting([9, 9, 9, 9], [], 1))
-    assert free_rows(state) == 0, "the load leaves nothing free"
+    state.take(granting([9, 9, 9, 9], [], 1))
+    assert free_rows(state) == 0
 
 
 def test_a_worker_hears_when_rows_begin_or_cease_to_wait() -> None:
