@@ -1,10 +1,13 @@
 """The events of an answer become OpenAI's objects: a whole one, or the chunks of a stream of server-sent events."""
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
+from typing_extensions import override
+
+from gateway.api.inference_service import add_event
 from gateway.http.requests import StreamOptions, field_name
 from sluice.errors import InvalidRequest, PromptTooLong, SluiceError, UnknownModel
 from sluice.openai.answers import Shape, choice, finish_reason, usage_of, whole_answer
@@ -30,95 +33,135 @@ def sse(value: Mapping[str, Any]) -> bytes:
     return b"data: " + encode(value) + b"\n\n"
 
 
-def whole(
-    shape: Shape, created: int, answers: Sequence[pb.GenerateTextResponse], ends: EndTokens
-) -> bytes:
-    """The body of answers to one request that are complete."""
-    choices, usage, first = [], pb.Usage(), answers[0]
-    for index, one in enumerate(answers):
-        logprobs = _with_text(one, ends(one.finished.model))
-        parts = shape.message(one.text, logprobs, one.tool_calls, one.reasoning)
-        choices.append(choice(index, parts, finish_reason(one.finished.reason)))
-        _add_usage(usage, one.finished.usage)
-    request_id, model = first.started.request_id, first.finished.model
-    return encode(whole_answer(shape, request_id, created, model, choices, usage))
-
-
-class Chunks:
-    """The chunks of one stream.
+class HttpAnswer:
+    """The body of an answer that is written as its events come, or at their end.
 
     Attributes:
-        request_id: of the request; empty until it is known.
+        request_id: of the request; empty until it is known. Of several answers it is the first that began.
+        model: that answers.
     """
+
+    def __init__(self) -> None:
+        self.request_id = self.model = ""
+
+    def take(self, event: pb.GenerateResponse) -> bytes:
+        """What the next ``event`` adds to a stream; may be empty."""
+        match event.WhichOneof("event"):
+            case "started":
+                self.request_id = self.request_id or event.started.request_id
+                self.model = event.started.model
+                self.add_prompt(event.started.prompt_tokens)
+            case "delta":
+                return self.add(event.answer_index, event.delta)
+            case "notice" if event.notice.kind == pb.NOTICE_KIND_ESCALATED:
+                # Nothing of the first model's answer was sent: requests of this API do not set accept_replace.
+                self.model = event.notice.model
+            case "finished":
+                return self.finish(event.answer_index, event.finished)
+        return b""
+
+    def add_prompt(self, tokens: int) -> None:
+        """An answer begins, to a prompt of so many tokens."""
+
+    def add(self, index: int, delta: pb.Delta) -> bytes:
+        """As `take`, of a piece of an answer."""
+        raise NotImplementedError
+
+    def finish(self, index: int, finished: pb.Finished) -> bytes:
+        """As `take`, of the end of an answer."""
+        return b""
+
+    def end(self) -> bytes:
+        """The whole body, or the end of a stream, when all its answers are complete."""
+        raise NotImplementedError
+
+
+class WholeBody(HttpAnswer):
+    """The body of answers that are not streamed."""
+
+    def __init__(self, shape: Shape, created: int, ends: EndTokens) -> None:
+        """``created``: in seconds since 1970."""
+        super().__init__()
+        self._shape, self._created, self._ends = shape, created, ends
+        self._answers = defaultdict[int, pb.GenerateTextResponse](pb.GenerateTextResponse)
+
+    @override
+    def take(self, event: pb.GenerateResponse) -> bytes:
+        add_event(self._answers[event.answer_index], event)
+        self.request_id = self._answers[0].started.request_id
+        return b""
+
+    @override
+    def end(self) -> bytes:
+        choices, usage, shape = [], pb.Usage(), self._shape
+        for index, one in sorted(self._answers.items()):
+            logprobs = _with_text(one, self._ends(one.finished.model))
+            parts = shape.message(one.text, logprobs, one.tool_calls, one.reasoning)
+            choices.append(choice(index, parts, finish_reason(one.finished.reason)))
+            _add_usage(usage, one.finished.usage)
+        model = self._answers[0].finished.model
+        return encode(whole_answer(shape, self.request_id, self._created, model, choices, usage))
+
+
+class Chunks(HttpAnswer):
+    """The chunks of one stream."""
 
     def __init__(self, shape: Shape, created: int, ends: EndTokens, options: StreamOptions) -> None:
         """``created``: in seconds since 1970."""
-        self.request_id = ""
-        self._shape = shape
-        self._created = created
-        self._ends = ends
+        super().__init__()
+        self._shape, self._created, self._ends = shape, created, ends
         self._include_usage = options.get("include_usage", False)
         self._so_far = pb.Usage() if options.get("continuous_usage_stats") else None
-        self._model = ""
         self._offsets: dict[int, int] = {}
         """Characters sent of each choice that has begun."""
         self._calls: Counter[int] = Counter()
         """Calls of tools sent of each choice."""
         self._usage = pb.Usage()
 
-    def take(self, event: pb.GenerateResponse) -> bytes:
-        """What the next ``event`` adds to the stream; may be empty."""
-        match event.WhichOneof("event"):
-            case "started":
-                self.request_id = self.request_id or event.started.request_id
-                self._model = event.started.model
-                if self._so_far is not None:
-                    self._so_far.prompt_tokens += event.started.prompt_tokens
-            case "delta":
-                if self._so_far is not None:
-                    self._so_far.completion_tokens += len(event.delta.token_ids)
-                return self._delta(event.answer_index, event.delta)
-            case "notice" if event.notice.kind == pb.NOTICE_KIND_ESCALATED:
-                # Nothing of the first model's answer was sent: requests of this API do not set accept_replace.
-                self._model = event.notice.model
-            case "finished":
-                return self._finish(event.answer_index, event.finished)
-        return b""
+    @override
+    def add_prompt(self, tokens: int) -> None:
+        if self._so_far is not None:
+            self._so_far.prompt_tokens += tokens
 
-    def end(self) -> bytes:
-        """The end of the stream, when all its answers are complete."""
-        if not self._include_usage:
-            return DONE
-        return sse({**self._frame([]), "usage": usage_of(self._usage)}) + DONE
-
-    def _delta(self, index: int, delta: pb.Delta) -> bytes:
-        logprobs = _with_text(delta, self._ends(self._model))
+    @override
+    def add(self, index: int, delta: pb.Delta) -> bytes:
+        if self._so_far is not None:
+            self._so_far.completion_tokens += len(delta.token_ids)
+        logprobs = _with_text(delta, self._ends(self.model))
         if not (delta.text or logprobs or delta.tool_calls or delta.reasoning):
             return b""
-        chunks = self._begin(index)
+        chunks, shape = self._begin(index), self._shape
         if delta.reasoning:
-            chunks += self._chunk(index, self._shape.thought(delta.reasoning))
+            chunks += self._chunk(index, shape.delta(reasoning_content=delta.reasoning))
         if delta.text or logprobs:
-            parts = self._shape.delta(delta.text, logprobs, self._offsets[index])
+            parts = shape.delta(delta.text, logprobs, self._offsets[index])
             self._offsets[index] += len(delta.text)
             chunks += self._chunk(index, parts)
         if delta.tool_calls:
             calls = calls_of(delta.tool_calls, self._calls[index])
             self._calls[index] += len(calls)
-            chunks += self._chunk(index, {"delta": {"tool_calls": calls}, "logprobs": None})
+            chunks += self._chunk(index, shape.delta(tool_calls=calls))
         return chunks
 
-    def _finish(self, index: int, finished: pb.Finished) -> bytes:
+    @override
+    def finish(self, index: int, finished: pb.Finished) -> bytes:
         first = self._begin(index)
         _add_usage(self._usage, finished.usage)
-        return first + self._chunk(index, self._shape.last(), finish_reason(finished.reason))
+        return first + self._chunk(index, self._shape.delta(), finish_reason(finished.reason))
+
+    @override
+    def end(self) -> bytes:
+        if not self._include_usage:
+            return DONE
+        return sse({**self._frame([]), "usage": usage_of(self._usage)}) + DONE
 
     def _begin(self, index: int) -> bytes:
         if index in self._offsets:
             return b""
         self._offsets[index] = 0
-        first = self._shape.first()
-        return b"" if first is None else self._chunk(index, first)
+        if not self._shape.chats:
+            return b""
+        return self._chunk(index, self._shape.delta("", role="assistant", refusal=None))
 
     def _chunk(self, index: int, parts: dict[str, Any], finish: str | None = None) -> bytes:
         chunk = self._frame([choice(index, parts, finish)])
@@ -131,7 +174,7 @@ class Chunks:
             "id": f"{self._shape.prefix}-{self.request_id}",
             "object": self._shape.chunk,
             "created": self._created,
-            "model": self._model,
+            "model": self.model,
             "choices": choices,
         }
 

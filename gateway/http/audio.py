@@ -4,7 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.http.answers import encode, sse
+from typing_extensions import override
+
+from gateway.http.answers import HttpAnswer, encode, sse
 from gateway.http.call import SSE, HttpCall
 from gateway.http.multipart import FileForm
 from gateway.models.catalog import Catalog
@@ -29,36 +31,29 @@ _FIELDS: Final = frozenset({"model", "prompt", "response_format", "temperature"}
 _OF_TRANSCRIPTIONS: Final = _FIELDS | {"language", "stream"}
 
 
-class SpokenText:
-    """The answer to one call, as it grows.
-
-    Attributes:
-        request_id: of the request; empty until it is known.
-    """
+class SpokenText(HttpAnswer):
+    """The answer to one call, as it grows."""
 
     def __init__(self, request: pb.GenerateRequest, form: str, catalog: Catalog) -> None:
         """``form``: one of `FORMATS`, or `EVENTS`."""
-        self.request_id = self._model = self._text = ""
+        super().__init__()
+        self._text = ""
         self._audio = request.audio
         self._form = form
         self._catalog = catalog
         self._first: list[int] = []
         """The first token, once it is known."""
 
-    def take(self, event: pb.GenerateResponse) -> bytes:
-        """What the next ``event`` adds to a stream; may be empty. A text begins with no blank."""
-        match event.WhichOneof("event"):
-            case "started":
-                self.request_id, self._model = event.started.request_id, event.started.model
-            case "delta":
-                self._first = self._first or list(event.delta.token_ids[:1])
-                new = event.delta.text if self._text else event.delta.text.lstrip()
-                self._text += new
-                return sse({"type": "transcript.text.delta", "delta": new}) if new else b""
-        return b""
+    @override
+    def add(self, index: int, delta: pb.Delta) -> bytes:
+        """A text begins with no blank."""
+        self._first = self._first or list(delta.token_ids[:1])
+        new = delta.text if self._text else delta.text.lstrip()
+        self._text += new
+        return sse({"type": "transcript.text.delta", "delta": new}) if new else b""
 
+    @override
     def end(self) -> bytes:
-        """The whole answer, or the end of its stream."""
         text, seconds = self._text.rstrip(), len(self._audio.data) / BYTES_A_SECOND
         said: dict[str, Any] = {
             "text": text,
@@ -75,7 +70,7 @@ class SpokenText:
         return encode(said)
 
     def _language(self) -> str:
-        speech = self._catalog[self._model].speech
+        speech = self._catalog[self.model].speech
         found = speech.language_of(self._first) if speech is not None else ""
         return self._audio.language or found or UNKNOWN
 

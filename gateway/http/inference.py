@@ -1,15 +1,13 @@
 """The URLs that models answer, and those that list the models."""
 
 import time
-from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any, Final, TypeVar
 
 from gateway.admission.overload import ModelLoadTable
 from gateway.api.generate import Generator
-from gateway.api.inference_service import add_event
 from gateway.api.texts import EMBED, RERANK, TextsKind, answer_texts
-from gateway.http.answers import Chunks, EndTokens, whole
+from gateway.http.answers import Chunks, HttpAnswer, WholeBody
 from gateway.http.audio import HEADS, SpokenText, speech_request
 from gateway.http.call import SSE, HttpCall
 from gateway.http.requests import add_headers, chat_field_name, generate_request
@@ -17,7 +15,7 @@ from gateway.http.responses import ResponseEvents, response_field_name, response
 from gateway.models.catalog import Catalog
 from sluice.defaults import AUTO
 from sluice.errors import UnknownModel
-from sluice.openai.answers import SHAPES, Shape
+from sluice.openai.answers import SHAPES
 from sluice.openai.embeddings import (
     embed_request,
     embeddings_object,
@@ -31,33 +29,6 @@ from sluice.v1 import inference_pb2 as pb
 R = TypeVar("R", pb.EmbedResponse, pb.RerankResponse)
 Json = dict[str, Any]
 RESPONSES: Final = "/v1/responses"
-
-
-class WholeBody:
-    """The body of an answer that is not streamed."""
-
-    def __init__(self, shape: Shape, ends: EndTokens) -> None:
-        self._shape, self._ends, self._created = shape, ends, int(time.time())
-        self._choices = defaultdict[int, pb.GenerateTextResponse](pb.GenerateTextResponse)
-
-    @property
-    def request_id(self) -> str:
-        """Of the request."""
-        return self._choices[0].started.request_id
-
-    def take(self, event: pb.GenerateResponse) -> bytes:
-        """The next ``event``; there is no stream that it adds to."""
-        add_event(self._choices[event.answer_index], event)
-        return b""
-
-    def end(self) -> bytes:
-        """The body, when no more events come."""
-        found = [self._choices[index] for index in sorted(self._choices)]
-        return whole(self._shape, self._created, found, self._ends)
-
-
-HttpAnswer = WholeBody | Chunks | ResponseEvents | SpokenText
-"""What the events of Generate become: whole, or the pieces of a stream."""
 
 
 class ModelCalls:
@@ -78,11 +49,11 @@ class ModelCalls:
         if url == CHAT:
             call.named = chat_field_name
         request, options = generate_request(url, await call.object())
+        about = SHAPES[url], int(time.time()), self._ends
         if options is None:
-            await self._generate(call, request, WholeBody(SHAPES[url], self._ends))
-            return
-        chunks = Chunks(SHAPES[url], int(time.time()), self._ends, options)
-        await self._generate(call, request, chunks, SSE)
+            await self._generate(call, request, WholeBody(*about))
+        else:
+            await self._generate(call, request, Chunks(*about, options), SSE)
 
     async def respond(self, call: HttpCall) -> None:
         """/v1/responses, without state: answers are not stored, and each request has its whole conversation."""

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.http.answers import encode
+from typing_extensions import override
+
+from gateway.http.answers import HttpAnswer, encode
 from gateway.http.requests import RULES, StreamOptions, generate_request, namer
 from sluice.openai.fields import BadField, check_entries, check_kind
 from sluice.openai.requests import CHAT, text_of
@@ -221,22 +223,17 @@ _ECHOED: Final[Mapping[str, Any]] = {
 """Fields of the request that its answer repeats, with what they are by default."""
 
 
-class ResponseEvents:
-    """One answer.
-
-    Attributes:
-        request_id: of the request; empty until it is known.
-    """
+class ResponseEvents(HttpAnswer):
+    """One answer."""
 
     def __init__(self, body: Mapping[str, Any], created: int) -> None:
         """``body``: of the request; ``created``: in seconds since 1970."""
-        self.request_id = ""
+        super().__init__()
         self._asked = {
             name: default if body.get(name) is None else body[name]
             for name, default in _ECHOED.items()
         }
         self._created = created
-        self._model = ""
         self._output: list[Json] = []
         self._place: Json = {}
         """Of the last item of the output, in events."""
@@ -249,29 +246,24 @@ class ResponseEvents:
         self._end: Json = {"status": "in_progress", "incomplete_details": None, "usage": None}
         self._sent = b""
 
-    def take(self, event: pb.GenerateResponse) -> bytes:
-        """What the next ``event`` adds to the stream; may be empty."""
-        match event.WhichOneof("event"):
-            case "started":
-                self.request_id, self._model = event.started.request_id, event.started.model
-            case "notice" if event.notice.kind == pb.NOTICE_KIND_ESCALATED:
-                # Nothing of the first model's answer was sent: requests of this API do not set accept_replace.
-                self._model = event.notice.model
-            case "delta":
-                if event.delta.reasoning:
-                    self._add_text(event.delta.reasoning, _REASONING)
-                if event.delta.text:
-                    self._add_text(event.delta.text, _MESSAGE)
-                for call in event.delta.tool_calls:
-                    self._add_call(call)
-            case "finished":
-                self._finish(event.finished)
-        sent, self._sent = self._sent, b""
-        return sent
+    @override
+    def add(self, index: int, delta: pb.Delta) -> bytes:
+        for text, kind in ((delta.reasoning, _REASONING), (delta.text, _MESSAGE)):
+            if text:
+                self._add_text(text, kind)
+        for call in delta.tool_calls:
+            self._add_call(call)
+        return self._said()
 
+    @override
     def end(self) -> bytes:
         """The whole answer; of a stream its last event has been sent."""
         return b"" if self._streams else encode(self._response)
+
+    def _said(self) -> bytes:
+        """The events since the last call."""
+        sent, self._sent = self._sent, b""
+        return sent
 
     @property
     def _response(self) -> Json:
@@ -280,7 +272,7 @@ class ResponseEvents:
             "id": f"resp_{self.request_id}",
             "object": "response",
             "created_at": self._created,
-            "model": self._model,
+            "model": self.model,
             "error": None,
             "output": self._output,
             "previous_response_id": None,
@@ -296,8 +288,7 @@ class ResponseEvents:
         # OpenAI's reference has the error's fields in the event, its service, and so its clients, under "error".
         said = {name: error[name] for name in ("code", "message", "param")}
         self._say("error", **said, error=error)
-        sent, self._sent = self._sent, b""
-        return sent
+        return self._said()
 
     def _say(self, kind: str, **fields: Any) -> None:
         event = {"type": kind, "sequence_number": self._number, **fields}
@@ -355,12 +346,13 @@ class ResponseEvents:
         self._say("response.function_call_arguments.done", **place, name=call.name, **said)
         self._end_item(**said)
 
-    def _finish(self, finished: pb.Finished) -> None:
+    @override
+    def finish(self, index: int, finished: pb.Finished) -> bytes:
         reason = _INCOMPLETE.get(finished.reason)
         status = "completed" if reason is None else "incomplete"
         self._begin()
         self._end_text(status)
-        self._model = finished.model or self._model
+        self.model = finished.model or self.model
         details = None if reason is None else {"reason": reason}
         self._end = {
             "status": status,
@@ -368,6 +360,7 @@ class ResponseEvents:
             "usage": _usage(finished.usage),
         }
         self._say(f"response.{status}", response=self._response)
+        return self._said()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Answers as OpenAI's objects: whole ones, and choices of the chunks of a stream."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from sluice.openai.requests import CHAT, COMPLETIONS
@@ -16,16 +17,21 @@ _FINISH: Final = {
 }
 
 
+@dataclass(frozen=True)
 class Shape:
-    """How the answers of one URL look: those of chats.
+    """How the answers of one URL look.
 
     Attributes:
         prefix: of the ids.
         whole: "object" of a whole answer.
         chunk: "object" of a chunk.
+        chats: whether its answers are messages; else they are texts.
     """
 
-    prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    prefix: str
+    whole: str
+    chunk: str
+    chats: bool
 
     def message(
         self,
@@ -35,58 +41,32 @@ class Shape:
         reasoning: str = "",
     ) -> Json:
         """What a choice of a whole answer has beside index and finish_reason."""
+        thought = {"reasoning_content": reasoning} if reasoning else {}
+        if not self.chats:
+            return self.delta(text, logprobs) | thought
         message: Json = {"role": "assistant", "content": text, "refusal": None}
         if calls:
             message |= {"content": text or None, "tool_calls": calls_of(calls)}
-        if reasoning:
-            message["reasoning_content"] = reasoning
-        return {"message": message, "logprobs": _chat_logprobs(logprobs)}
+        return {"message": message | thought, "logprobs": _chat_logprobs(logprobs)}
 
-    def delta(self, text: str, logprobs: Sequence[pb.TokenLogprobs], offset: int) -> Json:
-        """The same of a chunk; the text begins ``offset`` characters behind the beginning of the answer."""
-        return {"delta": {"content": text}, "logprobs": _chat_logprobs(logprobs)}
-
-    def thought(self, reasoning: str) -> Json:
-        """The same of a chunk with reasoning."""
-        return {"delta": {"reasoning_content": reasoning}, "logprobs": None}
-
-    def first(self) -> Json | None:
-        """The same of the chunk that begins an answer, where there is one."""
-        return {"delta": {"role": "assistant", "content": "", "refusal": None}, "logprobs": None}
-
-    def last(self) -> Json:
-        """The same of the chunk with the finish_reason."""
-        return {"delta": {}, "logprobs": None}
-
-
-class _Text(Shape):
-    prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
-
-    def message(
+    def delta(
         self,
-        text: str,
-        logprobs: Sequence[pb.TokenLogprobs],
-        calls: Sequence[pb.ToolCall] = (),
-        reasoning: str = "",
+        text: str | None = None,
+        logprobs: Sequence[pb.TokenLogprobs] = (),
+        offset: int = 0,
+        **said: Any,
     ) -> Json:
-        assert not calls, "completions have no tools"
-        thought = {"reasoning_content": reasoning} if reasoning else {}
-        return {**self.delta(text, logprobs, 0), **thought}
-
-    def delta(self, text: str, logprobs: Sequence[pb.TokenLogprobs], offset: int) -> Json:
-        return {"text": text, "logprobs": _text_logprobs(logprobs, offset)}
-
-    def thought(self, reasoning: str) -> Json:
-        return {"text": "", "reasoning_content": reasoning, "logprobs": None}
-
-    def first(self) -> Json | None:
-        return None
-
-    def last(self) -> Json:
-        return {"text": "", "logprobs": None}
+        """The same of a chunk with ``said`` beside text that begins ``offset`` characters into the answer."""
+        if not self.chats:
+            return {"text": text or "", **said, "logprobs": _text_logprobs(logprobs, offset)}
+        content = {} if text is None else {"content": text}
+        return {"delta": content | said, "logprobs": _chat_logprobs(logprobs)}
 
 
-SHAPES: Final[Mapping[str, Shape]] = {CHAT: Shape(), COMPLETIONS: _Text()}
+SHAPES: Final[Mapping[str, Shape]] = {
+    CHAT: Shape("chatcmpl", "chat.completion", "chat.completion.chunk", chats=True),
+    COMPLETIONS: Shape("cmpl", "text_completion", "text_completion", chats=False),
+}
 """By URL."""
 
 
