@@ -1,23 +1,33 @@
-"""/v1/files and /v1/batches, on top of `sluice.v1.JobService`."""
+"""/v1/files and /v1/batches, on top of `sluice.v1.JobService`: files and batches are uploads and jobs.
+
+A file is an upload (``file-upload-...``), or the results of a job that is over: its answers (``file-job-...-output``)
+or its dead letters (``file-job-...-errors``), which are made when they are read.
+"""
 
 import asyncio
+import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
 from google.protobuf.message import Message
 
 from gateway.api.job_forwarder import JobForwarder, errors_of_jobs
-from gateway.http import batch_objects as objects
 from gateway.http.answers import encode
-from gateway.http.batch_objects import Json
 from gateway.http.call import HttpCall
 from gateway.http.multipart import FileForm
+from gateway.http.requests import IDEMPOTENCY_KEY, PRIORITY, class_of, labels_of
 from sluice.client.openai_lines import output_line
-from sluice.errors import InvalidRequest, UploadUnknown
+from sluice.errors import InvalidRequest, JobUnknown, UploadUnknown
+from sluice.openai.embeddings import EMBEDDINGS
+from sluice.openai.requests import URLS
 from sluice.v1 import jobs_pb2 as pb
-from sluice.wire.clock import unix_ms
+from sluice.v1.inference_pb2 import Priority
+from sluice.wire.clock import timestamp, unix_ms
+from sluice.wire.enums import value_of
+
+Json = dict[str, Any]
 
 JOBS_S: Final = 30.0
 """Longest wait for a process of `jobs`, seconds."""
@@ -25,6 +35,28 @@ UPLOAD_S: Final = 3600.0
 PIECE_BYTES: Final = 512 * 1024
 """The largest piece of an upload that JobService takes."""
 _LINES: Final = {"content-type": "application/jsonl"}
+FILE: Final = "file-"
+BATCH: Final = "batch_"
+OUTPUT: Final = "-output"
+ERRORS: Final = "-errors"
+PURPOSE: Final = "batch"
+RESULTS: Final = "batch_output"
+"""The purpose of files of results."""
+BATCHES_MAX: Final = 100
+FILES_MAX: Final = 10_000
+"""The longest pages of the lists."""
+_ENDPOINTS: Final = (*URLS, EMBEDDINGS)
+_WINDOW: Final = re.compile(r"([1-9][0-9]{0,3})h")
+_STATUS: Final = {
+    pb.JOB_STATE_QUEUED: "validating",
+    pb.JOB_STATE_RUNNING: "in_progress",
+    pb.JOB_STATE_PAUSED: "in_progress",  # OpenAI has no word for it; `errors` says what to do
+    pb.JOB_STATE_COMPLETED: "completed",
+    pb.JOB_STATE_FAILED: "failed",
+    pb.JOB_STATE_CANCELLED: "cancelled",
+    pb.JOB_STATE_EXPIRED: "expired",
+}
+_ENDS: Final = ("completed", "failed", "cancelled", "expired")
 
 
 class JobCalls:
@@ -43,50 +75,45 @@ class JobCalls:
                 stored = await storing
             finally:
                 storing.cancel()
-        file_id, now = objects.FILE + stored.upload_id, int(time.time())
-        return objects.file_object(file_id, form.name, stored.size_bytes, now)
+        file_id, now = FILE + stored.upload_id, int(time.time())
+        return file_object(file_id, form.name, stored.size_bytes, now)
 
     async def file(self, call: HttpCall) -> Json:
         """What is known of a file."""
         file_id = call.path_params["id"]
-        if result := objects.result_file(file_id):
-            return objects.result_object(await self._over(call, result[0]), file_id)
-        request = pb.GetUploadRequest(upload_id=objects.upload_of(file_id))
-        one = await self._ask(call, "GetUpload", request)
-        return objects.file_object(file_id, one.name, one.size_bytes, one.create_time.seconds)
+        if result := result_file(file_id):
+            return result_object(await self._over(call, result[0]), file_id)
+        request = pb.GetUploadRequest(upload_id=upload_of(file_id))
+        return _upload_object(request.upload_id, await self._ask(call, "GetUpload", request))
 
     async def files(self, call: HttpCall) -> Json:
         """A page of the tenant's files: uploads, and the results of batches that are over."""
-        files = [
-            objects.file_object(
-                objects.FILE + one.upload_id, one.name, one.size_bytes, one.create_time.seconds
-            )
-            async for one in self._all(call, "uploads", pb.ListUploadsRequest())
-        ]
+        uploads = self._all(call, "uploads", pb.ListUploadsRequest())
+        files = [_upload_object(one.upload_id, one) async for one in uploads]
         async for job in self._all(call, "jobs", pb.ListJobsRequest()):
-            files += objects.result_files(job)
-        return objects.file_page(files, call.query_params)
+            files += _result_objects(job)
+        return file_page(files, call.query_params)
 
     async def delete(self, call: HttpCall) -> Json:
         """Deletes an upload."""
         file_id = call.path_params["id"]
-        if result := objects.result_file(file_id):
+        if result := result_file(file_id):
             raise InvalidRequest.of(
                 "id", f"results go with their job: `sluice batch delete {result[0]}`"
             )
-        request = pb.DeleteUploadRequest(upload_id=objects.upload_of(file_id))
+        request = pb.DeleteUploadRequest(upload_id=upload_of(file_id))
         await self._ask(call, "DeleteUpload", request)
         return {"id": file_id, "object": "file", "deleted": True}
 
     async def content(self, call: HttpCall) -> None:
         """The lines of a file of results, in the order of the input."""
-        result = objects.result_file(call.path_params["id"])
+        result = result_file(call.path_params["id"])
         if result is None:
             raise UploadUnknown("only output and error files of batches can be read")
         job, part = result
         method, request = (
             ("GetResults", pb.GetResultsRequest(id=job))
-            if part == objects.OUTPUT
+            if part == OUTPUT
             else ("ListDeadLetters", pb.ListDeadLettersRequest(id=job))
         )
         with errors_of_jobs(), call.while_connected():
@@ -101,36 +128,24 @@ class JobCalls:
 
     async def create(self, call: HttpCall) -> Json:
         """A new batch."""
-        request = objects.create_request(await call.object(), call.metadata, unix_ms())
+        request = create_request(await call.object(), call.metadata, unix_ms())
         return await self._batch(call, "CreateJob", request)
 
     async def batch(self, call: HttpCall) -> Json:
         """A batch as it is now."""
-        job = objects.job_of(call.path_params["id"])
+        job = job_of(call.path_params["id"])
         return await self._batch(call, "GetJob", pb.GetJobRequest(id=job))
 
     async def cancel(self, call: HttpCall) -> Json:
         """Ends a batch."""
-        job = objects.job_of(call.path_params["id"])
+        job = job_of(call.path_params["id"])
         return await self._batch(call, "CancelJob", pb.CancelJobRequest(id=job))
 
     async def batches(self, call: HttpCall) -> Json:
         """A page of the tenant's batches, newest first."""
-        query = call.query_params
-        if unknown := query.keys() - {"after", "limit"}:
-            raise InvalidRequest.of(min(unknown), "is not served")
-        limit = objects.page_limit(query.get("limit") or "20", objects.BATCHES_MAX)
-        after = query.get("after") or None
-        wanted, jobs = after and objects.job_of(after), list[pb.Job]()
-        async for job in self._all(call, "jobs", pb.ListJobsRequest()):
-            if wanted is None:
-                jobs.append(job)
-            elif job.id == wanted:
-                wanted = None
-            if len(jobs) > limit:
-                break
-        data = [objects.batch_object(job) for job in jobs[:limit]]
-        return objects.list_object(data, has_more=len(jobs) > limit)
+        jobs = self._all(call, "jobs", pb.ListJobsRequest())
+        query = {"limit": "20", **call.query_params}
+        return page([batch_object(job) async for job in jobs], query, BATCHES_MAX)
 
     async def _over(self, call: HttpCall, job: str) -> pb.Job:
         """A job that is over."""
@@ -140,7 +155,7 @@ class JobCalls:
         return found
 
     async def _batch(self, call: HttpCall, method: str, request: Message) -> Json:
-        return objects.batch_object((await self._ask(call, method, request)).job)
+        return batch_object((await self._ask(call, method, request)).job)
 
     def _begin(self, call: HttpCall, method: str, *request: Message, wait_s: float) -> Any:
         return self._jobs.begin(call.caller, call.metadata, method, *request, wait_s=wait_s)
@@ -172,12 +187,204 @@ async def _send(call: HttpCall, form: FileForm, storing: Any) -> None:
         if storing.done():
             return
     form.end()
-    if form.fields != {"purpose": objects.PURPOSE}:
+    if form.fields != {"purpose": PURPOSE}:
         wrong = min(form.fields.keys() - {"purpose"}, default="purpose")
         raise InvalidRequest.of(wrong, 'only purpose is served, and it must be "batch"')
     await storing.done_writing()
 
 
 def _lines(job: str, results: Any, part: str) -> bytes:
-    wanted = [one for one in results if one.HasField("answer") or part == objects.ERRORS]
+    wanted = [one for one in results if one.HasField("answer") or part == ERRORS]
     return b"".join(encode(output_line(job, one)) + b"\n" for one in wanted)
+
+
+def upload_of(file_id: str) -> str:
+    """The upload that a file is.
+
+    Raises:
+        UploadUnknown: it is none.
+    """
+    upload = file_id.removeprefix(FILE)
+    if upload == file_id or result_file(file_id) is not None:
+        raise UploadUnknown(f"there is no uploaded file {file_id!r}")
+    return upload
+
+
+def result_file(file_id: str) -> tuple[str, str] | None:
+    """The job whose results a file is, with `OUTPUT` or `ERRORS`; None for others."""
+    for part in (OUTPUT, ERRORS):
+        if file_id.startswith(FILE) and file_id.endswith(part):
+            return file_id.removeprefix(FILE).removesuffix(part), part
+    return None
+
+
+def job_of(batch_id: str) -> str:
+    """The job that a batch is.
+
+    Raises:
+        JobUnknown: it is none.
+    """
+    if not batch_id.startswith(BATCH):
+        raise JobUnknown(f"there is no batch {batch_id!r}")
+    return batch_id.removeprefix(BATCH)
+
+
+def file_object(
+    file_id: str, name: str, size_bytes: int | None, created: int, purpose: str = PURPOSE
+) -> Json:
+    """A file; ``created``: in seconds since 1970. The size of results is not known before they are read."""
+    return {
+        "id": file_id,
+        "object": "file",
+        "bytes": size_bytes,
+        "created_at": created,
+        "filename": name,
+        "purpose": purpose,
+        "status": "processed",
+    }
+
+
+def create_request(
+    body: Mapping[str, Any], headers: Mapping[str, str], now_unix_ms: int
+) -> pb.CreateJobRequest:
+    """The job that the body of a new batch asks for.
+
+    Raises:
+        InvalidRequest: a field is not served, or its value does not fit.
+    """
+    given = {name: value for name, value in body.items() if value is not None}
+    file_id, endpoint = _text(given, "input_file_id"), _text(given, "endpoint")
+    if endpoint not in _ENDPOINTS:
+        raise InvalidRequest.of("endpoint", f"must be one of {', '.join(_ENDPOINTS)}")
+    window = _WINDOW.fullmatch(_text(given, "completion_window"))
+    if window is None:
+        raise InvalidRequest.of("completion_window", 'must be a number of hours, such as "24h"')
+    labels = given.pop("metadata", {})
+    if not isinstance(labels, dict) or not all(isinstance(one, str) for one in labels.values()):
+        raise InvalidRequest.of("metadata", "must be an object of strings")
+    if given:
+        raise InvalidRequest.of(min(given), "is not served")
+    # The name keeps the endpoint for `batch_object`; each line of the file names its own.
+    spec = pb.JobSpec(name=endpoint, labels={**labels, **labels_of(headers)})
+    if PRIORITY in headers:
+        spec.priority = value_of(Priority, class_of(headers))
+    spec.input.upload_id = upload_of(file_id)
+    spec.input.format = pb.JOB_INPUT_FORMAT_OPENAI
+    end = now_unix_ms + int(window[1]) * 3_600_000
+    spec.limits.deadline_time.CopyFrom(timestamp(end))
+    # Nobody resumes a batch of OpenAI's API: lines that are no items go into its error file, however many there are.
+    spec.limits.max_bad_line_share = 1.0
+    key = headers.get(IDEMPOTENCY_KEY, "")
+    return pb.CreateJobRequest(spec=spec, idempotency_key=key)
+
+
+def page(data: list[Json], query: Mapping[str, str], most: int, *others: str) -> Json:
+    """The page of a list that ``query`` asks for, of at most ``most`` entries; ``others``: what it may have beside.
+
+    Raises:
+        InvalidRequest: a parameter is not served, or its value does not fit.
+        UploadUnknown, JobUnknown: the list has no entry ``after``.
+    """
+    if unknown := query.keys() - {"limit", "after", *others}:
+        raise InvalidRequest.of(min(unknown), "is not served")
+    limit = page_limit(query.get("limit") or str(most), most)
+    if after := query.get("after"):
+        place = next((at for at, one in enumerate(data, 1) if one["id"] == after), None)
+        if place is None:
+            unknown_error = JobUnknown if after.startswith(BATCH) else UploadUnknown
+            kind = "batch" if unknown_error is JobUnknown else "file"
+            raise unknown_error(f"after: there is no {kind} {after!r} in this list")
+        data = data[place:]
+    shown = data[:limit]
+    ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {}
+    return {"object": "list", "data": shown, "has_more": len(data) > limit, **ends}
+
+
+def page_limit(text: str, most: int) -> int:
+    """How many entries a page has.
+
+    Raises:
+        InvalidRequest: ``text`` says none, or more than ``most``.
+    """
+    if not (re.fullmatch("[0-9]{1,9}", text) and 1 <= int(text) <= most):
+        raise InvalidRequest.of("limit", f"must be 1 to {most}")
+    return int(text)
+
+
+def file_page(files: list[Json], query: Mapping[str, str]) -> Json:
+    """The page of ``files`` that ``query`` asks for; raises as `page`."""
+    if (order := query.get("order") or "desc") not in ("asc", "desc"):
+        raise InvalidRequest.of("order", "must be asc or desc")
+    wanted = query.get("purpose")
+    kept = [one for one in files if not wanted or wanted == one["purpose"]]
+    kept.sort(
+        key=lambda one: (one["created_at"], one["purpose"], one["id"]), reverse=order == "desc"
+    )
+    return page(kept, query, FILES_MAX, "purpose", "order")
+
+
+def _upload_object(upload_id: str, one: Any) -> Json:
+    return file_object(FILE + upload_id, one.name, one.size_bytes, one.create_time.seconds)
+
+
+def _result_objects(job: pb.Job) -> list[Json]:
+    """The files of results that a job has."""
+    batch = batch_object(job)
+    named = (batch["output_file_id"], batch["error_file_id"])
+    return [result_object(job, file_id) for file_id in named if file_id is not None]
+
+
+def result_object(job: pb.Job, file_id: str) -> Json:
+    """A file of results."""
+    return file_object(file_id, f"{file_id}.jsonl", None, job.end_time.seconds, RESULTS)
+
+
+def batch_object(job: pb.Job) -> Json:
+    """A job as a batch."""
+    status, progress, spec = _STATUS[job.state], job.progress, job.spec
+    ended = job.end_time.seconds if job.HasField("end_time") else None
+    over = status in _ENDS
+    file_id = f"{FILE}{job.id}"
+    return {
+        "id": f"{BATCH}{job.id}",
+        "object": "batch",
+        "endpoint": spec.name if spec.name in _ENDPOINTS else URLS[0],
+        "errors": _errors(job),
+        "input_file_id": f"{FILE}{spec.input.upload_id}",
+        "completion_window": _window(job),
+        "status": status,
+        "output_file_id": file_id + OUTPUT if over and progress.succeeded else None,
+        "error_file_id": file_id + ERRORS if over and progress.dead else None,
+        "created_at": job.create_time.seconds,
+        "in_progress_at": job.start_time.seconds if job.HasField("start_time") else None,
+        "expires_at": spec.limits.deadline_time.seconds or None,
+        "finalizing_at": None,
+        "cancelling_at": ended if status == "cancelled" else None,
+        **{f"{end}_at": ended if status == end else None for end in _ENDS},
+        "request_counts": {
+            "total": progress.total,
+            "completed": progress.succeeded,
+            "failed": progress.dead,
+        },
+        "metadata": dict(spec.labels),
+    }
+
+
+def _errors(job: pb.Job) -> Json | None:
+    """Why a job failed or waits for a person."""
+    if not job.reason or job.state not in (pb.JOB_STATE_FAILED, pb.JOB_STATE_PAUSED):
+        return None
+    error = {"code": job.reason_code.lower(), "message": job.reason, "param": None, "line": None}
+    return {"object": "list", "data": [error]}
+
+
+def _window(job: pb.Job) -> str:
+    seconds = job.spec.limits.deadline_time.seconds - job.create_time.seconds
+    return f"{round(seconds / 3600)}h" if seconds > 0 else "24h"
+
+
+def _text(given: dict[str, Any], name: str) -> str:
+    value = given.pop(name, None)
+    if not isinstance(value, str):
+        raise InvalidRequest.of(name, "must be there, a string")
+    return value

@@ -16,7 +16,7 @@ from opentelemetry.trace import NoOpTracer
 from batcher.app import Batcher
 from batcher.core.workers import ChannelBroken
 from batcher.workers.client import WorkerRefused, step_report
-from gateway.http.batch_objects import create_request, page_limit
+from gateway.http.batches import create_request, page_limit
 from gateway.http.multipart import FileForm
 from gateway.http.requests import parse_json
 from gateway.identity.authenticator import Authenticator

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.http import batch_objects as objects
+from gateway.http import batches as objects
 from gateway.http.multipart import FIELD_BYTES, FileForm
 from sluice.errors import InvalidRequest, SluiceError, UploadUnknown
 from sluice.v1 import jobs_pb2 as pb
