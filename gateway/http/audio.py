@@ -1,7 +1,7 @@
 """/v1/audio/transcriptions and /v1/audio/translations: speech in a form, its text as JSON, plain text or events."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from typing_extensions import override
@@ -18,6 +18,7 @@ TRANSCRIPTIONS: Final = "/v1/audio/transcriptions"
 TRANSLATIONS: Final = "/v1/audio/translations"
 TEXT: Final = "text"
 FORMATS: Final = ("json", TEXT, "verbose_json")
+_SWITCH: Final = ("false", "true")
 EVENTS: Final = "events"
 """The form of an answer that is streamed."""
 HEADS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -100,15 +101,10 @@ async def speech_request(call: HttpCall, audio_max_s: float) -> tuple[pb.Generat
     except BadAudio as error:
         raise InvalidRequest.of("file", str(error)) from None
     fields, known = form.fields, _FIELDS if translates else _OF_TRANSCRIPTIONS
-    for field in fields:
-        if field not in known:
-            raise InvalidRequest.of(field, f"is not served; known: {', '.join(sorted(known))}")
-    shape, streams = fields.get("response_format", "json"), fields.get("stream", "false")
-    if shape not in FORMATS:
-        raise InvalidRequest.of("response_format", f"must be one of {', '.join(FORMATS)}")
-    if streams not in ("true", "false"):
-        raise InvalidRequest.of("stream", "must be true or false")
-    if streams == "true" and shape != "json":
+    if unknown := fields.keys() - known:
+        raise InvalidRequest.of(min(unknown), f"is not served; known: {', '.join(sorted(known))}")
+    shape, streams = _one_of(fields, "response_format", FORMATS), _one_of(fields, "stream", _SWITCH)
+    if streams == "true" and shape != FORMATS[0]:
         raise InvalidRequest.of("response_format", "must be json with stream")
     request = pb.GenerateRequest(model=fields.get("model", ""))
     try:
@@ -120,3 +116,11 @@ async def speech_request(call: HttpCall, audio_max_s: float) -> tuple[pb.Generat
     audio.language, audio.prompt = fields.get("language", ""), fields.get("prompt", "")
     audio.task = pb.AUDIO_TASK_TRANSLATE if translates else pb.AUDIO_TASK_TRANSCRIBE
     return request, EVENTS if streams == "true" else shape
+
+
+def _one_of(fields: Mapping[str, str], name: str, known: Sequence[str]) -> str:
+    """The value of a field, the first of those ``known`` where it is not there."""
+    value = fields.get(name, known[0])
+    if value not in known:
+        raise InvalidRequest.of(name, f"must be one of {', '.join(known)}")
+    return value

@@ -75,12 +75,12 @@ class Authenticator:
         self._known: dict[bytes, tuple[Caller, float]] = {}
         self._client: Client | None = None
         self._replaced = asyncio.Event()
-        self.use(self._of(settings, Identities(settings, {}, None)))
+        self.use(Identities(settings, {}, None))
 
     async def start(self, client: Client) -> None:
         """Reads keys of all kinds; raises as `prepare`."""
         self._client = client
-        await self._read(self._identities)
+        self.use(await self.prepare(self._identities.settings))
 
     async def prepare(self, settings: IdentitySettings) -> Identities:
         """What `use` takes: keys of all kinds are read. Issuers that stay keep the keys that they have.
@@ -89,9 +89,19 @@ class Authenticator:
             SettingsError: a file of keys cannot be used.
             TransportUnavailable, nats.errors.Error: JetStream does not answer.
         """
-        prepared = self._of(settings, self._identities)
-        await self._read(prepared)
-        return prepared
+        before, forget = self._identities, self._known.clear
+        issuers, bucket = dict[str, IssuerKeys](), None
+        for number, one in enumerate(settings.jwt):
+            known = before.issuers.get(one.issuer)
+            if known is None or known.settings != one:
+                known = IssuerKeys(one, f"identity.jwt.{number}", forget)
+            issuers[one.issuer] = known
+            await known.start()
+        if settings.api_keys:
+            bucket = before.bucket or KeyBucket(self._replicas, forget)
+            if self._client is not None:
+                await bucket.start(self._client)
+        return Identities(settings, issuers, bucket)
 
     def use(self, identities: Identities) -> None:
         """Later calls are authenticated by ``identities``."""
@@ -108,24 +118,6 @@ class Authenticator:
                 running = group.create_task(self._identities.run())
                 await self._replaced.wait()
                 running.cancel()
-
-    def _of(self, settings: IdentitySettings, before: Identities) -> Identities:
-        """The sources of ``settings``; of those ``before`` the same ones stay."""
-        forget, issuers, bucket = self._known.clear, dict[str, IssuerKeys](), None
-        for number, one in enumerate(settings.jwt):
-            known = before.issuers.get(one.issuer)
-            if known is None or known.settings != one:
-                known = IssuerKeys(one, f"identity.jwt.{number}", forget)
-            issuers[one.issuer] = known
-        if settings.api_keys:
-            bucket = before.bucket or KeyBucket(self._replicas, forget)
-        return Identities(settings, issuers, bucket)
-
-    async def _read(self, identities: Identities) -> None:
-        for issuer in identities.issuers.values():
-            await issuer.start()
-        if identities.bucket is not None and self._client is not None:
-            await identities.bucket.start(self._client)
 
     async def caller_of(
         self, metadata: Mapping[str, str], certificate_names: Collection[str] = ()
@@ -174,11 +166,11 @@ class Authenticator:
                 "TOKEN_INVALID", "the token is of an issuer that is not trusted here"
             )
         try:
-            try:
-                return caller_of_token(text, issuer.settings, issuer.keys, self._time())
-            except KeyMissing:
-                await issuer.refresh()
-                return caller_of_token(text, issuer.settings, issuer.keys, self._time())
+            return caller_of_token(text, issuer.settings, issuer.keys, self._time())
+        except KeyMissing:
+            await issuer.refresh()
+        try:
+            return caller_of_token(text, issuer.settings, issuer.keys, self._time())
         except KeyMissing:
             raise Unauthenticated.of(
                 "TOKEN_INVALID", "the token is signed with a key that its issuer does not have"

@@ -3,23 +3,19 @@
 The first rule that applies to both answers decides:
 
 1. The texts are equal but for case, white space and marks at the ends: 1.
-2. Both are JSON objects or lists: the share of their values, with the places where they stand, that both have.
-3. Both state a final number: 1 when it is the same, else 0.
-4. Both state a final choice, such as "B": 1 when it is the same, else 0.
-5. The F1 score of their words, as in SQuAD (Rajpurkar et al. 2016).
+2. Both state a final number: 1 when it is the same, else 0.
+3. Both state a final choice, such as "B": 1 when it is the same, else 0.
+4. The F1 score of their words, as in SQuAD (Rajpurkar et al. 2016).
 """
 
-import json
 import re
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from gateway.routing.learned.features import ends
 
 READ_CHARS_MAX: Final = 16_384
 """Of a longer answer only both ends are read."""
-JSON_DEPTH_MAX: Final = 32
 
 _NUMBER: Final = r"-?[$€£]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
 _MARKED: Final = re.compile(
@@ -43,9 +39,6 @@ def agreement(one: str, other: str) -> float:
     one, other = ends(one, READ_CHARS_MAX).strip(), ends(other, READ_CHARS_MAX).strip()
     if _plain(one) == _plain(other):
         return 1.0
-    values = _json_values(one), _json_values(other)
-    if values[0] is not None and values[1] is not None:
-        return _f1(values[0], values[1])
     numbers = final_number(one), final_number(other)
     if numbers[0] is not None and numbers[1] is not None:
         return float(abs(numbers[0] - numbers[1]) <= _TOLERANCE * max(1.0, abs(numbers[0])))
@@ -57,6 +50,8 @@ def agreement(one: str, other: str) -> float:
 
 def final_number(text: str) -> float | None:
     """The final number of ``text``: marked as the answer, or alone on the last line, or after ":" or "=" there."""
+    if text.startswith(("{", "[", "```")):  # JSON: its last value is no result
+        return None
     marked = _MARKED.findall(text)
     found = marked[-1] if marked else None
     if found is None:
@@ -81,27 +76,6 @@ def _plain(text: str) -> str:
 def _last_line(text: str) -> str:
     """The last line, cut to its end: the patterns take time quadratic in the white space of a line."""
     return text.rpartition("\n")[2][-_LINE_CHARS_MAX:].strip(" \t*`}")
-
-
-def _json_values(text: str) -> Counter[str] | None:
-    """The values of a JSON object or list, with or without a code fence; None where ``text`` is neither."""
-    if text.startswith("```"):
-        text = text.strip("`").removeprefix("json")
-    try:
-        value = json.loads(text)
-        return Counter(_values(value)) if isinstance(value, dict | list) else None
-    except (ValueError, RecursionError):  # it may be too deep to be read, or to be written
-        return None
-
-
-def _values(value: Any, place: str = "", depth: int = 0) -> Iterator[str]:
-    """The leaves with their paths; a value deeper than `JSON_DEPTH_MAX` is one leaf."""
-    if isinstance(value, dict | list) and value and depth < JSON_DEPTH_MAX:
-        inner = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, one in inner:
-            yield from _values(one, f"{place}/{key}", depth + 1)
-    else:
-        yield f"{place}={json.dumps(value, sort_keys=True)}"
 
 
 def _f1(one: Counter[str], other: Counter[str]) -> float:

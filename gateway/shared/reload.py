@@ -295,17 +295,17 @@ class GatewayReload:
         if found is None:
             return
         record, self._seen = found
-        loaded: _Loaded | str | None = self._prepared
-        if not isinstance(loaded, _Loaded) or loaded.compiled != record.compiled:
-            loaded = await self._loaded(record)
-        if isinstance(loaded, _Loaded):
+        loaded, problem = self._prepared, ""
+        if loaded is None or loaded.compiled != record.compiled:
+            loaded, problem = await self._loaded(record)
+        if loaded is not None:
             self._use(loaded, self._seen)
             log.info("the policies of another gateway's reload are in force")
         else:
-            self.in_force.problem = loaded
+            self.in_force.problem = problem
             log.error(
                 "the policies of another gateway's reload are not in force: this gateway is not serving: %s",
-                loaded,
+                problem,
             )
 
     async def _prepare(self) -> None:
@@ -314,25 +314,25 @@ class GatewayReload:
         if found is None or found[1] <= self._candidate.candidate:
             return
         record, revision = found
-        replaces, loaded = _digest_of(self._settings), await self._loaded(record)
-        if isinstance(loaded, _Loaded) and loaded.compiled != record.compiled:
-            loaded = _DIFFER
-        self._prepared, problem = (None, loaded) if isinstance(loaded, str) else (loaded, "")
+        replaces = _digest_of(self._settings)
+        self._prepared, problem = await self._loaded(record)
+        if self._prepared is not None and self._prepared.compiled != record.compiled:
+            self._prepared, problem = None, _DIFFER
         self._candidate = GatewayHello(
             candidate=revision, candidate_problem=problem, candidate_replaces=replaces
         )
 
-    async def _loaded(self, record: PolicyRecord) -> _Loaded | str:
+    async def _loaded(self, record: PolicyRecord) -> tuple[_Loaded | None, str]:
         """The policies of ``record``, or why they cannot be taken."""
         try:
-            return await self._load(self._with(record.sections), None)
+            return await self._load(self._with(record.sections), None), ""
         except (SettingsError, SluiceError) as error:
-            return str(error)[:_PROBLEM_MAX]
+            return None, str(error)[:_PROBLEM_MAX]
         except (
             Exception
         ) as error:  # the task of `run` would end, and the gateway that proposes would wait
             log.exception("policies cannot be loaded")
-            return f"internal error: {type(error).__name__}; its log has the reason"
+            return None, f"internal error: {type(error).__name__}; its log has the reason"
 
     def _with(self, sections: str) -> Settings:
         """The settings of this gateway with the policies of ``sections``; raises SettingsError."""

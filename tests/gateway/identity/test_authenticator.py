@@ -6,6 +6,7 @@ import hashlib
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +21,7 @@ from gateway.identity import key_sources
 from gateway.identity.authenticator import Authenticator, Identities
 from gateway.identity.caller import Caller
 from gateway.identity.credentials import KeyMissing, caller_of_key, caller_of_token, key_set
-from gateway.identity.key_sources import IssuerKeys
+from gateway.identity.key_sources import IssuerKeys, KeyBucket
 from sluice.errors import (
     PermissionDenied,
     SettingsError,
@@ -414,9 +415,9 @@ async def test_without_a_key_of_the_mesh_nothing_is_it() -> None:
 
 
 def with_keys(authenticator: Authenticator, *keys: tuple[str, ApiKeyRecord]) -> Authenticator:
-    bucket = authenticator._identities.bucket
-    assert bucket is not None
+    bucket = KeyBucket(1, lambda: None)
     bucket.records = dict(keys)
+    authenticator.use(replace(authenticator._identities, bucket=bucket))
     return authenticator
 
 
