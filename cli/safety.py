@@ -3,50 +3,41 @@
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
-
-from typer import BadParameter
+from typing import Any, Final
 
 from cli import options, output
-from cli.commands import argument
-from sluice.client.blocking import Client
+from cli.commands import Commands, argument
 from sluice.errors import InvalidRequest
 from sluice.v1.safety_pb2 import CheckTextResponse
 
 _MOVE: Final = ("rule", "now", "then", "count")
 
 
-def safety(
+safety = Commands("Check a text against the policies of the mesh; see the counts of a dry run.")
+
+
+@safety.command()
+def check(
     *,
-    action: Literal["check", "dry-run"] = argument(
-        ..., "", metavar="check|dry-run", show_default=False
-    ),
-    what: str | None = argument(
-        None,
-        'For check: a text; the path of a file that exists reads it, "-" reads stdin.',
+    what: str = argument(
+        ...,
+        'A text; the path of a file that exists reads it, "-" reads stdin.',
         metavar="TEXT|FILE|-",
         show_default=False,
     ),
     label: options.Label = None,
     client: options.OperatorClient,
 ) -> None:
-    """Show the findings in a text, the actions on them, and the text for the model; or the counts of a dry run.
-
-    Exit code 0 when the text was checked, also when it would be blocked; for dry-run when a policy is in dry run.
-    """
-    if (what is None) is (action == "check"):
-        problem = "needs a text" if what is None else "takes no text"
-        raise BadParameter(f"{action} {problem}", param_hint="TEXT")
-    if what is None:
-        _dry_run(client)
-        return
+    """Show the findings in a text, the actions on them, and the text for the model; also when it would be blocked."""
     text = _read(what)
     checked = client.check_safety(text, options.labels_of(label))
     described = output.message_object(checked)
     output.show(described, lambda: _show(text, checked, described["findings"]))
 
 
-def _dry_run(client: Client) -> None:
+@safety.command()
+def dry_run(client: options.OperatorClient) -> None:
+    """Show what a policy under trial would have done otherwise."""
     counted = client.safety_dry_run()
     described = output.message_object(counted)
     del described["gateways"]
