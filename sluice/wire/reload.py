@@ -19,6 +19,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from sluice.background import BackgroundTasks
 from sluice.errors import SettingsError
 from sluice.internal.v1.control_pb2 import ReloadAnswer, ReloadQuestion
 from sluice.settings import load
@@ -81,16 +82,16 @@ async def ask_to_reload(
 
 
 class _Reloads:
-    """One reload at a time; what asks meanwhile has one more, which begins after it asked."""
+    """One reload at a time, in the order in which they were asked for."""
 
     def __init__(self, path: Path, apply: Apply, client: Client) -> None:
         self._path = path.resolve()
         self._apply = apply
         self._client = client
-        self._asked: set[str] = set()
-        self._serving: set[str] = set()
-        self._answers: dict[str, ReloadAnswer] = {}
-        self._running: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+        self._reloads = BackgroundTasks()
+        self._answers: dict[str, ReloadAnswer | None] = {}
+        """By question; None while its reload waits or runs."""
 
     async def on_question(self, message: Msg) -> None:
         try:
@@ -102,36 +103,32 @@ class _Reloads:
             return
         if not subjects.is_token(question.id):
             log.warning("a question to reload is dropped: its id cannot be part of a subject")
-        elif question.id in self._answers:
-            await self._answer(question.id)
-        elif question.id not in self._serving:
+        elif question.id not in self._answers:
+            self._answers[question.id] = None
             self.ask(question.id)
+        elif (answer := self._answers[question.id]) is not None:
+            await self._answer(question.id, answer)
 
     def ask(self, question: str) -> None:
         """Reloads; ``question`` is answered then, "" by nobody but the log."""
-        self._asked.add(question)
-        if self._running is None or self._running.done():
-            self._running = asyncio.ensure_future(self._run())
+        self._reloads.spawn(self._run(question))
 
     def close(self) -> None:
-        if self._running is not None:
-            self._running.cancel()
+        self._reloads.cancel()
 
-    async def _run(self) -> None:
-        while self._asked:
-            self._serving, self._asked = self._asked, set()
+    async def _run(self, question: str) -> None:
+        async with self._turn:
             problem = await self._reload()
+        if question:
             answer = ReloadAnswer(taken=problem is None, problem=(problem or "")[:_PROBLEM_MAX])
-            for question in filter(None, self._serving):
-                self._answers[question] = answer
-                await self._answer(question)
-            while len(self._answers) > _ANSWERS_MAX:
-                del self._answers[next(iter(self._answers))]
-            self._serving = set()
+            self._answers[question] = answer
+            await self._answer(question, answer)
+        while len(self._answers) > _ANSWERS_MAX:
+            del self._answers[next(iter(self._answers))]
 
-    async def _answer(self, question: str) -> None:
+    async def _answer(self, question: str, answer: ReloadAnswer) -> None:
         try:
-            await self._client.publish(subjects.reloaded(question), pack(self._answers[question]))
+            await self._client.publish(subjects.reloaded(question), pack(answer))
         except NatsError as error:
             log.warning("the answer to a question to reload is not sent: %s", error)
 
