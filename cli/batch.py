@@ -366,10 +366,10 @@ def _finish(client: Client, job: pb.Job, file: OutFile | None, shown: bool, max_
 
 
 def _wait(client: Client, job: pb.Job, shown: bool) -> pb.Job:
-    with batch_view.display(shown) as display:
+    with batch_view.display(shown) as show:
         for changed in client.jobs.watch(job.id, until_paused=True):
             job = changed
-            display.update(job)
+            show(job)
     return job
 
 

@@ -1,18 +1,15 @@
-"""Jobs as people and programs see them: objects for --json, tables, and the progress bar."""
+"""Jobs as people and programs see them: objects for --json, tables, and their progress."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from shutil import get_terminal_size
+from typing import Any, Final
 
 from cli import output
 from sluice.v1 import jobs_pb2 as pb
 from sluice.wire.clock import ms_of
 from sluice.wire.enums import word_of
-
-if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
-    from rich.progress import TaskID
 
 OVER: Final = (
     pb.JOB_STATE_COMPLETED,
@@ -102,43 +99,27 @@ def sentence(job: pb.Job) -> str:
     )
 
 
-class Display:
-    """Where the progress goes: a bar on a terminal, else a line when the state or the tenth of the work changes."""
-
-    def __init__(
-        self, shown: bool, bar: "RichProgress | None" = None, task: "TaskID | None" = None
-    ) -> None:
-        self._shown = shown
-        self._bar = bar
-        self._task = task
-        self._last: tuple[int, int] | None = None
-
-    def update(self, job: pb.Job) -> None:
-        """Shows how far `job` is."""
-        progress = job.progress
-        done = progress.succeeded + progress.dead
-        if self._bar is not None and self._task is not None:
-            total = progress.total if progress.total_final else None
-            self._bar.update(self._task, completed=done, total=total, text=sentence(job))
-            return
-        now = (job.state, 10 * done // max(1, progress.total))
-        if self._shown and now != self._last:
-            self._last = now
-            print(f"{job.id}: {sentence(job)}", file=sys.stderr, flush=True)
-
-
 @contextmanager
-def display(shown: bool) -> Iterator[Display]:
-    """Shows the progress on stderr, for as long as the block runs."""
-    if not shown or not sys.stderr.isatty():
-        yield Display(shown)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+def display(shown: bool) -> Iterator[Callable[[pb.Job], None]]:
+    """Shows on stderr how far a job is: on a terminal in one line, else with each state and tenth of its work."""
+    live, last = sys.stderr.isatty(), (0, 0)
 
-    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[text]}"))
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        yield Display(shown, bar, bar.add_task("", total=None, text=""))
+    def update(job: pb.Job) -> None:
+        nonlocal last
+        progress = job.progress
+        now = (job.state, 10 * (progress.succeeded + progress.dead) // max(1, progress.total))
+        if shown and (live or now != last):
+            last = now
+            text = f"{job.id}: {sentence(job)}"
+            if live:
+                text = f"\r\x1b[K{text[: get_terminal_size().columns - 1]}"
+            print(text, end="" if live else "\n", file=sys.stderr, flush=True)
+
+    try:
+        yield update
+    finally:
+        if shown and live:
+            print(file=sys.stderr)
 
 
 def _row(job: pb.Job) -> tuple[object, ...]:

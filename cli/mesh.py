@@ -35,12 +35,8 @@ def drift(client: options.OperatorClient) -> None:
 def health_object(router: RouterHealth) -> dict[str, Any]:
     """A router for `--json`."""
     described = output.message_object(router)
-    described["inputs"] = output.message_object(router.inputs)
-    described["accuracy"] = output.message_object(router.accuracy)
-    if not router.inputs.HasField("stability_index"):
-        described["inputs"]["stability_index"] = None
-    if not router.accuracy.HasField("bias"):
-        described["accuracy"] |= {"bias": None, "brier": None}
+    if described["accuracy"]["bias"] is None:
+        described["accuracy"]["brier"] = None
     return described
 
 

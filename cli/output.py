@@ -151,7 +151,7 @@ def _described(value: Any) -> Any:
 
 
 def message_object(message: Any) -> dict[str, Any]:
-    """A message as JSON, its fields by name, enums as words, those that are not set with their zero."""
+    """A message as JSON, its fields by name, enums as words, those that are not set with their zero or null."""
     return {field.name: _field_value(message, field) for field in message.DESCRIPTOR.fields}
 
 
@@ -164,10 +164,10 @@ def _field_value(message: Any, field: FieldDescriptor) -> Any:
         return [message_object(one) if kind else one for one in value]
     if field.enum_type is not None:
         return word_of(EnumTypeWrapper(field.enum_type), value)
+    if field.has_presence and not message.HasField(field.name):
+        return None
     if kind is None:
         return value
-    if not message.HasField(field.name):
-        return None
     if kind.full_name == "google.protobuf.Duration":
         return ms_of(value) / 1e3
     return message_object(value)

@@ -69,9 +69,7 @@ class Score:
     answer_tokens: Mapping[str, int]
     answers: Mapping[str, int]
     escalated_share: float
-    mean_ttft_ms: float | None
     ttft_ms: Mapping[str, float | None]
-    mean_latency_ms: float | None
     latency_ms: Mapping[str, float | None]
     errors: int
 
@@ -87,8 +85,8 @@ def score_of(model: str, kind: str, level: str, results: Sequence[Result]) -> Sc
         *(model, kind, level, len(results), fmean(one.right for one in results)),
         *(dict(tokens), dict(answer_tokens), dict(Counter(one.model for one in answered))),
         fmean(len(one.legs) > 1 for one in results),
-        *_times_ms(one.ttft_s for one in answered),
-        *_times_ms(one.latency_s for one in answered),
+        _times_ms(one.ttft_s for one in answered),
+        _times_ms(one.latency_s for one in answered),
         len(results) - len(answered),
     )
 
@@ -148,16 +146,14 @@ def _in_order(items: Iterable[_T]) -> list[_T]:
     return list(dict.fromkeys(items))
 
 
-def _times_ms(seconds: Iterable[float]) -> tuple[float | None, dict[str, float | None]]:
-    """The mean, and percentiles by nearest rank, milliseconds; None without a value."""
+def _times_ms(seconds: Iterable[float]) -> dict[str, float | None]:
+    """Percentiles by nearest rank, milliseconds; None without a value."""
     ordered = sorted(1000 * one for one in seconds)
     shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-    if not ordered:
-        return None, dict.fromkeys(shares)
-    ranks: dict[str, float | None] = {
-        name: ordered[ceil(share * len(ordered)) - 1] for name, share in shares.items()
+    return {
+        name: ordered[ceil(share * len(ordered)) - 1] if ordered else None
+        for name, share in shares.items()
     }
-    return fmean(ordered), ranks
 
 
 def _share(part: float, whole: float) -> float | None:

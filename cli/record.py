@@ -15,7 +15,6 @@ from sluice.wire import subjects
 from sluice.wire.codec import MalformedMessage, unpack
 
 if TYPE_CHECKING:
-    from nats.aio.client import Client
     from nats.aio.msg import Msg
 
     from supervisor.state import StateDir
@@ -80,7 +79,15 @@ class Recorder:
         Raises:
             CommandFailed: NATS does not answer.
         """
-        client = await _connect(url, tls)
+        from sluice.settings import NatsSettings
+        from sluice.wire.connection import NatsUnreachable, connect, disconnect
+        from sluice.wire.permissions import OPERATOR
+
+        settings = NatsSettings(url=url, connect_s=CONNECT_S)
+        try:
+            client = await connect(settings, OPERATOR, OPERATOR, lambda: None, tls)
+        except NatsUnreachable as error:
+            raise failure.CommandFailed("NATS_UNREACHABLE", str(error)) from error
         try:
             tasks = await client.subscribe(subjects.ALL_TASKS, cb=self._on_task)
             await client.subscribe(subjects.ALL_FRAMES, cb=self._on_frames)
@@ -92,7 +99,7 @@ class Recorder:
                         self._ended.clear()
                         await self._ended.wait()
         finally:
-            await client.close()
+            await disconnect(client)
 
     async def _on_task(self, message: "Msg") -> None:
         with contextlib.suppress(MalformedMessage):  # the batcher makes it a dead letter
@@ -107,29 +114,6 @@ class Recorder:
                 self._write(format_line(arrival))
                 self.written += 1
                 self._ended.set()
-
-
-async def _connect(url: str, tls: Path | None) -> "Client":
-    import nats
-    import nats.errors
-
-    from sluice.tls import ClientContext
-    from sluice.wire.connection import secured
-
-    async def on_error(error: Exception) -> None:
-        output.note(f"nats: {error}")
-
-    try:
-        async with asyncio.timeout(CONNECT_S):
-            return await nats.connect(
-                url.split(","),
-                name="sluice-record",
-                error_cb=on_error,
-                **secured(None if tls is None else ClientContext(tls)),
-            )
-    except (OSError, TimeoutError, nats.errors.Error) as error:
-        message = f"no NATS server answered at {url}: {error or 'no answer in time'}"
-        raise failure.CommandFailed("NATS_UNREACHABLE", message) from error
 
 
 def _url_of(directory: "StateDir") -> str:

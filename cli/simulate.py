@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from typer import BadParameter
 
@@ -14,7 +14,7 @@ from cli.failure import CommandFailed
 if TYPE_CHECKING:
     from simulator.arrivals import LengthMix
     from simulator.cost import StepCost
-    from simulator.engines import EngineKind, EngineLimits
+    from simulator.engines import EngineLimits
     from simulator.fleet import ProcessCost, Sizing
     from simulator.planner import JobPlan, TracePlan
     from simulator.results import ClassSummary, Slo, Summary
@@ -79,7 +79,7 @@ class Workers:
         "What a step takes: a shipped cost, or a file of `sluice bench engine --fit`.",
         metavar="NAME|FILE",
     )
-    engine: str = option(
+    engine: Literal["continuous", "padded"] = option(
         "continuous", "continuous: rows join at each step. padded: static batches."
     )
     slots: int = option(32, "Rows that a worker computes at once.", min=1)
@@ -108,7 +108,7 @@ class Workers:
             cost=self._fitted()[0],
             workers=workers,
             limits=self._limits(mesh, model),
-            engine=self._engine(),
+            engine=self.engine,
             weights=mesh.weights,
             admission=self.admission,
             until_s=until_s,
@@ -141,14 +141,6 @@ class Workers:
         )
         block_tokens = next((m.block_tokens for m in mesh.models if m.name == model), None)
         return replace(found, block_tokens=block_tokens or found.block_tokens)
-
-    def _engine(self) -> "EngineKind":
-        from simulator.engines import ENGINES
-
-        for kind in ENGINES:
-            if kind == self.engine:
-                return kind
-        raise BadParameter(f"no engine {self.engine!r}; there are {', '.join(ENGINES)}")
 
 
 @dataclass(frozen=True, kw_only=True)

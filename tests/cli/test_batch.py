@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.batch_view import sentence
+from cli.batch_view import display, sentence
 from cli.files import NewFile
 from sluice.v1 import jobs_pb2 as pb
 from tests.cli.commands import Cli
@@ -101,6 +101,21 @@ async def test_watch_shows_the_progress_and_out_gets_the_results(
     assert [line["custom_id"] for line in lines] == ["i0", "i1"]
     assert lines[0]["response"]["body"]["choices"][0]["message"]["content"] == "A"
     assert set(os.listdir(tmp_path)) == {"in.jsonl", "out.jsonl"}
+
+
+def test_on_a_terminal_the_progress_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    job = pb.Job(id="job-1", state=pb.JOB_STATE_RUNNING)
+    with display(True) as show:
+        for done in (1, 2):
+            job.progress.succeeded = done
+            show(job)
+    _, first, second = capsys.readouterr().err.split("\r\x1b[K")
+    assert first.startswith("job-1: running · 1/0+ done")
+    assert (len(second), second[-1]) == (40, "\n")
 
 
 async def test_dead_letters_fail_the_command_unless_they_are_allowed(

@@ -34,11 +34,11 @@ def test_scores_of_cells_and_models() -> None:
     assert sort.escalated_share == 0.5
     assert (sort.ttft_ms["p50"], sort.latency_ms["p95"]) == (pytest.approx(100), pytest.approx(500))
     assert (total.right_share, total.tokens, total.latency_ms["p50"]) == (0.0, {}, None)
-    assert total.mean_latency_ms is None
+    assert total.latency_ms["p99"] is None
     assert (whole.kind, whole.n) == ("all", 3)
     assert whole.right_share == pytest.approx(1 / 3)
     assert (whole.errors, whole.answers) == (1, {"small": 1, "large": 1})
-    assert whole.mean_ttft_ms == pytest.approx(200)
+    assert whole.ttft_ms["p99"] == pytest.approx(300)
 
 
 def test_a_trade_compares_with_the_strong_model_alone() -> None:

@@ -64,7 +64,7 @@ async def test_a_policy_of_the_configuration_can_be_simulated(cli: Cli, tmp_path
         ((), 2, "give either --trace or --arrivals"),
         (("--arrivals", "poisson"), 1, "--arrivals: 'poisson': rate is missing"),
         ((*LOAD, "--policies", "fastest"), 2, "no policy 'fastest'; there are fixed"),
-        ((*LOAD, "--engine", "steam"), 2, "no engine 'steam'; there are continuous, padded"),
+        ((*LOAD, "--engine", "steam"), 2, "'steam' is not one of 'continuous', 'padded'"),
         ((*LOAD, "--cost", "huge"), 1, "--cost: no cost 'huge'"),
         ((*LOAD, "--slo", "bulk:now"), 1, "--slo: 'bulk:now'"),
         (("--trace", "/no/such/file"), 1, "/no/such/file cannot be read"),
