@@ -201,7 +201,7 @@ def load_values(settings: ModelSettings) -> ValuesEngine:
     folder = read_sentence_folder(_folder_of(settings))
     device = find_device(settings.device)
     dtype = find_dtype(settings.dtype, device)
-    compute, config = _LOADERS[settings.engine](settings, folder, dtype, device)
+    compute, config = _load_compute(settings, folder, device, dtype)
     context = _context(folder, settings.context_tokens)
     engine = ValuesEngine(compute, RowLimits.of(settings, context), int(config.vocab_size))
     warm_up(engine, values=ValuesSpec())
@@ -229,47 +229,33 @@ def load_classifier(settings: ModelSettings) -> ClassifierEngine:
     return engine
 
 
-def _load_embedder(
-    settings: ModelSettings, folder: SentenceFolder, dtype: torch.dtype, device: torch.device
+_MODELS: Final = {
+    "embedding": AutoModel,
+    "reranker": AutoModelForSequenceClassification,
+    "token_classifier": AutoModelForTokenClassification,
+}
+"""The class of transformers' models, by engine."""
+
+
+def _load_compute(
+    settings: ModelSettings, folder: SentenceFolder, device: torch.device, dtype: torch.dtype
 ) -> tuple[Compute, Any]:
-    pipeline = Pipeline(folder.modules, device)
-    model = read_whole(AutoModel, folder.transformer, unused=("pooler.",), dtype=dtype)
-    model = model.to(device).eval()
-    if model.config.is_encoder_decoder:
+    """What computes the numbers, and the configuration of its model."""
+    engine, config = settings.engine, AutoConfig.from_pretrained(folder.transformer)
+    if config.is_encoder_decoder:
         raise SettingsError("is an encoder-decoder model; name an encoder")
-    replace_linear_layers(model, settings.quantization)
-    return Embedder(model, pipeline), model.config
-
-
-def _load_reranker(
-    settings: ModelSettings, folder: SentenceFolder, dtype: torch.dtype, device: torch.device
-) -> tuple[Compute, Any]:
-    config = AutoConfig.from_pretrained(folder.transformer)
-    if config.num_labels != 1:
-        message = (
+    if engine == "reranker" and config.num_labels != 1:
+        raise SettingsError(
             f"a reranker has one label, this model {config.num_labels}; use engine: classifier"
         )
-        raise SettingsError(message)
-    model = read_whole(AutoModelForSequenceClassification, folder.transformer, dtype=dtype)
+    pipeline = Pipeline(folder.modules, device) if engine == "embedding" else None
+    unused = () if pipeline is None else ("pooler.",)
+    model = read_whole(_MODELS[engine], folder.transformer, unused=unused, dtype=dtype)
     model = model.to(device).eval()
     replace_linear_layers(model, settings.quantization)
-    return Reranker(model), config
-
-
-def _load_token_classifier(
-    settings: ModelSettings, folder: SentenceFolder, dtype: torch.dtype, device: torch.device
-) -> tuple[Compute, Any]:
-    model = read_whole(AutoModelForTokenClassification, folder.transformer, dtype=dtype)
-    model = model.to(device).eval()
-    replace_linear_layers(model, settings.quantization)
-    return TokenClassifier(model), model.config
-
-
-_LOADERS: Final = {
-    "embedding": _load_embedder,
-    "reranker": _load_reranker,
-    "token_classifier": _load_token_classifier,
-}
+    if pipeline is not None:
+        return Embedder(model, pipeline), config
+    return Reranker(model) if engine == "reranker" else TokenClassifier(model), config
 
 
 def _folder_of(settings: ModelSettings) -> Path:
