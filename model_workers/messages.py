@@ -20,8 +20,18 @@ from model_workers.engine.protocol import (
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
 from sluice.wire.subjects import CLASSES, RANKS
 
-TOP_LOGPROBS_MAX: Final = 32
-"""Most alternatives per token that a row may ask for."""
+_BOUNDS: Final = {
+    "temperature": (0, 100),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (0.01, 100),
+    "presence_penalty": (-100, 100),
+    "frequency_penalty": (-100, 100),
+    "top_logprobs": (0, 32),
+}
+"""The least and the largest value of fields of the wire's Sampling, each a finite number."""
+_SAME: Final = ("max_tokens", "top_k", "seed", "min_tokens", "logprobs", *list(_BOUNDS)[:-1])
+"""Fields that are taken as they are."""
 
 
 def row_spec(row: worker_pb2.Row, owner: str, now: float) -> RowSpec:
@@ -76,19 +86,11 @@ def _rank(priority_class: str) -> int:
 
 def _sampling(sampling: task_pb2.Sampling) -> Sampling:
     _require(sampling.max_tokens >= 1, "max_tokens must be at least 1")
-    _require(_within(sampling.temperature, 0, 100), "temperature must be in [0, 100]")
-    _require(_within(sampling.top_p, 0, 1) and sampling.top_p > 0, "top_p must be in (0, 1]")
-    _require(
-        _within(sampling.repetition_penalty, 0.01, 100), "repetition_penalty must be in [0.01, 100]"
-    )
-    _require(
-        sampling.top_logprobs <= TOP_LOGPROBS_MAX, f"top_logprobs is at most {TOP_LOGPROBS_MAX}"
-    )
-    _require(_within(sampling.min_p, 0, 1), "min_p must be in [0, 1]")
-    _require(_within(sampling.presence_penalty, -100, 100), "presence_penalty must be in ±100")
-    _require(_within(sampling.frequency_penalty, -100, 100), "frequency_penalty must be in ±100")
+    for name, (low, high) in _BOUNDS.items():
+        _require(_within(getattr(sampling, name), low, high), f"{name} must be in [{low}, {high}]")
+    _require(sampling.top_p > 0, "top_p must be above 0")
     biases = sampling.logit_bias.values()
-    _require(all(_within(bias, -100, 100) for bias in biases), "logit_bias must be in ±100")
+    _require(all(_within(bias, -100, 100) for bias in biases), "logit_bias must be in [-100, 100]")
     constraint = sampling.WhichOneof("constraint")
     _require(sampling.min_tokens <= sampling.max_tokens, "min_tokens must be at most max_tokens")
     # A complete answer that must not end yet has no next token.
@@ -97,22 +99,10 @@ def _sampling(sampling: task_pb2.Sampling) -> Sampling:
         bool(sampling.stop_token_ids) or not constraint, "a constraint needs stop_token_ids to end"
     )
     return Sampling(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=sampling.seed,
-        repetition_penalty=sampling.repetition_penalty,
-        logprobs=sampling.logprobs,
+        **{name: getattr(sampling, name) for name in _SAME},
+        **({constraint: getattr(sampling, constraint)} if constraint else {}),
         top_logprobs=sampling.top_logprobs if sampling.logprobs else 0,
         stop_token_ids=frozenset(sampling.stop_token_ids),
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        min_tokens=sampling.min_tokens,
-        json_schema=sampling.json_schema if constraint == "json_schema" else None,
-        regex=sampling.regex if constraint == "regex" else None,
-        grammar=sampling.grammar if constraint == "grammar" else None,
         logit_bias=tuple(sampling.logit_bias.items()),
     )
 
