@@ -13,7 +13,7 @@ import time
 import uuid
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from threading import Condition, Thread, current_thread
 from typing import Final
 
@@ -39,54 +39,11 @@ FAULTS_MAX: Final = 3
 """An engine whose steps raise so many times in succession is given up: its device may be lost."""
 
 
-@dataclass(frozen=True)
-class OpenCommand:
-    """A batcher has opened a channel: the rows of the one before are cancelled, then it is ready."""
+Command = Callable[[], None]
+"""Something that the engine's thread does between two steps."""
 
-    batcher: str
-    opening: int
-
-
-@dataclass(frozen=True)
-class AdmitCommand:
-    """A batch with its valid rows and the parents of their spans; ``refused`` rows were invalid."""
-
-    batch: worker_pb2.Batch
-    rows: tuple[tuple[RowSpec, Parents], ...]
-    refused: tuple[worker_pb2.Refusal, ...]
-    arrived_at: float
-
-
-@dataclass(frozen=True)
-class CancelCommand:
-    """Rows of ``batcher`` to stop."""
-
-    batcher: str
-    attempts: Mapping[str, int]
-    """By request, the highest attempt to stop."""
-
-
-@dataclass(frozen=True)
-class AbandonCommand:
-    """The batcher's channel is gone: the rows it sent before ``at`` (monotonic seconds) are cancelled.
-
-    The batcher may have opened a new channel, and sent rows over it, before this is executed.
-    """
-
-    batcher: str
-    at: float
-
-
-@dataclass(frozen=True)
-class DemandCommand:
-    """Rows that wait at a batcher, by class."""
-
-    batcher: str
-    opening: int
-    waiting: Sequence[int]
-
-
-Command = OpenCommand | AdmitCommand | CancelCommand | AbandonCommand | DemandCommand
+Admitted = tuple[RowSpec, Parents]
+"""A valid row, and the parents of its spans."""
 
 
 class InboxFull(Exception):
@@ -94,7 +51,10 @@ class InboxFull(Exception):
 
 
 class EngineLoop:
-    """Drives one engine. `submit` and `stop` may be called from any thread, `run` is the thread."""
+    """Drives one engine. `submit`, `wake` and `stop` may be called from any thread, `run` is the thread.
+
+    `serve`, `admit`, `cancel`, `abandon` and `demand` are what commands call.
+    """
 
     def __init__(
         self,
@@ -118,6 +78,8 @@ class EngineLoop:
         self._clock = clock
         self._grants = Grants()
         self._inbox: deque[Command] = deque()
+        self._admissions: defaultdict[str, list[worker_pb2.Admission]] = defaultdict(list)
+        """What came of batches since the last report, by batcher."""
         self._changed = Condition()
         self._stopping = False
         self._faults = 0
@@ -173,64 +135,76 @@ class EngineLoop:
 
     def _execute_all(self, commands: Sequence[Command]) -> worker_pb2.WorkerLoad:
         self._watchdog.begin(0, self._clock())
-        admissions: defaultdict[str, list[worker_pb2.Admission]] = defaultdict(list)
         for command in commands:
-            match command:
-                case OpenCommand():
-                    self._serve(command)
-                case AdmitCommand():
-                    if self._sender.has_channel(command.batch.batcher, command.batch.opening):
-                        admissions[command.batch.batcher].append(self._admit(command))
-                case CancelCommand():
-                    self._cancel(command)
-                case AbandonCommand():
-                    rows = self._telemetry.owned(command.batcher, command.at)
-                    self._telemetry.abandon(rows)
-                    self._telemetry.lost(command.batcher)
-                    self._engine.cancel([row.request_id for row in rows])
-                    opening = self._grants.opening(command.batcher)
-                    if not self._sender.has_channel(command.batcher, opening):
-                        self._grants.close(command.batcher)
-                case DemandCommand():
-                    if command.opening == self._grants.opening(command.batcher):
-                        self._grants.wait(command.batcher, command.waiting)
+            command()
         load = self._engine.load()
-        self._sender.post({}, load, admissions, self._grants.give(load))
+        self._sender.post({}, load, self._admissions, self._grants.give(load))
+        self._admissions.clear()
         self._watchdog.end(self._clock(), is_step=False)
         return load
 
-    def _serve(self, command: OpenCommand) -> None:
-        if self._sender.has_channel(command.batcher, command.opening):
-            rows = self._telemetry.owned(command.batcher)
-            self._engine.cancel([row.request_id for row in rows])
-            self._grants.open(command.batcher, command.opening)
-            self._sender.make_ready(command.batcher, command.opening)
+    def serve(self, batcher: str, opening: int) -> None:
+        """A batcher has opened a channel: the rows of the one before are cancelled, then it is ready."""
+        if self._sender.has_channel(batcher, opening):
+            self._engine.cancel([row.request_id for row in self._telemetry.owned(batcher)])
+            self._grants.open(batcher, opening)
+            self._sender.make_ready(batcher, opening)
 
-    def _cancel(self, command: CancelCommand) -> None:
-        attempts = command.attempts
-        rows = self._telemetry.owned(command.batcher)
+    def cancel(self, batcher: str, attempts: Mapping[str, int]) -> None:
+        """Stops rows of a batcher; ``attempts``: by request, the highest to stop."""
+        rows = self._telemetry.owned(batcher)
         self._engine.cancel(
             [row.request_id for row in rows if row.attempt <= attempts.get(row.request_id, -1)]
         )
 
-    def _admit(self, command: AdmitCommand) -> worker_pb2.Admission:
-        admission = worker_pb2.Admission(batch_id=command.batch.batch_id, refused=command.refused)
-        self._grants.take(command.batch)
-        for spec, parents in command.rows:
+    def abandon(self, batcher: str, at: float) -> None:
+        """The batcher's channel is gone: the rows that it sent before ``at`` (monotonic seconds) are cancelled.
+
+        The batcher may have opened a new channel, and sent rows over it, before this is called.
+        """
+        rows = self._telemetry.owned(batcher, at)
+        self._telemetry.abandon(rows)
+        self._telemetry.lost(batcher)
+        self._engine.cancel([row.request_id for row in rows])
+        if not self._sender.has_channel(batcher, self._grants.opening(batcher)):
+            self._grants.close(batcher)
+
+    def demand(self, batcher: str, opening: int, waiting: Sequence[int]) -> None:
+        """So many rows of each class wait at a batcher."""
+        if opening == self._grants.opening(batcher):
+            self._grants.wait(batcher, waiting)
+
+    def admit(
+        self,
+        batch: worker_pb2.Batch,
+        rows: Sequence[Admitted],
+        refused: Sequence[worker_pb2.Refusal],
+        arrived_at: float,
+    ) -> None:
+        """Takes the valid rows of a batch; ``refused`` were invalid."""
+        if not self._sender.has_channel(batch.batcher, batch.opening):
+            return
+        admission = worker_pb2.Admission(batch_id=batch.batch_id, refused=refused)
+        self._grants.take(batch)
+        for spec, parents in rows:
             try:
-                self._add(spec, command.arrived_at)
-            except Refused as refused:
-                admission.refused.append(messages.refusal(spec.request_id, refused))
+                self._add(spec, arrived_at)
+            except Refused as error:
+                admission.refused.append(messages.refusal(spec.request_id, error))
             else:
-                self._grants.entered(spec.owner)
-                replaced = self._telemetry.accept(spec, parents, command.arrived_at)
-                if replaced is not None:
-                    self._grants.left(replaced.spec.owner)
-                if replaced is not None and replaced.spec.owner != spec.owner:
-                    # Its batcher would wait for frames, and count it among the rows here.
-                    end = messages.frame(replaced.cancelled(), None)
-                    self._sender.post({replaced.spec.owner: [(end, 0.0)]}, self._engine.load())
-        return admission
+                self._entered(spec, parents, arrived_at)
+        self._admissions[batch.batcher].append(admission)
+
+    def _entered(self, spec: RowSpec, parents: Parents, arrived_at: float) -> None:
+        self._grants.entered(spec.owner)
+        replaced = self._telemetry.accept(spec, parents, arrived_at)
+        if replaced is None:
+            return
+        self._grants.left(replaced.spec.owner)
+        if replaced.spec.owner != spec.owner:
+            # Its batcher would wait for frames, and count it among the rows here.
+            end = messages.frame(replaced.cancelled(), None)
+            self._sender.post({replaced.spec.owner: [(end, 0.0)]}, self._engine.load())
 
     def _add(self, spec: RowSpec, arrived_at: float) -> None:
         if self._alone:
@@ -358,19 +332,20 @@ class Worker:
             MalformedMessage: the request is incomplete; nothing was sent to ``responses``.
             InboxFull: it was not taken; nothing was sent to ``responses``.
         """
+        loop = self._loop
         match request.WhichOneof("message"):
             case "open_channel":
                 self._open(request.open_channel, responses)
                 return
             case "batch":
-                self._loop.submit(_checked(request.batch, traceparent, time.monotonic()))
+                loop.submit(partial(loop.admit, *_checked(request.batch, traceparent)))
             case "cancel_rows":
                 attempts = {row.request_id: row.attempt for row in request.cancel_rows.rows}
-                self._loop.submit(CancelCommand(request.cancel_rows.batcher, attempts))
+                loop.submit(partial(loop.cancel, request.cancel_rows.batcher, attempts))
             case "demand":
                 demand = request.demand
                 waiting = tuple(demand.waiting)
-                self._loop.submit(DemandCommand(demand.batcher, demand.opening, waiting))
+                loop.submit(partial(loop.demand, demand.batcher, demand.opening, waiting))
             case _:
                 raise MalformedMessage("not a WorkerRequest: no message is set")
         self._sender.end(responses)
@@ -382,19 +357,23 @@ class Worker:
             log.info("batcher %s opens a channel", channel.batcher)
         self._sender.open(channel, responses)
         if not channel.renews:
-            self._loop.submit(OpenCommand(channel.batcher, channel.opening))
+            self._loop.submit(partial(self._loop.serve, channel.batcher, channel.opening))
 
     def _lost(self, batcher: str, at: float) -> None:
         try:
-            self._loop.submit(AbandonCommand(batcher, at))
+            self._loop.submit(partial(self._loop.abandon, batcher, at))
         except InboxFull:
             log.warning("the inbox is full: the rows of a lost batcher are not cancelled")
 
 
-def _checked(batch: worker_pb2.Batch, traceparent: str, now: float) -> AdmitCommand:
+def _checked(
+    batch: worker_pb2.Batch, traceparent: str
+) -> tuple[worker_pb2.Batch, list[Admitted], list[worker_pb2.Refusal], float]:
+    """A batch that has arrived now, its valid rows, and why others are refused: what `EngineLoop.admit` takes."""
     if not batch.batcher or not batch.rows:
         raise MalformedMessage("Batch needs batcher and rows")
-    rows: list[tuple[RowSpec, Parents]] = []
+    now = time.monotonic()
+    rows: list[Admitted] = []
     refused: list[worker_pb2.Refusal] = []
     for row in batch.rows:
         try:
@@ -402,7 +381,7 @@ def _checked(batch: worker_pb2.Batch, traceparent: str, now: float) -> AdmitComm
             rows.append((row_spec(row, batch.batcher, now), parents))
         except Refused as refusal:
             refused.append(messages.refusal(row.task.request_id, refusal))
-    return AdmitCommand(batch, tuple(rows), tuple(refused), now)
+    return batch, rows, refused, now
 
 
 def _guarded(run: Callable[[], None], on_fault: Callable[[], None]) -> None:

@@ -266,11 +266,11 @@ def test_a_lost_channel_takes_only_rows_along_that_came_before(worker: Worker) -
     """The batcher may be back with a new channel and new rows before the loss of the old one is dealt with."""
     channel = opened(worker)
     asked(worker, channel, batch([wire_row("r", max_tokens=FOREVER)]))
-    worker._loop.submit(worker_module.AbandonCommand("batcher-1", at=0.0))
+    worker._loop.submit(lambda: worker._loop.abandon("batcher-1", at=0.0))
     queued(worker, cancel_rows())
     channel.wait_frames(len(channel.frames) + 10)
     assert not channel.ends
-    worker._loop.submit(worker_module.AbandonCommand("batcher-1", at=math.inf))
+    worker._loop.submit(lambda: worker._loop.abandon("batcher-1", at=math.inf))
     channel.wait_ends("r")
 
 
