@@ -187,11 +187,13 @@ class ServerClient:
                 proxy=self._proxy,
                 allow_redirects=False,  # the key and the prompt go where the settings say
             ) as response:
+                now = time.monotonic()
                 if response.status != 200:
                     said = await response.content.read(ERROR_BYTES_MAX)
                     wait_s = retry_after_s(response.headers, time.time())
                     raise fault_of_status(response.status, said, wait_s)
-                self.gate.answered()
+                self.gate.answered(response.headers, now)
+                self._watch_gate()
                 yield response
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise ServerFault("the server cannot be reached", ModelUnavailable) from error

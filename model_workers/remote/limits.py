@@ -6,6 +6,7 @@ rows wait in the batcher, where others may overtake them or find another worker.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -17,6 +18,10 @@ PAUSE_S_MAX: Final = 1.0
 LIMIT_S: Final = 1.0
 LIMIT_S_MAX: Final = 60.0
 """The pause after a refusal that names no time, and the longest that a server may ask for, seconds."""
+
+_UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+_COUNTED: Final = ("requests", "tokens")
 
 
 class Gate:
@@ -36,9 +41,11 @@ class Gate:
         """Whether it may be asked now."""
         return now >= self.open_at
 
-    def answered(self) -> None:
-        """The server has taken a request."""
+    def answered(self, headers: Mapping[str, str], now: float) -> None:
+        """The server has taken a request; its ``headers`` may say that it was the last one for now."""
         self.failures = 0
+        waits = [_exhausted_s(headers, what) for what in _COUNTED]
+        self._close(max(waits), now)
 
     def limited(self, retry_after_s: float | None, now: float) -> None:
         """The server has refused a request because of a limit."""
@@ -69,6 +76,23 @@ def retry_after_s(headers: Mapping[str, str], unix_now: float) -> float | None:
     except ValueError:
         return None
     return max(0.0, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - unix_now)
+
+
+def _exhausted_s(headers: Mapping[str, str], what: str) -> float:
+    """How long until there is something left of what the limit counts; 0: there is."""
+    left = _number(headers.get(f"x-ratelimit-remaining-{what}", ""))
+    return 0.0 if left is None or left > 0 else _duration_s(headers, what)
+
+
+def _duration_s(headers: Mapping[str, str], what: str) -> float:
+    """Seconds of ``1.5``, ``20ms`` or ``6m0s``; a default for anything else."""
+    said = headers.get(f"x-ratelimit-reset-{what}", "").strip()
+    if (seconds := _number(said)) is not None:
+        return seconds
+    parts = _DURATION.findall(said)
+    if not parts or "".join(map("".join, parts)) != said:
+        return LIMIT_S
+    return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
 
 
 def _number(said: str) -> float | None:

@@ -71,6 +71,7 @@ class OpenAIServer:
         faults: of the next requests, one each; None: that one is answered.
         requests: their bodies.
         authorizations: headers of the same.
+        headers: of answers.
         pause_s: before every event.
         gone: requests whose client closed them.
         active: requests in progress, and ``most`` of them at the same time.
@@ -81,6 +82,7 @@ class OpenAIServer:
     faults: deque[Fault | None] = field(default_factory=deque)
     requests: list[dict[str, Any]] = field(default_factory=list)
     authorizations: list[str] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
     key: str = ""
     pause_s: float = 0.0
     gone: int = 0
@@ -125,7 +127,7 @@ class OpenAIServer:
         if fault is not None and fault.kind == "status":
             error = {"error": {"type": "oops", "message": f"you said {body}"}}
             return web.json_response(error, status=fault.status, headers=fault.headers)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **self.headers})
         await response.prepare(request)
         for index, event in enumerate(_events(body)):
             if fault is not None and index == fault.after:

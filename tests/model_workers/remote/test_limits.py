@@ -9,13 +9,22 @@ DATE_UNIX_S = 784111777.0
 
 
 @pytest.mark.parametrize(
-    ("said_s", "wait_s"), [(None, LIMIT_S), (0.25, 0.25), (600.0, LIMIT_S_MAX), (0.0, 0.0)]
+    ("headers", "wait_s"),
+    [
+        ({}, 0),
+        ({"remaining-requests": "1", "reset-requests": "9s"}, 0),
+        ({"remaining-requests": "0", "reset-requests": "9s"}, 9),
+        ({"remaining-tokens": "0", "reset-tokens": "1m2.5s"}, LIMIT_S_MAX),
+        ({"remaining-tokens": "0", "reset-tokens": "250ms"}, 0.25),
+        ({"remaining-tokens": "0", "reset-tokens": "3"}, 3),
+        ({"remaining-tokens": "0", "reset-tokens": "soon"}, LIMIT_S),
+        ({"remaining-tokens": "0"}, LIMIT_S),
+        ({"remaining-tokens": "none"}, 0),
+    ],
 )
-def test_a_refusal_closes_the_gate_until_the_time_that_the_server_names(
-    said_s: float | None, wait_s: float
-) -> None:
+def test_headers_say_when_the_limit_is_reached(headers: dict[str, str], wait_s: float) -> None:
     gate = Gate()
-    gate.limited(said_s, 100.0)
+    gate.answered({f"x-ratelimit-{key}": value for key, value in headers.items()}, 100.0)
     assert gate.is_open(100.0 + wait_s)
     assert wait_s == 0 or not gate.is_open(100.0 + wait_s - 0.01)
 
@@ -44,6 +53,6 @@ def test_failures_in_succession_make_the_pause_longer_and_an_answer_ends_them() 
     assert gate.open_at == PAUSE_S
     gate.failed(1.0)
     assert gate.open_at == 1.0 + 2 * PAUSE_S
-    gate.answered()
+    gate.answered({}, 2.0)
     gate.failed(3.0)
     assert gate.open_at == 3.0 + PAUSE_S

@@ -379,12 +379,17 @@ async def test_a_request_that_the_server_refuses_is_not_repeated(server: OpenAIS
 
 
 async def test_a_rate_limit_makes_the_worker_full_until_it_is_over(server: OpenAIServer) -> None:
-    server.faults.append(Fault("status", status=429, headers={"Retry-After": "2"}))
+    server.headers = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "2s"}
     async with running(server) as channel:
         await channel.ask("r")
         await channel.until(lambda: channel.load.running == SLOTS)
+        await channel.ended()
+        server.headers = {}
+        asked_at = time.monotonic()
         opened_at = channel.engine.client.gate.open_at
-        assert (await channel.ended()).end == frame_pb2.ROW_END_LENGTH
+        await channel.ask("next")
+        await channel.ended("next")
+        assert opened_at > asked_at
         assert time.monotonic() >= opened_at
         await channel.until(lambda: channel.load.running == 0)
 
