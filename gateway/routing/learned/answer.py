@@ -1,5 +1,5 @@
-"""Features of a small model's answer to its prompt: whether its sums add up, it uses the numbers of the prompt,
-it is complete, it hedges, and which option it chooses.
+"""Features of a small model's answer to its prompt: whether its sums add up and are all, whether it is complete, names
+the numbers of the prompt and hedges.
 
 Two thousand characters of either end are read. Columns are plain numbers; training learns their weights.
 """
@@ -19,27 +19,16 @@ from gateway.routing.learned.features import ends
 READ_CHARS_MAX: Final = 4_000
 VALUE_MAX: Final = 1e12
 """Larger numbers count as this one."""
-NUMBER_WORDS: Final = {
-    "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
-    "eleven": 11, "twelve": 12, "dozen": 12, "half": 2, "twice": 2, "third": 3, "thirds": 3, "double": 2, "triple": 3,
-    "quarter": 4, "fourth": 4, "fifth": 5, "hundred": 100, "thousand": 1000, "twenty": 20, "thirty": 30,
-}  # fmt: skip
 
 _MARKUP: Final = re.compile(r"<+[^<>\s][^<>\n]{0,160}>+")
 """Tags and annotations; what a reader sees is read."""
-_FINAL: Final = re.compile(r"(?:\\boxed\{|answer(?: is)?:?)\s*\$?\s*(-?[\d,]*\.?\d+)", re.I)
-_SENTENCE: Final = re.compile(r"[.!?](?=\s|$)")
 _ENDED: Final = re.compile(r"[.!?)\]}`\d]\s*$")
-_LIST_ITEM: Final = re.compile(r"^\s*(?:\d+\.|[-*])\s", re.MULTILINE)
-_UNKNOWN: Final = re.compile(r"\b[a-z]\s*=|\blet\b|\bequation\b", re.I)
 _CHOICE: Final = re.compile(r"\(?\b([A-E])\b[.):]?")
 _WORD: Final = re.compile(r"[a-z]+")
 _HEDGES: Final = (
     "however", "but ", "assum", "possible", "cannot", "unclear", "not enough", "mistake", "actually", "approximately",
     "either", "unknown", "wait", "instead", "should", "seems", "sorry", "depends",
 )  # fmt: skip
-_CONSTANTS: Final = frozenset((1, 2, 7, 10, 12, 24, 30, 52, 60, 100, 365, 1000))
-"""Numbers that an answer may add by itself: days, hours, percent."""
 _OPERATION_WORDS: Final = {
     "+": "total altogether sum combined together more",
     "-": "left remaining remain fewer less rest difference",
@@ -57,19 +46,13 @@ def describe(prompt: str, answer: str) -> Mapping[str, float]:
     """The columns of ``answer`` to ``prompt`` by name."""
     prompt, answer = ends(prompt, READ_CHARS_MAX), ends(answer.strip(), READ_CHARS_MAX)
     answer = _MARKUP.sub("", answer)
-    found = arithmetic.sums(answer)
-    given = arithmetic.numbers(prompt)
-    words = _WORD.findall(prompt.lower())
-    spelled = [NUMBER_WORDS[word] for word in words if word in NUMBER_WORDS]
-    lower = answer.lower()
+    given, found = arithmetic.numbers(prompt), arithmetic.sums(answer)
+    words, lower = _WORD.findall(prompt.lower()), answer.lower()
     return {
         **_prompt(len(prompt), len(words), given),
-        **_sizes(prompt, answer),
-        **_final(prompt, answer, found, given),
-        **_sums(found, {*given, *spelled, *_CONSTANTS}),
-        **_use(answer, found, given, spelled),
-        **_missing(set(words), "".join(each.operators for each in found)),
-        "percent unused": "%" in prompt and "%" not in answer and "/100" not in answer,
+        **_whole(answer, set(given)),
+        **_sums(found),
+        "missing operations": _missing(set(words), "".join(each.operators for each in found)),
         **{f"says {hedge.strip()}": min(3, lower.count(hedge)) for hedge in _HEDGES},
     }
 
@@ -80,75 +63,36 @@ def _prompt(chars: int, words: int, given: Sequence[float]) -> Mapping[str, floa
     return {
         "prompt chars log": log1p(chars),
         "prompt words": words,
-        "prompt number share": len(given) / (1 + words),
         "prompt decimals": sum(value != int(value) for value in capped),
         "prompt largest log": log1p(max(capped)),
         "prompt smallest log": log1p(min(capped)),
         "prompt small share": sum(value < 10 for value in given) / max(1, len(given)),
-        "prompt distinct numbers": len(set(given)),
     }
 
 
-def _sizes(prompt: str, answer: str) -> Mapping[str, float]:
+def _whole(answer: str, given: set[float]) -> Mapping[str, float]:
+    """Of all of the answer: whether it ends, repeats itself, chooses options, and names the numbers ``given``."""
     lines = [line for line in answer.splitlines() if line.strip()]
+    unmentioned = len(given - set(arithmetic.numbers(answer)))
     return {
-        "chars": len(answer),
         "chars log": log1p(len(answer)),
-        "words": len(answer.split()),
-        "lines": len(lines),
-        "sentences": len(_SENTENCE.findall(answer)),
-        "list items": len(_LIST_ITEM.findall(answer)),
-        "of prompt": len(answer) / (1 + len(prompt)),
-        "repeated lines": len(lines) - len(set(lines)),
         "unfinished": _ENDED.search(answer) is None,
-        "unknowns": len(_UNKNOWN.findall(answer)),
-    }
-
-
-def _final(
-    prompt: str, answer: str, found: Sequence[Sum], given: Sequence[float]
-) -> Mapping[str, float]:
-    """Of the final number, marked as the answer or the last one, and of the option that is chosen."""
-    marked = _FINAL.findall(answer)
-    numbers = [float(text.replace(",", "")) for text in marked[-1:]] or arithmetic.numbers(answer)
-    value = numbers[-1] if numbers else 0.0
-    whole = abs(value - round(value)) < 1e-6
-    results = [each.stated for each in found]
-    size = log1p(min(abs(value), VALUE_MAX))
-    return {
-        "marked": bool(marked),
-        "missing": not numbers,
-        "fraction": not whole,
-        "negative": value < 0,
-        "zero": value == 0,
-        "log": size,
-        "in prompt": value in given,
-        "last sum": results[-1] == value if results else 0.5,
-        "earlier sum": value in results[:-1],
-        "above prompt": size - log1p(min(max(given, default=1), VALUE_MAX)),
-        "fraction of how many": not whole and "how many" in prompt.lower(),
-        "chooses": _CHOICE.match(answer) is not None,
+        "repeated lines": len(lines) - len(set(lines)),
         "choices": len(set(_CHOICE.findall(answer))),
+        "unmentioned share": unmentioned / (1 + len(given)),
     }
 
 
-def _sums(found: Sequence[Sum], known: set[float]) -> Mapping[str, float]:
-    kinds = [sum(each.operators.count(mark) for each in found) for mark in "+-*/"]
-    fractions = sum(abs(each.stated - round(each.stated)) > 1e-6 for each in found)
+def _sums(found: Sequence[Sum]) -> Mapping[str, float]:
     wrong = sum(each.wrong for each in found)
+    kinds = [sum(each.operators.count(mark) for each in found) for mark in "+-*/"]
     return {
         "sums": len(found),
         "wrong sums": wrong,
         "any wrong": wrong > 0,
-        "unread sums": sum(each.value is None for each in found),
-        "fractions": fractions,
-        "any fraction": fractions > 0,
-        "negatives": sum(each.stated < 0 for each in found),
+        "fractions": sum(abs(each.stated - round(each.stated)) > 1e-6 for each in found),
         **dict(zip(("additions", "subtractions", "products", "quotients"), kinds, strict=True)),
-        "kinds": sum(count > 0 for count in kinds),
         "unused results": _unused_results(found),
-        "foreign operands": _foreign(found, known),
-        "largest": log1p(max((min(abs(each.stated), VALUE_MAX) for each in found), default=0)),
     }
 
 
@@ -160,43 +104,12 @@ def _unused_results(found: Sequence[Sum]) -> int:
     )
 
 
-def _foreign(found: Sequence[Sum], known: set[float]) -> int:
-    """Operands that are neither ``known`` nor the result of an earlier sum."""
-    foreign = 0
-    for each in found:
-        foreign += sum(operand not in known for operand in each.operands)
-        known.add(each.stated)
-    return foreign
-
-
-def _use(
-    answer: str, found: Sequence[Sum], given: Sequence[float], spelled: Sequence[float]
-) -> Mapping[str, float]:
-    """How far the answer uses the numbers of the prompt."""
-    distinct = set(given)
-    operands = {operand for each in found for operand in each.operands}
-    unused = len(distinct - operands)
-    unmentioned = len(distinct - set(arithmetic.numbers(answer)))
-    quantities = len(given) + len(spelled)
-    return {
-        "quantities": quantities,
-        "unused": unused,
-        "unused share": unused / (1 + len(distinct)),
-        "unmentioned": unmentioned,
-        "unmentioned share": unmentioned / (1 + len(distinct)),
-        "sums per quantity": len(found) / (1 + quantities),
-        "missing sums": quantities - len(found),
-        "spelled unused": len({value for value in spelled if value > 2} - operands) * bool(found),
-    }
-
-
-def _missing(words: set[str], operators: str) -> Mapping[str, float]:
-    """For each operation how many words of the prompt ask for it beyond those in the sums, then all."""
-    missing = {
-        f"missing {mark}": max(0, len(words.intersection(asking.split())) - operators.count(mark))
+def _missing(words: set[str], operators: str) -> int:
+    """How many words of the prompt ask for operations beyond those in the sums."""
+    return sum(
+        max(0, len(words.intersection(asking.split())) - operators.count(mark))
         for mark, asking in _OPERATION_WORDS.items()
-    }
-    return {**missing, "missing operations": sum(missing.values())}
+    )
 
 
 NAMES: Final[tuple[str, ...]] = tuple(describe("", ""))
