@@ -335,7 +335,7 @@ class _GenerateCall(RunningCall):
         context.reservation.release()
         log, now = self._log, time.monotonic()
         timings = log.timings(RowTimings(), now, now)
-        token = context.resume_token(kept.finished.model)
+        token = context.resume_token(kept.model)
         answer = kept.answer_to(context.started(), timings, token)
         log.kept(answer)
         self._shared.observers.ended(log)

@@ -127,6 +127,11 @@ class Answer(RowResult):
         return self.holding or (self.guards is not None and self.guards.checks.holds)
 
     @property
+    def model(self) -> str:
+        """The model that answers, or answered."""
+        return self.current.model
+
+    @property
     def escalation_reason(self) -> str:
         """Why another model took over last, if one did."""
         reasons = [one.escalation_reason for one in self.attempts if one.escalation_reason]

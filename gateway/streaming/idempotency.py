@@ -13,7 +13,7 @@ from typing import Final
 from gateway.identity.resume_token import ResumeToken
 from sluice.errors import IdempotencyConflict
 from sluice.internal.v1.gateway_pb2 import KeyRecord, StoredAnswer
-from sluice.v1.inference_pb2 import Delta, Finished, GenerateResponse, Started, Timings
+from sluice.v1.inference_pb2 import Delta, Finished, GenerateResponse, ModelUsage, Started, Timings
 from sluice.wire.tokens import VisibleToken, put_tokens, tokens_of
 
 REPLAY_BYTES_MAX: Final = 256 * 1024
@@ -37,6 +37,16 @@ class Replay:
     def finished(self) -> Finished:
         """The last event."""
         return self._stored.finished
+
+    @property
+    def model(self) -> str:
+        """The model that answered."""
+        return self._stored.finished.model
+
+    @property
+    def attempts(self) -> Sequence[ModelUsage]:
+        """The models that worked on it."""
+        return self._stored.finished.attempts
 
     @property
     def escalation_reason(self) -> str:

@@ -45,11 +45,14 @@ from sluice.v1.admin_pb2 import ShadowRun
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_STOP,
     FINISH_REASON_UNSPECIFIED,
+    EmbedRequest,
     Finished,
     FinishReason,
     GenerateRequest,
     Priority,
+    RerankRequest,
     RouteStrategy,
+    ScoreRequest,
     Started,
     Timings,
     Usage,
@@ -59,6 +62,7 @@ from sluice.wire.clock import duration, unix_ms
 from sluice.wire.enums import word_of
 
 Attributes = Mapping[str, AttributeValue]
+Wire = GenerateRequest | EmbedRequest | RerankRequest | ScoreRequest
 
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 
@@ -95,6 +99,27 @@ class RequestLog:
         shadows: the models that were given the request as well.
     """
 
+    request: ValidRequest | None = None
+    policy = ""
+    taken: Mapping[tuple[str, Action], int] = {}
+    blocked = False
+    governed_model = ""
+    seen: Sequence[str] = ()
+    checks: Sequence[Decided] = ()
+    plan: Plan | None = None
+    answer_key = ""
+    publish_ms = 0.0
+    model = ""
+    rows: Sequence[Row] | None = None
+    guards: Checks | None = None
+    answer_taken: Mapping[tuple[str, Action], int] = {}
+    finished: Finished | None = None
+    error = ""
+    first_token_at: float | None = None
+    ended_at = 0.0
+    shadows: Sequence[ShadowRun] = ()
+    _hop = ""
+
     def __init__(
         self, tracer: Tracer, span: str, metadata: Mapping[str, str], operation: str = ""
     ) -> None:
@@ -107,47 +132,45 @@ class RequestLog:
         context = self.server.get_span_context()
         self.trace_id = trace_id_of(self.server)
         self.recorded = self.server.is_recording() and context.trace_flags.sampled
-        self.request: ValidRequest | None = None
-        self.policy = ""
-        self.taken: Mapping[tuple[str, Action], int] = {}
-        self.blocked = False
-        self.governed_model = ""
-        self.seen: Sequence[str] = ()
-        self.checks: Sequence[Decided] = ()
-        self.plan: Plan | None = None
-        self.answer_key = ""
-        self.publish_ms = 0.0
-        self.model = ""
-        self.rows: Sequence[Row] | None = None
-        self.guards: Checks | None = None
-        self.answer_taken: Mapping[tuple[str, Action], int] = {}
-        self.finished: Finished | None = None
-        self.error = ""
-        self.first_token_at: float | None = None
-        self.ended_at = 0.0
-        self.shadows: list[ShadowRun] = []
         self._tracer = tracer
         self._context = trace.set_span_in_context(self.server, Context())
         self._unseen: Span = NonRecordingSpan(context)
         self._hops_ms: dict[str, float] = {}
-        self._hop, self._hop_at = "", self.arrived_at
+        self._hop_at = self.arrived_at
         self._hop_span: Span = self._unseen
         self._row_spans: dict[str, Span] = {}
 
     # The call.
 
-    def asked(self, wire: GenerateRequest, tenant: str) -> None:
-        """The call asks for ``wire``, which may be invalid."""
+    def asked(self, wire: Wire, tenant: str) -> None:
+        """The call asks for ``wire``, which may be invalid: what every call is searched by."""
         about_request(self.request_id, self.trace_id)
         if self.server.is_recording():
-            self.server.set_attributes(_call_attributes(wire, tenant, self.request_id))
+            # Text that was put in the wrong field must not get into traces.
+            model = wire.model or AUTO
+            self.server.set_attributes(
+                {
+                    names.REQUEST_ID: self.request_id,
+                    names.TENANT: tenant,
+                    names.GEN_AI_REQUEST_MODEL: model if subjects.is_token(model) else "invalid",
+                    names.PRIORITY_CLASS: word_of(Priority, wire.priority),
+                }
+            )
 
     def valid(self, request: ValidRequest) -> None:
         """What the call asks for is valid."""
         self.request = request
         if self.server.is_recording():
-            self.server.set_attributes(_request_attributes(request, self.operation))
-            self.server.set_attribute(names.REQUEST_ID, self.request_id)
+            prompted = "text_completion" if request.conversation.raw else "chat"
+            self.server.set_attributes(
+                {
+                    names.GEN_AI_OPERATION: self.operation or prompted,
+                    names.GEN_AI_SYSTEM: "sluice",
+                    names.PRIORITY_CLASS: request.priority_class,
+                }
+            )
+            if request.sampling.HasField("max_tokens"):
+                self.server.set_attribute(names.GEN_AI_MAX_TOKENS, request.sampling.max_tokens)
 
     def describe(self, attributes: Attributes) -> None:
         """More that is said of the call."""
@@ -245,7 +268,13 @@ class RequestLog:
     def started(self, started: Started) -> None:
         """The caller is told who answers."""
         if self.server.is_recording():
-            self.server.set_attributes(_started_attributes(started))
+            self.server.set_attributes(
+                {
+                    names.REQUEST_ID: started.request_id,
+                    names.ROUTE_STRATEGY: word_of(RouteStrategy, started.route.strategy),
+                    names.GEN_AI_INPUT_TOKENS: started.prompt_tokens,
+                }
+            )
 
     def kept(self, answer: Replay) -> None:
         """The request gets the answer of an earlier one."""
@@ -348,68 +377,27 @@ def _reason_of(error: BaseException) -> str:
     return "INTERNAL" if isinstance(error, Exception) else "CANCELLED"
 
 
-def _request_attributes(request: ValidRequest, operation: str) -> Attributes:
-    """What was asked, for the span of the call."""
-    prompted = "text_completion" if request.conversation.raw else "chat"
-    attributes: dict[str, AttributeValue] = {
-        names.GEN_AI_OPERATION: operation or prompted,
-        names.GEN_AI_SYSTEM: "sluice",
-        names.GEN_AI_REQUEST_MODEL: request.model or AUTO,
-        names.PRIORITY_CLASS: request.priority_class,
-        names.TENANT: request.tenant,
-    }
-    if request.sampling.HasField("max_tokens"):
-        attributes[names.GEN_AI_MAX_TOKENS] = request.sampling.max_tokens
-    return attributes
-
-
-def _started_attributes(started: Started) -> Attributes:
-    """Who answers, for the span of the call."""
-    return {
-        names.REQUEST_ID: started.request_id,
-        names.GEN_AI_RESPONSE_MODEL: started.model,
-        names.TIER: started.route.tier,
-        names.ROUTE_STRATEGY: word_of(RouteStrategy, started.route.strategy),
-        names.GEN_AI_INPUT_TOKENS: started.prompt_tokens,
-    }
-
-
-def _call_attributes(wire: GenerateRequest, tenant: str, request_id: str) -> Attributes:
-    """What every call is searched by, before it is known to be valid."""
-    # Text that was put in the wrong field must not get into traces.
-    model = wire.model or AUTO
-    return {
-        names.REQUEST_ID: request_id,
-        names.TENANT: tenant,
-        names.GEN_AI_REQUEST_MODEL: model if subjects.is_token(model) else "invalid",
-        names.PRIORITY_CLASS: word_of(Priority, wire.priority),
-    }
-
-
 def _end_attributes(answer: Answer | Replay, models: Mapping[str, ModelFacts]) -> Attributes:
     """How the answer ended, as far as it has, for the span of the call."""
-    attributes: dict[str, AttributeValue] = {}
+    attributes: dict[str, AttributeValue] = {
+        names.MODELS_TRIED: [one.model for one in answer.attempts],
+        names.GEN_AI_RESPONSE_MODEL: answer.model,
+    }
+    if answer.model in models:
+        attributes[names.TIER] = models[answer.model].tier
     finished = answer.finished
     if finished is not None:
         attributes[names.GEN_AI_FINISH_REASONS] = [word_of(FinishReason, finished.reason)]
         attributes[names.GEN_AI_OUTPUT_TOKENS] = finished.usage.completion_tokens
-        attributes[names.MODELS_TRIED] = [one.model for one in finished.attempts]
         if finished.usage.cached:
             attributes[names.CACHED] = True
-        attributes |= _answering(finished.model, models)
     if isinstance(answer, Answer):
-        attributes[names.MODELS_TRIED] = [one.model for one in answer.attempts]
-        attributes |= {**_answering(answer.current.model, models), **_recovery(answer)}
+        attributes |= _recovery(answer)
     if answer.escalation_reason:
         attributes[names.ROUTE_ESCALATED] = answer.escalation_reason
     if answer.first_token_s is not None:
         attributes[names.GEN_AI_TTFT] = answer.first_token_s
     return attributes
-
-
-def _answering(model: str, models: Mapping[str, ModelFacts]) -> Attributes:
-    tier = {names.TIER: models[model].tier} if model in models else {}
-    return {names.GEN_AI_RESPONSE_MODEL: model, **tier}
 
 
 def _recovery(answer: Answer) -> Attributes:

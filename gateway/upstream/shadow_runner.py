@@ -182,7 +182,7 @@ class ShadowRunner:
     def _tell(self, shadow: _Shadow) -> None:
         """A shadow answered, or was dropped, after the request had ended."""
         log = shadow.context.log
-        log.shadows.append(shadow.run)
+        log.shadows = [*log.shadows, shadow.run]
         self._records.ended(log)
 
 
