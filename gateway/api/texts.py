@@ -161,20 +161,17 @@ class _TextsCall(RunningCall):
         # Answers of no tokens must not count as short answers of the caller's own kind of work.
         request = replace(admitted.request, labels={WORKLOAD_LABEL: self._kind.operation})
         deadline = admitted.deadline
-        try:
+        sent = row_attributes(admitted.plan.model, self._request_id, request.priority_class)
+        with self._log.child(names.SPAN_ATTEMPT, sent, SpanKind.PRODUCER) as span:
+            traced = headers_of(span)
+            untraced = _untraced(traced)
             for number, row in enumerate(rows):
                 row_id = f"{self._request_id}-{number}"
-                self._rows.append(InternalRow(self._upstream, request, row, row_id, deadline))
-            sent = row_attributes(admitted.plan.model, self._request_id, request.priority_class)
-            with self._log.child(names.SPAN_ATTEMPT, sent, SpanKind.PRODUCER) as span:
-                headers = headers_of(span)
-                for number, one in enumerate(self._rows):
-                    one.send(headers if number < TRACED_ROWS else _untraced(headers))
-                for one in self._rows:
-                    await one.ended()
-        finally:
-            for one in self._rows:
-                one.close()
+                headers = traced if number < TRACED_ROWS else untraced
+                self._rows.append(
+                    InternalRow(self._upstream, request, row, row_id, deadline, headers)
+                )
+            await InternalRow.answer(*self._rows)
         return [one.attempt.final.values for one in self._rows if one.attempt.final]
 
     def _ended(self, admitted: AdmittedRequest, error: str) -> pb.Usage:

@@ -6,33 +6,30 @@ earlier one gets all frames again, and drops what its caller has.
 """
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import count, islice
+from itertools import islice
 from typing import Final
 
 from gateway.admission.pipeline import AdmittedRequest
 from gateway.models.speech import JoinedTexts
 from gateway.streaming.answer import Answer
 from gateway.streaming.row import Row
-from gateway.upstream.rows import InternalRow, Upstream
-from sluice.errors import RETRY_AFTER_S, InternalError, Overloaded, SluiceError
+from gateway.upstream.rows import Beside, InternalRow, Upstream
 from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH, ROW_END_STOP, Frame
 from sluice.v1.inference_pb2 import FINISH_REASON_LENGTH, SamplingParams
 
 AT_ONCE: Final = 8
 """Chunks of a request that are computed at a time: each is almost a megabyte in NATS, batcher and worker."""
 
-_log = logging.getLogger(__name__)
 
-
-class ChunkRows:
+class ChunkRows(Beside):
     """Those of one request."""
 
     def __init__(self, upstream: Upstream, context: AdmittedRequest, attempt: Row) -> None:
+        super().__init__()
         self._upstream = upstream
         self._context = context
         self._attempt = attempt
@@ -44,32 +41,17 @@ class ChunkRows:
         self._recoveries = 0
         self._cut = False
         """Whether a chunk's text was longer than the decoder has room for."""
-        self._work: asyncio.Task[None] | None = None
 
     def start(self, answer: Answer) -> None:
         """Sends the rows of the first chunks; the others follow as these end."""
         self._attempt.sent = True
-        self._work = asyncio.ensure_future(self._run(answer))
+        failure = "the chunks of the audio could not be put together"
+        self.spawn(answer, self._answer, failure)
         self._upstream.registry.published(self._attempt.row_id)
 
-    def close(self) -> None:
-        """The request has ended: cancels its rows."""
-        if self._work is not None:
-            self._work.cancel()
-
-    async def _run(self, answer: Answer) -> None:
-        try:
-            row, context = self._attempt, self._context
-            headers = context.log.row_sent(row.row_id, row.model, context.priority_class)
-            await self._answer(headers)
-        except SluiceError as error:
-            answer.fail(error)
-        except Exception:  # the task would die silently
-            _log.exception("request %s: its chunks failed", answer.request_id)
-            failed = InternalError("the chunks of the audio could not be put together")
-            answer.fail(failed)
-
-    async def _answer(self, headers: Mapping[str, str]) -> None:
+    async def _answer(self) -> None:
+        row, context = self._attempt, self._context
+        headers = context.log.row_sent(row.row_id, row.model, context.priority_class)
         numbers = iter(range(len(self._prepared.chunks)))
         running: deque[asyncio.Task[InternalRow]] = deque()
         try:
@@ -85,17 +67,11 @@ class ChunkRows:
         self._frame(self._joined.end(), ended=True)
 
     async def _chunk(self, number: int, headers: Mapping[str, str]) -> InternalRow:
-        """A chunk's row that has ended. The request was taken: where batchers have no room now, it waits for some."""
-        prepared, name = self._prepared.chunks[number], f"{self._context.request_id}-c{number}"
-        for tries in count():
-            row_id, deadline = f"{name}-{tries}" if tries else name, self._context.deadline
-            row = InternalRow(self._upstream, self._request, prepared, row_id, deadline)
-            try:
-                await row.answer(headers)
-            except Overloaded as error:
-                await asyncio.sleep(error.retry_after_s or RETRY_AFTER_S)
-            else:
-                break
+        """A chunk's row that has ended."""
+        prepared, row_id = self._prepared.chunks[number], f"{self._context.request_id}-c{number}"
+        deadline = self._context.deadline
+        row = InternalRow(self._upstream, self._request, prepared, row_id, deadline, headers)
+        await InternalRow.answer(row)
         return row
 
     def _take(self, row: InternalRow) -> None:

@@ -1,6 +1,7 @@
 """One question to one guard model: its prompts, rows and answer. Every problem is a `Failure`, never an error."""
 
 import asyncio
+import logging
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from opentelemetry.util.types import AttributeValue
 from typing_extensions import override
 
 from gateway.admission.pipeline import AdmittedRequest, EntityReader, Reading
-from gateway.admission.prompts import UNDRAWN, PreparedPrompt
+from gateway.admission.prompts import UNDRAWN, PreparedPrompt, is_long
 from gateway.models.catalog import ServedModel
 from gateway.models.tokenizer import Segment, TemplateRefused
 from gateway.safety.actions import Action
@@ -47,23 +48,24 @@ from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
 from sluice.v1.inference_pb2 import SamplingParams
 
+_log = logging.getLogger(__name__)
+
 WORKLOAD: Final = "guard"
 """Answers of guards have similar lengths, unlike those to callers."""
 SEGMENTS_MAX: Final = 32
 """Rows of one question to a classifier, whose context is short; a longer text is too long."""
 READ_SEGMENTS_MAX: Final = 512
 """Rows of all texts of a prompt that a token classifier reads; more are too long."""
-_THREAD_CHARS: Final = 8192
 _ALTERNATIVES: Final = 16
 
 _T = TypeVar("_T")
 
-_FAILURES: Final[tuple[tuple[type[SluiceError], Failure], ...]] = (
-    (DeadlinePassed, Failure.TIMEOUT),
-    (Overloaded, Failure.OVERLOADED),
-    (ModelUnavailable, Failure.UNAVAILABLE),
-    (TransportUnavailable, Failure.UNAVAILABLE),
-)
+_FAILURES: Final[Mapping[type[SluiceError], Failure]] = {
+    DeadlinePassed: Failure.TIMEOUT,
+    Overloaded: Failure.OVERLOADED,
+    ModelUnavailable: Failure.UNAVAILABLE,
+    TransportUnavailable: Failure.UNAVAILABLE,
+}
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class _Question:
         self._about = about
         self._check = check
         self._headers = headers
-        self._attempts: list[Row] = []
+        self._attempts: Sequence[Row] = ()
         self._begun = time.monotonic()
 
     async def within_budget(self, work: Awaitable[_T]) -> tuple[_T | Failure, Cost]:
@@ -123,6 +125,11 @@ class _Question:
             outcome = Failure.TIMEOUT
         except _NoVerdict as none:
             outcome = none.failure
+        except SluiceError as error:
+            outcome = _FAILURES.get(type(error), Failure.FAILED)
+        except Exception:  # the answer would wait for it
+            _log.exception("request %s: a check failed", self._about.request_id)
+            outcome = Failure.FAILED
         cost = sum(attempt.cost for attempt in self._attempts)
         return outcome, Cost((time.monotonic() - self._begun) * 1000, cost)
 
@@ -130,9 +137,9 @@ class _Question:
         """The verdict of a guard that gives some."""
         model, guard = self._model(), self._check.guard
         assert isinstance(guard, Guard), "the others give no verdicts"
-        chars = sum(len(turn["content"]) for turn in turns) + len(self._check.answer)
+        texts = [self._check.answer, *(turn["content"] for turn in turns)]
         work = partial(prompts_of, guard.family, model, turns, self._check)
-        prompts = await self._tokenized(chars, work)
+        prompts = await self._tokenized(texts, work)
         sampling = _sampling(guard.family, model)
         # Without the caller's stop strings, and with all alternatives.
         asked = SamplingParams(logprobs=sampling.top_logprobs)
@@ -147,7 +154,7 @@ class _Question:
         """What a token classifier finds in each text."""
         model, guard = self._model(), self._check.guard
         assert isinstance(guard, EntityGuard), "the others find no entities"
-        segments = await self._tokenized(sum(map(len, texts)), partial(_segments, model, texts))
+        segments = await self._tokenized(texts, partial(_segments, model, texts))
         if len(segments) > READ_SEGMENTS_MAX:
             raise _NoVerdict(Failure.TOO_LONG)
         prepared = [
@@ -164,44 +171,36 @@ class _Question:
         model = self._about.policies.catalog[self._check.guard.settings.model]
         problem = self._upstream.overload.problem(model.name, self._about, time.monotonic())
         if problem is not None:
-            raise _NoVerdict(_failure_of(problem))
+            raise problem
         return model
 
-    async def _tokenized(self, chars: int, work: Callable[[], _T]) -> _T:
-        """Does ``work`` on so many characters: in a thread when they are many."""
-        if chars <= _THREAD_CHARS:
+    async def _tokenized(self, texts: Sequence[str], work: Callable[[], _T]) -> _T:
+        """Does ``work`` on ``texts``: in a thread when they are long."""
+        if not is_long(texts):
             return work()
-        return await self._upstream.admission.threads.run(self._about.request.tenant, work)
+        return await self._upstream.admission.threads.run(self._about.tenant, work)
 
     async def _compute(
         self, prepared: Sequence[PreparedPrompt], sampling: SamplingParams
     ) -> list[Row]:
-        # Cancelled together: without an answer about one segment there is none about the text.
-        answers = [
-            asyncio.ensure_future(self._answer(one, sampling, number))
-            for number, one in enumerate(prepared)
-        ]
-        try:
-            return await asyncio.gather(*answers)
-        finally:
-            for answer in answers:
-                answer.cancel()
-
-    async def _answer(self, prepared: PreparedPrompt, sampling: SamplingParams, number: int) -> Row:
         upstream, about = self._upstream, self._about
         request = replace(
             about.request, labels={WORKLOAD_LABEL: WORKLOAD}, sampling=sampling, tools=None
         )
         deadline = min(about.deadline, time.monotonic() + self._check.guard.settings.budget_s)
-        row = InternalRow(upstream, request, prepared, self._row_id(number), deadline)
-        self._attempts.append(row.attempt)
+        rows = [
+            InternalRow(upstream, request, one, self._row_id(number), deadline, self._headers)
+            for number, one in enumerate(prepared)
+        ]
+        self._attempts = [row.attempt for row in rows]
         try:
-            await row.answer(self._headers)
-        except SluiceError as error:
-            raise _NoVerdict(_failure_of(error)) from error
+            # Cancelled together: without an answer about one segment there is none about the text.
+            await InternalRow.answer(*rows)
         finally:
-            upstream.usage.record_stream(self._about, row.result, time.monotonic())
-        return row.attempt
+            now = time.monotonic()
+            for row in rows:
+                upstream.usage.record_stream(about, row.result, now)
+        return [row.attempt for row in rows]
 
     def _row_id(self, number: int) -> str:
         """The name of the ``number``-th row."""
@@ -310,8 +309,3 @@ def _worst(verdicts: Sequence[GuardVerdict]) -> GuardVerdict:
     scores = [one.score for one in verdicts if one.score is not None]
     categories = dict.fromkeys(name for one in flagged for name in one.categories)
     return GuardVerdict(bool(flagged), tuple(categories), max(scores, default=None))
-
-
-def _failure_of(error: SluiceError) -> Failure:
-    kinds = (failure for kind, failure in _FAILURES if isinstance(error, kind))
-    return next(kinds, Failure.FAILED)

@@ -1,26 +1,26 @@
 """The guard models of one request: starts the checks that are due beside the generation, and acts on their verdicts."""
 
 import asyncio
-import logging
 import time
+from functools import partial
+
+from typing_extensions import override
 
 from gateway.admission.pipeline import AdmittedRequest
 from gateway.safety.actions import Action
 from gateway.safety.findings import Finding
-from gateway.safety.guards.checks import Check, Checks, Cost, Decided
-from gateway.safety.guards.families import Failure, Message, Outcome
+from gateway.safety.guards.checks import Check, Checks, Decided
+from gateway.safety.guards.families import Failure, Message
 from gateway.safety.output.windows import Window
 from gateway.streaming.answer import Answer
 from gateway.streaming.row import Row
 from gateway.upstream.guard_client import GuardClient
+from gateway.upstream.rows import Beside
 from gateway.validation.conversation import SYSTEM, TOOL, USER, Conversation
-from sluice.background import BackgroundTasks
-from sluice.errors import InternalError, SafetyBlocked, SluiceError
-
-_log = logging.getLogger(__name__)
+from sluice.errors import SafetyBlocked
 
 
-class GuardRunner:
+class GuardRunner(Beside):
     """Implements `gateway.streaming.answer.Guards` for one request.
 
     Attributes:
@@ -28,12 +28,12 @@ class GuardRunner:
     """
 
     def __init__(self, client: GuardClient, context: AdmittedRequest) -> None:
+        super().__init__()
         self.checks = Checks(context.inspection.guards)
         self._client = client
         self._upstream = client.upstream
         self._context = context
         self._turns = _turns(context.conversation)
-        self._running = BackgroundTasks()
 
     def check_prompt(self, answer: Answer) -> None:
         """Starts the checks of the prompt; the row of the answer is on its way already."""
@@ -45,37 +45,31 @@ class GuardRunner:
         attempt = answer.current
         due = self.checks.produced(attempt.completion_tokens, lambda: attempt.raw_text, ended)
         self._start(answer, due)
-        self._read_next(answer, attempt)
-
-    def close(self) -> None:
-        """The request has ended: cancels the checks that run."""
-        self.checks.close()
-        self._running.cancel()
-
-    def _start(self, answer: Answer, due: list[Check]) -> None:
-        for check in due:
-            self._running.spawn(self._run(answer, check))
-
-    def _read_next(self, answer: Answer, attempt: Row) -> None:
-        """Token classifiers read the next part of the answer, when it is there."""
         window = attempt.next_window()
         if window is not None:
-            self._running.spawn(self._read(answer, attempt, window))
+            failure = "a token classifier of the safety policy failed"
+            self.spawn(answer, partial(self._read, answer, attempt, window), failure)
+
+    @override
+    def close(self) -> None:
+        self.checks.close()
+        super().close()
+
+    def _start(self, answer: Answer, due: list[Check]) -> None:
+        failure = "a verdict of the safety policy could not be applied"
+        for check in due:
+            self.spawn(answer, partial(self._ask, answer, check), failure)
 
     async def _read(self, answer: Answer, attempt: Row, window: Window) -> None:
-        try:
-            decided, found = await self._entities(attempt, window)
-            now = time.monotonic()
-            blocking = [rule for one in decided if one.action is Action.BLOCK for rule in one.rules]
-            if answer.current is attempt and blocking:
-                answer.block(tuple(blocking), now)
-                return
-            answer.settle(attempt, window, found, now)
-            self._continue(answer)
-        except Exception:  # the task would die silently, and the answer would wait for it
-            _log.exception("request %s: entities could not be found", answer.request_id)
-            error = InternalError("a token classifier of the safety policy failed")
-            answer.fail(error)
+        """Token classifiers read the next part of the answer."""
+        decided, found = await self._entities(attempt, window)
+        now = time.monotonic()
+        blocking = [rule for one in decided if one.action is Action.BLOCK for rule in one.rules]
+        if answer.current is attempt and blocking:
+            answer.block(tuple(blocking), now)
+            return
+        answer.settle(attempt, window, found, now)
+        self._continue(answer)
 
     async def _entities(self, attempt: Row, window: Window) -> tuple[list[Decided], list[Finding]]:
         """What is recorded of each classifier, and all that they found in ``window``."""
@@ -89,27 +83,15 @@ class GuardRunner:
         outcomes = [one.outcome for one in readings if not isinstance(one.outcome, Failure)]
         return decided, [found for outcome in outcomes for found in outcome[0]]
 
-    async def _run(self, answer: Answer, check: Check) -> None:
-        outcome: Outcome
-        try:
-            outcome, cost = await self._client.ask(self._context, check, self._turns)
-        except Exception:  # the task would die silently, and the answer would wait for its verdict
-            _log.exception("request %s: a check failed", answer.request_id)
-            outcome, cost = Failure.FAILED, Cost()
+    async def _ask(self, answer: Answer, check: Check) -> None:
+        outcome, cost = await self._client.ask(self._context, check, self._turns)
         decided = self.checks.decide(check, outcome, cost)
-        try:
-            if decided is not None:
-                await self._act(answer, decided)
-        except Exception:  # the task would die silently, and the answer would wait for its verdict
-            _log.exception("request %s: a verdict could not be applied", answer.request_id)
-            error = InternalError("a verdict of the safety policy could not be applied")
-            answer.fail(error)
-
-    async def _act(self, answer: Answer, decided: Decided) -> None:
-        if decided.action is Action.BLOCK and decided.check.in_answer:
+        if decided is None:
+            return
+        if decided.action is Action.BLOCK and check.in_answer:
             answer.block(decided.rules, time.monotonic())
         elif decided.action is Action.BLOCK:
-            answer.fail(self._blocked(decided))
+            raise self._blocked(decided)
         elif decided.action is Action.ROUTE:
             await self._reroute(answer, decided)
         else:
@@ -123,11 +105,7 @@ class GuardRunner:
             self.checks.followed(decided.check)
             self._continue(answer)
             return
-        try:
-            prepared = await self._upstream.admission.prepare_for(self._context, model)
-        except SluiceError as error:
-            answer.fail(error)
-            return
+        prepared = await self._upstream.admission.prepare_for(self._context, model)
         row_id = f"{answer.request_id}-r{decided.check.number}"
         attempt = self._upstream.new_row(self._context.request, prepared, row_id)
         self.checks.followed(decided.check)

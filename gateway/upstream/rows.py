@@ -1,8 +1,9 @@
 """Rows on their way to the batchers: those of callers' requests, and those that the gateway itself asks for."""
 
 import asyncio
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -13,13 +14,15 @@ from gateway.admission.pipeline import Admission, AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.usage import UsageAccounting
 from gateway.safety.inspector import AnswerInspection
+from gateway.streaming.answer import Answer
 from gateway.streaming.registry import Registry
 from gateway.streaming.row import Row
 from gateway.streaming.sent_row import SentRow
 from gateway.streaming.transcript import Transcript
 from gateway.upstream.nats_transport import NatsTransport
 from gateway.validation.requests import ValidRequest
-from sluice.errors import Cancelled
+from sluice.background import BackgroundTasks
+from sluice.errors import Cancelled, InternalError, SluiceError
 from sluice.internal.v1.task_pb2 import Sampling, Task
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_LENGTH,
@@ -27,6 +30,8 @@ from sluice.v1.inference_pb2 import (
     FinishReason,
 )
 from sluice.wire.tokens import VisibleToken
+
+_log = logging.getLogger(__name__)
 
 WATCHED_GATHER_MS: Final = 250
 """Tokens of an answer that the gateway may end, at a stop string, or give to another model, are gathered for this long
@@ -136,8 +141,12 @@ class InternalRow:
         prepared: PreparedPrompt,
         row_id: str,
         deadline: float,
+        headers: Mapping[str, str],
     ) -> None:
-        """``request`` gives tenant, class and workload; at ``deadline`` the row fails with `DeadlinePassed`."""
+        """``request`` gives tenant, class and workload; at ``deadline`` the row fails with `DeadlinePassed`.
+
+        ``headers``: its trace context.
+        """
         self._upstream = upstream
         self._ended = asyncio.Event()
         self.attempt = upstream.new_row(request, prepared, row_id)
@@ -145,26 +154,10 @@ class InternalRow:
             request.priority_class, deadline, tenant=request.tenant, arrived_at=time.monotonic()
         )
         self.result = upstream.registry.compute(asked, self.attempt, self._ended.set)
-        self._task = upstream.task_of(self.attempt, request, prepared)
-        self._task.gather_ms = WHOLE_MS
+        task = upstream.task_of(self.attempt, request, prepared)
+        task.gather_ms = WHOLE_MS
         self.attempt.sent = True
-
-    async def answer(self, headers: Mapping[str, str]) -> None:
-        """Sends the row with the trace context ``headers``, and waits for its end; a cancelled caller cancels it.
-
-        Raises:
-            SluiceError: there is no answer.
-        """
-        try:
-            self.send(headers)
-            await self.ended()
-        finally:
-            self.close()
-
-    def send(self, headers: Mapping[str, str]) -> None:
-        """Sends the row with the trace context ``headers``; it must be closed."""
-        deadline = self.result.request.deadline
-        self._upstream.send_row(SentRow(self._task, headers, self.attempt, deadline))
+        self._row = SentRow(task, headers, self.attempt, deadline)
 
     async def ended(self) -> None:
         """The row has ended.
@@ -176,9 +169,45 @@ class InternalRow:
         if self.result.error is not None:
             raise self.result.error
 
+    @staticmethod
+    async def answer(*rows: "InternalRow") -> None:
+        """Sends ``rows``, and waits for their ends. When one fails, or the caller is cancelled, all are.
+
+        Raises:
+            SluiceError: there is no answer to one.
+        """
+        try:
+            for row in rows:
+                row._upstream.send_row(row._row)
+            for row in rows:
+                await row.ended()
+        finally:
+            for row in rows:
+                row.result.fail(Cancelled("nobody waits for the answer any more"))
+
+
+class Beside:
+    """Work beside the answer to a request, which ends with it; what fails there fails the answer."""
+
+    def __init__(self) -> None:
+        self._running = BackgroundTasks()
+
+    def spawn(self, answer: Answer, work: Callable[[], Awaitable[None]], failure: str) -> None:
+        """Runs ``work``; ``failure`` is what the caller hears of a fault of ours in it."""
+        self._running.spawn(self._run(answer, work, failure))
+
     def close(self) -> None:
-        """Cancels the row, unless it has ended."""
-        self.result.fail(Cancelled("nobody waits for the answer any more"))
+        """The request has ended: cancels what runs."""
+        self._running.cancel()
+
+    async def _run(self, answer: Answer, work: Callable[[], Awaitable[None]], failure: str) -> None:
+        try:
+            await work()
+        except SluiceError as error:
+            answer.fail(error)
+        except Exception:  # the task would die silently, and the answer would wait for it
+            _log.exception("request %s: %s", answer.request_id, failure)
+            answer.fail(InternalError(failure))
 
 
 def already_complete(sampling: Sampling, transcript: Transcript) -> "FinishReason.ValueType | None":

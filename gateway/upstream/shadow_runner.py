@@ -7,6 +7,7 @@ be run cheaply is dropped and counted.
 import logging
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -107,48 +108,54 @@ class ShadowRunner:
 
     def _start(self, shadow: _Shadow) -> None:
         now = time.monotonic()
-        rules = shadow.context.rules
-        scheduling = SchedulingParams(CLASS, now + LIMIT_S, rules=rules)
+        scheduling = SchedulingParams(CLASS, now + LIMIT_S, rules=shadow.context.rules)
         problem = self._upstream.overload.problem(shadow.run.model, scheduling, now)
         if problem is not None:
-            self._drop(shadow, problem.reason.lower())
+            self._ended(shadow, problem.reason.lower())
         elif len(self._running) >= IN_FLIGHT_MAX:
-            self._drop(shadow, IN_FLIGHT)
+            self._ended(shadow, IN_FLIGHT)
         else:
             self._running.spawn(self._run(shadow))
 
     async def _run(self, shadow: _Shadow) -> None:
         try:
-            await self._answer(shadow)
+            dropped = await self._answer(shadow)
         except SluiceError as error:
-            self._drop(shadow, error.reason.lower())
+            dropped = error.reason.lower()
         except Exception:  # the task would die silently
             _log.exception("request %s: a shadow failed", shadow.context.request_id)
-            self._drop(shadow, _FAILED)
+            dropped = _FAILED
+        self._ended(shadow, dropped)
 
-    async def _answer(self, shadow: _Shadow) -> None:
+    async def _answer(self, shadow: _Shadow) -> str:
+        """Compares its answer with that of the caller; returns why that is not done."""
         run, begun = shadow.run, time.monotonic()
         attributes = {names.GEN_AI_REQUEST_MODEL: run.model, names.PRIORITY_CLASS: CLASS}
         with shadow.context.log.child(names.SPAN_SHADOW, attributes) as span:
-            row = await self._row(shadow, begun)
+            row = await self._row(shadow, begun, headers_of(span))
+            attempt = row.attempt
             try:
-                await row.answer(headers_of(span))
+                await InternalRow.answer(row)
             finally:
-                now, attempt, usage = time.monotonic(), row.attempt, self._upstream.usage
+                now = time.monotonic()
                 # The result counts for the breaker, but not against the tenant's budget: it did not ask for this.
+                usage = self._upstream.usage
                 usage.record_result(shadow.context, attempt, row.result.error, now)
                 run.prompt_tokens = attempt.prompt_tokens
                 run.completion_tokens = attempt.completion_tokens
                 run.cost = attempt.cost
                 run.duration.CopyFrom(duration((now - begun) * 1000))
             if blocked(row.result):
-                self._drop(shadow, BLOCKED)
-                return
-            agreed = agreement(shadow.answered.raw_text, attempt.raw_text)
-            span.set_attribute(names.SHADOW_AGREEMENT, agreed)
-        self._compare(shadow, attempt, agreed)
+                return BLOCKED
+            run.agreement = agreement(shadow.answered.raw_text, attempt.raw_text)
+            span.set_attribute(names.SHADOW_AGREEMENT, run.agreement)
+        outcome = shadow.outcome
+        if outcome is not None and add_shadow(outcome, attempt, run.agreement):
+            self._records.store.write_outcome(outcome)
+        self._observe_drift(shadow)
+        return ""
 
-    async def _row(self, shadow: _Shadow, now: float) -> InternalRow:
+    async def _row(self, shadow: _Shadow, now: float, headers: Mapping[str, str]) -> InternalRow:
         """The same conversation and sampling parameters for another model."""
         upstream, context = self._upstream, shadow.context
         model = context.policies.catalog[shadow.run.model]
@@ -156,31 +163,21 @@ class ShadowRunner:
         inspect, threads = context.first.inspect, upstream.admission.threads
         prepared = await prepare(request, context.conversation, model, inspect, threads)
         prepared.sampling.seed = context.first.sampling.seed
-        return InternalRow(upstream, request, prepared, shadow.row_id, now + LIMIT_S)
+        return InternalRow(upstream, request, prepared, shadow.row_id, now + LIMIT_S, headers)
 
-    def _compare(self, shadow: _Shadow, attempt: Row, agreed: float) -> None:
-        run, outcome = shadow.run, shadow.outcome
-        run.agreement = agreed
-        if outcome is not None and add_shadow(outcome, attempt, agreed):
-            self._records.store.write_outcome(outcome)
-        self._tell(shadow)
-        self._observe_drift(shadow, agreed)
-
-    def _observe_drift(self, shadow: _Shadow, agreed: float) -> None:
+    def _observe_drift(self, shadow: _Shadow) -> None:
         """Reports how the weak one of the router's two models did; routers predict nothing of other models."""
         plan = shadow.context.plan
         assert plan.learning is not None, "it has shadows"
         pair = plan.learning.pair
         if pair is not None and {shadow.answered.model, shadow.run.model} == set(pair):
-            self._drift.compared(plan, pair[0], agreed, shadow.row_id)
+            self._drift.compared(plan, pair[0], shadow.run.agreement, shadow.row_id)
 
-    def _drop(self, shadow: _Shadow, reason: str) -> None:
-        self.dropped[reason] += 1
-        shadow.run.dropped = reason
-        self._tell(shadow)
-
-    def _tell(self, shadow: _Shadow) -> None:
-        """A shadow answered, or was dropped, after the request had ended."""
+    def _ended(self, shadow: _Shadow, dropped: str) -> None:
+        """A shadow answered, or was dropped for a reason, after the request had ended."""
+        if dropped:
+            self.dropped[dropped] += 1
+            shadow.run.dropped = dropped
         log = shadow.context.log
         log.shadows = [*log.shadows, shadow.run]
         self._records.ended(log)
