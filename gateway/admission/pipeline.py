@@ -157,7 +157,7 @@ class EntityReader(Protocol):
         """What the classifier of ``check`` finds in ``texts``; without an answer in time a `Failure`."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class SafetyOutcome:
     """What the safety layer decided about the texts of a request."""
 
@@ -345,12 +345,10 @@ class Admission:
         request, policies = incoming.request, incoming.policies
         # A resumed answer continues on the model that its tokens came from.
         named = (request.resume and request.resume_model) or request.model or None
-        features = replace(
-            await self._features(incoming, safety, named, request.labels),
-            resumed=bool(request.resume and request.resume_model),
-            answer_tokens=request.sampling.max_tokens,
-            key=request.route_key or incoming.request_id,
-        )
+        features = await self._features(incoming, safety, named, request.labels)
+        features.resumed = bool(request.resume and request.resume_model)
+        features.answer_tokens = request.sampling.max_tokens
+        features.key = request.route_key or incoming.request_id
         now = time.monotonic()
         load = CurrentLoad(self._usage, self._overload, incoming, policies.settings, now)
         plan = policies.router.plan(features, load)
@@ -390,7 +388,8 @@ class Admission:
         catalog = incoming.policies.catalog
         default = catalog[catalog.default]
         tokens = await encode(incoming.conversation, default, self.threads, tenant)
-        return replace(features, prompt_tokens=len(tokens))
+        features.prompt_tokens = len(tokens)
+        return features
 
     async def _tokenize(self, incoming: AdmittedRequest, rows_of: RowsOf | None) -> None:
         """The prompts, also that of a cascade's second model, so that an escalation does not wait for it."""

@@ -39,7 +39,7 @@ UNDRAWN: Final = Sampling(max_tokens=1, top_p=1.0, repetition_penalty=1.0)
 """Nothing is drawn, but every task has one."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class PreparedPrompt:
     """A prompt for one model."""
 

@@ -127,7 +127,7 @@ class UsageAccounting:
         return not any(one.last_token_at > since for one in live if one.model == attempt.model)
 
 
-@dataclass(frozen=True)
+@dataclass
 class CurrentLoad(RuntimeState):
     """`gateway.routing.router.RuntimeState` for a request under ``settings``, at one moment."""
 

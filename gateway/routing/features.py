@@ -38,7 +38,7 @@ def language_of(text: str) -> str:
     return str(language) if confidence >= CONFIDENCE_MIN else ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Features:
     """The features that routing reads; costly ones are computed on first use."""
 

@@ -17,7 +17,7 @@ BUDGET: Final = "budget"
 LOAD: Final = "load"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Candidate:
     """A model that could answer.
 
@@ -53,7 +53,7 @@ class Learning:
     kept: bool
 
 
-@dataclass(frozen=True)
+@dataclass
 class Plan:
     """Which model answers, and why.
 

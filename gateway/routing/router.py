@@ -130,20 +130,15 @@ class Router:
                 plan = self._cascading(plan, name, policy.cascade)
         # Before the model is known its tokens are not: four characters a token is the usual estimate.
         prompt_tokens = features.prompt_tokens or len(features.text) / CHARS_PER_TOKEN
-        candidates = [
-            replace(
-                one,
-                cost=self._models[one.model].cost(prompt_tokens, features.answer_tokens),
-                wait_s=state.wait_s(one.model),
-            )
-            for one in plan.candidates
-        ]
-        versions, learning = {"routing": self._version, **plan.versions}, None
+        for one in plan.candidates:
+            one.cost = self._models[one.model].cost(prompt_tokens, features.answer_tokens)
+            one.wait_s = state.wait_s(one.model)
+        plan.versions = {"routing": self._version, **plan.versions}
         pair = policy.pair or self._settings.outcomes.pair
         if plan.strategy != SAFETY and (pair or policy.shadows):
             kept = features.tenant in self._settings.outcomes.tenants
-            learning = Learning(name, pair, policy.shadows, kept)
-        return replace(plan, candidates=tuple(candidates), versions=versions, learning=learning)
+            plan.learning = Learning(name, pair, policy.shadows, kept)
+        return plan
 
     def _selected(self, features: Features) -> tuple[str, RoutingPolicy]:
         for selection in self._settings.select:

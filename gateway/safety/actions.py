@@ -156,7 +156,7 @@ class Edit:
     shown: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class TextDecision:
     """The result for one text.
 

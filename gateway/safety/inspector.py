@@ -21,7 +21,7 @@ from gateway.safety.text.normalize import normalize
 from gateway.safety.text.skeleton import Skeleton
 
 
-@dataclass(frozen=True)
+@dataclass
 class AnswerOutcome:
     """The result of inspecting an answer.
 
@@ -101,7 +101,7 @@ class PromptFinding:
     model: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class InspectedText:
     """The result for one text.
 

@@ -42,7 +42,7 @@ OpenText = Callable[[], tuple[Transcript, AnswerInspection | None]]
 """Makes the text of an answer, and what inspects it: its filter is in the text."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class AcceptedFrame:
     """What was new in a frame."""
 

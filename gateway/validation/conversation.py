@@ -115,7 +115,7 @@ def model_among(
     return None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Turn:
     """One message of a conversation.
 
@@ -130,7 +130,7 @@ class Turn:
     call_id: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Conversation:
     """The input of a model: a chat, or a prompt as one user turn; and the texts that Embed, Rerank and Score are about.
 

@@ -68,7 +68,7 @@ CLASSES_OF: Final[Mapping[int, str]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass
 class ValidRequest:
     """A request that is valid as far as can be known before it is routed and tokenized."""
 
