@@ -30,7 +30,6 @@ from gateway.identity.authenticator import Authenticator
 from gateway.models.speech import BYTES_A_SECOND, HEAD_BYTES
 from gateway.records.store import RecordStore
 from gateway.routing.breaker import Breakers
-from gateway.shared.operators import Operators
 from gateway.shared.peers import PeerTable
 from gateway.shared.reload import GatewayReload, Load
 from gateway.shared.state import SharedState
@@ -128,10 +127,13 @@ class Gateway:
         )
         self._drift = DriftMonitor(gateway_id, metric_registry)
         self._drift.use(policies.router.held_out, settings.routing.drift)
-        self._operators = Operators(self.shared, in_force, self.registry, self._store, self._drift)
         self.reload = GatewayReload(
             load, path, self.shared, in_force, loads, self._store, self._drift, self.authenticator
         )
+        self._admin = AdminService(
+            settings, self.shared, self.registry, self._store, self._drift, self._exchange
+        )
+        self._safety = SafetyService(self._admission, self._limiter, self.shared.peers)
         self._generator = self._make_generator(tracer, metric_registry)
         # What knows each other: the later one of the two is told here.
         dispatch.on_first = self._transport.flush_soon
@@ -286,12 +288,13 @@ class Gateway:
 
     def _peer_table(self) -> PeerTable:
         """Who answers what the other gateways ask, and who takes part in the hellos."""
-        operators, shared = self._operators, self.shared
+        shared = self.shared
         return PeerTable(
             questions={
                 "hand_over": shared.keys.hand_over,
                 "clear_answers": shared.answers.forget,
-                **operators.answers,
+                "dry_run": self._safety.answer_dry_run,
+                **self._admin.answers,
             },
             tell=(self.reload.tell, shared.usage.tell),
             hear=(self.reload.hear, shared.usage.hear),
@@ -338,12 +341,8 @@ class Gateway:
         server = grpc_server.server
         inference = InferenceService(self._generator, self._loads)
         add_InferenceServiceServicer_to_server(inference, server)
-        admin = AdminService(
-            settings, self.shared, self._operators, self._store, self._drift, self._exchange
-        )
-        add_AdminServiceServicer_to_server(admin, server)
-        safety = SafetyService(self._admission, self._limiter, self._operators)
-        add_SafetyServiceServicer_to_server(safety, server)
+        add_AdminServiceServicer_to_server(self._admin, server)
+        add_SafetyServiceServicer_to_server(self._safety, server)
         add_ItemsServiceServicer_to_server(ItemsService(self._generator), server)
         server.add_generic_rpc_handlers((self._jobs,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)

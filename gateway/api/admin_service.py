@@ -1,47 +1,78 @@
-"""``sluice.v1.AdminService`` over grpc.aio."""
+"""``sluice.v1.AdminService`` over grpc.aio.
 
-from collections.abc import Sequence
+What is asked of all gateways each answers for itself, and the one that was asked makes one answer of it.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Final
+from dataclasses import dataclass
+from heapq import nlargest
+from typing import Any, Final, TypeVar
 
 from gateway.api.interceptor import is_local
 from gateway.records.store import RecordStore
-from gateway.shared.operators import LIST_MAX, Operators
+from gateway.shared.peers import Answer
 from gateway.shared.state import SharedState
+from gateway.streaming.registry import Registry
+from gateway.streaming.row_result import RowResult
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.request_record import audit_response
-from sluice.errors import InvalidRequest, PermissionDenied, RequestUnknown, WorkerUnknown
+from sluice.errors import (
+    Cancelled,
+    InvalidRequest,
+    PermissionDenied,
+    RequestUnknown,
+    WorkerUnknown,
+)
+from sluice.internal.v1.gateway_pb2 import (
+    ForgetQuestion,
+    GatewayAnswer,
+    GatewayQuestion,
+    RouterHealthQuestion,
+)
+from sluice.internal.v1.identity_pb2 import ApiKeyRecord
 from sluice.settings import Settings
 from sluice.telemetry import catalog
 from sluice.telemetry.exchange import MetricsExchange
 from sluice.v1 import admin_pb2 as pb
 from sluice.v1.admin_pb2_grpc import AdminServiceServicer
-from sluice.wire.clock import ms_of, timestamp, unix_ms
+from sluice.v1.inference_pb2 import Priority
+from sluice.wire.clock import duration, ms_of, timestamp, unix_ms
+from sluice.wire.enums import value_of
 from sluice.wire.subjects import is_token
 
+LIST_MAX: Final = 1000
+"""Requests in one answer: a message on NATS has 1 MiB."""
+CANCELLED: Final = "an operator cancelled the request"
+WRITE_S: Final = 2.0
+"""How long records that are queued may take to be written before they are deleted, seconds."""
 WORKER_CHARS_MAX: Final = 256
 DAY_S: Final = 86_400
 ADMIN_SERVICE: Final = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 
 
+@dataclass(frozen=True, eq=False)
 class AdminService(AdminServiceServicer):
     """What runs; records, grades, audit entries, outcomes and the health of routers."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        shared: SharedState,
-        operators: Operators,
-        store: RecordStore,
-        drift: DriftMonitor,
-        metrics: MetricsExchange,
-    ) -> None:
-        self._settings = settings
-        self._shared = shared
-        self._operators = operators
-        self._store = store
-        self._drift = drift
-        self._metrics = metrics
+    settings: Settings
+    shared: SharedState
+    registry: Registry
+    store: RecordStore
+    drift: DriftMonitor
+    metrics: MetricsExchange
+
+    @property
+    def answers(self) -> Mapping[str, Answer]:
+        """What this gateway answers to others, by the field of `GatewayQuestion` that asks."""
+        return {
+            "running": self._running_here,
+            "cancel": self._cancel_here,
+            "forget": self._forget_here,
+            "router_health": self._router_health_here,
+        }
 
     async def ListRequests(
         self, request: pb.ListRequestsRequest, context: Any
@@ -51,7 +82,29 @@ class AdminService(AdminServiceServicer):
             raise InvalidRequest.of("limit", f"must be at most {LIST_MAX}")
         _check_names(tenant=request.tenant, model=request.model)
         request.tenant = context.caller.reads or request.tenant
-        return await self._operators.requests(request)
+        answers, silent = await self.shared.peers.ask_all(GatewayQuestion(running=request))
+        listed = pb.ListRequestsResponse(silent_gateways=silent)
+        for one in answers:
+            listed.MergeFrom(one.running)
+        listed.requests.sort(key=lambda one: ms_of(one.age), reverse=True)
+        del listed.requests[request.limit :]
+        return listed
+
+    async def _running_here(self, wanted: pb.ListRequestsRequest) -> GatewayAnswer:
+        now, gateway = time.monotonic(), self.shared.peers.gateway_id
+        streams = [
+            stream
+            for stream in self.registry
+            if wanted.tenant in ("", stream.request.tenant)
+            and wanted.model in ("", stream.current.model)
+        ]
+        oldest = nlargest(wanted.limit, streams, key=lambda one: _age_s(one, now))
+        listed = pb.ListRequestsResponse(
+            requests=[_described(stream, gateway, now) for stream in oldest],
+            counts=_counts(streams, now),
+            gateways=[gateway],
+        )
+        return GatewayAnswer(running=listed)
 
     async def ListTenants(
         self, request: pb.ListTenantsRequest, context: Any
@@ -59,7 +112,7 @@ class AdminService(AdminServiceServicer):
         """See the proto."""
         _check_names(tenant=request.tenant)
         tenant = context.caller.reads or request.tenant
-        return self._shared.usage.listed(tenant, self._settings.currency)
+        return self.shared.usage.listed(tenant, self.settings.currency)
 
     async def ForgetTenant(
         self, request: pb.ForgetTenantRequest, context: Any
@@ -67,7 +120,27 @@ class AdminService(AdminServiceServicer):
         """See the proto."""
         if not is_token(request.tenant):
             raise InvalidRequest.of("tenant", "must be 1 to 64 letters, digits, '-' and '_'")
-        return await self._operators.forget(request.tenant)
+        # API keys first, so that nothing new is created meanwhile.
+        tenant, api_keys = request.tenant, self.shared.api_keys
+        records = api_keys.read_all(ApiKeyRecord)
+        keys = [key async for key, record in records if record.tenant == tenant]
+        for key in keys:
+            await api_keys.purge(key)
+        cancelled = await self._cancel(pb.CancelRequestsRequest(tenant=tenant))
+        question = GatewayQuestion(forget=ForgetQuestion(tenant=tenant))
+        _, silent = await self.shared.peers.ask_all(question, 2 * WRITE_S)
+        await self.shared.idempotency_keys.purge(f"{tenant}.*")
+        uncleared = await self.shared.answers.clear(pb.ClearAnswersRequest(tenant=tenant))
+        done = await self.store.forget(tenant)
+        done.api_keys, done.cancelled = len(keys), len(cancelled.request_ids)
+        done.unreached_gateways.extend(sorted({*silent, *uncleared}))
+        return done
+
+    async def _forget_here(self, forgotten: ForgetQuestion) -> GatewayAnswer:
+        """Drops what is in memory of a tenant, and writes what is queued."""
+        self.registry.drop_replays(forgotten.tenant)
+        await self.store.flush(WRITE_S)
+        return GatewayAnswer()
 
     async def CancelRequests(
         self, request: pb.CancelRequestsRequest, context: Any
@@ -77,10 +150,31 @@ class AdminService(AdminServiceServicer):
             raise InvalidRequest.of("request_ids", "name requests, or a tenant")
         _check_list("request_ids", request.request_ids, LIST_MAX)
         _check_names(tenant=request.tenant)
-        cancelled = await self._operators.cancel(request)
+        cancelled = await self._cancel(request)
         if request.request_ids and not cancelled.request_ids:
             raise RequestUnknown(f"{', '.join(request.request_ids)}: no such request runs now")
         return cancelled
+
+    async def _cancel(self, wanted: pb.CancelRequestsRequest) -> pb.CancelRequestsResponse:
+        """Cancels those that ``wanted`` names, at all gateways."""
+        answers, silent = await self.shared.peers.ask_all(GatewayQuestion(cancel=wanted))
+        done = pb.CancelRequestsResponse(silent_gateways=silent)
+        for one in answers:
+            done.MergeFrom(one.cancelled)
+        return done
+
+    async def _cancel_here(self, wanted: pb.CancelRequestsRequest) -> GatewayAnswer:
+        names = set(wanted.request_ids)
+        streams = [
+            stream
+            for stream in self.registry
+            if stream.request_id in names
+            or (wanted.tenant and stream.request.tenant == wanted.tenant)
+        ]
+        for stream in streams:
+            stream.fail(Cancelled(CANCELLED))
+        done = pb.CancelRequestsResponse(request_ids=[stream.request_id for stream in streams])
+        return GatewayAnswer(cancelled=done)
 
     async def DrainWorker(
         self, request: pb.DrainWorkerRequest, context: Any
@@ -91,7 +185,7 @@ class AdminService(AdminServiceServicer):
             raise InvalidRequest.of("worker", f"must have at most {WORKER_CHARS_MAX} characters")
         asked = (request.model, request.worker)
         live = _live_workers(
-            await self._metrics.read_all(
+            await self.metrics.read_all(
                 (catalog.WORKER_LIVE.name,),
                 lambda found: request.undo or asked in _live_workers(found),
             )
@@ -102,7 +196,7 @@ class AdminService(AdminServiceServicer):
             raise WorkerUnknown(
                 f"no batcher knows a worker {request.worker!r} of {request.model!r}; there are: {known}"
             )
-        change = self._shared.drains.change
+        change = self.shared.drains.change
         record = await change(request.model, request.worker, drained=not request.undo)
         drained = {(one.model, one.worker) for one in record.workers}
         others = {one for one, reached in live.items() if reached and one[0] == request.model}
@@ -120,20 +214,20 @@ class AdminService(AdminServiceServicer):
         unknown = sorted(set(request.names) - {one.name for one in catalog.METRICS})
         if unknown:
             raise InvalidRequest.of("names", f"no metrics of the mesh: {', '.join(unknown)}")
-        return pb.ReadMetricsResponse(processes=await self._metrics.read_all(request.names))
+        return pb.ReadMetricsResponse(processes=await self.metrics.read_all(request.names))
 
     async def GetRequestRecord(
         self, request: pb.GetRequestRecordRequest, context: Any
     ) -> pb.GetRequestRecordResponse:
         """See the proto."""
-        return await self._store.explain(_request_id(request.request_id), context.caller.reads)
+        return await self.store.explain(_request_id(request.request_id), context.caller.reads)
 
     async def GetAuditEntry(
         self, request: pb.GetAuditEntryRequest, context: Any
     ) -> pb.GetAuditEntryResponse:
         """See the proto."""
         request_id = _request_id(request.request_id)
-        return audit_response(await self._store.audit_entry(request_id, context.caller.reads))
+        return audit_response(await self.store.audit_entry(request_id, context.caller.reads))
 
     async def SubmitFeedback(
         self, request: pb.SubmitFeedbackRequest, context: Any
@@ -143,8 +237,8 @@ class AdminService(AdminServiceServicer):
             raise InvalidRequest.of("grade", "must be in [0, 1]")
         grade = pb.Grade(grade=request.grade, create_time=timestamp(unix_ms()))
         request_id = _request_id(request.request_id)
-        record = await self._store.grade(request_id, grade, context.caller.changes)
-        self._drift.graded(record, grade.grade)
+        record = await self.store.grade(request_id, grade, context.caller.changes)
+        self.drift.graded(record, grade.grade)
         return pb.SubmitFeedbackResponse()
 
     # A coroutine that writes: see InferenceService.Generate.
@@ -156,7 +250,7 @@ class AdminService(AdminServiceServicer):
         if not 0 <= request.since_time.seconds <= unix_ms() // 1000 + DAY_S:
             raise InvalidRequest.of("since_time", "must be a time between 1970 and tomorrow")
         tenants = self._readable(list(request.tenants), context)
-        listed = self._store.list_outcomes(tenants, ms_of(request.since_time))
+        listed = self.store.list_outcomes(tenants, ms_of(request.since_time))
         async with aclosing(listed):
             async for response in listed:
                 await context.write(response)
@@ -165,18 +259,23 @@ class AdminService(AdminServiceServicer):
         self, request: pb.GetRouterHealthRequest, context: Any
     ) -> pb.GetRouterHealthResponse:
         """See the proto."""
-        return await self._operators.router_health()
+        question = GatewayQuestion(router_health=RouterHealthQuestion())
+        answers, _ = await self.shared.peers.ask_all(question)
+        return sum_router_health([one.router_health for one in answers])
+
+    async def _router_health_here(self, _: RouterHealthQuestion) -> GatewayAnswer:
+        return GatewayAnswer(router_health=self.drift.health())
 
     async def ClearAnswers(
         self, request: pb.ClearAnswersRequest, context: Any
     ) -> pb.ClearAnswersResponse:
         """See the proto."""
-        return pb.ClearAnswersResponse(unreached_gateways=await self._shared.answers.clear(request))
+        return pb.ClearAnswersResponse(unreached_gateways=await self.shared.answers.clear(request))
 
     def _readable(self, tenants: list[str], context: Any) -> list[str]:
         """The tenants whose outcomes are asked for, empty for all; raises PermissionDenied."""
         caller = context.caller
-        allowed = self._settings.gateway.allow_remote_outcomes or is_local(context.peer())
+        allowed = self.settings.gateway.allow_remote_outcomes or is_local(context.peer())
         if not allowed:
             raise PermissionDenied(
                 "outcomes have prompts, and callers of other machines get none: call from the gateway's machine, or "
@@ -217,3 +316,76 @@ def _request_id(given: str) -> str:
     if not is_token(given):
         raise InvalidRequest.of("request_id", "is none; take it from Started, such as req-...")
     return given
+
+
+def _age_s(stream: RowResult, now: float) -> float:
+    return now - stream.request.arrived_at
+
+
+def _described(stream: RowResult, gateway: str, now: float) -> pb.RunningRequest:
+    current = stream.current
+    return pb.RunningRequest(
+        request_id=stream.request_id,
+        tenant=stream.request.tenant,
+        priority=value_of(Priority, stream.request.priority_class),
+        model=current.model,
+        state=value_of(pb.RequestState, stream.state.name),
+        age=duration(_age_s(stream, now) * 1e3),
+        remaining=duration(max(0.0, stream.request.deadline - now) * 1e3),
+        prompt_tokens=current.prompt_tokens,
+        completion_tokens=current.completion_tokens,
+        gateway=gateway,
+    )
+
+
+def _counts(streams: Iterable[RowResult], now: float) -> list[pb.RunningCount]:
+    groups: defaultdict[tuple[str, str, str], list[RowResult]] = defaultdict(list)
+    for stream in streams:
+        request = stream.request
+        groups[request.tenant, stream.current.model, request.priority_class].append(stream)
+    return [
+        pb.RunningCount(
+            tenant=tenant,
+            model=model,
+            priority=value_of(Priority, priority_class),
+            requests=len(group),
+            waiting=sum(not one.current.completion_tokens for one in group),
+            completion_tokens=sum(one.current.completion_tokens for one in group),
+            oldest_age=duration(max(_age_s(one, now) for one in group) * 1e3),
+        )
+        for (tenant, model, priority_class), group in groups.items()
+    ]
+
+
+def sum_router_health(answers: Sequence[pb.GetRouterHealthResponse]) -> pb.GetRouterHealthResponse:
+    """The health of each head of the first: sums of rows, means weighted by rows, drifted if one gateway is."""
+    total = pb.GetRouterHealthResponse()
+    total.CopyFrom(answers[0])
+    every = [head for one in answers for head in one.routers]
+    for head in total.routers:
+        same = [one for one in every if _name(one) == _name(head)]
+        _sum(head.inputs, [one.inputs for one in same], "stability_index")
+        _sum(head.accuracy, [one.accuracy for one in same], "bias", "half_width", "brier")
+    total.gateways[:] = [name for one in answers for name in one.gateways]
+    return total
+
+
+def _name(head: pb.RouterHealth) -> tuple[str, str, int]:
+    return head.policy, head.version, head.head
+
+
+Drift = TypeVar("Drift", pb.InputDrift, pb.AccuracyDrift)
+
+
+def _sum(total: Drift, parts: Sequence[Drift], judged: str, *others: str) -> None:
+    """Makes ``total`` the sum of ``parts``; they have a measure where they have the one ``judged``."""
+    states = {part.state for part in parts}
+    total.state = next((one for one in _WORST_FIRST if one in states), total.state)
+    total.rows = sum(part.rows for part in parts)
+    known = [part for part in parts if part.HasField(judged)]  # type: ignore[arg-type]
+    rows = sum(part.rows for part in known)
+    for name in (judged, *others) if rows else ():
+        setattr(total, name, sum(getattr(part, name) * part.rows for part in known) / rows)
+
+
+_WORST_FIRST: Final = (pb.DRIFT_STATE_DRIFTED, pb.DRIFT_STATE_STABLE)

@@ -1,16 +1,20 @@
 """``sluice.v1.SafetyService`` over grpc.aio: what the safety policies make of one text."""
 
 import asyncio
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final
 
 from gateway.admission.calls import ClassLimiter
 from gateway.admission.pipeline import Admission, AdmittedRequest, SafetyOutcome
 from gateway.safety.actions import Action
 from gateway.safety.inspector import PromptFinding
-from gateway.shared.operators import Operators
+from gateway.shared.peers import Peers
 from gateway.telemetry.request_log import untraced
 from gateway.validation.conversation import USER, Conversation, Turn
 from gateway.validation.requests import UNSTATED_CLASS, ValidRequest, check_labels
+from sluice.errors import NoDryRun
+from sluice.internal.v1.gateway_pb2 import DryRunQuestion, GatewayAnswer, GatewayQuestion
 from sluice.v1 import safety_pb2 as pb
 from sluice.v1.safety_pb2_grpc import SafetyServiceServicer
 from sluice.wire.enums import value_of
@@ -23,10 +27,10 @@ SAFETY_SERVICE: Final = pb.DESCRIPTOR.services_by_name["SafetyService"].full_nam
 class SafetyService(SafetyServiceServicer):
     """Answers from the policies in force."""
 
-    def __init__(self, admission: Admission, limiter: ClassLimiter, operators: Operators) -> None:
+    def __init__(self, admission: Admission, limiter: ClassLimiter, peers: Peers) -> None:
         self._admission = admission
         self._limiter = limiter
-        self._operators = operators
+        self._peers = peers
 
     async def CheckText(self, request: pb.CheckTextRequest, context: Any) -> pb.CheckTextResponse:
         """See the proto."""
@@ -43,7 +47,28 @@ class SafetyService(SafetyServiceServicer):
 
     async def GetDryRun(self, request: pb.GetDryRunRequest, context: Any) -> pb.GetDryRunResponse:
         """See the proto."""
-        return await self._operators.dry_run()
+        if self._admission.policies.inspector.dry_run is None:
+            raise NoDryRun("no policy is under trial; name one with safety.dry_run")
+        answers, _ = await self._peers.ask_all(GatewayQuestion(dry_run=DryRunQuestion()))
+        return sum_dry_runs([one.dry_run for one in answers])
+
+    async def answer_dry_run(self, _: DryRunQuestion) -> GatewayAnswer:
+        """What has the dry run counted here?"""
+        counts = self._admission.policies.inspector.dry_run
+        if counts is None:
+            return GatewayAnswer()
+        moves = [
+            pb.SafetyMove(rule=rule, now=_action(now), then=_action(then), count=count)
+            for (rule, now, then), count in counts.moves.items()
+        ]
+        counted = pb.GetDryRunResponse(
+            policy=counts.policy,
+            texts=counts.texts,
+            changed=counts.changed,
+            moves=moves,
+            gateways=[self._peers.gateway_id],
+        )
+        return GatewayAnswer(dry_run=counted)
 
 
 def _checked(safety: SafetyOutcome) -> pb.CheckTextResponse:
@@ -60,8 +85,8 @@ def _checked(safety: SafetyOutcome) -> pb.CheckTextResponse:
     )
 
 
-def _action(action: Action) -> "pb.SafetyAction.ValueType":
-    return value_of(pb.SafetyAction, action.name)
+def _action(action: Action | None) -> "pb.SafetyAction.ValueType":
+    return value_of(pb.SafetyAction, "unspecified" if action is None else action.name)
 
 
 def _failure(failed: tuple[str, Action]) -> pb.SafetyFinding:
@@ -77,4 +102,22 @@ def _finding(found: PromptFinding) -> pb.SafetyFinding:
         action=_action(found.action),
         start=found.start,
         end=found.end,
+    )
+
+
+def sum_dry_runs(answers: Sequence[pb.GetDryRunResponse]) -> pb.GetDryRunResponse:
+    """The counts of all that try the policy of the first."""
+    same = [one for one in answers if one.policy == answers[0].policy]
+    moves: Counter[tuple[str, int, int]] = Counter()
+    for one in same:
+        moves.update({(move.rule, move.now, move.then): move.count for move in one.moves})
+    return pb.GetDryRunResponse(
+        policy=answers[0].policy,
+        texts=sum(one.texts for one in same),
+        changed=sum(one.changed for one in same),
+        moves=[
+            pb.SafetyMove(rule=rule, now=now, then=then, count=count)  # type: ignore[arg-type]
+            for (rule, now, then), count in moves.most_common()
+        ],
+        gateways=[name for one in same for name in one.gateways],
     )

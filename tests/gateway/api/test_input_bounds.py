@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from gateway.shared.operators import LIST_MAX
+from gateway.api.admin_service import LIST_MAX
 from gateway.validation.conversation import VALUES_MAX
 from sluice.errors import InvalidRequest, MessageTooLarge
 from sluice.v1 import admin_pb2 as admin

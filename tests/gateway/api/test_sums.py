@@ -1,6 +1,7 @@
 """What several gateways have counted, as one answer."""
 
-from gateway.shared.operators import sum_dry_runs, sum_router_health
+from gateway.api.admin_service import sum_router_health
+from gateway.api.safety_service import sum_dry_runs
 from sluice.v1.admin_pb2 import (
     DRIFT_STATE_DRIFTED,
     DRIFT_STATE_GATHERING,
