@@ -23,7 +23,7 @@ def test_what_a_rule_looks_at_is_kept() -> None:
     expected = WatchedRule("pii.a", ("a{3}", "b"), 3, context_before=80, context_after=8)
     assert rule == replace(expected, heads=("", ""))
     watch = StreamWatch(Automaton([key]))
-    watch.feed("so -----BEGIN RSA PRIVATE KEY-----\nMII+/=\nab\n")
+    watch.feed("so -----BEGIN RSA PRIVATE KEY-----\nMII+/=\u2028ab\n")
     assert watch.free_to == 3
     watch.feed("-----END RSA PRIVATE KEY-----\n" + "x" * 8)
     assert watch.free_to == watch.end

@@ -1,0 +1,482 @@
+"""Validators: functions that decide whether a match is a finding. Rules refer to them by name.
+
+Most say whether the whole match is one; those that return a span say what of it, or of the text near it.
+"""
+
+import base64
+import binascii
+import ipaddress
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, lru_cache
+from importlib.resources import files
+from typing import Final
+
+from phonenumbers import NumberParseException, is_valid_number, parse
+from stdnum import bitcoin, luhn, numdb, verhoeff
+from stdnum.de import idnr
+from stdnum.exceptions import ValidationError
+from stdnum.fr import nir
+from stdnum.gb import nhs
+from stdnum.iban import is_valid as is_iban
+from stdnum.in_ import pan
+from stdnum.us import ssn
+
+from gateway.safety.rules.spec import LOOKBEHIND, RuleMatch, Span, Validator
+
+# Numbers with check digits or a strict structure.
+
+_SEPARATORS: Final = str.maketrans("", "", " -./")
+_GROUPINGS: Final = frozenset(
+    {(4, 4, 4, 4), (4, 6, 5), (4, 6, 4), (4, 4, 4, 4, 1), (4, 4, 4, 4, 2), (4, 4, 4, 4, 3)}
+)
+_NUMBER_BEFORE: Final = re.compile(r"[0-9][-.,/]\Z")
+_NUMBER_BEHIND: Final = re.compile(r"[-.,/]?[0-9]")
+_GROUP_BEFORE: Final = re.compile(r"(?<![A-Za-z0-9])(?:[A-Z]{2}[0-9]{2}|[0-9]{4})[ -]\Z")
+_GROUP_BEHIND: Final = re.compile(r"[ -][0-9]{4}(?![0-9])")
+_CARD_WORDS: Final = re.compile(r"card|visa|kart|carte|tarjeta|amex", re.IGNORECASE)
+_REST_BEHIND: Final = re.compile(r" [0-9]{2}(?![0-9]|[/.:,-][0-9])")
+_YEARS: Final = re.compile(r"(?:(?:19|20)[0-9]{2})+\Z")
+_NINO_NEVER: Final = frozenset({"BG", "GB", "KN", "NK", "NT", "TN", "ZZ"})
+_WEIGHTS: Final = (7, 3, 1)
+_BBAN_PART: Final = re.compile(r"(\d+)!")
+
+
+_ISSUERS: Final = json.loads(
+    files("gateway.safety").joinpath("data/card_issuers.json").read_text(encoding="utf-8")
+)["ranges"]
+
+
+def is_issued(number: str) -> bool:
+    """Whether a known issuer has numbers that start so and are that long."""
+    return any(
+        first <= number[: len(first)] <= last and len(number) in lengths
+        for first, last, lengths, _ in _ISSUERS
+    )
+
+
+@cache
+def iban_length(country: str) -> int:
+    """Letters and digits of an IBAN of ``country``, check digits included; 0: the country has none."""
+    found = numdb.get("iban").info(country)[0][1]
+    return 4 + sum(map(int, _BBAN_PART.findall(found["bban"]))) if found else 0
+
+
+def digits_of(value: str) -> str:
+    """A number without its separators, in upper case."""
+    return value.translate(_SEPARATORS).upper()
+
+
+def _stands_alone(found: RuleMatch) -> bool:
+    """It is no part of a longer number, a decimal fraction or a version."""
+    return not _NUMBER_BEFORE.search(found.before(2)) and not _NUMBER_BEHIND.match(found.after(2))
+
+
+def _in_series(found: RuleMatch) -> bool:
+    """It is cut out of a longer row of groups of four, such as a table of years."""
+    return bool(_GROUP_BEFORE.search(found.before(7)) or _GROUP_BEHIND.match(found.after(6)))
+
+
+def payment_card(found: RuleMatch) -> bool:
+    """Luhn, a known issuer with that length, and the groups that are printed on cards.
+
+    Groups of four in a longer row of such groups count only behind a word for cards: one row of a table in forty
+    would pass.
+    """
+    groups = tuple(map(len, re.split("[ -]", found.value)))
+    in_series = _in_series(found) and not _CARD_WORDS.search(found.before(LOOKBEHIND))
+    if len(groups) > 1 and (groups not in _GROUPINGS or in_series):
+        return False
+    number = digits_of(found.value)
+    return is_issued(number) and luhn.is_valid(number) and _stands_alone(found)
+
+
+def iban(found: RuleMatch) -> Span | None:
+    """The length of its country, MOD 97 and the country's own structure."""
+    length = iban_length(found.value[:2].upper())
+    end = _end_of(found.value, length) if length else 0
+    if not end or (found.text[found.start + end : found.start + end + 1] or " ").isalnum():
+        return None
+    if not is_iban(digits_of(found.value[:end])):
+        return None
+    return found.start, found.start + end
+
+
+def _end_of(value: str, count: int) -> int:
+    """Where ``count`` letters and digits of ``value`` end; 0 when there are fewer."""
+    for at, char in enumerate(value):
+        count -= char.isalnum()
+        if count == 0:
+            return at + 1
+    return 0
+
+
+def us_ssn(found: RuleMatch) -> bool:
+    """Area, group and serial that are given out."""
+    number = digits_of(found.value)
+    return ssn.is_valid(f"{number[:3]}-{number[3:5]}-{number[5:]}") and _stands_alone(found)
+
+
+def uk_nino(found: RuleMatch) -> bool:
+    """A prefix that is given out. There is no check digit."""
+    return digits_of(found.value)[:2] not in _NINO_NEVER
+
+
+def uk_nhs(found: RuleMatch) -> bool:
+    """MOD 11."""
+    return nhs.is_valid(digits_of(found.value)) and _stands_alone(found)
+
+
+def de_tax_id(found: RuleMatch) -> bool:
+    """MOD 11, 10 and the rule of repeated digits."""
+    return idnr.is_valid(digits_of(found.value)) and _stands_alone(found)
+
+
+def de_id_card(found: RuleMatch) -> bool:
+    """The check digit of travel documents (ICAO 9303: weights 7, 3, 1) over the first nine characters."""
+    value = found.value.upper()
+    return icao_digit(value[:9]) == int(value[9])
+
+
+def icao_digit(value: str) -> int:
+    """The check digit of ICAO 9303 for ``value``."""
+    return sum(int(char, 36) * _WEIGHTS[at % 3] for at, char in enumerate(value)) % 10
+
+
+def fr_nir(found: RuleMatch) -> bool:
+    """MOD 97, Corsica included."""
+    number = digits_of(found.value)
+    return _is_nir(number) and _stands_alone(found)
+
+
+def _is_nir(number: str) -> bool:
+    try:
+        return bool(nir.validate(number))
+    except (ValidationError, ValueError):
+        return False
+
+
+def in_aadhaar(found: RuleMatch) -> bool:
+    """Verhoeff; neither a palindrome nor a row of years."""
+    number = digits_of(found.value)
+    if number == number[::-1] or not verhoeff.is_valid(number) or not _stands_alone(found):
+        return False
+    is_row = _in_series(found) or _REST_BEHIND.match(found.after(5)) or _YEARS.match(number)
+    return len(number) == len(found.value) or not is_row
+
+
+def in_pan(found: RuleMatch) -> bool:
+    """The kind of holder in the fourth letter. There is no public check digit."""
+    return pan.is_valid(found.value.upper())
+
+
+def alone(found: RuleMatch) -> bool:
+    """Any number that is no part of a longer one; for shapes without check digits."""
+    return _has_digit(found.value) and _stands_alone(found)
+
+
+def _has_digit(value: str) -> bool:
+    return any(map(str.isdecimal, value))
+
+
+# Network addresses, and addresses of crypto currencies.
+
+_VERSION_BEFORE: Final = re.compile(r"(?:\bv|version|release|ver\.)\W{0,3}\Z", re.IGNORECASE)
+_TRIVIAL_MACS: Final = frozenset({"000000000000", "FFFFFFFFFFFF"})
+
+
+def ipv4(found: RuleMatch) -> bool:
+    """An address of some machine: no version number, mask, loopback, multicast or unspecified address."""
+    if found.before(1) in {".", "-"} or re.match(r"[.-]?\w", found.after(2)):
+        return False
+    return not _VERSION_BEFORE.search(found.before(12)) and _names_machine(found.value)
+
+
+def ipv6(found: RuleMatch) -> bool:
+    """At least three groups and a digit, so that ``a::b`` in code is none."""
+    value = found.value
+    if found.before(1) in {":", "."} or re.match(r":|\.?\w", found.after(2)):
+        return False
+    groups = [group for group in value.split(":") if group]
+    return len(groups) >= 3 and _has_digit(value) and _names_machine(value)
+
+
+def _names_machine(value: str) -> bool:
+    try:
+        address = ipaddress.ip_address(value)
+    except ValueError:
+        return False
+    mask = address.version == 4 and value.startswith(("0.", "255."))
+    return not (address.is_loopback or address.is_unspecified or address.is_multicast or mask)
+
+
+def mac(found: RuleMatch) -> bool:
+    """One kind of separator, no longer fingerprint, neither all zeros nor all ones."""
+    number = found.value.replace(found.value[2], "").upper()
+    is_cut = {found.before(1), found.after(1)} & {":", "-"}
+    return not is_cut and len(number) == 12 and number not in _TRIVIAL_MACS
+
+
+_BECH32: Final = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
+_BECH32M: Final = 0x2BC830A3
+_PREFIX_BC: Final = (3, 3, 0, 2, 3)
+
+
+def bitcoin_address(found: RuleMatch) -> bool:
+    """Base58check, bech32 (BIP 173) or bech32m (BIP 350)."""
+    value = found.value
+    if value[0] in "13":
+        return bitcoin.is_valid(value)
+    if value != value.lower() and value != value.upper():
+        return False
+    return bitcoin.is_valid(value) or is_taproot(value.lower())
+
+
+def is_taproot(value: str) -> bool:
+    """Whether the bech32m checksum of a lower-case address is right; versions 1 to 16."""
+    data = [_BECH32.find(char) for char in value[3:]]
+    if len(data) < 8 or -1 in data or not 1 <= data[0] <= 16:
+        return False
+    return bool(bitcoin.bech32_checksum([*_PREFIX_BC, *data]) == _BECH32M)
+
+
+def ethereum_address(found: RuleMatch) -> bool:
+    """EIP-55 when the case is mixed; one case carries no checksum and is taken as it is."""
+    digits = found.value[2:]
+    one_case = digits in (digits.lower(), digits.upper())
+    return len(set(digits.lower())) >= 4 and (one_case or digits == eip55(digits))
+
+
+def eip55(digits: str) -> str:
+    """The forty digits in the case that EIP-55 asks for."""
+    # Imported here: it takes longer than all other validators together, and few texts have such an address.
+    from Crypto.Hash import keccak
+
+    lower = digits.lower()
+    digest = keccak.new(digest_bits=256, data=lower.encode()).hexdigest()
+    return "".join(
+        char.upper() if int(digest[at], 16) > 7 else char for at, char in enumerate(lower)
+    )
+
+
+# E-mail addresses and telephone numbers.
+
+_ENDINGS = "png jpg jpeg gif svg webp bmp css js jsx ts tsx json html htm xml txt yaml yml toml lock exe dll"
+_FILE_ENDINGS: Final = frozenset(_ENDINGS.split())
+_LOCAL_START: Final = "'%+-."
+_NO_DIGITS: Final = re.compile(r"[^0-9]+")
+# How national numbers start and how long they can be: a look at the library costs 50 microseconds.
+_SHAPES: Final = {
+    region: re.compile(shape)
+    for region, shape in {
+        "US": r"1?[2-9][0-9]{9}\Z",
+        "CA": r"1?[2-9][0-9]{9}\Z",
+        "GB": r"0[0-9]{9,10}\Z",
+        "DE": r"0[0-9]{5,14}\Z",
+        "FR": r"0[0-9]{9}\Z",
+        "ES": r"[5-9][0-9]{8}\Z",
+        "IN": r"0?[1-9][0-9]{9}\Z",
+    }.items()
+}
+
+
+def email(found: RuleMatch) -> Span | None:
+    """Labels of a legal length, and no name of a file such as ``logo@2x.png`` or an ssh remote."""
+    value = found.value.lstrip(_LOCAL_START)
+    start = found.end - len(value)
+    local, _, domain = value.partition("@")
+    labels = domain.split(".")
+    if not local or ".." in local or local.endswith(".") or labels[-1].lower() in _FILE_ENDINGS:
+        return None
+    if any(not label or len(label) > 63 or label[0] == "-" or label[-1] == "-" for label in labels):
+        return None
+    if local == "git" and re.match(r":[\w~/]", found.after(2)):
+        return None
+    return start, found.end
+
+
+def phone_international(found: RuleMatch) -> Span | None:
+    """A number that its country code gives out; groups behind it that do not belong to it are left out."""
+    if (found.before(1) or " ").isalnum() or found.before(1) == "+":
+        return None
+    for end in _ends(found.value):
+        if _is_valid(found.value[:end], None):
+            return found.start, found.start + end
+    return None
+
+
+def phone_national(found: RuleMatch) -> bool:
+    """A number that one of the regions in the rule's options gives out."""
+    if re.search(r"[0-9+]\Z", found.before(1)) or not _stands_alone(found):
+        return False
+    return any(_is_valid(found.value, region) for region in found.spec.options)
+
+
+def _ends(value: str) -> Iterator[int]:
+    """The whole length, then the ends of groups from the right."""
+    yield len(value)
+    for at in range(len(value) - 1, 8, -1):
+        if value[at - 1].isdecimal() and not value[at].isdecimal():
+            yield at
+
+
+def _is_valid(value: str, region: str | None) -> bool:
+    digits = _NO_DIGITS.sub("", value)
+    if region is None and digits.startswith("00"):
+        digits = digits[2:]
+    shape = _SHAPES.get(region or "")
+    if not 7 <= len(digits) <= 15 or (shape is not None and not shape.match(digits)):
+        return False
+    return is_given_out(digits, region)
+
+
+@lru_cache(maxsize=4096)
+def is_given_out(digits: str, region: str | None) -> bool:
+    """Whether ``digits`` are a valid number: as dialled in ``region``, or with the country calling code first."""
+    try:
+        return is_valid_number(parse(digits if region else f"+{digits}", region))
+    except NumberParseException:
+        return False
+
+
+# Secrets: tokens as against samples and placeholders.
+
+_JWT_RUN: Final = re.compile(r"[A-Za-z0-9_.-]*")
+_PEM_BODY: Final = re.compile(r"(?:[A-Za-z0-9+/=\s\\:,.]|-(?!-))*")
+_PEM_END: Final = re.compile(r"-----END [A-Z0-9 ]{1,48}-----")
+_PEM_LINE: Final = re.compile(r"[A-Za-z0-9+/=]{40}")
+_VALUE: Final = re.compile(
+    r"""(?:=>|:=|[:=]|\b(?:is|ist|est|es)\b)[\s"'`:]*(?P<value>[^\s"'`,;(){}<>\[\]]+)\Z"""
+)
+_STAND_IN: Final = re.compile(
+    r"example|change_?me|your|placeholder|dummy|redacted|secret_?here|xxx|\*\*|\.\.\.|1234567|abcdef|"
+    r"^(?:https?:|/|\./|\$|%|test|pass(?:word|wd)?|my_?pass|secret|token|none|null|true|false|\d{4}-\d\d)",
+    re.IGNORECASE,
+)
+_CODE: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+\Z|[A-Za-z_]+\Z|[A-Z][A-Z0-9_]+\Z")
+_ENTROPY_MIN: Final = 2.7
+_SAMPLES = (
+    "password passwd pass pw pwd secret changeme example mypassword user username "
+    "postgres root guest admin test foo bar"
+)
+_PASSWORDS_IN_DOCS: Final = frozenset(_SAMPLES.split())
+
+
+def entropy(value: str) -> float:
+    """Bits per character of the value's own letters."""
+    total = len(value)
+    return -sum(n / total * math.log2(n / total) for n in Counter(value).values())
+
+
+def token(found: RuleMatch) -> bool:
+    """What is behind the prefix varies as a random token does, so that slugs and samples are none."""
+    value = found.value
+    body = value[max(value.find("-", 0, 8), value.find("_", 0, 8)) + 1 :]
+    is_random = entropy(body) >= 3.0 and _has_digit(body)
+    return is_random and not re.search(r"example|xxxx|your", value, re.IGNORECASE)
+
+
+def aws_key(found: RuleMatch) -> bool:
+    """Not the key of AWS's own documentation."""
+    return not found.value.endswith("EXAMPLE")
+
+
+def assignment(found: RuleMatch) -> Span | None:
+    """The value behind ``password=`` and the like, when it is one: a mix of letters and digits, no sample, no code."""
+    part = _VALUE.search(found.value)
+    if not part or found.after(1) in {"(", "[", "{"}:
+        return None
+    value = part["value"].rstrip(".:!?") if len(part["value"]) > 12 else part["value"]
+    if len(value) < 8 or _STAND_IN.search(value) or _CODE.match(value):
+        return None
+    has_letter = any(map(str.isalpha, value))
+    if not (_has_digit(value) and has_letter) or entropy(value) < _ENTROPY_MIN:
+        return None
+    start = found.start + part.start("value")
+    return start, start + len(value)
+
+
+def jwt(found: RuleMatch) -> Span | None:
+    """Three parts, of which the first decodes to a header with an algorithm."""
+    if found.before(1) in {".", "_", "-"}:
+        return None
+    end = found.run(_JWT_RUN, found.start)
+    parts = found.text[found.start : end].rstrip("._-").split(".")
+    if len(parts) < 3 or not parts[1] or not _is_header(parts[0]):
+        return None
+    return found.start, found.start + sum(map(len, parts[:5])) + len(parts[:5]) - 1
+
+
+def _is_header(part: str) -> bool:
+    try:
+        header = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+    except (binascii.Error, ValueError, RecursionError):
+        return False
+    return isinstance(header, dict) and ("alg" in header or "enc" in header)
+
+
+def private_key(found: RuleMatch) -> Span | None:
+    """From the first line to the last; a key that is cut off goes as far as it looks like one."""
+    body_end = found.run(_PEM_BODY, found.end)
+    if not _PEM_LINE.search(found.text, found.end, min(body_end, found.end + 400)):
+        return None
+    end = _PEM_END.match(found.text, body_end, body_end + 64)
+    return found.start, min(end.end() if end else body_end, found.start + found.spec.max_length)
+
+
+def azure_client_secret(found: RuleMatch) -> Span | None:
+    """From the mark in the middle on; the three characters before it stay."""
+    return found.start + 3, found.end
+
+
+def telegram_bot(found: RuleMatch) -> Span | None:
+    """What stands behind the public number of the bot."""
+    return found.start + found.value.index(":") + 1, found.end
+
+
+def connection_string(found: RuleMatch) -> Span | None:
+    """A password in a URL that is more than the sample of a manual; from the user to the host."""
+    scheme, _, rest = found.value.partition("://")
+    user, _, password = rest.rpartition("@")[0].partition(":")
+    if password.lower() in _PASSWORDS_IN_DOCS or password == user or _only_stands_in(password):
+        return None
+    return found.start + len(scheme) + 3, found.end
+
+
+def _only_stands_in(password: str) -> bool:
+    return bool(
+        re.search(r"\*\*|xxx|\$|\{|^%[A-Z_]+%$|your|change_?me|password", password, re.IGNORECASE)
+    )
+
+
+def _whole(holds: Callable[[RuleMatch], bool]) -> Validator:
+    return lambda found: found.span if holds(found) else None
+
+
+_CHECKS: Final[tuple[Callable[[RuleMatch], bool], ...]] = (
+    alone, aws_key, bitcoin_address, de_id_card, de_tax_id, ethereum_address, fr_nir, in_aadhaar, in_pan, ipv4, ipv6,
+    mac, payment_card, phone_national, token, uk_nhs, uk_nino, us_ssn,
+)  # fmt: skip
+_FINDERS: Final[tuple[Validator, ...]] = (
+    assignment, azure_client_secret, connection_string, email, iban, jwt, phone_international, private_key,
+    telegram_bot,
+)  # fmt: skip
+VALIDATORS: Final[Mapping[str, Validator]] = {
+    "": lambda found: found.span,
+    **{one.__name__: _whole(one) for one in _CHECKS},
+    **{one.__name__: one for one in _FINDERS},
+}
+"""Each by the name of its function; without a name the pattern decides alone."""
+
+COSTLY: Final = frozenset({"phone_international", "phone_national"})
+"""Validators that take a good part of a millisecond for one match."""
+
+_FOR_THEIR_PATTERN: Final = frozenset({
+    "", "assignment", "azure_client_secret", "connection_string", "de_id_card", "jwt", "mac", "phone_national",
+    "private_key", "telegram_bot",
+})  # fmt: skip
+FOR_ANY_PATTERN: Final = tuple(sorted(VALIDATORS.keys() - _FOR_THEIR_PATTERN))
+"""Validators that answer for any text, whatever pattern matched it: an operator's rule may name one of them."""
