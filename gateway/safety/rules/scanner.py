@@ -19,20 +19,18 @@ from functools import cached_property
 from typing import Final
 
 import hyperscan
+import numpy as np
 
 from gateway.safety.findings import Finding
 from gateway.safety.patterns import PatternError, compiled, width_of
 from gateway.safety.rules.scoring import Indicator, judge, weigh
 from gateway.safety.rules.spec import Form, RuleError, RuleMatch, RuleSpec, Span, Validator
-from gateway.safety.rules.stored import compiled as compiled_database
 from gateway.safety.rules.stored import database_of
 from gateway.safety.rules.validators import COSTLY, VALIDATORS
 from gateway.safety.text.characters import DASHES
 
 _TO_FOLD: Final = re.compile(rf"[^\D0-9]|[{DASHES}]")
-_BLOCK: Final = 1024
 _ASCII: Final = bytes(range(0x80))
-_CONTINUATION: Final = bytes(range(0x80, 0xC0))
 
 
 class Subject:
@@ -56,35 +54,17 @@ class Subject:
 
     def chars(self, offset: int) -> int:
         """The characters before the byte at ``offset``."""
-        if self._same:
-            return offset
-        block = offset // _BLOCK
-        return self._chars_before[block] + _count(self.data[block * _BLOCK : offset])
+        return offset if self._same else int(self._starts.searchsorted(offset))
 
-    def bytes_at(self, char: int, near_byte: int, near_char: int) -> int:
-        """The byte offset of a character at or behind a known pair of offsets."""
-        if self._same:
-            return char
-        return near_byte + len(self.text[near_char:char].encode("utf-8", "replace"))
-
-    def back(self, offset: int, chars: int) -> int:
-        """A byte offset at least ``chars`` characters before ``offset``, at the start of a character."""
-        at = max(0, offset - chars * (1 if self._same else 4))
-        while at > 0 and 0x80 <= self.data[at] < 0xC0:
-            at -= 1
-        return at
+    def bytes_at(self, char: int) -> int:
+        """The byte offset of a character, or of the end."""
+        return char if self._same else int(self._starts[char])
 
     @cached_property
-    def _chars_before(self) -> list[int]:
-        sums = [0]
-        for at in range(0, len(self.data), _BLOCK):
-            sums.append(sums[-1] + _count(self.data[at : at + _BLOCK]))
-        return sums
-
-
-def _count(data: bytes) -> int:
-    """The characters that start in ``data``."""
-    return len(data.translate(None, _CONTINUATION))
+    def _starts(self) -> "np.ndarray[tuple[int], np.dtype[np.intp]]":
+        """Where characters start, and the end."""
+        data = np.frombuffer(self.data, np.uint8)
+        return np.append(np.flatnonzero(data & 0xC0 != 0x80), len(data))
 
 
 def _folded(match: re.Match[str]) -> str:
@@ -103,7 +83,8 @@ class Prefilter:
             self._database = database_of([pattern for _, pattern in named])
             self._scratches = [hyperscan.Scratch(self._database)]
         except hyperscan.error as error:
-            raise _culprit(named) or RuleError(named[0][0], str(error)) from None
+            # A rule of the operator was tried alone when the file was loaded.
+            raise RuleError(named[0][0], f"the engine refuses the pattern: {error}", 0) from None
 
     def present(self, data: bytes) -> Mapping[int, int]:
         """The patterns that occur, each with the byte offset where its first match may end."""
@@ -118,25 +99,13 @@ class Prefilter:
         return found
 
 
-@functools.lru_cache(maxsize=8)
-def prefilter(named: tuple[tuple[str, str], ...]) -> Prefilter:
-    """A `Prefilter`, compiled once per set of patterns: a new policy mostly keeps the patterns of the old one."""
-    return Prefilter(named)
+prefilter: Final = functools.lru_cache(maxsize=8)(Prefilter)
+"""A `Prefilter`, compiled once per set of patterns: a new policy mostly keeps the patterns of the old one."""
 
 
 def _note(pattern: int, start: int, end: int, flags: int, found: object) -> None:
     assert isinstance(found, dict)
     found[pattern] = end
-
-
-def _culprit(named: Sequence[tuple[str, str]]) -> RuleError | None:
-    """The engine does not say which pattern it refused, so they are tried one by one."""
-    for rule, pattern in named:
-        try:
-            compiled_database([pattern])
-        except hyperscan.error as error:
-            return RuleError(rule, f"the engine refuses the pattern: {error}", 0)
-    return None
 
 
 COSTLY_FOUND_MAX: Final = 512
@@ -153,7 +122,7 @@ class CompiledForm:
         self.form = form
         self.hint = _hint_of(spec, form)
         try:
-            self.width = _checked(spec, form)
+            self.width = width_of(form.pattern).most
             self._regex = compiled(form.pattern.encode())
         except PatternError as error:
             raise RuleError(spec.id, error.reason, error.position) from None
@@ -169,7 +138,7 @@ class CompiledForm:
         like a longer one. A head may begin inside what stood behind another one.
         """
         data, count = subject.data, 0
-        at = subject.back(first_end, self.width)
+        at = subject.bytes_at(max(0, subject.chars(first_end) - self.width))
         while (found := self._regex.search(data, at)) is not None:
             start, end = found.span()
             first, last = subject.chars(start), subject.chars(end)
@@ -184,7 +153,7 @@ class CompiledForm:
             yield span
             count += 1
             behind = span[0] if self.form.head else span[1]
-            at = max(start + 1, subject.bytes_at(behind, start, first))
+            at = max(start + 1, subject.bytes_at(behind))
 
     def _in_context(self, text: str, start: int) -> bool:
         """Whether a word of the context stands before ``start``; True for forms that need none."""
@@ -192,22 +161,6 @@ class CompiledForm:
             return True
         first = max(0, start - self.spec.context_chars)
         return self._context.search(text, first, start) is not None
-
-
-def _checked(spec: RuleSpec, form: Form) -> int:
-    """The longest match, in characters."""
-    width = width_of(form.pattern)
-    if width.most > spec.max_length:
-        raise PatternError(
-            f"matches of up to {width.most} characters exceed max_length {spec.max_length}", 0
-        )
-    if form.hint:
-        width_of(form.hint)
-    if form.in_context and not spec.context:
-        raise RuleError(spec.id, "a form in context needs context words")
-    if spec.validator not in VALIDATORS:
-        raise RuleError(spec.id, f"no validator is called {spec.validator!r}")
-    return width.most
 
 
 def _hint_of(spec: RuleSpec, form: Form) -> str:
@@ -233,7 +186,6 @@ class RuleScanner:
         self, specs: Sequence[RuleSpec], extra_hints: Sequence[tuple[str, str]] = ()
     ) -> None:
         """``extra_hints``: names and patterns that others want to know of from the same pass."""
-        _refuse_duplicates(specs)
         self._forms = [CompiledForm(spec, form) for spec in specs for form in spec.forms]
         self._scored = [at for at, form in enumerate(self._forms) if form.form.weight]
         self._plain = [at for at, form in enumerate(self._forms) if not form.form.weight]
@@ -277,13 +229,3 @@ class RuleScanner:
             else:
                 plain.extend(Finding(rule, *span, compiled.spec.severity) for span in spans)
         return [*plain, *judge(indicators)] if indicators else plain
-
-
-def _refuse_duplicates(specs: Sequence[RuleSpec]) -> None:
-    seen: set[str] = set()
-    for spec in specs:
-        if spec.id in seen:
-            raise RuleError(spec.id, "two rules have this id")
-        if not spec.forms:
-            raise RuleError(spec.id, "the rule has no pattern")
-        seen.add(spec.id)

@@ -15,18 +15,7 @@ def test_offsets_agree_with_python(text: str, at: int) -> None:
     offset = len(subject.text[:at].encode("utf-8", "replace"))
     assert len(subject.text) == len(text)
     assert subject.chars(offset) == at
-    assert subject.bytes_at(at, 0, 0) == offset
-
-
-@given(ANY, st.integers(0, 9000), st.integers(1, 50))
-def test_back_goes_far_enough_and_to_the_start_of_a_character(
-    text: str, offset: int, chars: int
-) -> None:
-    subject = Subject(text)
-    offset = min(offset, len(subject.data))
-    at = subject.back(offset, chars)
-    subject.data[at:].decode()
-    assert at == 0 or subject.chars(offset) - subject.chars(at) >= chars
+    assert subject.bytes_at(at) == offset
 
 
 def test_digits_and_dashes_are_folded_in_place() -> None:
