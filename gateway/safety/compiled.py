@@ -78,10 +78,10 @@ class CompiledPolicies:
 
     def choose(self, tenant: str, labels: Mapping[str, str]) -> CompiledPolicy:
         """The policy of a request: that of the first rule that holds, else the default."""
-        for rule in self.policies.chosen_by:
+        for rule in self.policies.settings.choose:
             if rule.holds(tenant, labels):
                 return self.by_name[rule.policy]
-        return self.by_name[self.policies.default]
+        return self.by_name[self.policies.settings.default]
 
 
 def compile_policies(
@@ -94,9 +94,9 @@ def compile_policies(
     Raises:
         RuleError: a list cannot be used.
     """
-    made = _Compiler(policies.rules, labels or {})
+    made = _Compiler(policies.settings.rules, labels or {})
     compiled = {name: made.compiled(policy) for name, policy in policies.by_name.items()}
-    return CompiledPolicies(policies, compiled, compiled.get(policies.dry_run or ""))
+    return CompiledPolicies(policies, compiled, compiled.get(policies.settings.dry_run or ""))
 
 
 class _Compiler:

@@ -19,13 +19,13 @@ A `Policies` never changes once it is loaded. A request keeps the policy that it
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from gateway.safety.actions import Action, ActionTable, Choice
 from gateway.safety.findings import Severity
@@ -34,16 +34,19 @@ from gateway.safety.output.automaton import Automaton, watched_rules
 from gateway.safety.patterns import PatternError, width_of
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import Form, RuleError, RuleSpec
-from gateway.safety.settings import ChooseRule, PolicySettings, RuleSettings, SafetySettings
+from gateway.safety.settings import GuardSettings, PolicySettings, RuleSettings, SafetySettings
 from gateway.safety.text.normalize import normalize
 
 SECTION: Final = "safety"
 NORMALIZED: Final = ("unicode.", "syntax.")
 """Families of what normalization finds."""
+ANSWER_RULES: Final = ("output.canary", "output.markdown_image", "output.ansi")
 
 
 KeyPath = tuple[str | int, ...]
 """Keys and numbers of items from the section down to a value."""
+Problem = tuple[KeyPath, str]
+"""A key, and what is wrong with its value."""
 _PLACES_OF_PYDANTIC: Final = ("[key]", "is-instance[Choice]")
 """What pydantic names beside the keys."""
 
@@ -100,11 +103,9 @@ class Policy:
     def output_actions(self) -> ActionTable:
         """For answers."""
         ours, output = self.actions, self.settings.output
-        shapes: dict[str, Choice] = {
-            "output.canary": Choice(Action.BLOCK),
-            "output.markdown_image": Choice(Action[output.markdown_images.upper()]),
-            "output.ansi": Choice(Action[output.ansi.upper()]),
-        }
+        names = ("block", output.markdown_images, output.ansi)
+        chosen = (Choice(Action[name.upper()]) for name in names)
+        shapes = dict(zip(ANSWER_RULES, chosen, strict=True))
         rules = {rule: _unrouted(choice) for rule, choice in ours.rules.items()}
         severities = {level: _unrouted(choice) for level, choice in ours.severities.items()}
         if not ours.edits(_SECRETS) and not any(rule.startswith("secret.") for rule in rules):
@@ -114,13 +115,10 @@ class Policy:
 
 @dataclass(frozen=True)
 class Policies:
-    """All policies of a file, and the rules that say which request gets which."""
+    """All policies of a file; its settings say which request gets which."""
 
     by_name: Mapping[str, Policy]
-    default: str
-    chosen_by: tuple[ChooseRule, ...] = ()
-    dry_run: str | None = None
-    rules: tuple[RuleSettings, ...] = ()
+    settings: SafetySettings
 
 
 def load_policies(
@@ -146,14 +144,11 @@ def load_policies(
     try:
         settings = SafetySettings.model_validate(lines.section)
     except ValidationError as error:
-        problem = error.errors()[0]
-        raise lines.error(problem["loc"], problem["msg"].removeprefix("Value error, ")) from None
-    _check_names(settings, lines)
-    _check_rules(settings, lines)
-    _check_known(settings, lines, known_rules, known_models or {})
-    if known_models is not None:
-        _check_guards(settings, lines, known_models, token_classifiers)
-    _check_possible(settings, lines)
+        first = error.errors()[0]
+        raise lines.error(first["loc"], first["msg"].removeprefix("Value error, ")) from None
+    known = _Known(known_rules, known_models, token_classifiers)
+    for place, problem in _problems(settings, known):
+        raise lines.error(place, problem)
     policies = {
         name: Policy(
             name,
@@ -164,86 +159,92 @@ def load_policies(
         )
         for name, body in settings.policies.items()
     }
-    return Policies(policies, settings.default, settings.choose, settings.dry_run, settings.rules)
+    return Policies(policies, settings)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What a configuration has beside the section, as in `load_policies`."""
+
+    rules: Collection[str]
+    models: Mapping[str, Sequence[str]] | None
+    token_classifiers: Collection[str]
 
 
 def _unrouted(choice: Choice) -> Choice:
     return Choice(Action.FLAG) if choice.action is Action.ROUTE else choice
 
 
-def _check_names(settings: SafetySettings, lines: "_Lines") -> None:
-    places: list[tuple[KeyPath, str | None]] = [
-        (("default",), settings.default),
-        (("dry_run",), settings.dry_run),
-    ]
-    places += [(("choose", i, "policy"), rule.policy) for i, rule in enumerate(settings.choose)]
-    for place, name in places:
-        if name is not None and name not in settings.policies:
-            known = ", ".join(settings.policies)
-            raise lines.error(place, f"no policy {name!r}; known: {known}")
-
-
-def _check_rules(settings: SafetySettings, lines: "_Lines") -> None:
+def _problems(settings: SafetySettings, known: _Known) -> Iterator[Problem]:
+    """What the keys say that cannot be meant, each key by itself being right."""
+    yield from _name_problems(settings)
     names = [rule.name for rule in settings.rules]
     for index, rule in enumerate(settings.rules):
         if rule.name in names[:index]:
-            raise lines.error(("rules", index, "name"), f"two rules are called {rule.name!r}")
+            yield ("rules", index, "name"), f"two rules are called {rule.name!r}"
         for place, problem in problems_of(rule):
-            raise lines.error(("rules", index, *place), problem)
+            yield ("rules", index, *place), problem
+    yield from _action_problems(settings, known)
+    for policy, body in settings.policies.items():
+        for name, guard in body.guard.items() if known.models is not None else ():
+            for key, problem in _guard_problems(guard, body, known):
+                yield ("policies", policy, "guard", name, key), problem
 
 
-def _check_known(
-    settings: SafetySettings,
-    lines: "_Lines",
-    rules: Collection[str],
-    models: Mapping[str, Sequence[str]],
-) -> None:
-    own = (
-        *(rule.id for rule in settings.rules),
-        *_entity_rules(settings, models),
-        "output.canary",
-        "output.markdown_image",
-        "output.ansi",
-    )
-    for place, rule, choice in _all_actions(settings):
-        if rules and rule is not None and not _fits(rule, [*rules, *own]):
-            raise lines.error(place, f"no rule {rule!r}")
+def _name_problems(settings: SafetySettings) -> Iterator[Problem]:
+    places: list[tuple[KeyPath, str | None]] = [
+        (("default",), settings.default),
+        (("dry_run",), settings.dry_run),
+        *((("choose", i, "policy"), rule.policy) for i, rule in enumerate(settings.choose)),
+    ]
+    for place, name in places:
+        if name is not None and name not in settings.policies:
+            yield place, f"no policy {name!r}; known: {', '.join(settings.policies)}"
+
+
+def _action_problems(settings: SafetySettings, known: _Known) -> Iterator[Problem]:
+    """Unknown names; what normalization removed cannot be edited again; what was not inspected must not pass."""
+    models = known.models or {}
+    own = (*(rule.id for rule in settings.rules), *_entity_rules(settings, models), *ANSWER_RULES)
+    for place, choice in _choices(settings):
+        of_answers = place[2:-1] == ("output", "actions")
+        rule = str(place[-1]) if of_answers or place[2:-1] == ("actions",) else None
+        if known.rules and rule is not None and not _fits(rule, [*known.rules, *own]):
+            yield place, f"no rule {rule!r}"
         if models and choice.model is not None and models.get(choice.model) != ():
             answering = ", ".join(name for name, labels in models.items() if not labels)
-            raise lines.error(place, f"no model {choice.model!r}; known: {answering}")
+            yield place, f"no model {choice.model!r}; known: {answering}"
+        if rule is None or of_answers:
+            continue
+        if rule == "limit.length" and choice.action is not Action.BLOCK:
+            yield place, "must block: longer text is not inspected"
+        if rule.startswith(NORMALIZED) and choice.action in (Action.REMOVE, Action.REDACT):
+            yield (
+                place,
+                "is normalization's, which has edited already; use flag, block or {route: MODEL}",
+            )
 
 
-def _check_guards(
-    settings: SafetySettings,
-    lines: "_Lines",
-    models: Mapping[str, Sequence[str]],
-    token_classifiers: Collection[str],
-) -> None:
-    for policy, body in settings.policies.items():
-        for name, guard in body.guard.items():
-            at = ("policies", policy, "guard", name)
-            if guard.model not in models:
-                known = ", ".join(models)
-                raise lines.error((*at, "model"), f"no model {guard.model!r}; known: {known}")
-            labels = models[guard.model]
-            kind = "token_classifier" if guard.model in token_classifiers else "classifier"
-            if (guard.template == kind) != bool(labels):
-                is_one = f"is a {kind}" if labels else "is no classifier"
-                raise lines.error(
-                    (*at, "template"), f"{guard.model} {is_one}; see engine of models"
-                )
-            if guard.template == "token_classifier":
-                labels = entities_of(labels)
-                if "output" in guard.checks and not body.output.enabled:
-                    raise lines.error(
-                        (*at, "checks"), "output: answers of this policy are not filtered"
-                    )
-            strange = [one for one in guard.categories if labels and one not in labels]
-            if strange:
-                raise lines.error(
-                    (*at, "categories"),
-                    f"{guard.model} has no label {strange[0]!r}; known: {', '.join(labels)}",
-                )
+def _guard_problems(
+    guard: GuardSettings, policy: PolicySettings, known: _Known
+) -> Iterator[tuple[str, str]]:
+    models = known.models or {}
+    if guard.model not in models:
+        yield "model", f"no model {guard.model!r}; known: {', '.join(models)}"
+        return
+    labels = models[guard.model]
+    kind = "token_classifier" if guard.model in known.token_classifiers else "classifier"
+    if (guard.template == kind) != bool(labels):
+        is_one = f"is a {kind}" if labels else "is no classifier"
+        yield "template", f"{guard.model} {is_one}; see engine of models"
+    if guard.template == "token_classifier":
+        labels = entities_of(labels)
+        if "output" in guard.checks and not policy.output.enabled:
+            yield "checks", "output: answers of this policy are not filtered"
+    strange = [one for one in guard.categories if labels and one not in labels]
+    if strange:
+        said = f"{guard.model} has no label {strange[0]!r}; known: {', '.join(labels)}"
+        yield "categories", said
 
 
 def _entity_rules(settings: SafetySettings, models: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -253,37 +254,19 @@ def _entity_rules(settings: SafetySettings, models: Mapping[str, Sequence[str]])
                 yield from map(rule_of, entities_of(models.get(guard.model, ())))
 
 
-def _check_possible(settings: SafetySettings, lines: "_Lines") -> None:
-    """What normalization removed cannot be edited again, and what was not inspected must not pass."""
-    for place, rule, choice in _all_actions(settings):
-        if rule is None or "output" in place:
-            continue
-        if rule == "limit.length" and choice.action is not Action.BLOCK:
-            raise lines.error(place, "must block: longer text is not inspected")
-        if rule.startswith(NORMALIZED) and choice.action in (Action.REMOVE, Action.REDACT):
-            raise lines.error(
-                place,
-                "is normalization's, which has edited already; use flag, block or {route: MODEL}",
-            )
-
-
-def _all_actions(
-    settings: SafetySettings,
-) -> Iterator[tuple[KeyPath, str | None, Choice]]:
-    for index, own in enumerate(settings.rules):
-        if own.action is not None:
-            yield ("rules", index, "action"), None, own.action
-    for name, body in settings.policies.items():
-        at = ("policies", name)
-        for rule, choice in body.actions.items():
-            yield (*at, "actions", rule), rule, choice
-        for rule, choice in body.output.actions.items():
-            yield (*at, "output", "actions", rule), rule, choice
-        for level, choice in body.severity.items():
-            yield (*at, "severity", level), None, choice
-        for guard, settings_of in body.guard.items():
-            yield (*at, "guard", guard, "action"), None, settings_of.action
-        yield (*at, "default"), None, body.default
+def _choices(value: object, at: KeyPath = ()) -> Iterator[tuple[KeyPath, Choice]]:
+    """All actions in ``value``, by place."""
+    items: Iterable[tuple[str | int, object]] = ()
+    if isinstance(value, Choice):
+        yield at, value
+    elif isinstance(value, BaseModel):
+        items = value
+    elif isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, tuple):
+        items = enumerate(value)
+    for key, inner in items:
+        yield from _choices(inner, (*at, key))
 
 
 def _fits(rule: str, known: Collection[str]) -> bool:
@@ -345,9 +328,6 @@ class _Lines:
 
 MATCH_CHARS_MAX: Final = 2000
 """The longest match of an operator's rule: the filter of answers may hold back as much."""
-
-Problem = tuple[KeyPath, str]
-"""A key of a rule, and what is wrong with its value."""
 
 
 def custom_rule(rule: RuleSettings) -> RuleSpec:

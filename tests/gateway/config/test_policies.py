@@ -35,7 +35,7 @@ def test_the_example_of_the_page_loads(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     policies = read_policies(*load(tmp_path, example))
     assert set(policies.by_name) == {"default", "strict"}
-    (rule,) = policies.chosen_by
+    (rule,) = policies.settings.choose
     assert rule.holds("default", {"team": "finance"})
     assert policies.by_name[rule.policy].deny == ("blue heron",)
 

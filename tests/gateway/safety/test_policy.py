@@ -42,7 +42,7 @@ def test_a_file_without_the_section_flags_everything() -> None:
     policy = load("models: []\n").by_name["default"]
     assert policy.actions.choose("pii.email", Severity.CRITICAL) == Choice(Action.FLAG)
     assert not policy.settings.restore
-    assert load("").default == "default"
+    assert load("").settings.default == "default"
 
 
 def test_actions_for_prompts_and_answers() -> None:
