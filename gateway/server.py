@@ -138,7 +138,7 @@ class Gateway:
         # What knows each other: the later one of the two is told here.
         dispatch.on_first = self._transport.flush_soon
         self._transport.on_report = self.shared.drains.on_report
-        self._admission.entities = self._generator.guards
+        self._admission.entities = self._generator.guards.read
         self._jobs = JobForwarder(
             settings.jobs, lambda: self.authenticator.mesh_key, settings.tls.mesh
         )

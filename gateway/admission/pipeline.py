@@ -3,10 +3,10 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from opentelemetry.trace import Span
 
@@ -26,7 +26,7 @@ from gateway.routing.router import RuntimeState
 from gateway.safety.actions import Action
 from gateway.safety.dry_run import move_labels
 from gateway.safety.findings import Finding
-from gateway.safety.guards.checks import Check, Cost, Decided, EntityGuard, found_of
+from gateway.safety.guards.checks import Check, Decided, EntityGuard
 from gateway.safety.guards.families import Failure
 from gateway.safety.inspector import (
     NO_ENTITIES,
@@ -132,29 +132,12 @@ RowsOf = Callable[[Conversation, ServedModel], Sequence[PreparedPrompt]]
 """The rows of a request about texts, by the texts as a model may see them."""
 
 
-@dataclass(frozen=True)
-class Reading:
-    """What a token classifier says of texts.
-
-    Attributes:
-        outcome: the entities in each text, by offset in it.
-    """
-
-    outcome: Sequence[Sequence[Finding]] | Failure
-    cost: Cost
-
-    def taken(self, check: Check) -> tuple[tuple[str, Action], ...]:
-        """What is recorded of it."""
-        if isinstance(self.outcome, Failure):
-            return found_of(check.guard, self.outcome)
-        return found_of(check.guard, [one for text in self.outcome for one in text])
-
-
-class EntityReader(Protocol):
-    """Asks token classifiers."""
-
-    async def read(self, about: AdmittedRequest, check: Check, texts: Sequence[str]) -> Reading:
-        """What the classifier of ``check`` finds in ``texts``; without an answer in time a `Failure`."""
+EntityReader = Callable[
+    [AdmittedRequest, Check, Sequence[str]],
+    Awaitable[tuple[Sequence[Sequence[Finding]] | Failure, Decided]],
+]
+"""What the token classifier of a check finds in each text, and what is recorded of it; without an answer in time a
+`Failure`."""
 
 
 @dataclass
@@ -268,7 +251,7 @@ class Admission:
         """Tokens of the prompt, and the model, ``name`` or the router's, whose tokenizer counted them."""
         safety = await self.check(incoming)
         incoming.conversation = _passed(incoming.conversation, safety)
-        features = await self._features(incoming, safety, name, {})
+        features = await self._features(incoming, safety, name)
         policies = incoming.policies
         model = policies.catalog[policies.router.plan(features, RuntimeState()).model]
         tokens = await encode(incoming.conversation, model, self.threads, incoming.request.tenant)
@@ -299,21 +282,17 @@ class Admission:
         texts = incoming.inspection.normalized
         checks = [Check(number, guard) for number, guard in enumerate(guards, 1)]
         readings = await asyncio.gather(
-            *(self.entities.read(incoming, check, texts) for check in checks)
+            *(self.entities(incoming, check, texts) for check in checks)
         )
         by_text: list[list[Finding]] = [[] for _ in texts]
         failed: list[tuple[str, Action]] = []
-        for check, reading in zip(checks, readings, strict=True):
-            if isinstance(reading.outcome, Failure):
-                failed += reading.taken(check)
+        for outcome, decided in readings:
+            if isinstance(outcome, Failure):
+                failed += decided.taken
                 continue
-            for found, mine in zip(by_text, reading.outcome, strict=True):
+            for found, mine in zip(by_text, outcome, strict=True):
                 found += mine
-        decided = tuple(
-            Decided(check, reading.taken(check), cost=reading.cost)
-            for check, reading in zip(checks, readings, strict=True)
-        )
-        return FoundEntities(by_text, failed), decided
+        return FoundEntities(by_text, failed), tuple(decided for _, decided in readings)
 
     async def _check_constraints(self, request: ValidRequest) -> None:
         """Raises InvalidRequest for a constraint that no worker could enforce."""
@@ -345,10 +324,7 @@ class Admission:
         request, policies = incoming.request, incoming.policies
         # A resumed answer continues on the model that its tokens came from.
         named = (request.resume and request.resume_model) or request.model or None
-        features = await self._features(incoming, safety, named, request.labels)
-        features.resumed = bool(request.resume and request.resume_model)
-        features.answer_tokens = request.sampling.max_tokens
-        features.key = request.route_key or incoming.request_id
+        features = await self._features(incoming, safety, named)
         now = time.monotonic()
         load = CurrentLoad(self._usage, self._overload, incoming, policies.settings, now)
         plan = policies.router.plan(features, load)
@@ -366,30 +342,28 @@ class Admission:
         return replace(plan, cascade=None) if request.resume else plan
 
     async def _features(
-        self,
-        incoming: AdmittedRequest,
-        safety: SafetyOutcome,
-        model: str | None,
-        labels: Mapping[str, str],
+        self, incoming: AdmittedRequest, safety: SafetyOutcome, model: str | None
     ) -> Features:
-        tenant = incoming.request.tenant
-        features = Features(
+        """What the router looks at; ``model``: the one that is named."""
+        request, policies = incoming.request, incoming.policies
+        conversation = incoming.conversation
+        tokens: Sequence[int] = ()
+        routed = model is None and safety.governed is None
+        if routed and policies.router.needs_prompt_tokens and conversation.turns:
+            default = policies.catalog[policies.catalog.default]
+            tokens = await encode(conversation, default, self.threads, request.tenant)
+        return Features(
             model=model,
-            text=incoming.conversation.user_text,
-            labels=labels,
-            tenant=tenant,
+            text=conversation.user_text,
+            prompt_tokens=len(tokens),
+            answer_tokens=request.sampling.max_tokens,
+            labels=request.labels,
+            tenant=request.tenant,
             findings=frozenset([rule for rule, _ in safety.verdict.taken]),
             governed=safety.governed,
+            resumed=bool(request.resume and request.resume_model),
+            key=request.route_key or incoming.request_id,
         )
-        routed = model is None and features.governed is None
-        counted = routed and incoming.policies.router.needs_prompt_tokens
-        if not counted or not incoming.conversation.turns:
-            return features
-        catalog = incoming.policies.catalog
-        default = catalog[catalog.default]
-        tokens = await encode(incoming.conversation, default, self.threads, tenant)
-        features.prompt_tokens = len(tokens)
-        return features
 
     async def _tokenize(self, incoming: AdmittedRequest, rows_of: RowsOf | None) -> None:
         """The prompts, also that of a cascade's second model, so that an escalation does not wait for it."""

@@ -92,7 +92,7 @@ class UsageAccounting:
         rows = [one for one in prepared if one is not None]
         lengths = [(len(one.prompt_token_ids), one.sampling.max_tokens) for one in rows]
         costs = (one.model.facts.cost(*length) for one, length in zip(rows, lengths, strict=True))
-        reservation.change(sum(costs))
+        reservation.cost = sum(costs)
         tokens = sum(map(sum, lengths))
         reservation.settle = self.limits.reserve(settings, payer, rows[0].model.name, tokens)
 

@@ -4,10 +4,9 @@ A period is a minute of the last hour, or a day of the last month, counted from 
 their costs of each period and their reservations, so that a budget holds for all of them together.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from typing import Final
 
 MINUTE_S: Final = 60.0
@@ -39,24 +38,19 @@ class Elsewhere:
         return sum(numbers.get(tenant, 0) for numbers in live)
 
 
+@dataclass(eq=False)
 class Reservation:
-    """What one running request may cost at most.
+    """What one running request of ``tenant`` may cost at most.
 
     Attributes:
+        running: the reservations of all tenants.
         settle: gives back what it has reserved of its limits, less what it has used.
     """
 
-    def __init__(self, change: Callable[[float, float, int], None], cost: float) -> None:
-        """``change``: takes what it was, what it is from now on, and how many requests more there are."""
-        self.settle: Callable[[float], None] | None = None
-        self._change, self._cost, self._held = change, cost, True
-        change(0.0, cost, 1)
-
-    def change(self, cost: float) -> None:
-        """It is ``cost`` from now on."""
-        assert self._held, "it was released"
-        self._change(self._cost, cost, 0)
-        self._cost = cost
+    tenant: str
+    cost: float
+    running: dict[str, set["Reservation"]]
+    settle: Callable[[float], None] | None = None
 
     @contextmanager
     def released_on_error(self) -> Iterator[None]:
@@ -69,12 +63,14 @@ class Reservation:
 
     def release(self, tokens: int = 0) -> None:
         """The request has ended, and used so many tokens; a second call has no effect."""
-        if not self._held:
+        own = self.running.get(self.tenant, set())
+        if self not in own:
             return
         if self.settle is not None:
             self.settle(tokens)
-        self._held = False
-        self._change(self._cost, 0.0, -1)
+        own.remove(self)
+        if not own:
+            del self.running[self.tenant]
 
 
 class Spending:
@@ -86,8 +82,7 @@ class Spending:
 
     Attributes:
         periods: how many of them are kept.
-        reserved: what the running requests of this gateway may still cost, by tenant.
-        elsewhere: those of the others.
+        elsewhere: what the running requests of the other gateways may still cost.
     """
 
     def __init__(
@@ -101,10 +96,9 @@ class Spending:
         self.periods = periods
         self._costs: dict[int, dict[str, dict[str, float]]] = {}
         """By period, gateway and tenant."""
-        self.reserved: dict[str, float] = {}
         self.elsewhere = Elsewhere()
-        self._running: Counter[str] = Counter()
-        """Reservations by tenant."""
+        self._running: dict[str, set[Reservation]] = {}
+        """By tenant."""
 
     def add(self, tenant: str, cost: float, now: float) -> None:
         """A request of ``tenant`` has cost ``cost``."""
@@ -116,13 +110,14 @@ class Spending:
 
     def reserve(self, tenant: str, cost: float) -> Reservation:
         """A request of ``tenant`` begins that may cost ``cost``."""
-        return Reservation(partial(self._reserve, tenant), cost)
+        made = Reservation(tenant, cost, self._running)
+        self._running.setdefault(tenant, set()).add(made)
+        return made
 
-    def _reserve(self, tenant: str, was: float, cost: float, more: int) -> None:
-        self._running[tenant] += more
-        self.reserved[tenant] = self.reserved.get(tenant, 0.0) + cost - was
-        if not self._running[tenant]:  # drops rounding errors
-            del self._running[tenant], self.reserved[tenant]
+    @property
+    def reserved(self) -> dict[str, float]:
+        """What the running requests of this gateway may still cost, by tenant."""
+        return {tenant: sum(one.cost for one in own) for tenant, own in self._running.items()}
 
     def spent(self, tenant: str, now: float, periods: int | None = None) -> float:
         """What the last ``periods`` (None: all) have cost and running requests may still cost."""
@@ -138,7 +133,8 @@ class Spending:
 
     def may_cost(self, tenant: str, now: float) -> float:
         """What running requests may still cost."""
-        return self.reserved.get(tenant, 0.0) + self.elsewhere.sum(tenant, now)
+        own = sum(one.cost for one in self._running.get(tenant, ()))
+        return own + self.elsewhere.sum(tenant, now)
 
     def tenants(self, now: float) -> set[str]:
         """Those that have spent something."""

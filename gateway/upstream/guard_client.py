@@ -8,19 +8,27 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Final, TypeVar
 
 from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
-from typing_extensions import override
 
-from gateway.admission.pipeline import AdmittedRequest, EntityReader, Reading
+from gateway.admission.pipeline import AdmittedRequest
 from gateway.admission.prompts import UNDRAWN, PreparedPrompt, is_long
 from gateway.models.catalog import ServedModel
 from gateway.models.tokenizer import Segment, TemplateRefused
 from gateway.safety.actions import Action
 from gateway.safety.findings import Finding
-from gateway.safety.guards.checks import Check, Cost, EntityGuard, Guard, taken_of
+from gateway.safety.guards.checks import (
+    Check,
+    Cost,
+    Decided,
+    EntityGuard,
+    Guard,
+    found_of,
+    taken_of,
+)
 from gateway.safety.guards.entities import LabelledToken
 from gateway.safety.guards.families import (
     Failure,
@@ -69,8 +77,8 @@ _FAILURES: Final[Mapping[type[SluiceError], Failure]] = {
 
 
 @dataclass(frozen=True)
-class GuardClient(EntityReader):
-    """Asks guards; also a `gateway.admission.pipeline.EntityReader`."""
+class GuardClient:
+    """Asks guards."""
 
     upstream: Upstream
 
@@ -88,13 +96,17 @@ class GuardClient(EntityReader):
             _set_outcome(span, taken_of(check.guard, outcome), score)
             return outcome, cost
 
-    @override
-    async def read(self, about: AdmittedRequest, check: Check, texts: Sequence[str]) -> Reading:
+    async def read(
+        self, about: AdmittedRequest, check: Check, texts: Sequence[str]
+    ) -> tuple[list[list[Finding]] | Failure, Decided]:
+        """What a token classifier finds in ``texts``: a `gateway.admission.pipeline.EntityReader`."""
         with _check_span(about, check) as span:
             question = _Question(self.upstream, about, check, headers_of(span))
-            reading = Reading(*await question.within_budget(question.entities(texts)))
-            _set_outcome(span, reading.taken(check))
-            return reading
+            outcome, cost = await question.within_budget(question.entities(texts))
+            found = outcome if isinstance(outcome, Failure) else [*chain.from_iterable(outcome)]
+            taken = found_of(check.guard, found)
+            _set_outcome(span, taken)
+            return outcome, Decided(check, taken, cost=cost)
 
 
 class _NoVerdict(Exception):

@@ -78,9 +78,9 @@ class GuardRunner(Beside):
         readings = await asyncio.gather(
             *(self._client.read(context, check, [window.text]) for check in checks)
         )
-        both = list(zip(checks, readings, strict=True))
-        decided = [self.checks.read(check, one.taken(check), one.cost) for check, one in both]
-        outcomes = [one.outcome for one in readings if not isinstance(one.outcome, Failure)]
+        decided = [one for _, one in readings]
+        self.checks.decided += decided
+        outcomes = [outcome for outcome, _ in readings if not isinstance(outcome, Failure)]
         return decided, [found for outcome in outcomes for found in outcome[0]]
 
     async def _ask(self, answer: Answer, check: Check) -> None:

@@ -169,12 +169,6 @@ class Checks:
         self._count += 1
         return Check(self._count, guard, True, tokens)
 
-    def read(self, check: Check, taken: tuple[tuple[str, Action], ...], cost: Cost) -> Decided:
-        """A token classifier has read a part of the answer."""
-        decided = Decided(check, taken, cost=cost)
-        self.decided.append(decided)
-        return decided
-
     def followed(self, check: Check) -> None:
         """The governed model of ``check`` answers now, or did already."""
         self._following.discard(check.number)

@@ -47,7 +47,7 @@ def test_a_running_request_counts_with_what_it_may_cost() -> None:
     spending = Spending()
     first, second = spending.reserve("a", 0.1), spending.reserve("a", 0.2)
     assert spending.spent("a", 0.0) == pytest.approx(0.3)
-    second.change(1.2)
+    second.cost = 1.2
     assert spending.spent("a", 0.0) == pytest.approx(1.3)
     first.release()
     first.release()
