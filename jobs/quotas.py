@@ -9,28 +9,34 @@ tenant may be a moment over its share, by what several processes take at the sam
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
+from jobs.core.leases import LIVE, is_suspect, urgency
 from sluice.errors import LimitReached, StorageFull, TransportUnavailable
 from sluice.internal.v1.job_pb2 import JobRecord, UploadRecord
 from sluice.settings import JobsSettings
 from sluice.v1.jobs_pb2 import JobState
-from sluice.wire.clock import ms_of
 
 COUNTED_S: Final = 10.0
 RETRY_AFTER_S: Final = 30.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class KnownJob:
-    """What is known of a job."""
+    """What is known of a job.
+
+    Attributes:
+        urgency: deadline, or what is later than any, and creation, Unix milliseconds: the smallest is taken first.
+        suspect: whether the next process that ends with it is the last one.
+    """
 
     tenant: str
     results_bytes: int
     state: "JobState.ValueType"
-    create_unix_ms: int
+    urgency: tuple[int, int]
     upload: str
+    suspect: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,7 @@ class Quotas:
 
     Attributes:
         jobs: by id.
+        live: those of them that wait, run or are paused.
         uploads: by id.
         counted: set when all records were read once.
     """
@@ -54,6 +61,7 @@ class Quotas:
     def __init__(self, settings: JobsSettings) -> None:
         self._settings = settings
         self.jobs: dict[str, KnownJob] = {}
+        self.live: dict[str, KnownJob] = {}
         self.uploads: dict[str, KnownUpload] = {}
         self.counted = asyncio.Event()
         self._jobs_of: Counter[str] = Counter()
@@ -83,15 +91,18 @@ class Quotas:
     def job(self, job: str, record: JobRecord | None) -> None:
         """The job as it is now; None: it is gone."""
         known = self.jobs.pop(job, None)
+        self.live.pop(job, None)
         if known is not None:
             _add(self._jobs_of, known.tenant, -1)
             _add(self._results, known.tenant, -known.results_bytes)
         if record is not None:
             shown = record.job
-            created_ms = int(ms_of(shown.create_time))
-            self.jobs[job] = KnownJob(
-                shown.tenant, record.results_bytes, shown.state, created_ms, record.upload_id
+            known = self.jobs[job] = KnownJob(
+                *(shown.tenant, record.results_bytes, shown.state),
+                *(urgency(record), record.upload_id, is_suspect(record, waits=True)),
             )
+            if shown.state in LIVE:
+                self.live[job] = known
             _add(self._jobs_of, shown.tenant, 1)
             _add(self._results, shown.tenant, record.results_bytes)
 
@@ -99,7 +110,7 @@ class Quotas:
         """So many bytes of results more; the record tells it later."""
         known = self.jobs.get(job)
         if known is not None:
-            self.jobs[job] = replace(known, results_bytes=known.results_bytes + size)
+            known.results_bytes += size
             _add(self._results, known.tenant, size)
 
     def upload(self, upload: str, record: UploadRecord | None) -> None:

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 from nats.aio.client import Client
@@ -16,11 +15,9 @@ from jobs.core.leases import (
     BEAT_S,
     LOST_MAX,
     Leases,
-    is_suspect,
     note_loss,
     set_state,
     shares,
-    urgency,
 )
 from jobs.core.pace import Rate
 from jobs.notify import Notifier
@@ -39,7 +36,7 @@ from sluice.v1.jobs_pb2 import (
     JOB_STATE_RUNNING,
 )
 from sluice.wire import subjects
-from sluice.wire.clock import ms_of, timestamp, unix_ms
+from sluice.wire.clock import timestamp, unix_ms
 
 _log = logging.getLogger(__name__)
 
@@ -52,39 +49,18 @@ SCAN_S: Final = 30.0
 """How often all records are read, whatever was heard of them."""
 UNUSED_UPLOAD_MS: Final = 24 * 3600 * 1000
 """An upload that no job uses is kept this long."""
-_LIVE: Final = frozenset({JOB_STATE_QUEUED, JOB_STATE_RUNNING})
 _WAITING: Final = frozenset({JOB_STATE_QUEUED, JOB_STATE_PAUSED})
 _RECORDS: Final = subjects.bucket_prefix(subjects.JOBS_BUCKET)
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """What the order of jobs needs of one that is queued, or running."""
-
-    tenant: str
-    queued: bool
-    urgency: tuple[int, int]
-    suspect: bool
-
-    @classmethod
-    def of(cls, record: JobRecord) -> "_Waiting":
-        job = record.job
-        queued = job.state == JOB_STATE_QUEUED
-        return cls(job.tenant, queued, urgency(record), is_suspect(record, waits=True))
-
-
 class Scheduler:
-    """The jobs of one process."""
+    """The jobs of one process. Those that it may take it knows by the index of all (`Quotas.live`)."""
 
     def __init__(self, process: JobProcess) -> None:
         self._process = process
         self._store, self._quotas = process.store, process.quotas
         self._notifier = Notifier(process.store, process.outside)
         self._leases = Leases(process.name)
-        self._live: dict[str, _Waiting | None] = {}
-        """Jobs that this process may take, and what it has heard of them; None: their records have to be read."""
-        self._ends: dict[str, int] = {}
-        """When those that wait or are paused are too late, Unix milliseconds."""
         self._had: set[str] = set()
         """Jobs that this process has run: what it has left is not lost."""
         self._left: set[str] = set()
@@ -134,27 +110,9 @@ class Scheduler:
             return
         record = read_record(JobRecord, key, message.data) if message.data else None
         self._quotas.job(key, record)
-        if key not in self._runners and (record is not None or not message.data):
-            self._note(key, record)
-            self._heard.set()
-
-    def _note(self, job: str, record: JobRecord | None) -> None:
-        """What is heard of a job that this process does not run; None: nothing, so its record is read."""
-        self._note_end(job, record)
-        if record is None:
-            self._live[job] = None
-        elif record.job.state in _LIVE:
-            self._live[job] = _Waiting.of(record)
-        else:
-            self._live.pop(job, None)
+        if key not in self._runners and record is not None:
             self._notifier.look(record)
-
-    def _note_end(self, job: str, record: JobRecord | None) -> None:
-        self._ends.pop(job, None)
-        if record is not None and record.job.state in _WAITING:
-            deadline_ms = ms_of(record.job.spec.limits.deadline_time)
-            if deadline_ms > 0:
-                self._ends[job] = int(deadline_ms)
+            self._heard.set()
 
     async def _look(self) -> None:
         now = time.monotonic()
@@ -165,7 +123,6 @@ class Scheduler:
         await self._find_left(now)
         while (chosen := self._next(now)) is not None:
             candidate = await self._candidate(chosen, now)
-            self._live.pop(chosen, None)
             self._left.discard(chosen)
             if candidate is not None:
                 tenant = candidate[0].job.tenant
@@ -173,15 +130,14 @@ class Scheduler:
                 await self._take(*candidate)
 
     async def _find_left(self, now: float) -> None:
-        """Jobs that are running and that nobody has; those of other processes are read once a second."""
-        every = now - self._left_at >= BEAT_S
-        if every:
-            self._left.clear()
-            self._left_at = now
-        for job, hint in list(self._live.items()):
-            if job in self._runners or (hint is not None and (hint.queued or not every)):
-                continue
-            if await self._candidate(job, now) is not None:
+        """Jobs that are running and that nobody has: once a second, and when this process has left one."""
+        if now - self._left_at < BEAT_S:
+            return
+        self._left.clear()
+        self._left_at = now
+        for job, known in list(self._quotas.live.items()):
+            runs = known.state == JOB_STATE_RUNNING and job not in self._runners
+            if runs and await self._candidate(job, now) is not None:
                 self._left.add(job)
 
     def _next(self, now: float) -> str | None:
@@ -195,17 +151,13 @@ class Scheduler:
         # Of a tenant without a rate none has begun.
         resting = {tenant for tenant, rate in self._starts.items() if rate.wait_s(now)}
         first, best = None, ((most, 0, 0), "")
-        for job, hint in self._live.items():
-            if (
-                hint is None
-                or hint.tenant in resting
-                or running[hint.tenant] > best[0][0]
-                or not (hint.queued or job in self._left)
-            ):
+        for job, known in self._quotas.live.items():
+            waits = known.state == JOB_STATE_QUEUED or job in self._left
+            if not waits or job in self._runners or known.tenant in resting:
                 continue
-            key = (running[hint.tenant], *hint.urgency), job
-            if key < best and job not in self._runners and not (suspected and hint.suspect):
-                first, best = hint, key
+            key = (running[known.tenant], *known.urgency), job
+            if key < best and not (suspected and known.suspect):
+                first, best = known, key
         if first is None:
             return None
         if len(self._runners) < self._process.settings.running_max:
@@ -221,13 +173,18 @@ class Scheduler:
     async def _expire(self) -> None:
         """Jobs that wait or are paused, and whose deadline has passed, are over."""
         now_ms = unix_ms()
-        late = [job for job, end_ms in self._ends.items() if end_ms <= now_ms]
+        late = [
+            job
+            for job, known in self._quotas.live.items()
+            if known.urgency[0] <= now_ms and known.state in _WAITING
+        ]
         if late[EXPIRED_AT_ONCE:]:
             self._heard.set()  # the others follow; meanwhile jobs are taken
         for job in late[:EXPIRED_AT_ONCE]:
-            del self._ends[job]
-            with suppress(JobUnknown):
-                await self._store.change(job, _expire)
+            try:
+                self._quotas.job(job, await self._store.change(job, _expire))
+            except JobUnknown:
+                self._quotas.job(job, None)
 
     async def _scan(self) -> None:
         """Reads all records; uploads that no job has used for a day are deleted."""
@@ -241,8 +198,6 @@ class Scheduler:
             self._notifier.look(record)
             self._quotas.job(record.job.id, record)
             used.add(record.upload_id)
-            if record.job.state in _WAITING | _LIVE and record.job.id not in self._runners:
-                self._note(record.job.id, record)
         for upload, stored in uploads:
             # How far one is that is being received only this process knows.
             if stored.size_bytes or upload not in uploads_before:
@@ -260,9 +215,9 @@ class Scheduler:
         try:
             record, revision = await self._store.read(job)
         except JobUnknown:
-            self._live.pop(job, None)
+            self._quotas.job(job, None)
             return None
-        self._note(job, record)
+        self._quotas.job(job, record)
         return (record, revision) if self._leases.may_take(record, revision, now) else None
 
     async def _take(self, record: JobRecord, revision: int) -> None:
@@ -278,10 +233,8 @@ class Scheduler:
         if not job.HasField("start_time"):
             job.start_time.CopyFrom(timestamp(unix_ms()))
         taken = await self._store.write(record, revision)
-        self._live.pop(job.id, None)
         if taken is None:
-            self._live[job.id] = None
-            return
+            return  # its record is read again
         self._had.add(job.id)
         _log.info("job %s is taken, time %d", job.id, record.epoch)
         runner = JobRunner(self._process, record, taken)
@@ -300,7 +253,7 @@ class Scheduler:
         set_state(job, JOB_STATE_FAILED, "PROCESSES_LOST", message, unix_ms())
         _log.error("job %s fails: %s", job.id, job.reason)
         await self._store.write(record, revision)
-        self._live[job.id] = None
+        await self._candidate(job.id, time.monotonic())
 
     async def _run(self, runner: JobRunner) -> None:
         try:
@@ -311,7 +264,7 @@ class Scheduler:
             del self._runners[runner.job], self._tasks[runner.job]
             self._leaving.discard(runner.job)
             self._divide()
-            self._live[runner.job] = None
+            self._left_at = float("-inf")
             self._heard.set()
 
     def _show(self, registry: MetricRegistry) -> None:

@@ -5,6 +5,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence, Set
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from jobs.core.leases import OVER, set_state
@@ -83,7 +84,7 @@ class JobService(JobServiceServicer):
         check_length("idempotency_key", key, NAME_CHARS_MAX)
         record = JobRecord(upload_id=spec.input.upload_id)
         job = record.job
-        job.id, job.tenant, job.state = new_job_id(tenant, key), tenant, pb.JOB_STATE_QUEUED
+        job.id, job.tenant = new_job_id(tenant, key), tenant
         job.spec.CopyFrom(spec)
         job.create_time.CopyFrom(timestamp(unix_ms()))
         async with self._turns.one(tenant):
@@ -99,9 +100,11 @@ class JobService(JobServiceServicer):
         job = record.job
         await self._quotas.ready()
         self._quotas.check_job(job.tenant)
-        self._quotas.job(job.id, record)  # calls beside this one count it
+        self._quotas.job(job.id, record)  # calls beside this one count it, and nobody takes it yet
+        job.state = pb.JOB_STATE_QUEUED
         try:
             if await self._store.create(record):
+                self._quotas.job(job.id, record)
                 return record
         except BaseException:
             self._quotas.job(job.id, None)
@@ -132,22 +135,21 @@ class JobService(JobServiceServicer):
         tenant = scope_of(context)
         check_count("states", request.states, len(pb.JobState.values()))
         await self._quotas.ready()
+        asked = request.states or pb.JobState.values()
         jobs = {
-            _page_key(known.create_unix_ms, job): job
+            _page_key(known.urgency[1], job): job
             for job, known in self._quotas.jobs.items()
-            if tenant in (None, known.tenant)
-            and (not request.states or known.state in request.states)
+            if tenant in (None, known.tenant) and known.state in asked
         }
-        page, token = _page(jobs, request)
+
+        async def read(job: str) -> pb.Job | None:
+            with suppress(JobUnknown):
+                record, _ = await self._store.read(job)
+                return _shown(record) if record.job.state in asked else None
+            return None
+
         async with self._turns.one(tenant_of(context)):
-            found = (
-                _shown(record)
-                async for record, _ in _each(self._store.read, page, JobUnknown)
-                if not request.states or record.job.state in request.states
-            )
-            shown, is_cut = await _fitting(found)
-        if is_cut:
-            token = _page_key(shown[-1].create_time.ToMilliseconds(), shown[-1].id)
+            shown, token = await _page(jobs, request, read)
         return pb.ListJobsResponse(jobs=shown, next_page_token=token)
 
     async def WatchJob(self, request: pb.WatchJobRequest, context: Any) -> None:  # type: ignore[override]
@@ -323,21 +325,20 @@ class JobService(JobServiceServicer):
             for upload, known in self._quotas.uploads.items()
             if known.complete_unix_ms and tenant in (None, known.tenant)
         }
-        page, token = _page(uploads, request)
 
-        async def read(upload_id: str) -> pb.Upload:
-            upload = await self._upload(tenant, upload_id)
-            return pb.Upload(
-                upload_id=upload_id,
-                name=upload.name,
-                size_bytes=upload.size_bytes,
-                create_time=timestamp(upload.complete_unix_ms),
-            )
+        async def read(upload_id: str) -> pb.Upload | None:
+            with suppress(UploadUnknown):
+                upload = await self._upload(tenant, upload_id)
+                return pb.Upload(
+                    upload_id=upload_id,
+                    name=upload.name,
+                    size_bytes=upload.size_bytes,
+                    create_time=timestamp(upload.complete_unix_ms),
+                )
+            return None
 
         async with self._turns.one(tenant_of(context)):
-            shown, is_cut = await _fitting(_each(read, page, UploadUnknown))
-        if is_cut:
-            token = _page_key(shown[-1].create_time.ToMilliseconds(), shown[-1].upload_id)
+            shown, token = await _page(uploads, request, read)
         return pb.ListUploadsResponse(uploads=shown, next_page_token=token)
 
     async def DeleteUpload(
@@ -346,12 +347,13 @@ class JobService(JobServiceServicer):
         """See the proto."""
         await self._upload(scope_of(context), request.upload_id)
         await self._quotas.ready()
-        users = self._quotas.users_of(request.upload_id)
-        async for record, _ in _each(self._store.read, users, JobUnknown):
-            if record.upload_id == request.upload_id and record.job.state not in OVER:
-                raise WrongJobState(
-                    f"job {record.job.id} reads this upload: cancel it, or wait for its end"
-                )
+        for job in self._quotas.users_of(request.upload_id):
+            with suppress(JobUnknown):
+                record, _ = await self._store.read(job)
+                if record.upload_id == request.upload_id and record.job.state not in OVER:
+                    raise WrongJobState(
+                        f"job {job} reads this upload: cancel it, or wait for its end"
+                    )
         await self._store.delete_upload(request.upload_id)
         self._quotas.upload(request.upload_id, None)
         return pb.DeleteUploadResponse()
@@ -468,34 +470,6 @@ async def _pages(outcomes: AsyncIterator[ItemOutcome]) -> AsyncIterator[list[pb.
         yield page
 
 
-async def _each(
-    read: Callable[[str], Coroutine[Any, Any, _Entry]],
-    names: Sequence[str],
-    gone: type[SluiceError],
-) -> AsyncIterator[_Entry]:
-    """What ``read`` gives of each name, in order, a few at the same time; those that are ``gone`` are left out."""
-    for begin in range(0, len(names), READS):
-        some = names[begin : begin + READS]
-        for found in await asyncio.gather(*map(read, some), return_exceptions=True):
-            if isinstance(found, gone):
-                continue
-            if isinstance(found, BaseException):
-                raise found
-            yield found
-
-
-async def _fitting(found: AsyncIterator[_Listed]) -> tuple[list[_Listed], bool]:
-    """The results that an answer has room for, and whether there are more."""
-    taken: list[_Listed] = []
-    size = 0
-    async for one in found:
-        if size >= LIST_BYTES:
-            return taken, True
-        taken.append(one)
-        size += one.ByteSize()
-    return taken, False
-
-
 def tenant_of(context: Any) -> str:
     """The tenant that the gateway passed on.
 
@@ -551,12 +525,27 @@ def _page_key(create_unix_ms: int, name: str) -> str:
     return f"{(1 << 48) - create_unix_ms:015d}-{name}"
 
 
-def _page(
-    entries: Mapping[str, str], request: pb.ListJobsRequest | pb.ListUploadsRequest
-) -> tuple[list[str], str]:
-    """The page that ``request`` names of the ``entries`` by their keys, and what names the next one."""
+async def _page(
+    entries: Mapping[str, str],
+    request: pb.ListJobsRequest | pb.ListUploadsRequest,
+    read: Callable[[str], Coroutine[Any, Any, _Listed | None]],
+) -> tuple[list[_Listed], str]:
+    """What ``read`` gives of the ``entries`` on the page that ``request`` names, by their keys; and the next page's name.
+
+    A few are read at the same time; those that are gone (None) are left out. A page ends at `LIST_BYTES` too.
+    """
     check_length("page_token", request.page_token, PAGE_TOKEN_CHARS_MAX)
     size = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
     keys = sorted(key for key in entries if key > request.page_token)
-    token = keys[size - 1] if len(keys) > size else ""
-    return [entries[key] for key in keys[:size]], token
+    shown: list[_Listed] = []
+    listed_bytes = 0
+    for begin in range(0, min(size, len(keys)), READS):
+        some = keys[begin : min(begin + READS, size)]
+        found = await asyncio.gather(*(read(entries[key]) for key in some))
+        for key, one in zip(some, found, strict=True):
+            if one is not None:
+                shown.append(one)
+                listed_bytes += one.ByteSize()
+            if listed_bytes >= LIST_BYTES:
+                return shown, key if key < keys[-1] else ""
+    return shown, keys[size - 1] if len(keys) > size else ""

@@ -15,6 +15,7 @@ from sluice.v1.jobs_pb2 import (
     JOB_STATE_COMPLETED,
     JOB_STATE_EXPIRED,
     JOB_STATE_FAILED,
+    JOB_STATE_PAUSED,
     JOB_STATE_QUEUED,
     JOB_STATE_RUNNING,
     Job,
@@ -56,6 +57,8 @@ OVER: Final = frozenset(
     {JOB_STATE_COMPLETED, JOB_STATE_FAILED, JOB_STATE_CANCELLED, JOB_STATE_EXPIRED}
 )
 """States of jobs that are over."""
+LIVE: Final = frozenset({JOB_STATE_QUEUED, JOB_STATE_RUNNING, JOB_STATE_PAUSED})
+"""The others."""
 
 
 def set_state(

@@ -43,7 +43,9 @@ def test_so_many_jobs_of_a_tenant_and_those_of_others_beside_them() -> None:
         "value": "2",
     }
     found.check_job("other")
-    assert found.jobs["a"] == KnownJob("acme", 0, pb.JOB_STATE_RUNNING, 5000, "u")
+    assert found.jobs["a"] == KnownJob(
+        "acme", 0, pb.JOB_STATE_RUNNING, (1 << 62, 5000), "u", suspect=False
+    )
     found.job("a", None)
     found.job("unknown", None)
     found.check_job("acme")
