@@ -530,7 +530,7 @@ async def _page(
     request: pb.ListJobsRequest | pb.ListUploadsRequest,
     read: Callable[[str], Coroutine[Any, Any, _Listed | None]],
 ) -> tuple[list[_Listed], str]:
-    """What ``read`` gives of the ``entries``, by their keys, on the page that ``request`` names; and the next one's name.
+    """What ``read`` gives of ``entries``, by their keys, on the page that ``request`` names; and the name of the next.
 
     A few are read at the same time; those that are gone (None) are left out. A page ends at `LIST_BYTES` too.
     """
