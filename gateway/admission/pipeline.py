@@ -58,7 +58,7 @@ class AdmittedRequest(SchedulingParams):
     Attributes:
         policies: by which everything is decided, taken once.
         request: as it was sent.
-        log: what happens to it.
+        log: what happens to it; ``timings`` is its.
         request_id: its name.
         key: its idempotency key; empty without one.
         fingerprint: equal for equal requests.
@@ -89,6 +89,7 @@ class AdmittedRequest(SchedulingParams):
         )
         self.request = request
         self.log = log
+        self.timings = log.timings
         self.request_id = log.request_id
         self.key = request.key
         self.fingerprint = request.fingerprint

@@ -1,6 +1,6 @@
 """One request that waits for its answer: frames go in, events come out.
 
-An `Answer` alone changes how far the answer is (`gateway.streaming.state` has the legal moves), which model gives it,
+An `Answer` alone changes how far the answer is (`gateway.streaming.state`), which model gives it,
 and how many of the tokens are delivered. The text is that of its current row.
 """
 
@@ -400,12 +400,6 @@ class Answer(RowResult):
 
     # The end.
 
-    @override
-    def fail(self, error: SluiceError) -> None:
-        if not self.ended:
-            self._cancel_row()
-            self._fail(error)
-
     def finish(self, reason: "FinishReason.ValueType", row: RowTimings, now: float) -> None:
         """Ends with the answer complete, or with an error when it is not what the caller holds."""
         self.commit()
@@ -437,11 +431,12 @@ class Answer(RowResult):
         self._wake()  # before what is recorded and learned at the end
         self._end(StreamState.FINISHED, reason=reason)
 
+    @override
     def _fail(self, error: SluiceError) -> None:
         self.commit()
         if self.reader is not None:
             self.reader.stop(error)
-        self._end(StreamState.FAILED, error=error)
+        super()._fail(error)
 
     def _note_shown(self, now: float) -> None:
         if self.first_token_at is None and self.current.shown:
@@ -455,7 +450,7 @@ class Answer(RowResult):
         return Finished(
             reason=reason,
             usage=self.current.usage,
-            timings=self.request.log.timings(row, first_at, now),
+            timings=self.request.timings(row, first_at, now),
             stop=("" if withheld_by else transcript.stop) or "",
             stop_token_id=(
                 self.current.stop_token_id

@@ -20,9 +20,9 @@ Neither clock nor I/O: the owner calls `tick`, and takes what is to be sent with
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from gateway.streaming.room import Room, TakenRoom, WaitingLine
 from gateway.streaming.sent_row import Line, Place, SentRow
@@ -30,6 +30,8 @@ from sluice.errors import RETRY_AFTER_S, EngineFailed, ModelUnavailable, Overloa
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.control_pb2 import AskedRow, Cancel, ControlMessage, RowsQuery
 from sluice.wire.subjects import URGENT_CLASS
+
+_T = TypeVar("_T")
 
 LOSSES_MAX: Final = 5
 NO_BATCHER_S: Final = 30.0
@@ -94,7 +96,7 @@ class Dispatch:
 
     def __init__(self, gateway: str, batchers: Batchers, stall_s: float) -> None:
         self.on_first: Callable[[], None] = lambda: None
-        self.on_failed: Callable[[str, SluiceError, float], None] = lambda *_: None
+        self.on_failed: Callable[[str, SluiceError], None] = lambda *_: None
         self.resent: Counter[tuple[str, str, str]] = Counter()
         self.given_up: Counter[Line] = Counter()
         self._gateway = gateway
@@ -238,7 +240,7 @@ class Dispatch:
             row.was_held = True
             row.task.charged_tokens = len(row.task.prompt_token_ids) + row.attempt.completion_tokens
         if losses >= LOSSES_MAX:
-            self._give_up(row, error.message, now)
+            self._give_up(row, error.message)
             return
         self._note_losses(row, losses)
         self.resent[*row.line, "worker"] += worker_lost
@@ -280,18 +282,20 @@ class Dispatch:
     def drain(self) -> Outgoing:
         """Everything that is to be sent since the last call."""
         outgoing, self._outgoing = self._outgoing, Outgoing()
-        by_batcher: defaultdict[str, list[SentRow]] = defaultdict(list)
+        asked: defaultdict[str, list[AskedRow]] = defaultdict(list)
         for row in self._gaps.values():
-            by_batcher[row.batcher].append(row)
-        for batcher, rows in self._cancels.items():
-            refs = [frame_pb2.RowRef(request_id=name, attempt=n) for name, n in rows.items()]
-            for start in range(0, len(refs), QUERY_ROWS_MAX):
-                cancel = Cancel(rows=refs[start : start + QUERY_ROWS_MAX])
-                message = ControlMessage(gateway=self._gateway, cancel=cancel)
-                outgoing.control.append((batcher, message))
-        for batcher, asked in by_batcher.items():
-            outgoing.control.extend(self._queries(batcher, asked))
-        outgoing.questions = bool(by_batcher)
+            name, next_index = row.row_id, row.attempt.next_index
+            asked[row.batcher].append(
+                AskedRow(request_id=name, attempt=row.task.attempt, next_index=next_index)
+            )
+        for batcher, attempts in self._cancels.items():
+            refs = [frame_pb2.RowRef(request_id=name, attempt=n) for name, n in attempts.items()]
+            for some in _parts(refs):
+                self._tell(outgoing, batcher, cancel=Cancel(rows=some))
+        for batcher, rows in asked.items():
+            for part in _parts(rows):
+                self._tell(outgoing, batcher, query=RowsQuery(rows=part))
+        outgoing.questions = bool(asked)
         self._cancels.clear()
         self._gaps.clear()
         self._scheduled = False
@@ -319,7 +323,7 @@ class Dispatch:
         row.ask_at = since + NO_BATCHER_S
         if row.ask_at <= now:
             message = f"no batcher took the request for {NO_BATCHER_S:g} s"
-            self._fail(row, ModelUnavailable(message, retry_after_s=RETRY_AFTER_S), now)
+            self._fail(row, ModelUnavailable(message, retry_after_s=RETRY_AFTER_S))
 
     def _question(self, row: SentRow, now: float) -> None:
         if not row.questions:
@@ -334,7 +338,7 @@ class Dispatch:
         # What never reached the batcher did no harm there, nor what it outlived.
         losses = row.losses_now() + (row.place is Place.HELD and not row.outlived)
         if losses >= LOSSES_MAX:
-            self._give_up(row, "its batcher was lost", now)
+            self._give_up(row, "its batcher was lost")
         elif self._place(row, now):
             self._note_losses(row, losses)
             self.resent[*row.line, "batcher"] += 1
@@ -357,13 +361,13 @@ class Dispatch:
             self._question(row, now)
         row.ask_at = now + RETRY_S
 
-    def _give_up(self, row: SentRow, why: str, now: float) -> None:
+    def _give_up(self, row: SentRow, why: str) -> None:
         """A row was lost too often: it becomes a dead letter."""
         reason = f"{LOSSES_MAX} times in succession no worker got on with this request: {why}"
         self._schedule()
         self._outgoing.dead.append((row, reason))
         self.given_up[row.line] += 1
-        self._fail(row, EngineFailed(reason), now)
+        self._fail(row, EngineFailed(reason))
 
     def _place(self, row: SentRow, now: float) -> bool:
         """Sends the row to a batcher; False when there is none with room for it."""
@@ -453,9 +457,9 @@ class Dispatch:
         row.task.timeout_ms = min(max(math.ceil((row.deadline - now) * 1000), 1), MS_MAX)
         row.task.age_ms = min(int((now - row.sent_at) * 1000), MS_MAX)
 
-    def _fail(self, row: SentRow, error: SluiceError, now: float) -> None:
+    def _fail(self, row: SentRow, error: SluiceError) -> None:
         self.cancel(row.row_id)
-        self.on_failed(row.row_id, error, now)
+        self.on_failed(row.row_id, error)
 
     # Messages.
 
@@ -472,20 +476,15 @@ class Dispatch:
         self._schedule()
         self._cancels[batcher][row_id] = attempt
 
-    def _queries(self, batcher: str, rows: list[SentRow]) -> Iterable[tuple[str, ControlMessage]]:
-        for start in range(0, len(rows), QUERY_ROWS_MAX):
-            asked = [
-                AskedRow(
-                    request_id=row.row_id,
-                    attempt=row.task.attempt,
-                    next_index=row.attempt.next_index,
-                )
-                for row in rows[start : start + QUERY_ROWS_MAX]
-            ]
-            query = RowsQuery(rows=asked)
-            yield batcher, ControlMessage(gateway=self._gateway, query=query)
+    def _tell(self, outgoing: Outgoing, batcher: str, **message: Any) -> None:
+        outgoing.control.append((batcher, ControlMessage(gateway=self._gateway, **message)))
 
     def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
             self.on_first()
+
+
+def _parts(rows: list[_T]) -> Iterator[list[_T]]:
+    """As many rows as one message may have."""
+    return (rows[at : at + QUERY_ROWS_MAX] for at in range(0, len(rows), QUERY_ROWS_MAX))

@@ -10,31 +10,21 @@ from sluice.internal.v1.frame_pb2 import RowTimings
 from sluice.v1.inference_pb2 import Started, Timings
 
 
-class RequestTimes(Protocol):
-    """How long the steps of a request's admission took."""
+class AnsweredRequest(RowRequest, Protocol):
+    """The request that an answer is for.
+
+    Attributes:
+        key: its idempotency key; empty without one.
+        fingerprint: equal for equal requests.
+        with_logprobs: whether callers get log-probabilities.
+    """
+
+    key: str
+    fingerprint: bytes
+    with_logprobs: bool
 
     def timings(self, row: RowTimings, first_token_at: float, now: float) -> Timings:
         """The timings of an answer that ends ``now``."""
-
-
-class AnsweredRequest(RowRequest, Protocol):
-    """The request that an answer is for."""
-
-    @property
-    def log(self) -> RequestTimes:
-        """What happened to it."""
-
-    @property
-    def key(self) -> str:
-        """Its idempotency key; empty without one."""
-
-    @property
-    def fingerprint(self) -> bytes:
-        """Equal for equal requests."""
-
-    @property
-    def with_logprobs(self) -> bool:
-        """Whether callers get log-probabilities."""
 
     def started(self) -> Started:
         """The first event of the answer, of the model that is asked first."""

@@ -38,7 +38,7 @@ class Registry:
 
     def __init__(self, dispatch: Dispatch, replays: ReplayCache) -> None:
         self.dispatch = dispatch
-        dispatch.on_failed = lambda row_id, error, _: self.row_failed(row_id, error)
+        dispatch.on_failed = self.row_failed
         self._replays = replays
         self._live: dict[str, RowResult] = {}
         self._rows: dict[str, RowResult] = {}
@@ -141,9 +141,10 @@ class Registry:
             result.published(row_id)
 
     def publish_failed(self, row_id: str, error: SluiceError) -> None:
-        """The task of a row could not be sent, as far as is known."""
-        if (result := self._rows.get(row_id)) is not None:
-            result.publish_failed(row_id, error)
+        """The task of a row could not be sent, as far as is known: frames prove the contrary."""
+        result = self._rows.get(row_id)
+        if result is not None and not result.current.taken:
+            result.row_failed(row_id, error)
 
     def row_failed(self, row_id: str, error: SluiceError) -> None:
         """A row cannot be answered."""

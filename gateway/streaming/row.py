@@ -85,6 +85,7 @@ class Row:
         recoveries: how often another process continued the row.
         recovered_gap_s: the longest time without a token because of that.
         recovered_from: what was lost when another process continued it last: "worker" or "batcher".
+        inspection: what the safety policy does about the answer, as far as there is one.
     """
 
     row_id: str
@@ -109,8 +110,8 @@ class Row:
     recoveries: int = 0
     recovered_gap_s: float = 0.0
     recovered_from: str = ""
+    inspection: AnswerInspection | None = None
     _text: Transcript | None = None
-    _inspection: AnswerInspection | None = None
     _accepted_attempt: int = 0
     """That of the last frame that was accepted."""
     _requested_at: float | None = None
@@ -121,13 +122,8 @@ class Row:
         """The text of its tokens."""
         if self._text is None:
             assert self.open_text is not None, "its result is numbers"
-            self._text, self._inspection = self.open_text()
+            self._text, self.inspection = self.open_text()
         return self._text
-
-    @property
-    def inspection(self) -> AnswerInspection | None:
-        """What the safety policy does about the answer, as far as there is one."""
-        return self._inspection
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -142,7 +138,7 @@ class Row:
     @property
     def raw_text(self) -> str:
         """The answer so far as the model gave it: with placeholders, before the output filter."""
-        return self.transcript.text if self._inspection is None else self._inspection.filter.raw
+        return self.transcript.text if self.inspection is None else self.inspection.filter.raw
 
     @property
     def unread(self) -> bool:

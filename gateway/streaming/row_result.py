@@ -8,30 +8,24 @@ from typing import Protocol
 
 from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.row import Row
-from gateway.streaming.state import ENDED, LEGAL_MOVES, StreamState
+from gateway.streaming.state import ENDED, StreamState
 from sluice.errors import SluiceError
 from sluice.internal.v1.frame_pb2 import Frame
 from sluice.v1.inference_pb2 import FinishReason
 
 
 class RowRequest(Protocol):
-    """Whose row it is, and how long it may take."""
+    """Whose row it is, and how long it may take.
 
-    @property
-    def tenant(self) -> str:
-        """The tenant that asks."""
+    Attributes:
+        arrived_at: when the request came, seconds.
+        deadline: when it fails, seconds.
+    """
 
-    @property
-    def priority_class(self) -> str:
-        """The class of the request."""
-
-    @property
-    def arrived_at(self) -> float:
-        """When it came, seconds."""
-
-    @property
-    def deadline(self) -> float:
-        """When it fails, seconds."""
+    tenant: str
+    priority_class: str
+    arrived_at: float
+    deadline: float
 
 
 class RowResult:
@@ -97,11 +91,6 @@ class RowResult:
         if row is self.current and self.state is StreamState.PUBLISHING:
             self._move(StreamState.WAITING)
 
-    def publish_failed(self, row_id: str, error: SluiceError) -> None:
-        """The task of the row could not be sent, as far as is known: frames prove the contrary."""
-        if self.state is StreamState.PUBLISHING:
-            self.row_failed(row_id, error)
-
     def row_failed(self, row_id: str, error: SluiceError) -> None:
         """A row cannot be answered: that is the end, if it is the current one."""
         if row_id == self.current.row_id:
@@ -119,7 +108,7 @@ class RowResult:
             return
         self._dispatch.release(row.row_id, row.final)
         if isinstance(outcome, SluiceError):
-            self._end(StreamState.FAILED, error=outcome)
+            self._fail(outcome)
         else:
             self._end(StreamState.FINISHED, reason=row.close(outcome))
 
@@ -127,11 +116,14 @@ class RowResult:
         """Ends with ``error``, unless it has ended; its row is cancelled."""
         if not self.ended:
             self._cancel_row()
-            self._end(StreamState.FAILED, error=error)
+            self._fail(error)
 
     def _cancel_row(self) -> None:
         if not self.row_ended:
             self._dispatch.cancel(self.current.row_id)
+
+    def _fail(self, error: SluiceError) -> None:
+        self._end(StreamState.FAILED, error=error)
 
     def _end(
         self,
@@ -147,7 +139,7 @@ class RowResult:
         on_end()
 
     def _move(self, target: StreamState) -> None:
-        assert target in LEGAL_MOVES[self.state], f"{self.state.name} to {target.name}"
+        assert not self.ended, "an end is final"
         self.state = target
 
 

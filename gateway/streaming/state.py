@@ -1,9 +1,8 @@
-"""The states of an answer and the legal moves between them.
+"""The states of an answer. Frames, even the last one, may arrive before the word that the task was taken.
 
 Only `gateway.streaming.row_result` and `gateway.streaming.answer` import this: nothing else changes a state.
 """
 
-from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Final
 
@@ -26,15 +25,3 @@ class StreamState(Enum):
 
 
 ENDED: Final = frozenset({StreamState.FINISHED, StreamState.FAILED})
-_AFTER_STREAMING: Final = ENDED | {StreamState.PUBLISHING, StreamState.CHECKING}
-
-# Frames, even the last one, may arrive before the word that the task was taken.
-# When another model takes over, its task is published: every live state may return to PUBLISHING.
-LEGAL_MOVES: Final[Mapping[StreamState, frozenset[StreamState]]] = {
-    StreamState.PUBLISHING: frozenset(StreamState),
-    StreamState.WAITING: _AFTER_STREAMING | {StreamState.STREAMING},
-    StreamState.STREAMING: _AFTER_STREAMING,
-    StreamState.CHECKING: ENDED | {StreamState.PUBLISHING},
-    StreamState.FINISHED: frozenset(),
-    StreamState.FAILED: frozenset(),
-}

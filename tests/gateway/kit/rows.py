@@ -47,10 +47,6 @@ class Asked:
     fingerprint: bytes = b""
     with_logprobs: bool = False
 
-    @property
-    def log(self) -> "Asked":
-        return self
-
     def timings(self, row: RowTimings, first_token_at: float, now: float) -> Timings:
         return Timings(
             queue=duration(row.queue_ms),

@@ -54,7 +54,7 @@ class Desk:
         self.dispatch = dispatch_to(stall_s=STALL_S)
         self.dispatch._batchers = self.batchers
         self.failed: list[SluiceError] = []
-        self.dispatch.on_failed = lambda _, error, now: self.failed.append(error)
+        self.dispatch.on_failed = lambda _, error: self.failed.append(error)
         self.attempt = new_attempt("r")
         self.row: SentRow = sent_row(self.attempt, self.now + 1000, priority_class)
         self.dispatch.send(self.row, self.now)

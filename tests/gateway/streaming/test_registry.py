@@ -11,7 +11,6 @@ from gateway.streaming.answer import Answer
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache
 from gateway.streaming.reader import Reader
 from gateway.streaming.registry import FRAMES_AT_A_TIME, Registry
-from gateway.streaming.state import LEGAL_MOVES, StreamState
 from sluice.errors import (
     Cancelled,
     DeadlinePassed,
@@ -467,12 +466,6 @@ def test_failing_all_streams_leaves_none_open() -> None:
         stream.read(reader)
     assert len(bench.registry) == 0
     assert bench.registry.find("k", b"f", (), "", 1) is None
-
-
-def test_the_table_of_moves_covers_every_state() -> None:
-    assert set(LEGAL_MOVES) == set(StreamState)
-    assert not LEGAL_MOVES[StreamState.FINISHED]
-    assert not LEGAL_MOVES[StreamState.FAILED]
 
 
 @given(st.lists(st.integers(0, 12), max_size=20))
