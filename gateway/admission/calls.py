@@ -100,6 +100,50 @@ async def in_time(
         yield message
 
 
+class TimeLimit:
+    """`asyncio.timeout` in a third of its CPU time: its block ends with TimeoutError when the time is up.
+
+    Attributes:
+        paused: nothing is ended as long as it is set; `resume` ends what has to end.
+        expired: the block was ended.
+    """
+
+    __slots__ = ("_cancelling", "_due", "_seconds", "_task", "_timer", "expired", "paused")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.paused = self.expired = self._due = False
+
+    def __enter__(self) -> "TimeLimit":
+        task = asyncio.current_task()
+        assert task is not None, "a task runs the block"
+        self._task, self._cancelling = task, task.cancelling()
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self.expire)
+        return self
+
+    def expire(self) -> None:
+        """The time is up."""
+        self._due = self.paused
+        if not self.paused and not self.expired:
+            self.expired = True
+            self._task.cancel()
+
+    def resume(self) -> None:
+        """What came while it was paused happens now."""
+        self.paused = False
+        if self._due:
+            self.expire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        self._timer.cancel()
+        # Else the block has ended by itself, or somebody else has cancelled its task too.
+        own = self.expired and self._task.uncancel() <= self._cancelling
+        if own and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+
 class CountLimit:
     """What each tenant may have at the same time.
 
@@ -179,10 +223,11 @@ class Arriving:
         places = self._receiving.setdefault(tenant, asyncio.Semaphore(self.receiving_max))
         self._arriving[tenant] += 1
         try:
-            async with places, asyncio.timeout(RECEIVE_S) as limit:
-                return await read()
+            async with places:
+                with TimeLimit(RECEIVE_S) as limit:
+                    return await read()
         except TimeoutError:
-            if not limit.expired():
+            if not limit.expired:
                 raise
             raise DeadlinePassed(
                 f"the message of the call did not arrive within {RECEIVE_S:g} s"

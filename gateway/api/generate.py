@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 import grpc
 from opentelemetry.trace import Tracer
 
-from gateway.admission.calls import AnyCall, ClassLimiter
+from gateway.admission.calls import AnyCall, ClassLimiter, TimeLimit
 from gateway.admission.pipeline import AdmittedRequest, RowsOf
 from gateway.routing.prediction import Prediction
 from gateway.shared.state import SharedState
@@ -209,7 +209,7 @@ class RunningCall:
         self._log = log
         self._request_id = log.request_id
         """Of the request whose answer it reads."""
-        self._timeout: asyncio.Timeout
+        self._limit: TimeLimit
         self._stopped: SluiceError | None = None
         """Why the call was ended from outside."""
 
@@ -223,7 +223,7 @@ class RunningCall:
         """
         incoming = AdmittedRequest(request, self._log, self._shared.state.resume_key)
         try:
-            async with asyncio.timeout(request.timeout_s) as self._timeout:
+            with TimeLimit(request.timeout_s) as self._limit:
                 return await work(incoming)
         except TimeoutError:
             error = self._stopped or DeadlinePassed(self._kind.late)
@@ -405,16 +405,14 @@ class _GenerateCall(RunningCall):
     def _stop(self, error: SluiceError) -> None:
         """Ends the call with ``error``, whatever it waits for: a client that does not read blocks `_write`."""
         self._stopped = error
-        if self._timeout.when() is not None and not self._timeout.expired():
-            self._timeout.reschedule(0.0)
+        self._limit.expire()
 
     async def _write_started(self, started: Started) -> None:
         self._log.started(started)
         # Not interrupted: gRPC sends the headers with this event, and takes no status until it has.
-        deadline = self._timeout.when()
-        self._timeout.reschedule(None)
+        self._limit.paused = True
         await self._put(GenerateResponse(started=started))
-        self._timeout.reschedule(deadline if self._stopped is None else 0.0)
+        self._limit.resume()
 
     async def _write_events(self, request: ValidRequest, answer: Answer, reader: Reader) -> None:
         while True:

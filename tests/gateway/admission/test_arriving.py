@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from gateway.admission import calls as arriving
-from gateway.admission.calls import Arriving, CountLimit
+from gateway.admission.calls import Arriving, CountLimit, TimeLimit
 from sluice.errors import DeadlinePassed, Overloaded
 
 MIB = 1024 * 1024
@@ -87,6 +87,44 @@ async def test_the_wait_for_others_is_not_the_messages_own(monkeypatch: pytest.M
     async with asyncio.timeout(BOUND_S):
         await asyncio.gather(*calls)
     assert begun.locked(), "there was no place"
+
+
+async def test_a_time_limit_ends_its_block_and_nothing_else() -> None:
+    with pytest.raises(TimeoutError), TimeLimit(0) as limit:
+        await asyncio.sleep(BOUND_S)
+    assert limit.expired
+    with TimeLimit(BOUND_S) as unused:
+        pass
+    assert not unused.expired
+
+
+async def test_a_caller_that_goes_is_no_time_limit_that_expired() -> None:
+    async def work() -> None:
+        with TimeLimit(BOUND_S) as limit:
+            started.set_result(limit)
+            await asyncio.sleep(BOUND_S)
+
+    started: asyncio.Future[TimeLimit] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(work())
+    limit = await started
+    task.cancel()
+    limit.expire()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_paused_time_limit_expires_when_it_goes_on() -> None:
+    async def work() -> None:
+        with TimeLimit(BOUND_S) as limit:
+            limit.paused = True
+            limit.expire()
+            await asyncio.sleep(0)
+            assert not limit.expired
+            limit.resume()
+            await asyncio.sleep(BOUND_S)
+
+    with pytest.raises(TimeoutError):
+        await work()
 
 
 def test_bytes_of_a_tenants_calls_are_bounded_together() -> None:
