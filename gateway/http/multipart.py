@@ -37,8 +37,10 @@ class FileForm:
                     "on_part_begin": self._begin_part,
                     "on_part_data": self._take_data,
                     "on_part_end": self._end_part,
-                    "on_header_begin": self._begin_header,
-                    "on_header_field": self._take_header_name,
+                    "on_header_begin": lambda: self._header.clear(),
+                    "on_header_field": lambda data, start, end: self._header.extend(
+                        data[start:end]
+                    ),
                     "on_header_value": self._take_header_value,
                     "on_headers_finished": self._end_headers,
                     "on_end": self._end_form,
@@ -90,12 +92,6 @@ class FileForm:
         self._disposition.clear()
         self._value.clear()
         self._in_file = False
-
-    def _begin_header(self) -> None:
-        self._header.clear()
-
-    def _take_header_name(self, data: bytes, start: int, end: int) -> None:
-        self._header += data[start:end]
 
     def _take_header_value(self, data: bytes, start: int, end: int) -> None:
         if self._header.lower() == b"content-disposition":

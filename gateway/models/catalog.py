@@ -1,6 +1,6 @@
 """The models that this gateway serves: their settings with their tokenizers."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -81,8 +81,6 @@ class Catalog:
         self.default = default
         self.names = tuple(models)
         self.answering = tuple(name for name, one in models.items() if one.settings.answers)
-        self._answer_tokens = {name: models[name].max_answer_tokens for name in self.answering}
-        self._vocab_sizes = {name: models[name].tokenizer.vocab_size for name in self.answering}
         self.hearing = tuple(name for name in self.answering if models[name].speech is not None)
         self.reading = tuple(name for name in self.answering if models[name].speech is None)
         self.marks_reasoning = any(one.tokenizer.marks_reasoning for one in self._versions.values())
@@ -111,8 +109,12 @@ class Catalog:
 
     def max_answer_tokens(self, name: str) -> int:
         """Largest max_tokens of a request for ``name``; of any model for "auto" and unknown ones."""
-        return self._answer_tokens.get(name, max(self._answer_tokens.values(), default=0))
+        return max((one.max_answer_tokens for one in self._asked(name)), default=0)
 
     def vocab_size(self, name: str) -> int:
         """Size of the vocabulary of ``name``; the largest of all for "auto" and unknown ones."""
-        return self._vocab_sizes.get(name, max(self._vocab_sizes.values(), default=0))
+        return max((one.tokenizer.vocab_size for one in self._asked(name)), default=0)
+
+    def _asked(self, name: str) -> Iterable[ServedModel]:
+        """The models that may answer a request for ``name``."""
+        return map(self.__getitem__, (name,) if name in self.answering else self.answering)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
-from typing import Final
+from typing import Final, TypeVar
 
 from google.protobuf.message import Message
 from nats.aio.client import Client
@@ -32,6 +32,8 @@ from sluice.v1 import admin_pb2 as pb
 from sluice.wire import jetstream, subjects
 from sluice.wire.codec import MAX_MESSAGE_BYTES, MalformedMessage, pack, unpack
 from sluice.wire.jetstream import answering
+
+M = TypeVar("M", bound=Message)
 
 _log = logging.getLogger(__name__)
 
@@ -110,7 +112,7 @@ class RecordStore:
         """Queues ``record``; it replaces an earlier one of the same request."""
         if self._settings.enabled:
             subject = subjects.record(record.request_id)
-            self._put(subject, record, self._in_force().retention_s(record.tenant), replace=True)
+            self._put(subject, record, record.tenant)
 
     def append_audit(self, entry: AuditEntry) -> None:
         """Queues ``entry``, also without room; it holds all that an earlier one of the same request holds."""
@@ -118,7 +120,7 @@ class RecordStore:
             subject = subjects.audit(entry.tenant, entry.request_id)
             keep_s = self._in_force().retention_s(entry.tenant)
             payload = entry.SerializeToString()
-            self.audit_writer.put(subject, payload, replace=True, keep_s=keep_s)
+            self.audit_writer.put(subject, payload, keep_s)
             self._count_audit(entry.tenant, ENTRY_BYTES + len(subject) + len(payload))
 
     def _count_audit(self, tenant: str, size: int) -> None:
@@ -161,7 +163,7 @@ class RecordStore:
     def write_outcome(self, outcome: Outcome) -> None:
         """Queues ``outcome``; it replaces an earlier one of the same request."""
         subject = subjects.outcome(outcome.tenant, outcome.request_id)
-        self._put(subject, outcome, self._in_force().retention_s(outcome.tenant), replace=True)
+        self._put(subject, outcome, outcome.tenant)
 
     async def grade(self, request_id: str, grade: pb.Grade, tenant: str | None) -> pb.RequestRecord:
         """Stores ``grade`` of a request of ``tenant`` (None: of any); returns the record when it is stored.
@@ -193,13 +195,11 @@ class RecordStore:
         Raises:
             RecordUnknown: nothing is kept.
         """
-        record = unpack(pb.RequestRecord, await self._record(subjects.record(request_id)))
+        record = await self._record(pb.RequestRecord, subjects.record(request_id))
         _check_tenant(record.tenant, tenant)
         response = pb.GetRequestRecordResponse(record=record)
         with suppress(RecordUnknown):  # it has no grade
-            response.grade.CopyFrom(
-                unpack(pb.Grade, await self._record(subjects.grade(request_id)))
-            )
+            response.grade.CopyFrom(await self._record(pb.Grade, subjects.grade(request_id)))
         return response
 
     async def audit_entry(self, request_id: str, tenant: str | None) -> AuditEntry:
@@ -207,7 +207,7 @@ class RecordStore:
         if not self._settings.audit_enabled:
             raise RecordUnknown("the audit is switched off: see records.audit_enabled")
         subject = subjects.audit(tenant or subjects.ANY, request_id)
-        return unpack(AuditEntry, _known(await self._last(subjects.AUDIT_STREAM, subject)))
+        return await self._last(AuditEntry, subjects.AUDIT_STREAM, subject)
 
     async def list_outcomes(
         self, tenants: Sequence[str], since_unix_ms: float
@@ -228,10 +228,10 @@ class RecordStore:
                 if response is not None and outcome.answered_unix_ms >= since_unix_ms:
                     yield response
 
-    def _put(self, subject: str, message: Message, keep_s: float | None, *, replace: bool) -> None:
+    def _put(self, subject: str, message: Message, tenant: str) -> None:
         payload = message.SerializeToString()
         if not self._writer.is_full and len(payload) <= MAX_MESSAGE_BYTES:
-            self._writer.put(subject, payload, replace=replace, keep_s=keep_s)
+            self._writer.put(subject, payload, self._in_force().retention_s(tenant))
             return
         self.dropped += 1
         if self.dropped & (self.dropped - 1) == 0:  # 1, 2, 4, 8 ...: a flood does not fill the log
@@ -247,31 +247,23 @@ class RecordStore:
     async def _record_of(self, request_id: str) -> pb.RequestRecord:
         """What is left of a record; raises as `grade`."""
         try:
-            return unpack(pb.RequestRecord, await self._record(subjects.record(request_id)))
+            return await self._record(pb.RequestRecord, subjects.record(request_id))
         except RecordUnknown:
-            outcome = await self._outcome(request_id)
-            if outcome is None:
-                raise
-            return pb.RequestRecord(request_id=request_id, tenant=outcome.tenant)
+            subject, kept = (
+                subjects.outcome(subjects.ANY, request_id),
+                self._in_force().routing.outcomes,
+            )
+            with suppress(RecordUnknown):
+                if kept.tenants:
+                    outcome = await self._last(Outcome, subjects.OUTCOMES_STREAM, subject)
+                    if outcome.tenant in kept.tenants:
+                        return pb.RequestRecord(request_id=request_id, tenant=outcome.tenant)
+            raise
 
-    async def _record(self, subject: str) -> bytes:
+    async def _record(self, kind: type[M], subject: str) -> M:
         if not self._settings.enabled:
             raise RecordUnknown("records are switched off: see records.enabled")
-        return _known(await self._last(subjects.RECORDS_STREAM, subject, direct=True))
-
-    async def _outcome(self, request_id: str) -> Outcome | None:
-        """None: nothing is kept, or the tenant does not opt in any more."""
-        if not self._in_force().routing.outcomes.tenants:
-            return None
-        data = await self._last(
-            subjects.OUTCOMES_STREAM, subjects.outcome(subjects.ANY, request_id)
-        )
-        outcome = None if data is None else unpack(Outcome, data)
-        return (
-            outcome
-            if outcome and outcome.tenant in self._in_force().routing.outcomes.tenants
-            else None
-        )
+        return await self._last(kind, subjects.RECORDS_STREAM, subject, direct=True)
 
     def _opted_in(self, tenants: Sequence[str]) -> Sequence[str]:
         kept = self._in_force().routing.outcomes.tenants
@@ -284,8 +276,8 @@ class RecordStore:
             )
         return list(dict.fromkeys(tenants)) or kept
 
-    async def _last(self, stream: str, subject: str, *, direct: bool = False) -> bytes | None:
-        """The last message of ``subject``, or None.
+    async def _last(self, kind: type[M], stream: str, subject: str, *, direct: bool = False) -> M:
+        """The last message of ``subject``; raises RecordUnknown when there is none.
 
         Only the stream itself finds a subject with a wildcard (the tenant is not known): then it is not ``direct``.
         """
@@ -294,8 +286,8 @@ class RecordStore:
                 async with asyncio.timeout(READ_S):
                     message = await self._js.get_last_msg(stream, subject, direct=direct)
             except NotFoundError:
-                return None
-        return message.data or b""
+                raise _unknown() from None
+        return unpack(kind, message.data or b"")
 
     async def forget(self, tenant: str) -> pb.ForgetTenantResponse:
         """Deletes records, audit entries, outcomes and dead letters of ``tenant``; returns how many of each."""
@@ -343,12 +335,6 @@ class RecordStore:
             async with aclosing(found):
                 async for message in found:
                     yield message
-
-
-def _known(data: bytes | None) -> bytes:
-    if data is None:
-        raise _unknown()
-    return data
 
 
 def _check_tenant(owner: str, tenant: str | None) -> None:

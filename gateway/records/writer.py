@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from itertools import count, islice
+from itertools import islice
 from typing import Final
 
 from nats.aio.client import Client
@@ -47,21 +47,17 @@ class BackgroundWriter:
     def __init__(self, gather_s: float = 0.0) -> None:
         self._gather_s = gather_s
         self._queue: dict[str, Message] = {}
-        """By key, oldest first."""
+        """By subject, oldest first."""
         self._bytes = 0
         self.is_full = False
-        self._numbers = count()
         self._wakeup = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def put(
-        self, subject: str, payload: bytes, *, replace: bool, keep_s: float | None = None
-    ) -> None:
-        """Queues a message; with ``replace`` instead of one for the same subject that still waits."""
-        key = subject if replace else f"{next(self._numbers)}"
-        self._forget(self._queue.get(key))
-        self._queue[key] = subject, payload, keep_s
+    def put(self, subject: str, payload: bytes, keep_s: float | None = None) -> None:
+        """Queues a message, instead of one for the same subject that still waits."""
+        self._forget(self._queue.get(subject))
+        self._queue[subject] = subject, payload, keep_s
         self._count(MESSAGE_BYTES + len(payload))
         self._empty.clear()
         self._wakeup.set()

@@ -99,27 +99,17 @@ class AnswerCache:
         wanted = {key: row for key, row in zip(keys, rows, strict=True) if key not in found}
         computed = await compute(list(wanted.values())) if wanted else ()
         for key, values in zip(wanted, computed, strict=True):
-            record = KeyRecord(values=values)
-            self._memory.put(key, record, time.monotonic())
-            self._store(key, record)
+            self._keep(key, KeyRecord(values=values))
             found[key] = values
         return [found[key] for key in keys]
 
     async def find_values(self, keys: Sequence[str]) -> dict[str, bytes]:
         """The embeddings that are kept under ``keys``."""
-        now, found = time.monotonic(), {}
-        asked: list[str] = []
-        for key in dict.fromkeys(keys):
-            record = self._memory.record(key, now)
-            if record is not None:
-                found[key] = record.values
-            elif len(asked) < READS_MAX:
-                asked.append(key)
-        for key, record in zip(asked, await asyncio.gather(*map(self._read, asked)), strict=True):
-            if record is not None and record.values:
-                self._memory.put(key, record, now)
-                found[key] = record.values
-        return found
+        now = time.monotonic()
+        found = {key: self._memory.record(key, now) for key in dict.fromkeys(keys)}
+        asked = [key for key, record in found.items() if record is None][:READS_MAX]
+        found |= dict(zip(asked, await asyncio.gather(*map(self._read, asked)), strict=True))
+        return {key: record.values for key, record in found.items() if record is not None}
 
     async def find(self, context: AdmittedRequest, key: str) -> Replay | None:
         """The answer kept under ``key``. None: the request is computed, and `ended` or `given_up` is called for it.
@@ -141,11 +131,10 @@ class AnswerCache:
         record = None
         if finished is not None and finished.reason in _WHOLE:
             record = stream.record()
-            if record.ByteSize() > REPLAY_BYTES_MAX:
-                record = None
+        if record is not None and record.ByteSize() > REPLAY_BYTES_MAX:
+            record = None
         if record is not None:
-            self._memory.put(key, record, time.monotonic())
-            self._store(key, record)
+            self._keep(key, record)
         # The next one computes it when only this caller did not wait for it.
         left = isinstance(error, Cancelled | DeadlinePassed)
         self._computing.release(key, stream.request_id, again=record is not None or left)
@@ -186,9 +175,8 @@ class AnswerCache:
         except BaseException:
             self.given_up(key, request_id)
             raise
-        if record is None or not is_whole(record):
+        if record is None:
             return None
-        self._memory.put(key, record, time.monotonic())
         self.given_up(key, request_id)
         return Replay(record)
 
@@ -200,9 +188,13 @@ class AnswerCache:
         except SluiceError as error:
             self._pause(error)
             return None
-        return None if found is None else found[0]
+        if found is None or not (found[0].values or is_whole(found[0])):
+            return None
+        self._memory.put(key, found[0], time.monotonic())
+        return found[0]
 
-    def _store(self, key: str, record: KeyRecord) -> None:
+    def _keep(self, key: str, record: KeyRecord) -> None:
+        self._memory.put(key, record, time.monotonic())
         if len(self._storing) < STORING_MAX and time.monotonic() >= self._paused_until:
             self._storing.spawn(self._write(key, record))
 

@@ -113,9 +113,7 @@ def embeddings_object(response: pb.EmbedResponse | JobAnswer, format: str) -> di
         {"object": "embedding", "index": index, "embedding": _numbers(one.values, format)}
         for index, one in enumerate(response.embeddings)
     ]
-    tokens = response.usage.prompt_tokens
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"object": "list", "data": data, "model": response.model, "usage": usage}
+    return {"object": "list", "data": data, "model": response.model, "usage": _usage(response)}
 
 
 def rerank_object(
@@ -128,10 +126,12 @@ def rerank_object(
         if returned:
             result["document"] = {"text": documents[one.index]}
         results.append(result)
-    tokens = response.usage.prompt_tokens
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     found = {"id": response.request_id, "object": "list", "model": response.model}
-    return {**found, "results": results, "usage": usage}
+    return {**found, "results": results, "usage": _usage(response)}
+
+
+def _usage(response: Any) -> dict[str, int]:
+    return dict.fromkeys(("prompt_tokens", "total_tokens"), response.usage.prompt_tokens)
 
 
 def _numbers(values: bytes, format: str) -> Any:
