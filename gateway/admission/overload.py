@@ -10,11 +10,11 @@ request is refused: without answers a wrong estimate would never be corrected.
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.routing.breaker import Breakers
-from gateway.routing.plan import SAFETY, Candidate, Plan
+from gateway.routing.plan import SAFETY, Plan
 from gateway.routing.router import ModelFacts
 from gateway.streaming.room import Room
 from gateway.streaming.sent_row import Line
@@ -265,7 +265,7 @@ class OverloadControl:
         """Refuses a request early when none of ``models``, all that may answer it, could do so in time.
 
         Raises:
-            ModelUnavailable, Overloaded: as `choose`.
+            ModelUnavailable, Overloaded: as `check`.
         """
         candidates = list(models)
         if scheduling.allow_degraded:
@@ -279,8 +279,8 @@ class OverloadControl:
             problems.append(problem)
         raise min(problems, key=lambda problem: problem.retry_after_s or 0.0)
 
-    def choose(self, plan: Plan, scheduling: SchedulingParams, now: float) -> Plan:
-        """``plan``, or one with a smaller model that can answer in time.
+    def check(self, plan: Plan, scheduling: SchedulingParams, now: float) -> None:
+        """Puts a smaller model into ``plan`` where its own cannot answer in time.
 
         Raises:
             ModelUnavailable: no worker serves the model now.
@@ -288,12 +288,16 @@ class OverloadControl:
         """
         problem = self.problem(plan.model, scheduling, now)
         if problem is None:
-            return plan
+            return
         # The safety policy's choice of a model is never replaced.
         if scheduling.allow_degraded and plan.strategy != SAFETY:
             for model in scheduling.rules.fallbacks.get(plan.model, ()):
                 if self.problem(model, scheduling, now) is None:
-                    return _degraded(plan, model, scheduling.rules.models[model], problem.message)
+                    reason = f"degraded: {problem.message}"
+                    plan.move(model, scheduling.rules.models[model].tier, reason)
+                    plan.reason = f"{plan.reason}; {reason}"
+                    plan.degraded, plan.cascade = True, None
+                    return
         raise problem
 
     def sent(self, model: str, task: str, priority_class: str, tokens: int, now: float) -> None:
@@ -340,20 +344,6 @@ class OverloadControl:
             f"{model} would take {answer_s:.1f} s, past the deadline",
             retry_after_s=min(max(late_s, RETRY_MIN_S), RETRY_MAX_S),
         )
-
-
-def _degraded(plan: Plan, model: str, facts: ModelFacts, problem: str) -> Plan:
-    reason = f"degraded: {problem}"
-    first = Candidate(model, facts.tier, reason)
-    return replace(
-        plan,
-        model=model,
-        tier=first.tier,
-        reason=f"{plan.reason}; {reason}",
-        degraded=True,
-        candidates=(first, *(one for one in plan.candidates if one.model != model)),
-        cascade=None,
-    )
 
 
 def _classes(reports: Iterable[ModelReport]) -> dict[str, ClassLoad]:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -339,8 +339,10 @@ class Admission:
                 " set allow_degraded",
                 retry_after_s=BUDGET_RETRY_S,
             )
-        plan = self._overload.choose(plan, incoming, now)
-        return replace(plan, cascade=None) if request.resume else plan
+        self._overload.check(plan, incoming, now)
+        if request.resume:
+            plan.cascade = None
+        return plan
 
     async def _features(
         self, incoming: AdmittedRequest, safety: SafetyOutcome, model: str | None

@@ -1,7 +1,7 @@
 """The result of routing: candidates in order with the reasons, and how the answer may escalate."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gateway.routing.prediction import CASCADE as CASCADE
@@ -55,14 +55,13 @@ class Learning:
 
 @dataclass
 class Plan:
-    """Which model answers, and why.
+    """Which model answers, and why. The router makes and changes it; overload control alone changes it afterwards.
 
     Attributes:
-        model: the one that is asked first.
         strategy: who decided: one of the names in this module.
         reason: one sentence for people.
+        candidates: best first; the first is asked first.
         degraded: whether the model is smaller than the chosen one, which could not have answered in time.
-        candidates: best first; the model is the first.
         cascade: how the answer may escalate to a second model; None: it does not.
         answer_predictor: the learned part of the cascade, when it has one.
         versions: of what the decision was made with.
@@ -70,14 +69,32 @@ class Plan:
         scores: what learned routers predicted, in the order in which they were asked.
     """
 
-    model: str
-    tier: str
     strategy: str
     reason: str
+    candidates: tuple[Candidate, ...]
     degraded: bool = False
-    candidates: tuple[Candidate, ...] = ()
     cascade: CascadeRoute | None = None
     answer_predictor: LearnedHead | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     learning: Learning | None = None
     scores: tuple[Prediction, ...] = ()
+
+    @property
+    def model(self) -> str:
+        """The one that is asked first."""
+        return self.candidates[0].model
+
+    @property
+    def tier(self) -> str:
+        """Of that model."""
+        return self.candidates[0].tier
+
+    def move(self, model: str, tier: str, reason: str, *, last: bool = False) -> None:
+        """``model`` becomes the first candidate, or the last one, for ``reason``."""
+        moved, others = Candidate(model, tier, reason), list[Candidate]()
+        for one in self.candidates:
+            if one.model == model:
+                moved = replace(one, reason=reason)
+            else:
+                others.append(one)
+        self.candidates = (*others, moved) if last else (moved, *others)

@@ -12,8 +12,8 @@ These questions are asked in order; the first with an answer names the model, th
 7. May the answer escalate to a second model (cascade)?
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -35,14 +35,7 @@ from gateway.routing.plan import (
 )
 from gateway.routing.prediction import PROMPT, HeadKey, LearnedHead, policy_key
 from gateway.routing.rules import drawn, matches, selects
-from sluice.settings.routing import (
-    CascadeRoute,
-    LearnedRoute,
-    LoadRoute,
-    RoutingPolicy,
-    RoutingSettings,
-    Trial,
-)
+from sluice.settings.routing import LearnedRoute, RoutingPolicy, RoutingSettings
 
 CHARS_PER_TOKEN: Final = 4
 
@@ -120,14 +113,21 @@ class Router:
         name, policy = self._selected(features) if self._settings.select else ("", self._settings)
         plan = self._chosen(name, policy, features)
         if plan.strategy != SAFETY and not features.resumed:
-            plan = self._within_budget(plan, policy, features, state)
+            self._keep_budget(plan, policy, features.tenant, state)
         if plan.strategy not in (SAFETY, PINNED, BUDGET):
-            if policy.load is not None:
-                plan = self._within_load(plan, policy.load, state)
-            if policy.canaries:
-                plan = self._canaried(plan, policy.canaries, features)
-            if policy.cascade is not None and plan.model == policy.cascade.first:
-                plan = self._cascading(plan, name, policy.cascade)
+            load, cascade = policy.load, policy.cascade
+            if load is not None and (wait_s := state.wait_s(plan.model)) > load.max_wait_s:
+                reason = f"{plan.model} would wait {wait_s:.1f} s, more than {load.max_wait_s:g} s"
+                self._replace(plan, load.model, LOAD, reason)
+            for trial in drawn(policy.canaries, plan.model, features.key)[:1]:
+                reason = f"{plan.reason}; drawn for {trial.share:.0%} of {trial.of}"
+                self._replace(plan, trial.model, CANARY, reason)
+            if cascade is not None and plan.model == cascade.first:
+                plan.strategy, plan.cascade = CASCADE, cascade
+                plan.reason = f"{plan.reason}; {cascade.second} where it is in doubt"
+                plan.answer_predictor = self._heads.get((policy_key(name), CASCADE))
+                second, why = cascade.second, "answers where the first answer is in doubt"
+                plan.move(second, self._models[second].tier, why, last=True)
         # Before the model is known its tokens are not: four characters a token is the usual estimate.
         prompt_tokens = features.prompt_tokens or len(features.text) / CHARS_PER_TOKEN
         for one in plan.candidates:
@@ -162,89 +162,43 @@ class Router:
     def _predicted(self, name: str, learned: LearnedRoute, features: Features) -> Plan:
         found = self._heads[policy_key(name), PROMPT].predict(features.text)
         weak, strong = (
-            self._candidate(model, found.reason, found.chances[model])
+            Candidate(model, self._models[model].tier, found.reason, found.chances[model])
             for model in (learned.weak, learned.strong)
         )
-        first, second = (strong, weak) if found.strong else (weak, strong)
-        return Plan(
-            first.model,
-            first.tier,
-            LEARNED,
-            found.reason,
-            candidates=(first, second),
-            versions={"router": found.by.version},
-            scores=(found,),
-        )
+        candidates = (strong, weak) if found.strong else (weak, strong)
+        versions = {"router": found.by.version}
+        return Plan(LEARNED, found.reason, candidates, versions=versions, scores=(found,))
 
-    def _within_budget(
-        self, plan: Plan, policy: RoutingPolicy, features: Features, state: RuntimeState
-    ) -> Plan:
-        """The model of the budget, where the tenant's is spent, or of a soft limit that is reached."""
-        soft = state.soft_limit(features.tenant) if plan.strategy != PINNED else None
+    def _keep_budget(
+        self, plan: Plan, policy: RoutingPolicy, tenant: str, state: RuntimeState
+    ) -> None:
+        """The model of the budget answers where the tenant's is spent, or of a soft limit that is reached."""
+        pinned = plan.strategy == PINNED
+        soft = None if pinned else state.soft_limit(tenant)
         if soft is not None and not self._is_cheap(plan.model, soft[0]):
-            return replace(self._instead(plan, soft[0], BUDGET, soft[1]), strategy=BUDGET)
+            self._replace(plan, soft[0], BUDGET, soft[1])
+            return
         for budget in policy.budgets:
-            named = not budget.tenants or features.tenant in budget.tenants
-            if plan.strategy == PINNED and self._is_cheap(plan.model, budget.model):
+            named = not budget.tenants or tenant in budget.tenants
+            if not named or (pinned and self._is_cheap(plan.model, budget.model)):
                 continue
-            if named and state.spent(features.tenant) >= budget.per_hour:
-                reason = f"{features.tenant} has spent its {budget.per_hour:g} of this hour"
+            if state.spent(tenant) >= budget.per_hour:
+                reason = f"{tenant} has spent its {budget.per_hour:g} of this hour"
+                self._replace(plan, budget.model, BUDGET, reason)
                 # Also where its model would answer anyway: no canary or cascade may raise the cost.
-                limited = self._instead(plan, budget.model, BUDGET, reason)
-                return replace(limited, strategy=BUDGET, reason=reason)
-        return plan
+                plan.strategy, plan.reason = BUDGET, reason
+                return
 
     def _is_cheap(self, model: str, other: str) -> bool:
         """Whether ``model`` costs no more than ``other``."""
         one, two = self._models[model], self._models[other]
         return one.prompt_price <= two.prompt_price and one.answer_price <= two.answer_price
 
-    def _within_load(self, plan: Plan, load: LoadRoute, state: RuntimeState) -> Plan:
-        """The model of `load`, where the wait is too long."""
-        if (wait_s := state.wait_s(plan.model)) > load.max_wait_s:
-            reason = f"{plan.model} would wait {wait_s:.1f} s, more than {load.max_wait_s:g} s"
-            return self._instead(plan, load.model, LOAD, reason)
-        return plan
-
-    def _canaried(self, plan: Plan, canaries: Sequence[Trial], features: Features) -> Plan:
-        for trial in drawn(canaries, plan.model, features.key):
-            reason = f"{plan.reason}; drawn for {trial.share:.0%} of {trial.of}"
-            return self._instead(plan, trial.model, CANARY, reason)
-        return plan
-
-    def _cascading(self, plan: Plan, name: str, cascade: CascadeRoute) -> Plan:
-        second = self._candidate(cascade.second, "answers where the first answer is in doubt")
-        others = tuple(one for one in plan.candidates if one.model != second.model)
-        known = next((one for one in plan.candidates if one.model == second.model), second)
-        candidates = (*others, replace(known, reason=second.reason))
-        reason = f"{plan.reason}; {cascade.second} where it is in doubt"
-        return replace(
-            plan,
-            strategy=CASCADE,
-            reason=reason,
-            cascade=cascade,
-            answer_predictor=self._heads.get((policy_key(name), CASCADE)),
-            candidates=candidates,
-        )
-
-    def _instead(self, plan: Plan, model: str, strategy: str, reason: str) -> Plan:
-        if model == plan.model:
-            return plan
-        first = next((one for one in plan.candidates if one.model == model), None)
-        first = replace(first, reason=reason) if first else self._candidate(model, reason)
-        others = tuple(one for one in plan.candidates if one.model != model)
-        return replace(
-            plan,
-            model=model,
-            tier=first.tier,
-            strategy=strategy,
-            reason=reason,
-            candidates=(first, *others),
-        )
+    def _replace(self, plan: Plan, model: str, strategy: str, reason: str) -> None:
+        """``model`` answers in place of another one."""
+        if model != plan.model:
+            plan.strategy, plan.reason = strategy, reason
+            plan.move(model, self._models[model].tier, reason)
 
     def _plan(self, model: str, strategy: str, reason: str) -> Plan:
-        candidate = Candidate(model, self._models[model].tier, reason)
-        return Plan(model, candidate.tier, strategy, reason, candidates=(candidate,))
-
-    def _candidate(self, model: str, reason: str, quality: float | None = None) -> Candidate:
-        return Candidate(model, self._models[model].tier, reason, quality)
+        return Plan(strategy, reason, (Candidate(model, self._models[model].tier, reason),))

@@ -10,7 +10,7 @@ from gateway.admission.overload import (
     SchedulingParams,
 )
 from gateway.routing.breaker import Breakers
-from gateway.routing.plan import PINNED, SAFETY, Plan
+from gateway.routing.plan import PINNED, SAFETY, Candidate, Plan
 from gateway.routing.router import ModelFacts
 from sluice.errors import ModelUnavailable, Overloaded
 from sluice.internal.v1.control_pb2 import BatcherReport, ClassReport, ModelReport
@@ -60,7 +60,9 @@ class Scene:
     ) -> Plan:
         now = self.now + after_s
         scheduling = SchedulingParams("standard", now + timeout_s, allow, rules=RULES)
-        return self.overload.choose(Plan("large", "l", strategy, "asked for"), scheduling, now)
+        plan = Plan(strategy, "asked for", (Candidate("large", "l", "asked for"),))
+        self.overload.check(plan, scheduling, now)
+        return plan
 
 
 @pytest.fixture

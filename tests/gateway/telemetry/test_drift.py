@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gateway.routing.learned.artefact import save_to
-from gateway.routing.plan import Plan
+from gateway.routing.plan import Candidate, Plan
 from gateway.routing.prediction import CASCADE, PROMPT, HeadKey, Prediction
 from gateway.telemetry.drift import DriftMonitor
 from learning.train import train
@@ -116,7 +116,7 @@ def test_comparisons_of_shadows_count_where_the_settings_say_so(
     settings = SETTINGS.model_copy(update={"shadows": shadows})
     heard.drift.use(held_out(PROMPT_HEAD), settings)
     score = Prediction(PROMPT_HEAD, 0.25, {"small": 0.5, "large": 0.75})
-    plan = Plan("small", "small", strategy, "", scores=(score,))
+    plan = Plan(strategy, "", (Candidate("small", "small", ""),), scores=(score,))
     for row in ("req-1-s1", "req-2-s1"):
         heard.drift.compared(plan, "small", 1.0, row)
     heard.drift.compared(plan, "medium", 1.0, "req-3-s1")
