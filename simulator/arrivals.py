@@ -16,15 +16,16 @@ cap).
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Final, TypeVar
+from typing import Annotated, Final, Literal
 
-from simulator.trace import Arrival, Fields, SimulationError
-from sluice.wire.subjects import CLASSES
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
+from typing_extensions import override
 
-_T = TypeVar("_T")
+from simulator.trace import Arrival, Name, PriorityClass, Seconds, SimulationError, Tokens
 
 ARRIVALS_MAX: Final = 5_000_000
 """More of one stream would fill the memory of a workstation."""
@@ -117,54 +118,51 @@ def parse_lengths(text: str) -> Lengths:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """The fields that all arrivals of a stream share."""
-
-    mix: LengthMix
-    priority_class: str = "standard"
-    tenant: str = "default"
-    workload: str = ""
-    timeout_s: float | None = None
-    max_tokens: int | None = None
-
-    def arrive(self, at_s: float, rng: Random) -> Arrival:
-        """One request."""
-        prompt, answer = self.mix.prompt.draw(rng), self.mix.answer.draw(rng)
-        most = answer if self.max_tokens is None else self.max_tokens
-        return Arrival(
-            at_s=at_s,
-            prompt_tokens=prompt,
-            answer_tokens=min(answer, most),
-            max_tokens=most,
-            priority_class=self.priority_class,
-            tenant=self.tenant,
-            workload=self.workload,
-            timeout_s=self.timeout_s,
-        )
+WrittenLengths = Annotated[Lengths, PlainValidator(parse_lengths)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
-Times = Callable[[Random, float], Iterator[float]]
-"""Arrival times, seconds from 0 to a bound, ascending."""
+class ArrivalStream(ABC, BaseModel):
+    """One source of requests: their times, and what they share. Fields are the keys of all kinds."""
 
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
-@dataclass(frozen=True, slots=True)
-class ArrivalStream:
-    """One source of requests."""
+    lengths: Literal["sharegpt", "alpaca", "desk"] = "sharegpt"
+    prompt: WrittenLengths | None = None
+    answer: WrittenLengths | None = None
+    priority_class: PriorityClass = "standard"
+    tenant: Name = "default"
+    workload: Name = ""
+    timeout_s: Positive | None = None
+    max_tokens: Tokens | None = None
+    start_s: Seconds = 0.0
 
-    times: Times
-    caller: Caller
-    start_s: float = 0.0
+    @abstractmethod
+    def times(self, rng: Random, seconds: float) -> Iterator[float]:
+        """Times of arrival, seconds from 0 to a bound, ascending."""
 
     def arrivals(self, seconds: float, seed: int) -> Iterator[Arrival]:
         """The requests of the first ``seconds`` of the trace."""
         if seconds <= self.start_s:
             return
-        rng = Random(seed)
+        rng, mix = Random(seed), MIXES[self.lengths]
+        prompts, answers = self.prompt or mix.prompt, self.answer or mix.answer
         for number, at_s in enumerate(self.times(rng, seconds - self.start_s)):
             if number >= ARRIVALS_MAX:
                 raise SimulationError(f"more than {ARRIVALS_MAX} arrivals in one stream")
-            yield self.caller.arrive(self.start_s + at_s, rng)
+            prompt, answer = prompts.draw(rng), answers.draw(rng)
+            most = self.max_tokens or answer
+            yield Arrival(
+                at_s=self.start_s + at_s,
+                prompt_tokens=prompt,
+                answer_tokens=min(answer, most),
+                max_tokens=most,
+                priority_class=self.priority_class,
+                tenant=self.tenant or "default",
+                workload=self.workload,
+                timeout_s=self.timeout_s,
+            )
 
 
 def generate(streams: Sequence[ArrivalStream], seconds: float, seed: int) -> list[Arrival]:
@@ -179,54 +177,76 @@ def generate(streams: Sequence[ArrivalStream], seconds: float, seed: int) -> lis
     return sorted(arrivals, key=lambda arrival: arrival.at_s)
 
 
-def poisson(rate: float) -> Times:
+def _poisson(rate: float, rng: Random, seconds: float) -> Iterator[float]:
+    at_s = rng.expovariate(rate)
+    while at_s < seconds:
+        yield at_s
+        at_s += rng.expovariate(rate)
+
+
+class Poisson(ArrivalStream):
     """``rate`` arrivals a second, independent of each other."""
 
-    def times(rng: Random, seconds: float) -> Iterator[float]:
-        at_s = rng.expovariate(rate)
-        while at_s < seconds:
-            yield at_s
-            at_s += rng.expovariate(rate)
+    rate: Positive
 
-    return times
+    @override
+    def times(self, rng: Random, seconds: float) -> Iterator[float]:
+        return _poisson(self.rate, rng, seconds)
 
 
-def bursty(rate: float, on_s: float, off_s: float, idle: float) -> Times:
+class Bursty(ArrivalStream):
     """Two states with exponential stays; ``rate`` is the mean over both."""
-    on_rate = rate * (on_s + off_s) / (on_s + idle * off_s)
 
-    def times(rng: Random, seconds: float) -> Iterator[float]:
+    rate: Positive
+    on_s: Positive = 2.0
+    off_s: Positive = 8.0
+    idle: Share = 0.1
+
+    @override
+    def times(self, rng: Random, seconds: float) -> Iterator[float]:
+        on_s, off_s = self.on_s, self.off_s
+        on_rate = self.rate * (on_s + off_s) / (on_s + self.idle * off_s)
         start, on = 0.0, rng.random() < on_s / (on_s + off_s)
         while start < seconds:
             end = min(seconds, start + rng.expovariate(1 / (on_s if on else off_s)))
-            now = on_rate if on else on_rate * idle
+            now = on_rate if on else on_rate * self.idle
             if now > 0:
-                yield from (start + at_s for at_s in poisson(now)(rng, end - start))
+                yield from (start + at_s for at_s in _poisson(now, rng, end - start))
             start, on = end, not on
 
-    return times
 
-
-def diurnal(rate: float, period_s: float, swing: float) -> Times:
+class Diurnal(ArrivalStream):
     """A sine around ``rate`` that begins at its lowest; drawn by thinning."""
-    peak = rate * (1 + swing)
 
-    def times(rng: Random, seconds: float) -> Iterator[float]:
-        for at_s in poisson(peak)(rng, seconds):
-            now = rate * (1 - swing * math.cos(2 * math.pi * at_s / period_s))
+    rate: Positive
+    period_s: Positive = 86_400.0
+    swing: Share = 0.8
+
+    @override
+    def times(self, rng: Random, seconds: float) -> Iterator[float]:
+        peak = self.rate * (1 + self.swing)
+        for at_s in _poisson(peak, rng, seconds):
+            now = self.rate * (1 - self.swing * math.cos(2 * math.pi * at_s / self.period_s))
             if rng.random() * peak < now:
                 yield at_s
 
-    return times
 
-
-def flood(count: int) -> Times:
+class Flood(ArrivalStream):
     """``count`` at once."""
 
-    def times(rng: Random, seconds: float) -> Iterator[float]:
-        return iter([0.0] * count)
+    count: Tokens
 
-    return times
+    @override
+    def times(self, rng: Random, seconds: float) -> Iterator[float]:
+        return iter([0.0] * self.count)
+
+
+KINDS: Final[Mapping[str, type[ArrivalStream]]] = {
+    "poisson": Poisson,
+    "bursty": Bursty,
+    "diurnal": Diurnal,
+    "flood": Flood,
+}
 
 
 def parse_stream(text: str) -> ArrivalStream:
@@ -236,10 +256,12 @@ def parse_stream(text: str) -> ArrivalStream:
         SimulationError: an unknown kind or key, or an invalid value; the message names it.
     """
     kind, _, rest = text.partition(":")
-    keys = Fields(_pairs(text, rest), f"{text!r}: ")
-    stream = ArrivalStream(_times(kind, keys), _caller(keys), keys.number("start_s", 0.0))
-    keys.check_all_taken()
-    return stream
+    if kind not in KINDS:
+        raise SimulationError(f"no arrivals {kind!r}; there are {', '.join(KINDS)}")
+    try:
+        return KINDS[kind].model_validate_strings(_pairs(text, rest))
+    except ValidationError as error:
+        raise SimulationError(f"{text!r}: {SimulationError.of(error)}") from error
 
 
 def _pairs(text: str, rest: str) -> dict[str, str]:
@@ -248,34 +270,3 @@ def _pairs(text: str, rest: str) -> dict[str, str]:
         if not equals:
             raise SimulationError(f"{text!r}: {key!r} is not key=value")
     return {key: value for key, _, value in pairs}
-
-
-def _times(kind: str, keys: Fields) -> Times:
-    match kind:
-        case "poisson":
-            return poisson(keys.positive("rate"))
-        case "bursty":
-            rate, on_s = keys.positive("rate"), keys.positive("on_s", 2.0)
-            return bursty(rate, on_s, keys.positive("off_s", 8.0), keys.number("idle", 0.1, most=1))
-        case "diurnal":
-            rate, period_s = keys.positive("rate"), keys.positive("period_s", 86_400.0)
-            return diurnal(rate, period_s, keys.number("swing", 0.8, most=1))
-        case "flood":
-            return flood(keys.tokens("count"))
-    raise SimulationError(f"no arrivals {kind!r}; there are poisson, bursty, diurnal, flood")
-
-
-def _caller(keys: Fields) -> Caller:
-    mix = keys.choice("lengths", MIXES, "sharegpt")
-    prompt, answer = keys.text("prompt"), keys.text("answer")
-    return Caller(
-        mix=LengthMix(
-            parse_lengths(prompt) if prompt else mix.prompt,
-            parse_lengths(answer) if answer else mix.answer,
-        ),
-        priority_class=keys.choice("class", {name: name for name in CLASSES}, "standard"),
-        tenant=keys.text("tenant") or "default",
-        workload=keys.text("workload"),
-        timeout_s=keys.positive("timeout_s") if "timeout_s" in keys else None,
-        max_tokens=keys.tokens("max_tokens") if "max_tokens" in keys else None,
-    )

@@ -19,40 +19,60 @@ A file holds one JSON object a line, in any order of time:
 """
 
 import json
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Annotated, ClassVar, Final
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from sluice.internal.v1 import frame_pb2, task_pb2
 from sluice.wire.subjects import CLASSES
-
-_T = TypeVar("_T")
 
 NAME_CHARACTERS_MAX: Final = 256
 PENDING_MAX: Final = 100_000
 """Most recorded requests without an end; more would mean that their frames are not seen."""
 
 
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+Tokens = Annotated[int, Field(ge=1, strict=True)]
+Name = Annotated[str, Field(max_length=NAME_CHARACTERS_MAX)]
+PriorityClass = Annotated[str, Field(alias="class", pattern=f"^({'|'.join(CLASSES)})$")]
+
+
 class SimulationError(ValueError):
     """A trace, a cost or an option that cannot be simulated; the message says which and why."""
+
+    @classmethod
+    def of(cls, error: ValidationError) -> "SimulationError":
+        """The first of the values that pydantic refuses, by its key."""
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        if first["type"] == "missing":
+            return cls(f"{key} is missing")
+        message = first["msg"].removeprefix("Value error, ")
+        return cls(f"{key}: {first['input']!r}: {message}")
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """One request; fields as in the table above, ``priority_class`` is ``class``."""
 
-    at_s: float
-    prompt_tokens: int
-    answer_tokens: int
-    max_tokens: int
-    priority_class: str = "standard"
-    tenant: str = "default"
-    workload: str = ""
-    timeout_s: float | None = None
-    model: str = ""
-    ttft_s: float | None = None
-    latency_s: float | None = None
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    at_s: Seconds
+    prompt_tokens: Tokens
+    answer_tokens: Tokens
+    max_tokens: Tokens
+    priority_class: PriorityClass = "standard"
+    tenant: Name = "default"
+    workload: Name = ""
+    timeout_s: Seconds | None = None
+    model: Name = ""
+    ttft_s: Seconds | None = None
+    latency_s: Seconds | None = None
+
+
+_ARRIVAL: Final = TypeAdapter(Arrival)
 
 
 def format_line(arrival: Arrival) -> str:
@@ -82,104 +102,18 @@ def _parse(number: int, line: str) -> Arrival:
         values = json.loads(line)
         if not isinstance(values, dict):
             raise SimulationError("is not a JSON object")
-        return _arrival_of(Fields(values))
+        if "answer_tokens" not in values:
+            raise SimulationError("answer_tokens is missing")
+        found = _ARRIVAL.validate_python({"max_tokens": values["answer_tokens"], **values})
+        if found.max_tokens < found.answer_tokens:
+            raise SimulationError(f"max_tokens: {found.max_tokens} is less than answer_tokens")
+        return found
+    except ValidationError as error:
+        raise SimulationError(f"line {number}: {SimulationError.of(error)}") from error
     except SimulationError as error:
         raise SimulationError(f"line {number}: {error}") from error
     except ValueError as error:
         raise SimulationError(f"line {number}: is not JSON: {error}") from error
-
-
-def _arrival_of(fields: "Fields") -> Arrival:
-    answer = fields.tokens("answer_tokens")
-    arrival = Arrival(
-        at_s=fields.number("at_s"),
-        prompt_tokens=fields.tokens("prompt_tokens"),
-        answer_tokens=answer,
-        max_tokens=fields.tokens("max_tokens", answer, least=answer),
-        priority_class=fields.choice("class", {name: name for name in CLASSES}, "standard"),
-        tenant=fields.text("tenant", "default"),
-        workload=fields.text("workload"),
-        timeout_s=fields.number("timeout_s") if "timeout_s" in fields else None,
-        model=fields.text("model"),
-        ttft_s=fields.number("ttft_s") if "ttft_s" in fields else None,
-        latency_s=fields.number("latency_s") if "latency_s" in fields else None,
-    )
-    fields.check_all_taken()
-    return arrival
-
-
-def _as_number(value: Any, kind: Callable[[str], float]) -> float:
-    """NaN for what is none."""
-    try:
-        value = kind(value) if isinstance(value, str) else value
-    except ValueError:
-        return math.nan
-    allowed = int | float if kind is float else int
-    return value if isinstance(value, allowed) and not isinstance(value, bool) else math.nan
-
-
-class Fields:
-    """Values by key, taken out as they are asked for. Methods raise SimulationError, which names the key."""
-
-    def __init__(self, values: Mapping[str, Any], whose: str = "") -> None:
-        """``whose``: begins each message."""
-        self._values = dict(values)
-        self._whose = whose
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._values
-
-    def text(self, key: str, default: str = "") -> str:
-        """A name of at most `NAME_CHARACTERS_MAX` characters."""
-        value = self._take(key, default)
-        if not isinstance(value, str) or len(value) > NAME_CHARACTERS_MAX:
-            raise self._wrong(f"{key}: is not a name")
-        return value
-
-    def choice(self, key: str, known: Mapping[str, _T], default: str) -> _T:
-        """What the value names."""
-        value = self._take(key, default)
-        if value not in known:
-            raise self._wrong(f"{key}: {value!r} is none of {', '.join(known)}")
-        return known[value]
-
-    def number(self, key: str, default: float | None = None, most: float = math.inf) -> float:
-        """From 0 to ``most``; it may be written as text."""
-        value = self._take(key, default)
-        number = _as_number(value, float)
-        if not math.isfinite(number) or not 0 <= number <= most:
-            bounds = "from 0" if math.isinf(most) else f"from 0 to {most:g}"
-            raise self._wrong(f"{key}: {value!r} is not a number {bounds}")
-        return number
-
-    def positive(self, key: str, default: float | None = None) -> float:
-        """Above 0."""
-        value = self.number(key, default)
-        if value == 0:
-            raise self._wrong(f"{key} must be above 0")
-        return value
-
-    def tokens(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number; it may be written as text."""
-        value = self._take(key, default)
-        number = _as_number(value, int)
-        if not number >= least:
-            raise self._wrong(f"{key}: {value!r} is not a number of tokens from {least}")
-        return int(number)
-
-    def check_all_taken(self) -> None:
-        """Refuses what nobody has asked for."""
-        if self._values:
-            raise self._wrong(f"unknown key {next(iter(self._values))!r}")
-
-    def _take(self, key: str, default: Any) -> Any:
-        value = self._values.pop(key, default)
-        if value is None:
-            raise self._wrong(f"{key} is missing")
-        return value
-
-    def _wrong(self, problem: str) -> SimulationError:
-        return SimulationError(self._whose + problem)
 
 
 @dataclass(slots=True)
