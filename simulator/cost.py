@@ -16,7 +16,9 @@ import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from simulator.trace import SimulationError
 
@@ -176,31 +178,30 @@ def _errors(cost: StepCost, samples: Sequence[StepSample]) -> list[float]:
     return [abs(s.seconds - seconds) / seconds for s, seconds in zip(samples, said, strict=True)]
 
 
+_Above0 = Annotated[float, Field(gt=0, lt=1e12)]
+
+
+class _Measured(BaseModel):
+    """A line of a file: steps of one phase, each an amount, a context and milliseconds."""
+
+    model_config = ConfigDict(strict=True)
+
+    phase: Literal["decode", "prefill"]
+    points: list[tuple[_Above0, Annotated[float, Field(ge=0, lt=1e12)], _Above0]]
+
+
 def _of_line(line: str) -> list[StepSample]:
     try:
         values = json.loads(line)
-    except ValueError as error:
+        if not isinstance(values, dict):
+            raise SimulationError("is not a JSON object")
+        if values.get("figure") != FIGURE:
+            return []
+        found = _Measured.model_validate_json(line)
+    except ValidationError as error:
+        raise SimulationError.of(error) from error
+    except json.JSONDecodeError as error:
         raise SimulationError(f"is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise SimulationError("is not a JSON object")
-    if values.get("figure") != FIGURE:
-        return []
-    phase, points = values.get("phase"), values.get("points")
-    if phase not in ("decode", "prefill") or not isinstance(points, list):
-        raise SimulationError(f"an {FIGURE} has a phase, decode or prefill, and points")
-    return [_sample(phase, number, point) for number, point in enumerate(points, start=1)]
-
-
-def _sample(phase: str, number: int, point: Any) -> StepSample:
-    if not isinstance(point, list) or len(point) != 3 or not all(_is_count(v) for v in point):
-        raise SimulationError(f"point {number}: {point!r} is not three numbers from 0")
-    amount, context, ms = point
-    if not ms or not amount:
-        raise SimulationError(f"point {number}: a step computes something, and takes time")
-    if phase == "decode":
-        return StepSample(0, amount, context, ms / 1e3)
-    return StepSample(amount, 0, 0, ms / 1e3, context)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e12
+    if found.phase == "decode":
+        return [StepSample(0, rows, context, ms / 1e3) for rows, context, ms in found.points]
+    return [StepSample(tokens, 0, 0, ms / 1e3, attended) for tokens, attended, ms in found.points]

@@ -68,10 +68,16 @@ def test_lines_of_other_figures_are_skipped() -> None:
     [
         ("nonsense", "line 2: is not JSON"),
         ("[]", "line 2: is not a JSON object"),
-        ('{"figure": "engine_cost", "points": []}', "line 2: an engine_cost has a phase"),
-        (json.dumps({**DECODE, "points": [[1, 2]]}), "line 2: point 1: [1, 2] is not three"),
-        (json.dumps({**DECODE, "points": [[1, 2, 3], [1, -2, 3]]}), "line 2: point 2: [1, -2, 3]"),
-        (json.dumps({**DECODE, "points": [[1, 2, 0]]}), "line 2: point 1: a step computes"),
+        ('{"figure": "engine_cost", "points": []}', "line 2: phase is missing"),
+        (json.dumps({**DECODE, "points": [[1, 2]]}), "line 2: points.0.2 is missing"),
+        (
+            json.dumps({**DECODE, "points": [[1, 2, 3], [1, -2, 3]]}),
+            "line 2: points.1.1: -2: Input should be greater",
+        ),
+        (
+            json.dumps({**DECODE, "points": [[1, 2, 0]]}),
+            "line 2: points.0.2: 0: Input should be greater than 0",
+        ),
     ],
 )
 def test_a_wrong_line_is_told_by_its_number(line: str, said: str) -> None:
