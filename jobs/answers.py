@@ -14,34 +14,38 @@ from sluice.v1.jobs_pb2 import JobAnswer
 _CACHE_KIB: Final = 2048
 
 
+def temporary_table(columns: str) -> sqlite3.Connection:
+    """A database with one table, ``kept``, whose file goes with the connection. Threads may use it in turn."""
+    database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+    pragmas = (
+        "temp_store=FILE",
+        "journal_mode=OFF",
+        "synchronous=OFF",
+        f"cache_size=-{_CACHE_KIB}",
+    )
+    for pragma in pragmas:
+        database.execute(f"PRAGMA {pragma}")
+    database.execute(f"CREATE TABLE kept ({columns}) WITHOUT ROWID")
+    return database
+
+
 class AnswerCache:
     """Use it as a context manager: the file goes with it."""
 
     def __init__(self) -> None:
-        self._database = sqlite3.connect("", isolation_level=None)
-        pragmas = (
-            "temp_store=FILE",
-            "journal_mode=OFF",
-            "synchronous=OFF",
-            f"cache_size=-{_CACHE_KIB}",
-        )
-        for pragma in pragmas:
-            self._database.execute(f"PRAGMA {pragma}")
-        self._database.execute(
-            "CREATE TABLE answers (hash BLOB PRIMARY KEY, answer BLOB) WITHOUT ROWID"
-        )
+        self._database = temporary_table("hash BLOB PRIMARY KEY, answer BLOB")
 
     def get(self, input_hash: bytes) -> JobAnswer | None:
         """The answer for that input, if there is one."""
         row = self._database.execute(
-            "SELECT answer FROM answers WHERE hash = ?", (input_hash,)
+            "SELECT answer FROM kept WHERE hash = ?", (input_hash,)
         ).fetchone()
         return None if row is None else JobAnswer.FromString(row[0])
 
     def put(self, input_hash: bytes, answer: JobAnswer) -> None:
         """Keeps an answer."""
         self._database.execute(
-            "INSERT OR IGNORE INTO answers VALUES (?, ?)", (input_hash, answer.SerializeToString())
+            "INSERT OR IGNORE INTO kept VALUES (?, ?)", (input_hash, answer.SerializeToString())
         )
 
     def __enter__(self) -> Self:

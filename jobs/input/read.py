@@ -1,16 +1,16 @@
 """The items of an input: which format it has, and what each of its lines is.
 
-Memory holds one line and the hashes of the ids (`SeenIds`), whatever the size of the input; Parquet needs a temporary
-file, and of that one row group of the columns in use.
+Memory holds one line, whatever the size of the input; the hashes of the ids (`SeenIds`) are in a temporary file.
+Parquet needs another one, and of that one row group of the columns in use.
 """
 
-from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Any, BinaryIO, Final
 
+from jobs.answers import temporary_table
 from jobs.input import stream, tables
 from jobs.input.template import Template
 from jobs.items import BadLine, Item, Request
@@ -28,9 +28,6 @@ DUPLICATE: Final = "DUPLICATE_ID"
 
 _SPACE: Final = b" \t\r\n\xef\xbb\xbf"
 _COMPRESSED: Final = (".gz", ".zst", ".zstd")
-
-_IDS_FIRST: Final = 1 << 10
-_IDS_LOAD_MAX: Final = 2 / 3
 
 _OfLine = Callable[[int, bytes], Item | BadLine]
 
@@ -102,41 +99,19 @@ def read_items(
 
 
 class SeenIds:
-    """A set of ids: hashes of 8 bytes in one table, 12 to 24 bytes an id instead of about 120 in a set.
+    """A set of ids: hashes of 8 bytes in a file on disk, so that memory does not grow with the input.
 
-    A million cost 16 MiB; that one of a million is taken for another has a probability of 3e-8.
+    That one of a million is taken for another has a probability of 3e-8.
     """
 
     def __init__(self) -> None:
-        self._table = array("Q", bytes(8 * _IDS_FIRST))
-        self._count = 0
+        self._database = temporary_table("hash BLOB PRIMARY KEY")
 
     def add(self, custom_id: str) -> bool:
         """Whether `custom_id` is new; from now on it is not."""
         digest = blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        if not self._put(int.from_bytes(digest, "little") or 1):  # 0 is an empty place
-            return False
-        self._count += 1
-        if self._count > _IDS_LOAD_MAX * len(self._table):
-            self._grow()
-        return True
-
-    def _put(self, key: int) -> bool:
-        table, mask = self._table, len(self._table) - 1
-        at = key & mask
-        while table[at]:
-            if table[at] == key:
-                return False
-            at = (at + 1) & mask
-        table[at] = key
-        return True
-
-    def _grow(self) -> None:
-        keys = self._table
-        self._table = array("Q", bytes(16 * len(keys)))
-        for key in keys:
-            if key:
-                self._put(key)
+        added = self._database.execute("INSERT OR IGNORE INTO kept VALUES (?)", (digest,))
+        return added.rowcount == 1
 
 
 class ItemParser:
