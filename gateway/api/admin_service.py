@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from heapq import nlargest
 from typing import Any, Final, TypeVar
 
+from google.protobuf.message import Message
+
 from gateway.api.interceptor import is_local
 from gateway.records.store import RecordStore
 from gateway.shared.peers import Answer
@@ -50,6 +52,8 @@ WRITE_S: Final = 2.0
 """How long records that are queued may take to be written before they are deleted, seconds."""
 WORKER_CHARS_MAX: Final = 256
 DAY_S: Final = 86_400
+_NAMES: Final = frozenset({"tenant", "tenants", "model", "request_id", "request_ids"})
+"""Fields of requests with names in them."""
 ADMIN_SERVICE: Final = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 
 
@@ -80,7 +84,7 @@ class AdminService(AdminServiceServicer):
         """See the proto."""
         if request.limit > LIST_MAX:
             raise InvalidRequest.of("limit", f"must be at most {LIST_MAX}")
-        _check_names(tenant=request.tenant, model=request.model)
+        _check(request)
         request.tenant = context.caller.reads or request.tenant
         answers, silent = await self.shared.peers.ask_all(GatewayQuestion(running=request))
         listed = pb.ListRequestsResponse(silent_gateways=silent)
@@ -110,7 +114,7 @@ class AdminService(AdminServiceServicer):
         self, request: pb.ListTenantsRequest, context: Any
     ) -> pb.ListTenantsResponse:
         """See the proto."""
-        _check_names(tenant=request.tenant)
+        _check(request)
         tenant = context.caller.reads or request.tenant
         return self.shared.usage.listed(tenant, self.settings.currency)
 
@@ -118,8 +122,7 @@ class AdminService(AdminServiceServicer):
         self, request: pb.ForgetTenantRequest, context: Any
     ) -> pb.ForgetTenantResponse:
         """See the proto."""
-        if not is_token(request.tenant):
-            raise InvalidRequest.of("tenant", "must be 1 to 64 letters, digits, '-' and '_'")
+        _check(request, "tenant")
         # API keys first, so that nothing new is created meanwhile.
         tenant, api_keys = request.tenant, self.shared.api_keys
         records = api_keys.read_all(ApiKeyRecord)
@@ -148,8 +151,7 @@ class AdminService(AdminServiceServicer):
         """See the proto."""
         if bool(request.request_ids) == bool(request.tenant):
             raise InvalidRequest.of("request_ids", "name requests, or a tenant")
-        _check_list("request_ids", request.request_ids, LIST_MAX)
-        _check_names(tenant=request.tenant)
+        _check(request)
         cancelled = await self._cancel(request)
         if request.request_ids and not cancelled.request_ids:
             raise RequestUnknown(f"{', '.join(request.request_ids)}: no such request runs now")
@@ -180,7 +182,7 @@ class AdminService(AdminServiceServicer):
         self, request: pb.DrainWorkerRequest, context: Any
     ) -> pb.DrainWorkerResponse:
         """See the proto."""
-        _check_names(model=request.model)
+        _check(request)
         if len(request.worker) > WORKER_CHARS_MAX:
             raise InvalidRequest.of("worker", f"must have at most {WORKER_CHARS_MAX} characters")
         asked = (request.model, request.worker)
@@ -220,24 +222,26 @@ class AdminService(AdminServiceServicer):
         self, request: pb.GetRequestRecordRequest, context: Any
     ) -> pb.GetRequestRecordResponse:
         """See the proto."""
-        return await self.store.explain(_request_id(request.request_id), context.caller.reads)
+        _check(request, "request_id")
+        return await self.store.explain(request.request_id, context.caller.reads)
 
     async def GetAuditEntry(
         self, request: pb.GetAuditEntryRequest, context: Any
     ) -> pb.GetAuditEntryResponse:
         """See the proto."""
-        request_id = _request_id(request.request_id)
-        return audit_response(await self.store.audit_entry(request_id, context.caller.reads))
+        _check(request, "request_id")
+        entry = await self.store.audit_entry(request.request_id, context.caller.reads)
+        return audit_response(entry)
 
     async def SubmitFeedback(
         self, request: pb.SubmitFeedbackRequest, context: Any
     ) -> pb.SubmitFeedbackResponse:
         """See the proto."""
+        _check(request, "request_id")
         if not 0 <= request.grade <= 1:  # NaN too
             raise InvalidRequest.of("grade", "must be in [0, 1]")
         grade = pb.Grade(grade=request.grade, create_time=timestamp(unix_ms()))
-        request_id = _request_id(request.request_id)
-        record = await self.store.grade(request_id, grade, context.caller.changes)
+        record = await self.store.grade(request.request_id, grade, context.caller.changes)
         self.drift.graded(record, grade.grade)
         return pb.SubmitFeedbackResponse()
 
@@ -246,7 +250,7 @@ class AdminService(AdminServiceServicer):
         self, request: pb.StreamOutcomesRequest, context: Any
     ) -> None:
         """See the proto."""
-        _check_list("tenants", request.tenants, LIST_MAX)
+        _check(request)
         if not 0 <= request.since_time.seconds <= unix_ms() // 1000 + DAY_S:
             raise InvalidRequest.of("since_time", "must be a time between 1970 and tomorrow")
         tenants = self._readable(list(request.tenants), context)
@@ -275,8 +279,7 @@ class AdminService(AdminServiceServicer):
     def _readable(self, tenants: list[str], context: Any) -> list[str]:
         """The tenants whose outcomes are asked for, empty for all; raises PermissionDenied."""
         caller = context.caller
-        allowed = self.settings.gateway.allow_remote_outcomes or is_local(context.peer())
-        if not allowed:
+        if not (self.settings.gateway.allow_remote_outcomes or is_local(context.peer())):
             raise PermissionDenied(
                 "outcomes have prompts, and callers of other machines get none: call from the gateway's machine, or "
                 "set gateway.allow_remote_outcomes"
@@ -300,22 +303,17 @@ def _live_workers(processes: list[pb.ProcessMetrics]) -> dict[tuple[str, str], b
     return found
 
 
-def _check_names(**names: str) -> None:
-    """Of a tenant or a model, by their fields; empty is any."""
-    for field, name in names.items():
-        if name and not is_token(name):
-            raise InvalidRequest.of(field, "is not the name of one")
-
-
-def _check_list(field: str, names: Sequence[str], most: int) -> None:
-    if len(names) > most or not all(map(is_token, names)):
-        raise InvalidRequest.of(field, f"must be at most {most} names of up to 64 characters")
-
-
-def _request_id(given: str) -> str:
-    if not is_token(given):
-        raise InvalidRequest.of("request_id", "is none; take it from Started, such as req-...")
-    return given
+def _check(request: Message, needed: str = "") -> None:
+    """Raises InvalidRequest for what is no name of a tenant, a model or a request; ``needed``: must be set."""
+    if needed and not getattr(request, needed):
+        raise InvalidRequest.of(needed, "is not set")
+    for field, value in request.ListFields():
+        names = [value] if isinstance(value, str) else value
+        if field.name in _NAMES and not (len(names) <= LIST_MAX and all(map(is_token, names))):
+            raise InvalidRequest.of(
+                field.name,
+                f"must be 1 to 64 letters, digits, '-' and '_', in a list at most {LIST_MAX} times",
+            )
 
 
 def _age_s(stream: RowResult, now: float) -> float:

@@ -32,7 +32,6 @@ from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.request_log import RequestLog
 from gateway.telemetry.request_record import RequestRecords
 from gateway.tools.events import PartEvents
-from gateway.tools.formats import ToolFormat
 from gateway.upstream.cascade import Cascade, EscalationLimiter
 from gateway.upstream.chunk_rows import ChunkRows
 from gateway.upstream.guard_client import GuardClient
@@ -292,11 +291,11 @@ class _GenerateCall(RunningCall):
         except BaseException as error:
             self.refused(error, request)
             raise
-        if request.tools is not None or self._upstream.admission.policies.catalog.marks_reasoning:
+        catalog = self._upstream.admission.policies.catalog
+        if request.tools is not None or catalog.marks_reasoning:
             self._parts = PartEvents(
                 request.tools,
-                self._tool_format,
-                self._marks_reasoning,
+                lambda model: catalog[model].tokenizer,
                 found.text_before,
                 len(request.resume),
             )
@@ -397,7 +396,17 @@ class _GenerateCall(RunningCall):
                 await self._has_events.wait()
                 self._has_events.clear()
             await self._write_started(started)
-            await self._write_events(request, answer, reader)
+            finished = False
+            while not finished:
+                self._has_events.clear()
+                for event in answer.read(reader):
+                    if event.HasField("finished"):
+                        # Whoever has the whole answer gets it again from every gateway.
+                        await self._shared.state.keys.stored(request.key)
+                        finished = True
+                    await self._put(event)
+                if not finished:
+                    await self._has_events.wait()
         finally:
             answer.leave(reader, self.departure(request))
             self._log.delivered(answer, self._upstream.admission.policies.catalog.facts)
@@ -413,18 +422,6 @@ class _GenerateCall(RunningCall):
         self._limit.paused = True
         await self._put(GenerateResponse(started=started))
         self._limit.resume()
-
-    async def _write_events(self, request: ValidRequest, answer: Answer, reader: Reader) -> None:
-        while True:
-            self._has_events.clear()
-            for event in answer.read(reader):
-                if event.HasField("finished"):
-                    # Whoever has the whole answer gets it again from every gateway.
-                    await self._shared.state.keys.stored(request.key)
-                await self._put(event)
-                if event.HasField("finished"):
-                    return
-            await self._has_events.wait()
 
     async def _replay(self, request: ValidRequest, replay: Replay) -> None:
         """Writes the events of an answer that is complete."""
@@ -443,14 +440,6 @@ class _GenerateCall(RunningCall):
             return
         for one in self._parts.events(event):
             await self._write(one)
-
-    def _tool_format(self, model: str) -> ToolFormat:
-        form = self._upstream.admission.policies.catalog[model].tokenizer.tool_format
-        assert form is not None, "its prompt had tools"
-        return form
-
-    def _marks_reasoning(self, model: str) -> bool:
-        return self._upstream.admission.policies.catalog[model].tokenizer.marks_reasoning
 
 
 def _log_failure(error: SluiceError, tenant: str) -> None:

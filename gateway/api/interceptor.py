@@ -219,8 +219,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if size > self.max_bytes:
             raise _too_large(size, self.max_bytes)
         message, limit = _parsed(payload, read), self._max_message_bytes
-        if size > limit and size - _audio_bytes(message) > limit:
-            raise _too_large(size, limit)
+        if size > limit:
+            audio = len(message.audio.data) if isinstance(message, GenerateRequest) else 0
+            if size - audio > limit:
+                raise _too_large(size, limit)
         return message
 
 
@@ -283,10 +285,6 @@ def _certificate_names(context: Any) -> list[str]:
     """Subject alternative names of the client's certificate, which TLS has verified."""
     names = (context.auth_context() or {}).get("x509_subject_alternative_name", ())
     return [name.decode(errors="replace") for name in names]
-
-
-def _audio_bytes(message: Message) -> int:
-    return len(message.audio.data) if isinstance(message, GenerateRequest) else 0
 
 
 def _late_piece() -> DeadlinePassed:

@@ -75,8 +75,16 @@ class GrpcServer:
         """
         # Checked first: the error of gRPC does not say what is wrong.
         listening_at(self.address, KEY, " or stop what uses it")
+        tls = self._tls
         try:
-            bound = self._add_port()
+            if tls.serving is None:
+                bound = self.server.add_insecure_port(self.address)
+            else:
+                # Processes of the mesh call too, with the certificates that they have.
+                others = () if tls.mesh is None else (tls.mesh / AUTHORITIES,)
+                client_cas = () if tls.client_ca is None else (tls.client_ca, *others)
+                credentials = server_credentials(tls.serving, client_cas)
+                bound = self.server.add_secure_port(self.address, credentials)
         except RuntimeError as error:
             raise SetupError(f"{KEY}: {self.address} cannot be served: {error}") from error
         self.address = f"{self.address.rpartition(':')[0]}:{bound}"
@@ -88,17 +96,6 @@ class GrpcServer:
     async def close(self) -> None:
         """Closes the port; calls that still run get a second."""
         await self.server.stop(_CLOSE_S)
-
-    def _add_port(self) -> int:
-        tls = self._tls
-        if tls.serving is None:
-            return self.server.add_insecure_port(self.address)
-        # Processes of the mesh call too, with the certificates that they have.
-        others = () if tls.mesh is None else (tls.mesh / AUTHORITIES,)
-        client_cas = () if tls.client_ca is None else (tls.client_ca, *others)
-        return self.server.add_secure_port(
-            self.address, server_credentials(tls.serving, client_cas)
-        )
 
 
 def _options(settings: Settings, max_bytes: int) -> list[tuple[str, Any]]:

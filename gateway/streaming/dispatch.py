@@ -159,7 +159,9 @@ class Dispatch:
         row = self._rows.pop(row_id, None)
         if row is not None:
             if row.place is Place.WAITING:
-                self._leave_line(row)
+                self._lines[row.line].remove(row)
+                row.place = Place.NOWHERE
+                self._drop_empty(row.line)
             self._free(row)
             row.taken()
         return row
@@ -205,7 +207,7 @@ class Dispatch:
         row.outlived |= row.questions > 0
         row.questions = 0
         row.taken()
-        patience = WAITING_FACTOR if waits and not row.has_tokens else 1
+        patience = WAITING_FACTOR if waits and not row.attempt.token_ids else 1
         row.ask_at = now + patience * self._stall_s
         return True
 
@@ -306,7 +308,11 @@ class Dispatch:
     def _check(self, row: SentRow, now: float) -> None:
         """A row is due: asks about it, or sends it again."""
         if row.place is Place.WAITING:
-            self._check_waiting(row, now)
+            # One that no batcher has taken yet waits for a limited time while there is none.
+            row.ask_at = self._without.get(row.line, now) + NO_BATCHER_S
+            if row.ask_at <= now:
+                message = f"no batcher took the request for {NO_BATCHER_S:g} s"
+                self._fail(row, ModelUnavailable(message, retry_after_s=RETRY_AFTER_S))
         elif row.batcher in self._lost:
             self._recover(row, now)
         elif row.questions >= 2 and self._heard_at.get(row.batcher, 0.0) < row.asked_at:
@@ -316,14 +322,6 @@ class Dispatch:
             self._recover(row, now)
         else:
             self._question(row, now)
-
-    def _check_waiting(self, row: SentRow, now: float) -> None:
-        """A row that no batcher has taken yet waits for a limited time while there is none."""
-        since = self._without.get(row.line, now)
-        row.ask_at = since + NO_BATCHER_S
-        if row.ask_at <= now:
-            message = f"no batcher took the request for {NO_BATCHER_S:g} s"
-            self._fail(row, ModelUnavailable(message, retry_after_s=RETRY_AFTER_S))
 
     def _question(self, row: SentRow, now: float) -> None:
         if not row.questions:
@@ -343,7 +341,11 @@ class Dispatch:
             self._note_losses(row, losses)
             self.resent[*row.line, "batcher"] += 1
         elif row.was_held:
-            self._ask_on(row, now)
+            # There is no other batcher: that of the row may come back, and still have it.
+            if now - row.asked_at >= self._stall_s:
+                row.questions = 0
+                self._question(row, now)
+            row.ask_at = now + RETRY_S
         else:
             self._take_back(row, "batcher")
             self._wait_in_line(row, now)
@@ -353,13 +355,6 @@ class Dispatch:
         row.task.last_try = losses == LOSSES_MAX - 1
         if losses:
             row.task.gather_ms = 0  # the next token shows that the row is not to blame
-
-    def _ask_on(self, row: SentRow, now: float) -> None:
-        """There is no other batcher: that of the row may come back, and still have it."""
-        if now - row.asked_at >= self._stall_s:
-            row.questions = 0
-            self._question(row, now)
-        row.ask_at = now + RETRY_S
 
     def _give_up(self, row: SentRow, why: str) -> None:
         """A row was lost too often: it becomes a dead letter."""
@@ -385,7 +380,9 @@ class Dispatch:
         row.ask_at = now + self._stall_s
         row.tokens = row.attempt.completion_tokens
         self._taken.take(row, batcher)
-        self._prepare(row, now)
+        row.task.produced_token_ids[:] = row.attempt.token_ids
+        row.task.timeout_ms = min(max(math.ceil((row.deadline - now) * 1000), 1), MS_MAX)
+        row.task.age_ms = min(int((now - row.sent_at) * 1000), MS_MAX)
         self._schedule()
         self._outgoing.tasks.append((batcher, row))
         return True
@@ -437,11 +434,6 @@ class Dispatch:
         line.add(row)
         self._freed.add(row.line)
 
-    def _leave_line(self, row: SentRow) -> None:
-        self._lines[row.line].remove(row)
-        row.place = Place.NOWHERE
-        self._drop_empty(row.line)
-
     def _drop_empty(self, name: Line) -> None:
         if not self._lines[name]:
             del self._lines[name]
@@ -451,11 +443,6 @@ class Dispatch:
         if self._taken.free(row) and row.line in self._lines:
             self._freed.add(row.line)
             self._schedule()
-
-    def _prepare(self, row: SentRow, now: float) -> None:
-        row.task.produced_token_ids[:] = row.attempt.token_ids
-        row.task.timeout_ms = min(max(math.ceil((row.deadline - now) * 1000), 1), MS_MAX)
-        row.task.age_ms = min(int((now - row.sent_at) * 1000), MS_MAX)
 
     def _fail(self, row: SentRow, error: SluiceError) -> None:
         self.cancel(row.row_id)

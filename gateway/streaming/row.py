@@ -230,27 +230,27 @@ class Row:
         """Adds what is new in ``frame``."""
         accepted = self._new_in(frame, now)
         if accepted.token_ids and self.open_text is not None:
-            self._append(accepted)
+            transcript, logprobs = self.transcript, accepted.logprobs
+            was_closed = transcript.closed
+            for position, token_id in enumerate(accepted.token_ids):
+                if transcript.closed:
+                    break
+                known = position < len(logprobs)
+                transcript.append(token_id, logprobs[position] if known else None)
+            self.stopped |= transcript.closed and not was_closed
         if accepted.final is not None:
             self.final = accepted.final
         return accepted
-
-    def _append(self, accepted: AcceptedFrame) -> None:
-        transcript, logprobs = self.transcript, accepted.logprobs
-        was_closed = transcript.closed
-        for position, token_id in enumerate(accepted.token_ids):
-            if transcript.closed:
-                break
-            known = position < len(logprobs)
-            transcript.append(token_id, logprobs[position] if known else None)
-        self.stopped |= transcript.closed and not was_closed
 
     def _new_in(self, frame: Frame, now: float) -> AcceptedFrame:
         if frame.attempt < self.attempt:
             return _NOTHING_NEW
         recovered = self.has_frames and frame.attempt > self._accepted_attempt
         if recovered:
-            self._note_recovery(now)
+            self.recoveries += 1
+            self.recovered_from = self._lost
+            gap_s = now - max(self.last_token_at, self.sent_at)
+            self.recovered_gap_s = max(self.recovered_gap_s, gap_s)
         self.attempt = self._accepted_attempt = frame.attempt
         self.has_frames = True
         if frame.start_index > self.next_index:
@@ -264,12 +264,6 @@ class Row:
             self._requested_at, self.last_token_at = None, now
         final = frame.final if frame.HasField("final") else None
         return AcceptedFrame(token_ids, frame.logprobs[known:], final, False, recovered)
-
-    def _note_recovery(self, now: float) -> None:
-        self.recoveries += 1
-        self.recovered_from = self._lost
-        gap_s = now - max(self.last_token_at, self.sent_at)
-        self.recovered_gap_s = max(self.recovered_gap_s, gap_s)
 
     def _request(self, now: float) -> bool:
         if self._requested_at is not None and now - self._requested_at < self.stall_s:

@@ -87,11 +87,6 @@ class SentRow:
         return self.task.tenant
 
     @property
-    def has_tokens(self) -> bool:
-        """Whether something of the answer has arrived."""
-        return bool(self.attempt.token_ids)
-
-    @property
     def was_sent(self) -> bool:
         """Whether a batcher had it before."""
         return self.task.attempt > 0

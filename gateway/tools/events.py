@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.tools.formats import ToolFormat
 from gateway.tools.parser import Parsed, ToolCallParser
@@ -30,27 +30,33 @@ class ReasoningSplitter:
         return "".join(parts[True]), "".join(parts[False])
 
 
+class ModelSyntax(Protocol):
+    """How a model writes calls of tools (None: it cannot), and whether it marks its reasoning."""
+
+    tool_format: ToolFormat | None
+    marks_reasoning: bool
+
+
 class PartEvents:
     """Turns the events of one answer, as far as one call reads them, into events with calls and reasoning."""
 
     def __init__(
         self,
         use: ToolUse | None,
-        format_of: Callable[[str], ToolFormat],
-        reasons: Callable[[str], bool],
+        syntax_of: Callable[[str], ModelSyntax],
         text_before: Callable[[int], str],
         held: int = 0,
     ) -> None:
-        """What is asked of a model by name: its ``format_of`` calls, and whether its reasoning is marked.
+        """The events of an answer.
 
         Args:
             use: the tools of the request; None: it has none.
+            syntax_of: that of a model, by name.
             text_before: the token of an index.
             held: tokens of the caller.
         """
         self._use = use
-        self._format_of = format_of
-        self._reasons = reasons
+        self._syntax_of = syntax_of
         self._text_before = text_before
         self._request_id = ""
         self._index = held
@@ -75,10 +81,12 @@ class PartEvents:
         yield event
 
     def _use_model(self, model: str) -> None:
-        self._splitter = ReasoningSplitter() if self._reasons(model) else None
+        syntax = self._syntax_of(model)
+        self._splitter = ReasoningSplitter() if syntax.marks_reasoning else None
         self._parser: ToolCallParser | None = None
         if self._use is not None:
-            self._format = self._format_of(model)
+            assert syntax.tool_format is not None, "its prompt had tools"
+            self._format = syntax.tool_format
             names = [tool.name for tool in self._use.callable]
             self._parser = ToolCallParser(self._format, names, single=self._use.single)
         self._calls = 0

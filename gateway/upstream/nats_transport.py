@@ -47,10 +47,6 @@ _PENDING_MESSAGES: Final = 1 << 20
 _PENDING_BYTES: Final = 256 * 1024 * 1024
 
 
-async def _ignore(_: BatcherReport) -> None:
-    return
-
-
 class NatsTransport:
     """Sends for the registry and passes it what arrives. The one user of the NATS connection.
 
@@ -73,7 +69,7 @@ class NatsTransport:
         self._client: Client | None = None
         self._working = BackgroundTasks()
         self._taking = False
-        self.on_report: Callable[[BatcherReport], Awaitable[None]] = _ignore
+        self.on_report: Callable[[BatcherReport], Awaitable[None]] | None = None
 
     @property
     def connected(self) -> bool:
@@ -132,17 +128,29 @@ class NatsTransport:
         for batcher, message in outgoing.control:
             await self._send_control(batcher, message)
         for row, reason in outgoing.dead:
-            self._working.spawn(self._bury(row, reason))
+            task, payload = row.task, row.task.SerializeToString()
+            about = task.model, task.priority_class, payload, row.headers, reason
+            self._working.spawn(store_dead_letter(self._nats, *about))
         if outgoing.questions:
             await self._prove_link()
 
     async def _send_task(self, batcher: str, row: SentRow) -> None:
-        reply = subjects.absent(self.gateway_id, batcher)
+        reply, client = subjects.absent(self.gateway_id, batcher), self._nats
+        problem: SluiceError
         try:
-            payload = self._packed(row)
-            await self._nats.publish(subjects.task_to(batcher), payload, reply, dict(row.headers))
-        except (OversizedMessage, NatsError) as error:
-            self._failed(row, error)
+            payload = pack(row.task, client.max_payload - header_bytes(row.headers))
+            await client.publish(subjects.task_to(batcher), payload, reply, dict(row.headers))
+        except OversizedMessage as error:
+            problem = MessageTooLarge(
+                f"the task has {error.size} bytes, NATS takes {error.limit}",
+                metadata={"bytes": str(error.size), "limit_bytes": str(error.limit)},
+            )
+        except NatsError as error:
+            message = f"NATS did not take the task ({type(error).__name__})"
+            problem = TransportUnavailable(message, retry_after_s=RETRY_AFTER_S)
+        else:
+            return
+        self._registry.publish_failed(row.row_id, problem)
 
     async def _send_control(self, batcher: str, message: ControlMessage) -> None:
         subject = subjects.control_to(batcher) if batcher else subjects.CONTROL
@@ -153,12 +161,6 @@ class NatsTransport:
             # Questions are repeated, and frames of unknown requests are answered with another cancel.
             _log.warning("NATS: a control message is not sent: %s", error)
 
-    async def _bury(self, row: SentRow, reason: str) -> None:
-        task, payload = row.task, row.task.SerializeToString()
-        await store_dead_letter(
-            self._nats, task.model, task.priority_class, payload, row.headers, reason
-        )
-
     async def _prove_link(self) -> None:
         """Batchers are not to blame for silence while NATS itself does not answer."""
         try:
@@ -166,12 +168,6 @@ class NatsTransport:
                 await self._nats.flush()
         except (TimeoutError, NatsError):
             self._registry.dispatch.restart(time.monotonic())
-
-    def _packed(self, row: SentRow) -> bytes:
-        return pack(row.task, self._nats.max_payload - header_bytes(row.headers))
-
-    def _failed(self, row: SentRow, error: Exception) -> None:
-        self._registry.publish_failed(row.row_id, _public_error(error))
 
     @property
     def _nats(self) -> Client:
@@ -213,21 +209,11 @@ class NatsTransport:
         now = time.monotonic()
         self._loads.update(report, now)
         self._registry.dispatch.heard(report.batcher, now)
-        await self.on_report(report)
+        if self.on_report is not None:
+            await self.on_report(report)
 
     async def _on_absent(self, message: Msg) -> None:
         """Nobody has subscribed for a batcher."""
         batcher, now = message.subject.rpartition(".")[2], time.monotonic()
         self._recent.lost(batcher, now)
         self._registry.dispatch.gone(batcher, now)
-
-
-def _public_error(error: Exception) -> SluiceError:
-    """The public error for a publish that failed."""
-    if isinstance(error, OversizedMessage):
-        return MessageTooLarge(
-            f"the task has {error.size} bytes, NATS takes {error.limit}",
-            metadata={"bytes": str(error.size), "limit_bytes": str(error.limit)},
-        )
-    message = f"NATS did not take the task ({type(error).__name__})"
-    return TransportUnavailable(message, retry_after_s=RETRY_AFTER_S)

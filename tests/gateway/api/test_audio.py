@@ -230,7 +230,7 @@ async def test_a_chunk_that_was_lost_is_sent_again_with_its_audio(ears: Wire) ->
 
 def _has_tokens(wire: Wire, task: Task) -> bool:
     row = wire.gateway.registry.dispatch._rows.get(task.request_id)
-    return row is not None and row.has_tokens
+    return row is not None and bool(row.attempt.token_ids)
 
 
 async def test_a_repeated_request_gets_the_same_answer(ears: Wire) -> None:
