@@ -10,8 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.routing.learned.calibration import Calibration, quality
-from gateway.routing.learned.model import LearnedRouter
+from gateway.routing.learned.model import Calibration, LearnedRouter, quality
 
 Array = NDArray[Any]
 STEPS: Final = np.linspace(0, 1, 11)

@@ -13,9 +13,17 @@ from scipy.sparse import csr_matrix, vstack
 from sklearn.linear_model import LogisticRegression
 
 from gateway.routing.learned import answer
-from gateway.routing.learned.calibration import calibrate
 from gateway.routing.learned.features import HASHED, buckets
-from gateway.routing.learned.model import CLIP, Columns, Head, LearnedRouter, Vector, Words, damp
+from gateway.routing.learned.model import (
+    CLIP,
+    Columns,
+    Head,
+    LearnedRouter,
+    Vector,
+    Words,
+    calibrate,
+    damp,
+)
 from learning.outcomes import ROWS_MIN, OneSided, Outcome, TooFewOutcomes
 
 Matrix = NDArray[np.float64]

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from gateway.routing.features import language_identifier
 from gateway.routing.learned.artefact import BadArtefact, load
-from gateway.routing.learned.calibration import Calibration
-from gateway.routing.learned.model import LearnedRouter
+from gateway.routing.learned.model import Calibration, LearnedRouter
 from gateway.routing.prediction import CASCADE, PROMPT, HeadKey, LearnedHead, policy_key
 from gateway.routing.router import ModelFacts, Router
 from gateway.upstream.cascade import CHECKS

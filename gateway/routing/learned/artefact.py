@@ -15,8 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from gateway.routing.learned import answer
-from gateway.routing.learned.calibration import Calibration
-from gateway.routing.learned.model import Columns, Head, LearnedRouter, Words
+from gateway.routing.learned.model import Calibration, Columns, Head, LearnedRouter, Words
 
 Tensors = Mapping[str, NDArray[Any]]
 

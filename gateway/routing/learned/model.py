@@ -4,19 +4,23 @@ Load one with `artefact.load`. It never changes; a newer one replaces it as a wh
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gateway.routing.learned import answer
-from gateway.routing.learned.calibration import Calibration
 from gateway.routing.learned.features import buckets
 
 Vector = NDArray[np.float32]
+Array = NDArray[Any]
 
 CLIP: Final = 3.0
 """Standard deviations beyond which a column is clipped."""
+SLOPE_MIN: Final = 0.05
+"""A raw gain that turned out to say nothing still keeps its order."""
+SLOPE_MAX: Final = 3.0
 
 
 def damp(columns: Vector) -> Vector:
@@ -58,6 +62,82 @@ class Columns:
         """[2]: P(weak right), P(strong right) by the `answer.columns` of an answer."""
         scaled = np.clip((damp(example) - self.mean) / self.scale, -CLIP, CLIP)
         return _chance(scaled @ self.coefficients + self.intercepts)
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A threshold and what it did on held-out outcomes: the large model answers for gains of at least ``value``."""
+
+    value: float
+    large_share: float
+    quality: float
+    """Mean outcome."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Straight lines from raw to calibrated predictions, and the held-out rows behind them, each predicted by a model
+    that had not seen it. They map a target to a threshold.
+    """
+
+    lines: NDArray[np.float64]
+    """[2, 2]: slope and intercept of the gain, then of P(weak right)."""
+    gains: NDArray[np.float32]
+    """Calibrated gain of each held-out row."""
+    weak: NDArray[np.float32]
+    strong: NDArray[np.float32]
+
+    def gain(self, raw: float) -> float:
+        """The calibrated gain, in [-1, 1]."""
+        slope, intercept = self._lines[0]
+        return min(1.0, max(-1.0, slope * raw + intercept))
+
+    def weak_right(self, raw: float) -> float:
+        """The calibrated P(small right)."""
+        slope, intercept = self._lines[1]
+        return min(1.0, max(0.0, slope * raw + intercept))
+
+    def for_quality(self, share: float) -> Threshold:
+        """The least use of the large model that kept ``share`` (0 to 1) of the large model's quality.
+
+        The large model everywhere keeps all of it, so there is always one.
+        """
+        least = share * self.thresholds[-1].quality - 1e-9
+        return next(one for one in self.thresholds if one.quality >= least)
+
+    def for_large_share(self, share: float) -> Threshold:
+        """At most ``share`` (0 to 1) of prompts on the large model."""
+        return [one for one in self.thresholds if one.large_share <= share + 1e-9][-1]
+
+    @cached_property
+    def thresholds(self) -> list[Threshold]:
+        """All that part the held-out rows, from no row on the large model to all; equal gains go together."""
+        ordered, mean = np.sort(self.gains)[::-1], quality(self.gains, self.weak, self.strong)
+        # Beyond what any gain can be.
+        bounds = np.concatenate(([4.0], ordered, [-4.0]))
+        return [
+            Threshold(float(bounds[at : at + 2].mean()), at / len(ordered), float(mean[at]))
+            for at in cuts(ordered).tolist()
+        ]
+
+    @cached_property
+    def _lines(self) -> list[list[float]]:
+        lines: list[list[float]] = self.lines.tolist()
+        return lines
+
+
+def calibrate(raw: Array, labels: Array, weights: Array) -> Calibration:
+    """Lines fitted to held-out predictions.
+
+    Args:
+        raw: [rows, 2], predicted P(weak right), P(strong right).
+        labels: [rows, 2], the outcomes of both.
+        weights: [rows].
+    """
+    gains, weak, strong = raw[:, 1] - raw[:, 0], labels[:, 0], labels[:, 1]
+    lines = np.array([_line(gains, strong - weak, weights), _line(raw[:, 0], weak, weights)])
+    calibrated = np.clip(lines[0, 0] * gains + lines[0, 1], -1, 1)
+    return Calibration(lines, *(each.astype(np.float32) for each in (calibrated, weak, strong)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,3 +200,26 @@ class LearnedRouter:
 def _chance(odds: Vector) -> Vector:
     chance: Vector = 1 / (1 + np.exp(-odds))
     return chance
+
+
+def cuts(descending: Array) -> Array:
+    """How many rows can be sent, from none to all: equal scores go together."""
+    between = np.flatnonzero(np.diff(descending)) + 1
+    return np.concatenate(([0], between, [len(descending)]))
+
+
+def quality(scores: Array, weak: Array, strong: Array) -> Array:
+    """[rows + 1]: mean outcome with the 0, 1, ... highest scores on the large model; ties count as in random order."""
+    order = np.argsort(-scores, kind="stable")
+    gains = np.concatenate(([0.0], np.cumsum((strong - weak)[order], dtype=np.float64)))
+    known = cuts(scores[order])
+    sent = np.arange(len(scores) + 1)
+    mean: Array = (weak.sum(dtype=np.float64) + np.interp(sent, known, gains[known])) / len(scores)
+    return mean
+
+
+def _line(x: Array, y: Array, weights: Array) -> tuple[float, float]:
+    """Slope and intercept."""
+    spread = np.cov(x, y, aweights=weights)
+    slope = float(np.clip(spread[0, 1] / max(spread[0, 0], 1e-9), SLOPE_MIN, SLOPE_MAX))
+    return slope, float(np.average(y - slope * x, weights=weights))
