@@ -10,6 +10,7 @@ from typing import Final
 
 from gateway.safety.actions import Action
 from gateway.safety.output.automaton import UNBOUNDED
+from gateway.safety.settings import EchoSettings
 from gateway.safety.text.characters import UNSPACED
 
 RULE: Final = "output.system_echo"
@@ -138,3 +139,13 @@ class EchoGuard:
 
 def _plain(word: str) -> str:
     return word.casefold() if len(word) <= _WORD_CHARS_MAX else ""
+
+
+def echo_guard(settings: EchoSettings | None, system: str) -> EchoGuard | None:
+    """The guard of an answer; None where nothing is to be done."""
+    if settings is None or settings.action == "allow":
+        return None
+    known = SystemText(system, settings.words)
+    return (
+        EchoGuard(known, settings.matches, Action[settings.action.upper()]) if known.runs else None
+    )

@@ -9,6 +9,7 @@ alone, never on how it was split into pieces.
 """
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -20,16 +21,19 @@ from gateway.safety.actions import Action, Edit, Placeholders, TextDecision, app
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.guards.checks import EntityGuard
 from gateway.safety.output.automaton import Automaton, Scanner, ViewScanner, WatchedRule, WordList
-from gateway.safety.output.echo import RULE, EchoGuard, SystemText
-from gateway.safety.output.redactor import Redactor, Rules
+from gateway.safety.output.echo import RULE, echo_guard
+from gateway.safety.output.redactor import Redactor, Rules, covers
 from gateway.safety.output.windows import Window, Windows
+from gateway.safety.patterns import compiled
 from gateway.safety.policy import Policy
 from gateway.safety.rules.lexicon import DENY_LIST, Lexicon
-from gateway.safety.settings import EchoSettings
+from gateway.safety.rules.spec import Span
+from gateway.safety.settings import OutputSettings
 
 CANARY: Final = "output.canary"
 IMAGE: Final = "output.markdown_image"
 ANSI: Final = "output.ansi"
+_SEVERITIES: Final = {CANARY: Severity.CRITICAL, IMAGE: Severity.HIGH, ANSI: Severity.MEDIUM}
 
 _URL: Final = r"(?:[A-Za-z][A-Za-z0-9+.-]{0,20}:)?[/\\]{2}"
 IMAGE_PATTERNS: Final = (
@@ -48,30 +52,23 @@ _HOST: Final = re.compile(r"[/\\]{2}(?:[^/?#\s)\\]{0,200}@)?([A-Za-z0-9.-]{1,255
 class OutputOnlyScanner(Scanner):
     """Finds what rules for answers alone are switched on for."""
 
-    def __init__(
-        self, canaries: Sequence[str], images: bool, image_hosts: Sequence[str], ansi: bool
-    ) -> None:
-        self._hosts = frozenset(host.lower() for host in image_hosts)
-        groups: list[tuple[str, tuple[str, ...], Severity]] = []
-        if canaries:
-            words = tuple(f"(?i){re2.escape(canary)}" for canary in canaries)
-            groups.append((CANARY, words, Severity.CRITICAL))
-        if images:
-            groups.append((IMAGE, IMAGE_PATTERNS, Severity.HIGH))
-        if ansi:
-            groups.append((ANSI, (ANSI_PATTERN,), Severity.MEDIUM))
-        self.watched = tuple(WatchedRule(rule, patterns) for rule, patterns, _ in groups)
+    def __init__(self, settings: OutputSettings) -> None:
+        self._hosts = frozenset(host.lower() for host in settings.image_hosts)
+        patterns = {
+            CANARY: tuple(f"(?i){re2.escape(canary)}" for canary in settings.canaries),
+            IMAGE: IMAGE_PATTERNS if settings.markdown_images != "allow" else (),
+            ANSI: (ANSI_PATTERN,) if settings.ansi != "allow" else (),
+        }
+        self.watched = tuple(WatchedRule(rule, forms) for rule, forms in patterns.items() if forms)
         self._compiled = [
-            (rule, re2.compile(pattern), severity)
-            for rule, patterns, severity in groups
-            for pattern in patterns
+            (rule, compiled(pattern)) for rule, forms in patterns.items() for pattern in forms
         ]
 
     @override
     def scan(self, text: str) -> list[Finding]:
         return [
-            Finding(rule, match.start(), match.end(), severity)
-            for rule, pattern, severity in self._compiled
+            Finding(rule, *match.span(), _SEVERITIES[rule])
+            for rule, pattern in self._compiled
             for match in pattern.finditer(text)
             if rule != IMAGE or not self._known_host(match[0])
         ]
@@ -152,12 +149,7 @@ def output_rules(
         RuleError: a pattern cannot be followed in a stream; the message names the rule.
     """
     settings, table = policy.settings.output, policy.output_actions
-    for_answers = OutputOnlyScanner(
-        settings.canaries,
-        settings.markdown_images != "allow",
-        settings.image_hosts,
-        settings.ansi != "allow",
-    )
+    for_answers = OutputOnlyScanner(settings)
     needed = [rule for rule in (*watched, *for_answers.watched) if table.edits(rule.id)]
     words = (*(policy.deny if table.edits(DENY_LIST) else ()), *policy.allow)
     # Findings that judge a whole text would come and go with the pieces of a stream.
@@ -202,8 +194,9 @@ class OutputFilter:
         self._holds = shared.holds
         self._finished = False
         self._redactor = Redactor(shared.rules, placeholders)
-        echo = shared.policy.settings.output.echo
-        self._echo = _echo_guard(echo, system) if echo is not None else None
+        self._echo = echo_guard(shared.policy.settings.output.echo, system)
+        self._repeated: deque[Span] = deque()
+        """Places that it hides."""
         own = placeholders() if shared.policy.settings.restore else None
         self._restorer = Restorer(own) if own is not None and own.values else None
 
@@ -244,7 +237,9 @@ class OutputFilter:
 
     def hides(self, start: int, end: int) -> bool:
         """Whether a character from ``start`` to ``end`` does not show; they are decided, and asked about in order."""
-        return self._redactor.hides(start, end, self._echo.hidden if self._echo is not None else ())
+        if end > self._redactor.shown_to:
+            return True
+        return any(covers(spans, start, end) for spans in (self._redactor.hidden, self._repeated))
 
     @property
     def unread(self) -> bool:
@@ -287,8 +282,7 @@ class OutputFilter:
             # What no token classifier has read does not show.
             self._redactor.shown_to = min(self._redactor.shown_to, windows.known_to)
         if self._echo is not None:
-            rest = self._echo.finish()
-            shown += self._restorer.push(rest) if self._restorer is not None else rest
+            shown += self._restored(self._unrepeated(self._echo.finish()))
         return shown + (self._restorer.finish() if self._restorer is not None else "")
 
     def review(self) -> TextDecision:
@@ -297,14 +291,16 @@ class OutputFilter:
 
     def _after(self, text: str) -> str:
         if self._echo is not None:
-            text = self._echo.push(text)
+            text = self._unrepeated(self._echo.push(text))
+        return self._restored(text)
+
+    def _unrepeated(self, text: str) -> str:
+        """``text``, which the echo guard has let pass; notes what it has hidden meanwhile."""
+        assert self._echo is not None, "it said so"
+        whole = self._redactor.whole
+        self._repeated.extend((whole(start), whole(end)) for start, end in self._echo.hidden)
+        self._echo.hidden.clear()
+        return text
+
+    def _restored(self, text: str) -> str:
         return self._restorer.push(text) if self._restorer is not None and text else text
-
-
-def _echo_guard(settings: EchoSettings, system: str) -> EchoGuard | None:
-    if settings.action == "allow" or not system:
-        return None
-    known = SystemText(system, settings.words)
-    return (
-        EchoGuard(known, settings.matches, Action[settings.action.upper()]) if known.runs else None
-    )

@@ -12,6 +12,7 @@ The echo guard runs behind the redactor and reports offsets in the redacted text
 the edits to offsets in the model's answer.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -27,6 +28,7 @@ from gateway.safety.output.automaton import (
     before_seen,
     view,
 )
+from gateway.safety.rules.spec import Span
 
 _CONTEXT_CHARS: Final = 256
 """Shown text, as rules see it, that is kept to find a place where a scan can begin."""
@@ -59,6 +61,7 @@ class Redactor:
     Attributes:
         stopped: the rules that ended the answer; nothing is shown after it.
         edits: the replaced spans, by offset in the model's answer.
+        hidden: those spans, for `covers`.
         decided: characters of the model's answer that are dealt with.
         shown_to: from this offset on nothing shows; UNBOUNDED as long as there is no such place.
     """
@@ -68,8 +71,6 @@ class Redactor:
         self._rules = rules
         self._of_prompt = placeholders
         self._placeholders: Placeholders | None = None
-        self._passed_edits = 0
-        self._passed_echoes = 0
         self._watch = StreamWatch(rules.automaton)
         self._held: list[str] = []
         self._entities: list[Finding] = []
@@ -79,6 +80,7 @@ class Redactor:
         self._inside_chain = False
         self.stopped: tuple[str, ...] = ()
         self.edits: list[Edit] = []
+        self.hidden: deque[Span] = deque()
         self.decided = 0
         self.shown_to = UNBOUNDED
 
@@ -241,7 +243,9 @@ class Redactor:
             shown.append(edit.shown)
             at = edit.end
             base = self.decided
-            self.edits.append(replace(edit, start=base + edit.start, end=base + edit.end))
+            placed = replace(edit, start=base + edit.start, end=base + edit.end)
+            self.edits.append(placed)
+            self.hidden.append((placed.start, placed.end))
             if edit.action is Action.BLOCK:
                 at = len(piece)
                 self.shown_to = base + edit.start
@@ -268,32 +272,12 @@ class Redactor:
             longer += edit.end - edit.start - len(edit.shown)
         return offset + longer
 
-    def hides(self, start: int, end: int, echoes: Sequence[tuple[int, int]]) -> bool:
-        """Whether a character from ``start`` to ``end`` of the answer is hidden; asked in order.
 
-        Args:
-            start: in the answer.
-            end: the character behind the last one.
-            echoes: places of what rules left that are hidden too.
-        """
-        if end > self.shown_to:
-            return True
-        edits = self.edits
-        if not edits and not echoes:
-            return False
-        while self._passed_edits < len(edits) and edits[self._passed_edits].end <= start:
-            self._passed_edits += 1
-        if self._passed_edits < len(edits) and edits[self._passed_edits].start < end:
-            return True
-        return bool(echoes) and self._in_echo(start, end, echoes)
-
-    def _in_echo(self, start: int, end: int, echoes: Sequence[tuple[int, int]]) -> bool:
-        while self._passed_echoes < len(echoes):
-            first, last = echoes[self._passed_echoes]
-            if self.whole(last) > start:
-                return self.whole(first) < end
-            self._passed_echoes += 1
-        return False
+def covers(spans: deque[Span], start: int, end: int) -> bool:
+    """Whether one of ``spans`` has a character from ``start`` to ``end``; asked in order, which drops those before."""
+    while spans and spans[0][1] <= start:
+        spans.popleft()
+    return bool(spans) and spans[0][0] < end
 
 
 def _outside(offset: int, edits: Sequence[Edit]) -> int:
