@@ -198,8 +198,8 @@ STATES_MAX: Final = 20_000
 
 WORD_CHARS: Final = frozenset(string.ascii_letters + string.digits + "_")
 """What RE2 takes for a part of a word."""
-_PLACES: Final = {False: (1,), True: (0,), None: (0, 1)}
-"""Which links may be taken where it is a boundary, and where that is not known: see `gateway.safety.patterns.Links`."""
+_PLACES: Final = ((1,), (0,))
+"""Which links may be taken inside, and at a boundary; see `gateway.safety.patterns.Links`."""
 NO_MATCH: Final = -1
 HIDDEN: Final = -2
 
@@ -215,15 +215,13 @@ class AutomatonState:
         alike: by what the automaton knows of a character.
         groups: partial matches, the oldest start first.
         heads: positions of partially matched heads.
-        in_word: whether the last character was part of a word; None: that is not known.
+        in_word: whether the last character was part of a word.
         reach: longest possible length of a partial match, with the characters after it that decide; or UNBOUNDED.
     """
 
     __slots__ = ("alike", "edges", "groups", "heads", "in_word", "reach")
 
-    def __init__(
-        self, groups: tuple[Threads, ...], heads: int, in_word: bool | None, reach: int
-    ) -> None:
+    def __init__(self, groups: tuple[Threads, ...], heads: int, in_word: bool, reach: int) -> None:
         self.edges: dict[str, Edge] = {}
         self.alike: dict[tuple[int, bool, str], Edge] = {}
         self.groups = groups
@@ -261,7 +259,7 @@ class Automaton:
             self._add(rule)
         self._sets = set_of(self._masks)
         self._symbols: dict[str, int] = {}
-        self._states: dict[tuple[tuple[Threads, ...], int, bool | None], AutomatonState] = {}
+        self._states: dict[tuple[tuple[Threads, ...], int, bool], AutomatonState] = {}
         self.context_before = max((rule.context_before for rule in rules), default=0)
         self.context_after = max((rule.context_after for rule in rules), default=0)
         self.start = self._state((), 0, False)
@@ -270,14 +268,6 @@ class Automaton:
     def __len__(self) -> int:
         """States in use."""
         return len(self._states)
-
-    def begin(self, before: str) -> AutomatonState:
-        """The state behind ``before`` when no finding that began in it is under way; it may hold heads."""
-        state = self._state((), 0, None)
-        for plain in filter(None, map(seen_as, before)):
-            after = self._alike(state, plain)[0]
-            state = self._state((), after.heads, after.in_word)
-        return state
 
     def edge(self, state: AutomatonState, char: str) -> Edge:
         """The edge of ``state`` for ``char``, made now."""
@@ -291,7 +281,7 @@ class Automaton:
         """Whether a match could begin with all of ``text``, wherever it stands; invisible characters say nothing."""
         threads: Threads | None = None
         for plain in filter(None, map(seen_as, text)):
-            threads = self._advance(threads, plain, _PLACES[None], in_word=False)
+            threads = self._advance(threads, plain, (0, 1), in_word=False)
             if threads == (0, ()):
                 return False
         return True
@@ -356,10 +346,10 @@ class Automaton:
 
     def _step(self, state: AutomatonState, plain: str) -> Edge:
         in_word = plain in WORD_CHARS
-        places = _PLACES[None if state.in_word is None else state.in_word != in_word]
+        places = _PLACES[state.in_word != in_word]
         groups: list[Threads] = []
         kept: list[int] = []
-        begun, words = self._advance(None, plain, places, in_word=bool(state.in_word))
+        begun, words = self._advance(None, plain, places, in_word=state.in_word)
         begun |= self._followers(state.heads, places) & self._symbol(plain)
         heads, begun = begun & self._heads, begun & ~self._heads
         claim, after, seen = NO_MATCH, 0, 0
@@ -398,9 +388,7 @@ class Automaton:
         """Characters behind a match that ends at a position of ``mask`` that decide about it."""
         return max((context for context, last in self._beyond if mask & last), default=0)
 
-    def _state(
-        self, groups: tuple[Threads, ...], heads: int, in_word: bool | None
-    ) -> AutomatonState:
+    def _state(self, groups: tuple[Threads, ...], heads: int, in_word: bool) -> AutomatonState:
         state = self._states.get((groups, heads, in_word))
         if state is None:
             if len(self._states) >= STATES_MAX:
@@ -427,14 +415,13 @@ class StreamWatch:
         widest: the most characters that any match may have that is under way, or not dealt with.
     """
 
-    def __init__(self, automaton: Automaton, at: int = 0, before: str = "") -> None:
-        """Begins at offset ``at``, behind ``before``."""
+    def __init__(self, automaton: Automaton) -> None:
         self._automaton = automaton
-        self._state = automaton.begin(before) if before else automaton.start
+        self._state = automaton.start
         self._starts: list[int] = []
         # Unions of places where findings may be, in order: start, end, the offset from which on it is decided.
         self._claims: list[tuple[int, int, int]] = []
-        self.end = at
+        self.end = 0
         self.widest = 0
 
     def feed(self, text: str) -> None:
@@ -484,9 +471,13 @@ class StreamWatch:
         return bool(self._claims) and self._claims[0][0] < offset
 
     def forget_before(self, offset: int) -> None:
-        """The text before ``offset`` has been dealt with."""
-        if self._claims:
-            self._claims = [claim for claim in self._claims if claim[1] > offset]
+        """The text before ``offset`` has been dealt with, also where a match goes on behind it."""
+        self._starts = [max(start, offset) for start in self._starts]
+        self._claims = [
+            (max(start, offset), end, decided)
+            for start, end, decided in self._claims
+            if end > offset
+        ]
 
     def _claim(self, start: int, end: int, after: int) -> None:
         decided = end + after

@@ -169,9 +169,7 @@ class Redactor:
             return ""
         edits = self._edits(held[:cut], [f for f in found if f.start < cut])
         shown = self._show(held[:cut], edits)
-        before = held[before_seen(held[:cut], self._rules.automaton.context_before) : cut]
-        self._watch = StreamWatch(self._rules.automaton, self.decided, before)
-        self._follow(held[cut:])
+        self._watch.forget_before(self.decided)
         self._held = [held[cut:]]
         self._inside_chain = True
         return shown

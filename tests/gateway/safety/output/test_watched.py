@@ -71,7 +71,9 @@ def test_without_its_head_nothing_matches() -> None:
     assert watch.free_to == watch.end
 
 
-def test_a_head_before_the_beginning_counts() -> None:
-    watch = StreamWatch(Automaton([HEADED]), at=7, before="a key: ")
-    watch.feed("x1b")
-    assert watch.free_to == 7
+def test_what_is_dealt_with_is_behind() -> None:
+    watch = StreamWatch(Automaton([HEADED]))
+    watch.feed("a key: x1b2")
+    watch.forget_before(9)
+    assert watch.free_to == 9
+    assert not watch.claims_before(9)
