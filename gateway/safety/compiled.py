@@ -21,10 +21,10 @@ HIDDEN: Final = "invisible"
 
 UNICODE: Final = (
     "annotation", "ansi", "bidi", "blank", "combining_flood", "control", "filler", "format", "full_width",
-    "homoglyph", "invisible_only", "invisible_operator", "noncharacter", "soft_hyphen", "styled", "surrogate", "tag",
+    "invisible_only", "invisible_operator", "noncharacter", "soft_hyphen", "styled", "surrogate", "tag",
     "variation_selector", "zero_width",
 )  # fmt: skip
-"""What normalization takes out, replaces or, of homoglyphs, notices."""
+"""What normalization takes out, replaces or notices."""
 LIMITS: Final = ("combining_marks", "encoded", "length", "repetition", "unbroken")
 
 _FAMILIES: Final = ("pii", "secret", "injection", "deny", CUSTOM)

@@ -79,7 +79,7 @@ def _answer_places(decision: TextDecision) -> Iterator[tuple[FindingKey, Action]
         yield (one.finding.rule, one.finding.start, one.finding.end), one.action
 
 
-_NOTICED: Final = frozenset({"limit.length", "unicode.homoglyph", "unicode.invisible_only"})
+_NOTICED: Final = frozenset({"limit.length", "unicode.invisible_only"})
 """What is found without a change of the text."""
 
 

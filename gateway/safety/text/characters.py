@@ -187,22 +187,6 @@ SCRIPTS: Final = (
     "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC", "LISU", "GOTHIC", "DESERET", "OLD ITALIC"
 )  # fmt: skip
 """Scripts with letters that look like Latin ones, as character names spell them."""
-LATIN: Final = "A-Za-z\xc0-\xd6\xd8-\xf6\xf8-\u024f\u1e00-\u1eff"
-LOOKALIKES: Final = {
-    chr(code): prototype
-    for code, prototype in ucd.PROTOTYPES.items()
-    if code < 0x10800
-    and prototype.isascii()
-    and prototype.isalpha()
-    and ucd.name(chr(code), "").startswith(SCRIPTS)
-}
-"""Each letter, and the Latin letter it looks like."""
-CYRILLIC_TWINS: Final = {"I"} | {
-    prototype
-    for letter, prototype in LOOKALIKES.items()
-    if ucd.name(letter, "").startswith("CYRILLIC")
-}
-"""Latin letters that look like a Cyrillic one."""
 
 ODD_KIND: Final = 1
 """Invisible, blank, a line end other than newline, or no character."""
@@ -213,9 +197,6 @@ STYLED_KIND: Final = 8
 """Other styled letters."""
 MARK_KIND: Final = 16
 """Combining marks, as far as they can flood."""
-LATIN_KIND: Final = 32
-LOOKALIKE_KIND: Final = 64
-"""Letters of other scripts that look Latin."""
 
 Kinds = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
@@ -238,8 +219,6 @@ def _kinds() -> Kinds:
         (FULL_WIDTH_KIND, _FULL_WIDTH_TABLE),
         (STYLED_KIND, _STYLED_TABLE),
         (MARK_KIND, marks - {*members(SELECTORS + MONGOLIAN_CONTROLS + FORMATS)}),
-        (LATIN_KIND, members(LATIN)),
-        (LOOKALIKE_KIND, map(ord, LOOKALIKES)),
     ):
         table[list(codes)] |= bit
     return table

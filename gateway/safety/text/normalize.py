@@ -1,8 +1,8 @@
 """Normalizes prompts: the text for the model, a finding for every change, and a map to the original offsets.
 
 The steps, in order: ANSI escape sequences, line ends and odd characters, isolates, invisible characters, styled
-letters, canonical composition with a limit on marks; then homoglyphs and chat-template syntax are looked
-for. Visible text of any script, emoji and code come out as they went in, in NFC.
+letters, canonical composition with a limit on marks; then chat-template syntax is looked for. Visible text of any
+script, emoji and code come out as they went in, in NFC.
 
 Text that a step changed is processed again, because removing a character can join others. If it still changes in the
 second pass, the last pass removes all invisible characters. So the result is stable: normalizing it again
@@ -19,7 +19,6 @@ Everything is linear in the length of the text. A clean text is the same object 
 import re
 from collections.abc import Iterator
 from functools import cache
-from itertools import compress
 from typing import Final
 
 import numpy as np
@@ -61,13 +60,10 @@ def _clean(edited: EditedText) -> None:
         if before.isascii():
             _ascii_pass(edited)
             break
-        kinds = c.kinds_of(before)
-        _pass(edited, int(np.bitwise_or.reduce(kinds)), strict=is_last)
+        seen = int(np.bitwise_or.reduce(c.kinds_of(before)))
+        _pass(edited, seen, strict=is_last)
         if edited.text == before:
-            _flag_homoglyphs(edited, kinds)
             break
-    else:
-        _flag_homoglyphs(edited, c.kinds_of(edited.text))
     if original and not original.isspace() and (not edited.text or edited.text.isspace()):
         edited.flag_whole(RULE_INVISIBLE_ONLY, Severity.HIGH)
 
@@ -291,67 +287,3 @@ def _clusters() -> "re.Pattern[str]":
     return re.compile(
         f"[^{inside}{c.COMPATIBILITY_HAN}]?[{inside}]+|[{c.ranges(sorted(set(singles) - han))}]"
     )
-
-
-# Words that mix look-alike letters of two scripts, such as Latin with Cyrillic or Greek letters, are flagged.
-#
-# The letters are not changed. Not flagged: words of one script, and legitimate mixtures, which are inflected
-# abbreviations ("SMSка") and a Greek letter of a formula beside Latin ones ("cosα").
-
-_HOMOGLYPH: Final = "unicode.homoglyph"
-WORD_MAX = 64
-"""Characters to either side that a word is looked for in."""
-
-_BOTH: Final = c.LATIN_KIND | c.LOOKALIKE_KIND
-_FORMULA: Final = frozenset("αβγεηικνρστυχω")
-
-
-def _flag_homoglyphs(edited: EditedText, kinds: c.Kinds) -> None:
-    """Flags words that are spelled with letters of two scripts to look like one. ``kinds``: of the text."""
-    if int(np.bitwise_or.reduce(kinds)) & _BOTH == _BOTH:
-        edited.flag_all(_HOMOGLYPH, _homoglyphs(edited.text, kinds), Severity.MEDIUM)
-
-
-def _homoglyphs(text: str, kinds: c.Kinds) -> Iterator[tuple[int, int]]:
-    letters = kinds & _BOTH
-    beside = np.flatnonzero((letters[:-1] | letters[1:]) == _BOTH)
-    word_end = 0
-    for at in beside.tolist():
-        if at < word_end:
-            continue
-        start, word_end = _word(text, at)
-        if _passes_for_another(text[start:word_end], kinds[start:word_end]):
-            yield start, word_end
-
-
-def _word(text: str, at: int) -> tuple[int, int]:
-    """Where the word around ``at`` starts and ends."""
-    start, end = at, at + 1
-    while start > max(0, at - WORD_MAX) and text[start - 1].isalpha():
-        start -= 1
-    while end < min(len(text), at + WORD_MAX) and text[end].isalpha():
-        end += 1
-    return start, end
-
-
-def _passes_for_another(word: str, kinds: c.Kinds) -> bool:
-    """Whether all letters of one script in ``word`` are look-alikes of the other."""
-    is_latin = (kinds & c.LATIN_KIND).tolist()
-    latin = list(compress(word, is_latin))
-    foreign = [letter for letter, own in zip(word, is_latin, strict=True) if not own]
-    if _is_inflected(word, len(latin)) or _is_formula(word, foreign):
-        return False
-    return all(letter in c.LOOKALIKES for letter in foreign) or (
-        len(foreign) > 1 and all(letter in c.CYRILLIC_TWINS for letter in latin)
-    )
-
-
-def _is_inflected(word: str, latin: int) -> bool:
-    """Whether ``word`` is a Latin abbreviation with an ending of the other script."""
-    stem, ending = word[:latin], word[latin:]
-    return latin > 1 and stem.isupper() and stem.isascii() and ending.islower()
-
-
-def _is_formula(word: str, foreign: list[str]) -> bool:
-    """Whether one Greek letter stands before or after Latin ones."""
-    return len(foreign) == 1 and foreign[0] in _FORMULA and foreign[0] in (word[0], word[-1])

@@ -160,7 +160,6 @@ ATTACKS = {
     "hidden syntax": ("<\u200b|im_\xadstart|>", "< |im_start|>", "syntax.chat_template", Severity.MEDIUM),
     "full-width syntax": ("＜|im_start|＞", "< |im_start|>", "syntax.chat_template", Severity.MEDIUM),
     "syntax with escapes": ("[\x1b[0mINST]", "[ INST]", "syntax.chat_template", Severity.MEDIUM),
-    "homoglyph": ("ignоre", "ignоre", "unicode.homoglyph", Severity.MEDIUM),
 }  # fmt: skip
 
 
