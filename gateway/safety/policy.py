@@ -47,6 +47,10 @@ KeyPath = tuple[str | int, ...]
 """Keys and numbers of items from the section down to a value."""
 Problem = tuple[KeyPath, str]
 """A key, and what is wrong with its value."""
+_REMOVED: Final[Mapping[str | int, str]] = {
+    "max_word_chars": "is gone: text without a space is no finding any more; leave it out"
+}
+"""What to do about keys of the release before this one."""
 _PLACES_OF_PYDANTIC: Final = ("[key]", "is-instance[Choice]")
 """What pydantic names beside the keys."""
 
@@ -145,7 +149,8 @@ def load_policies(
         settings = SafetySettings.model_validate(lines.section)
     except ValidationError as error:
         first = error.errors()[0]
-        raise lines.error(first["loc"], first["msg"].removeprefix("Value error, ")) from None
+        said = _REMOVED.get(first["loc"][-1], first["msg"]) if first["loc"] else first["msg"]
+        raise lines.error(first["loc"], said.removeprefix("Value error, ")) from None
     known = _Known(known_rules, known_models, token_classifiers)
     for place, problem in _problems(settings, known):
         raise lines.error(place, problem)

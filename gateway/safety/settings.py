@@ -172,8 +172,6 @@ class LimitSettings(_Section):
     """What is longer is blocked: it is not inspected."""
     max_run_chars: int = Field(2_000, ge=600)
     """The same character or phrase of up to 256 characters in a row; the search would overlook less than 600."""
-    max_word_chars: int = Field(10_000, ge=1)
-    """ASCII characters without a space."""
 
 
 class EchoSettings(_Section):

@@ -67,7 +67,7 @@ class OutputOnlyScanner(Scanner):
     @override
     def scan(self, text: str) -> list[Finding]:
         return [
-            Finding(rule, *match.span(), _SEVERITIES[rule])
+            Finding(rule, match.start(), match.end(), _SEVERITIES[rule])
             for rule, pattern in self._compiled
             for match in pattern.finditer(text)
             if rule != IMAGE or not self._known_host(match[0])

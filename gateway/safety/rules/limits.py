@@ -1,4 +1,4 @@
-"""Limits on costly shapes of text: length, repetition, unbroken runs, stacked marks. All checks are linear."""
+"""Limits on costly shapes of text: length, repetition, stacked marks. All checks are linear."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,6 @@ MARKS_HINT: Final = ("limit.combining_marks", f"[{GENERIC_MARKS}]{{8}}")
 """What the scanner has to look out for on behalf of this module."""
 
 _MARKS: Final = re.compile(f"[{GENERIC_MARKS}]{{8,}}")
-_SPACES: Final = " \n\t"
 _PROBE_CHARS: Final = 24
 _STRIDE_CHARS: Final = 256
 _PERIOD_MAX: Final = 256
@@ -23,8 +22,6 @@ def limit_findings(text: str, limits: LimitSettings, hints: frozenset[str]) -> I
     """Findings for exceeded ``limits``, length excepted. ``hints``: those that `RuleScanner.occurring` has found."""
     for start, end in repetitions(text, limits.max_run_chars):
         yield Finding("limit.repetition", start, end, Severity.MEDIUM)
-    for start, end in _unbroken(text, limits.max_word_chars):
-        yield Finding("limit.unbroken", start, end, Severity.LOW)
     if MARKS_HINT[0] in hints:
         for found in _MARKS.finditer(text):
             yield Finding("limit.combining_marks", found.start(), found.end(), Severity.MEDIUM)
@@ -71,27 +68,3 @@ def _equal_from(text: str, at: int, period: int) -> int:
     while at > floor and text[at - 1] == text[at - 1 + period]:
         at -= 1
     return at
-
-
-def _unbroken(text: str, chars_max: int) -> Iterator[tuple[int, int]]:
-    """Searches the last white space of each window and continues after it, so most of the text is never read."""
-    at = 0
-    while at + chars_max < len(text):
-        last = max(text.rfind(space, at, at + chars_max + 1) for space in _SPACES)
-        if last >= 0:
-            at = last + 1
-            continue
-        end = _first_space(text, at + chars_max + 1, chars_max)
-        if text[at:end].isascii():
-            yield at, end
-        at = end
-
-
-def _first_space(text: str, at: int, window: int) -> int:
-    """Where the next white space is, or the text's end. In windows: no look to the end for what is never there."""
-    while at < len(text):
-        found = [where for space in _SPACES if (where := text.find(space, at, at + window)) >= 0]
-        if found:
-            return min(found)
-        at += window
-    return len(text)

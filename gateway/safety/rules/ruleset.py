@@ -83,7 +83,7 @@ class RuleSet:
         self._has_lists = bool(lists)
         self._limits = limits
         self._longest = sys.maxsize if limits is None else limits.max_chars
-        self._shortest = 0 if limits is None else min(limits.max_run_chars, limits.max_word_chars)
+        self._shortest = 0 if limits is None else limits.max_run_chars
         self._scanner = RuleScanner(self.specs, (*HINTS, MARKS_HINT))
         self._payloads = Payloads(self._scanner, lists)
 

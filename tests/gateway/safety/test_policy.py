@@ -90,6 +90,7 @@ def test_the_version_follows_all_that_decides() -> None:
         ("deny.txt", "gone.txt", r"line 12: safety.policies.standard.deny.0: gone.txt: cannot be read"),
         ("restore: true", "version: 4", "line 11: safety.policies.standard.version: is there twice"),
         ("{critical: block}", "{critical: ", "is not YAML"),
+        ("restore: true", "limits: {max_word_chars: 9}", r"line 11: .*limits.max_word_chars: is gone: .* leave"),
         ("safety:", "safety: 5\nother:", "line 2: safety: "),
     ],
 )  # fmt: skip

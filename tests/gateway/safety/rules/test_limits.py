@@ -1,4 +1,4 @@
-"""Repetition, unbroken runs and stacked marks."""
+"""Repetition and stacked marks."""
 
 import random
 import string
@@ -46,18 +46,6 @@ def test_ten_thousand_times_a() -> None:
 )
 def test_ordinary_text_repeats_little(text: str) -> None:
     assert rules_of(text) == []
-
-
-def test_unbroken_runs_are_one_finding_each() -> None:
-    rng = random.Random(5)
-    run = "".join(rng.choices(string.ascii_letters, k=30_000))
-    text = f"{noise(6, 5000)} {run} {noise(7, 5000)}"
-    found = [each for each in RULES.scan(text) if each.rule == "limit.unbroken"]
-    assert [(each.start, each.end) for each in found] == [(5001, 35_001)]
-    assert (
-        rules_of("漢字" * 200 + "".join(chr(0x4E00 + rng.randrange(9000)) for _ in range(20_000)))
-        == []
-    )
 
 
 def test_stacked_marks() -> None:
