@@ -129,10 +129,9 @@ class Client(Caller):
         """
         timeout_s = options.get("timeout_s")
         channel.check_timeout(timeout_s)
-        request = generate_request(prompt, options)
-        return AnswerStream(
-            self._events(request, timeout_s, (*self._metadata, *channel.trace_metadata()))
-        )
+        answer = ResumableAnswer(generate_request(prompt, options))
+        metadata = (*self._metadata, *channel.trace_metadata())
+        return AnswerStream(self._events(answer, timeout_s, metadata))
 
     def generate_several(
         self, prompt: Prompt, n: int, **options: Unpack[GenerateOptions]
@@ -146,23 +145,11 @@ class Client(Caller):
         """
         timeout_s = options.get("timeout_s")
         channel.check_timeout(timeout_s)
-        request = generate_request(prompt, options, n)
+        several = SeveralAnswers(generate_request(prompt, options, n))
         metadata = (*self._metadata, *channel.trace_metadata())
-        retries = Retries(self._retry, timeout_s, monotonic())
-        while True:
-            several = SeveralAnswers(request)
-            left_s = retries.timeout_s(monotonic())
-            call = self._stub.Generate(request, timeout=left_s, metadata=metadata)
-            error: SluiceError = channel.ended_early()
-            try:
-                with channel.reading(call):
-                    for response in call:
-                        several.add(response)
-            except SluiceError as failed:
-                error = failed
-            if several.complete:
-                return several.build()
-            sleep(retries.wait_s_after(error, monotonic()))
+        for _ in self._events(several, timeout_s, metadata):
+            pass
+        return several.build()
 
     def generate_batch(
         self,
@@ -193,7 +180,7 @@ class Client(Caller):
         def ask(at: int) -> Answer | SluiceError:
             outcome: Answer | SluiceError
             try:
-                events = self._events(requests[at], timeout_s, metadata)
+                events = self._events(ResumableAnswer(requests[at]), timeout_s, metadata)
                 outcome = AnswerStream(events).answer()
             except SluiceError as error:
                 outcome = error
@@ -497,11 +484,10 @@ class Client(Caller):
 
     def _events(
         self,
-        request: pb.GenerateRequest,
+        answer: ResumableAnswer | SeveralAnswers,
         timeout_s: float | None,
         metadata: tuple[tuple[str, str], ...],
     ) -> Generator[Event]:
-        answer = ResumableAnswer(request)
         retries = Retries(self._retry, timeout_s, monotonic())
         while not answer.complete:
             call = self._stub.Generate(

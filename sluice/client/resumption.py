@@ -182,15 +182,21 @@ class SeveralAnswers:
     """The answers to one request with n, from one call: a call that breaks is made again as a whole."""
 
     def __init__(self, request: pb.GenerateRequest) -> None:
-        count = max(1, request.sampling.n)
-        self._parts = [(ResumableAnswer(request), AnswerBuilder()) for _ in range(count)]
+        self._request = request
+        self._parts: list[tuple[ResumableAnswer, AnswerBuilder]] = []
 
     @property
     def complete(self) -> bool:
         """Whether each has its `Finished`."""
-        return all(answer.complete for answer, _ in self._parts)
+        return bool(self._parts) and all(answer.complete for answer, _ in self._parts)
 
-    def add(self, response: pb.GenerateResponse) -> None:
+    def next_request(self) -> pb.GenerateRequest:
+        """The message that opens the next call."""
+        count = max(1, self._request.sampling.n)
+        self._parts = [(ResumableAnswer(self._request), AnswerBuilder()) for _ in range(count)]
+        return self._request
+
+    def accept(self, response: pb.GenerateResponse) -> None:
         """Takes the next message.
 
         Raises:

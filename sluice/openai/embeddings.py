@@ -18,19 +18,8 @@ RERANK: Final = ("/v1/rerank", "/v2/rerank", "/rerank")
 """Of Cohere's client, of Jina's, and as LiteLLM and others ask servers of a company's own."""
 FORMATS: Final = ("float", "base64")
 
-_EMBED_FIELDS: Final[Mapping[str, type]] = {
-    "model": str,
-    "dimensions": int,
-    "normalize": bool,
-    "truncate": bool,
-    "prompt_name": str,
-}
-_RERANK_FIELDS: Final[Mapping[str, type]] = {
-    "model": str,
-    "query": str,
-    "top_n": int,
-    "truncate": bool,
-}
+_EMBED_FIELDS: Final = ("model", "dimensions", "normalize", "truncate", "prompt_name")
+_RERANK_FIELDS: Final = ("model", "query", "top_n", "truncate")
 _PROMPTS: Final[Mapping[str, str]] = {
     "query": "query",
     "search_query": "query",
@@ -156,8 +145,8 @@ def _set_texts(texts: Any, given: Any, field: str) -> None:
             raise BadField(f"{field}[{place}]: is not valid UTF-8") from None
 
 
-def _set_fields(request: Any, asked: Mapping[str, Any], known: Mapping[str, type]) -> None:
+def _set_fields(request: Any, asked: Mapping[str, Any], known: Sequence[str]) -> None:
     for name, value in asked.items():
         if name not in known:
             raise BadField(f"{name}: is not served")
-        set_field(request, name, value, known[name])
+        set_field(request, name, value)

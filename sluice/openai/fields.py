@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
+from google.protobuf.descriptor import FieldDescriptor
+
 
 class BadField(ValueError):
     """A field that cannot be served; the message is "FIELD: what to do"."""
@@ -16,7 +18,13 @@ ENTRIES_MAX: Final = 2048
 _KINDS: Final[Mapping[type, str]] = {
     str: "text", bool: "true or false", int: "a whole number", float: "a number", dict: "an object"
 }  # fmt: skip
-
+_OF_FIELDS: Final[Mapping[int, type]] = {
+    FieldDescriptor.CPPTYPE_BOOL: bool,
+    FieldDescriptor.CPPTYPE_FLOAT: float,
+    FieldDescriptor.CPPTYPE_DOUBLE: float,
+    FieldDescriptor.CPPTYPE_STRING: str,
+}
+"""Of what Python's types are fields that are no whole numbers."""
 
 VALUES_MAX: Final = 65_536
 """Values in one JSON text. Each is an object in memory, and what reads a body reads all of them in the event loop."""
@@ -79,14 +87,15 @@ def check_entries(field: str, given: Any, kind: type | None = None) -> None:
         raise BadField(f"{field}: is no {'list' if kind is list else 'object'}")
 
 
-def set_field(message: Any, name: str, value: Any, kind: type, path: str = "") -> None:
+def set_field(message: Any, name: str, value: Any, path: str = "") -> None:
     """Sets ``message.name``; ``path`` stands before the name in an error.
 
     Raises:
-        BadField: it is not of ``kind``, or does not fit.
+        BadField: it is not of the kind of the field, or does not fit.
     """
-    check_kind(f"{path}{name}", value, kind)
-    if kind is str and not value and name == "prompt":
+    field: FieldDescriptor = message.DESCRIPTOR.fields_by_name[name]
+    check_kind(f"{path}{name}", value, _OF_FIELDS.get(field.cpp_type, int))
+    if name == "prompt" and not value:
         raise BadField(f"{path}{name}: is empty")
     try:
         setattr(message, name, value)

@@ -29,12 +29,6 @@ _ROLES: Final = {
     "tool": pb.ROLE_TOOL,
 }
 _SAMPLING: Final[Mapping[str, FieldDescriptor]] = pb.SamplingParams.DESCRIPTOR.fields_by_name
-_KINDS: Final[Mapping[int, type]] = {
-    FieldDescriptor.CPPTYPE_FLOAT: float,
-    FieldDescriptor.CPPTYPE_DOUBLE: float,
-    FieldDescriptor.CPPTYPE_STRING: str,
-}
-"""Of what Python's types are fields that are no whole numbers."""
 _NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
     "n": (1,),
     "best_of": (1,),
@@ -105,7 +99,7 @@ def _request_of(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> pb.Gen
         if value is None or name in _INPUTS:
             continue
         if name in ("model", "raw_prompt"):
-            set_field(request, name, value, str if name == "model" else bool)
+            set_field(request, name, value)
         elif name == "labels":
             _set_labels(request, value)
         elif name in _SAMPLING:
@@ -274,7 +268,7 @@ def _set_input(request: pb.GenerateRequest, line: Mapping[str, Any]) -> None:
     elif system and not line.get("raw_prompt"):
         _set_turns(request.chat, [{"role": "user", "content": prompt}], system)
     else:
-        set_field(request, "prompt", prompt, str)
+        set_field(request, "prompt", prompt)
 
 
 def _set_turns(chat: pb.ChatInput, turns: Any, system: list[pb.ChatMessage]) -> None:
@@ -303,11 +297,11 @@ def _set_turn(message: pb.ChatMessage, turn: Mapping[str, Any], path: str) -> No
     if "tool_calls" in said:
         set_calls(message, turn["tool_calls"], f"{path}.tool_calls")
     if message.role == pb.ROLE_TOOL:
-        set_field(message, "tool_call_id", turn.get("tool_call_id"), str, f"{path}.")
+        set_field(message, "tool_call_id", turn.get("tool_call_id"), f"{path}.")
     content = turn["content"] if "content" in said else turn.get("refusal")
     if content is None and (message.role in _MAY_BE_NULL or turn.get("content") == []):
         content = ""
-    set_field(message, "content", text_of(content, f"{path}.content"), str, f"{path}.")
+    set_field(message, "content", text_of(content, f"{path}.content"), f"{path}.")
 
 
 def text_of(content: Any, path: str, kinds: Collection[str] = ("text",)) -> Any:
@@ -353,7 +347,7 @@ def _set_sampling(sampling: pb.SamplingParams, name: str, value: Any) -> None:
         _set_biases(sampling, value)
         return
     if not field.is_repeated:
-        set_field(sampling, name, value, _KINDS.get(field.cpp_type, int))
+        set_field(sampling, name, value)
         return
     check_entries(name, value, list)
     sampling.ClearField(name)  # type: ignore[arg-type]

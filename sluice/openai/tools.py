@@ -21,7 +21,7 @@ def set_tools(request: pb.GenerateRequest, body: Mapping[str, Any]) -> None:
     if (choice := body.get("tool_choice")) is not None:
         _set_choice(request.tool_choice, choice)
     if (parallel := body.get("parallel_tool_calls")) is not None:
-        set_field(request, "parallel_tool_calls", parallel, bool)
+        set_field(request, "parallel_tool_calls", parallel)
     tools = body.get("tools") or []
     check_entries("tools", tools, list)
     for at, tool in enumerate(tools):
@@ -61,9 +61,9 @@ def set_calls(message: pb.ChatMessage, calls: Any, path: str) -> None:
         where, rest = f"{path}[{at}]", _said(call)
         call_id, rest = rest.pop("id", None), {"type": "function", **rest}
         function, made = function_of(rest, where), message.tool_calls.add()
-        set_field(made, "id", call_id, str, f"{where}.")
+        set_field(made, "id", call_id, f"{where}.")
         for name in ("name", "arguments"):
-            set_field(made, name, function.get(name), str, f"{where}.function.")
+            set_field(made, name, function.get(name), f"{where}.function.")
 
 
 def calls_of(calls: Sequence[pb.ToolCall], first: int | None = None) -> list[Json]:
@@ -91,18 +91,16 @@ def _set_choice(choice: pb.ToolChoice, given: Any) -> None:
         choice.mode = value_of(pb.ToolChoiceMode, given)
         return
     name = function_of(given, "tool_choice").get("name")
-    set_field(choice, "function", name, str, "tool_choice.")
+    set_field(choice, "function", name, "tool_choice.")
 
 
 def _set_tool(tool: pb.Tool, given: Mapping[str, Any], path: str) -> None:
     if unknown := given.keys() - {"name", "description", "parameters", "strict"}:
         raise BadField(f"{path}.{min(unknown)}: is not served")
-    set_field(tool, "strict", given.get("strict", False), bool, f"{path}.")
+    set_field(tool, "strict", given.get("strict", False), f"{path}.")
     for name in ("name", "description"):
-        set_field(
-            tool, name, given.get(name, "" if name == "description" else None), str, f"{path}."
-        )
+        set_field(tool, name, given.get(name, "" if name == "description" else None), f"{path}.")
     parameters = given.get("parameters", {})
     if not isinstance(parameters, dict):
         raise BadField(f"{path}.parameters: is no object")
-    set_field(tool, "parameters", json.dumps(parameters) if parameters else "", str, f"{path}.")
+    set_field(tool, "parameters", json.dumps(parameters) if parameters else "", f"{path}.")
