@@ -61,42 +61,17 @@ class MeshOutcomes:
         return of_pair
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingOptions:
-    """How it is learned."""
-
-    cascade: bool = option(False, "Read weak_response as well; every row must have it.")
-    seed: int = option(0, "Of training.", min=0)
-    weight: list[str] | None = option(
-        None, "How much a tenant's rows count in training; 1 by default.", metavar="TENANT=WEIGHT"
-    )
-
-    def weights(self) -> dict[str, float]:
-        """By tenant."""
-        weights = {}
-        for pair in self.weight or ():
-            tenant, _, number = pair.rpartition("=")
-            try:
-                weights[tenant] = float(number)
-            except ValueError:
-                raise CommandFailed("USAGE", f"--weight {pair}: TENANT=NUMBER") from None
-            if not tenant or not 0 <= weights[tenant] < float("inf"):
-                raise CommandFailed("USAGE", f"--weight {pair}: a tenant, and a number from 0 up")
-        return weights
-
-
 def _gathered(
     files: Sequence[Path],
     own: "Sequence[StreamOutcomesResponse] | None",
-    weights: Mapping[str, float],
 ) -> list["Outcome"]:
     from learning import outcomes
 
     with ExitStack() as opened:
         tables = [(path.name, *opened.enter_context(open_table(path))) for path in files]
-        sources = [outcomes.Source(*table, tenant_weights=weights) for table in tables]
+        sources = [outcomes.Source(*table) for table in tables]
         if own is not None:
-            sources.append(outcomes.mesh_source(own, weights))
+            sources.append(outcomes.mesh_source(own))
         try:
             return outcomes.gather(sources)
         except outcomes.BadOutcomes as error:
@@ -135,7 +110,7 @@ def _pair_of(row: "StreamOutcomesResponse") -> str:
 
 router = Commands(
     "Learn which prompts need the large model, from OUTCOMES.csv: prompt_id, prompt, weak, strong (0 to 1), optionally "
-    "weak_response and tenant."
+    "weak_response."
 )
 
 
@@ -146,7 +121,8 @@ def train_(
         None, "One or more, plain or .gz.", metavar="OUTCOMES.csv", show_default=False
     ),
     out: Path = option(..., "The router.", show_default=False),
-    training: TrainingOptions,
+    cascade: bool = option(False, "Read weak_response as well; every row must have it."),
+    seed: int = option(0, "Makes training repeatable.", min=0),
     mesh: MeshOutcomes,
 ) -> None:
     """Learn a router from recorded outcomes, from those that the mesh has kept (--from-mesh), or both."""
@@ -157,17 +133,17 @@ def train_(
 
     if not files and not mesh.from_mesh:
         raise CommandFailed("USAGE", "name OUTCOMES.csv, or learn --from-mesh")
-    weights, own = training.weights(), mesh.fetch()
-    if training.cascade:
+    own = mesh.fetch()
+    if cascade:
         own = [row for row in own if row.weak_answer.strip()]
-    rows = _gathered(files or (), own if mesh.from_mesh else None, weights)
+    rows = _gathered(files or (), own if mesh.from_mesh else None)
     without = next((row.prompt_id for row in rows if row.answer is None), None)
-    if training.cascade and without is not None:
+    if cascade and without is not None:
         raise CommandFailed(
             "BAD_OUTCOMES", f"--cascade needs weak_response in every row; {without!r} has none"
         )
-    one_sided = mesh_one_sided(own, weights, {row.prompt_id for row in rows})
-    trained = train(rows, training.seed, one_sided)
+    one_sided = mesh_one_sided(own, {row.prompt_id for row in rows})
+    trained = train(rows, seed, one_sided)
     try:
         saved = artefact.save_to(trained, out)
     except OSError as error:

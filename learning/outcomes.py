@@ -38,7 +38,7 @@ class Outcome:
     answer: str | None = None
     """What the small model wrote."""
     weight: float = 1.0
-    """How much this row counts, such as by tenant."""
+    """How much this row counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,6 @@ class OneSided:
     strong: float | None
     answer: str | None = None
     """What the small model wrote."""
-    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +59,6 @@ class Source:
     name: str
     columns: Sequence[str]
     rows: Iterable[Mapping[str, str | None]]
-    weight: float = 1.0
-    tenant_weights: Mapping[str, float] | None = None
-    """Times ``weight``, for rows with such a tenant in the column "tenant"."""
     repeats: bool = False
     """Whether rows with an id that came before are left out; else they are refused."""
 
@@ -80,7 +76,7 @@ def gather(sources: Sequence[Source]) -> list[Outcome]:
         require_columns(source.name, source.columns, REQUIRED)
         for row, cells in enumerate(source.rows, _FIRST_ROW):
             place = f"{source.name} row {row}"
-            outcome = _outcome(place, cells, source)
+            outcome = _outcome(place, cells)
             if outcome.prompt_id in seen:
                 if source.repeats:
                     continue
@@ -93,17 +89,13 @@ def gather(sources: Sequence[Source]) -> list[Outcome]:
     return outcomes
 
 
-def mesh_source(
-    rows: Iterable[StreamOutcomesResponse], tenant_weights: Mapping[str, float] | None = None
-) -> Source:
+def mesh_source(rows: Iterable[StreamOutcomesResponse]) -> Source:
     """What a mesh has kept of both models; requests that are in a file already are left out."""
     cells = [cells_of(row) for row in rows if is_complete(row)]
-    return Source(MESH, COLUMNS, cells, tenant_weights=tenant_weights, repeats=True)
+    return Source(MESH, COLUMNS, cells, repeats=True)
 
 
-def mesh_one_sided(
-    rows: Iterable[StreamOutcomesResponse], tenant_weights: Mapping[str, float], known: Set[str]
-) -> list[OneSided]:
+def mesh_one_sided(rows: Iterable[StreamOutcomesResponse], known: Set[str]) -> list[OneSided]:
     """What a mesh has kept of one of the models, without the requests in ``known``."""
     return [
         OneSided(
@@ -111,7 +103,6 @@ def mesh_one_sided(
             row.weak if row.HasField("weak") else None,
             row.strong if row.HasField("strong") else None,
             row.weak_answer if row.weak_answer.strip() else None,
-            tenant_weights.get(row.tenant, 1.0),
         )
         for row in rows
         if not is_complete(row) and row.request_id not in known
@@ -152,8 +143,7 @@ def text_of(place: str, cells: Mapping[str, str | None], column: str) -> str:
     return value
 
 
-def _outcome(place: str, cells: Mapping[str, str | None], source: Source) -> Outcome:
-    tenants = source.tenant_weights or {}
+def _outcome(place: str, cells: Mapping[str, str | None]) -> Outcome:
     answer = cells.get("weak_response")
     return Outcome(
         text_of(place, cells, "prompt_id"),
@@ -161,7 +151,6 @@ def _outcome(place: str, cells: Mapping[str, str | None], source: Source) -> Out
         _label(place, cells, "weak"),
         _label(place, cells, "strong"),
         answer if answer and answer.strip() else None,
-        source.weight * tenants.get(cells.get("tenant") or "", 1.0),
     )
 
 
@@ -180,8 +169,6 @@ def _require_classes(outcomes: Sequence[Outcome], name: str) -> None:
     rows = f"{name} rows {_FIRST_ROW} to {len(outcomes) + 1}"
     if len(outcomes) < ROWS_MIN:
         raise TooFewOutcomes(f"{name}: {len(outcomes)} outcomes, at least {ROWS_MIN} are needed")
-    if all(outcome.weight <= 0 for outcome in outcomes):
-        raise BadOutcomes(f"{rows}: every row weighs nothing")
     # A large model that is always right is fine: what it gains still differs from prompt to prompt.
     if len({outcome.weak for outcome in outcomes}) == 1:
         raise BadOutcomes(f"{rows}: only one class, weak is {outcomes[0].weak:g} in every row")

@@ -62,15 +62,15 @@ def train(
 def _filled(
     router: LearnedRouter, outcomes: Sequence[Outcome], one_sided: Sequence[OneSided]
 ) -> list[Outcome]:
-    total = sum(row.weight for row in one_sided) * ONE_SIDED_WEIGHT
+    total = len(one_sided) * ONE_SIDED_WEIGHT
     most = sum(outcome.weight for outcome in outcomes) * ONE_SIDED_SHARE_MAX
-    scale = ONE_SIDED_WEIGHT * min(1.0, most / total) if total > 0 else 0.0
+    weight = ONE_SIDED_WEIGHT * min(1.0, most / total) if total else 0.0
     filled = []
     for row in one_sided:
         predicted = router.score(row.prompt)
         weak = predicted.p_weak if row.weak is None else row.weak
         strong = predicted.p_strong if row.strong is None else row.strong
-        filled.append(Outcome("", row.prompt, weak, strong, row.answer, row.weight * scale))
+        filled.append(Outcome("", row.prompt, weak, strong, row.answer, weight))
     return filled
 
 

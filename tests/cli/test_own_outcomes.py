@@ -112,7 +112,7 @@ async def test_files_are_merged_and_what_both_have_counts_once(cli: Cli, tmp_pat
     half.request_id = "req-0-p0"  # the file has both sides of it
     listed = [half, *rows(40)[20:], *rows(30, 3)]
     async with serving(listed) as (_, address):
-        again = await trained(cli, address, tmp_path / "r", str(kept), "--weight", "acme=2")
+        again = await trained(cli, address, tmp_path / "r", str(kept))
     assert again.code == 0, again.err
     assert (json.loads(again.out)["outcomes"], json.loads(again.out)["one_sided"]) == (70, 0)
 

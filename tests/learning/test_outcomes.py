@@ -83,14 +83,6 @@ def test_a_source_may_repeat_what_came_before() -> None:
     assert (found[0].weak, found[40].weak) == (0.0, 0.5)
 
 
-def test_weights_by_source_and_tenant() -> None:
-    given: Rows = [{**row, "tenant": "lab" if at < 2 else None} for at, row in enumerate(rows())]
-    found = gathered(given, weight=2.0, tenant_weights={"lab": 3.0})
-    assert [row.weight for row in found[:3]] == [6.0, 6.0, 2.0]
-    with pytest.raises(BadOutcomes, match="every row weighs nothing"):
-        gathered(rows(), weight=0.0)
-
-
 def test_labels_between_are_kept_and_an_empty_answer_is_none() -> None:
     given: Rows = [{**row, "weak_response": ""} for row in changed(0, weak="0.25")]
     found = gathered(given)[0]
