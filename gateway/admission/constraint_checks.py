@@ -8,19 +8,19 @@ import asyncio
 import hashlib
 import json
 import logging
+import select
 import subprocess
 import sys
-import threading
-import time
 from collections import OrderedDict
 from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from gateway.admission.calls import CountLimit
 from gateway.admission.constraint_child import MEMORY_BYTES, SECONDS
 from gateway.admission.tenant_threads import TenantThreads
 from sluice.constraints import costly_part, problem_before
-from sluice.errors import RETRY_AFTER_S, Overloaded
+from sluice.errors import Overloaded
 
 _log = logging.getLogger(__name__)
 
@@ -36,9 +36,12 @@ class ConstraintChecks:
     """The constraints of one gateway's requests."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[bytes, str | None] = OrderedDict()
-        self._open: dict[bytes, tuple[str, asyncio.Task[str | None]]] = {}
-        """Those that are being compiled, or wait for it, each with its tenant."""
+        self._known: OrderedDict[bytes, asyncio.Task[str | None]] = OrderedDict()
+        """What was found, or is being found, by the hash of the constraint."""
+        self._open = CountLimit(
+            OPEN_MAX,
+            "constraints of your tenant wait to be compiled; equal ones are compiled once",
+        )
         self._threads = TenantThreads("constraints", CHILDREN)
         self._busy: set[_Child] = set()
         self._idle: list[_Child] = []
@@ -55,21 +58,14 @@ class ConstraintChecks:
         key = hashlib.blake2b(f"{kind} {text}".encode(), digest_size=16).digest()
         if key in self._known:
             self._known.move_to_end(key)
-            return self._known[key]
-        if key not in self._open:
-            if sum(one == tenant for one, _ in self._open.values()) >= OPEN_MAX:
-                raise Overloaded(
-                    f"{OPEN_MAX} constraints of your tenant wait to be compiled; equal ones are compiled once",
-                    retry_after_s=RETRY_AFTER_S,
-                )
-            compiling = asyncio.create_task(self._compiled(key, kind, text, tenant))
-            self._open[key] = tenant, compiling
-            compiling.add_done_callback(lambda _: self._open.pop(key))
-        return await asyncio.shield(self._open[key][1])  # others may wait for it too
+        else:
+            self._open.take(tenant)
+            self._known[key] = asyncio.create_task(self._compiled(key, kind, text, tenant))
+        return await asyncio.shield(self._known[key])  # others may wait for it too
 
     def close(self) -> None:
         """Ends the children; who waits is cancelled."""
-        for _, compiling in self._open.values():
+        for compiling in list(self._known.values()):
             compiling.cancel()
         self._threads.close()
         for child in self._idle:
@@ -80,11 +76,15 @@ class ConstraintChecks:
     async def _compiled(self, key: bytes, kind: str, text: str, tenant: str) -> str | None:
         try:
             problem = await self._threads.run(tenant, partial(self._ask_child, kind, text))
-        except OSError as error:
+        except BaseException as error:
+            self._known.pop(key, None)
+            if not isinstance(error, OSError):
+                raise
             _log.exception("no process compiles constraints")
             raise Overloaded(f"no process compiles constraints: {error}") from None
-        self._known[key] = problem
-        if len(self._known) > KNOWN_MAX:
+        finally:
+            self._open.give(tenant)
+        while len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
         return problem
 
@@ -149,17 +149,16 @@ class _Child:
         """The answer, a line; None when the process has ended. Raises TimeoutError, and the process has ended too."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        answer, until = b"", time.monotonic() + timeout_s
-        limit = threading.Timer(timeout_s, self.process.kill)
-        limit.start()
+        poll = select.poll()
+        poll.register(self.process.stdout, select.POLLIN)
+        in_time, answer = True, b""
         with suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps({"kind": kind, "text": text}).encode() + b"\n")
-            answer = self.process.stdout.readline()
-        limit.cancel()
-        late = time.monotonic() >= until  # it may have been killed, whatever it has answered
-        if answer.endswith(b"\n") and not late:
+            in_time = bool(poll.poll(1000 * timeout_s))
+            answer = self.process.stdout.readline() if in_time else b""
+        if answer.endswith(b"\n"):
             return answer
         self.close()
-        if late:
+        if not in_time:
             raise TimeoutError
         return None
