@@ -15,14 +15,13 @@ from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.admission.policies import InForce, Policies
 from gateway.admission.prompts import PreparedPrompt, check_length, encode, is_long, prepare
 from gateway.admission.tenant_threads import TenantThreads
-from gateway.admission.usage import CurrentLoad, UsageAccounting
+from gateway.admission.usage import UsageAccounting
 from gateway.identity.caller import Caller
 from gateway.identity.resume_token import ResumeKey, ResumeToken
 from gateway.models.catalog import ServedModel
 from gateway.routing.budget import Reservation
 from gateway.routing.features import Features
 from gateway.routing.plan import BUDGET, SAFETY, Plan
-from gateway.routing.router import RuntimeState
 from gateway.safety.actions import Action
 from gateway.safety.dry_run import move_labels
 from gateway.safety.findings import Finding
@@ -254,7 +253,7 @@ class Admission:
         incoming.conversation = _passed(incoming.conversation, safety)
         features = await self._features(incoming, safety, name)
         policies = incoming.policies
-        model = policies.catalog[policies.router.plan(features, RuntimeState()).model]
+        model = policies.catalog[policies.router.plan(features).model]
         tokens = await encode(incoming.conversation, model, self.threads, incoming.request.tenant)
         return len(tokens), model
 
@@ -327,8 +326,11 @@ class Admission:
         named = (request.resume and request.resume_model) or request.model or None
         features = await self._features(incoming, safety, named)
         now = time.monotonic()
-        load = CurrentLoad(self._usage, self._overload, incoming, policies.settings, now)
-        plan = policies.router.plan(features, load)
+        plan = policies.router.plan(
+            features,
+            wait_s=lambda model: self._overload.wait_s(model, incoming, now),
+            spent=lambda tenant: self._usage.spending.spent(tenant, now),
+        )
         if (
             plan.strategy == BUDGET
             and not request.allow_degraded

@@ -1,20 +1,17 @@
 """What follows from the end of a request: the tenant's spending, and the circuit breakers of the models."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from typing_extensions import override
-
-from gateway.admission.overload import OverloadControl, SchedulingParams
+from gateway.admission.overload import SchedulingParams
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.tenant_limits import TenantLimits
 from gateway.identity.caller import Caller
 from gateway.routing.breaker import Breakers
 from gateway.routing.budget import DAY_S, MONTH_PERIODS, Reservation, Spending
 from gateway.routing.plan import Plan
-from gateway.routing.router import ModelFacts, RuntimeState
+from gateway.routing.router import ModelFacts
 from gateway.streaming.row import Row
 from gateway.streaming.row_result import RowResult
 from sluice.errors import DeadlinePassed, EngineFailed, ModelUnavailable, SluiceError
@@ -125,26 +122,3 @@ class UsageAccounting:
             return False
         live = (one for stream in self._streams for one in stream.attempts)
         return not any(one.last_token_at > since for one in live if one.model == attempt.model)
-
-
-@dataclass
-class CurrentLoad(RuntimeState):
-    """`gateway.routing.router.RuntimeState` for a request under ``settings``, at one moment."""
-
-    usage: UsageAccounting
-    overload: OverloadControl
-    request: SchedulingParams
-    settings: Settings
-    at: float
-
-    @override
-    def wait_s(self, model: str) -> float:
-        return self.overload.wait_s(model, self.request, self.at)
-
-    @override
-    def spent(self, tenant: str) -> float:
-        return self.usage.spending.spent(tenant, self.at)
-
-    @override
-    def soft_limit(self, tenant: str) -> tuple[str, str] | None:
-        return self.usage.limits.soft_limit(self.settings, tenant)

@@ -12,7 +12,7 @@ These questions are asked in order; the first with an answer names the model, th
 7. May the answer escalate to a second model (cascade)?
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,20 +53,8 @@ class ModelFacts:
         return (prompt_tokens * self.prompt_price + answer_tokens * self.answer_price) / 1e6
 
 
-class RuntimeState:
-    """What changes with time, at the moment of the request; here of a mesh where nothing waits and nothing is spent."""
-
-    def wait_s(self, model: str) -> float:
-        """Expected wait for a worker."""
-        return 0.0
-
-    def spent(self, tenant: str) -> float:
-        """In the last hour, in the currency of the prices."""
-        return 0.0
-
-    def soft_limit(self, tenant: str) -> tuple[str, str] | None:
-        """The model that answers instead of others while the tenant is near a limit, and why."""
-        return None
+def _nothing(_: str) -> float:
+    return 0.0
 
 
 class Router:
@@ -79,7 +67,7 @@ class Router:
 
     Attributes:
         needs_prompt_tokens: whether `Features.prompt_tokens` matters; counting them costs time.
-        has_budgets: whether `RuntimeState.spent` matters.
+        has_budgets: whether `spent` of `plan` matters.
     """
 
     def __init__(
@@ -108,16 +96,26 @@ class Router:
         """The gains that each learned head predicted for the rows held out of its training."""
         return {head.by: head.gains for head in self._heads.values()}
 
-    def plan(self, features: Features, state: RuntimeState) -> Plan:
-        """The plan for a request with ``features``. A pure function."""
+    def plan(
+        self,
+        features: Features,
+        wait_s: Callable[[str], float] = _nothing,
+        spent: Callable[[str], float] = _nothing,
+    ) -> Plan:
+        """The plan for a request with ``features``. A pure function.
+
+        Args:
+            wait_s: the expected wait for a worker of a model.
+            spent: what a tenant has spent in the last hour, in the currency of the prices.
+        """
         name, policy = self._selected(features) if self._settings.select else ("", self._settings)
         plan = self._chosen(name, policy, features)
         if plan.strategy != SAFETY and not features.resumed:
-            self._keep_budget(plan, policy, features.tenant, state)
+            self._keep_budget(plan, policy, features.tenant, spent)
         if plan.strategy not in (SAFETY, PINNED, BUDGET):
             load, cascade = policy.load, policy.cascade
-            if load is not None and (wait_s := state.wait_s(plan.model)) > load.max_wait_s:
-                reason = f"{plan.model} would wait {wait_s:.1f} s, more than {load.max_wait_s:g} s"
+            if load is not None and (late_s := wait_s(plan.model)) > load.max_wait_s:
+                reason = f"{plan.model} would wait {late_s:.1f} s, more than {load.max_wait_s:g} s"
                 self._replace(plan, load.model, LOAD, reason)
             for trial in drawn(policy.canaries, plan.model, features.key)[:1]:
                 reason = f"{plan.reason}; drawn for {trial.share:.0%} of {trial.of}"
@@ -132,7 +130,7 @@ class Router:
         prompt_tokens = features.prompt_tokens or len(features.text) / CHARS_PER_TOKEN
         for one in plan.candidates:
             one.cost = self._models[one.model].cost(prompt_tokens, features.answer_tokens)
-            one.wait_s = state.wait_s(one.model)
+            one.wait_s = wait_s(one.model)
         plan.versions = {"routing": self._version, **plan.versions}
         pair = policy.pair or self._settings.outcomes.pair
         if plan.strategy != SAFETY and (pair or policy.shadows):
@@ -170,19 +168,15 @@ class Router:
         return Plan(LEARNED, found.reason, candidates, versions=versions, scores=(found,))
 
     def _keep_budget(
-        self, plan: Plan, policy: RoutingPolicy, tenant: str, state: RuntimeState
+        self, plan: Plan, policy: RoutingPolicy, tenant: str, spent: Callable[[str], float]
     ) -> None:
-        """The model of the budget answers where the tenant's is spent, or of a soft limit that is reached."""
+        """The model of the budget answers where the tenant's is spent."""
         pinned = plan.strategy == PINNED
-        soft = None if pinned else state.soft_limit(tenant)
-        if soft is not None and not self._is_cheap(plan.model, soft[0]):
-            self._replace(plan, soft[0], BUDGET, soft[1])
-            return
         for budget in policy.budgets:
             named = not budget.tenants or tenant in budget.tenants
             if not named or (pinned and self._is_cheap(plan.model, budget.model)):
                 continue
-            if state.spent(tenant) >= budget.per_hour:
+            if spent(tenant) >= budget.per_hour:
                 reason = f"{tenant} has spent its {budget.per_hour:g} of this hour"
                 self._replace(plan, budget.model, BUDGET, reason)
                 # Also where its model would answer anyway: no canary or cascade may raise the cost.

@@ -6,7 +6,7 @@ from bench.support.tier_runs import LABEL, STRONG, WEAK, mesh_settings, strategi
 from gateway.config.routers import load_router
 from gateway.routing.features import Features
 from gateway.routing.learned import artefact
-from gateway.routing.router import ModelFacts, RuntimeState
+from gateway.routing.router import ModelFacts
 from learning import train as training
 from tests.learning.made_up import outcomes
 
@@ -20,7 +20,7 @@ def test_requests_find_their_strategy(tmp_path: Path) -> None:
     router = load_router(settings, facts)
 
     def plan(name: str, text: str) -> tuple[str, str]:
-        found = router.plan(Features(None, text, labels={LABEL: name}), RuntimeState())
+        found = router.plan(Features(None, text, labels={LABEL: name}))
         return found.model, found.strategy
 
     assert plan("rules", "Sort 4, 3, 2, 1") == (STRONG, "rules")

@@ -8,7 +8,7 @@ import pytest
 from gateway.config.routers import load_router
 from gateway.routing.features import Features
 from gateway.routing.learned.artefact import save_to
-from gateway.routing.router import ModelFacts, RuntimeState
+from gateway.routing.router import ModelFacts
 from learning import train as training
 from sluice.settings import Settings, SettingsError
 from sluice.settings.routing import RoutingSettings
@@ -34,7 +34,7 @@ def test_the_target_moves_the_line(artefact: Path) -> None:
     shares = []
     for share in (0.1, 0.5, 1.0):
         router = load_router(settings(artefact, {"strong_share": share}), MODELS)
-        plans = [router.plan(Features(None, text=text), RuntimeState()) for text in texts]
+        plans = [router.plan(Features(None, text=text)) for text in texts]
         shares.append(sum(plan.model == "large" for plan in plans) / len(plans))
         assert {plan.strategy for plan in plans} == {"learned"}
         assert all("predicted gain" in plan.reason for plan in plans)

@@ -11,7 +11,7 @@ from gateway.routing.features import Features
 from gateway.routing.learned.model import Estimate
 from gateway.routing.plan import Plan
 from gateway.routing.prediction import PROMPT, HeadKey, LearnedHead, policy_key
-from gateway.routing.router import ModelFacts, Router, RuntimeState
+from gateway.routing.router import ModelFacts, Router
 from gateway.routing.rules import SHADOW, drawn
 from sluice.settings.routing import RoutingSettings, Trial
 
@@ -39,26 +39,20 @@ def long_prompts(policy: str) -> LearnedHead:
     return LearnedHead(by, ("small", "large"), score, 0.2, np.zeros(1, np.float32))
 
 
-class Busy(RuntimeState):
-    """Waits by model, spending by tenant."""
-
-    def __init__(self, waits: Mapping[str, float], spent: Mapping[str, float]) -> None:
-        self._waits = waits
-        self._spent = spent
-
-    def wait_s(self, model: str) -> float:
-        return self._waits.get(model, 0.0)
-
-    def spent(self, tenant: str) -> float:
-        return self._spent.get(tenant, 0.0)
-
-
 def plan(
-    settings: dict[str, Any], features: Features, standing: RuntimeState | None = None
+    settings: dict[str, Any],
+    features: Features,
+    waits: Mapping[str, float] = {},
+    spent: Mapping[str, float] = {},
 ) -> Plan:
+    """``waits``: by model; ``spent``: by tenant."""
     routing = RoutingSettings(**settings)
     heads = map(long_prompts, ("", *routing.policies))
-    return Router(routing, MODELS, heads, "v1").plan(features, standing or RuntimeState())
+    return Router(routing, MODELS, heads, "v1").plan(
+        features,
+        wait_s=lambda model: waits.get(model, 0.0),
+        spent=lambda tenant: spent.get(tenant, 0.0),
+    )
 
 
 def auto(text: str = "", **fields: Any) -> Features:
@@ -78,7 +72,7 @@ def test_the_safety_policy_goes_before_the_caller_and_nothing_replaces_it() -> N
         "canaries": [{"model": "next", "of": "large", "share": 1}],
     }
     features = Features("small", governed=("large", "injection.override"))
-    found = plan(settings, features, Busy({}, {"default": 9}))
+    found = plan(settings, features, {}, {"default": 9})
     assert (found.model, found.strategy) == ("large", "safety")
     assert found.reason == "the safety policy sends injection.override here"
 
@@ -161,20 +155,20 @@ def test_a_spent_budget_names_its_model_for_its_tenants_only() -> None:
         "learned": LEARNED,
         "budgets": [{"tenants": ["acme"], "per_hour": 2, "model": "small"}],
     }
-    spent = Busy({}, {"acme": 2.0, "default": 99.0})
-    found = plan(settings, auto("a long prompt", tenant="acme"), spent)
+    spent = {"acme": 2.0, "default": 99.0}
+    found = plan(settings, auto("a long prompt", tenant="acme"), spent=spent)
     assert (found.model, found.strategy) == ("small", "budget")
     assert [one.model for one in found.candidates] == ["small", "large"]
-    assert plan(settings, auto("a long prompt"), spent).model == "large"
+    assert plan(settings, auto("a long prompt"), spent=spent).model == "large"
     assert plan(settings, auto("a long prompt", tenant="acme")).model == "large"
 
 
 def test_a_long_wait_names_the_other_model() -> None:
     settings = {"default": "large", "load": {"max_wait_s": 1, "model": "small"}}
-    found = plan(settings, auto(), Busy({"large": 1.5}, {}))
+    found = plan(settings, auto(), {"large": 1.5}, {})
     assert (found.model, found.strategy) == ("small", "load")
     assert "1.5 s" in found.reason
-    assert plan(settings, auto(), Busy({"large": 1.0}, {})).model == "large"
+    assert plan(settings, auto(), {"large": 1.0}, {}).model == "large"
 
 
 def test_canaries_get_their_share() -> None:
@@ -236,16 +230,16 @@ def test_a_spent_budget_does_not_escalate() -> None:
         "cascade": CASCADE,
         "budgets": [{"per_hour": 1, "model": "small"}],
     }
-    found = plan(settings, auto("a long prompt"), Busy({}, {"default": 1.0}))
+    found = plan(settings, auto("a long prompt"), {}, {"default": 1.0})
     assert (found.model, found.cascade) == ("small", None)
-    found = plan(settings, auto("short"), Busy({}, {"default": 1.0}))  # it would answer anyhow
+    found = plan(settings, auto("short"), {}, {"default": 1.0})  # it would answer anyhow
     assert (found.model, found.cascade, found.strategy) == ("small", None, "budget")
     assert "has spent its 1" in found.reason
 
 
 def test_candidates_carry_cost_and_wait() -> None:
     features = auto("x" * 400, answer_tokens=50)
-    (found,) = plan({}, features, Busy({"small": 0.25}, {})).candidates
+    (found,) = plan({}, features, {"small": 0.25}, {}).candidates
     assert found.cost == pytest.approx((100 * 1 + 50 * 2) / 1e6)
     assert found.wait_s == 0.25
 
