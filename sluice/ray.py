@@ -8,12 +8,11 @@ better).
         concurrency=4,
     )
 
-Ray itself is not imported here. Batches are what Ray gives: a mapping of columns to arrays, a pandas DataFrame, or an
-Arrow table; what goes in comes out, with more columns.
+Ray itself is not imported here. Batches are of Ray's format "numpy", its default: a mapping of columns to arrays.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar, Unpack, cast
+from collections.abc import Mapping
+from typing import Any, Final, Unpack
 
 import grpc
 
@@ -25,7 +24,7 @@ COLUMNS: Final = ("answer", "model", "finish_reason", "prompt_tokens", "completi
 
 _PASSING: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
-B = TypeVar("B")
+Batch = Mapping[str, Any]
 
 
 class Generate:
@@ -58,48 +57,25 @@ class Generate:
         self._options: GenerateOptions = {"priority": "bulk", **options}
         self._client = Client(address, tenant=tenant)
 
-    def __call__(self, batch: B) -> B:
+    def __call__(self, batch: Batch) -> Batch:
         """The batch with the new columns.
 
         Raises:
             SluiceError: answers cannot be had now.
             KeyError: the template names a column that the batch has not.
         """
-        prompts = [self._template.format_map(row) for row in rows_of(batch)]
+        import numpy as np
+
+        rows = zip(*batch.values(), strict=True)
+        prompts = [self._template.format_map(dict(zip(batch, row, strict=True))) for row in rows]
         asked = self._client.generate_batch(prompts, concurrency=self._at_once, **self._options)
         for outcome in asked.outcomes:
             if isinstance(outcome, SluiceError) and outcome.code in _PASSING:
                 raise outcome
         cells = [_cells(outcome) for outcome in asked.outcomes]
         columns = zip(*cells, strict=True) if cells else ((),) * len(COLUMNS)
-        named = {self._prefix + name: list(one) for name, one in zip(COLUMNS, columns, strict=True)}
-        return cast("B", with_columns(batch, named))
-
-
-def rows_of(batch: Any) -> Iterable[Mapping[str, Any]]:
-    """The rows of a batch of any of the three kinds."""
-    if hasattr(batch, "to_pylist"):
-        return batch.to_pylist()  # type: ignore[no-any-return]
-    if hasattr(batch, "to_dict"):
-        return batch.to_dict("records")  # type: ignore[no-any-return]
-    names = list(batch)
-    return [dict(zip(names, row, strict=True)) for row in zip(*batch.values(), strict=True)]
-
-
-def with_columns(batch: Any, columns: Mapping[str, Sequence[Any]]) -> Any:
-    """The batch with more columns, of its own kind."""
-    if hasattr(batch, "append_column"):
-        import pyarrow as pa
-
-        for name, values in columns.items():
-            kind = pa.int64() if name.endswith("_tokens") else pa.string()
-            batch = batch.append_column(name, pa.array(values, kind))
-        return batch
-    if hasattr(batch, "assign"):
-        return batch.assign(**columns)
-    import numpy as np
-
-    return {**batch, **{name: np.array(one, dtype=object) for name, one in columns.items()}}
+        named = zip(COLUMNS, columns, strict=True)
+        return {**batch, **{self._prefix + key: np.array(one, dtype=object) for key, one in named}}
 
 
 def _cells(outcome: Answer | SluiceError) -> tuple[Any, ...]:

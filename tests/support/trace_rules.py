@@ -1,4 +1,4 @@
-"""The rules of a trace that is whole, for the tests of traces and for `scripts/jaeger-check`.
+"""The rules of a trace that is whole, for the tests of traces.
 
 1. No span lacks its parent but the server spans of calls (their parent is the caller's) and spans of jobs. Triton's own
    are excepted: it sends them one by one, so one that is killed loses some.
