@@ -3,8 +3,7 @@
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Set
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -48,7 +47,6 @@ from sluice.wire.patience import patiently
 
 _log = logging.getLogger(__name__)
 
-KEEP_S: Final = 1.0
 _CLOSE_S: Final = 1.0
 _RETRY_S: Final = 0.25
 _OURS: Final = "/sluice."
@@ -86,7 +84,7 @@ async def serve(
         scheduler = Scheduler(of_all)
         await MetricsExchange(SERVICE_JOBS, process, registry).start(client)
         await scheduler.start(client)
-        service = JobService(of_all, ModelNames(partial(_read_models, gateways)))
+        service = JobService(of_all, partial(_read_models, gateways))
         async with _serving(settings.jobs.address, service, key, tls):
             running = asyncio.create_task(scheduler.run())
             await stop.wait()
@@ -98,29 +96,6 @@ async def serve(
             await gateways.close()
         await disconnect(client)
     _log.info("%s has ended", process)
-
-
-class ModelNames:
-    """The names of models that ``read`` gave at most `KEEP_S` ago.
-
-    So the calls of a thousand jobs cost the mesh no more than those of one.
-    """
-
-    def __init__(self, read: Callable[[], Awaitable[set[str]]]) -> None:
-        self._read = read
-        self._known: set[str] = set()
-        self._read_at = float("-inf")
-        self._reading = asyncio.Lock()
-
-    async def __call__(self, asked: Set[str] = frozenset()) -> set[str]:
-        """All of them; one of ``asked`` that is not among them may have come just now. Raises what ``read`` does."""
-        arrived = time.monotonic()
-        async with self._reading:
-            least = arrived - KEEP_S if asked <= self._known else arrived
-            if self._read_at < least:
-                begun = time.monotonic()
-                self._known, self._read_at = await self._read(), begun
-            return self._known
 
 
 async def _read_models(gateways: Gateways) -> set[str]:

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -67,9 +67,9 @@ class JobService(JobServiceServicer):
     def __init__(
         self,
         process: JobProcess,
-        known_models: Callable[[Set[str]], Coroutine[Any, Any, set[str]]],
+        known_models: Callable[[], Coroutine[Any, Any, set[str]]],
     ) -> None:
-        """``known_models``: names that a job may ask for; it is given those that are asked for."""
+        """``known_models``: names that a job may ask for."""
         self._store, self._outside, self._quotas = process.store, process.outside, process.quotas
         self._known_models = known_models
         self._turns = Places(READS_OF_TENANT, "the store of jobs")
@@ -380,7 +380,7 @@ class JobService(JobServiceServicer):
         if source == "upload_id":
             await self._upload(tenant, spec.input.upload_id)
         asked = {spec.model, *(stage.model for stage in spec.stages)} - {""}
-        if asked and (unknown := sorted(asked - (known := await self._known_models(asked)))):
+        if asked and (unknown := sorted(asked - (known := await self._known_models()))):
             names = ", ".join(sorted(known))
             raise UnknownModel(
                 f"spec.model: no model {unknown[0]!r}; known: {names}", metadata={"models": names}

@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
 
 from sluice.errors import SetupError
 from sluice.tls import AUTHORITIES, CERTIFICATE, KEY
 from sluice.wire.permissions import identity
 from supervisor.state import write_atomically
-
-if TYPE_CHECKING:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 CA_DAYS: Final = 3650
 DAYS: Final = 365
@@ -81,9 +82,7 @@ class Authority:
         Raises:
             SetupError: a file cannot be written, or the authority's key is gone.
         """
-        from cryptography import x509
-
-        ca, ca_key, key = self._load_ca(), self._load_ca_key(), _new_key()
+        ca, ca_key, key = _certificate(self.ca), self._load_ca_key(), _new_key()
         alternatives: list[x509.GeneralName] = [_general_name(name) for name in names]
         alternatives.append(x509.UniformResourceIdentifier(identity(process)))
         builder = (
@@ -133,8 +132,6 @@ class Authority:
     def _ensure_ca(self) -> None:
         if self.ca.exists():
             return
-        from cryptography import x509
-
         key = _new_key()
         name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "Sluice local authority")])
         builder = _builder("Sluice local authority", name, key, CA_DAYS).add_extension(
@@ -143,29 +140,21 @@ class Authority:
         _write(self.folder / _CA_KEY, _key_pem(key))
         _write(self.ca, _signed(builder, key))
 
-    def _load_ca(self) -> "x509.Certificate":
-        return _certificate(self.ca)
-
-    def _load_ca_key(self) -> "EllipticCurvePrivateKey":
-        from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
+    def _load_ca_key(self) -> ec.EllipticCurvePrivateKey:
         file = self.folder / _CA_KEY
         try:
-            key = load_pem_private_key(file.read_bytes(), None)
+            key = serialization.load_pem_private_key(file.read_bytes(), None)
         except (OSError, ValueError, TypeError) as error:
             raise SetupError(
                 f"{file}: the key of the authority cannot be read; restore it, or remove {self.folder} to begin anew"
             ) from error
-        assert isinstance(key, EllipticCurvePrivateKey), "made here"
+        assert isinstance(key, ec.EllipticCurvePrivateKey), "made here"
         return key
 
 
 def _builder(
-    name: str, issuer: "x509.Name", key: "EllipticCurvePrivateKey", days: int
-) -> "x509.CertificateBuilder":
-    from cryptography import x509
-
+    name: str, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -179,22 +168,15 @@ def _builder(
     )
 
 
-def _signed(builder: "x509.CertificateBuilder", key: "EllipticCurvePrivateKey") -> bytes:
-    from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    return builder.sign(key, SHA256()).public_bytes(Encoding.PEM)
+def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> bytes:
+    return builder.sign(key, SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
-def _new_key() -> "EllipticCurvePrivateKey":
-    from cryptography.hazmat.primitives.asymmetric import ec
-
+def _new_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def _key_pem(key: "EllipticCurvePrivateKey") -> bytes:
-    from cryptography.hazmat.primitives import serialization
-
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
@@ -202,27 +184,21 @@ def _key_pem(key: "EllipticCurvePrivateKey") -> bytes:
     )
 
 
-def _general_name(name: str) -> "x509.GeneralName":
-    from cryptography import x509
-
+def _general_name(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ip_address(name))
     except ValueError:
         return x509.DNSName(name)
 
 
-def _certificate(file: Path) -> "x509.Certificate":
-    from cryptography.x509 import load_pem_x509_certificate
-
+def _certificate(file: Path) -> x509.Certificate:
     try:
-        return load_pem_x509_certificate(file.read_bytes())
+        return x509.load_pem_x509_certificate(file.read_bytes())
     except (OSError, ValueError) as error:
         raise SetupError(f"{file}: is no PEM certificate") from error
 
 
 def _issued(process: str, file: Path) -> Issued:
-    from cryptography import x509
-
     certificate = _certificate(file)
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from model_workers.model_folder import check_model
 from model_workers.remote.key import check_key
@@ -23,11 +23,13 @@ from sluice.settings import (
 from sluice.startup import LOOPBACK, answers, check_reach, split_address
 from sluice.wire import permissions
 from sluice.wire.subjects import ANY
-from supervisor.certificates import Authority
 from supervisor.nats import NatsConfig, find_nats_server
 from supervisor.ports import Ports
 from supervisor.state import StateDir
 from supervisor.triton import TritonConfig, find_libpython, find_program, find_wheel
+
+if TYPE_CHECKING:
+    from supervisor.certificates import Authority
 
 NATS: Final = "nats"
 TRITON: Final = "triton"
@@ -108,7 +110,7 @@ class MeshPlan:
     remotes: tuple[RemoteConfig, ...]
     gateways: tuple[ServerConfig, ...]
     jobs: tuple[ServerConfig, ...]
-    authority: Authority | None = None
+    authority: "Authority | None" = None
 
     @property
     def processes(self) -> dict[str, tuple[str, str]]:
@@ -229,6 +231,8 @@ def _secured(plan: MeshPlan) -> MeshPlan:
         raise SetupError(
             "tls.embedded: nats.url names a server of its own; name its certificates in tls.mesh instead"
         )
+    from supervisor.certificates import Authority  # its library takes long to import
+
     authority = Authority(plan.state.tls)
     nats_config = replace(plan.nats, tls=authority.of(NATS), users=plan.processes)
     tritons = tuple(replace(one, tls=authority.of(TRITON)) for one in plan.tritons)

@@ -58,7 +58,6 @@ class Scheduler:
         """Blocks to copy, (from, to), before the step is computed."""
         self.preemptions = 0
         self._queue: list[Row] = []
-        self._queued = [worker_pb2.RankLoad() for _ in range(LOAD_RANKS)]
         self._running: list[Row] = []
         self._rows = RequestIndex(limits)
         self._plan: dict[Row, int] = {}
@@ -71,7 +70,7 @@ class Scheduler:
         row, replaced = self._rows.add(spec)
         if replaced is not None:
             self.finish(replaced)
-        self._enqueue(row)
+        bisect.insort(self._queue, row, key=_urgency)
         return row
 
     def cancel(self, request_ids: Collection[str]) -> None:
@@ -137,14 +136,16 @@ class Scheduler:
     def load(self, steps: int) -> worker_pb2.WorkerLoad:
         """The load now, after so many steps."""
         # Plain numbers: this is called at every step, and fields of messages are slow.
-        running, context, pending = ([0] * LOAD_RANKS for _ in range(3))
+        running, waiting, context, pending = ([0] * LOAD_RANKS for _ in range(4))
         for row in self._running:
             rank, tokens = _rank(row), len(row.tokens)
             running[rank] += 1
             context[rank] += tokens
             if tokens - row.computed > 1:
                 pending[rank] += tokens - row.computed
-        queued = self._queued
+        for row in self._queue:
+            waiting[_rank(row)] += 1
+            pending[_rank(row)] += len(row.tokens)
         return worker_pb2.WorkerLoad(
             slots=self.limits.slots,
             running=len(self._running),
@@ -155,13 +156,13 @@ class Scheduler:
             cache_blocks=self.blocks.num_blocks,
             free_blocks=self.blocks.free_blocks,
             running_tokens=sum(context),
-            waiting_tokens=sum(pending) + sum(rank.waiting_tokens for rank in queued),
+            waiting_tokens=sum(pending),
             ranks=[
                 worker_pb2.RankLoad(
                     running=running[rank],
-                    waiting=queued[rank].waiting,
+                    waiting=waiting[rank],
                     running_tokens=context[rank],
-                    waiting_tokens=queued[rank].waiting_tokens + pending[rank],
+                    waiting_tokens=pending[rank],
                 )
                 for rank in range(LOAD_RANKS)
             ],
@@ -247,7 +248,6 @@ class Scheduler:
         row.computed = self.blocks.cached_tokens(row.table, len(row.sharable))
         row.note_cached()
         self._queue.pop(0)
-        self._count_queued(-1, row)
         row.move(RowState.RUNNING)
         bisect.insort(self._running, row, key=_urgency)
         return True
@@ -277,23 +277,13 @@ class Scheduler:
         self.blocks.close(row.table)
         row.computed = row.drafted = 0
         self.preemptions += 1
-        self._enqueue(row)
-
-    def _enqueue(self, row: Row) -> None:
         bisect.insort(self._queue, row, key=_urgency)
-        self._count_queued(1, row)
-
-    def _count_queued(self, rows: int, row: Row) -> None:
-        queued = self._queued[_rank(row)]
-        queued.waiting += rows
-        queued.waiting_tokens += rows * len(row.tokens)
 
     def _leave(self, row: Row) -> None:
         if row.state is RowState.RUNNING:
             self._running.remove(row)
         else:
             self._queue.remove(row)
-            self._count_queued(-1, row)
         row.move(RowState.ENDED)
         self._rows.remove(row)
 

@@ -97,21 +97,16 @@ def _dense(folder: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
     activation = _activation(folder, config)
     if config.get("use_residual"):
         raise SettingsError(f"{folder}: use_residual is not served")
-    try:
-        weights = load_file(folder / "model.safetensors")
-    except (OSError, SafetensorError) as error:
-        raise SettingsError(
-            f"{folder}: its weights cannot be read: {error}; copy it again"
-        ) from error
     sizes = config["in_features"], config["out_features"]
     layer = nn.Linear(*sizes, bias=bool(config.get("bias", True)))
-    shapes = {f"linear.{name}": tensor.shape for name, tensor in layer.state_dict().items()}
-    if {name: tensor.shape for name, tensor in weights.items()} != shapes:
-        wanted = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-        raise SettingsError(f"{folder}: its weights are not {wanted}; copy it again")
-    layer.load_state_dict(
-        {name.removeprefix("linear."): weight.float() for name, weight in weights.items()}
-    )
+    try:
+        weights = load_file(folder / "model.safetensors")
+        layer.load_state_dict({key.removeprefix("linear."): one for key, one in weights.items()})
+    except (OSError, RuntimeError, SafetensorError) as error:
+        problem = " ".join(str(error).split())
+        raise SettingsError(
+            f"{folder}: its weights cannot be read: {problem}; copy it again"
+        ) from error
     layer = layer.to(device)
     return lambda x: activation(layer(x))
 
