@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
-from nats.aio.client import Client
 from opentelemetry.trace import Tracer
 
 from batcher.core.row import checked_task
@@ -26,7 +25,7 @@ from sluice.telemetry.registry import MetricRegistry
 from sluice.tls import channel_credentials
 from sluice.wire import permissions
 from sluice.wire.codec import MalformedMessage
-from sluice.wire.connection import connect, disconnect
+from sluice.wire.connection import MeshClient, connect, disconnect
 from sluice.wire.reload import reloading
 
 log = logging.getLogger(__name__)
@@ -65,7 +64,7 @@ class Batcher:
 
     def __init__(
         self,
-        nats_client: Client,
+        nats_client: MeshClient,
         settings: Settings,
         batcher: str,
         tracer: Tracer,
@@ -275,7 +274,7 @@ async def serve(
 @contextlib.asynccontextmanager
 async def _connected(
     settings: Settings, batcher: str, tracer: Tracer, registry: MetricRegistry
-) -> AsyncIterator[tuple[Client, Batcher]]:
+) -> AsyncIterator[tuple[MeshClient, Batcher]]:
     if settings.nats.url is None:
         raise SettingsError("nats.url: is not set")
     processes: list[Batcher] = []

@@ -17,7 +17,7 @@ from nats.aio.msg import Msg
 from sluice.internal.v1 import control_pb2, frame_pb2
 from sluice.wire import subjects
 from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, read_control
-from sluice.wire.connection import settle
+from sluice.wire.connection import MeshClient, settle
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +44,6 @@ ABSENT_PAUSE_S: Final = 5.0
 ABSENT_ANSWER_S: Final = 0.2
 """How long NATS may take to say that nobody takes a message, seconds."""
 
-PENDING_MESSAGES: Final = 1 << 20
-PENDING_BYTES: Final = 256 * 1024 * 1024
-"""Tasks that may wait while the loop is busy; what is dropped here is sent again."""
-
 
 class GatewayEvents(Protocol):
     """Receives what gateways send."""
@@ -65,7 +61,7 @@ class GatewayEvents(Protocol):
 class Gateways:
     """Sends to gateways under this batcher's id, and receives."""
 
-    def __init__(self, nats_client: Client, batcher: str) -> None:
+    def __init__(self, nats_client: MeshClient, batcher: str) -> None:
         self._nats = nats_client
         self._batcher = batcher
         self._dropped = 0
@@ -87,7 +83,7 @@ class Gateways:
     async def listen(self, events: GatewayEvents) -> None:
         """Takes messages until the connection closes."""
 
-        async def own(message: Msg) -> None:
+        def own(message: Msg) -> None:
             if message.subject == own_task:
                 events.on_task(message.data, message.headers)
             else:
@@ -103,12 +99,7 @@ class Gateways:
                 events.on_gateway_gone(gateway, waiting_only=away_s < ABSENT_S)
 
         own_task = subjects.task_to(self._batcher)
-        await self._nats.subscribe(
-            subjects.all_to(self._batcher),
-            cb=own,
-            pending_msgs_limit=PENDING_MESSAGES,
-            pending_bytes_limit=PENDING_BYTES,
-        )
+        await self._nats.take(subjects.all_to(self._batcher), own)
         await self._nats.subscribe(subjects.CONTROL, cb=control)
         await self._nats.subscribe(subjects.absent(self._batcher, subjects.ANY), cb=absent)
         # The first report brings tasks.

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from grpc_health.v1 import health, health_pb2_grpc
-from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from opentelemetry.trace import Tracer
 
@@ -54,7 +53,7 @@ from sluice.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from sluice.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from sluice.v1.safety_pb2_grpc import add_SafetyServiceServicer_to_server
 from sluice.wire import permissions
-from sluice.wire.connection import connect, disconnect
+from sluice.wire.connection import MeshClient, connect, disconnect
 from sluice.wire.patience import patiently
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ class Gateway:
         return self._grpc.address
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Client]:
+    async def running(self) -> AsyncIterator[MeshClient]:
         """Serves until the block ends, in which its connection to NATS is there; then drains and closes.
 
         Raises:
@@ -175,7 +174,7 @@ class Gateway:
         finally:
             await self.close()
 
-    async def start(self) -> Client:
+    async def start(self) -> MeshClient:
         """Opens the ports, connects to NATS, then accepts calls: a gateway that answers can publish.
 
         Returns the connection.
@@ -268,7 +267,7 @@ class Gateway:
         await self._transport.close()
         _log.info("gateway %s closed", self._transport.gateway_id)
 
-    async def _start_store(self, client: Client) -> None:
+    async def _start_store(self, client: MeshClient) -> None:
         """In a cluster a stream that has just been made has no leader for a moment."""
         try:
             await patiently(
@@ -280,7 +279,7 @@ class Gateway:
         except (TimeoutError, NatsError, SluiceError) as error:
             raise SetupError(f"JetStream does not take the gateway's streams: {error}") from error
 
-    async def _open_store(self, client: Client) -> None:
+    async def _open_store(self, client: MeshClient) -> None:
         await self._store.start(client)
         await self.shared.open(client)
         self.authenticator.mesh_key = await self.shared.mesh_key()

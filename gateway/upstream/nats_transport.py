@@ -6,7 +6,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from opentelemetry.trace import Tracer
@@ -32,7 +31,7 @@ from sluice.wire.codec import (
     read_bundle,
     read_report,
 )
-from sluice.wire.connection import disconnect, settle
+from sluice.wire.connection import MeshClient, disconnect, settle
 from sluice.wire.dead_letters import store_dead_letter
 
 _log = logging.getLogger(__name__)
@@ -41,10 +40,6 @@ PONG_S: Final = 0.5
 """NATS answers a ping in this time, or this gateway is cut off, seconds."""
 CLOSE_S: Final = 2.0
 _SETTLE_S: Final = 2.0
-
-# Frames of thousands of rows may wait while the loop is busy; what is dropped here must be requested again.
-_PENDING_MESSAGES: Final = 1 << 20
-_PENDING_BYTES: Final = 256 * 1024 * 1024
 
 
 class NatsTransport:
@@ -66,7 +61,7 @@ class NatsTransport:
         self._recent = RecentRows(tracer, "batcher")
         self._registry = registry
         self._loads = loads
-        self._client: Client | None = None
+        self._client: MeshClient | None = None
         self._working = BackgroundTasks()
         self._taking = False
         self.on_report: Callable[[BatcherReport], Awaitable[None]] | None = None
@@ -76,18 +71,13 @@ class NatsTransport:
         """Whether NATS can be reached now."""
         return self._client is not None and self._client.is_connected
 
-    async def start(self, client: Client) -> None:
+    async def start(self, client: MeshClient) -> None:
         """Subscribes, and asks batchers for their reports.
 
         Frames can arrive as soon as this returns; core NATS drops messages without a subscription.
         """
         self._client = client
-        await client.subscribe(
-            subjects.frames(self.gateway_id),
-            cb=self._on_frames,
-            pending_msgs_limit=_PENDING_MESSAGES,
-            pending_bytes_limit=_PENDING_BYTES,
-        )
+        await client.take(subjects.frames(self.gateway_id), self._on_frames)
         await client.subscribe(subjects.ALL_REPORTS, cb=self._on_report)
         await client.subscribe(subjects.absent(self.gateway_id, subjects.ANY), cb=self._on_absent)
         announce = ControlMessage(gateway=self.gateway_id, announce=Announce())
@@ -170,13 +160,13 @@ class NatsTransport:
             self._registry.dispatch.restart(time.monotonic())
 
     @property
-    def _nats(self) -> Client:
+    def _nats(self) -> MeshClient:
         assert self._client is not None, "nothing is sent before start"
         return self._client
 
     # What comes in.
 
-    async def _on_frames(self, message: Msg) -> None:
+    def _on_frames(self, message: Msg) -> None:
         try:
             bundle = read_bundle(message.data)
         except MalformedMessage as error:

@@ -55,6 +55,20 @@ class MeshClient(Client):
 
     _told = False
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._taking: dict[int, Callable[[Msg], None]] = {}
+        """By subscription."""
+
+    async def take(self, subject: str, take: Callable[[Msg], None]) -> None:
+        """``take`` gets what comes on ``subject`` as it is read, without the queue and the task of a subscription."""
+
+        async def late(message: Msg) -> None:  # one that came before the next line
+            take(message)
+
+        subscription = await self.subscribe(subject, cb=late)
+        self._taking[subscription._id] = take
+
     async def request(
         self,
         subject: str,
@@ -83,7 +97,15 @@ class MeshClient(Client):
                     _log.warning("NATS: what JetStream sends to %s is dropped", subject.decode())
                 self._told = True
                 return
-        await super()._process_msg(sid, subject, reply, data, headers)
+        take = self._taking.get(sid)
+        if take is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        parsed = await self._process_headers(headers)
+        try:
+            take(self._build_message(sid, subject, reply, data, parsed))
+        except Exception as error:  # the reading would end with it
+            await self._error_cb(error)
 
     async def _process_pong(self) -> None:
         """nats-py ends its reading, without a word, at an answer that comes after its flush gave up."""
@@ -115,7 +137,7 @@ async def connect(
     process: str,
     on_loss: Callable[[], None],
     tls: Path | None = None,
-) -> Client:
+) -> MeshClient:
     """A connection to ``settings.url``; with that of a gateway or the operator the streams of tasks exist.
 
     Args:

@@ -177,7 +177,6 @@ class Connection:
         subject: str,
         queue: str = "",
         cb: Callable[[Msg], Awaitable[None]] | None = None,
-        **limits: int,
     ) -> Subscription:
         """As in nats-py, with a callback."""
         assert cb is not None
@@ -186,6 +185,14 @@ class Connection:
         self.process.spawn(subscription.run())
         self._up(lambda: self.server.subscriptions.setdefault(subscription))
         return subscription
+
+    async def take(self, subject: str, take: Callable[[Msg], None]) -> None:
+        """As `sluice.wire.connection.MeshClient.take`, but that others run before it."""
+
+        async def taken(message: Msg) -> None:
+            take(message)
+
+        await self.subscribe(subject, cb=taken)
 
     async def publish(
         self,

@@ -198,6 +198,25 @@ async def test_what_jetstream_sends_where_nobody_asked_it_is_dropped(nats_url: s
     await disconnect(client)
 
 
+async def test_what_is_taken_as_it_is_read_comes_in_order_and_an_error_ends_nothing(
+    nats_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await connect(NatsSettings(url=nats_url), OPERATOR, "test", nothing)
+    taken: list[tuple[bytes, dict[str, str] | None]] = []
+
+    def take(message: Msg) -> None:
+        taken.append((message.data, message.headers))
+        assert message.data != b"1", "it cannot be taken"
+
+    await client.take("test.taken", take)
+    for number in range(3):
+        await client.publish("test.taken", b"%d" % number, headers={"N": f"{number}"})
+    await settle(client, BOUND_S)
+    assert taken == [(b"%d" % number, {"N": f"{number}"}) for number in range(3)]
+    assert "it cannot be taken" in caplog.text
+    await disconnect(client)
+
+
 async def test_a_cancel_that_comes_with_the_answer_is_not_lost(nats_url: str) -> None:
     """``asyncio.wait_for`` of Python 3.11 returns the answer, and a loop around the request would go on forever."""
     client = await connect(NatsSettings(url=nats_url), OPERATOR, "test", nothing)
