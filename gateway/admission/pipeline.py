@@ -230,7 +230,7 @@ class Admission:
         incoming.reservation = self._usage.reserve(
             request.tenant, incoming.plan, model.facts, longest
         )
-        with incoming.reservation.released_on_error():
+        with incoming.reservation:
             if rows_of is not None or request.audio is not None:
                 _check_governed(incoming.plan, request.model)
             span = log.hop(names.SPAN_TOKENIZE)

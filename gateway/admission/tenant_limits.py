@@ -122,9 +122,9 @@ class TenantLimits:
         limits, now = settings.limits_of(payer.tenant), self._clock()
         buckets = self._rates(payer, limits, _TOKENS)
         if (rates := limits.models.get(model)) is not None:
-            name = RateName("tenant", payer.tenant, model, _REQUESTS)
-            self._take(self._rate(name, rates, limits), 1.0, now)
-            buckets |= self._rate(name._replace(setting=_TOKENS), rates, limits)
+            of_model = partial(self._rate, rates, limits, "tenant", payer.tenant, model)
+            self._take(of_model(_REQUESTS), 1.0, now)
+            buckets |= of_model(_TOKENS)
         return partial(self._settle, self._take(buckets, tokens, now))
 
     def _settle(self, taken: Sequence[tuple[TokenBucket, float]], used: float) -> None:
@@ -210,26 +210,29 @@ class TenantLimits:
         self, payer: Caller, limits: LimitSettings, setting: str
     ) -> dict[RateName, TokenBucket]:
         """The buckets that a request of ``payer`` takes from, those of the model apart."""
-        found = self._rate(RateName("tenant", payer.tenant, "", setting), limits, limits)
+        found = self._rate(limits, limits, "tenant", payer.tenant, "", setting)
         if payer.key_id:
-            found |= self._rate(
-                RateName("key", payer.key_id, "", setting), payer.key_limits, limits
-            )
+            found |= self._rate(payer.key_limits, limits, "key", payer.key_id, "", setting)
         return found
 
     def _rates_of(self, tenant: str, limits: LimitSettings) -> dict[RateName, TokenBucket]:
-        requests = RateName("tenant", tenant, "", _REQUESTS)
-        tokens = requests._replace(setting=_TOKENS)
-        return self._rate(requests, limits, limits) | self._rate(tokens, limits, limits)
+        rate = partial(self._rate, limits, limits, "tenant", tenant, "")
+        return rate(_REQUESTS) | rate(_TOKENS)
 
     def _rate(
-        self, name: RateName, rates: RateLimits, limits: LimitSettings
+        self,
+        rates: RateLimits,
+        limits: LimitSettings,
+        kind: str,
+        owner: str,
+        model: str,
+        setting: str,
     ) -> dict[RateName, TokenBucket]:
         """The bucket of one rate by its name, if it is limited."""
-        per_minute: float | None = getattr(rates, name.setting)
+        per_minute: float | None = getattr(rates, setting)
         if per_minute is None:
             return {}
-        now = self._clock()
+        name, now = RateName(kind, owner, model, setting), self._clock()
         rate_per_s = per_minute / _MINUTE_S
         # A request fits in any case.
         burst = max(1.0, rate_per_s * limits.burst_s)
@@ -246,7 +249,7 @@ class TenantLimits:
             return None
         limits = settings.limits_of(name.owner)
         rates = limits.models.get(name.model) if name.model else limits
-        return None if rates is None else self._rate(name, rates, limits).get(name)
+        return None if rates is None else self._rate(rates, limits, *name).get(name)
 
     def _costs(self, tenant: str, limits: LimitSettings, now: float) -> Iterator[Use]:
         """Each cost that is limited."""

@@ -62,8 +62,9 @@ class UsageAccounting:
             if not attempt.sent:
                 continue
             tokens += sum(attempt.billed_tokens)
-            self.spending.add(request.tenant, attempt.cost, now)
-            self.days.add(request.tenant, attempt.cost, now)
+            cost = attempt.cost
+            self.spending.add(request.tenant, cost, now)
+            self.days.add(request.tenant, cost, now)
             error = stream.error if attempt is stream.current else None
             self.record_result(request, attempt, error, now)
         return tokens

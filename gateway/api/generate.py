@@ -315,7 +315,7 @@ class _GenerateCall(RunningCall):
         """A new answer, or the kept answer to an equal request."""
         request, answers = incoming.request, self._shared.state.answers
         await self.admit(incoming)
-        with incoming.reservation.released_on_error():
+        with incoming.reservation:
             key = self._log.answer_key = answers.key_of(incoming) if answers.enabled else ""
             if key:
                 kept = await answers.find(incoming, key)

@@ -8,7 +8,7 @@ request that it cannot parse; here it becomes an error of ours.
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final
@@ -42,6 +42,7 @@ METHODS_MAX: Final = 256
 """Methods whose handlers are kept."""
 
 Read = Callable[[bytes], Message | SluiceError]
+Metadata = Sequence[tuple[str, str | bytes]]
 
 
 class GrpcCall:
@@ -54,10 +55,9 @@ class GrpcCall:
 
     __slots__ = ("_remaining_s", "abort", "caller", "metadata", "peer", "write")
 
-    def __init__(self, context: Any) -> None:
-        """The call of ``context``; ``caller`` is not known yet."""
+    def __init__(self, context: Any, entries: Metadata) -> None:
+        """The call of ``context`` with the metadata ``entries``; ``caller`` is not known yet."""
         self.caller: Caller
-        entries = context.invocation_metadata() or ()
         self.metadata = {key: value for key, value in entries if isinstance(value, str)}
         self.write: Callable[[Any], Awaitable[None]] = context.write
         self._remaining_s: Callable[[], float | None] = context.time_remaining
@@ -91,7 +91,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         self.max_bytes = max_message_bytes + audio_max_bytes
         self._checks = checks
         self._arriving = checks.arriving
-        self._handlers: dict[str, Any] = {}
+        self._handlers: dict[str, Callable[[Metadata], Any]] = {}
         """By method."""
 
     async def intercept_service(
@@ -102,25 +102,27 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         """Wraps the method that is called."""
         self._checks.limiter.turns.arrived += 1
         method = str(handler_call_details.method)
-        known = self._handlers.get(method)
-        if known is not None:
-            return known
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        if method.startswith(_OPEN):
-            made = self._opened(handler)
-        elif handler.request_streaming or not method.startswith(_OURS):
-            made = self._streamed(method, handler)
-        else:
-            made = self._unary(method, handler)
-        if len(self._handlers) < METHODS_MAX:  # callers choose names, reflection takes any
-            self._handlers[method] = made
-        return made
+        made = self._handlers.get(method)
+        if made is None:
+            handler = await continuation(handler_call_details)
+            if handler is None:
+                return None
+            if method.startswith(_OPEN):
+                made = self._opened(handler)
+            elif handler.request_streaming or not method.startswith(_OURS):
+                made = self._streamed(method, handler)
+            else:
+                made = self._unary(method, handler)
+            if len(self._handlers) < METHODS_MAX:  # callers choose names, reflection takes any
+                self._handlers[method] = made
+        # The context of the call would make the metadata once more.
+        return made(handler_call_details.invocation_metadata or ())
 
-    async def _call(self, context: Any, method: str, roles: frozenset[str]) -> GrpcCall:
+    async def _call(
+        self, context: Any, entries: Metadata, method: str, roles: frozenset[str]
+    ) -> GrpcCall:
         """The call of ``context``; raises as `Authenticator.caller_of`, and PermissionDenied."""
-        call, checks = GrpcCall(context), self._checks
+        call, checks = GrpcCall(context, entries), self._checks
         names = _certificate_names(context) if checks.authenticator.takes_certificates else ()
         call.caller = await checks.authenticator.caller_of(call.metadata, names)
         call.caller.require(roles, method.removeprefix("/"))
@@ -131,7 +133,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
         read = request_reader(handler.request_deserializer)
 
-        async def answer(_: Any, context: Any) -> None:
+        async def answer(_: Any, context: Any, __: Metadata) -> None:
             address = f"of {host_of(context.peer())}"
             with self._arriving.health.held(address):
                 payload = await self._arriving.receive(address, context.read)
@@ -159,8 +161,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             async for response in behaviour(taken, call):
                 await call.write(response)
 
-        async def answer(requests: Any, context: Any) -> None:
-            call = await self._call(context, method, roles)
+        async def answer(requests: Any, context: Any, entries: Metadata) -> None:
+            call = await self._call(context, entries, method, roles)
             if roles == _MESH_ONLY:
                 await behave(requests, call)
                 return
@@ -189,8 +191,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             if not streams:
                 await call.write(response)
 
-        async def answer(_: Any, context: Any) -> None:
-            call = await self._call(context, method, roles)
+        async def answer(_: Any, context: Any, entries: Metadata) -> None:
+            call = await self._call(context, entries, method, roles)
             tenant = call.caller.tenant
             payload = await self._arriving.receive(tenant, context.read)
             size = 0 if payload is grpc.aio.EOF else len(payload)
@@ -236,14 +238,17 @@ def _parsed(payload: Any, read: Read) -> Message:
 
 
 def _guarded(
-    method: str, answer: Callable[[Any, Any], Awaitable[None]], read: Any, write: Any
-) -> Any:
-    """To gRPC every method is a stream of messages in both directions."""
+    method: str, answer: Callable[[Any, Any, Metadata], Awaitable[None]], read: Any, write: Any
+) -> Callable[[Metadata], Any]:
+    """What makes the handler of a call. To gRPC every method is a stream of messages in both directions."""
 
-    async def handle(requests: Any, context: Any) -> None:
-        await guarded(answer(requests, context), partial(abort, context), method)
+    def handler(entries: Metadata) -> Any:
+        async def handle(requests: Any, context: Any) -> None:
+            await guarded(answer(requests, context, entries), partial(abort, context), method)
 
-    return grpc.stream_stream_rpc_method_handler(handle, read, write)
+        return grpc.stream_stream_rpc_method_handler(handle, read, write)
+
+    return handler
 
 
 def _sends_many(method: str) -> bool:

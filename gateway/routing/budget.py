@@ -5,7 +5,6 @@ their costs of each period and their reservations, so that a budget holds for al
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,14 +51,12 @@ class Reservation:
     running: dict[str, set["Reservation"]]
     settle: Callable[[float], None] | None = None
 
-    @contextmanager
-    def released_on_error(self) -> Iterator[None]:
-        """An error that passes through ends the request."""
-        try:
-            yield
-        except BaseException:
+    def __enter__(self) -> None:
+        """An error in the block ends the request."""
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
             self.release()
-            raise
 
     def release(self, tokens: int = 0) -> None:
         """The request has ended, and used so many tokens; a second call has no effect."""

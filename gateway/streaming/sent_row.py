@@ -1,7 +1,7 @@
 """A row that somebody waits for, as the gateway sends it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -50,6 +50,7 @@ class SentRow:
         tokens: that had arrived when it was sent last.
         losses: of a worker or a batcher that had it, in succession without a new token.
         on_taken: called once, when a batcher has it, or nobody waits for it any more.
+        line: its model and class.
     """
 
     task: Task
@@ -70,16 +71,15 @@ class SentRow:
     tokens: int = 0
     losses: int = 0
     on_taken: Callable[[], None] | None = None
+    line: Line = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.line = Line(self.task.model, self.task.priority_class)
 
     @property
     def row_id(self) -> str:
         """Its name."""
         return self.task.request_id
-
-    @property
-    def line(self) -> Line:
-        """Its model and class."""
-        return Line(self.task.model, self.task.priority_class)
 
     @property
     def tenant(self) -> str:

@@ -58,7 +58,7 @@ from sluice.v1.inference_pb2 import (
     Usage,
 )
 from sluice.wire import subjects
-from sluice.wire.clock import duration, unix_ms
+from sluice.wire.clock import set_duration, unix_ms
 from sluice.wire.enums import word_of
 
 Attributes = Mapping[str, AttributeValue]
@@ -134,7 +134,7 @@ class RequestLog:
         self.recorded = self.server.is_recording() and context.trace_flags.sampled
         self._tracer = tracer
         self._context = trace.set_span_in_context(self.server, Context())
-        self._unseen: Span = NonRecordingSpan(context)
+        self._unseen = NonRecordingSpan(context) if self.server.is_recording() else self.server
         self._hops_ms: dict[str, float] = {}
         self._hop_at = self.arrived_at
         self._hop_span: Span = self._unseen
@@ -315,18 +315,21 @@ class RequestLog:
 
     def timings(self, row: RowTimings, first_token_at: float, now: float) -> Timings:
         """The timings of an answer that ends ``now``."""
-        return Timings(
-            safety=duration(self._hops_ms.get(names.SPAN_SAFETY, 0.0)),
-            route=duration(self._hops_ms.get(names.SPAN_ROUTE, 0.0)),
-            tokenize=duration(self._hops_ms.get(names.SPAN_TOKENIZE, 0.0)),
-            publish=duration(self.publish_ms),
-            queue=duration(row.queue_ms),
-            batch=duration(row.batch_ms),
-            prefill=duration(row.prefill_ms),
-            decode=duration(row.decode_ms),
-            time_to_first_token=duration((first_token_at - self.arrived_at) * 1000),
-            total=duration((now - self.arrived_at) * 1000),
-        )
+        made, hops = Timings(), self._hops_ms
+        for message, ms in (  # a message that is made apart is copied
+            (made.safety, hops.get(names.SPAN_SAFETY, 0.0)),
+            (made.route, hops.get(names.SPAN_ROUTE, 0.0)),
+            (made.tokenize, hops.get(names.SPAN_TOKENIZE, 0.0)),
+            (made.publish, self.publish_ms),
+            (made.queue, row.queue_ms),
+            (made.batch, row.batch_ms),
+            (made.prefill, row.prefill_ms),
+            (made.decode, row.decode_ms),
+            (made.time_to_first_token, (first_token_at - self.arrived_at) * 1000),
+            (made.total, (now - self.arrived_at) * 1000),
+        ):
+            set_duration(message, ms)
+        return made
 
 
 def untraced() -> RequestLog:

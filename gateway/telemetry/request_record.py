@@ -23,7 +23,7 @@ from sluice.settings import RecordsSettings
 from sluice.v1 import admin_pb2 as pb
 from sluice.v1.inference_pb2 import Priority, RouteStrategy
 from sluice.v1.safety_pb2 import SAFETY_ACTION_UNSPECIFIED, SafetyAction
-from sluice.wire.clock import duration, timestamp, unix_ms
+from sluice.wire.clock import duration, set_duration, timestamp, unix_ms
 from sluice.wire.enums import value_of
 
 TEXT_BYTES_MAX: Final = 256 * 1024
@@ -125,8 +125,8 @@ class RequestRecords:
             made.batch_cause = batch.cause
             made.batch_rows = batch.rows
             made.padding_share = batch.padding_share
-            made.queue_wait.CopyFrom(duration(batch.waited_ms))
-            made.queue_wait_max.CopyFrom(duration(batch.longest_waited_ms))
+            set_duration(made.queue_wait, batch.waited_ms)
+            set_duration(made.queue_wait_max, batch.longest_waited_ms)
         return made
 
     def _entry(self, log: RequestLog) -> AuditEntry:

@@ -96,9 +96,10 @@ def model_among(
     Raises:
         UnknownModel: there is none, or, where nothing else is wrong, none of that name.
     """
-    wanted, names = named(name), ", ".join(known)
+    wanted = named(name)
     if wanted in known:
         return wanted
+    names = ", ".join(known)
     if wanted in catalog.callable:
         found.add("model", wrong)
     elif not known:

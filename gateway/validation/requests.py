@@ -183,7 +183,7 @@ def validate(
         model=model,
         priority_class=CLASSES_OF[request.priority],
         sampling=sampling,
-        labels=dict(request.labels),
+        labels=dict(request.labels) if request.labels else {},
         # Tenants do not share keys. A tenant's name has no space.
         key=request.idempotency_key and f"{caller.tenant} {request.idempotency_key}",
         key_is_shared=bool(request.idempotency_key) and not request.idempotency_key_generated,

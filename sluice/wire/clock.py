@@ -24,9 +24,17 @@ def timestamp(at_unix_ms: int) -> Timestamp:
 
 
 def duration(ms: float) -> Duration:
-    """The message of a span of time; 0 of one that is negative or cannot be, which another process may have sent."""
-    seconds, nanos = divmod(round(ms * 1e6) if 0 <= ms <= _LONGEST_MS else 0, _NANOS)
-    return Duration(seconds=seconds, nanos=nanos)
+    """The message of a span of time, as of `set_duration`."""
+    message = Duration()
+    set_duration(message, ms)
+    return message
+
+
+def set_duration(message: Duration, ms: float) -> None:
+    """Makes ``message`` a span of time; 0 of one that is negative or cannot be, which another process may have sent."""
+    message.seconds, message.nanos = divmod(
+        round(ms * 1e6) if 0 <= ms <= _LONGEST_MS else 0, _NANOS
+    )
 
 
 def ms_of(message: Duration | Timestamp) -> float:
