@@ -43,8 +43,8 @@ class QuestionOptions:
     seed: int = option(1, "Chooses the questions.")
     questions: Path | None = option(
         None,
-        "Ask these instead: prompt, answer, optionally prompt_id, kind, level, max_tokens.",
-        metavar="FILE.csv",
+        "Ask these instead, of a JSONL or CSV file (docs/use/evaluation.md).",
+        metavar="FILE",
     )
 
     def load(self, side: Split) -> list[Question]:
@@ -145,6 +145,10 @@ def evaluate(
     if references.compare or references.floor:
         raise CommandFailed("USAGE", "--compare and --floor belong to --golden")
     found, about = asked.load("heldout" if outcomes is None else "train"), asked.described()
+    for number, question in enumerate(found if outcomes else (), 1):
+        if not isinstance(question.prompt, str):
+            message = f"question {number}: outcomes are of prompts that are texts"
+            raise CommandFailed("BAD_QUESTIONS", message)
     ask = partial(_ask, address, tenant, found, concurrency, given)
     if outcomes is None:
         results = asyncio.run(ask(model or []))

@@ -11,17 +11,17 @@ import re
 import string
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from cli import output
 from cli.failure import CommandFailed
-from cli.files import PIECE_BYTES, open_table
-from sluice.client import Client, GenerateOptions, Message
+from cli.files import PIECE_BYTES
+from cli.questions import Question, of_file, rows_of
+from sluice.client import Client, GenerateOptions
 from sluice.client.request import generate_request
 from sluice.v1 import jobs_pb2 as pb
 from sluice.wire.clock import duration
@@ -32,22 +32,6 @@ RESAMPLES: Final = 1000
 _ARTICLES: Final = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 _TAIL: Final = 0.025
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A score, and between which bounds it lies with 95 %."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class Difference(Interval):
-    """The second system's score less the first one's; `p` is two-sided: how often chance alone makes as much."""
-
-    p: float
 
 
 class Scored:
@@ -88,35 +72,34 @@ class Scored:
         kept_values = values if at is None else [values[one] for one in at]
         return sum(kept_values) / len(kept_values)
 
-    def interval(self, metric: str) -> Interval:
+    def interval(self, metric: str) -> dict[str, float]:
         """The score with its interval."""
-        found = sorted(self.score(metric, at) for at in resamples(self.count))
-        low, high = bounds(found)
-        return Interval(self.score(metric), low, high)
+        return _interval(self.score(metric), (self.score(metric, at) for at in _resamples(self)))
 
 
-def difference(first: Scored, second: Scored, metric: str) -> Difference:
-    """What the second system does better, by a paired bootstrap (Koehn, 2004): both get the same items each time."""
+def difference(first: Scored, second: Scored, metric: str) -> dict[str, float]:
+    """What the second system does better, by a paired bootstrap (Koehn, 2004): both get the same items each time.
+
+    ``p`` is two-sided: how often chance alone makes as much.
+    """
     value = second.score(metric) - first.score(metric)
-    found = sorted(
-        second.score(metric, at) - first.score(metric, at) for at in resamples(first.count)
-    )
-    low, high = bounds(found)
+    drawn = [second.score(metric, at) - first.score(metric, at) for at in _resamples(first)]
     # Shifted so that there is no difference: how often it is as large as the observed one.
-    as_large = sum(abs(one - value) >= abs(value) for one in found)
-    return Difference(value, low, high, (as_large + 1) / (len(found) + 1))
+    as_large = sum(abs(one - value) >= abs(value) for one in drawn)
+    return {**_interval(value, drawn), "p": (as_large + 1) / (len(drawn) + 1)}
 
 
-def resamples(count: int) -> list[list[int]]:
+def _resamples(scored: Scored) -> list[list[int]]:
     """Places of items, drawn with replacement; always the same ones."""
-    dice = random.Random(0)
+    dice, count = random.Random(0), scored.count
     return [dice.choices(range(count), k=count) for _ in range(RESAMPLES)]
 
 
-def bounds(found: Sequence[float]) -> tuple[float, float]:
-    """Where the middle 95 % of sorted values begins and ends."""
+def _interval(value: float, drawn: Iterable[float]) -> dict[str, float]:
+    """A value, and between which bounds the middle 95 % of ``drawn`` lie."""
+    found = sorted(drawn)
     cut = int(_TAIL * len(found))
-    return found[cut], found[-1 - cut]
+    return {"value": value, "low": found[cut], "high": found[-1 - cut]}
 
 
 def best(score: Callable[[str, str], float], answer: str, references: Sequence[str]) -> float:
@@ -143,18 +126,6 @@ def words(text: str) -> list[str]:
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 
-_REFERENCES: Final = ("references", "reference", "answer")
-
-
-@dataclass(frozen=True, slots=True)
-class Golden:
-    """A prompt, and the answers that are right."""
-
-    custom_id: str
-    prompt: str | list[Message]
-    references: tuple[str, ...]
-
-
 def evaluate_golden(
     path: Path,
     systems: Sequence[str],
@@ -170,9 +141,7 @@ def evaluate_golden(
     """
     bounds = dict(map(_floor, floors))
     _require_scores()
-    golden = list(read_golden(path))
-    if not golden:
-        raise CommandFailed("GOLDEN", f"{path}: has no items")
+    golden = of_file(path)
     references = [item.references for item in golden]
     scored: dict[str, Scored] = {}
     jobs: dict[str, str] = {}
@@ -187,15 +156,13 @@ def evaluate_golden(
         "items": len(golden),
         "jobs": jobs,
         "scores": {
-            name: {metric: asdict(one.interval(metric)) for metric in METRICS}
+            name: {metric: one.interval(metric) for metric in METRICS}
             for name, one in scored.items()
         },
     }
     if len(systems) == 2:
         first, second = (scored[system] for system in systems)
-        described["differences"] = {
-            metric: asdict(difference(first, second, metric)) for metric in METRICS
-        }
+        described["differences"] = {metric: difference(first, second, metric) for metric in METRICS}
     last, failed = described["scores"][systems[-1]], None
     if low := [name for name, bound in bounds.items() if last[name]["value"] < bound]:
         said = ", ".join(f"{name} {last[name]['value']:.3f} < {bounds[name]:g}" for name in low)
@@ -203,62 +170,11 @@ def evaluate_golden(
     output.show(described, lambda: _write(described, systems), failed)
 
 
-def read_golden(path: Path) -> Iterator[Golden]:
-    """The items of a JSONL or CSV file.
-
-    An item has "prompt" or "messages", "answer" or "reference" or a list of "references", and optionally "id".
-
-    Raises:
-        CommandFailed: a line is none; the message names it.
-    """
-    seen: set[str] = set()
-    for number, row in _rows(path):
-        where = f"{path.name} line {number}"
-        found = next((row[name] for name in _REFERENCES if row.get(name) is not None), None)
-        given: list[Any] = found if isinstance(found, list) else [found]
-        references = tuple(one for one in given if isinstance(one, str))
-        if not references or len(references) < len(given):
-            raise CommandFailed("GOLDEN", f"{where}: answer, reference or references is no text")
-        custom_id = str(row.get("id") or row.get("custom_id") or number)
-        if custom_id in seen:
-            raise CommandFailed("GOLDEN", f"{where}: id {custom_id!r} comes twice")
-        seen.add(custom_id)
-        yield Golden(custom_id, _prompt(row, where), references)
-
-
 def _require_scores() -> None:
     """Before anything is asked."""
     if not (find_spec("sacrebleu") and find_spec("rouge_score")):
         message = "needs `pip install 'sacrebleu>=2.4,<3' 'rouge-score>=0.1.2'`"
         raise CommandFailed("NOT_INSTALLED", message)
-
-
-def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    if ".csv" in path.suffixes:
-        with open_table(path) as (_, rows):
-            yield from enumerate(rows, 2)
-        return
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    row = json.loads(line)
-                    if not isinstance(row, dict):
-                        raise CommandFailed("GOLDEN", f"{path.name} line {number}: is no object")
-                    yield number, row
-    except OSError as error:
-        raise CommandFailed("FILE", f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise CommandFailed("GOLDEN", f"{path} is not JSONL: {error}") from error
-
-
-def _prompt(row: Mapping[str, Any], where: str) -> str | list[Message]:
-    if isinstance(prompt := row.get("prompt"), str) and prompt:
-        return prompt
-    try:
-        return [Message(turn["role"], turn["content"]) for turn in row["messages"]]
-    except (KeyError, TypeError) as error:
-        raise CommandFailed("GOLDEN", f"{where}: has no prompt and no messages") from error
 
 
 def _floor(given: str) -> tuple[str, float]:
@@ -272,7 +188,7 @@ def _floor(given: str) -> tuple[str, float]:
 def _ask(
     client: Client,
     model: str,
-    golden: Sequence[Golden],
+    golden: Sequence[Question],
     concurrency: int,
     chosen: GenerateOptions,
 ) -> tuple[str, list[str]]:
@@ -303,26 +219,29 @@ def _ask(
     return job.id, [one.answer.text for one in results]
 
 
-def _line(item: Golden) -> dict[str, Any]:
+def _line(item: Question) -> dict[str, Any]:
     """An item of a job."""
+    line: dict[str, Any] = {"id": item.prompt_id}
+    if item.max_tokens is not None:
+        line["max_tokens"] = item.max_tokens
     if isinstance(item.prompt, str):
-        return {"id": item.custom_id, "prompt": item.prompt}
+        return {**line, "prompt": item.prompt}
     turns = [{"role": turn.role, "content": turn.content} for turn in item.prompt]
-    return {"id": item.custom_id, "messages": turns}
+    return {**line, "messages": turns}
 
 
-def _answers_of(path: Path, golden: Sequence[Golden]) -> list[str]:
+def _answers_of(path: Path, golden: Sequence[Question]) -> list[str]:
     """Of a file that `sluice batch` wrote, by the ids."""
     texts: dict[str, str] = {}
-    for _, line in _rows(path):
+    for _, _, line in rows_of(path):
         if (line.get("response") or {}).get("status_code") == 200:
             choice = line["response"]["body"]["choices"][0]
             text = choice["text"] if "text" in choice else choice["message"]["content"]
             texts[str(line["custom_id"])] = text
-    if missing := [item.custom_id for item in golden if item.custom_id not in texts]:
+    if missing := [item.prompt_id for item in golden if item.prompt_id not in texts]:
         message = f"{path}: {len(missing)} of {len(golden)} items have no answer: {missing[0]!r}"
         raise CommandFailed("UNANSWERED", message)
-    return [texts[item.custom_id] for item in golden]
+    return [texts[item.prompt_id] for item in golden]
 
 
 def _write(described: Mapping[str, Any], systems: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """The questions of `sluice eval`: where they come from, how they are asked, and what the answers add up to."""
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,11 +9,11 @@ from math import ceil
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from cli.failure import CommandFailed
 from cli.files import open_table
-from sluice.client import AnswerBuilder, AsyncClient, Delta, GenerateOptions, ModelUsage
+from sluice.client import AnswerBuilder, AsyncClient, Delta, GenerateOptions, Message, ModelUsage
 from sluice.client.batch import all_aio
 from sluice.errors import SluiceError
 
@@ -162,21 +163,25 @@ def _share(part: float, whole: float) -> float | None:
 
 Split = Literal["train", "heldout"]
 
-OWN_KIND: Final = "own"
-_REQUIRED: Final = ("prompt", "answer")
-_FIRST_ROW: Final = 2
+_REFERENCES: Final = ("references", "reference", "answer")
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt whose answer can be graded; kind and level name its row in the table of scores."""
+    """A prompt whose answer can be graded.
+
+    Attributes:
+        kind, level: name its row in the table of scores.
+        references: right answers; empty: ``grade`` alone knows.
+    """
 
     prompt_id: str
     kind: str
     level: str
-    prompt: str
+    prompt: str | list[Message]
     grade: Callable[[str], bool]
     max_tokens: int | None = None
+    references: tuple[str, ...] = ()
 
 
 def support_questions(split: Split, n: int, seed: int) -> list[Question]:
@@ -199,21 +204,48 @@ def support_questions(split: Split, n: int, seed: int) -> list[Question]:
 
 
 def of_file(path: Path) -> list[Question]:
-    """The rows of a CSV file: prompt, answer, and optionally prompt_id, kind, level, max_tokens.
+    """The questions of a JSONL or CSV file.
 
-    An answer is right when it equals that of the row, white space at both ends aside.
+    Each has "prompt" or "messages", "answer" or "reference" or a list of "references", and optionally "id", "kind",
+    "level", "max_tokens". An answer is right when it equals a reference, white space at both ends aside.
 
     Raises:
-        CommandFailed: the file cannot be read, or a row cannot be asked; the message names it.
+        CommandFailed: the file cannot be read, or a question cannot be asked; the message names it.
     """
-    with open_table(path) as (columns, rows):
-        missing = [column for column in _REQUIRED if column not in columns]
-        if missing:
-            raise _bad(f"{path.name} row 1: no column {', '.join(missing)}")
-        questions = list(_read(path.name, rows))
-    if not questions:
-        raise _bad(f"{path.name}: no questions")
-    return questions
+    found: dict[str, Question] = {}
+    for place, number, row in rows_of(path):
+        question = _question(place, number, row)
+        if question.prompt_id in found:
+            raise _bad(f"{place}: id {question.prompt_id!r} comes twice")
+        found[question.prompt_id] = question
+    if not found:
+        raise _bad(f"{path.name}: has no questions")
+    return [*found.values()]
+
+
+def rows_of(path: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+    """The objects of a JSONL file or the rows of a CSV file, each with its place and its number.
+
+    Raises:
+        CommandFailed: the file cannot be read.
+    """
+    if ".csv" in path.suffixes:
+        with open_table(path) as (_, rows):
+            for number, cells in enumerate(rows, 1):
+                yield f"{path.name} row {number + 1}", number, cells
+        return
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    row = json.loads(line)
+                    if not isinstance(row, dict):
+                        raise _bad(f"{path.name} line {number}: is no object")
+                    yield f"{path.name} line {number}", number, row
+    except OSError as error:
+        raise CommandFailed("FILE", f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise _bad(f"{path} is not JSONL: {error}") from error
 
 
 async def ask_all(
@@ -270,32 +302,37 @@ async def _ask(
     )
 
 
-def _read(name: str, rows: Iterable[Mapping[str, str | None]]) -> Iterator[Question]:
-    seen: set[str] = set()
-    for row, cells in enumerate(rows, _FIRST_ROW):
-        question = _question(f"{name} row {row}", str(row - 1), cells)
-        if question.prompt_id in seen:
-            raise _bad(f"{name} row {row}: prompt_id {question.prompt_id!r} comes twice")
-        seen.add(question.prompt_id)
-        yield question
-
-
-def _question(place: str, default_id: str, cells: Mapping[str, str | None]) -> Question:
-    for column in _REQUIRED:
-        if not (cells.get(column) or "").strip():
-            raise _bad(f"{place}: {column} is empty")
-    expected = (cells["answer"] or "").strip()
-    most = cells.get("max_tokens") or ""
+def _question(place: str, number: int, row: Mapping[str, Any]) -> Question:
+    given = next((row[name] for name in _REFERENCES if row.get(name)), None)
+    listed = given if isinstance(given, list) else [given]
+    references = tuple(one for one in listed if isinstance(one, str) and one.strip())
+    if not references or len(references) < len(listed):
+        raise _bad(f"{place}: answer, reference or references is no text")
+    most = str(row.get("max_tokens") or "")
     if most and not (most.isascii() and most.isdigit() and int(most) > 0):
         raise _bad(f"{place}: max_tokens is {most!r}, not a number of tokens")
+    right = {one.strip() for one in references}
     return Question(
-        cells.get("prompt_id") or default_id,
-        cells.get("kind") or OWN_KIND,
-        cells.get("level") or "-",
-        cells["prompt"] or "",
-        lambda text: text.strip() == expected,
+        next(
+            (str(row[name]) for name in ("id", "custom_id", "prompt_id") if row.get(name)),
+            str(number),
+        ),
+        row.get("kind") or "own",
+        row.get("level") or "-",
+        _prompt(place, row),
+        lambda text: text.strip() in right,
         int(most) if most else None,
+        references,
     )
+
+
+def _prompt(place: str, row: Mapping[str, Any]) -> str | list[Message]:
+    if isinstance(prompt := row.get("prompt"), str) and prompt.strip():
+        return prompt
+    try:
+        return [Message(turn["role"], turn["content"]) for turn in row["messages"]]
+    except (KeyError, TypeError) as error:
+        raise _bad(f"{place}: has no prompt and no messages") from error
 
 
 def _bad(message: str) -> CommandFailed:

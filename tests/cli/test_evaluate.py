@@ -176,14 +176,30 @@ async def test_own_questions(cli: Cli, tmp_path: Path) -> None:
     assert asked == {"Say x": 7, "Say y": 0}
 
 
+async def test_conversations_are_questions_too_and_no_outcomes(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "own.jsonl"
+    turns = [{"role": "user", "content": "Say x"}]
+    file.write_text(json.dumps({"messages": turns, "references": ["y", "x "], "id": "a"}) + "\n")
+    script = [started(), delta(0, "x"), finished(1)]
+    async with ScriptedService.serve([script]) as service:
+        words = ("eval", "--questions", str(file), "--address", service.address)
+        ran = await cli(*words, "-m", "small", "--json")
+        refused = await cli(*words, "--outcomes", str(tmp_path / "o.csv"))
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["scores"][-1]["right_share"] == 1
+    assert [turn.content for turn in service.requests[0].chat.messages] == ["Say x"]
+    assert "BAD_QUESTIONS: question 1: outcomes are of prompts" in refused.err
+    assert len(service.requests) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("prompt\na\n", "own.csv row 1: no column answer"),
-        ("prompt,answer\n", "own.csv: no questions"),
-        ("prompt,answer\na,b\n ,b\n", "own.csv row 3: prompt is empty"),
-        ("prompt,answer\na\n", "own.csv row 2: answer is empty"),
-        ("prompt,answer,prompt_id\na,b,1\na,b,1\n", "own.csv row 3: prompt_id '1' comes twice"),
+        ("prompt\na\n", "own.csv row 2: answer, reference or references is no text"),
+        ("prompt,answer\n", "own.csv: has no questions"),
+        ("prompt,answer\na,b\n ,b\n", "own.csv row 3: has no prompt and no messages"),
+        ("prompt,answer\na\n", "own.csv row 2: answer, reference or references is no text"),
+        ("prompt,answer,prompt_id\na,b,1\na,b,1\n", "own.csv row 3: id '1' comes twice"),
         ("prompt,answer,max_tokens\na,b,-1\n", "own.csv row 2: max_tokens is '-1', not a number"),
     ],
 )

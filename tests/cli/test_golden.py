@@ -10,7 +10,7 @@ from tests.cli.commands import Cli
 from tests.support.scripted_jobs import ScriptedJobs, answered, failed
 
 ROWS = [
-    {"id": "1", "prompt": "p1", "answer": "abc"},
+    {"id": "1", "prompt": "p1", "answer": "abc", "max_tokens": 9},
     {"id": "2", "messages": [{"role": "user", "content": "p2"}], "references": ["x y", "abc"]},
 ]
 
@@ -62,13 +62,13 @@ def test_intervals_hold_the_score_and_chance_makes_no_difference() -> None:
     right = Scored(words, [[one] for one in words])
     half = Scored([one if n % 2 else "no" for n, one in enumerate(words)], [[one] for one in words])
     for metric in METRICS:
-        assert right.interval(metric).value == pytest.approx(1)
+        assert right.interval(metric)["value"] == pytest.approx(1)
         found = half.interval(metric)
-        assert found.low < found.value < found.high
+        assert found["low"] < found["value"] < found["high"]
         better = difference(half, right, metric)
-        assert better.value > 0.3
-        assert better.p < 0.01
-        assert difference(right, right, metric).p == 1
+        assert better["value"] > 0.3
+        assert better["p"] < 0.01
+        assert difference(right, right, metric)["p"] == 1
 
 
 async def test_a_model_is_scored_by_a_job_and_a_floor_fails_the_command(
@@ -86,7 +86,7 @@ async def test_a_model_is_scored_by_a_job_and_a_floor_fails_the_command(
     spec = jobs.created[0].spec
     assert (spec.model, dict(spec.labels), spec.limits.concurrency) == ("small", {"a": "b"}, 16)
     assert jobs.uploads["golden.jsonl"].splitlines() == [
-        b'{"id": "1", "prompt": "p1"}',
+        b'{"id": "1", "max_tokens": 9, "prompt": "p1"}',
         b'{"id": "2", "messages": [{"role": "user", "content": "p2"}]}',
     ]
     assert low.code == 1
@@ -136,7 +136,7 @@ async def test_two_releases_are_compared_by_their_files(
             '{"id": 1, "prompt": "a", "answer": "a"}\n{"id": 1, "prompt": "a", "answer": "a"}',
             "twice",
         ),
-        ("", "no items"),
+        ("", "no questions"),
     ],
 )
 async def test_a_bad_file_is_told_before_anything_is_asked(
