@@ -314,8 +314,7 @@ class Gateway:
             stall_s=settings.gateway.stall_s,
         )
         metrics = RequestMetrics(metric_registry)
-        metrics.show_running(lambda: self.active)
-        metrics.show_rows(self.registry.dispatch)
+        metrics.show(self.registry.dispatch, lambda: self.active)
         gateway_id = self._transport.gateway_id
         records = RequestRecords(settings.records, self._store, gateway_id, settings.currency)
         return Generator(

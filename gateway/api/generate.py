@@ -95,7 +95,8 @@ class RequestObservers:
             self.drift.scored(score)
             log.plan = replace(context.plan, scores=(*context.plan.scores, score))
         self.ended(log)
-        self.records.answer_decided(log)
+        if log.answer_taken or (log.guards is not None and log.guards.decided):
+            self.records.decided(log)
         self.shadows.ended(context, answer)
 
 
@@ -249,7 +250,7 @@ class RunningCall:
                 await self._upstream.admission.admit(incoming, rows_of)
         finally:
             if self._log.taken:
-                records.prompt_decided(self._log)
+                records.decided(self._log)
 
     def error_of(self, error: BaseException, request: ValidRequest) -> SluiceError:
         """What the call ends with that ``error`` ended."""

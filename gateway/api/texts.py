@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from opentelemetry.trace import SpanKind
-from opentelemetry.util.types import AttributeValue
 
 from gateway.admission.calls import AnyCall
 from gateway.admission.pipeline import AdmittedRequest
@@ -152,6 +151,8 @@ class _TextsCall(RunningCall):
             "model": incoming.plan.model,
             "usage": self._ended(incoming, ""),
         }
+        if self._texts is EMBED:
+            self._log.describe({names.GEN_AI_DIMENSIONS: len(values[0]) // 4})
         return self._texts.response(wire, [*zip(values, incoming.rows, strict=True)], facts)
 
     async def _compute(
@@ -176,7 +177,7 @@ class _TextsCall(RunningCall):
 
     def _ended(self, admitted: AdmittedRequest, error: str) -> pb.Usage:
         """All rows have ended, or one has failed the call with ``error``; returns what was computed."""
-        now, rows, plan = time.monotonic(), [row.attempt for row in self._rows], admitted.plan
+        now, rows = time.monotonic(), [row.attempt for row in self._rows]
         record_stream = self._upstream.usage.record_stream
         used = sum(record_stream(admitted, row.result, now) for row in self._rows)
         admitted.reservation.release(used)
@@ -185,19 +186,8 @@ class _TextsCall(RunningCall):
             cached_prompt_tokens=sum(row.usage.cached_prompt_tokens for row in rows),
             cached=not rows and not error,
         )
-        self._log.rows_ended(plan.model, rows, usage, error, now)
+        self._log.rows_ended(admitted.plan, rows, usage, error, now)
         self._shared.observers.ended(self._log)
-        attributes: dict[str, AttributeValue] = {
-            names.GEN_AI_RESPONSE_MODEL: plan.model,
-            names.GEN_AI_INPUT_TOKENS: usage.prompt_tokens,
-            names.TIER: plan.tier,
-            names.ROUTE_STRATEGY: plan.strategy,
-        }
-        if usage.cached:
-            attributes[names.CACHED] = True
-        elif rows and rows[0].final and admitted.rows[0].model.settings.engine == "embedding":
-            attributes[names.GEN_AI_DIMENSIONS] = len(rows[0].final.values) // 4
-        self._log.describe(attributes)
         return usage
 
 

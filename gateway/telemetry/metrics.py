@@ -1,22 +1,17 @@
 """Request metrics: what a gateway counts of each request when it has ended."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Final
 
 from gateway.streaming.dispatch import Dispatch
-from gateway.streaming.sent_row import Line
 from gateway.telemetry.request_log import RequestLog
 from sluice.telemetry import catalog
-from sluice.telemetry.catalog import Metric
-from sluice.telemetry.registry import MetricRegistry, Point
+from sluice.telemetry.registry import MetricRegistry
 from sluice.v1.admin_pb2 import RequestRecord
 from sluice.v1.inference_pb2 import FinishReason
 from sluice.v1.safety_pb2 import SafetyAction
 from sluice.wire.enums import word_of
 
-Counts = Mapping[Line, int] | Mapping[tuple[str, str, str], int]
-"""Rows by model and class, and by what was lost."""
 _TARGETS: Final = {False: "input", True: "output"}
 
 
@@ -37,19 +32,13 @@ class RequestMetrics:
         self._recoveries = registry.counter(catalog.RECOVERIES)
         self._safety = registry.counter(catalog.SAFETY_ACTIONS)
 
-    def show_running(self, running: Callable[[], int]) -> None:
-        """``running``: calls that run now."""
-        self._registry.observe(catalog.RUNNING, lambda: [((), running())])
-
-    def show_rows(self, dispatch: Dispatch) -> None:
-        """Rows that wait for room in ``dispatch`` now, and those that it has sent again or given up."""
-        counted: Sequence[tuple[Metric, Callable[[], Counts]]] = (
-            (catalog.ROOM_WAITING, lambda: dispatch.waiting),
-            (catalog.RESENDS, lambda: dispatch.resent),
-            (catalog.DEAD_LETTERS, lambda: dispatch.given_up),
-        )
-        for metric, counts in counted:
-            self._registry.observe(metric, partial(_points, counts))
+    def show(self, dispatch: Dispatch, running: Callable[[], int]) -> None:
+        """Calls that run now, rows that wait for room in ``dispatch``, and those that it has sent again or given up."""
+        observe = self._registry.observe
+        observe(catalog.RUNNING, lambda: [((), running())])
+        observe(catalog.ROOM_WAITING, lambda: list(dispatch.waiting.items()))
+        observe(catalog.RESENDS, lambda: list(dispatch.resent.items()))
+        observe(catalog.DEAD_LETTERS, lambda: list(dispatch.given_up.items()))
 
     def ended(self, log: RequestLog, record: RequestRecord) -> None:
         """A valid request has ended, as its ``record`` says, which is made of ``log``."""
@@ -68,7 +57,7 @@ class RequestMetrics:
         if log.rows is None or log.plan is None:
             return  # it was refused, or got an earlier answer
         plan = log.plan
-        self._routes[plan.model, plan.strategy, "true" if plan.degraded else "false"] += 1
+        self._routes[plan.model, plan.strategy, str(plan.degraded).lower()] += 1
         for row in log.rows:
             prompt_tokens, answer_tokens = row.billed_tokens
             self._tokens[row.model, "input"] += prompt_tokens
@@ -78,8 +67,7 @@ class RequestMetrics:
                 self._recoveries[row.model, priority_class] += row.recoveries
             if row.escalation_reason:
                 self._escalations[row.model, model] += 1
-        prompted = "text_completion" if log.request.conversation.raw else "chat"
-        labels = log.operation or prompted, "sluice", model, priority_class
+        labels = log.method, "sluice", model, priority_class
         total_s, span = log.ended_at - log.arrived_at, log.server.get_span_context()
         self._duration.record((*labels, log.error), total_s, span)
         if log.first_token_at is None:
@@ -89,7 +77,3 @@ class RequestMetrics:
         later = last.completion_tokens - last.resumed - 1
         if not log.error and later > 0:
             self._token_time.record(labels, (log.ended_at - log.first_token_at) / later, span)
-
-
-def _points(counts: Callable[[], Counts]) -> list[Point]:
-    return [(tuple(labels), count) for labels, count in counts().items()]

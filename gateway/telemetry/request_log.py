@@ -79,6 +79,7 @@ class RequestLog:
         trace_id: 32 hex digits.
         recorded: whether somebody will see the spans of its hops; else at most that of the call is seen.
         request: what was asked; None: nothing that is valid.
+        method: as spans and metrics name it, also where it is a prompt or a chat.
         policy: version of the safety policy that decided about the prompt.
         taken: findings in the prompt, by rule and action.
         blocked: whether the policy blocks the prompt.
@@ -100,6 +101,7 @@ class RequestLog:
     """
 
     request: ValidRequest | None = None
+    method = ""
     policy = ""
     taken: Mapping[tuple[str, Action], int] = {}
     blocked = False
@@ -160,11 +162,12 @@ class RequestLog:
     def valid(self, request: ValidRequest) -> None:
         """What the call asks for is valid."""
         self.request = request
+        prompted = "text_completion" if request.conversation.raw else "chat"
+        self.method = self.operation or prompted
         if self.server.is_recording():
-            prompted = "text_completion" if request.conversation.raw else "chat"
             self.server.set_attributes(
                 {
-                    names.GEN_AI_OPERATION: self.operation or prompted,
+                    names.GEN_AI_OPERATION: self.method,
                     names.GEN_AI_SYSTEM: "sluice",
                     names.PRIORITY_CLASS: request.priority_class,
                 }
@@ -297,10 +300,19 @@ class RequestLog:
         self._row_spans.clear()
 
     def rows_ended(
-        self, model: str, rows: Sequence[Row], usage: Usage, error: str, now: float
+        self, plan: Plan, rows: Sequence[Row], usage: Usage, error: str, now: float
     ) -> None:
         """All rows of a request about texts have ended; ``error`` is the reason of the one that failed it."""
-        self.rows, self.model, self.error, self.ended_at = rows, model, error, now
+        self.rows, self.model, self.error, self.ended_at = rows, plan.model, error, now
+        self.describe(
+            {
+                names.GEN_AI_RESPONSE_MODEL: plan.model,
+                names.GEN_AI_INPUT_TOKENS: usage.prompt_tokens,
+                names.TIER: plan.tier,
+                names.ROUTE_STRATEGY: plan.strategy,
+                names.CACHED: usage.cached,
+            }
+        )
         last = next((one.final.timings for one in reversed(rows) if one.final), RowTimings())
         self.finished = Finished(
             reason=FINISH_REASON_UNSPECIFIED if error else FINISH_REASON_STOP,

@@ -42,8 +42,8 @@ class RequestRecords:
     gateway_id: str
     currency: str
 
-    def prompt_decided(self, log: RequestLog) -> None:
-        """The safety policy has decided about findings in a prompt: that is audited at once."""
+    def decided(self, log: RequestLog) -> None:
+        """Rules or guards have decided about a prompt, or later about the answer: that is audited at once."""
         self.store.append_audit(self._entry(log))
 
     def ended(self, log: RequestLog) -> pb.RequestRecord:
@@ -51,14 +51,6 @@ class RequestRecords:
         record = self._record(log)
         self.store.write_record(record)
         return record
-
-    def answer_decided(self, log: RequestLog) -> None:
-        """The answer has ended: what guards and rules did about it is audited."""
-        counts = log.guards is not None and any(
-            log.guards.counts(in_answer=one) for one in (False, True)
-        )
-        if counts or log.answer_taken:
-            self.store.append_audit(self._entry(log))
 
     def _record(self, log: RequestLog) -> pb.RequestRecord:
         request = log.request

@@ -45,8 +45,7 @@ def test_every_metric_is_emitted_by_the_process_that_the_page_names(
     emitted = {service: MetricRegistry() for service in SERVICES}
     gateway = emitted[names.SERVICE_GATEWAY]
     metrics = RequestMetrics(gateway)
-    metrics.show_running(lambda: 0)
-    metrics.show_rows(dispatch_to(stall_s=1.0))
+    metrics.show(dispatch_to(stall_s=1.0), lambda: 0)
     DriftMonitor("gw", gateway)
     BatcherMetrics(emitted[names.SERVICE_BATCHER])
     nothing: Any = None  # a scheduler that has not started asks nobody
