@@ -39,7 +39,7 @@ from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.request_record import RequestRecords
 from gateway.upstream.cascade import EscalationLimiter
-from gateway.upstream.guard_client import GuardClient
+from gateway.upstream.guards import GuardClient
 from gateway.upstream.nats_transport import NatsTransport
 from gateway.upstream.rows import Upstream
 from gateway.upstream.shadow_runner import ShadowRunner

@@ -16,8 +16,7 @@ from typing import Final
 from gateway.routing.breaker import Breakers
 from gateway.routing.plan import SAFETY, Plan
 from gateway.routing.router import ModelFacts
-from gateway.streaming.room import Room
-from gateway.streaming.sent_row import Line
+from gateway.streaming.room import Line, Room
 from sluice.errors import ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1.control_pb2 import BatcherReport, ClassReport, ModelReport
 from sluice.settings.routing import BreakerSettings

@@ -443,6 +443,14 @@ def _check_governed(plan: Plan, model: str | None) -> None:
         )
 
 
+def blocked(rules: Sequence[str], version: str) -> SafetyBlocked:
+    """What a caller hears whose prompt a policy blocks."""
+    return SafetyBlocked(
+        f"the safety policy {version} blocks the prompt: {', '.join(rules)}",
+        metadata={"rules": ",".join(rules), "policy": version},
+    )
+
+
 def _passed(conversation: Conversation, safety: SafetyOutcome) -> Conversation:
     """The conversation as a model may see it.
 
@@ -452,10 +460,7 @@ def _passed(conversation: Conversation, safety: SafetyOutcome) -> Conversation:
     """
     rules, version = safety.verdict.blocked, safety.policy
     if rules:
-        raise SafetyBlocked(
-            f"the safety policy {version} blocks the prompt: {', '.join(rules)}",
-            metadata={"rules": ",".join(rules), "policy": version},
-        )
+        raise blocked(rules, version)
     before, texts = conversation.texts, [result.text for result in safety.inspected]
     if texts == before:
         return conversation

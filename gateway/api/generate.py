@@ -34,8 +34,7 @@ from gateway.telemetry.request_record import RequestRecords
 from gateway.tools.events import PartEvents
 from gateway.upstream.cascade import Cascade, EscalationLimiter
 from gateway.upstream.chunk_rows import ChunkRows
-from gateway.upstream.guard_client import GuardClient
-from gateway.upstream.guard_runner import GuardRunner
+from gateway.upstream.guards import GuardClient, GuardRunner
 from gateway.upstream.rows import Upstream, already_complete
 from gateway.upstream.shadow_runner import ShadowRunner
 from gateway.validation.requests import ValidRequest, validate

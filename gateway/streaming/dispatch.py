@@ -24,8 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
-from gateway.streaming.room import Room, TakenRoom, WaitingLine
-from gateway.streaming.sent_row import Line, Place, SentRow
+from gateway.streaming.room import Line, Place, Room, SentRow, TakenRoom, WaitingLine
 from sluice.errors import RETRY_AFTER_S, EngineFailed, ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.control_pb2 import AskedRow, Cancel, ControlMessage, RowsQuery

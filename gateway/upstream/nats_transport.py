@@ -12,7 +12,7 @@ from opentelemetry.trace import Tracer
 
 from gateway.admission.overload import ModelLoadTable
 from gateway.streaming.registry import Registry
-from gateway.streaming.sent_row import SentRow
+from gateway.streaming.room import SentRow
 from sluice.background import BackgroundTasks
 from sluice.errors import (
     RETRY_AFTER_S,

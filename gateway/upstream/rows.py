@@ -16,8 +16,8 @@ from gateway.admission.usage import UsageAccounting
 from gateway.safety.inspector import AnswerInspection
 from gateway.streaming.answer import Answer
 from gateway.streaming.registry import Registry
+from gateway.streaming.room import SentRow
 from gateway.streaming.row import Row
-from gateway.streaming.sent_row import SentRow
 from gateway.streaming.transcript import Transcript
 from gateway.upstream.nats_transport import NatsTransport
 from gateway.validation.requests import ValidRequest

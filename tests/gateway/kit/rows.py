@@ -7,9 +7,8 @@ from typing import Any, Final
 from gateway.identity.resume_token import ResumeKey, ResumeToken
 from gateway.streaming.dispatch import Dispatch, Outgoing
 from gateway.streaming.registry import Registry
-from gateway.streaming.room import Room
+from gateway.streaming.room import Line, Room, SentRow
 from gateway.streaming.row import Row
-from gateway.streaming.sent_row import Line, SentRow
 from gateway.streaming.transcript import Transcript
 from sluice.internal.v1.frame_pb2 import Frame, FrameBundle, RowRef, RowTimings
 from sluice.internal.v1.task_pb2 import Task

@@ -10,9 +10,8 @@ from gateway.streaming.dispatch import (
     ROW_ID_CHARS_MAX,
     Outgoing,
 )
-from gateway.streaming.room import Room
+from gateway.streaming.room import Room, SentRow
 from gateway.streaming.row import Row
-from gateway.streaming.sent_row import SentRow
 from sluice.errors import EngineFailed, ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1.frame_pb2 import (
     RETURN_CAUSE_NOT_TAKEN,

@@ -5,8 +5,7 @@ from collections import Counter
 import pytest
 
 from gateway.streaming.dispatch import NO_BATCHER_S, Dispatch
-from gateway.streaming.room import Room
-from gateway.streaming.sent_row import SentRow
+from gateway.streaming.room import Room, SentRow
 from sluice.internal.v1.frame_pb2 import RowRef
 from tests.gateway.kit.rows import Batchers, sent_row
 from tests.gateway.streaming.test_dispatch import STALL_S, given_back, new_attempt

@@ -6,7 +6,7 @@ from typing import Any
 from gateway.safety.guards.checks import Check, Guard
 from gateway.safety.guards.families import family_of
 from gateway.safety.settings import GuardSettings
-from gateway.upstream.guard_client import prompts_of
+from gateway.upstream.guards import prompts_of
 
 TURNS = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
 SETTINGS = GuardSettings.model_validate(

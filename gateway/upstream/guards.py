@@ -1,4 +1,7 @@
-"""One question to one guard model: its prompts, rows and answer. Every problem is a `Failure`, never an error."""
+"""Guard models: one question to one of them, and what a request asks them beside its generation.
+
+Every problem of a question is a `Failure`, never an error: its prompts, its rows, its answer.
+"""
 
 import asyncio
 import logging
@@ -13,8 +16,9 @@ from typing import Final, TypeVar
 
 from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
+from typing_extensions import override
 
-from gateway.admission.pipeline import AdmittedRequest
+from gateway.admission.pipeline import AdmittedRequest, blocked
 from gateway.admission.prompts import UNDRAWN, PreparedPrompt, is_long
 from gateway.models.catalog import ServedModel
 from gateway.models.tokenizer import Segment, TemplateRefused
@@ -22,6 +26,7 @@ from gateway.safety.actions import Action
 from gateway.safety.findings import Finding
 from gateway.safety.guards.checks import (
     Check,
+    Checks,
     Cost,
     Decided,
     EntityGuard,
@@ -40,14 +45,18 @@ from gateway.safety.guards.families import (
     Outcome,
     Unparsable,
 )
+from gateway.safety.output.windows import Window
+from gateway.streaming.answer import Answer
 from gateway.streaming.row import Row
 from gateway.streaming.transcript import Transcript
-from gateway.upstream.rows import InternalRow, Upstream
+from gateway.upstream.rows import Beside, InternalRow, Upstream
+from gateway.validation.conversation import SYSTEM, TOOL, USER, Conversation
 from gateway.validation.requests import WORKLOAD_LABEL
 from sluice.errors import (
     DeadlinePassed,
     ModelUnavailable,
     Overloaded,
+    PromptTooLong,
     SluiceError,
     TransportUnavailable,
 )
@@ -68,8 +77,12 @@ _ALTERNATIVES: Final = 16
 
 _T = TypeVar("_T")
 
-_FAILURES: Final[Mapping[type[SluiceError], Failure]] = {
+_FAILURES: Final[Mapping[type[Exception], Failure]] = {
+    TimeoutError: Failure.TIMEOUT,
     DeadlinePassed: Failure.TIMEOUT,
+    PromptTooLong: Failure.TOO_LONG,
+    TemplateRefused: Failure.FAILED,
+    Unparsable: Failure.UNPARSABLE,
     Overloaded: Failure.OVERLOADED,
     ModelUnavailable: Failure.UNAVAILABLE,
     TransportUnavailable: Failure.UNAVAILABLE,
@@ -109,11 +122,6 @@ class GuardClient:
             return outcome, Decided(check, taken, cost=cost)
 
 
-class _NoVerdict(Exception):
-    def __init__(self, failure: Failure) -> None:
-        self.failure = failure
-
-
 class _Question:
     """The rows of one check; ``headers``: their trace context."""
 
@@ -133,15 +141,10 @@ class _Question:
         try:
             async with asyncio.timeout(self._check.guard.settings.budget_s):
                 outcome = await work
-        except TimeoutError:
-            outcome = Failure.TIMEOUT
-        except _NoVerdict as none:
-            outcome = none.failure
-        except SluiceError as error:
+        except Exception as error:  # the answer would wait for it
             outcome = _FAILURES.get(type(error), Failure.FAILED)
-        except Exception:  # the answer would wait for it
-            _log.exception("request %s: a check failed", self._about.request_id)
-            outcome = Failure.FAILED
+            if not isinstance(error, (SluiceError, *_FAILURES)):
+                _log.exception("request %s: a check failed", self._about.request_id)
         cost = sum(attempt.cost for attempt in self._attempts)
         return outcome, Cost((time.monotonic() - self._begun) * 1000, cost)
 
@@ -157,10 +160,7 @@ class _Question:
         asked = SamplingParams(logprobs=sampling.top_logprobs)
         prepared = [PreparedPrompt(model, prompt, sampling, None) for prompt in prompts]
         answered = await self._compute(prepared, asked)
-        try:
-            return _worst([guard.family.verdict(_answer_of(one.transcript)) for one in answered])
-        except Unparsable:
-            raise _NoVerdict(Failure.UNPARSABLE) from None
+        return _worst([guard.family.verdict(_answer_of(one.transcript)) for one in answered])
 
     async def entities(self, texts: Sequence[str]) -> list[list[Finding]]:
         """What a token classifier finds in each text."""
@@ -168,7 +168,7 @@ class _Question:
         assert isinstance(guard, EntityGuard), "the others find no entities"
         segments = await self._tokenized(texts, partial(_segments, model, texts))
         if len(segments) > READ_SEGMENTS_MAX:
-            raise _NoVerdict(Failure.TOO_LONG)
+            raise PromptTooLong("the texts have too many segments for the classifier")
         prepared = [
             PreparedPrompt(model, segment.token_ids, UNDRAWN, None, Values())
             for _, segment in segments
@@ -216,8 +216,9 @@ class _Question:
 
     def _row_id(self, number: int) -> str:
         """The name of the ``number``-th row."""
-        reads = isinstance(self._check.guard, EntityGuard)
-        kind = ("w" if self._check.in_answer else "e") if reads else "g"
+        # Classifiers of the prompt are counted apart.
+        apart = isinstance(self._check.guard, EntityGuard) and not self._check.in_answer
+        kind = "e" if apart else "g"
         name = f"{self._about.request_id}-{kind}{self._check.number}"
         return f"{name}-{number}" if number else name
 
@@ -259,7 +260,7 @@ def _labelled(segment: Segment, attempt: Row) -> Iterator[LabelledToken]:
     assert attempt.final is not None, "it has ended"
     values = array("f", attempt.final.values)
     if len(values) != 2 * len(segment.token_ids):
-        raise _NoVerdict(Failure.UNPARSABLE)
+        raise Unparsable
     for place, token in enumerate(segment.tokens, segment.lead):
         label, score = int(values[2 * place]), values[2 * place + 1]
         yield LabelledToken(token.start, token.end, token.word, label, score)
@@ -275,21 +276,16 @@ def prompts_of(
         text = check.answer if check.in_answer else asked
         prompts = model.tokenizer.segments(text, tokens_max)
         if len(prompts) > SEGMENTS_MAX:
-            raise _NoVerdict(Failure.TOO_LONG)
+            raise PromptTooLong("the text has too many segments for the guard")
         return [segment.token_ids for segment in prompts]
-    prompt = _chat_prompt(family.messages(turns, check.answer), family, model)
-    if len(prompt) > tokens_max:
-        raise _NoVerdict(Failure.TOO_LONG)
-    return [prompt]
-
-
-def _chat_prompt(messages: Sequence[Message], family: Family, model: ServedModel) -> list[int]:
+    messages = family.messages(turns, check.answer)
     if model.tokenizer.template is None:
-        return model.tokenizer.encode_text("\n".join(turn["content"] for turn in messages))
-    try:
-        return model.tokenizer.encode_chat(messages, family.variables)
-    except TemplateRefused:
-        raise _NoVerdict(Failure.FAILED) from None
+        prompt = model.tokenizer.encode_text("\n".join(turn["content"] for turn in messages))
+    else:
+        prompt = model.tokenizer.encode_chat(messages, family.variables)
+    if len(prompt) > tokens_max:
+        raise PromptTooLong("the conversation does not fit into the context of the guard")
+    return [prompt]
 
 
 def _sampling(family: Family, model: ServedModel) -> Sampling:
@@ -321,3 +317,113 @@ def _worst(verdicts: Sequence[GuardVerdict]) -> GuardVerdict:
     scores = [one.score for one in verdicts if one.score is not None]
     categories = dict.fromkeys(name for one in flagged for name in one.categories)
     return GuardVerdict(bool(flagged), tuple(categories), max(scores, default=None))
+
+
+class GuardRunner(Beside):
+    """Implements `gateway.streaming.answer.Guards` for one request.
+
+    Attributes:
+        checks: which are due, and their outcomes.
+    """
+
+    def __init__(self, client: GuardClient, context: AdmittedRequest) -> None:
+        super().__init__()
+        self.checks = Checks(context.inspection.guards)
+        self._client = client
+        self._upstream = client.upstream
+        self._context = context
+        self._turns = _turns(context.conversation)
+
+    def check_prompt(self, answer: Answer) -> None:
+        """Starts the checks of the prompt; the row of the answer is on its way already."""
+        self._start(answer, self.checks.begin())
+        answer.verdict_passed(time.monotonic())
+
+    def check_answer(self, answer: Answer, *, ended: bool) -> None:
+        """The answer of ``answer`` has grown, or ended; it is `Guards.check_answer`."""
+        attempt = answer.current
+        due = self.checks.produced(attempt.completion_tokens, lambda: attempt.raw_text, ended)
+        self._start(answer, due)
+        window = attempt.next_window()
+        if window is not None:
+            failure = "a token classifier of the safety policy failed"
+            self.spawn(answer, partial(self._read, answer, attempt, window), failure)
+
+    @override
+    def close(self) -> None:
+        self.checks.close()
+        super().close()
+
+    def _start(self, answer: Answer, due: list[Check]) -> None:
+        failure = "a verdict of the safety policy could not be applied"
+        for check in due:
+            self.spawn(answer, partial(self._ask, answer, check), failure)
+
+    async def _read(self, answer: Answer, attempt: Row, window: Window) -> None:
+        """Token classifiers read the next part of the answer."""
+        decided, found = await self._entities(attempt, window)
+        now = time.monotonic()
+        blocking = [rule for one in decided if one.action is Action.BLOCK for rule in one.rules]
+        if answer.current is attempt and blocking:
+            answer.block(tuple(blocking), now)
+            return
+        answer.settle(attempt, window, found, now)
+        self._continue(answer)
+
+    async def _entities(self, attempt: Row, window: Window) -> tuple[list[Decided], list[Finding]]:
+        """What is recorded of each classifier, and all that they found in ``window``."""
+        context, guards = self._context, self._context.inspection.answer_readers
+        checks = [self.checks.reading(one, attempt.completion_tokens) for one in guards]
+        readings = await asyncio.gather(
+            *(self._client.read(context, check, [window.text]) for check in checks)
+        )
+        decided = [one for _, one in readings]
+        self.checks.decided += decided
+        outcomes = [outcome for outcome, _ in readings if not isinstance(outcome, Failure)]
+        return decided, [found for outcome in outcomes for found in outcome[0]]
+
+    async def _ask(self, answer: Answer, check: Check) -> None:
+        outcome, cost = await self._client.ask(self._context, check, self._turns)
+        decided = self.checks.decide(check, outcome, cost)
+        if decided is None:
+            return
+        if decided.action is Action.BLOCK and check.in_answer:
+            answer.block(decided.rules, time.monotonic())
+        elif decided.action is Action.BLOCK:
+            raise blocked(decided.rules, self._context.inspection.policy.version)
+        elif decided.action is Action.ROUTE:
+            await self._reroute(answer, decided)
+        else:
+            self._continue(answer)
+
+    async def _reroute(self, answer: Answer, decided: Decided) -> None:
+        model = decided.check.guard.settings.action.model
+        assert model is not None, "a route has a model"
+        answer.commit()
+        if answer.current.model == model:
+            self.checks.followed(decided.check)
+            self._continue(answer)
+            return
+        prepared = await self._upstream.admission.prepare_for(self._context, model)
+        row_id = f"{answer.request_id}-r{decided.check.number}"
+        attempt = self._upstream.new_row(self._context.request, prepared, row_id)
+        self.checks.followed(decided.check)
+        if answer.reroute(attempt, ", ".join(decided.rules)):
+            self._upstream.send(self._context, attempt, prepared)
+
+    def _continue(self, answer: Answer) -> None:
+        if not answer.ended and not answer.holding:
+            self.check_answer(answer, ended=answer.row_ended)  # it may have grown meanwhile
+        answer.verdict_passed(time.monotonic())
+
+
+def _turns(conversation: Conversation) -> list[Message]:
+    """The turns for guards: without the operator's own message. Results of tools are input, as the user's turns are."""
+    turns: list[Message] = []
+    for turn in conversation.turns:
+        if turn.role == TOOL and turns and turns[-1]["role"] == USER:
+            turns[-1] = {"role": USER, "content": f"{turns[-1]['content']}\n{turn.content}"}
+        elif turn.role != SYSTEM:
+            role = USER if turn.role == TOOL else turn.role
+            turns.append({"role": role, "content": turn.content})
+    return turns
