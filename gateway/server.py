@@ -122,7 +122,6 @@ class Gateway:
             in_force,
             self.usage,
             self._limiter,
-            connected=lambda: self._transport.connected,
         )
         self._drift = DriftMonitor(gateway_id, metric_registry)
         self._drift.use(policies.router.held_out, settings.routing.drift)

@@ -4,9 +4,11 @@ A request takes one of each rate of requests when it comes, and its prompt with 
 each rate of tokens before it is sent. At its end what it has used takes the place of what it reserved.
 """
 
+from calendar import monthrange
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from datetime import time as time_of_day
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -46,17 +48,13 @@ class RateName(NamedTuple):
 
     def to_wire(self) -> str:
         """As gateways name it to each other."""
-        return f"{self.subject} {self.setting}"
+        return " ".join(self)
 
     @classmethod
     def from_wire(cls, name: str) -> "RateName | None":
         """What `to_wire` gave; None: a name of another form."""
-        match name.split(" "):
-            case [kind, owner, setting]:
-                return cls(kind, owner, "", setting)
-            case [kind, owner, "model", model, setting]:
-                return cls(kind, owner, model, setting)
-        return None
+        fields = name.split(" ")
+        return cls(*fields) if len(fields) == len(cls._fields) else None
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,6 @@ class TenantLimits:
         self._buckets: dict[RateName, TokenBucket] = {}
         self.calls_elsewhere, self.bulk_elsewhere = Elsewhere(), Elsewhere()
         self._heard_at: dict[str, float] = {}
-        self._connected = True
 
     def running(self, tenant: str, calls: int, bulk: int) -> tuple[int, int]:
         """Calls of ``tenant`` at all gateways, and those of class bulk; ``calls`` and ``bulk`` are here."""
@@ -186,14 +183,6 @@ class TenantLimits:
             if bucket is not None:
                 bucket.told(gateway, taken, asked, now, is_new=is_new)
 
-    def connected(self, *, is_connected: bool) -> None:
-        """Whether the other gateways can be heard."""
-        if is_connected != self._connected:
-            self._connected = is_connected
-            self._heard_at.clear()
-            for bucket in self._buckets.values():
-                bucket.connected(self._clock(), is_connected=is_connected)
-
     def _take(
         self, rates: Mapping[RateName, TokenBucket], amount: float, now: float
     ) -> list[tuple[TokenBucket, float]]:
@@ -267,9 +256,8 @@ class TenantLimits:
     def _period_left_s(self, name: str, now: float) -> float:
         """Until the day or the month ends that a cost is limited in."""
         at = datetime.fromtimestamp(now + self._unix_offset_s, UTC)
-        end = at.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
-        if name == "cost_per_month":
-            end = (end.replace(day=28) + timedelta(days=4)).replace(day=1) if end.day > 1 else end
+        days = 1 if name == "cost_per_day" else monthrange(at.year, at.month)[1] - at.day + 1
+        end = datetime.combine(at.date() + timedelta(days), time_of_day.min, UTC)
         return (end - at).total_seconds()
 
 

@@ -4,7 +4,7 @@ Each gateway has the whole bucket: what it takes itself leaves it at once, what 
 once a second. So every amount is counted once, and what was taken too much is paid back before anything else is given.
 
 Until the others tell what they take, each of them is left its share of the rate: its part of what all gateways were
-asked for lately. A gateway that is cut off goes on with its own share.
+asked for lately.
 
 Over any window of t seconds no more is taken than ``burst + rate * t``, and with g gateways that tell each other every
 s seconds ``(g - 1) * (burst + rate * s)`` more once, not again and again.
@@ -41,8 +41,6 @@ class TokenBucket:
         self._level = burst
         self._asked = 0.0
         self._at = now
-        self._own_share: float | None = None
-        """Of a gateway that is cut off."""
         self._peers: dict[str, _Peer] = {}
 
     def level(self, now: float) -> float:
@@ -91,36 +89,19 @@ class TokenBucket:
         self._level = min(self.burst, self._level - (taken - before))
         self._peers[gateway] = _Peer(taken, asked, now)
 
-    def connected(self, now: float, *, is_connected: bool) -> None:
-        """Whether the others can be heard; their shares stay theirs while they cannot."""
-        self._advance(now)
-        if is_connected:
-            self._peers.clear()
-        self._own_share = None if is_connected else self.share(now)
-
     @property
     def is_idle(self) -> bool:
         """Whether it is full, and nobody has asked for anything lately: a new one would be the same."""
         asked = self._asked + sum(peer.asked for peer in self._peers.values())
         return self._level >= self.burst and asked < _IDLE
 
-    def share(self, now: float) -> float:
-        """This gateway's part of what all were asked for lately; an equal part when that is nothing."""
-        self._advance(now)
-        others = [peer.asked for peer in self._peers.values()]
-        whole = self._asked + sum(others)
-        return self._asked / whole if whole > 1e-9 else 1 / (1 + len(others))
-
     def _advance(self, now: float) -> None:
         if now <= self._at:
             return
         passed_s, self._at = now - self._at, now
-        rate = self.rate_per_s * (1.0 if self._own_share is None else self._own_share)
-        self._level = min(self.burst, self._level + rate * passed_s)
+        self._level = min(self.burst, self._level + self.rate_per_s * passed_s)
         faded = math.exp(-passed_s / DEMAND_S)
         self._asked *= faded
-        if self._own_share is not None:
-            return
         for peer in self._peers.values():
             peer.asked *= faded
         if any(now - peer.told_at > STALE_S for peer in self._peers.values()):
@@ -128,7 +109,7 @@ class TokenBucket:
             self._peers = live
 
     def _left_to_others(self, now: float) -> float:
-        if self._own_share is not None or not self._peers:
+        if not self._peers:
             return 0.0
         asked = self._asked + sum(peer.asked for peer in self._peers.values())
         if asked <= 1e-9:

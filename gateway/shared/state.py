@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Final
 
 from nats.aio.client import Client
@@ -37,7 +36,6 @@ class SharedState:
         in_force: its policies.
         usage: what its tenants use.
         limiter: its calls.
-        connected: whether NATS is reached.
 
     Attributes:
         peers: the other gateways.
@@ -55,7 +53,6 @@ class SharedState:
         in_force: InForce,
         usage: UsageAccounting,
         limiter: ClassLimiter,
-        connected: Callable[[], bool],
     ) -> None:
         self._settings = settings
         self._buckets: list[Bucket] = []
@@ -74,9 +71,7 @@ class SharedState:
         self.drains = Drains(gateway_id, self._bucket(jetstream.DRAINS))
         minutes = KeptCosts(usage.spending, self._bucket(jetstream.SPENDING))
         days = KeptCosts(usage.days, self._bucket(jetstream.DAYS))
-        self.usage = SharedUsage(
-            in_force, usage.limits, limiter, minutes, days, peers.instance, connected
-        )
+        self.usage = SharedUsage(in_force, usage.limits, limiter, minutes, days, peers.instance)
 
     async def open(self, client: Client) -> None:
         """Creates the buckets and reads what has been spent.

@@ -7,7 +7,6 @@ most the last second.
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -70,7 +69,6 @@ class SharedUsage:
 
     Attributes:
         instance: of this process.
-        connected: whether NATS is reached.
     """
 
     in_force: InForce
@@ -79,7 +77,6 @@ class SharedUsage:
     minutes: KeptCosts
     days: KeptCosts
     instance: str
-    connected: Callable[[], bool]
 
     @property
     def _counted(self) -> list[KeptCosts]:
@@ -131,8 +128,6 @@ class SharedUsage:
 
     def tell(self, hello: GatewayHello) -> None:
         """Adds to the next hello what is used here."""
-        # A hello is due once a second, connected or not.
-        self.limits.connected(is_connected=self.connected())
         hello.rates.extend(
             RateUse(name=name.to_wire(), taken=taken, asked=asked)
             for name, taken, asked in self.limits.tell()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.token_bucket import STALE_S, TokenBucket
+from gateway.admission.token_bucket import TokenBucket
 
 HELLO_S = 1.0
 
@@ -21,7 +21,6 @@ class Gateways:
         dice = Random(seed)
         self.buckets = [TokenBucket(rate_per_s, burst, 0.0) for _ in range(count)]
         self._next = [dice.random() * HELLO_S for _ in range(count)]
-        self.cut_off: set[int] = set()
         for number in range(count):
             self._tell(number, 0.0)
 
@@ -40,7 +39,7 @@ class Gateways:
     def _tell(self, teller: int, now: float) -> None:
         taken, asked = self.buckets[teller].tell(now)
         for number, bucket in enumerate(self.buckets):
-            if number != teller and not {number, teller} & self.cut_off:
+            if number != teller:
                 bucket.told(str(teller), taken, asked, now, is_new=now == 0.0)
 
 
@@ -100,22 +99,6 @@ def test_what_asks_for_more_than_the_burst_gets_it_when_the_bucket_is_full() -> 
     assert bucket.wait_s(1.0, 16.0) == 0.0
 
 
-def test_a_gateway_that_is_cut_off_goes_on_with_its_share() -> None:
-    mesh = Gateways(2, 10.0, 10.0)
-    taken = [0, 0]
-    for step in range(20_000):
-        now = step * 0.01
-        if step == 10_000:
-            mesh.cut_off = {0}
-            mesh.buckets[0].connected(now, is_connected=False)
-        for number in (0, 1):
-            if mesh.take(number, 1.0, now) and step >= 10_500:
-                taken[number] += 1
-    # The other one thinks that it is alone: its rate is the whole.
-    assert taken[0] == pytest.approx(5 * 95, rel=0.05)
-    assert taken[1] == pytest.approx(10 * 95, rel=0.05)
-
-
 def test_until_the_others_tell_what_they_take_their_share_of_the_rate_is_left_to_them() -> None:
     bucket = TokenBucket(8.0, 16.0, 0.0)
     bucket.told("other", 0.0, 30.0, 0.0, is_new=True)
@@ -144,8 +127,6 @@ def test_whatever_is_done_first_counts_the_time_that_has_passed() -> None:
         lambda bucket: bucket.take(0.0, 1.0),
         lambda bucket: bucket.tell(1.0),
         lambda bucket: bucket.told("other", 0.0, 0.0, 1.0),
-        lambda bucket: bucket.connected(1.0, is_connected=True),
-        lambda bucket: bucket.share(1.0),
         lambda bucket: bucket.level(1.0),
     ):
         bucket = empty()
@@ -162,27 +143,12 @@ def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
     assert bucket.level(6.0) == 8.0
 
 
-def test_what_was_asked_for_fades_and_with_it_shares() -> None:
+def test_what_was_asked_for_fades() -> None:
     bucket = TokenBucket(8.0, 16.0, 0.0)
     bucket.asked(10.0, 0.0)
     bucket.told("other", 0.0, 30.0, 0.0, is_new=True)
-    assert bucket.share(0.0) == 0.25
     assert bucket.tell(3.5) == (0.0, pytest.approx(10.0 * exp(-3.5 / 5.0)))
-    assert bucket.share(3.5) == pytest.approx(0.25), "both have faded"
-    assert bucket.share(3.6) == 1.0, "the other one is gone"
-    assert not bucket._peers
-
-
-def test_who_was_asked_for_nothing_has_an_equal_share() -> None:
-    bucket = TokenBucket(8.0, 16.0, 0.0)
-    assert bucket.share(0.0) == 1.0
-    for name in ("one", "two", "three"):
-        bucket.told(name, 0.0, 0.0, 0.0, is_new=True)
-    assert bucket.share(0.0) == 0.25
-    bucket.asked(1e-6, 0.0)
-    assert bucket.share(0.0) == 1.0
-    bucket.take(16.0, 0.0)
-    assert bucket.level(1.0) == 8.0
+    assert bucket._peers["other"].asked == pytest.approx(30.0 * exp(-3.5 / 5.0))
 
 
 def test_nothing_is_left_to_others_that_were_asked_for_nothing() -> None:
@@ -211,19 +177,6 @@ def test_what_others_take_leaves_the_bucket_when_they_tell_it() -> None:
     assert bucket.level(0.0) == 11.0, "all that a gateway took since its start"
     bucket.told("new", 95.0, 0.0, 0.0)
     assert bucket.level(0.0) == 16.0, "what was returned, a burst at most"
-
-
-def test_cut_off_it_has_its_share_and_shares_stay_until_the_others_are_heard() -> None:
-    bucket = empty()
-    bucket.asked(10.0, 0.0)
-    bucket.told("other", 0.0, 30.0, 0.0, is_new=True)
-    bucket.connected(0.0, is_connected=False)
-    assert bucket.level(1.0) == 2.0, "a quarter of the rate, and nothing is left to others"
-    assert bucket.level(4.0) == 8.0
-    assert bucket._peers["other"].asked == 30.0
-    bucket.connected(4.0, is_connected=True)
-    assert not bucket._peers
-    assert bucket.level(5.0) == 16.0
 
 
 def test_a_full_bucket_that_nobody_asks_of_is_idle() -> None:
@@ -265,11 +218,8 @@ def test_what_is_less_than_rounding_is_nothing() -> None:
     bucket = TokenBucket(1.0, 1e9, 0.0)
     bucket.take(1.0, 0.0)
     assert bucket.wait_s(1e9, 0.0) == 0.0
-    for asked, share in ((1e-9, 0.5), (1.1e-9, 1.0)):
-        bucket = TokenBucket(8.0, 16.0, 0.0)
-        bucket.told("other", 0.0, 0.0, 0.0, is_new=True)
-        bucket.asked(asked, 0.0)
-        assert bucket.share(0.0) == share
+    bucket = TokenBucket(8.0, 16.0, 0.0)
+    bucket.told("other", 0.0, 0.0, 0.0, is_new=True)
     for asked, left in ((1e-9, 0.0), (0.5, 8.0)):
         bucket.level(1.0)
         bucket._asked, bucket._peers["other"].asked = 0.0, asked
@@ -284,15 +234,6 @@ def test_of_several_others_those_that_are_silent_for_longer_are_gone() -> None:
     assert set(bucket._peers) == {"one", "two"}
     bucket.level(4.0)
     assert set(bucket._peers) == {"two"}
-
-
-def test_the_share_of_a_gateway_that_is_gone_is_that_of_the_others() -> None:
-    mesh = Gateways(2, 10.0, 10.0)
-    for step in range(1000):
-        mesh.take(step % 2, 1.0, step * 0.01)
-    bucket = mesh.buckets[1]
-    assert bucket.share(10.0) == pytest.approx(0.5, abs=0.05)
-    assert bucket.share(10.0 + STALE_S + HELLO_S) == 1.0
 
 
 def poisson(dice: Random, rate_per_s: float, until: float) -> Iterator[float]:
