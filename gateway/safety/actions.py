@@ -12,6 +12,7 @@ redacted values: it is never logged and never leaves the gateway.
 import enum
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -108,12 +109,7 @@ class Placeholders:
 
     def for_answer(self) -> "Placeholders":
         """A copy for the answer: values added to the copy cannot be restored from this one."""
-        copy = Placeholders()
-        copy._reserved = self._reserved
-        copy._by_value = dict(self._by_value)
-        copy._values = dict(self._values)
-        copy._counts = dict(self._counts)
-        return copy
+        return deepcopy(self)
 
     def _new(self, kind: str) -> str:
         while True:

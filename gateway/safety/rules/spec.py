@@ -140,23 +140,16 @@ def _rules_in(name: str) -> Iterator[RuleSpec]:
     text = files("gateway.safety").joinpath("data/rules", name).read_text(encoding="utf-8")
     content = yaml.load(text, _LOADER)
     for rule in content["rules"]:
-        forms = (_expanded(form, content["fragments"]) for form in rule["forms"])
-        yield RuleSpec(
-            id=rule["id"],
-            forms=tuple(Form(**form) for form in forms),
-            severity=Severity[rule["severity"].upper()],
-            max_length=rule["max_length"],
-            validator=rule.get("validator", ""),
-            options=tuple(rule.get("options", ())),
-            context=tuple(rule.get("context", ())),
-        )
+        forms = tuple(_form(form, content["fragments"]) for form in rule.pop("forms"))
+        severity = Severity[rule.pop("severity").upper()]
+        lists = {key: tuple(rule.pop(key, ())) for key in ("options", "context")}
+        yield RuleSpec(forms=forms, severity=severity, **lists, **rule)
 
 
-def _expanded(form: Mapping[str, Any], fragments: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        key: _filled(value, fragments) if isinstance(value, str) else value
-        for key, value in form.items()
-    }
+def _form(form: Mapping[str, Any], fragments: Mapping[str, str]) -> Form:
+    return Form(
+        **{key: _filled(v, fragments) if isinstance(v, str) else v for key, v in form.items()}
+    )
 
 
 def _filled(pattern: str, fragments: Mapping[str, str]) -> str:
