@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Final
 
 from gateway.config.policies import load_all
-from gateway.safety.text import skeleton
 from gateway.server import Gateway
 from sluice.errors import SetupError
 from sluice.process import Process, Program
@@ -41,10 +40,8 @@ async def _serve(process: Process) -> None:
     id_taken = gateway.shared.peers.id_taken
     async with gateway.running() as nats_client:
         freeze_heap()
-        tables = asyncio.create_task(asyncio.to_thread(skeleton.tables))
         async with reloading(path, gateway.reload, nats_client):
             await _first(process.stop, id_taken)
-        await tables
     if id_taken.is_set():
         raise SetupError(f"--id: another gateway {process.id!r} is running")
     tried = gateway.in_force.policies.inspector.dry_run

@@ -1,12 +1,12 @@
 """The characters that safety knows apart: classes, each the inside of a regular expression's ``[...]``, and one table.
 
-Properties that Python's own tables would give (categories, decompositions) come from the pinned tables of
-`ucd`. Extended_Pictographic is emoji-data.txt of Unicode 17.0 (Unicode License v3). Blocks
-stand for scripts. The table (`kinds_of`) says of every character which steps of normalization look at it.
+Marks and styled letters come from the tables of `ucd`. Extended_Pictographic is emoji-data.txt of Unicode 17.0 (Unicode
+License v3). Blocks stand for scripts. The table (`kinds_of`) says of every character which steps of normalization look
+at it.
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -41,11 +41,6 @@ def members(characters: str) -> list[int]:
         codes.extend(range(first, last + 1))
         at += 3 if is_range else 1
     return codes
-
-
-def matching(holds: Callable[[str], bool], first: int = 0x80, last: int = 0x1F000) -> list[int]:
-    """The code points of a stretch that a property holds for."""
-    return [code for code in range(first, last) if holds(chr(code))]
 
 
 # Invisible, wherever they stand. Line ends (CR, VT, FF, NEL, LS, PS) are not here: they become newlines.
@@ -161,32 +156,13 @@ CONTEXTUAL: Final = (
 INVISIBLE: Final = ALWAYS_INVISIBLE + CONTEXTUAL + TAGS + BIDI_MARKS + ISOLATES
 
 
-def _stands_for(character: str) -> str | None:
-    """The one ASCII letter or digit that a styled character stands for. Raised and circled digits are notation."""
-    style = ucd.decomposition(character).partition(" ")[0]
-    if style not in _STYLES:
-        return None
-    plain = ucd.normalize("NFKC", character)
-    is_letter = len(plain) == 1 and plain.isascii() and plain.isalpha()
-    is_digit = style == "<font>" and len(plain) == 1 and plain.isascii() and plain.isdigit()
-    return plain if is_letter or is_digit else None
-
-
-_STYLES = {"<font>", "<circle>", "<square>", "<super>", "<sub>"}
 _FULL_WIDTH_TABLE: Final = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
-_STYLED_TABLE: Final = {
-    code: plain for code in range(0xAA, 0x1F200) if (plain := _stands_for(chr(code)))
-}
+_STYLED_TABLE: Final = ucd.by_character("styled")
 PLAIN_OF: Final = _FULL_WIDTH_TABLE | _STYLED_TABLE
 """Each styled character by code point, and the ASCII character it stands for."""
 
 STYLED: Final = ranges(sorted(_STYLED_TABLE))
 """The class of styled letters other than full-width ones."""
-
-SCRIPTS: Final = (
-    "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC", "LISU", "GOTHIC", "DESERET", "OLD ITALIC"
-)  # fmt: skip
-"""Scripts with letters that look like Latin ones, as character names spell them."""
 
 ODD_KIND: Final = 1
 """Invisible, blank, a line end other than newline, or no character."""
@@ -212,13 +188,12 @@ def _kinds() -> Kinds:
     """The bits of each code point."""
     table = np.zeros(sys.maxunicode + 1, dtype=np.uint8)
     odd = INVISIBLE + LINE_ENDS + SURROGATES + NONCHARACTERS + BLANKS + BRAILLE_BLANK
-    marks = set(matching(lambda character: ucd.category(character)[0] == "M", 0x300))
     for bit, codes in (
         (ODD_KIND, members(odd)),
         (BIDI_KIND, members(BIDI_MARKS + ISOLATES)),
         (FULL_WIDTH_KIND, _FULL_WIDTH_TABLE),
         (STYLED_KIND, _STYLED_TABLE),
-        (MARK_KIND, marks - {*members(SELECTORS + MONGOLIAN_CONTROLS + FORMATS)}),
+        (MARK_KIND, members(ucd.TABLES["marks"])),
     ):
         table[list(codes)] |= bit
     return table

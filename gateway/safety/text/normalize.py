@@ -18,7 +18,6 @@ Everything is linear in the length of the text. A clean text is the same object 
 
 import re
 from collections.abc import Iterator
-from functools import cache
 from typing import Final
 
 import numpy as np
@@ -260,30 +259,17 @@ def _limit_marks(edited: EditedText) -> None:
     edited.replace(spans, lambda _: "")
 
 
+_CLUSTERS = re.compile(
+    "[^{0}{1}]?[{0}]+|[{2}]".format(
+        ucd.TABLES["composing"], c.COMPATIBILITY_HAN, ucd.TABLES["composed"]
+    )
+)
+"""Every stretch that NFC could change, by itself and apart from what stands around it."""
+
+
 def composition_edits(before: str) -> Iterator[OffsetEdit]:
     """What NFC changed: clusters of a character and what can compose with it, and single characters."""
-    for match in _clusters().finditer(before):
+    for match in _CLUSTERS.finditer(before):
         composed = ucd.normalize("NFC", match[0])
         if composed != match[0]:
             yield OffsetEdit(match.start(), match.end(), len(composed))
-
-
-@cache
-def _clusters() -> "re.Pattern[str]":
-    """Every stretch that NFC could change, by itself and apart from what stands around it."""
-    joining = set(c.matching(lambda character: ucd.combining(character) != 0, 0x300))
-    singles = []
-    for code in c.matching(
-        lambda character: ucd.decomposition(character)[:1] not in ("", "<"), 0xC0
-    ):
-        parts = ucd.decomposition(chr(code)).split()
-        if len(parts) == 2 and ucd.normalize("NFC", chr(code)) == chr(code):
-            joining.add(int(parts[1], 16))
-        elif len(parts) == 1 or ucd.normalize("NFC", chr(code)) != chr(code):
-            singles.append(code)
-    joining.update(range(0x1161, 0x1176), range(0x11A8, 0x11C3))
-    han = set(c.members(c.COMPATIBILITY_HAN))
-    inside = c.ranges(sorted(joining))
-    return re.compile(
-        f"[^{inside}{c.COMPATIBILITY_HAN}]?[{inside}]+|[{c.ranges(sorted(set(singles) - han))}]"
-    )

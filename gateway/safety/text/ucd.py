@@ -1,33 +1,22 @@
-"""The tables of Unicode: the character database, pinned to one version, and the confusables of UTS #39.
+"""The tables of Unicode, in one version whatever the Python.
 
-The database of `unicodedata` depends on the Python. The confusables are ``gateway/safety/data/confusables.json``, which
-names its source and version.
+Composition comes from the pinned `unicodedata2`. What follows from its database and from the confusables of UTS #39 is
+in ``gateway/safety/data/unicode.json``, which names its sources; `tests.gateway.safety.text.tables` makes it.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final
 
 import unicodedata2
 
-UNICODE_VERSION: Final = "18.0.0"
-"""The version of the installed tables, held by a test."""
-
-category: Final[Callable[[str], str]] = unicodedata2.category
-combining: Final[Callable[[str], int]] = unicodedata2.combining
-decimal: Final[Callable[[str], int]] = unicodedata2.decimal
-decomposition: Final[Callable[[str], str]] = unicodedata2.decomposition
-name: Final[Callable[[str, str], str]] = unicodedata2.name
 normalize: Final[Callable[[str, str], str]] = unicodedata2.normalize
-
-
-_CONFUSABLES: Final = json.loads(
-    files("gateway.safety").joinpath("data/confusables.json").read_text(encoding="utf-8")
+TABLES: Final[Mapping[str, Any]] = json.loads(
+    files("gateway.safety").joinpath("data/unicode.json").read_text(encoding="utf-8")
 )
-PROTOTYPES: Final[dict[int, str]] = {
-    ord(character): prototype
-    for prototype, characters in _CONFUSABLES["prototypes"].items()
-    for character in characters
-}
-"""Each confusable character by code point, and its prototype: what it looks like, one to 18 characters."""
+
+
+def by_character(name: str) -> dict[int, str]:
+    """A table of `TABLES` that has the characters of each value: their values by code point."""
+    return {ord(char): value for value, chars in TABLES[name].items() for char in chars}

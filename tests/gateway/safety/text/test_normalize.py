@@ -12,7 +12,7 @@ from gateway.safety.text import ucd
 from gateway.safety.text.edited_text import FINDINGS_MAX, EditedText
 from gateway.safety.text.normalize import normalize
 from gateway.safety.text.skeleton import Skeleton
-from gateway.safety.text.ucd import UNICODE_VERSION
+from tests.gateway.safety.text import tables
 from tests.gateway.safety.text.corpus import LEGITIMATE
 
 # What attacks and writing systems are made of, so that random texts have something to do with both.
@@ -113,7 +113,11 @@ def test_no_character_grows_past_three() -> None:
 
 
 def test_the_unicode_tables_are_the_pinned_ones() -> None:
-    assert unicodedata2.unidata_version == UNICODE_VERSION
+    assert unicodedata2.unidata_version == ucd.TABLES["version"] == "18.0.0"
+
+
+def test_the_tables_are_those_that_the_database_gives() -> None:
+    assert dict(ucd.TABLES) == tables.made()
 
 
 ATTACKS = {

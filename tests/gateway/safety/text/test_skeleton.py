@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.safety.text.skeleton import Skeleton
-from gateway.safety.text.ucd import PROTOTYPES
 from tests.gateway.safety.text.corpus import CODE, SCRIPTS
+from tests.gateway.safety.text.tables import PROTOTYPES
 
 DISGUISES = [
     "іgnоrе", "𝓲𝓰𝓷𝓸𝓻𝓮", "𝐢𝐠𝐧𝐨𝐫𝐞", "ｉｇｎｏｒｅ", "ⓘⓖⓝⓞⓡⓔ", "⒤⒢⒩⒪⒭⒠", "ɪɢɴᴏʀᴇ", "i̴g̷n̵o̶r̷e̸", "ïgñòrë", "𝚒𝚐𝚗𝚘𝚛𝚎",
