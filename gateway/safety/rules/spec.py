@@ -140,16 +140,15 @@ def _rules_in(name: str) -> Iterator[RuleSpec]:
     text = files("gateway.safety").joinpath("data/rules", name).read_text(encoding="utf-8")
     content = yaml.load(text, _LOADER)
     for rule in content["rules"]:
-        forms = tuple(_form(form, content["fragments"]) for form in rule.pop("forms"))
-        severity = Severity[rule.pop("severity").upper()]
-        lists = {key: tuple(rule.pop(key, ())) for key in ("options", "context")}
-        yield RuleSpec(forms=forms, severity=severity, **lists, **rule)
+        rule["forms"] = tuple(_form(form, content["fragments"]) for form in rule["forms"])
+        rule["severity"] = Severity[rule["severity"].upper()]
+        rule |= {key: tuple(rule.get(key, ())) for key in ("options", "context")}
+        yield RuleSpec(**rule)
 
 
-def _form(form: Mapping[str, Any], fragments: Mapping[str, str]) -> Form:
-    return Form(
-        **{key: _filled(v, fragments) if isinstance(v, str) else v for key, v in form.items()}
-    )
+def _form(form: dict[str, Any], fragments: Mapping[str, str]) -> Form:
+    texts = {key: text for key, text in form.items() if isinstance(text, str)}
+    return Form(**form | {key: _filled(text, fragments) for key, text in texts.items()})
 
 
 def _filled(pattern: str, fragments: Mapping[str, str]) -> str:
