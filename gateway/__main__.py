@@ -17,7 +17,6 @@ from typing import Final
 
 from gateway.config.policies import load_all
 from gateway.server import Gateway
-from sluice.errors import SetupError
 from sluice.process import Process, Program
 from sluice.settings import Settings, SettingsError
 from sluice.startup import check_reach, freeze_heap
@@ -37,24 +36,13 @@ async def _serve(process: Process) -> None:
     gateway = Gateway(
         settings, process.id, policies, process.tracer, process.registry, load_all, path
     )
-    id_taken = gateway.shared.peers.id_taken
     async with gateway.running() as nats_client:
         freeze_heap()
         async with reloading(path, gateway.reload, nats_client):
-            await _first(process.stop, id_taken)
-    if id_taken.is_set():
-        raise SetupError(f"--id: another gateway {process.id!r} is running")
+            await process.stop.wait()
     tried = gateway.in_force.policies.inspector.dry_run
     if tried is not None:
         logging.getLogger(__name__).info("%s", tried)
-
-
-async def _first(*events: asyncio.Event) -> None:
-    """Returns when one of ``events`` is set."""
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for wait in waits:
-        wait.cancel()
 
 
 def _check(settings: Settings, path: Path) -> None:

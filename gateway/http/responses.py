@@ -130,19 +130,17 @@ def _messages(instructions: Any, given: Any) -> list[Json]:
 
 def _add(messages: list[Json], item: Mapping[str, Any], path: str) -> None:
     """Adds an item of the input: a message, a call, or what a call returned."""
-    kind = item.get("type") or "message"
     said = {name: value for name, value in item.items() if value is not None}
-    fields = {name: value for name, value in said.items() if name not in _OF_ITEMS}
-    match kind, fields:
-        case "message", {"role": role, "content": content} if len(fields) == 2:
+    match said.get("type", "message"), {name: said[name] for name in said if name not in _OF_ITEMS}:
+        case "message", {"role": role, "content": content, **more} if not more:
             messages.append({"role": role, "content": _text(content, f"{path}.content")})
-        case "function_call", {"call_id": call_id, "arguments": arguments} if len(fields) == 2:
+        case "function_call", {"call_id": call_id, "arguments": arguments, **more} if not more:
             function = {"name": said.get("name"), "arguments": arguments}
-            call = {"id": call_id, "type": "function", "function": function}
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
-            messages[-1].setdefault("tool_calls", []).append(call)
-        case "function_call_output", {"call_id": call_id, "output": output} if len(fields) == 2:
+            calls = messages[-1].setdefault("tool_calls", [])
+            calls.append({"id": call_id, "type": "function", "function": function})
+        case "function_call_output", {"call_id": call_id, "output": output, **more} if not more:
             content = _text(output, f"{path}.output")
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
         case "reasoning", _:

@@ -147,7 +147,7 @@ class AnswerCache:
         """Forgets answers at all gateways; returns those that did not answer.
 
         Raises:
-            InvalidRequest: the request names no tenant, model or answer that can be.
+            InvalidRequest: the request names no answer that can be.
             TransportUnavailable: JetStream does not answer; nothing is forgotten.
         """
         pattern = _pattern(request)
@@ -268,7 +268,4 @@ def _pattern(request: ClearAnswersRequest) -> str:
                 "answer_key", "must be one that `sluice explain` shows, without tenant and model"
             )
         return request.answer_key
-    for name, value in (("tenant", request.tenant), ("model", request.model)):
-        if value and not is_token(value):
-            raise InvalidRequest.of(name, "is not the name of one")
     return f"{request.tenant or '*'}.{request.model or '*'}.*"

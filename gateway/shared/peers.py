@@ -1,7 +1,7 @@
 """The other gateways of the mesh: who they are, and questions to them over core NATS.
 
 Every gateway publishes a hello once a second; one that was silent for `FORGET_S` is not asked. An id belongs to one
-process: a gateway that starts asks whether somebody has its id; of two that start at once the later one ends.
+process: a gateway that starts asks whether somebody has its id.
 """
 
 import asyncio
@@ -65,14 +65,12 @@ class Peers:
 
     Attributes:
         gateway_id: of this gateway.
-        instance: names this process; a later process has a greater one.
-        id_taken: set when another gateway turns out to have the same id, and was first.
+        instance: names this process.
     """
 
     def __init__(self, gateway_id: str) -> None:
         self.gateway_id = gateway_id
-        self.instance = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
-        self.id_taken = asyncio.Event()
+        self.instance = secrets.token_hex(8)
         self._table = PeerTable()
         self._known: dict[str, tuple[float, GatewayHello]] = {}
         """When each was heard last, and what it said, by id."""
@@ -121,9 +119,12 @@ class Peers:
         try:
             await self._publish(subjects.GATEWAYS, hello)
         except OversizedMessage:
-            hello.ClearField("minutes")  # of very many tenants: they are in the bucket
-            hello.ClearField("reserved")
-            hello.ClearField("days")
+            for field in (
+                "minutes",
+                "reserved",
+                "days",
+            ):  # of very many tenants: they are in buckets
+                hello.ClearField(field)
             await self._publish(subjects.GATEWAYS, hello)
 
     async def ask(
@@ -178,21 +179,14 @@ class Peers:
 
     async def _on_hello(self, message: Msg) -> None:
         hello = _unpacked(GatewayHello, message)
-        if hello is None or hello.instance == self.instance or not is_token(hello.gateway):
+        if hello is None or hello.gateway == self.gateway_id or not is_token(hello.gateway):
             return
-        if hello.gateway == self.gateway_id:
-            self._on_namesake(hello)
-        elif hello.leaving:
+        if hello.leaving:
             self._known.pop(hello.gateway, None)
         else:
             self._known[hello.gateway] = time.monotonic(), hello
             for hear in self._table.hear:
                 hear(hello)
-
-    def _on_namesake(self, hello: GatewayHello) -> None:
-        if hello.instance < self.instance and not hello.leaving:
-            _log.error("--id: another gateway %s is running; this one ends", self.gateway_id)
-            self.id_taken.set()
 
     async def _on_question(self, message: Msg) -> None:
         question = _unpacked(GatewayQuestion, message)
