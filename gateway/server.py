@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from grpc_health.v1 import health, health_pb2_grpc
 from nats.errors import Error as NatsError
@@ -25,6 +25,8 @@ from gateway.api.items_service import ItemsService
 from gateway.api.job_forwarder import JOB_SERVICE, JobForwarder
 from gateway.api.safety_service import SAFETY_SERVICE, SafetyService
 from gateway.api.server import SERVICE, GatewayHealth, GrpcServer, add_reflection
+from gateway.http.app import make_app
+from gateway.http.server import HttpServer, context_of
 from gateway.identity.authenticator import Authenticator
 from gateway.models.speech import BYTES_A_SECOND, HEAD_BYTES
 from gateway.records.store import RecordStore
@@ -55,9 +57,6 @@ from sluice.v1.safety_pb2_grpc import add_SafetyServiceServicer_to_server
 from sluice.wire import permissions
 from sluice.wire.connection import MeshClient, connect, disconnect
 from sluice.wire.patience import patiently
-
-if TYPE_CHECKING:
-    from gateway.http.server import HttpServer
 
 _log = logging.getLogger(__name__)
 
@@ -299,7 +298,7 @@ class Gateway:
         )
 
     @property
-    def _servers(self) -> "list[GrpcServer | HttpServer]":
+    def _servers(self) -> list[GrpcServer | HttpServer]:
         return [self._grpc] if self.http is None else [self._grpc, self.http]
 
     def _make_generator(self, tracer: Tracer, metric_registry: MetricRegistry) -> Generator:
@@ -347,11 +346,7 @@ class Gateway:
         add_reflection(services, server)
         return grpc_server
 
-    def _make_http(self, address: str) -> "HttpServer":
-        # Imported here: a gateway without HTTP does without its libraries.
-        from gateway.http.app import make_app
-        from gateway.http.server import HttpServer, context_of
-
+    def _make_http(self, address: str) -> HttpServer:
         app = make_app(
             self._generator,
             self._loads,

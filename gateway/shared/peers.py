@@ -96,7 +96,7 @@ class Peers:
             SetupError: another gateway has the id.
         """
         self._client, self._table = client, table
-        who = GatewayQuestion(who=WhoQuestion(instance=self.instance))
+        who = GatewayQuestion(who=WhoQuestion())
         if await self.ask(self.gateway_id, who, tries=1) is not None:
             raise SetupError(
                 f"--id: a gateway {self.gateway_id!r} is running; give this one another id, or none"
@@ -212,7 +212,6 @@ class Peers:
         except Exception:  # its task would end silently, and the other gateway would wait
             _log.exception("a question of another gateway failed")
             response = GatewayAnswer(problem="it failed; its log has the reason")
-        response.instance = self.instance
         await self._publish(reply, response)
 
 
