@@ -8,7 +8,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from gateway.api.inference_service import add_event
-from gateway.http.requests import StreamOptions, field_name
+from gateway.http.requests import field_name
 from sluice.errors import InvalidRequest, PromptTooLong, SluiceError, UnknownModel
 from sluice.openai.answers import Shape, choice, finish_reason, usage_of, whole_answer
 from sluice.openai.errors import error_body, http_status
@@ -50,7 +50,6 @@ class HttpAnswer:
             case "started":
                 self.request_id = self.request_id or event.started.request_id
                 self.model = event.started.model
-                self.add_prompt(event.started.prompt_tokens)
             case "delta":
                 return self.add(event.answer_index, event.delta)
             case "notice" if event.notice.kind == pb.NOTICE_KIND_ESCALATED:
@@ -59,9 +58,6 @@ class HttpAnswer:
             case "finished":
                 return self.finish(event.answer_index, event.finished)
         return b""
-
-    def add_prompt(self, tokens: int) -> None:
-        """An answer begins, to a prompt of so many tokens."""
 
     def add(self, index: int, delta: pb.Delta) -> bytes:
         """As `take`, of a piece of an answer."""
@@ -106,12 +102,11 @@ class WholeBody(HttpAnswer):
 class Chunks(HttpAnswer):
     """The chunks of one stream."""
 
-    def __init__(self, shape: Shape, created: int, ends: EndTokens, options: StreamOptions) -> None:
+    def __init__(self, shape: Shape, created: int, ends: EndTokens, with_usage: bool) -> None:
         """``created``: in seconds since 1970."""
         super().__init__()
         self._shape, self._created, self._ends = shape, created, ends
-        self._include_usage = options.get("include_usage", False)
-        self._so_far = pb.Usage() if options.get("continuous_usage_stats") else None
+        self._with_usage = with_usage
         self._offsets: dict[int, int] = {}
         """Characters sent of each choice that has begun."""
         self._calls: Counter[int] = Counter()
@@ -119,14 +114,7 @@ class Chunks(HttpAnswer):
         self._usage = pb.Usage()
 
     @override
-    def add_prompt(self, tokens: int) -> None:
-        if self._so_far is not None:
-            self._so_far.prompt_tokens += tokens
-
-    @override
     def add(self, index: int, delta: pb.Delta) -> bytes:
-        if self._so_far is not None:
-            self._so_far.completion_tokens += len(delta.token_ids)
         logprobs = _with_text(delta, self._ends(self.model))
         if not (delta.text or logprobs or delta.tool_calls or delta.reasoning):
             return b""
@@ -151,7 +139,7 @@ class Chunks(HttpAnswer):
 
     @override
     def end(self) -> bytes:
-        if not self._include_usage:
+        if not self._with_usage:
             return DONE
         return sse({**self._frame([]), "usage": usage_of(self._usage)}) + DONE
 
@@ -165,8 +153,8 @@ class Chunks(HttpAnswer):
 
     def _chunk(self, index: int, parts: dict[str, Any], finish: str | None = None) -> bytes:
         chunk = self._frame([choice(index, parts, finish)])
-        if self._include_usage:
-            chunk["usage"] = None if self._so_far is None else usage_of(self._so_far)
+        if self._with_usage:
+            chunk["usage"] = None
         return sse(chunk)
 
     def _frame(self, choices: list[dict[str, Any]]) -> dict[str, Any]:

@@ -48,12 +48,12 @@ class ModelCalls:
         url = call.scope["path"]
         if url == CHAT:
             call.named = chat_field_name
-        request, options = generate_request(url, await call.object())
+        request, with_usage = generate_request(url, await call.object())
         about = SHAPES[url], int(time.time()), self._ends
-        if options is None:
+        if with_usage is None:
             await self._generate(call, request, WholeBody(*about))
         else:
-            await self._generate(call, request, Chunks(*about, options), SSE)
+            await self._generate(call, request, Chunks(*about, with_usage), SSE)
 
     async def respond(self, call: HttpCall) -> None:
         """/v1/responses, without state: answers are not stored, and each request has its whole conversation."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from sluice.errors import InvalidRequest
-from sluice.openai.fields import BadField, load_json
+from sluice.openai.fields import BadField, check_kind, load_json
 from sluice.openai.requests import request_of_body
 from sluice.startup import is_loopback
 from sluice.v1.inference_pb2 import EmbedRequest, GenerateRequest, Priority, RerankRequest
@@ -69,42 +69,35 @@ def parse_json(body: bytes) -> dict[str, Any]:
     return value
 
 
-StreamOptions = Mapping[str, bool]
-"""The ``stream_options`` of a body whose answer is streamed."""
+_STREAM_OPTIONS: Final = ("include_usage", "include_obfuscation", "continuous_usage_stats")
+"""Options of streams; the last two have no effect."""
 
 
-def generate_request(
-    url: str, body: Mapping[str, Any]
-) -> tuple[GenerateRequest, StreamOptions | None]:
-    """What a body of ``url`` asks for; with None its answer is not streamed.
+def generate_request(url: str, body: Mapping[str, Any]) -> tuple[GenerateRequest, bool | None]:
+    """What a body of ``url`` asks for, and whether its stream ends with the usage; None: it is not streamed.
 
     Raises:
         BadField: a field is not served, or its value does not fit.
     """
     asked = dict(body)
-    options = _take_stream_options(asked)
-    return request_of_body(url, asked, GenerateRequest()), options
+    with_usage = _take_stream_options(asked)
+    return request_of_body(url, asked, GenerateRequest()), with_usage
 
 
-def _take_stream_options(body: dict[str, Any]) -> StreamOptions | None:
-    """Takes ``stream`` and ``stream_options`` out of ``body``; None: no stream."""
+def _take_stream_options(body: dict[str, Any]) -> bool | None:
+    """Takes ``stream`` and ``stream_options`` out of ``body``; the rest is as of `generate_request`."""
     streams, options = body.pop("stream", None) or False, body.pop("stream_options", None)
-    if not isinstance(streams, bool):
-        raise BadField("stream: is not true or false")
+    check_kind("stream", streams, bool)
     if options is None:
-        return {} if streams else None
+        return False if streams else None
     if not streams:
         raise BadField("stream_options: needs stream: true")
-    if not isinstance(options, dict):
-        raise BadField("stream_options: is no object")
+    check_kind("stream_options", options, dict)
     for name, value in options.items():
-        if name in ("include_usage", "continuous_usage_stats") and isinstance(value, bool):
-            continue
-        if name != "include_obfuscation" or value:
-            raise BadField(f"stream_options.{name}: is not served, or not true or false")
-    if options.get("continuous_usage_stats") and not options.get("include_usage"):
-        raise BadField("stream_options.continuous_usage_stats: needs include_usage: true")
-    return options
+        if name not in _STREAM_OPTIONS:
+            raise BadField(f"stream_options.{name}: is not served")
+        check_kind(f"stream_options.{name}", value, bool)
+    return bool(options.get("include_usage"))
 
 
 def host_of(headers: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from gateway.http.answers import HttpAnswer, encode
-from gateway.http.requests import RULES, StreamOptions, generate_request, namer
+from gateway.http.requests import RULES, generate_request, namer
 from sluice.openai.fields import BadField, check_entries, check_kind
 from sluice.openai.requests import CHAT, text_of
 from sluice.v1 import inference_pb2 as pb
@@ -63,7 +63,7 @@ _OF_ITEMS: Final = (
 """Fields of items of earlier answers that say nothing to a model. The name of a function is looked up apart."""
 
 
-def response_request(body: Mapping[str, Any]) -> tuple[pb.GenerateRequest, StreamOptions | None]:
+def response_request(body: Mapping[str, Any]) -> tuple[pb.GenerateRequest, bool | None]:
     """What a body of /v1/responses asks for; as `generate_request`."""
     asked = dict(body)
     if (asked.pop("stream_options", None) or {}) not in ({}, {"include_obfuscation": False}):

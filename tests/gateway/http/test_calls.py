@@ -50,9 +50,9 @@ WRONG_BODIES: list[tuple[Any, str | None, str]] = [
     (chat(stream_options={}), "stream_options", "needs stream"),
     (chat(stream=True, stream_options={"a": 1}), "stream_options.a", "served"),
     (
-        chat(stream=True, stream_options={"continuous_usage_stats": True}),
+        chat(stream=True, stream_options={"continuous_usage_stats": 1}),
         "stream_options.continuous_usage_stats",
-        "needs include_usage",
+        "true or false",
     ),
     (chat(ignore_eos=True), "ignore_eos", "needs max_tokens"),
     (chat(ignore_eos=1, max_tokens=2), "ignore_eos", "true or false"),

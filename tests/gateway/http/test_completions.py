@@ -276,9 +276,7 @@ async def test_a_client_that_goes_cancels_the_rows_of_all_its_answers(http: Wire
     await http.until(lambda: http.gateway.active == 0)
 
 
-async def test_load_generators_get_answers_of_one_length_and_usage_in_each_chunk(
-    http: Wire,
-) -> None:
+async def test_load_generators_get_answers_of_one_length_and_their_usage(http: Wire) -> None:
     """As guidellm asks."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = chat(stream=True, stream_options=options, max_completion_tokens=9, ignore_eos=True)
@@ -287,21 +285,17 @@ async def test_load_generators_get_answers_of_one_length_and_usage_in_each_chunk
     task = await http.batcher.task()
     assert (task.sampling.max_tokens, task.sampling.min_tokens) == (9, 9)
     tokens = http.tokens("hello world")
-    await http.batcher.send(task, frame(0, tokens[:1]))
+    await http.batcher.send(task, last(0, tokens))
     await connection.head()
-    # Frames that arrive together make one chunk, so the last one waits until the first has been read.
     read = b""
-    while b"hello" not in read:
-        read += await connection.chunk()
-    await http.batcher.send(task, last(1, tokens[1:]))
     while chunk := await connection.chunk():
         read += chunk
     connection.close()
-    *chunks, end = events_in(read)
-    used = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert (used, end) == (sorted(used), "[DONE]")
-    assert {1, len(tokens)} <= set(used)
-    assert all(chunk["usage"]["prompt_tokens"] == len(task.prompt_token_ids) for chunk in chunks)
+    *chunks, whole, end = events_in(read)
+    assert (end, {chunk["usage"] for chunk in chunks}) == ("[DONE]", {None})
+    used = whole["usage"]
+    assert used["completion_tokens"] == len(tokens)
+    assert used["prompt_tokens"] == len(task.prompt_token_ids)
 
 
 @pytest.mark.parametrize(
