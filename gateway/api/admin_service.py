@@ -274,7 +274,7 @@ class AdminService(AdminServiceServicer):
         self, request: pb.ClearAnswersRequest, context: Any
     ) -> pb.ClearAnswersResponse:
         """See the proto."""
-        _check_names(tenant=request.tenant, model=request.model)
+        _check(request)
         return pb.ClearAnswersResponse(unreached_gateways=await self.shared.answers.clear(request))
 
     def _readable(self, tenants: list[str], context: Any) -> list[str]:
