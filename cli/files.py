@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import secrets
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Final, Self, TextIO
 from typing_extensions import override
 
 from cli.failure import CommandFailed
+from sluice.errors import InputInvalid
 
 PIECE_BYTES: Final = 256 * 1024
 CELL_CHARS_MAX: Final = 16 << 20
@@ -75,6 +77,20 @@ def pieces(path: Path, size: int = PIECE_BYTES) -> Iterator[bytes]:
     except OSError as error:
         reason = "NO_SUCH_FILE" if isinstance(error, FileNotFoundError) else "FILE"
         raise CommandFailed(reason, f"{path} cannot be read: {error.strerror}") from error
+
+
+def read_input(name: str) -> bytes:
+    """What is in a file, or for "-" comes on stdin.
+
+    Raises:
+        InputInvalid: it cannot be read.
+    """
+    if name == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(name).read_bytes()
+    except OSError as error:
+        raise InputInvalid(f"{name}: {error.strerror}") from error
 
 
 class NewFile:

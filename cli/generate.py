@@ -2,15 +2,15 @@
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from typer import BadParameter
 
 from cli import failure, options, output
 from cli.commands import argument, option, wants_json
+from cli.files import read_input
 from sluice.client import AnswerBuilder, Audio, Client, GenerateOptions, Message
 from sluice.client.request import AudioTaskName
-from sluice.errors import InputInvalid, InvalidRequest, SluiceError
+from sluice.errors import InvalidRequest, SluiceError
 
 
 def generate(
@@ -49,7 +49,7 @@ def generate(
     if logprobs is not None:
         chosen["logprobs"] = logprobs
     if prompt == "-":
-        read = options.text_of(sys.stdin.buffer.read(), "prompt")
+        read = options.text_of(read_input(prompt), "prompt")
         prompt = read if raw else read.removesuffix("\n")
     if tools := options.tools_of(tool):
         chosen["tools"] = tools
@@ -163,18 +163,9 @@ def transcribe(
     the mesh.
     """
     task: AudioTaskName = "translate" if translate else "transcribe"
-    audio = Audio(_read(file), language=language, prompt=prompt, task=task)
+    audio = Audio(read_input(file), language=language, prompt=prompt, task=task)
     chosen = GenerateOptions(model=model, priority=priority)
     if temperature is not None:
         chosen["temperature"] = temperature
     with client.generate(audio, **chosen) as stream:
         output.write_answer(stream)
-
-
-def _read(file: str) -> bytes:
-    if file == "-":
-        return sys.stdin.buffer.read()
-    try:
-        return Path(file).read_bytes()
-    except OSError as error:
-        raise InputInvalid(f"{file}: {error.strerror}") from error

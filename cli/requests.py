@@ -140,15 +140,7 @@ def _row(one: admin_pb2.RunningRequest) -> tuple[object, ...]:
 
 
 def _object(one: admin_pb2.RunningRequest) -> dict[str, object]:
-    return {
-        "request_id": one.request_id,
-        "tenant": one.tenant,
-        "class": word_of(Priority, one.priority),
-        "model": one.model,
-        "state": word_of(admin_pb2.RequestState, one.state),
-        "age_s": round(ms_of(one.age) / 1e3, 3),
-        "remaining_s": round(ms_of(one.remaining) / 1e3, 3),
-        "prompt_tokens": one.prompt_tokens,
-        "completion_tokens": one.completion_tokens,
-        "gateway": one.gateway,
-    }
+    described = output.message_object(one)
+    priority, age_s, left_s = (described.pop(name) for name in ("priority", "age", "remaining"))
+    times = {"age_s": round(age_s or 0.0, 3), "remaining_s": round(left_s or 0.0, 3)}
+    return {**described, "class": priority, **times}

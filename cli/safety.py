@@ -1,13 +1,13 @@
 """`sluice safety`: checks a text against the policies of the mesh, and shows the counts of a dry run."""
 
-import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from cli import options, output
 from cli.commands import Commands, argument
-from sluice.errors import InvalidRequest
+from cli.files import read_input
 from sluice.v1.safety_pb2 import CheckTextResponse
 
 _MOVE: Final = ("rule", "now", "then", "count")
@@ -80,18 +80,7 @@ def _excerpt(text: str) -> str:
 
 
 def _read(what: str) -> str:
-    if what == "-":
-        return options.text_of(sys.stdin.buffer.read(), "text")
-    if not _is_file(what):
-        return what
-    try:
-        return options.text_of(Path(what).read_bytes(), "text")
-    except OSError as error:
-        raise InvalidRequest.of("text", f"{what} cannot be read: {error.strerror}") from error
-
-
-def _is_file(what: str) -> bool:
-    try:
-        return Path(what).is_file()
-    except (OSError, ValueError):
-        return False  # not a valid path
+    with suppress(OSError, ValueError):  # not a valid path
+        if what == "-" or Path(what).is_file():
+            return options.text_of(read_input(what), "text")
+    return what

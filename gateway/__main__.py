@@ -58,7 +58,6 @@ _PROGRAM: Final = Program(
     __doc__,
     "gw",
     _serve,
-    lambda telemetry: (telemetry.trace_ratio, telemetry.trace_slow_s),
 )
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ async def _serve(process: Process) -> None:
     await serve(process.settings, process.id, process.tracer, process.stop, process.registry)
 
 
-main = Program("jobs", __doc__, "jobs", _serve, lambda telemetry: (telemetry.trace_ratio,)).main
+main = Program("jobs", __doc__, "jobs", _serve).main
 
 if __name__ == "__main__":
     sys.exit(main())

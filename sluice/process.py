@@ -14,7 +14,7 @@ from opentelemetry.trace import Tracer
 
 from sluice.errors import SetupError
 from sluice.grpc_events import prompt_grpc_events
-from sluice.settings import Settings, SettingsError, TelemetrySettings, load
+from sluice.settings import Settings, SettingsError, load
 from sluice.startup import stop_event, switch_threads_soon
 from sluice.telemetry.logs import log_to_stderr
 from sluice.telemetry.metrics import measuring
@@ -50,14 +50,12 @@ class Program:
         name: of the process, and of its page of metrics in telemetry.prometheus.
         prefix: what ids begin with that are made up.
         serve: runs until `Process.stop` is set; raises SettingsError, SetupError, NatsUnreachable or an error of NATS.
-        sampling: as `start_tracing` takes it.
     """
 
     name: str
     about: str
     prefix: str
     serve: Callable[[Process], Awaitable[None]]
-    sampling: Callable[[TelemetrySettings], Sequence[float]] = lambda _: ()
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Runs the process; exit code 0 after a clean end, 1 when it cannot start."""
@@ -79,15 +77,14 @@ class Program:
         return 0
 
     async def _run(self, settings: Settings, name: str, config: Path) -> None:
-        stop, service, key = (
-            stop_event(),
-            f"sluice-{self.name}",
-            f"telemetry.prometheus.{self.name}",
-        )
-        page = getattr(settings.telemetry.prometheus, self.name)
+        stop, service = stop_event(), f"sluice-{self.name}"
+        telemetry, key = settings.telemetry, f"telemetry.prometheus.{self.name}"
+        page = getattr(telemetry.prometheus, self.name)
         with prompt_grpc_events(), measuring(service, name, page, key) as metrics:
             registry = metrics.registry
-            provider = start_tracing(service, registry, *self.sampling(settings.telemetry))
+            provider = start_tracing(
+                service, registry, telemetry.trace_ratio, telemetry.trace_slow_s
+            )
             try:
                 await self.serve(Process(name, settings, config, tracer(service), registry, stop))
             finally:

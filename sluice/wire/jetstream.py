@@ -97,24 +97,15 @@ def answers_bucket(max_bytes: int, max_age_s: float) -> StreamConfig:
     return _bucket(subjects.ANSWERS_BUCKET, max_bytes, max_age_s)
 
 
-def job_inputs_stream(max_bytes: int) -> StreamConfig:
-    """Inputs of jobs in chunks, until their jobs are deleted; when it is full no upload is taken."""
-    config = _kept(subjects.JOB_INPUTS_STREAM, subjects.JOB_INPUTS, max_bytes)
-    return config.evolve(discard=DiscardPolicy.NEW, allow_direct=True, max_msgs_per_subject=1)
-
-
-def job_results_stream(max_bytes: int) -> StreamConfig:
-    """Results of jobs in segments, until their jobs are deleted; when it is full jobs are paused."""
-    config = _kept(subjects.JOB_RESULTS_STREAM, subjects.JOB_RESULTS, max_bytes)
-    return config.evolve(discard=DiscardPolicy.NEW, allow_direct=True)
-
-
 def job_streams(settings: JobsSettings) -> tuple[StreamConfig, ...]:
-    """What `jobs` keep beside the bucket of their records."""
-    return (
-        job_inputs_stream(settings.inputs_max_bytes),
-        job_results_stream(settings.results_max_bytes),
-    )
+    """What `jobs` keep beside the bucket of their records, until their jobs are deleted.
+
+    Inputs in chunks: when they are full no upload is taken. Results in segments: when they are full jobs are paused.
+    """
+    inputs = _kept(subjects.JOB_INPUTS_STREAM, subjects.JOB_INPUTS, settings.inputs_max_bytes)
+    results = _kept(subjects.JOB_RESULTS_STREAM, subjects.JOB_RESULTS, settings.results_max_bytes)
+    full = {"discard": DiscardPolicy.NEW, "allow_direct": True}
+    return inputs.evolve(**full, max_msgs_per_subject=1), results.evolve(**full)
 
 
 async def ensure_stream(js: JetStreamContext, config: StreamConfig, replicas: int) -> None:
