@@ -9,8 +9,10 @@ request is refused: without answers a wrong estimate would never be corrected.
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from statistics import fmean
 from typing import Final
 
 from gateway.routing.breaker import Breakers
@@ -113,14 +115,11 @@ class ModelLoadTable:
 
     def expire(self, now: float) -> None:
         """Removes batchers that have been silent for `EXPIRY_S`."""
-        silent = [
-            name
-            for name, batcher in self._batchers.items()
-            if batcher.reported_at + EXPIRY_S <= now
-        ]
-        for name in silent:
-            del self._batchers[name]
-        if silent:
+        live = {
+            name: one for name, one in self._batchers.items() if one.reported_at + EXPIRY_S > now
+        }
+        if len(live) < len(self._batchers):
+            self._batchers = live
             self._loads.clear()
 
     def choose(self, model: str, without: Collection[str], now: float) -> str | None:
@@ -128,37 +127,35 @@ class ModelLoadTable:
 
         Among equals it is the one that was chosen longest ago. None: there is none but ``without``.
         """
-        found: list[tuple[int, int, str]] = []
-        for name, batcher in self._batchers.items():
-            entry = batcher.models.get(model)
-            if entry is None or not entry.workers or name in without:
-                continue
-            if batcher.reported_at + EXPIRY_S > now:
-                found.append((entry.queued + batcher.sent[model], batcher.chosen, name))
+        found = [
+            (entry.queued + batcher.sent[model], batcher.chosen, name)
+            for name, batcher, entry in self._serving(model, now)
+            if name not in without
+        ]
         if not found:
             return None
-        chosen = self._batchers[min(found)[2]]
+        *_, name = min(found)
         self._choices += 1
-        chosen.sent[model] += 1
-        chosen.chosen = self._choices
-        return min(found)[2]
+        self._batchers[name].sent[model] += 1
+        self._batchers[name].chosen = self._choices
+        return name
 
     def rooms(self, line: Line, now: float) -> dict[str, Room]:
         """What each batcher with a worker of the model grants this gateway for rows of the class."""
-        found: dict[str, Room] = {}
-        for name, batcher in self._batchers.items():
-            entry = batcher.models.get(line.model)
-            if entry is None or not entry.workers or batcher.reported_at + EXPIRY_S <= now:
-                continue
-            found[name] = next(
-                (
-                    Room(one.room_rows, one.room_bytes)
-                    for one in entry.classes
-                    if one.priority_class == line.priority_class and one.HasField("room_rows")
-                ),
-                UNBOUNDED,
-            )
+        found = dict[str, Room]()
+        for name, _, entry in self._serving(line.model, now):
+            found[name] = UNBOUNDED
+            for one in entry.classes:
+                if one.priority_class == line.priority_class and one.HasField("room_rows"):
+                    found[name] = Room(one.room_rows, one.room_bytes)
         return found
+
+    def _serving(self, model: str, now: float) -> Iterator[tuple[str, _Batcher, ModelReport]]:
+        """The batchers that have a worker of ``model``."""
+        for name, batcher in self._batchers.items():
+            entry = batcher.models.get(model)
+            if entry is not None and entry.workers and batcher.reported_at + EXPIRY_S > now:
+                yield name, batcher, entry
 
     def load(self, model: str, now: float) -> ModelLoad:
         """The load of ``model``. Batchers share the workers: only their queues and their speeds add up."""
@@ -169,20 +166,21 @@ class ModelLoadTable:
         return load
 
     def _sum(self, model: str) -> ModelLoad:
-        found = [
-            (batcher.reported_at, batcher.models[model])
-            for batcher in self._batchers.values()
-            if model in batcher.models
-        ]
-        reports = [report for _, report in found]
+        found = [one for one in self._batchers.values() if model in one.models]
+        if not found:
+            return ModelLoad()
+        reports = [one.models[model] for one in found]
+        classes = defaultdict[str, list[ClassReport]](list)
+        for entry in chain.from_iterable(one.classes for one in reports):
+            classes[entry.priority_class].append(entry)
         return ModelLoad(
-            workers=max((r.workers for r in reports), default=0),
-            slots=max((r.slots for r in reports), default=0),
-            running=max((r.running for r in reports), default=0),
-            queued=sum(r.queued for r in reports),
-            tokens_per_s=sum(r.tokens_per_s for r in reports),
-            reported_at=min((at for at, _ in found), default=0.0),
-            classes=_classes(reports),
+            workers=max(one.workers for one in reports),
+            slots=max(one.slots for one in reports),
+            running=max(one.running for one in reports),
+            queued=sum(one.queued for one in reports),
+            tokens_per_s=sum(one.tokens_per_s for one in reports),
+            reported_at=min(one.reported_at for one in found),
+            classes={name: _class_load(entries) for name, entries in classes.items()},
         )
 
 
@@ -345,27 +343,17 @@ class OverloadControl:
         )
 
 
-def _classes(reports: Iterable[ModelReport]) -> dict[str, ClassLoad]:
-    by_name: dict[str, list[ClassReport]] = {}
-    for report in reports:
-        for entry in report.classes:
-            by_name.setdefault(entry.priority_class, []).append(entry)
-    return {name: _class_load(entries) for name, entries in by_name.items()}
-
-
 def _class_load(entries: Sequence[ClassReport]) -> ClassLoad:
-    queued = sum(entry.queued for entry in entries)
-    tokens = sum(entry.queued_tokens for entry in entries)
-    served = [entry.service_ms for entry in entries if entry.service_ms]
+    queued = sum(one.queued for one in entries)
+    served = [one.service_ms for one in entries if one.service_ms]
+
+    def wait_s(tenant: str) -> float:
+        """A task may come to any of the batchers."""
+        return fmean(one.tenant_wait_ms.get(tenant, one.expected_wait_ms) for one in entries) / 1e3
+
     return ClassLoad(
-        task_tokens=tokens / queued if queued else 0.0,
-        # A task may come to any of them.
-        wait_s=sum(entry.expected_wait_ms for entry in entries) / len(entries) / 1e3,
-        service_s=sum(served) / len(served) / 1e3 if served else 0.0,
-        tenant_waits_s={
-            tenant: sum(one.tenant_wait_ms.get(tenant, one.expected_wait_ms) for one in entries)
-            / len(entries)
-            / 1e3
-            for tenant in {name for one in entries for name in one.tenant_wait_ms}
-        },
+        task_tokens=sum(one.queued_tokens for one in entries) / queued if queued else 0.0,
+        wait_s=fmean(one.expected_wait_ms for one in entries) / 1e3,
+        service_s=fmean(served) / 1e3 if served else 0.0,
+        tenant_waits_s={name: wait_s(name) for one in entries for name in one.tenant_wait_ms},
     )
