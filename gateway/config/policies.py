@@ -1,18 +1,28 @@
-"""Loads what a reload may change: models, routers, and the safety policies with their word lists, compiled."""
+"""Loads what a reload may change: models, routers with the learned heads that they name, and the safety policies with
+their word lists, compiled.
+"""
 
+import hashlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import yaml
 
 from gateway.admission import policies
 from gateway.config.models import CLASSIFIERS, ModelFolder, load_catalog
-from gateway.config.routers import load_router
+from gateway.routing.features import language_identifier
+from gateway.routing.learned.artefact import BadArtefact, load
+from gateway.routing.learned.model import Calibration
+from gateway.routing.prediction import CASCADE, PROMPT, HeadKey, LearnedHead, policy_key
+from gateway.routing.router import ModelFacts, Router
 from gateway.safety.compiled import CompiledPolicies, compile_policies, rule_names
 from gateway.safety.inspector import Inspector
 from gateway.safety.policy import SECTION, Policies, PolicyError, load_policies
 from gateway.safety.rules.lexicon import Lexicon
 from gateway.safety.rules.spec import RuleError
+from gateway.upstream.cascade import CHECKS
 from sluice.settings import Settings, SettingsError
+from sluice.settings.routing import RoutingPolicy, Target
 
 
 def load_all(
@@ -81,3 +91,74 @@ def _text(settings: Settings, path: Path | None) -> str:
 
 def _read_list(path: str) -> str:
     return Path(path).expanduser().read_text(encoding="utf-8")
+
+
+def load_router(settings: Settings, models: Mapping[str, ModelFacts]) -> Router:
+    """The router of ``settings``.
+
+    Raises:
+        SettingsError: one line that names what cannot work.
+    """
+    routing = settings.routing
+    digest = hashlib.sha256(routing.model_dump_json().encode()).hexdigest()
+    heads = [
+        head
+        for name, policy in {"": routing, **routing.policies}.items()
+        for head in _heads(policy_key(name), policy)
+    ]
+    return Router(routing, models, heads, digest[:12])
+
+
+def _heads(key: str, policy: RoutingPolicy) -> Iterator[LearnedHead]:
+    """The learned heads that a policy names, once the rest of it is checked."""
+    learned, cascade, prompt = policy.learned, policy.cascade, None
+    for i, name in enumerate(cascade.checks if cascade else ()):
+        if name not in CHECKS:
+            known = ", ".join(CHECKS)
+            raise SettingsError(f"{key}.cascade.checks.{i}: no check {name!r}; known: {known}")
+    if any(rule.languages for rule in policy.rules):
+        language_identifier()
+    if learned is not None:
+        models = learned.weak, learned.strong
+        prompt = _head(key, PROMPT, learned.artefact, models, learned.target)
+        yield prompt
+    if cascade is not None and cascade.artefact is not None:
+        models = cascade.first, cascade.second
+        yield _head(key, CASCADE, cascade.artefact, models, cascade.target, prompt)
+
+
+def _head(
+    key: str,
+    kind: str,
+    path: str,
+    models: tuple[str, str],
+    target: Target,
+    first: LearnedHead | None = None,
+) -> LearnedHead:
+    """``kind``: `PROMPT` or `CASCADE`; ``first``: the head that decides before it, if there is one."""
+    where = f"{key}.{'learned' if kind == PROMPT else 'cascade'}.artefact"
+    try:
+        router = load(Path(path).expanduser())
+    except BadArtefact as error:
+        raise SettingsError(f"{where}: {error}") from None
+    head, by = router.prompts, HeadKey(key, router.version[:12], kind)
+    if kind == CASCADE:
+        if router.cascade is None:
+            raise SettingsError(
+                f"{where}: {path} was trained without answers; train it with sluice router train --cascade"
+            )
+        head = router.cascade
+    gains = head.calibration.gains
+    if first is not None and first.by.version == by.version:
+        # What the prompt head of the same artefact sends to the strong model gets no weak answer.
+        kept = first.gains < first.threshold
+        gains = gains[kept] if kept.any() else gains
+    score = router.score_with_answer if kind == CASCADE else lambda prompt, _: router.score(prompt)
+    return LearnedHead(by, models, score, _threshold(head.calibration, target), gains)
+
+
+def _threshold(calibration: Calibration, target: Target) -> float:
+    if target.quality is not None:
+        return calibration.for_quality(target.quality).value
+    assert target.strong_share is not None, "one of the two is set"
+    return calibration.for_large_share(target.strong_share).value

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from bench.support.tier_runs import LABEL, STRONG, WEAK, mesh_settings, strategies
-from gateway.config.routers import load_router
+from gateway.config.policies import load_router
 from gateway.routing.features import Features
 from gateway.routing.learned import artefact
 from gateway.routing.router import ModelFacts

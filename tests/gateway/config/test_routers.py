@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.routers import load_router
+from gateway.config.policies import load_router
 from gateway.routing.features import Features
 from gateway.routing.learned.artefact import save_to
 from gateway.routing.router import ModelFacts

@@ -18,8 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from gateway.admission.policies import Policies
 from gateway.config.models import load_models
-from gateway.config.policies import load_all, load_policies_of
-from gateway.config.routers import load_router
+from gateway.config.policies import load_all, load_policies_of, load_router
 from gateway.identity.resume_token import ResumeKey
 from gateway.models.catalog import Catalog, ServedModel
 from gateway.safety.compiled import CompiledPolicies
