@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
@@ -262,40 +261,28 @@ async def serve(
     """
     for model in settings.served:
         addresses(settings, model)
-    connection = _connected(settings, batcher, tracer, registry or MetricRegistry())
-    async with connection as (nats_client, process), contextlib.AsyncExitStack() as stack:
-        log.info("batcher %s serves %s", batcher, ", ".join(m.task_name for m in settings.served))
-        if config is not None:
-            await stack.enter_async_context(reloading(config, process.apply, nats_client))
-        await process.run(stop)
-    log.info("batcher %s has ended", batcher)
-
-
-@contextlib.asynccontextmanager
-async def _connected(
-    settings: Settings, batcher: str, tracer: Tracer, registry: MetricRegistry
-) -> AsyncIterator[tuple[MeshClient, Batcher]]:
     if settings.nats.url is None:
         raise SettingsError("nats.url: is not set")
-    processes: list[Batcher] = []
+    registry = registry or MetricRegistry()
+    process: Batcher | None = None
 
     def on_loss() -> None:
-        for process in processes:
+        if process is not None:
             process.on_loss()
 
-    nats_client = await connect(
-        settings.nats,
-        permissions.BATCHER,
-        batcher,
-        on_loss,
-        settings.tls.mesh,
-    )
+    tls = settings.tls.mesh
+    nats_client = await connect(settings.nats, permissions.BATCHER, batcher, on_loss, tls)
     try:
         await MetricsExchange(SERVICE_BATCHER, batcher, registry).start(nats_client)
-        processes.append(Batcher(nats_client, settings, batcher, tracer, registry))
-        yield nats_client, processes[0]
+        process = Batcher(nats_client, settings, batcher, tracer, registry)
+        log.info("batcher %s serves %s", batcher, ", ".join(m.task_name for m in settings.served))
+        async with contextlib.AsyncExitStack() as stack:
+            if config is not None:
+                await stack.enter_async_context(reloading(config, process.apply, nats_client))
+            await process.run(stop)
     finally:
         await disconnect(nats_client)
+    log.info("batcher %s has ended", batcher)
 
 
 async def _end(*tasks: asyncio.Task[None]) -> None:

@@ -1,63 +1,29 @@
 """What a batcher counts of its queues and batches, and what workers report of themselves.
 
 Counting happens on the event loop, reading on other threads. So gauges are read from the models' last reports, which
-nobody changes afterwards. Counts of a worker go on after its restart, although it begins again from 0.
+nobody changes afterwards. Counts of a worker begin again with it, as those of a process do.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import add
 from typing import Final
 
 from opentelemetry.trace import SpanContext
 
 from batcher.core.requests import Requests
-from batcher.core.row import FormedBatch, Row
+from batcher.core.row import Row
+from batcher.core.scheduler.task import Batch
 from batcher.core.workers import WorkerState
 from batcher.spans import end_word
-from sluice.internal.v1 import control_pb2
+from sluice.internal.v1 import control_pb2, worker_pb2
 from sluice.telemetry import catalog
 from sluice.telemetry.catalog import Metric
 from sluice.telemetry.registry import MetricRegistry, Point, Series
 
 _BUCKETS: Final = len(catalog.STEP_SECONDS) + 1
-_TOTALS: Final = (
-    (catalog.STEP_ROWS, ()),
-    (catalog.WORKER_TOKENS, ("output",)),
-    (catalog.WORKER_TOKENS, ("input",)),
-    (catalog.PREFIX_HITS, ()),
-    (catalog.PREEMPTIONS, ()),
-    (catalog.DRAFTS, ()),
-    (catalog.DRAFTS_ACCEPTED, ()),
-)
-"""Metrics of the totals of a worker behind its steps, with more labels."""
-
-
-@dataclass
-class _WorkerTotals:
-    """The counts of one worker over its restarts."""
-
-    worker_id: str = ""
-    before: list[float] = field(default_factory=lambda: [0.0] * (_BUCKETS + 1 + len(_TOTALS)))
-    now: list[float] = field(default_factory=lambda: [0.0] * (_BUCKETS + 1 + len(_TOTALS)))
-
-    def note(self, worker: WorkerState) -> None:
-        """Takes what the worker has reported last."""
-        counts, load = worker.counts, worker.load
-        if counts is None or len(counts.step_buckets) != _BUCKETS:
-            return
-        if self.worker_id != worker.worker_id:
-            self.before, self.worker_id = self.read(), worker.worker_id
-        steps = [*counts.step_buckets, counts.step_s, counts.step_rows]
-        tokens = [counts.tokens, counts.prompt_tokens, counts.cached_tokens]
-        drafts = [load.drafted_tokens, load.accepted_tokens]
-        self.now = [*steps, *tokens, load.preemptions, *drafts]
-
-    def read(self) -> list[float]:
-        """Buckets of the steps, their time, and the numbers of `_TOTALS`."""
-        return list(map(add, self.before, self.now))
+_Total = Callable[[worker_pb2.WorkerLoad, worker_pb2.WorkerCounts], float]
 
 
 @dataclass
@@ -81,7 +47,6 @@ class BatcherMetrics:
 
     def __init__(self, registry: MetricRegistry) -> None:
         self._models: dict[str, _ModelView] = {}
-        self._totals: dict[str, _WorkerTotals] = {}
         self._wait = registry.histogram(catalog.QUEUE_WAIT)
         self._batches = registry.counter(catalog.BATCHES)
         self._batch_rows = registry.counter(catalog.BATCH_ROWS)
@@ -99,8 +64,8 @@ class BatcherMetrics:
         registry.observe(catalog.OLDEST, self._ages)
         registry.observe(catalog.IN_FLIGHT, self._in_flight)
         registry.observe(catalog.STEP_TIME, self._steps)
-        for place, (metric, labels) in enumerate(_TOTALS, _BUCKETS + 1):
-            registry.observe(metric, partial(self._total, place, labels))
+        for metric, labels, of_counts in _TOTALS:
+            registry.observe(metric, partial(self._totals, labels, of_counts))
 
     # Events.
 
@@ -123,15 +88,13 @@ class BatcherMetrics:
         """A row has ended here, or was returned to its gateway."""
         self._rows[row.task.model, row.priority_class, end_word(row)] += 1
 
-    def formed(self, formed: FormedBatch, span_of: Callable[[Row], SpanContext | None]) -> None:
+    def formed(self, batch: Batch[Row], span_of: Callable[[Row], SpanContext | None]) -> None:
         """A batch is sent; ``span_of`` a row leads to its trace."""
-        batch = formed.batch
-        model = formed.rows[0].task.model
+        model = batch.rows[0].task.model
         self._batches[model, batch.cause.value, batch.limit.value] += 1
         self._batch_tokens[model,] += batch.tokens
-        if batch.padding_share:
-            self._padding[model,] += round(batch.tokens / (1 - batch.padding_share)) - batch.tokens
-        for row in formed.rows:
+        self._padding[model,] += len(batch.rows) * batch.longest - batch.tokens
+        for row in batch.rows:
             labels = model, row.priority_class
             self._batch_rows[labels] += 1
             self._wait.record(labels, row.waited_s, span_of(row))
@@ -166,23 +129,24 @@ class BatcherMetrics:
             yield (model,), sum(len(worker.rows) for worker in view.workers.values())
 
     def _steps(self) -> Iterator[Point]:
-        for labels, totals in self._known_totals():
+        for labels, _, counts in self._counting():
             series = Series(_BUCKETS)
-            series.counts = [int(count) for count in totals[:_BUCKETS]]
-            series.total = totals[_BUCKETS]
+            series.counts = list(counts.step_buckets)
+            series.total = counts.step_s
             yield labels, series
 
-    def _total(self, place: int, more: tuple[str, ...]) -> Iterator[Point]:
-        for labels, totals in self._known_totals():
-            yield (*labels, *more), totals[place]
+    def _totals(self, more: tuple[str, ...], value: _Total) -> Iterator[Point]:
+        for labels, load, counts in self._counting():
+            yield (*labels, *more), value(load, counts)
 
-    def _known_totals(self) -> Iterator[tuple[tuple[str, str], list[float]]]:
+    def _counting(
+        self,
+    ) -> Iterator[tuple[tuple[str, str], worker_pb2.WorkerLoad, worker_pb2.WorkerCounts]]:
+        """Model and name of each worker that has said what it has counted."""
         for model, view in self._models.items():
-            for name in view.names:
-                totals = self._totals.setdefault(name, _WorkerTotals())
-                if (worker := view.workers.get(name)) is not None:
-                    totals.note(worker)
-                yield (model, name), totals.read()
+            for name, worker in view.workers.items():
+                if worker.counts is not None and len(worker.counts.step_buckets) == _BUCKETS:
+                    yield (model, name), worker.load, worker.counts
 
 
 def _cache_share(worker: WorkerState | None) -> float:
@@ -206,3 +170,13 @@ _WORKER_GAUGES: Final[Sequence[tuple[Metric, Callable[[WorkerState | None], floa
     (catalog.WORKER_WAITING, lambda worker: 0 if worker is None else worker.load.waiting),
     (catalog.WORKER_CACHE, _cache_share),
 )
+_TOTALS: Final[Sequence[tuple[Metric, tuple[str, ...], _Total]]] = (
+    (catalog.STEP_ROWS, (), lambda _, counts: counts.step_rows),
+    (catalog.WORKER_TOKENS, ("output",), lambda _, counts: counts.tokens),
+    (catalog.WORKER_TOKENS, ("input",), lambda _, counts: counts.prompt_tokens),
+    (catalog.PREFIX_HITS, (), lambda _, counts: counts.cached_tokens),
+    (catalog.PREEMPTIONS, (), lambda load, _: load.preemptions),
+    (catalog.DRAFTS, (), lambda load, _: load.drafted_tokens),
+    (catalog.DRAFTS_ACCEPTED, (), lambda load, _: load.accepted_tokens),
+)
+"""Metrics of what a worker has counted, with more labels."""

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from batcher.core.frames import bundles, final_frame
 from batcher.core.requests import Effects, Requests
-from batcher.core.row import Row
+from batcher.core.row import Row, batch_message
 from batcher.core.workers import Workers
 from batcher.gateways import Gateways
 from batcher.metrics import BatcherMetrics
@@ -149,7 +149,7 @@ class ModelLoop(WorkerEvents):
             running=sum(worker.load.running for worker in workers),
             queued=queue.order.waiting,
             classes=queue.class_reports(time.monotonic(), closed_s),
-            tokens_per_s=queue.tokens_per_s,
+            tokens_per_s=queue.rate.tokens_per_s,
         )
         for entry in report.classes:
             entry.room_rows = self._room_rows + report.slots
@@ -180,7 +180,10 @@ class ModelLoop(WorkerEvents):
         except Exception:
             # Sent again it would do the same.
             row.final = frame_pb2.Final(
-                end=frame_pb2.ROW_END_FAILED, error=_failure("the batcher cannot take the request")
+                end=frame_pb2.ROW_END_FAILED,
+                error=frame_pb2.RowError(
+                    reason=EngineFailed.reason, message="the batcher cannot take the request"
+                ),
             )
             (bundle,) = bundles(self._process.batcher, [final_frame(row)])
             self._chores.spawn(self._process.gateways.send(row.task.gateway, bundle))
@@ -265,11 +268,11 @@ class ModelLoop(WorkerEvents):
             await process.gateways.send(gateway, bundle)
         for row in effects.added:
             process.spans.began(row)
-        for formed in effects.batches:
-            process.metrics.formed(formed, process.spans.of_row)
-            own, *rows = process.spans.formed(formed)
-            batch = formed.message(process.batcher, rows, time.monotonic(), effects.waiting)
-            self._workers[formed.batch.worker].send(batch, own)
+        for batch in effects.batches:
+            process.metrics.formed(batch, process.spans.of_row)
+            own, *rows = process.spans.formed(batch)
+            message = batch_message(batch, process.batcher, rows, time.monotonic(), effects.waiting)
+            self._workers[batch.worker].send(message, own)
         for row in effects.ended:
             process.metrics.ended_row(row)
             process.spans.ended(row)
@@ -281,10 +284,6 @@ class ModelLoop(WorkerEvents):
     def _on_fault(self, fault: Exception) -> None:
         self._fault = fault
         self.wake()
-
-
-def _failure(message: str) -> frame_pb2.RowError:
-    return frame_pb2.RowError(reason=EngineFailed.reason, message=message)
 
 
 def _full(model: str) -> frame_pb2.RowError:

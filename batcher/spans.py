@@ -13,7 +13,8 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, Tracer
 
-from batcher.core.row import FormedBatch, Row
+from batcher.core.row import Row
+from batcher.core.scheduler.task import Batch
 from sluice.internal.v1 import frame_pb2, task_pb2
 from sluice.telemetry import names
 from sluice.telemetry.lost_spans import RecentRows
@@ -76,7 +77,7 @@ class RowSpans:
         if spans is None:
             return
         now = time.monotonic()
-        if row.formed is None:
+        if row.batch is None:
             spans.inner.end()
         else:
             _end_batch(spans.inner, row)
@@ -89,15 +90,15 @@ class RowSpans:
         """A worker was lost, maybe with spans of rows that had just ended there."""
         self._recent.lost(worker, now)
 
-    def formed(self, formed: FormedBatch) -> list[str]:
+    def formed(self, batch: Batch[Row]) -> list[str]:
         """Opens the batch spans; returns the traceparent for Triton, then one for the engine spans of each row.
 
         The batch span of the first row that is traced stands for the batch. Triton's spans hang under its
         sender, which outlives a batcher that is killed, and so links lead there; without a traced row there are none.
         """
-        members = {row: self._open[row] for row in formed.rows if row in self._open}
+        members = {row: self._open[row] for row in batch.rows if row in self._open}
         if not members:
-            return ["", *[row.headers[TRACEPARENT] for row in formed.rows]]
+            return ["", *[row.headers[TRACEPARENT] for row in batch.rows]]
         links = _links_to(spans.task for spans in members.values())
         own = ""
         for row, spans in members.items():
@@ -105,13 +106,13 @@ class RowSpans:
             spans.inner = self._tracer.start_span(
                 names.SPAN_BATCH,
                 spans.context,
-                attributes=_batch_attributes(formed, row),
+                attributes=_batch_attributes(batch, row),
                 links=links,
             )
             if not own and spans.inner.is_recording():
                 own = row.headers.get(TRACEPARENT, "") or traceparent_of(spans.inner)
                 links = _links_to([spans.task])
-        return [own, *(_engine_parent(row, members.get(row)) for row in formed.rows)]
+        return [own, *(_engine_parent(row, members.get(row)) for row in batch.rows)]
 
     def of_row(self, row: Row) -> SpanContext | None:
         """The task span of a row that is held; None when it is not traced."""
@@ -168,17 +169,16 @@ def _task_attributes(task: task_pb2.Task) -> dict[str, str | int]:
     }
 
 
-def _batch_attributes(formed: FormedBatch, row: Row) -> dict[str, str | int | float]:
-    batch = formed.batch
+def _batch_attributes(batch: Batch[Row], row: Row) -> dict[str, str | int | float]:
     return {
-        names.BATCH_ID: formed.batch_id,
+        names.BATCH_ID: batch.batch_id,
         names.BATCH_ROWS: len(batch.rows),
         names.BATCH_CAUSE: batch.cause.value,
         names.BATCH_LIMIT: batch.limit.value,
         names.BATCH_PADDING_SHARE: batch.padding_share,
         names.BATCH_LONGEST_WAIT_MS: batch.longest_wait.waited_s * 1e3,
         names.BATCH_LONGEST_WAIT_REQUEST: batch.longest_wait.request_id,
-        names.WORKER_ID: formed.worker_id,
+        names.WORKER_ID: batch.worker_id,
         names.ATTEMPT: row.attempt,
     }
 

@@ -34,7 +34,7 @@ class Admission:
             workers=workers,
             queued=len(self._queue),
             classes=self._queue.class_reports(now),
-            tokens_per_s=self._queue.tokens_per_s,
+            tokens_per_s=self._queue.rate.tokens_per_s,
         )
         # What is sent at this very time is not in it.
         self._loads.update(report, math.nextafter(now, -math.inf))

@@ -166,7 +166,7 @@ class Simulation:
             self._wake_at = math.inf
             self._nudge()
 
-    def _send(self, batch: Batch) -> None:
+    def _send(self, batch: Batch[QueuedTask]) -> None:
         worker = self._workers[batch.worker]
         rows = []
         for member in batch.rows:

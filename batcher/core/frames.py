@@ -1,6 +1,6 @@
 """Frames: merges workers' frames into rows, gives gateways what they lack, packs what they are told into messages."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from batcher.core.row import Row
@@ -9,9 +9,8 @@ from sluice.internal.v1 import frame_pb2
 from sluice.wire.codec import MAX_MESSAGE_BYTES
 from sluice.wire.subjects import URGENT_CLASS
 
-RESEND_TOKENS_MAX: Final = 4096
-"""Tokens in one frame for a gateway that lacks tokens; with log-probabilities a frame of 256 stays far below 1 MiB."""
-RESEND_LOGPROBS_MAX: Final = 256
+RESEND_TOKENS_MAX: Final = 256
+"""Tokens in one frame for a gateway that lacks tokens; with log-probabilities too it stays far below 1 MiB."""
 
 BUNDLE_BYTES_MAX: Final = MAX_MESSAGE_BYTES - 4096
 """Of one bundle, with a margin."""
@@ -55,17 +54,21 @@ def final_frame(row: Row) -> frame_pb2.Frame:
 
 
 def resend(row: Row, from_index: int) -> list[frame_pb2.Frame]:
-    """Frames with the tokens of ``row`` from ``from_index``, the final frame included; empty when there are none.
+    """Frames with the tokens of ``row`` from ``from_index``, then the final one; empty when there are none.
 
     Tokens below ``row.base`` came from the gateway itself and are not sent back to it.
     """
-    start = max(from_index, row.base)
-    frames = [_piece(row, index, end) for index, end in _pieces(row, start)]
-    if row.final is not None:
-        if not frames:
-            return [final_frame(row)]
-        frames[-1].final.CopyFrom(row.final)
-    return frames
+    frames = [
+        frame_pb2.Frame(
+            request_id=row.request_id,
+            attempt=row.attempt,
+            start_index=start,
+            token_ids=row.produced[start : start + RESEND_TOKENS_MAX],
+            logprobs=row.logprobs[start - row.base : start - row.base + RESEND_TOKENS_MAX],
+        )
+        for start in range(max(from_index, row.base), len(row.produced), RESEND_TOKENS_MAX)
+    ]
+    return frames if row.final is None else [*frames, final_frame(row)]
 
 
 def bundles(
@@ -90,22 +93,6 @@ def _without_head(frame: frame_pb2.Frame, known: int) -> frame_pb2.Frame:
         token_ids=frame.token_ids[known:],
         logprobs=frame.logprobs[known:],
         final=frame.final if frame.HasField("final") else None,
-    )
-
-
-def _pieces(row: Row, start: int) -> Iterator[tuple[int, int]]:
-    most = RESEND_LOGPROBS_MAX if row.logprobs else RESEND_TOKENS_MAX
-    for index in range(start, len(row.produced), most):
-        yield index, min(index + most, len(row.produced))
-
-
-def _piece(row: Row, start: int, end: int) -> frame_pb2.Frame:
-    return frame_pb2.Frame(
-        request_id=row.request_id,
-        attempt=row.attempt,
-        start_index=start,
-        token_ids=row.produced[start:end],
-        logprobs=row.logprobs[start - row.base : end - row.base],
     )
 
 

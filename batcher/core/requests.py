@@ -22,7 +22,7 @@ from heapq import heappop, heappush
 from typing import Final, cast
 
 from batcher.core.frames import Outbox, final_frame, merge, without_final
-from batcher.core.row import FormedBatch, Row, RowState
+from batcher.core.row import Row, RowState
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import Batch
 from batcher.core.workers import Workers, WorkerState
@@ -46,7 +46,7 @@ class Effects:
 
     added: list[Row] = field(default_factory=list)
     """Rows that have come."""
-    batches: list[FormedBatch] = field(default_factory=list)
+    batches: list[Batch[Row]] = field(default_factory=list)
     """To send now."""
     ended: list[Row] = field(default_factory=list)
     """Rows that have ended here, or return to their gateways."""
@@ -216,7 +216,7 @@ class Requests:
         for refusal in admission.refused:
             state.refuses |= refusal.retryable
             row = state.rows.get(refusal.request_id)
-            if row is None or row.formed is None or row.formed.batch_id != admission.batch_id:
+            if row is None or row.batch is None or row.batch.batch_id != admission.batch_id:
                 continue
             if refusal.retryable:
                 self._return(row, now, _NOT_TAKEN, refusal.error)
@@ -248,7 +248,7 @@ class Requests:
             active = self.workers.active()
             wake_at = self._feed(active, now)
             waiting = self._effects.waiting = self.queue.waiting_by_class()
-            formed = {batch.batch.worker for batch in self._effects.batches}
+            formed = {batch.worker for batch in self._effects.batches}
             self._effects.demands += self.workers.tell(waiting, active, formed)
             self._demanding = any(waiting)
         if self._deadlines:
@@ -272,7 +272,7 @@ class Requests:
             batch, wake_at = self.queue.next_batch(now, self.workers.capacities(active, now))
             if batch is None:
                 return min(math.inf if wake_at is None else wake_at, self.workers.probe_at(now))
-            self._send(batch, now)
+            self._send(cast(Batch[Row], batch))
         return math.inf
 
     # The end of the batcher.
@@ -292,18 +292,17 @@ class Requests:
 
     # State changes of rows.
 
-    def _send(self, batch: Batch, now: float) -> None:
+    def _send(self, batch: Batch[Row]) -> None:
         self._batches += 1
-        rows = cast(tuple[Row, ...], batch.rows)
         worker = self.workers.of(batch.worker)
-        formed = FormedBatch(f"{self._batcher}-{self._batches}", batch, rows, worker.worker_id)
-        for row in rows:
-            row.worker, row.formed, row.state = batch.worker, formed, RowState.SENT
+        batch.batch_id, batch.worker_id = f"{self._batcher}-{self._batches}", worker.worker_id
+        for row in batch.rows:
+            row.worker, row.state = batch.worker, RowState.SENT
             if not row.task.HasField("gather_ms"):
                 gather_s = self._policy.of_class(row.priority_class).gather_s
                 row.task.gather_ms = round(1000 * gather_s)
-        worker.sent(formed.batch_id, rows)
-        self._effects.batches.append(formed)
+        worker.sent(batch.batch_id, batch.rows)
+        self._effects.batches.append(batch)
 
     def _end(
         self,

@@ -10,7 +10,6 @@ import hashlib
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
@@ -50,7 +49,6 @@ class Row(QueuedTask):
         base: how many of `produced` the gateway had when the task came.
         final: the end, once there is one.
         worker: the worker it was sent to; empty: it was not sent.
-        formed: the batch it was sent with.
         taken_at: when the worker's engine said that it has the batch.
     """
 
@@ -87,64 +85,48 @@ class Row(QueuedTask):
         self.logprobs: list[frame_pb2.Logprobs] = []
         self.final: frame_pb2.Final | None = None
         self.worker = ""
-        self.formed: FormedBatch | None = None
         self.taken_at: float | None = None
         self.state = RowState.WAITING
 
     def end(self, final: frame_pb2.Final, now: float) -> None:
         """``final`` is its end, with the timings of its worker, if one ended it: adds what the batcher knows."""
         self.final = final
-        if self.formed is None:
+        batch = self.batch
+        if batch is None:
             final.timings.queue_ms = (now - self.waiting_since) * 1e3
             return
         final.timings.queue_ms = self.waited_s * 1e3
         if self.taken_at is not None:
             final.timings.batch_ms = (self.taken_at - self.sent_at) * 1e3
-        final.batch.CopyFrom(self.formed.info(self))
+        final.batch.batch_id = batch.batch_id
+        final.batch.cause = batch.cause.value
+        final.batch.rows = len(batch.rows)
+        final.batch.padding_share = batch.padding_share
+        final.batch.waited_ms = final.timings.queue_ms
+        final.batch.longest_waited_ms = batch.longest_wait.waited_s * 1e3
+        final.batch.worker = batch.worker_id
 
 
-@dataclass(frozen=True, slots=True)
-class FormedBatch:
-    """Rows that go to a worker together.
-
-    Attributes:
-        rows: its members, in its order.
-        worker_id: what the worker calls itself.
-    """
-
-    batch_id: str
-    batch: Batch
-    rows: Sequence[Row]
-    worker_id: str
-
-    def info(self, row: Row) -> frame_pb2.BatchInfo:
-        """The description of the batch in the final frame of one of its rows."""
-        return frame_pb2.BatchInfo(
-            batch_id=self.batch_id,
-            cause=self.batch.cause.value,
-            rows=len(self.rows),
-            padding_share=self.batch.padding_share,
-            waited_ms=row.waited_s * 1e3,
-            longest_waited_ms=self.batch.longest_wait.waited_s * 1e3,
-            worker=self.worker_id,
+def batch_message(
+    batch: Batch[Row],
+    batcher: str,
+    traceparents: Sequence[str],
+    now: float,
+    waiting: Sequence[int] = (),
+) -> worker_pb2.Batch:
+    """The message to the worker; ``traceparents`` are those of the rows, ``waiting`` what still waits by class."""
+    message = worker_pb2.Batch(batch_id=batch.batch_id, batcher=batcher, waiting=waiting)
+    for row, traceparent in zip(batch.rows, traceparents, strict=True):
+        left_ms = (row.deadline - now) * 1e3
+        message.rows.add(
+            task=row.task,
+            attempt=row.attempt,
+            traceparent=traceparent,
+            timeout_ms=max(1, math.ceil(left_ms)) if left_ms < TIMEOUT_MS_MAX else 0,
+            origin=row.headers.get("traceparent", ""),
+            cache_tokens=row.cache_tokens,
         )
-
-    def message(
-        self, batcher: str, traceparents: Sequence[str], now: float, waiting: Sequence[int] = ()
-    ) -> worker_pb2.Batch:
-        """The message to the worker; ``traceparents`` are those of the rows, ``waiting`` what still waits by class."""
-        message = worker_pb2.Batch(batch_id=self.batch_id, batcher=batcher, waiting=waiting)
-        for row, traceparent in zip(self.rows, traceparents, strict=True):
-            left_ms = (row.deadline - now) * 1e3
-            message.rows.add(
-                task=row.task,
-                attempt=row.attempt,
-                traceparent=traceparent,
-                timeout_ms=max(1, math.ceil(left_ms)) if left_ms < TIMEOUT_MS_MAX else 0,
-                origin=row.headers.get("traceparent", ""),
-                cache_tokens=row.cache_tokens,
-            )
-        return message
+    return message
 
 
 def _prefix(prompt: Sequence[int]) -> bytes:

@@ -124,8 +124,6 @@ class Policy(Section):
     """No wait while a worker would idle."""
 
     # Where it goes.
-    batches_in_flight_max: Count = 4
-    """Batches on their way to one worker that it has not answered."""
     batches_running_max: Count | None = None
     """Batches of which a worker still computes a row; unset: no limit."""
     waiting_tokens_max: Positive = 4096

@@ -543,6 +543,7 @@ _REMOVED: Final[Mapping[str, str]] = {
     "by_class": "is gone: what `false` did is `order: arrival`",
     "by_deadline": "is gone: what `false` did is `order: class`, which also leaves out shares of tenants",
     "by_tenant": "is gone: what `false` did is `order: class`, which also leaves out deadlines",
+    "batches_in_flight_max": "is gone: it is always 4; leave it out",
     "aging_rows": "is gone: an overdue class sends one row; for more, shorten its `aging_s`",
 }
 """What replaces settings of the release before this one, by the end of the key."""

@@ -21,7 +21,7 @@ class Capacity(NamedTuple):
     free_tokens: float = math.inf
     """Room in its KV cache, tokens; infinite when only rows limit it."""
     waiting_tokens: int = 0
-    """Prompt tokens that it computes before those of a new row, or with them."""
+    """Prompt tokens that it computes before those of a new row, or with them, those of rows on their way too."""
     running_rows: int = 0
     """Rows in it, of all batchers."""
     batches_in_flight: int = 0
@@ -32,4 +32,4 @@ class Capacity(NamedTuple):
     @property
     def idle(self) -> bool:
         """Whether it has no rows."""
-        return not (self.running_rows or self.batches_in_flight or self.waiting_tokens)
+        return not (self.running_rows or self.waiting_tokens)

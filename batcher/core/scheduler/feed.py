@@ -14,6 +14,8 @@ from batcher.core.scheduler.task import Batch, BatchCause, BatchLimit, Decision,
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import RANKS
 
+BATCHES_IN_FLIGHT_MAX: Final = 4
+"""Batches of one batcher that a worker has not answered: what it grants changes meanwhile, where there are others."""
 PREFIXES_MAX: Final = 8192
 """Prompt beginnings that are remembered; the oldest is forgotten first."""
 
@@ -65,17 +67,43 @@ class Placement:
         free -= min(spare, (free + capacity.running_rows) // 4)
         return Room(free, capacity.free_tokens, capacity.waiting_tokens)
 
-    def sent(self, task: QueuedTask, worker: str) -> None:
-        """``task`` goes to ``worker``: remembers its prompt."""
+    def send(self, task: QueuedTask, batch: Batch[QueuedTask], now: float) -> None:
+        """``task`` goes with ``batch``: remembers the worker of its prompt."""
+        self._order.take(task, now)
+        batch.add(task)
         if task.prefix:
             self._workers.pop(task.prefix, None)
-            self._workers[task.prefix] = worker
+            self._workers[task.prefix] = batch.worker
             if len(self._workers) > PREFIXES_MAX:
                 del self._workers[next(iter(self._workers))]
 
+    def limit(
+        self,
+        batch: Batch[QueuedTask],
+        task: QueuedTask,
+        capacity: Capacity,
+        rows_max: int,
+        now: float,
+    ) -> BatchLimit | None:
+        """Why ``task`` may not go with ``batch``."""
+        room, policy = self.room(capacity, task, now), self._policy
+        rows, tokens = len(batch.rows), batch.tokens + task.prefill_tokens
+        if rows >= room.free_rows:
+            return BatchLimit.WORKER_ROWS
+        if rows >= rows_max:
+            return BatchLimit.ROWS
+        if room.waiting_tokens + tokens > policy.waiting_tokens_max:
+            return BatchLimit.WORKER_PREFILL
+        if batch.cache_tokens + task.cache_tokens > room.free_tokens:
+            return BatchLimit.WORKER_CACHE
+        cells = (rows + 1) * max(batch.longest, task.prefill_tokens) if policy.pads else tokens
+        if cells > policy.batch_tokens_max:
+            return BatchLimit.TOKENS
+        return BatchLimit.PADDING if cells - tokens > policy.padding_max * cells else None
+
     def _fits(self, capacity: Capacity, task: QueuedTask, now: float) -> bool:
         room, policy = self.room(capacity, task, now), self._policy
-        if room.free_rows <= 0 or capacity.batches_in_flight >= policy.batches_in_flight_max:
+        if room.free_rows <= 0 or capacity.batches_in_flight >= BATCHES_IN_FLIGHT_MAX:
             return False
         if capacity.idle:
             return True  # The worker itself refuses a row that can never fit.
@@ -103,9 +131,18 @@ class Feeder:
             is_spared = self._order.classes[first.priority_class].policy.spare_rows > 0
             until = self._order.modest_until(first.priority_class)
             return Decision(None, until if is_spared and until > now else None)
-        cause = self._cause(first, worker, now)
-        rows, limit = self._fill(first, worker, now)
-        return Decision(Batch.of(rows, worker.worker, cause, limit))
+        batch = Batch[QueuedTask](worker.worker, self._cause(first, worker, now))
+        task: QueuedTask | None = first
+        while task is not None:
+            self._placement.send(task, batch, now)
+            task = self._order.first(now)
+            if task is None:
+                break
+            limit = self._placement.limit(batch, task, worker, self._policy.max_rows, now)
+            if limit is not None:
+                batch.limit = limit
+                break
+        return Decision(batch)
 
     def _cause(self, first: QueuedTask, worker: Capacity, now: float) -> BatchCause:
         if self._order.classes[first.priority_class].is_pressing(first, now):
@@ -114,32 +151,6 @@ class Feeder:
             return BatchCause.WORKER_IDLE
         rows = min(self._policy.max_rows, self._placement.room(worker, first, now).free_rows)
         return BatchCause.FULL if self._order.waiting >= rows else BatchCause.SLOT_FREE
-
-    def _fill(
-        self, task: QueuedTask, worker: Capacity, now: float
-    ) -> tuple[list[QueuedTask], BatchLimit]:
-        """Takes ``task`` and what follows it in order while there is room."""
-        order, placement, policy = self._order, self._placement, self._policy
-        rows: list[QueuedTask] = []
-        tokens = cache = 0
-        while True:
-            placement.sent(task, worker.worker)
-            order.take(task, now)
-            rows.append(task)
-            tokens, cache = tokens + task.prefill_tokens, cache + task.cache_tokens
-            following = order.first(now)
-            if following is None:
-                return rows, BatchLimit.ALL_WAITING
-            room = placement.room(worker, following, now)
-            if len(rows) >= room.free_rows:
-                return rows, BatchLimit.WORKER_ROWS
-            if len(rows) >= policy.max_rows:
-                return rows, BatchLimit.ROWS
-            if room.waiting_tokens + tokens + following.prefill_tokens > policy.waiting_tokens_max:
-                return rows, BatchLimit.WORKER_PREFILL
-            if cache + following.cache_tokens > room.free_tokens:
-                return rows, BatchLimit.WORKER_CACHE
-            task = following
 
 
 def _wait(capacity: Capacity, task: QueuedTask) -> tuple[bool, int, float]:

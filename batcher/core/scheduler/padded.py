@@ -7,6 +7,7 @@ the first row may still wait, a bucket that is full goes before it.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import nsmallest
 from typing import Final
@@ -16,14 +17,7 @@ from typing_extensions import override
 from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.feed import Placement
 from batcher.core.scheduler.order import Order
-from batcher.core.scheduler.task import (
-    Batch,
-    BatchCause,
-    BatchLimit,
-    Decision,
-    OpenBatch,
-    QueuedTask,
-)
+from batcher.core.scheduler.task import Batch, BatchCause, BatchLimit, Decision, QueuedTask
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES
 
@@ -52,8 +46,8 @@ class PaddedBatches(Order):
         self._buckets: dict[tuple[str, int], dict[str, QueuedTask]] = {}
         """Where padding is limited: by class and length, in order of arrival; none is empty."""
         self._placement = Placement(policy, self)
-        self._running: dict[str, int] = {}
-        """Batches of which a worker still computes a row."""
+        self._running: dict[Batch[QueuedTask], int] = {}
+        """Batches of which a worker still computes rows, so many."""
 
     @override
     def add(self, task: QueuedTask, now: float) -> None:
@@ -75,7 +69,8 @@ class PaddedBatches(Order):
         """A batch for one worker."""
         most = self._policy.batches_running_max
         if most is not None:
-            capacities = [each for each in capacities if self._running.get(each.worker, 0) < most]
+            running = Counter(batch.worker for batch in self._running)
+            capacities = [each for each in capacities if running[each.worker] < most]
         first = self.first(now)
         room = self._placement.choose(first, capacities, now) if first is not None else None
         if first is None or room is None:
@@ -83,26 +78,20 @@ class PaddedBatches(Order):
         cause, first = self._cause(first, room, now)
         if cause is None:
             return Decision(None, first.waiting_since + self._policy.wait_s)
-        rows, limit = self._fill(first, room, now)
-        worker = room.worker
-        opened = OpenBatch(worker, len(rows), now)
-        for task in rows:
-            task.open_batch = opened
-        self._running[worker] = self._running.get(worker, 0) + 1
-        return Decision(Batch.of(rows, worker, cause, limit))
+        batch = Batch[QueuedTask](room.worker, cause)
+        self._fill(batch, first, room, now)
+        self._running[batch] = len(batch.rows)
+        return Decision(batch)
 
-    def landed(self, batch: OpenBatch, now: float | None) -> None:
+    def landed(self, batch: Batch[QueuedTask], now: float | None) -> None:
         """A row of ``batch`` has left its worker; without ``now`` no latency is learned from it."""
-        batch.rows -= 1
-        if batch.rows or batch.worker not in self._running:
-            return
-        self._running[batch.worker] -= 1
-        if not self._running[batch.worker]:
-            del self._running[batch.worker]
+        left = self._running.pop(batch, 0) - 1
+        if left > 0:
+            self._running[batch] = left
         target_s = self._policy.latency_target_s
-        if target_s is None or now is None:
+        if left or target_s is None or now is None:
             return
-        took_s = now - batch.sent_at
+        took_s = now - batch.rows[0].sent_at
         if took_s < WELL_WITHIN * target_s:
             self.max_rows = min(self.max_rows + 1, self._policy.max_rows)
         elif took_s > BEYOND * target_s:
@@ -143,31 +132,24 @@ class PaddedBatches(Order):
     # With which rows.
 
     def _fill(
-        self, first: QueuedTask, room: Capacity, now: float
-    ) -> tuple[list[QueuedTask], BatchLimit]:
+        self, batch: Batch[QueuedTask], first: QueuedTask, room: Capacity, now: float
+    ) -> None:
         """Takes ``first`` and what goes with it."""
-        rows: list[QueuedTask] = []
+        self._placement.send(first, batch, now)
         closed = set[bool]()
         """The sides of ``first``, longer and shorter, on which others would be padded too much."""
-        self._send(first, room, now)
-        rows.append(first)
-        found = BatchLimit.ALL_WAITING
         for task in self._companions(first, now):
             longer = task.prefill_tokens > first.prefill_tokens
             if longer in closed:
                 continue
-            limit = self._limit(rows, task, room, now)
-            if limit is BatchLimit.PADDING:
-                found = limit
-                closed.add(longer)
-                if len(closed) == 2:
-                    break
-            elif limit is not None:
-                return rows, limit
-            else:
-                self._send(task, room, now)
-                rows.append(task)
-        return rows, found
+            limit = self._placement.limit(batch, task, room, self.max_rows, now)
+            if limit is None:
+                self._placement.send(task, batch, now)
+                continue
+            batch.limit = limit
+            closed.add(longer)
+            if limit is not BatchLimit.PADDING or len(closed) == 2:
+                return
 
     def _companions(self, first: QueuedTask, now: float) -> Iterator[QueuedTask]:
         """Tasks that may join ``first``, in order."""
@@ -181,34 +163,6 @@ class PaddedBatches(Order):
             for _, number in near:
                 bucket = self._buckets[name, number].values()
                 yield from nsmallest(self.max_rows, bucket, key=_turn)
-
-    def _limit(
-        self, rows: Sequence[QueuedTask], task: QueuedTask, room: Capacity, now: float
-    ) -> BatchLimit | None:
-        """Why ``task`` may not join ``rows``."""
-        policy = self._policy
-        tokens = task.prefill_tokens + sum(row.prefill_tokens for row in rows)
-        cells = tokens
-        if policy.pads:
-            longest = max(row.prefill_tokens for row in rows)
-            cells = (len(rows) + 1) * max(longest, task.prefill_tokens)
-        if len(rows) >= self._placement.room(room, task, now).free_rows:
-            return BatchLimit.WORKER_ROWS
-        if len(rows) >= self.max_rows:
-            return BatchLimit.ROWS
-        if tokens > policy.waiting_tokens_max - room.waiting_tokens:
-            return BatchLimit.WORKER_PREFILL
-        if task.cache_tokens + sum(row.cache_tokens for row in rows) > room.free_tokens:
-            return BatchLimit.WORKER_CACHE
-        if cells > policy.batch_tokens_max:
-            return BatchLimit.TOKENS
-        if cells - tokens > policy.padding_max * cells:
-            return BatchLimit.PADDING
-        return None
-
-    def _send(self, task: QueuedTask, room: Capacity, now: float) -> None:
-        self._placement.sent(task, room.worker)
-        self.take(task, now)
 
     def _bucket_of(self, task: QueuedTask) -> tuple[str, int]:
         return task.priority_class, int(math.log(max(task.prefill_tokens, 1)) / self._width)

@@ -12,7 +12,6 @@ from batcher.core.scheduler.padded import PaddedBatches
 from batcher.core.scheduler.task import Decision, QueuedTask
 from sluice.internal.v1 import control_pb2
 from sluice.settings.batching import Policy
-from sluice.wire.subjects import CLASSES
 
 NOBODY: Final = ""
 """A tenant that has nothing waiting: no task is of it."""
@@ -25,6 +24,7 @@ class Queue:
 
     Attributes:
         order: those that wait; read-only for others.
+        rate: at which they are handed out.
     """
 
     order: Order
@@ -33,7 +33,7 @@ class Queue:
     def __init__(self, policy: Policy, weights: Mapping[str, float] | None = None) -> None:
         """``weights`` of tenants that differ from 1."""
         self._tasks: dict[str, QueuedTask] = {}
-        self._rate = HandoutRate()
+        self.rate = HandoutRate()
         self._lengths = OutputLengths(policy.output_quantile)
         self._use(policy, weights or {})
 
@@ -48,7 +48,7 @@ class Queue:
         held = self._tasks.setdefault(task.request_id, task)
         assert held is task, task.request_id
         if not self.order.waiting:
-            self._rate.pause()
+            self.rate.pause()
         self.order.add(task, now)
 
     def cancel(self, request_id: str) -> None:
@@ -92,7 +92,6 @@ class Queue:
         for task in self._tasks.values():
             if not task.number:
                 self.order.classes[task.priority_class].adopt(task)
-                task.open_batch = None
 
     def _use(self, policy: Policy, weights: Mapping[str, float]) -> None:
         if policy.computes_whole:
@@ -102,9 +101,8 @@ class Queue:
             self._former = Feeder(policy, self.order)
 
     def _landed(self, task: QueuedTask, now: float | None) -> None:
-        if task.open_batch is not None and isinstance(self._former, PaddedBatches):
-            self._former.landed(task.open_batch, now)
-        task.open_batch = None
+        if isinstance(self._former, PaddedBatches) and task.batch is not None:
+            self._former.landed(task.batch, now)
 
     def oldest(self) -> dict[str, float]:
         """Since when the oldest task of each class waits. Other threads may ask: `list` copies in one step."""
@@ -123,7 +121,7 @@ class Queue:
         """
         before = self.order.taken_tokens
         formed = self._former.form(now, capacities)
-        self._rate.decided(self.order.taken_tokens - before, self.order.waiting, now)
+        self.rate.decided(self.order.taken_tokens - before, self.order.waiting, now)
         return formed
 
     # Waiting tasks and expected waits.
@@ -132,26 +130,9 @@ class Queue:
         """Tasks that wait, by class, most urgent first."""
         return [members.waiting for members in self.order.classes.values()]
 
-    def waiting(self, priority_class: str) -> int:
-        """Tasks of one class that wait."""
-        return self.order.classes[priority_class].waiting
-
-    def waiting_tokens(self, priority_class: str) -> int:
-        """Their prompts and expected answers, tokens."""
-        return self.order.classes[priority_class].tokens
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Prompts and expected answers that were handed out a second while tasks waited; 0: not known."""
-        return self._rate.tokens_per_s
-
-    def service_s(self, priority_class: str) -> float:
-        """How long answers of the class took lately, from being handed out to the end; 0: not known."""
-        return self.order.classes[priority_class].service_s
-
     def expected_wait(self, priority_class: str, now: float, tenant: str = "default") -> float:
         """The expected wait of a new task, seconds; 0 also when it is not known."""
-        rate = self._rate.tokens_per_s
+        rate = self.rate.tokens_per_s
         if not rate:
             return 0.0
         return self.order.tokens_before(priority_class, tenant) / rate
@@ -161,19 +142,18 @@ class Queue:
 
         ``closed_s``: how long all workers will compute nothing.
         """
-        for name in CLASSES:
-            waiting, tokens = self.waiting(name), self.waiting_tokens(name)
+        for name, members in self.order.classes.items():
             wait_s = self.expected_wait(name, now, NOBODY)
             waits_s = {
                 tenant: self.expected_wait(name, now, tenant)
-                for tenant in self.order.classes[name].busiest(TENANTS_REPORTED)
+                for tenant in members.busiest(TENANTS_REPORTED)
             }
             yield control_pb2.ClassReport(
                 priority_class=name,
-                queued=waiting,
-                queued_tokens=tokens,
+                queued=members.waiting,
+                queued_tokens=members.tokens,
                 expected_wait_ms=(closed_s + wait_s) * 1e3,
-                service_ms=self.service_s(name) * 1e3,
+                service_ms=members.service_s * 1e3,
                 tenant_wait_ms={
                     one: 1e3 * (closed_s + s) for one, s in waits_s.items() if s > wait_s
                 },

@@ -1,10 +1,9 @@
 """Types of the scheduler: tasks and batches. Lengths are in tokens, times in monotonic seconds."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar, cast
 
 Entry = tuple[float, int, "QueuedTask"]
 """A waiting task, by a time and its number."""
@@ -34,15 +33,6 @@ class Tenant:
     ahead: "tuple[float, int, Tenant] | None" = None
 
 
-@dataclass(slots=True)
-class OpenBatch:
-    """A batch that a worker computes as a whole, with the number of rows that have not ended."""
-
-    worker: str
-    rows: int
-    sent_at: float
-
-
 @dataclass(eq=False, slots=True)
 class QueuedTask:
     """One task from `Queue.add` until it is finished, cancelled or expired.
@@ -64,7 +54,7 @@ class QueuedTask:
         due: its deadline, or the end of the policy's horizon if that is earlier.
         share: its tenant's in its class.
         sent_at: when it was handed out.
-        open_batch: the batch it was handed out with, of an engine that computes batches whole.
+        batch: the batch it was handed out with.
     """
 
     request_id: str
@@ -91,7 +81,7 @@ class QueuedTask:
     # Set when it is handed out.
     sent_at: float = field(init=False)
     waited_s: float = field(init=False)
-    open_batch: OpenBatch | None = None
+    batch: "Batch[QueuedTask] | None" = None
 
     def __post_init__(self, produced_tokens: int) -> None:
         self.prefill_tokens = self.prompt_tokens + produced_tokens
@@ -131,44 +121,54 @@ class BatchLimit(Enum):
     """Enough prompt tokens wait in the worker."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Tasks that go to a worker together, in the order in which they were chosen."""
+T = TypeVar("T", bound=QueuedTask)
 
-    rows: tuple[QueuedTask, ...]
+
+@dataclass(eq=False, slots=True)
+class Batch(Generic[T]):
+    """Tasks that go to a worker together.
+
+    Attributes:
+        rows: in the order in which they were chosen.
+        tokens: to prefill, without padding.
+        cache_tokens: that its rows may need of the KV cache.
+        longest: the tokens to prefill of its longest row.
+        longest_wait: the row that waited longest.
+        batch_id: its name, once it is sent.
+        worker_id: what the worker calls itself.
+    """
+
     worker: str
     cause: BatchCause
-    limit: BatchLimit
-    tokens: int
-    """To prefill, without padding."""
-    cache_tokens: int
-    """That its rows may need of the KV cache."""
-    padding_share: float
-    """Part of rows times longest row that is padding: 0 to 1."""
-    longest_wait: QueuedTask
-    """The row that waited longest."""
+    limit: BatchLimit = BatchLimit.ALL_WAITING
+    rows: list[T] = field(default_factory=list)
+    tokens: int = 0
+    cache_tokens: int = 0
+    longest: int = 0
+    longest_wait: T = field(init=False)
+    batch_id: str = ""
+    worker_id: str = ""
 
-    @classmethod
-    def of(
-        cls, rows: Sequence[QueuedTask], worker: str, cause: BatchCause, limit: BatchLimit
-    ) -> "Batch":
-        """The batch with these rows, at least one."""
-        tokens = longest = cache = 0
-        oldest = rows[0]
-        for row in rows:
-            tokens += row.prefill_tokens
-            cache += row.cache_tokens
-            longest = max(longest, row.prefill_tokens)
-            if row.waiting_since < oldest.waiting_since:
-                oldest = row
-        padding = 1 - tokens / max(1, len(rows) * longest)
-        return cls(tuple(rows), worker, cause, limit, tokens, cache, padding, oldest)
+    def add(self, row: T) -> None:
+        """``row`` goes with it."""
+        if not self.rows or row.waiting_since < self.longest_wait.waiting_since:
+            self.longest_wait = row
+        self.rows.append(row)
+        self.tokens += row.prefill_tokens
+        self.cache_tokens += row.cache_tokens
+        self.longest = max(self.longest, row.prefill_tokens)
+        row.batch = cast(Batch[QueuedTask], self)
+
+    @property
+    def padding_share(self) -> float:
+        """Part of rows times longest row that is padding: 0 to 1."""
+        return 1 - self.tokens / max(1, len(self.rows) * self.longest)
 
 
 class Decision(NamedTuple):
     """The scheduler's decision."""
 
-    batch: Batch | None
+    batch: Batch[QueuedTask] | None
     """None: nothing to send."""
     wake_at: float | None = None
     """When to ask again if nothing happens before; None: when something has changed."""

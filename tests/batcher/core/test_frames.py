@@ -103,15 +103,16 @@ def test_resend_does_not_repeat_what_the_gateway_gave() -> None:
     assert [entry.logprob for entry in frame.logprobs] == [-6.0, -7.0, -8.0]
 
 
-def test_a_long_resend_goes_in_pieces_with_the_end_in_the_last(
+def test_a_long_resend_goes_in_pieces_with_the_end_behind_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(frames, "RESEND_TOKENS_MAX", 4)
     row = row_of(10)
     row.final = frame_pb2.Final(end=frame_pb2.ROW_END_LENGTH)
     pieces = resend(row, 1)
-    assert [(p.start_index, len(p.token_ids)) for p in pieces] == [(1, 4), (5, 4), (9, 1)]
-    assert [p.HasField("final") for p in pieces] == [False, False, True]
+    lengths = [(p.start_index, len(p.token_ids)) for p in pieces]
+    assert lengths == [(1, 4), (5, 4), (9, 1), (10, 0)]
+    assert [p.HasField("final") for p in pieces] == [False, False, False, True]
 
 
 def test_rows_that_are_held_are_named_in_as_many_messages_as_they_need() -> None:

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import pytest
 
 from batcher.core.requests import ENDED_LATE_S, ENDED_MAX, ENDED_S, Effects, Requests
-from batcher.core.row import Row, RowState
+from batcher.core.row import Row, RowState, batch_message
 from batcher.core.scheduler.capacity import Capacity
 from batcher.core.workers import BREAK_S_MAX, ChannelBroken, Workers
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
@@ -225,7 +225,7 @@ def test_the_worker_is_told_how_long_to_gather_by_the_request_or_by_its_class(
 ) -> None:
     desk.add(priority_class=priority_class, gather_ms=asked)
     (batch,) = desk.advance(room=1).batches
-    (row,) = batch.message("b", [""], desk.now).rows
+    (row,) = batch_message(batch, "b", [""], desk.now).rows
     assert row.task.gather_ms == sent
 
 
@@ -572,7 +572,7 @@ def test_a_lost_worker_gives_back_its_own_rows_alone(desk: Desk) -> None:
     grant(desk.requests, "one", 1)
     grant(desk.requests, "two", 1)
     desk.requests.advance(desk.now)
-    batches = {formed.batch.worker: formed for formed in desk.requests.take().batches}
+    batches = {batch.worker: batch for batch in desk.requests.take().batches}
     (lost,), (kept,) = batches["one"].rows, batches["two"].rows
     desk.requests.lost("one", desk.now)
     assert returns(desk.requests.take()) == [(lost.request_id, LOST)]

@@ -1,5 +1,5 @@
-from batcher.core.row import FormedBatch, Row
-from batcher.core.scheduler.task import Batch, BatchCause, BatchLimit
+from batcher.core.row import Row, batch_message
+from batcher.core.scheduler.task import Batch, BatchCause
 from sluice.internal.v1 import task_pb2
 
 
@@ -14,8 +14,9 @@ def test_the_deadline_counts_from_the_arrival() -> None:
     row = Row(task, now=10.0)
     row.cache_tokens = 1
     row.waiting_since = 10.0
-    batch = Batch.of([row], "w", BatchCause.FULL, BatchLimit.ROWS)
-    (message,) = FormedBatch("b-1", batch, [row], "w").message("b", [""], 10.0003).rows
+    batch = Batch[Row]("w", BatchCause.FULL)
+    batch.add(row)
+    (message,) = batch_message(batch, "b", [""], 10.0003).rows
     assert message.timeout_ms == 1500  # no part of a millisecond is cut
 
 

@@ -88,11 +88,11 @@ def test_a_batch_is_in_flight_until_a_report_counts_it() -> None:
     members = row("one"), row("two")
     send(state, "b", *members)
     state.take(report(1))
-    assert state.capacity("name").batches_in_flight == 1
+    assert state.capacity("name").waiting_tokens == 2
     state.take(report(2, running=2))
     assert state.admitted("b") == members
     capacity = state.capacity("name")
-    assert (capacity.batches_in_flight, capacity.free_rows) == (0, 6)
+    assert (capacity.waiting_tokens, capacity.free_rows) == (0, 6)
     assert state.admitted("b") == ()
     state.take(report(3))
     assert state.capacity("name").idle

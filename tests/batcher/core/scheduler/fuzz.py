@@ -19,6 +19,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from batcher.core.scheduler.capacity import Capacity, Room
+from batcher.core.scheduler.feed import BATCHES_IN_FLIGHT_MAX
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import Batch, QueuedTask
 from model_workers.grants import rooms_of
@@ -264,7 +265,7 @@ class QueueFuzz:
             del self.tasks[name]
             self.queue.cancel(name)
 
-    def check_batch(self, batch: Batch, capacity: Capacity) -> None:
+    def check_batch(self, batch: Batch[QueuedTask], capacity: Capacity) -> None:
         policy, rows = self.policy, batch.rows
         members = [self.tasks[row.request_id] for row in rows]
         assert len({row.request_id for row in rows}) == len(rows) > 0
@@ -285,7 +286,7 @@ class QueueFuzz:
         assert batch.longest_wait.waited_s == max(row.waited_s for row in rows)
         room = self.room(capacity, members)
         assert len(rows) <= min(policy.max_rows, room.free_rows)
-        assert capacity.batches_in_flight < policy.batches_in_flight_max
+        assert capacity.batches_in_flight < BATCHES_IN_FLIGHT_MAX
         if policy.batches_running_max is not None and not self.changed:
             worker = next(w for w in self.workers if w.name == batch.worker)
             assert sum(map(bool, worker.batches.values())) < policy.batches_running_max
@@ -317,7 +318,7 @@ class QueueFuzz:
         if not self.policy.pads:
             assert overdue <= sent or sent <= overdue, (overdue, sent)
 
-    def send(self, batch: Batch) -> None:
+    def send(self, batch: Batch[QueuedTask]) -> None:
         worker = next(w for w in self.workers if w.name == batch.worker)
         self.batches += 1
         number, life = self.batches, worker.life
@@ -336,13 +337,13 @@ class QueueFuzz:
     def check_books(self) -> None:
         assert len(self.queue) == sum(self.count(name) for name in CLASSES)
         for name in CLASSES:
-            assert self.queue.waiting(name) == self.count(name)
+            assert self.queue.order.classes[name].waiting == self.count(name)
             most = sum(
                 known.task.prompt_tokens + known.task.max_tokens
                 for known in self.tasks.values()
                 if known.waits and known.task.priority_class == name
             )
-            assert self.count(name) <= self.queue.waiting_tokens(name) <= most
+            assert self.count(name) <= self.queue.order.classes[name].tokens <= most
             wait_s = self.queue.expected_wait(name, self.now, "a")
             assert 0 <= wait_s < math.inf
 
@@ -363,7 +364,6 @@ def drawn_policy(chance: random.Random) -> Policy:
     values: dict[str, Any] = {
         "name": name,
         "max_rows": chance.choice([1, 2, 4, 16]),
-        "batches_in_flight_max": chance.choice([1, 2, 3]),
         "waiting_tokens_max": chance.choice([50.0, 400.0, math.inf]),
         "classes": {"standard": {"aging_s": 0.5}, "bulk": {"aging_s": chance.choice([1, 3])}},
         "urgent_lead_tokens": chance.choice([0, 500, 8192]),

@@ -43,7 +43,7 @@ def busy(free_rows: int = 8, **values: object) -> Capacity:
     return Capacity("w", free_rows, **{"running_rows": 8, **values})  # type: ignore[arg-type]
 
 
-def batch_of(queue: Queue, now: float, replica: Capacity) -> Batch:
+def batch_of(queue: Queue, now: float, replica: Capacity) -> Batch[QueuedTask]:
     batch = queue.next_batch(now, [replica]).batch
     assert batch is not None
     return batch

@@ -1,7 +1,6 @@
 """Which worker gets the first row, which rows go with it, and why no more."""
 
 import math
-from dataclasses import replace
 
 import pytest
 
@@ -47,13 +46,13 @@ def test_what_goes_along_with_rows_that_others_give_way_to_has_room_of_its_own_c
         fill(queue, 5, 5, priority_class=name)
     worker = busy(free_rows=0, running_rows=16, urgent=[Room(9), Room(3)])
     assert len(batch_of(queue, 0.0, worker).rows) == 3
-    assert [queue.waiting(name) for name in ("standard", "bulk")] == [1, 2]
+    assert [queue.order.classes[name].waiting for name in ("standard", "bulk")] == [1, 2]
 
 
 def test_a_free_slot_is_better_than_a_taken_one() -> None:
     queue = Queue(Policy())
     fill(queue, 5, priority_class="interactive")
-    free = replace(busy(free_rows=1, running_rows=15), worker="free")
+    free = busy(free_rows=1, running_rows=15)._replace(worker="free")
     assert queue.next_batch(0.0, [full_of_bulk(), free]).batch.worker == "free"  # type: ignore[union-attr]
 
 

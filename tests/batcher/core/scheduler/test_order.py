@@ -32,7 +32,7 @@ def learn_service(queue: Queue, service_s: float, priority_class: str = "standar
     queue.add(task("learn", priority_class), 0.0)
     assert taken(queue, 0.0, 1) == ["learn"]
     queue.finish("learn", 1, service_s)
-    assert queue.service_s(priority_class) == service_s
+    assert queue.order.classes[priority_class].service_s == service_s
 
 
 def test_an_urgent_task_goes_before_its_tenants_turn() -> None:
@@ -155,7 +155,7 @@ def test_the_wait_to_expect_is_what_goes_before_by_what_goes_a_second() -> None:
         queue.add(task(f"b{number}", tenant="b", prompt_tokens=9), 0.0)
     assert queue.expected_wait("standard", 0.0) == 0.0, "not known"
     gone = [name for second in range(5) for name in taken(queue, float(second), 1)]
-    assert queue.tokens_per_s == pytest.approx(10.0)
+    assert queue.rate.tokens_per_s == pytest.approx(10.0)
     left = {tenant: 8 - sum(name[0] == tenant for name in gone) for tenant in "ab"}
     assert left == {"a": 6, "b": 5}
     queue.add(task("urgent", "interactive", prompt_tokens=99), 4.0)
@@ -199,5 +199,8 @@ def test_deadlines_and_classes_make_no_difference_where_the_policy_says_so(
     queue.add(task("bulk", "bulk", tenant="a"), 0.0)
     queue.add(task("late", "interactive", tenant="b", deadline=9.0), 0.0)
     queue.add(task("soon", "interactive", tenant="a", deadline=5.0), 0.0)
-    assert (queue.waiting("bulk"), queue.waiting("interactive")) == (1, 2)
+    assert (queue.order.classes["bulk"].waiting, queue.order.classes["interactive"].waiting) == (
+        1,
+        2,
+    )
     assert taken(queue, 1.0, 3) == names

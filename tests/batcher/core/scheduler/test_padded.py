@@ -87,7 +87,7 @@ def test_priority_goes_by_class_alone() -> None:
     fill(queue, 5, priority_class="bulk", deadline=1.0)
     fill(queue, 5, 5, deadline=9.0)
     assert len(batch_of(queue, 0.1, busy()).rows) == 2
-    assert queue.waiting("bulk") == 1
+    assert queue.order.classes["bulk"].waiting == 1
 
 
 def test_adaptive_grows_while_batches_are_quick_and_shrinks_when_they_are_not() -> None:
@@ -196,7 +196,7 @@ def test_a_queue_goes_on_under_another_policy(name: str) -> None:
     fill(queue, *[10] * 6, priority_class="standard")
     first, second = batch_of(queue, 1.0, busy(free_rows=2)).rows
     queue.reconfigure(policy(name), {"default": 2.0})
-    assert (len(queue), queue.waiting("standard")) == (4, 4)
+    assert (len(queue), queue.order.classes["standard"].waiting) == (4, 4)
     come_back(queue, first, 1, 1.0)
     queue.finish(second.request_id, 3, 1.0)
     waited_s = []

@@ -110,7 +110,7 @@ def test_cancelled_tasks_are_gone_wherever_they_were() -> None:
     queue.cancel("waits")
     queue.cancel("out")
     queue.cancel("unknown")
-    assert queue.waiting("bulk") == 1
+    assert queue.order.classes["bulk"].waiting == 1
     queue.add(QueuedTask("out", "bulk"), 1.0)
     assert taken(queue) == ["stays", "out"]
 
