@@ -61,8 +61,9 @@ class UsageAccounting:
         for attempt in stream.attempts:
             if not attempt.sent:
                 continue
-            tokens += sum(attempt.billed_tokens)
-            cost = attempt.cost
+            billed = attempt.billed_tokens
+            tokens += sum(billed)
+            cost = attempt.facts.cost(*billed)
             self.spending.add(request.tenant, cost, now)
             self.days.add(request.tenant, cost, now)
             error = stream.error if attempt is stream.current else None

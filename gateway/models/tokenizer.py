@@ -69,6 +69,8 @@ class ChatTemplate:
             self._template = _environment(now).from_string(source)
         except jinja2.TemplateError as error:
             raise SettingsError(f"the chat template is not valid: {error}") from error
+        # Each rendering copies them, and of jinja2's ChainMap name by name.
+        self._template.globals = dict(self._template.globals)
 
     def render(
         self,

@@ -164,11 +164,12 @@ class Row:
     def usage(self) -> Usage:
         """Tokens of prompt and answer."""
         cached = min(self.prompt_tokens, self.final.cached_prompt_tokens) if self.final else 0
+        completion_tokens = self.completion_tokens
         return Usage(
             prompt_tokens=self.prompt_tokens,
-            completion_tokens=self.completion_tokens,
+            completion_tokens=completion_tokens,
             cached_prompt_tokens=cached,
-            resumed_tokens=min(self.resumed, self.completion_tokens),
+            resumed_tokens=min(self.resumed, completion_tokens),
         )
 
     @property

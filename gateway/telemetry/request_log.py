@@ -135,7 +135,8 @@ class RequestLog:
         self.trace_id = trace_id_of(self.server)
         self.recorded = self.server.is_recording() and context.trace_flags.sampled
         self._tracer = tracer
-        self._context = trace.set_span_in_context(self.server, Context())
+        if self.recorded:
+            self._context = trace.set_span_in_context(self.server, Context())
         self._unseen = NonRecordingSpan(context) if self.server.is_recording() else self.server
         self._hops_ms: dict[str, float] = {}
         self._hop_at = self.arrived_at

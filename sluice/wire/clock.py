@@ -31,10 +31,12 @@ def duration(ms: float) -> Duration:
 
 
 def set_duration(message: Duration, ms: float) -> None:
-    """Makes ``message`` a span of time; 0 of one that is negative or cannot be, which another process may have sent."""
-    message.seconds, message.nanos = divmod(
-        round(ms * 1e6) if 0 <= ms <= _LONGEST_MS else 0, _NANOS
-    )
+    """Makes ``message``, a new one, a span of time; 0 of one that is negative or cannot be, which another process may
+    have sent."""
+    nanos = round(ms * 1e6) if 0 <= ms <= _LONGEST_MS else 0
+    if nanos >= _NANOS:
+        message.seconds, nanos = divmod(nanos, _NANOS)
+    message.nanos = nanos
 
 
 def ms_of(message: Duration | Timestamp) -> float:

@@ -1,6 +1,6 @@
 """Enums of the public API as words: ``ROUTE_STRATEGY_RULES`` is "rules"."""
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -12,6 +12,7 @@ UNKNOWN = "unknown"
 """A value of a newer release."""
 
 
+@lru_cache(1024)
 def word_of(enum: Any, value: int) -> str:
     """The word of ``value`` of the generated ``enum``; `UNKNOWN` for a number that this release does not know."""
     named = enum.DESCRIPTOR.values_by_number.get(value)

@@ -114,6 +114,7 @@ def is_token(name: str) -> bool:
     return _TOKEN.fullmatch(name) is not None
 
 
+@lru_cache(1024)
 def _token(name: str) -> str:
     assert is_token(name), f"{name!r} cannot be part of a subject"
     return name
