@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -27,7 +27,8 @@ from jobs.store import read_record
 from sluice.errors import JobUnknown, SluiceError
 from sluice.internal.v1.job_pb2 import JobRecord, UploadRecord
 from sluice.telemetry import catalog
-from sluice.telemetry.registry import MetricRegistry, Point
+from sluice.telemetry.catalog import Metric
+from sluice.telemetry.registry import MetricRegistry
 from sluice.v1.jobs_pb2 import (
     JOB_STATE_EXPIRED,
     JOB_STATE_FAILED,
@@ -147,23 +148,24 @@ class Scheduler:
         """
         running = Counter(runner.tenant for runner in self._runners.values())
         suspected = any(runner.suspected for runner in self._runners.values())
-        most = self._quotas.places_max
         # Of a tenant without a rate none has begun.
         resting = {tenant for tenant, rate in self._starts.items() if rate.wait_s(now)}
-        first, best = None, ((most, 0, 0), "")
-        for job, known in self._quotas.live.items():
-            waits = known.state == JOB_STATE_QUEUED or job in self._left
-            if not waits or job in self._runners or known.tenant in resting:
-                continue
-            key = (running[known.tenant], *known.urgency), job
-            if key < best and not (suspected and known.suspect):
-                first, best = known, key
-        if first is None:
+        waiting = (
+            (running[known.tenant], *known.urgency, job)
+            for job, known in self._quotas.live.items()
+            if (known.state == JOB_STATE_QUEUED or job in self._left)
+            and job not in self._runners
+            and known.tenant not in resting
+            and not (suspected and known.suspect)
+        )
+        most = self._quotas.places_max
+        others, *_, first = min(waiting, default=(most, 0, 0, ""))
+        if others >= most:
             return None
         if len(self._runners) < self._process.settings.running_max:
-            return best[1]
+            return first
         tenant, most = running.most_common(1)[0]
-        if not running[first.tenant] and most > 1 and not self._leaving:
+        if not others and most > 1 and not self._leaving:
             newest = [job for job, runner in self._runners.items() if runner.tenant == tenant][-1]
             _log.info("job %s waits: tenant %s has %d others", newest, tenant, most - 1)
             self._leaving.add(newest)
@@ -270,17 +272,16 @@ class Scheduler:
     def _show(self, registry: MetricRegistry) -> None:
         """Gauges, which are read on other threads."""
 
-        def sum_of(read: Callable[[JobRunner], int]) -> Callable[[], Iterable[Point]]:
-            return lambda: [((), sum(map(read, list(self._runners.values()))))]
+        def show(name: Metric, read: Callable[[list[JobRunner]], float]) -> None:
+            registry.observe(name, lambda: [((), read(list(self._runners.values())))])
 
-        def oldest_s() -> float:
-            now = time.monotonic()
-            return max((now - one.beat_at for one in list(self._runners.values())), default=0.0)
+        def oldest_s(runners: list[JobRunner]) -> float:
+            return max((time.monotonic() - one.beat_at for one in runners), default=0.0)
 
-        registry.observe(catalog.JOBS_RUNNING, sum_of(lambda _: 1))
-        registry.observe(catalog.JOB_WINDOW, sum_of(lambda runner: runner.concurrency))
-        registry.observe(catalog.JOB_IN_FLIGHT, sum_of(lambda runner: runner.in_flight))
-        registry.observe(catalog.OLDEST_LEASE, lambda: [((), oldest_s())])
+        show(catalog.JOBS_RUNNING, len)
+        show(catalog.JOB_WINDOW, lambda runners: sum(one.concurrency for one in runners))
+        show(catalog.JOB_IN_FLIGHT, lambda runners: sum(one.in_flight for one in runners))
+        show(catalog.OLDEST_LEASE, oldest_s)
 
     def _divide(self) -> None:
         tenants = {job: runner.tenant for job, runner in self._runners.items()}

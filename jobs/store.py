@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import Header, RawStreamMsg
+from nats.js.api import Header
 from nats.js.errors import APIError, NotFoundError
 
 from sluice.errors import (
@@ -171,14 +171,14 @@ class JobStore:
         found = await self._get(stream, subject, direct=True)
         if found is None:
             raise UploadUnknown(f"upload {upload} is gone")
-        return found.data or b""
+        return found[0]
 
     # Messages of the operator's streams.
 
     async def read_messages(self, upload: str, number: int) -> MessageChunk | None:
         """A chunk of an input from NATS; None while there is none."""
         found = await self._get(subjects.JOB_INPUTS_STREAM, subjects.job_input(upload, number))
-        return None if found is None else unpack(MessageChunk, found.data or b"")
+        return None if found is None else unpack(MessageChunk, found[0])
 
     async def write_messages(self, upload: str, number: int, chunk: MessageChunk) -> None:
         """Stores the next chunk of an input from NATS.
@@ -197,22 +197,18 @@ class JobStore:
         Raises:
             InvalidRequest: there is no such stream.
         """
-        found = await self._get(stream, subject, sequence)
-        if found is None:
-            return None
-        assert found.seq is not None, "stored messages have one"
-        return found.data or b"", found.seq
+        return await self._get(stream, subject, sequence)
 
     async def _get(
         self, stream: str, subject: str, sequence: int | None = None, *, direct: bool = False
-    ) -> RawStreamMsg | None:
-        """The last message of a subject, or the first at ``sequence`` or behind it.
+    ) -> tuple[bytes, int] | None:
+        """The last message of a subject, or the first at ``sequence`` or behind it, with its own.
 
         ``direct``: another server of a cluster may answer, with less than there is.
         """
         js, behind = self._js, sequence is not None
         try:
-            return await js.get_msg(stream, sequence, subject, direct=direct, next=behind)
+            found = await js.get_msg(stream, sequence, subject, direct=direct, next=behind)
         except NotFoundError as error:
             if error.err_code == _NO_STREAM:
                 raise InvalidRequest.of(
@@ -223,6 +219,8 @@ class JobStore:
         except (TimeoutError, NatsError) as error:
             what = f"stream {stream} does not answer ({type(error).__name__})"
             raise _unavailable(what) from error
+        assert found.seq is not None, "stored messages have one"
+        return found.data or b"", found.seq
 
     # Results.
 
@@ -231,10 +229,7 @@ class JobStore:
         found = await self._get(
             subjects.JOB_RESULTS_STREAM, subjects.job_results(job, stage, round_)
         )
-        if found is None:
-            return JobSegment(), 0
-        assert found.seq is not None, "stored messages have one"
-        return unpack(JobSegment, found.data or b""), found.seq
+        return (JobSegment(), 0) if found is None else (unpack(JobSegment, found[0]), found[1])
 
     async def append(
         self, job: str, stage: int, round_: int, segment: JobSegment, last: int
@@ -254,10 +249,7 @@ class JobStore:
         """The first segment of a pass at ``sequence`` or behind it, with its own; None when there is none."""
         stream, subject = subjects.JOB_RESULTS_STREAM, subjects.job_results(job, stage, round_)
         found = await self._get(stream, subject, sequence, direct=True)
-        if found is None:
-            return None
-        assert found.seq is not None, "stored messages have one"
-        return unpack(JobSegment, found.data or b""), found.seq
+        return None if found is None else (unpack(JobSegment, found[0]), found[1])
 
     async def _publish(
         self, subject: str, payload: bytes, headers: dict[str, str], timeout_s: float = ANSWER_S

@@ -137,8 +137,9 @@ def fit(samples: Sequence[StepSample]) -> CostFit:
 
 
 def _solve(samples: Sequence[StepSample], scales: Sequence[float]) -> StepCost:
-    """Least squares of the errors over ``scales``; a part that comes out negative is 0, and the rest solved again."""
+    """Least squares of the errors over ``scales``, none of the parts negative."""
     import numpy as np
+    from scipy.optimize import nnls
 
     weights = 1 / np.array(scales)
     parts = np.array(
@@ -150,18 +151,8 @@ def _solve(samples: Sequence[StepSample], scales: Sequence[float]) -> StepCost:
             for s in samples
         ]
     )
-    weighted = parts * weights[:, None]
-    wanted = np.array([s.seconds for s in samples]) * weights
-    used = [column for column in range(parts.shape[1]) if parts[:, column].any()]
-    solved = np.zeros(parts.shape[1])
-    while used:
-        solved[:] = 0.0
-        solved[used] = np.linalg.lstsq(weighted[:, used], wanted, rcond=None)[0]
-        worst = min(used, key=lambda column: float(solved[column]))
-        if solved[worst] >= 0:
-            break
-        used.remove(worst)
-    return StepCost(*(float(part) for part in solved))
+    wanted = np.array([s.seconds for s in samples])
+    return StepCost(*map(float, nnls(parts * weights[:, None], wanted * weights)[0]))
 
 
 def _said(cost: StepCost, samples: Sequence[StepSample]) -> list[float]:

@@ -1,8 +1,7 @@
 """What gateways and other servers of the mesh say of themselves, by gRPC health and by answering at all."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -33,10 +32,11 @@ async def wait_until_serving(
             open_channel(address, channel_credentials(tls), CHANNEL_OPTIONS) as channel,
         ):
             for model in models:
-                async with aclosing(_health_changes(channel, f"model.{model}")) as changes:
-                    async for said in changes:
-                        if said == _SERVING:
-                            break
+                while True:
+                    said = await _health_of(channel, f"model.{model}")
+                    if said == _SERVING:
+                        break
+                    await asyncio.sleep(_RETRY_S)
     except TimeoutError:
         raise SetupError(
             f"the gateway at {address} was not ready after {bound_s:.0f} s (health of model {model}: {said}); "
@@ -58,27 +58,17 @@ async def wait_until_reachable(
         raise SetupError(f"{name} does not answer at {address}; see its log") from None
 
 
-async def _health_changes(channel: grpc.aio.Channel, service: str) -> AsyncGenerator[str]:
-    """The health of ``service`` at every change, or the code of a failed call: the gateway may come back."""
-    stub = health_pb2_grpc.HealthStub(channel)
-    while True:
-        call = stub.Watch(health_pb2.HealthCheckRequest(service=service), wait_for_ready=True)
-        try:
-            async for response in call:
-                yield str(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
-        except grpc.aio.AioRpcError as error:
-            yield str(error.code().name)
-        finally:
-            call.cancel()
-        await asyncio.sleep(_RETRY_S)
+async def _health_of(channel: grpc.aio.Channel, service: str) -> str:
+    """The health of ``service``, or the code of a call that failed."""
+    request = health_pb2.HealthCheckRequest(service=service)
+    try:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=_ANSWER_S)
+    except grpc.aio.AioRpcError as error:
+        return str(error.code().name)
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
 async def denies(address: str, service: str, tls: Path | None = None) -> bool:
     """Whether the gateway at ``address`` answers, and says that it does not serve ``service``, or does not know it."""
-    request = health_pb2.HealthCheckRequest(service=service)
     async with open_channel(address, channel_credentials(tls), CHANNEL_OPTIONS) as channel:
-        try:
-            answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=_ANSWER_S)
-        except grpc.aio.AioRpcError as error:
-            return error.code() is grpc.StatusCode.NOT_FOUND
-    return bool(answer.status != health_pb2.HealthCheckResponse.SERVING)
+        return await _health_of(channel, service) in ("NOT_SERVING", "SERVICE_UNKNOWN", "NOT_FOUND")
