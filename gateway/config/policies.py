@@ -17,9 +17,9 @@ from gateway.routing.prediction import CASCADE, PROMPT, HeadKey, LearnedHead, po
 from gateway.routing.router import ModelFacts, Router
 from gateway.safety.compiled import CompiledPolicies, compile_policies, rule_names
 from gateway.safety.inspector import Inspector
+from gateway.safety.patterns import PatternError
 from gateway.safety.policy import SECTION, Policies, PolicyError, load_policies
 from gateway.safety.rules.lexicon import Lexicon
-from gateway.safety.rules.spec import RuleError
 from gateway.upstream.cascade import CHECKS
 from sluice.settings import Settings, SettingsError
 from sluice.settings.routing import RoutingPolicy, Target
@@ -57,7 +57,7 @@ def read_policies(settings: Settings, path: Path | None = None) -> Policies:
         policies = load_policies(text, _read_list, rule_names(), _labels(settings), taggers)
         for policy in policies.by_name.values():
             Lexicon(policy.deny, policy.allow)
-    except (PolicyError, RuleError) as error:
+    except (PolicyError, PatternError) as error:
         raise SettingsError(f"{where}{error}") from None
     return policies
 

@@ -92,7 +92,7 @@ def compile_policies(
     ``labels``: of the models that classify, by name.
 
     Raises:
-        RuleError: a list cannot be used.
+        PatternError: a list cannot be used.
     """
     made = _Compiler(policies.settings.rules, labels or {})
     compiled = {name: made.compiled(policy) for name, policy in policies.by_name.items()}

@@ -36,7 +36,6 @@ class PatternError(ValueError):
     """
 
     def __init__(self, reason: str, position: int | None = None) -> None:
-        self.reason = reason
         self.position = position
         super().__init__(reason if position is None else f"position {position}: {reason}")
 

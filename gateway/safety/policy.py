@@ -33,7 +33,7 @@ from gateway.safety.guards.entities import entities_of, rule_of
 from gateway.safety.output.automaton import Automaton, watched_rules
 from gateway.safety.patterns import PatternError, width_of
 from gateway.safety.rules.ruleset import RuleSet
-from gateway.safety.rules.spec import Form, RuleError, RuleSpec
+from gateway.safety.rules.spec import Form, RuleSpec
 from gateway.safety.settings import GuardSettings, PolicySettings, RuleSettings, SafetySettings
 from gateway.safety.text.normalize import normalize
 
@@ -357,9 +357,6 @@ def problems_of(rule: RuleSettings) -> Iterator[Problem]:
         Automaton(watched_rules([spec]))
     except PatternError as error:
         yield ("pattern",), str(error)
-        return
-    except RuleError as error:
-        yield ("pattern",), error.reason
         return
     for key, examples, expected in (
         ("must_match", rule.must_match, True),

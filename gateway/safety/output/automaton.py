@@ -32,7 +32,6 @@ from gateway.safety.findings import Finding
 from gateway.safety.patterns import (
     NOWHERE,
     Links,
-    PatternError,
     Positions,
     bits_of,
     positions_of,
@@ -41,7 +40,7 @@ from gateway.safety.patterns import (
     union,
 )
 from gateway.safety.rules.lexicon import fold_case
-from gateway.safety.rules.spec import LOOKAHEAD, LOOKBEHIND, RuleError, RuleSpec
+from gateway.safety.rules.spec import LOOKAHEAD, LOOKBEHIND, RuleSpec
 from gateway.safety.text import characters as c
 
 _UNSEEN: Final = frozenset(
@@ -289,12 +288,8 @@ class Automaton:
     def _add(self, rule: WatchedRule) -> None:
         for pattern, head in zip_longest(rule.patterns, rule.heads, fillvalue=""):
             assert pattern.startswith(head), "a head is where its pattern begins"
-            try:
-                positions = positions_of(pattern)
-                head_chars = len(positions_of(head).chars) if head else 0
-            except PatternError as error:
-                raise RuleError(rule.id, error.reason, error.position) from None
-            self._place(rule, positions, head_chars)
+            head_chars = len(positions_of(head).chars) if head else 0
+            self._place(rule, positions_of(pattern), head_chars)
 
     def _place(self, rule: WatchedRule, positions: Positions, head_chars: int) -> None:
         base, size = len(self._follow[0]), len(positions.chars)

@@ -146,7 +146,7 @@ def output_rules(
         readers: token classifiers that read answers.
 
     Raises:
-        RuleError: a pattern cannot be followed in a stream; the message names the rule.
+        PatternError: a pattern cannot be followed in a stream.
     """
     settings, table = policy.settings.output, policy.output_actions
     for_answers = OutputOnlyScanner(settings)

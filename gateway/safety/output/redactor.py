@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gateway.safety.actions import Action, ActionTable, Edit, Placeholders, apply, clusters
+from gateway.safety.actions import Action, ActionTable, Edit, Placeholders, apply, clusters, edited
 from gateway.safety.findings import Finding
 from gateway.safety.output.automaton import (
     UNBOUNDED,
@@ -235,22 +235,15 @@ class Redactor:
 
     def _show(self, piece: str, edits: Sequence[Edit]) -> str:
         """``piece`` with ``edits``; it is dealt with from now on."""
-        shown, at = [], 0
         for edit in edits:
-            shown.append(piece[at : edit.start])
-            shown.append(edit.shown)
-            at = edit.end
-            base = self.decided
-            placed = replace(edit, start=base + edit.start, end=base + edit.end)
-            self.edits.append(placed)
-            self.hidden.append((placed.start, placed.end))
+            start, end = self.decided + edit.start, self.decided + edit.end
+            self.edits.append(replace(edit, start=start, end=end))
+            self.hidden.append((start, end))
             if edit.action is Action.BLOCK:
-                at = len(piece)
-                self.shown_to = base + edit.start
-        shown.append(piece[at:])
+                self.shown_to = start
         self.decided += len(piece)
         self._remember(piece)
-        return "".join(shown) if edits else piece
+        return edited(piece, edits)
 
     def _remember(self, piece: str) -> None:
         self._context += piece if piece.isascii() else view(piece)[0]

@@ -13,7 +13,8 @@ from typing import Final
 from ahocorasick_rs import AhoCorasick
 
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.rules.spec import RuleError, Span
+from gateway.safety.patterns import PatternError
+from gateway.safety.rules.spec import Span
 from gateway.safety.text.characters import UNSPACED
 
 DENY_LIST: Final = "deny.list"
@@ -27,7 +28,7 @@ class Lexicon:
     """A deny list and an allow list, compiled once. Entries that occur inside each other are all found."""
 
     def __init__(self, deny: Iterable[str] = (), allow: Iterable[str] = ()) -> None:
-        """Raises `RuleError` for empty and overlong entries."""
+        """Raises `PatternError` for empty and overlong entries."""
         denied = [_checked(DENY_LIST, entry) for entry in dict.fromkeys(deny)]
         allowed = [_checked("allow.list", entry) for entry in dict.fromkeys(allow)]
         self._denied = len(denied)
@@ -88,9 +89,9 @@ def fold_case(text: str) -> str:
 
 def _checked(name: str, entry: str) -> str:
     if not entry.strip():
-        raise RuleError(name, "an entry is empty")
+        raise PatternError(f"{name}: an entry is empty")
     if len(entry) > ENTRY_CHARS_MAX:
-        raise RuleError(name, f"an entry is longer than {ENTRY_CHARS_MAX} characters")
+        raise PatternError(f"{name}: an entry is longer than {ENTRY_CHARS_MAX} characters")
     return fold_case(entry)
 
 

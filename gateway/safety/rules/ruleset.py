@@ -77,7 +77,7 @@ class RuleSet:
         lists: Lexicon = _NO_LISTS,
         limits: LimitSettings | None = _LIMITS,
     ) -> None:
-        """Compiles. ``limits``: None for answers, which are neither limited nor decoded. Raises `RuleError`."""
+        """Compiles. ``limits``: None for answers, which are neither limited nor decoded. Raises `PatternError`."""
         self.specs = tuple(specs)
         self.lists = lists
         self._has_lists = bool(lists)

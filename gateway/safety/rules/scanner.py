@@ -24,7 +24,7 @@ import numpy as np
 from gateway.safety.findings import Finding
 from gateway.safety.patterns import PatternError, compiled, width_of
 from gateway.safety.rules.scoring import Indicator, judge, weigh
-from gateway.safety.rules.spec import Form, RuleError, RuleMatch, RuleSpec, Span, Validator
+from gateway.safety.rules.spec import Form, RuleMatch, RuleSpec, Span, Validator
 from gateway.safety.rules.stored import database_of
 from gateway.safety.rules.validators import COSTLY, VALIDATORS
 from gateway.safety.text.characters import DASHES
@@ -84,7 +84,7 @@ class Prefilter:
             self._scratches = [hyperscan.Scratch(self._database)]
         except hyperscan.error as error:
             # A rule of the operator was tried alone when the file was loaded.
-            raise RuleError(named[0][0], f"the engine refuses the pattern: {error}", 0) from None
+            raise PatternError(f"the engine refuses the pattern: {error}") from None
 
     def present(self, data: bytes) -> Mapping[int, int]:
         """The patterns that occur, each with the byte offset where its first match may end."""
@@ -117,15 +117,12 @@ class CompiledForm:
     """A pattern that can be searched for."""
 
     def __init__(self, spec: RuleSpec, form: Form) -> None:
-        """Raises `RuleError` for patterns that are not accepted."""
+        """Raises `PatternError` for patterns that are not accepted."""
         self.spec = spec
         self.form = form
         self.hint = _hint_of(spec, form)
-        try:
-            self.width = width_of(form.pattern).most
-            self._regex = compiled(form.pattern.encode())
-        except PatternError as error:
-            raise RuleError(spec.id, error.reason, error.position) from None
+        self.width = width_of(form.pattern).most
+        self._regex = compiled(form.pattern.encode())
         self._validate: Validator = VALIDATORS[spec.validator]
         self._found_max = COSTLY_FOUND_MAX if spec.validator in COSTLY else sys.maxsize
         self._context = _context_of(spec) if form.in_context else None

@@ -16,20 +16,6 @@ import yaml
 from gateway.safety.findings import Severity
 
 
-class RuleError(ValueError):
-    """A rule that cannot be used, with its id and the place of the mistake.
-
-    ``position`` counts characters of the pattern from 0; None when the mistake is not in a pattern.
-    """
-
-    def __init__(self, rule: str, reason: str, position: int | None = None) -> None:
-        self.rule = rule
-        self.reason = reason
-        self.position = position
-        place = "" if position is None else f", position {position}"
-        super().__init__(f"rule {rule}{place}: {reason}")
-
-
 @dataclass(frozen=True, slots=True)
 class Form:
     """One pattern of a rule."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.safety.findings import Severity
 from gateway.safety.patterns import PatternError, Width, width_of
 from gateway.safety.rules.ruleset import RuleSet
-from gateway.safety.rules.spec import Form, RuleError, RuleSpec, default_rules
+from gateway.safety.rules.spec import Form, RuleSpec, default_rules
 from gateway.safety.rules.validators import VALIDATORS
 
 
@@ -100,9 +100,8 @@ def test_what_is_accepted_has_the_width_it_says(pattern: str) -> None:
     ],
 )
 def test_rules_that_cannot_be_used_are_refused_at_compile(spec: RuleSpec, reason: str) -> None:
-    with pytest.raises(RuleError, match=reason) as caught:
+    with pytest.raises(PatternError, match=reason):
         RuleSet((spec,))
-    assert caught.value.rule == "x.a"
 
 
 def test_default_rules_are_each_one_and_stay_within_their_lengths() -> None:

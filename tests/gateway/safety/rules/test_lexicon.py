@@ -5,9 +5,10 @@ import random
 import pytest
 
 from gateway.safety.findings import Severity
+from gateway.safety.patterns import PatternError
 from gateway.safety.rules.lexicon import Lexicon, fold_case
 from gateway.safety.rules.ruleset import RuleSet
-from gateway.safety.rules.spec import RuleError, default_rules
+from gateway.safety.rules.spec import default_rules
 
 
 def found(text: str, *deny: str) -> list[str]:
@@ -49,9 +50,9 @@ def test_allowed_phrases_inside_each_other() -> None:
 
 @pytest.mark.parametrize("entry", ["", "  ", "x" * 257])
 def test_entries_that_cannot_be_used_are_refused(entry: str) -> None:
-    with pytest.raises(RuleError, match=r"deny\.list"):
+    with pytest.raises(PatternError, match=r"deny\.list"):
         Lexicon([entry])
-    with pytest.raises(RuleError, match=r"allow\.list"):
+    with pytest.raises(PatternError, match=r"allow\.list"):
         Lexicon(allow=[entry])
 
 
