@@ -144,7 +144,7 @@ def _input_path(inspector: Inspector) -> Search:
 def _bare_searches() -> tuple[Search, Search]:
     """The patterns of the default rules in one pass of hyperscan, and one by one with RE2."""
     patterns = [form.pattern for spec in default_rules() for form in spec.forms]
-    together = Prefilter([(str(number), pattern) for number, pattern in enumerate(patterns)])
+    together = Prefilter(patterns)
     one_by_one = [compiled(pattern.encode()) for pattern in patterns]
 
     def search_each(text: str) -> list[tuple[int, int]]:

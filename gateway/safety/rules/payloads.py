@@ -9,7 +9,7 @@ import binascii
 import codecs
 import re
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +18,7 @@ import re2
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.patterns import compiled
 from gateway.safety.rules.lexicon import Lexicon
-from gateway.safety.rules.scanner import RuleScanner, Subject
+from gateway.safety.rules.scanner import RuleScanner, Subject, findings_of
 from gateway.safety.rules.spec import Span
 
 PAYLOAD_BYTES_MAX: Final = 8 << 10
@@ -153,20 +153,11 @@ class Payloads:
                     return found
         return found
 
-    def rot13_findings(self, subject: Subject, indicators: Mapping[int, int]) -> list[Finding]:
-        """Injections in rot13, which has no runs to look for: ``subject`` is turned, ``indicators`` occur in it."""
-        inner = self._scanner.findings(subject, indicators)
-        hidden = [each for each in inner if each.severity >= Severity.HIGH]
-        return [
-            Finding("injection.encoded.rot13", each.start, each.end, Severity.HIGH)
-            for each in hidden
-        ]
-
     def inside(self, payload: str, name: str, span: Span) -> Iterator[Finding]:
         """What a decoded text holds, one finding per family, at the place of the run."""
         subject = Subject(payload)
         present, hints = self._scanner.occurring(subject)
-        inner = self._scanner.findings(subject, present)
+        inner = findings_of(subject, present)
         inner.extend(self._lexicon.denied(subject.text))
         for family, severity in _families(inner):
             yield Finding(f"{family}.encoded.{name}", *span, severity)

@@ -15,7 +15,7 @@ from gateway.safety.findings import Finding, Severity
 from gateway.safety.rules.lexicon import Lexicon
 from gateway.safety.rules.limits import MARKS_HINT, limit_findings
 from gateway.safety.rules.payloads import HINTS, ROT13, Payloads
-from gateway.safety.rules.scanner import RuleScanner, Subject
+from gateway.safety.rules.scanner import RuleScanner, Subject, findings_of
 from gateway.safety.rules.spec import RuleSpec, Span
 from gateway.safety.settings import LimitSettings
 
@@ -110,14 +110,16 @@ class RuleSet:
 
     def _found(self, subject: Subject) -> list[Finding]:
         present, hints = self._scanner.occurring(subject)
-        found = self._scanner.findings(subject, present) if present else []
+        found = findings_of(subject, present) if present else []
         if self._limits is not None:
             if len(subject.text) > self._shortest or hints:
                 found += limit_findings(subject.text, self._limits, hints)
             if hints:
                 found += self._payloads.findings(subject, hints)
             turned = subject.with_letters(ROT13)
-            indicators = self._scanner.occurring_indicators(turned)
-            if indicators:
-                found += self._payloads.rot13_findings(turned, indicators)
+            # Rot13 has no runs to look for: injections that show when the whole text is turned.
+            for each in findings_of(turned, self._scanner.occurring_indicators(turned)):
+                if each.severity >= Severity.HIGH:
+                    rule = "injection.encoded.rot13"
+                    found.append(Finding(rule, each.start, each.end, Severity.HIGH))
         return found

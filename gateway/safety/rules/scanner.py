@@ -75,12 +75,10 @@ def _folded(match: re.Match[str]) -> str:
 class Prefilter:
     """Patterns compiled together. May scan in several threads: each scan has a scratch space of its own."""
 
-    def __init__(self, named: Sequence[tuple[str, str]]) -> None:
-        """``named``: rule id and pattern; a pattern is known by its place in the sequence."""
-        if not named:
-            named = [("", r"\x00never\x00")]
+    def __init__(self, patterns: Sequence[str]) -> None:
+        """A pattern is known by its place in ``patterns``."""
         try:
-            self._database = database_of([pattern for _, pattern in named])
+            self._database = database_of(patterns or [r"\x00never\x00"])
             self._scratches = [hyperscan.Scratch(self._database)]
         except hyperscan.error as error:
             # A rule of the operator was tried alone when the file was loaded.
@@ -173,6 +171,10 @@ def _context_of(spec: RuleSpec) -> re.Pattern[str]:
     return re.compile(rf"(?<![^\W_])(?:{words})", re.IGNORECASE)
 
 
+Occurring = list[tuple[CompiledForm, int]]
+"""Forms that occur in a text, each with a byte offset no later than the end of its first match."""
+
+
 class RuleScanner:
     """One pass for all patterns, then a search with RE2 for those that occur.
 
@@ -183,46 +185,37 @@ class RuleScanner:
         self, specs: Sequence[RuleSpec], extra_hints: Sequence[tuple[str, str]] = ()
     ) -> None:
         """``extra_hints``: names and patterns that others want to know of from the same pass."""
-        self._forms = [CompiledForm(spec, form) for spec in specs for form in spec.forms]
-        self._scored = [at for at, form in enumerate(self._forms) if form.form.weight]
-        self._plain = [at for at, form in enumerate(self._forms) if not form.form.weight]
+        forms = [CompiledForm(spec, form) for spec in specs for form in spec.forms]
+        self._scored = [one for one in forms if one.form.weight]
+        self._plain = [one for one in forms if not one.form.weight]
         self._extra = [name for name, _ in extra_hints]
-        self._scored_pass = prefilter(self._hints(self._scored))
-        self._plain_pass = prefilter((*self._hints(self._plain), *extra_hints))
+        hints = [*(one.hint for one in self._plain), *(pattern for _, pattern in extra_hints)]
+        self._scored_pass = prefilter(tuple(one.hint for one in self._scored))
+        self._plain_pass = prefilter(tuple(hints))
 
-    def _hints(self, places: Sequence[int]) -> tuple[tuple[str, str], ...]:
-        return tuple((self._forms[at].spec.id, self._forms[at].hint) for at in places)
+    def occurring(self, subject: Subject) -> tuple[Occurring, frozenset[str]]:
+        """Which forms occur, and which of the extra hints do."""
+        present = self._plain_pass.present(subject.data)
+        known = len(self._plain)
+        found = [(self._plain[at], end) for at, end in present.items() if at < known]
+        extra = frozenset(self._extra[at - known] for at in present if at >= known)
+        return self.occurring_indicators(subject) + found, extra
 
-    def occurring(self, subject: Subject) -> tuple[Mapping[int, int], frozenset[str]]:
-        """Which forms occur, for `findings`, and which of the extra hints do."""
-        present = self.occurring_indicators(subject)
-        extra = []
-        for at, end in self._plain_pass.present(subject.data).items():
-            if at < len(self._plain):
-                present[self._plain[at]] = end
-            else:
-                extra.append(self._extra[at - len(self._plain)])
-        return present, frozenset(extra)
+    def occurring_indicators(self, subject: Subject) -> Occurring:
+        """Which scored forms occur. Cheaper than `occurring`."""
+        present = self._scored_pass.present(subject.data)
+        return [(self._scored[at], end) for at, end in present.items()]
 
-    def occurring_indicators(self, subject: Subject) -> dict[int, int]:
-        """Which scored forms occur, for `findings`. Cheaper than `occurring`."""
-        if not self._scored:
-            return {}
-        occurring = self._scored_pass.present(subject.data)
-        return {self._scored[at]: end for at, end in occurring.items()}
 
-    def findings(self, subject: Subject, present: Mapping[int, int]) -> list[Finding]:
-        """What the forms that occur find, in no particular order and with overlaps."""
-        plain: list[Finding] = []
-        indicators: list[Indicator] = []
-        for at, end in present.items():
-            compiled = self._forms[at]
-            rule, weight = compiled.spec.id, compiled.form.weight
-            spans = compiled.findings(subject, end)
-            if weight:
-                indicators.extend(
-                    weigh(subject.text, Indicator(rule, *span, weight)) for span in spans
-                )
-            else:
-                plain.extend(Finding(rule, *span, compiled.spec.severity) for span in spans)
-        return [*plain, *judge(indicators)] if indicators else plain
+def findings_of(subject: Subject, occurring: Occurring) -> list[Finding]:
+    """What the forms that occur in ``subject`` find, in no particular order and with overlaps."""
+    plain: list[Finding] = []
+    indicators: list[Indicator] = []
+    for found, end in occurring:
+        rule, weight = found.spec.id, found.form.weight
+        spans = found.findings(subject, end)
+        if weight:
+            indicators.extend(weigh(subject.text, Indicator(rule, *span, weight)) for span in spans)
+        else:
+            plain.extend(Finding(rule, *span, found.spec.severity) for span in spans)
+    return [*plain, *judge(indicators)] if indicators else plain
