@@ -18,7 +18,7 @@ from gateway.admission.pipeline import Admission
 from gateway.admission.policies import InForce, Policies
 from gateway.admission.usage import UsageAccounting
 from gateway.api.admin_service import ADMIN_SERVICE, AdminService
-from gateway.api.generate import Generator, RequestObservers
+from gateway.api.generate import Generator
 from gateway.api.inference_service import InferenceService
 from gateway.api.interceptor import ErrorInterceptor
 from gateway.api.items_service import ItemsService
@@ -252,7 +252,7 @@ class Gateway:
         self.registry.fail_all(
             ShuttingDown("the gateway shut down; resume elsewhere", retry_after_s=RETRY_AFTER_S)
         )
-        await self._generator.observers.shadows.close()
+        await self._generator.shadows.close()
         await self._store.flush(_RECORDS_S)
         await self.shared.close()
 
@@ -322,9 +322,10 @@ class Gateway:
             escalations=EscalationLimiter(),
             guards=GuardClient(upstream),
             state=self.shared,
-            observers=RequestObservers(
-                records, metrics, self._drift, ShadowRunner(upstream, records, self._drift)
-            ),
+            records=records,
+            metrics=metrics,
+            drift=self._drift,
+            shadows=ShadowRunner(upstream, records, self._drift),
             tracer=tracer,
         )
 

@@ -75,31 +75,6 @@ _REPLAYED: Final = GenerateResponse(
 
 
 @dataclass(frozen=True)
-class RequestObservers:
-    """What is recorded, counted and learned of every request: all of it is made of its log."""
-
-    records: RequestRecords
-    metrics: RequestMetrics
-    drift: DriftMonitor
-    shadows: ShadowRunner
-
-    def ended(self, log: RequestLog) -> None:
-        """A valid request has ended: it was refused, got an earlier answer, or its rows have ended."""
-        self.metrics.ended(log, self.records.ended(log))
-
-    def answered(self, context: AdmittedRequest, score: Prediction | None, answer: Answer) -> None:
-        """The answer of an admitted request ended, as its log says; ``score``: of the first model's answer."""
-        log = context.log
-        if score is not None:
-            self.drift.scored(score)
-            log.plan = replace(context.plan, scores=(*context.plan.scores, score))
-        self.ended(log)
-        if log.answer_taken or (log.guards is not None and log.guards.decided):
-            self.records.decided(log)
-        self.shadows.ended(context, answer)
-
-
-@dataclass(frozen=True)
 class Kind:
     """What differs between the methods.
 
@@ -121,7 +96,7 @@ GENERATE: Final = Kind(
 
 @dataclass(frozen=True)
 class Generator:
-    """Answers calls; holds what all of them share."""
+    """Answers calls; holds what all of them share, and what is recorded, counted and learned of each from its log."""
 
     settings: GatewaySettings
     limiter: ClassLimiter
@@ -129,8 +104,26 @@ class Generator:
     escalations: EscalationLimiter
     guards: GuardClient
     state: SharedState
-    observers: RequestObservers
+    records: RequestRecords
+    metrics: RequestMetrics
+    drift: DriftMonitor
+    shadows: ShadowRunner
     tracer: Tracer
+
+    def ended(self, log: RequestLog) -> None:
+        """A valid request has ended: it was refused, got an earlier answer, or its rows have ended."""
+        self.metrics.ended(log, self.records.ended(log))
+
+    def answered(self, context: AdmittedRequest, score: Prediction | None, answer: Answer) -> None:
+        """The answer of an admitted request ended, as its log says; ``score``: of the first model's answer."""
+        log = context.log
+        if score is not None:
+            self.drift.scored(score)
+            log.plan = replace(context.plan, scores=(*context.plan.scores, score))
+        self.ended(log)
+        if log.answer_taken or (log.guards is not None and log.guards.decided):
+            self.records.decided(log)
+        self.shadows.ended(context, answer)
 
     def timeout_s(self, call: AnyCall) -> float:
         """How long ``call`` may take, seconds."""
@@ -234,11 +227,11 @@ class RunningCall:
     def refused(self, error: BaseException, request: ValidRequest) -> None:
         """The request was not admitted, or ended before that: it leaves a record too."""
         self._log.refused(self.error_of(error, request).reason)
-        self._shared.observers.ended(self._log)
+        self._shared.ended(self._log)
 
     async def admit(self, incoming: AdmittedRequest, rows_of: RowsOf | None = None) -> None:
         """Decides all about a request; raises as `Admission.admit`, and TransportUnavailable."""
-        request, records = incoming.request, self._shared.observers.records
+        request, records = incoming.request, self._shared.records
         if records.store.audit_writer.is_full:
             raise TransportUnavailable(
                 "JetStream does not store the audit of earlier requests",
@@ -337,14 +330,14 @@ class _GenerateCall(RunningCall):
         token = context.resume_token(kept.model)
         answer = kept.answer_to(context.started(), timings, token)
         log.kept(answer)
-        self._shared.observers.ended(log)
+        self._shared.ended(log)
         return answer
 
     def _open(self, context: AdmittedRequest) -> Answer:
         """A new answer, its task on the way. Nothing is awaited after it is open: the caller's `leave` closes it."""
         request, prepared, guards = context.request, context.first, None
         for score in context.plan.scores:
-            self._shared.observers.drift.scored(score)
+            self._shared.drift.scored(score)
         if context.second is not None:
             self._cascade = Cascade(self._upstream, self._shared.escalations, context)
         if context.inspection.guards or context.inspection.answer_readers:
@@ -382,7 +375,7 @@ class _GenerateCall(RunningCall):
         if self._log.answer_key:
             self._shared.state.answers.ended(self._log.answer_key, answer)
         score = None if self._cascade is None else self._cascade.score
-        self._shared.observers.answered(context, score, answer)
+        self._shared.answered(context, score, answer)
 
     async def _read(self, request: ValidRequest, answer: Answer) -> None:
         """Writes the events of an answer as they come."""

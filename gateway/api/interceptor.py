@@ -8,7 +8,7 @@ request that it cannot parse; here it becomes an error of ours.
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final
@@ -58,7 +58,9 @@ class GrpcCall:
     def __init__(self, context: Any, entries: Metadata) -> None:
         """The call of ``context`` with the metadata ``entries``; ``caller`` is not known yet."""
         self.caller: Caller
-        self.metadata = {key: value for key, value in entries if isinstance(value, str)}
+        self.metadata: Mapping[str, str] = {
+            key: value for key, value in entries if isinstance(value, str)
+        }
         self.write: Callable[[Any], Awaitable[None]] = context.write
         self._remaining_s: Callable[[], float | None] = context.time_remaining
         self.peer: Callable[[], str] = context.peer

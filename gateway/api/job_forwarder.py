@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -11,8 +11,9 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import Message
 
+from gateway.admission.calls import AnyCall
 from gateway.api.interceptor import GrpcCall
-from gateway.identity.caller import JOB_READS, MESH, Caller
+from gateway.identity.caller import JOB_READS, MESH
 from sluice.client.channel import (
     RECONNECT_IN_MESH_MS_MAX,
     error_of,
@@ -59,30 +60,30 @@ class JobForwarder(grpc.GenericRpcHandler):
             return None
         return grpc.stream_stream_rpc_method_handler(partial(self._forward, method))
 
-    def begin(
-        self, caller: Caller, sent: Mapping[str, str], method: str, *request: Message, wait_s: float
-    ) -> Any:
-        """Begins a call of our own for ``caller``, who ``sent`` this metadata; in a block of `errors_of_jobs`.
+    def begin(self, asked_by: AnyCall, method: str, *request: Message, wait_s: float) -> Any:
+        """Begins a call of our own for ``asked_by``; in a block of `errors_of_jobs`.
 
         Raises:
             JobsDisabled: there is nobody to call.
         """
         call = getattr(JobServiceStub(self._open()), method)
-        return call(*request, metadata=self.metadata(caller, sent), timeout=wait_s)
+        return call(*request, metadata=self.metadata(asked_by), timeout=wait_s)
 
-    def metadata(
-        self, caller: Caller, sent: Mapping[str, str], method: str = ""
-    ) -> tuple[tuple[str, str], ...]:
-        """What a process of `jobs` is told of ``caller``, who ``sent`` this metadata.
+    def metadata(self, call: AnyCall, method: str = "") -> tuple[tuple[str, str], ...]:
+        """What a process of `jobs` is told of ``call``.
 
-        ``method``: it may see the jobs of other tenants where its role lets it call this one for them; unset: not.
+        A process of the mesh, or anybody where nobody is asked, calls for one tenant. ``method``: its caller may see
+        the jobs of other tenants where its role lets it call this one for them; unset: not.
         """
-        trace = sent.get(TRACEPARENT, "")
-        return (
-            *signed(dict(_identity(caller, method)), self._mesh_key()),
-            # A header of HTTP may have characters that metadata cannot; a trace context has none of them.
-            *(((TRACEPARENT, trace),) if _TRACE.fullmatch(trace) else ()),
-        )
+        caller = call.caller
+        identity = {TENANT_METADATA: caller.tenant}
+        scope = caller.reads if method in JOB_READS else caller.changes
+        if method and scope is None and MESH not in caller.roles:
+            identity[ALL_TENANTS_METADATA] = "1"
+        trace = call.metadata.get(TRACEPARENT, "")
+        # A header of HTTP may have characters that metadata cannot; a trace context has none of them.
+        traced = ((TRACEPARENT, trace),) if _TRACE.fullmatch(trace) else ()
+        return (*signed(identity, self._mesh_key()), *traced)
 
     async def close(self) -> None:
         """Ends what still runs."""
@@ -92,10 +93,8 @@ class JobForwarder(grpc.GenericRpcHandler):
     async def _forward(
         self, method: str, requests: AsyncIterator[bytes], context: GrpcCall
     ) -> None:
-        metadata = self.metadata(context.caller, context.metadata, method)
-        call: Any = self._open().stream_stream(method)(
-            timeout=context.remaining_s, metadata=metadata
-        )
+        metadata, timeout_s = self.metadata(context, method), context.remaining_s
+        call: Any = self._open().stream_stream(method)(timeout=timeout_s, metadata=metadata)
         sending = asyncio.ensure_future(_send(requests, call))
         try:
             async for response in call:
@@ -129,15 +128,6 @@ def errors_of_jobs() -> Iterator[None]:
     except grpc.aio.AioRpcError as error:
         _details(error)
         raise error_of(error) from None
-
-
-def _identity(caller: Caller, method: str) -> tuple[tuple[str, str], ...]:
-    """Whose jobs the call may see. A process of the mesh, or anybody where nobody is asked, calls for one tenant."""
-    scope = caller.reads if method in JOB_READS else caller.changes
-    named = ((TENANT_METADATA, caller.tenant),)
-    if not method or scope is not None or MESH in caller.roles:
-        return named
-    return (*named, (ALL_TENANTS_METADATA, "1"))
 
 
 async def _send(requests: AsyncIterator[bytes], call: Any) -> None:

@@ -187,7 +187,7 @@ class _TextsCall(RunningCall):
             cached=not rows and not error,
         )
         self._log.rows_ended(admitted.plan, rows, usage, error, now)
-        self._shared.observers.ended(self._log)
+        self._shared.ended(self._log)
         return usage
 
 

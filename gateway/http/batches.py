@@ -158,7 +158,7 @@ class JobCalls:
         return batch_object((await self._ask(call, method, request)).job)
 
     def _begin(self, call: HttpCall, method: str, *request: Message, wait_s: float) -> Any:
-        return self._jobs.begin(call.caller, call.metadata, method, *request, wait_s=wait_s)
+        return self._jobs.begin(call, method, *request, wait_s=wait_s)
 
     async def _ask(self, call: HttpCall, method: str, request: Message) -> Any:
         """What JobService answers to the caller of ``call``."""

@@ -1,12 +1,11 @@
 """Learns from answers that have ended: keeps their outcomes, and gives the same request to shadow models.
 
-Shadows never delay an answer: they are rows of class bulk, sent after the caller has its answer. A shadow that cannot
-be run cheaply is dropped and counted.
+Shadows never delay an answer: they are rows of class bulk, sent after the caller has its answer. The
+record of the request says why a shadow was dropped.
 """
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -66,33 +65,20 @@ class _Shadow:
 
 
 class ShadowRunner:
-    """Runs shadows; the one owner of those that are in flight.
-
-    Attributes:
-        dropped: number of shadows that were not run, or gave no answer, by reason.
-    """
+    """Runs shadows; the one owner of those that are in flight."""
 
     def __init__(self, upstream: Upstream, records: RequestRecords, drift: DriftMonitor) -> None:
-        self.dropped: Counter[str] = Counter()
         self._upstream = upstream
         self._records = records
         self._drift = drift
         self._running = BackgroundTasks()
 
-    def ended(self, context: AdmittedRequest, answer: Answer) -> None:
-        """Keeps the outcome of a request that has just ended, and starts its shadows."""
-        try:
-            self._learn_from(context, answer)
-        except Exception:  # the frames of other answers that came with its last one would be lost
-            _log.exception("request %s: nothing was learned", answer.request_id)
-
     async def close(self) -> None:
-        """Cancels the shadows in flight, and logs how many were dropped."""
-        if self.dropped:
-            _log.info("shadows dropped: %s", dict(self.dropped))
+        """Cancels the shadows in flight."""
         await self._running.close()
 
-    def _learn_from(self, context: AdmittedRequest, answer: Answer) -> None:
+    def ended(self, context: AdmittedRequest, answer: Answer) -> None:
+        """Keeps the outcome of a request that has just ended, and starts its shadows."""
         learning = context.plan.learning
         if learning is None or not learnable(context.request, answer):
             return
@@ -175,9 +161,7 @@ class ShadowRunner:
 
     def _ended(self, shadow: _Shadow, dropped: str) -> None:
         """A shadow answered, or was dropped for a reason, after the request had ended."""
-        if dropped:
-            self.dropped[dropped] += 1
-            shadow.run.dropped = dropped
+        shadow.run.dropped = dropped
         log = shadow.context.log
         log.shadows = [*log.shadows, shadow.run]
         self._records.ended(log)

@@ -11,6 +11,7 @@ from google.rpc import status_pb2
 from gateway.admission import calls as arriving
 from gateway.admission.calls import Arriving, CallChecks, ClassLimiter
 from gateway.api.interceptor import ErrorInterceptor
+from gateway.api.items_service import ItemCall
 from gateway.api.job_forwarder import MESSAGE_BYTES_MAX, JobForwarder
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import Caller
@@ -204,6 +205,8 @@ async def test_a_request_that_does_not_arrive_ends_the_call(
 async def test_a_trace_context_that_is_none_is_not_passed_on(trace: str) -> None:
     forwarder = JobForwarder(JobsSettings(address="127.0.0.1:1"), lambda: None)
     acme = Caller("acme")
-    assert forwarder.metadata(acme, {"traceparent": trace}) == (("sluice-tenant", "acme"),)
+    call = ItemCall(acme, {"traceparent": trace}, None)
+    assert forwarder.metadata(call) == (("sluice-tenant", "acme"),)
     valid = f"00-{'1' * 32}-{'2' * 16}-01"
-    assert forwarder.metadata(acme, {"traceparent": valid})[-1] == ("traceparent", valid)
+    call = ItemCall(acme, {"traceparent": valid}, None)
+    assert forwarder.metadata(call)[-1] == ("traceparent", valid)
