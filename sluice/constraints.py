@@ -5,8 +5,7 @@ The gateway refuses what a worker could not enforce, so both read constraints he
 
 import json
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Final
@@ -134,17 +133,6 @@ def problem_before(kind: str, text: str) -> str | None:
     return None
 
 
-def costly_part(kind: str, text: str) -> str:
-    """The part of ``text``, which is too much to compile, that is most likely the reason, and what to do."""
-    if kind != "json_schema":
-        return f"make the {kind} shorter, with fewer and smaller counted repetitions"
-    try:
-        where = max(_costs(_parsed(text), "$"), default=(0, "$"))[1]
-    except RecursionError:
-        where = "$"
-    return f"simplify {_shown(where)}, or take it out"
-
-
 def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
@@ -185,29 +173,6 @@ def _shown(path: str) -> str:
     """``path`` for a message; names in it may have any length."""
     half = _PATH_MAX_CHARS // 2
     return path if len(path) <= _PATH_MAX_CHARS else f"{path[:half]}...{path[-half:]}"
-
-
-def _costs(part: Any, path: str) -> Iterator[tuple[int, str]]:
-    """How much each keyword of a schema may cost, roughly, and where it is."""
-    if isinstance(part, list):
-        for place, one in enumerate(part):
-            yield from _costs(one, f"{path}[{place}]")
-    if not isinstance(part, dict):
-        return
-    for name, value in part.items():
-        below = f"{path}.{name}"
-        if name == "pattern" and isinstance(value, str):
-            counts = (int(count[:9]) for count in re.findall(r"\d+", value))
-            yield len(value) + sum(counts), below
-        elif name == "multipleOf" and _is_number(value):
-            yield int(min(abs(value), 1e9)), below
-        elif name == "allOf" and isinstance(value, list):
-            inner = sum(cost for cost, _ in _costs(value, below))
-            yield inner * len(value), below
-        elif name in ("minLength", "maxLength", "minItems", "maxItems") and isinstance(value, int):
-            yield value, below
-        else:
-            yield from _costs(value, below)
 
 
 def problem_of(kind: str, text: str) -> str | None:

@@ -24,7 +24,7 @@ from jobs import webhooks
 from jobs.input import Format, Template, read_items
 from jobs.input.urls import check_url
 from jobs.outbound import Outbound
-from sluice.constraints import costly_part, problem_before
+from sluice.constraints import problem_before
 from sluice.errors import InternalError, SluiceError
 from sluice.v1 import jobs_pb2
 from sluice.v1.inference_pb2 import AudioFormat, GenerateRequest
@@ -97,14 +97,12 @@ def _constraint(draw: Mutator) -> tuple[str, str]:
 
 
 async def constraints(draw: Mutator) -> str:
-    """What a gateway looks at on its event loop, and what it says of a constraint that was too costly."""
+    """What a gateway looks at on its event loop."""
     kind, text = _constraint(draw)
     begun = time.thread_time()
     problem = problem_before(kind, text)
-    part = "" if problem else costly_part(kind, text)
     used_s = time.thread_time() - begun
     assert used_s < LOOP_S, f"{used_s:.2f} s for {len(text)} characters of a {kind}"
-    assert len(part) < 1000, part
     return "taken" if problem is None else "refused"
 
 
