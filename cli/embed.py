@@ -103,11 +103,7 @@ def _opened(file: str) -> Iterator[BinaryIO]:
     if file == "-":
         yield sys.stdin.buffer
         return
-    try:
-        opened = open(file, "rb")  # noqa: SIM115 (closed below)
-    except OSError as error:
-        raise InputInvalid(f"{file}: {error.strerror}") from error
-    with opened:
+    with open(file, "rb") as opened:
         yield opened
 
 

@@ -47,6 +47,10 @@ def describe(error: Exception) -> dict[str, Any]:
         return {"reason": "USAGE", "message": error.format_message()}
     if isinstance(error, SetupError | SettingsError):
         return {"reason": "SETUP", "message": str(error)}
+    if isinstance(error, OSError) and error.filename is not None:
+        reason = "NO_SUCH_FILE" if isinstance(error, FileNotFoundError) else "FILE"
+        message = f"{error.filename} cannot be read: {error.strerror}"
+        return {"reason": reason, "message": message}
     return {"reason": UNEXPECTED, "message": f"{type(error).__name__}: {error}"}
 
 

@@ -29,16 +29,15 @@ def open_table(path: Path) -> Iterator[tuple[Sequence[str], Iterator[Mapping[str
     """The columns and the rows of a CSV file, plain or .gz, read as they come.
 
     Raises:
-        CommandFailed: it cannot be read, or is no UTF-8 or no CSV; also while rows are taken.
+        OSError: it cannot be read.
+        CommandFailed: it is no UTF-8 or no CSV; also while rows are taken.
     """
     csv.field_size_limit(CELL_CHARS_MAX)
     try:
         with _open_text(path) as file:
             reader = csv.DictReader(file)
             yield list(reader.fieldnames or ()), reader
-    except OSError as error:
-        raise CommandFailed("FILE", f"{path} cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, csv.Error, EOFError) as error:
+    except (UnicodeDecodeError, csv.Error, EOFError, gzip.BadGzipFile) as error:
         raise CommandFailed("FILE", f"{path} is no CSV file in UTF-8: {error}") from error
 
 
@@ -53,7 +52,8 @@ def check_input(path: Path) -> None:
     """Looks at the beginning of the input of a job before it is sent.
 
     Raises:
-        CommandFailed: it is not there, cannot be read, is empty, or is no JSONL though its name says so.
+        OSError: it is not there, or cannot be read.
+        CommandFailed: it is empty, or is no JSONL though its name says so.
     """
     head = next(pieces(path, _HEAD_BYTES), b"")
     if not head:
@@ -65,18 +65,10 @@ def check_input(path: Path) -> None:
 
 
 def pieces(path: Path, size: int = PIECE_BYTES) -> Iterator[bytes]:
-    """The bytes of a file in pieces of ``size``.
-
-    Raises:
-        CommandFailed: it cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            while piece := file.read(size):
-                yield piece
-    except OSError as error:
-        reason = "NO_SUCH_FILE" if isinstance(error, FileNotFoundError) else "FILE"
-        raise CommandFailed(reason, f"{path} cannot be read: {error.strerror}") from error
+    """The bytes of a file in pieces of ``size``; raises OSError."""
+    with path.open("rb") as file:
+        while piece := file.read(size):
+            yield piece
 
 
 def read_input(name: str) -> bytes:

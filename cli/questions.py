@@ -227,7 +227,8 @@ def rows_of(path: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
     """The objects of a JSONL file or the rows of a CSV file, each with its place and its number.
 
     Raises:
-        CommandFailed: the file cannot be read.
+        OSError: the file cannot be read.
+        CommandFailed: it is no such file.
     """
     if ".csv" in path.suffixes:
         with open_table(path) as (_, rows):
@@ -242,8 +243,6 @@ def rows_of(path: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
                     if not isinstance(row, dict):
                         raise _bad(f"{path.name} line {number}: is no object")
                     yield f"{path.name} line {number}", number, row
-    except OSError as error:
-        raise CommandFailed("FILE", f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise _bad(f"{path} is not JSONL: {error}") from error
 
