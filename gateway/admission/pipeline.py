@@ -330,6 +330,7 @@ class Admission:
             features,
             wait_s=lambda model: self._overload.wait_s(model, incoming, now),
             spent=lambda tenant: self._usage.spending.spent(tenant, now),
+            soft_limit=partial(self._usage.limits.soft_limit, policies.settings),
         )
         if (
             plan.strategy == BUDGET

@@ -57,6 +57,10 @@ def _nothing(_: str) -> float:
     return 0.0
 
 
+def _none(_: str) -> None:
+    return None
+
+
 class Router:
     """Chooses the model by the section ``routing``.
 
@@ -101,17 +105,23 @@ class Router:
         features: Features,
         wait_s: Callable[[str], float] = _nothing,
         spent: Callable[[str], float] = _nothing,
+        soft_limit: Callable[[str], tuple[str, str] | None] = _none,
     ) -> Plan:
         """The plan for a request with ``features``. A pure function.
 
         Args:
             wait_s: the expected wait for a worker of a model.
             spent: what a tenant has spent in the last hour, in the currency of the prices.
+            soft_limit: the model that answers instead of others while a tenant is near a limit, and why.
         """
         name, policy = self._selected(features) if self._settings.select else ("", self._settings)
         plan = self._chosen(name, policy, features)
         if plan.strategy != SAFETY and not features.resumed:
-            self._keep_budget(plan, policy, features.tenant, spent)
+            soft = None if plan.strategy == PINNED else soft_limit(features.tenant)
+            if soft is not None and not self._is_cheap(plan.model, soft[0]):
+                self._replace(plan, soft[0], BUDGET, soft[1])
+            else:
+                self._keep_budget(plan, policy, features.tenant, spent)
         if plan.strategy not in (SAFETY, PINNED, BUDGET):
             load, cascade = policy.load, policy.cascade
             if load is not None and (late_s := wait_s(plan.model)) > load.max_wait_s:

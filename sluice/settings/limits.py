@@ -13,6 +13,15 @@ class RateLimits(Section):
     """Of prompts and answers. A request reserves its longest answer, and what it did not use is returned at its end."""
 
 
+class SoftLimit(Section):
+    """What happens before a limit is reached."""
+
+    share: float = Field(0.8, gt=0, lt=1)
+    """Of any limit."""
+    model: Name
+    """It answers then, in place of the model that routing would choose; a model that a request names stays."""
+
+
 class LimitSettings(RateLimits):
     """Limits of one tenant, over all gateways."""
 
@@ -27,3 +36,4 @@ class LimitSettings(RateLimits):
     cost_per_day: NotNegative | None = None
     """In ``currency``; days and months are those of UTC."""
     cost_per_month: NotNegative | None = None
+    soft: SoftLimit | None = None

@@ -535,7 +535,6 @@ _REMOVED: Final[Mapping[str, str]] = {
     "drift.judge_every": "is gone: drift is computed when it is asked for; leave it out",
     "cascade.min_margin": "is gone: `min_logprob` says how sure the first answer must be; leave it out",
     "cascade.hint": "is gone: the second model gets the request as it was sent; leave it out",
-    "limits.soft": "is gone: `routing.budgets` names the model that answers once a budget is spent; leave it out",
     "gateway.queue_max": "is gone: admitted calls wait in their gateway until their deadline; leave it out",
     "cascade.start": "is gone: the second model starts when the first answer is in doubt; leave it out",
     "kv_cache_dtype": "is gone: the KV cache is in the model's `dtype`; for more rows raise `cache_gb`",

@@ -292,6 +292,17 @@ def test_a_cost_that_is_spent_comes_back_when_its_day_or_month_ends(day: int) ->
         world.core.enter(world.given, ACME)
 
 
+def test_a_soft_limit_names_its_model_before_the_hard_one() -> None:
+    world = World({"requests_per_minute": 60, "soft": {"share": 0.8, "model": "small"}})
+    for number in range(10):
+        assert (world.core.soft_limit(world.given, "acme") is not None) is (number >= 8)
+        world.core.enter(world.given, ACME)
+    found = world.core.soft_limit(world.given, "acme")
+    assert found is not None
+    assert found[0] == "small"
+    assert "requests_per_minute" in found[1]
+
+
 def test_other_limits_hold_at_once_and_what_was_taken_stays() -> None:
     world = World({"requests_per_minute": 60})
     for _ in range(10):

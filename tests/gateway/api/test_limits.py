@@ -110,6 +110,21 @@ async def test_tokens_are_settled_when_the_answer_has_ended(
         assert (await listed(wire))["tokens_per_minute"] < used + 40
 
 
+async def test_a_soft_limit_degrades_what_is_routed_and_leaves_what_is_named(
+    nats_url: str, model_folder: Path
+) -> None:
+    limits = {"requests_per_minute": 2, "burst_s": 60, "soft": {"share": 0.4, "model": "small"}}
+    async with open_wire(
+        nats_url,
+        model_folder,
+        tenants={"acme": {"limits": limits}},
+        routing={"default": "large"},
+        prices={"small": (1, 1), "large": (2, 2)},
+    ) as wire:
+        assert await answered(wire, prompt(model="large")) == "large"
+        assert await answered(wire, prompt(model="auto")) == "small"
+
+
 async def test_a_reload_changes_limits(nats_url: str, model_folder: Path) -> None:
     async with open_wire(nats_url, model_folder, tenants=ONE) as wire:
         await answered(wire)
