@@ -72,7 +72,7 @@ class Batcher:
         self._settings = settings
         self._spans = RowSpans(tracer)
         self._gateways = Gateways(nats_client, batcher)
-        self._reporter = Reporter(nats_client, batcher, self._report, lambda: self._drains.revision)
+        self._reporter = Reporter(nats_client, self._report)
         self._drains = control_pb2.DrainsChanged()
         self._answering = BackgroundTasks()
         self._process = Process(
@@ -124,7 +124,7 @@ class Batcher:
     async def _end_model(self, name: str) -> None:
         """Serves a model no longer. Rows that it still has are returned to their gateways."""
         loop = self._loops[name]
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError):  # one that is just beginning anew does not answer
             async with asyncio.timeout(self._settings.batcher.drain_s + CLOSE_S):
                 await loop.drain(self._settings.batcher.drain_s)
         await _end(self._running.pop(name))
@@ -150,22 +150,22 @@ class Batcher:
     def on_control(self, message: control_pb2.ControlMessage, *, broadcast: bool) -> None:
         """Cancels rows, answers which of them this batcher has, or reports to a new gateway."""
         self._gateways.heard(message.gateway, time.monotonic())
-        if message.announce.leaving:
-            self._spans.gateway_left(message.gateway)
-        elif message.HasField("announce"):
-            # It has just begun: rows under its name are of the process before it, and would only delay its own.
-            self.on_gateway_gone(message.gateway)
-            self._reporter.changed()
-        if message.HasField("drains_changed"):
-            self._take_drains(message.drains_changed)
-        for loop in self._loops.values():
-            loop.on_cancel(message.cancel.rows)
+        match message.WhichOneof("message"):
+            case "announce" if message.announce.leaving:
+                self._spans.of_gateways.forget(message.gateway)
+            case "announce":
+                # It has just begun: rows under its name are of the process before it, and would only delay its own.
+                self.on_gateway_gone(message.gateway)
+                self._reporter.changed()
+            case "drains_changed":
+                self._take_drains(message.drains_changed)
+            case "cancel":
+                for loop in self._loops.values():
+                    loop.on_cancel(message.cancel.rows)
         unknown = [
             frame_pb2.RowRef(request_id=asked.request_id, attempt=asked.attempt)
             for asked in message.query.rows
-            if not any(
-                loop.on_question(asked) for loop in self._loops.values() if asked.request_id in loop
-            )
+            if not any(loop.on_question(asked) for loop in self._loops.values())
         ]
         if unknown and not broadcast:
             bundle = frame_pb2.FrameBundle(batcher=self._process.batcher, unknown=unknown)
@@ -192,19 +192,16 @@ class Batcher:
             await stop.wait()
             await _end(reporting, looking)
             await self._reporter.leave()
-            await self._drain()
-            await _end(*self._running.values())
+            await asyncio.gather(*map(self._end_model, list(self._loops)))
         self._spans.close()
-        for loop in self._loops.values():
-            await loop.close()
 
     async def _look_for_gateways(self) -> None:
         """Traces whose gateway was killed say that they are incomplete."""
         while True:
             await asyncio.sleep(LOOK_S)
-            gateways = self._spans.gateways(time.monotonic())
+            gateways = self._spans.of_gateways.processes(time.monotonic())
             for gateway in await self._gateways.absent(gateways) if gateways else ():
-                self._spans.gateway_lost(gateway, time.monotonic())
+                self._spans.of_gateways.lost(gateway, time.monotonic())
 
     async def _serve(self, model: ModelSettings) -> None:
         """Runs a model; after a fault it begins anew, and gateways send its rows again."""
@@ -219,16 +216,13 @@ class Batcher:
             self._reporter.changed()
             await asyncio.sleep(RESTART_S)
 
-    async def _drain(self) -> None:
-        drain_s = self._settings.batcher.drain_s
-        draining = [asyncio.ensure_future(loop.drain(drain_s)) for loop in self._loops.values()]
-        # A model that is just beginning anew has nothing to drain, and does not answer.
-        _, late = await asyncio.wait(draining, timeout=drain_s + CLOSE_S)
-        await _end(*late)
-
-    def _report(self) -> list[control_pb2.ModelReport]:
+    def _report(self) -> control_pb2.BatcherReport:
         gateways = self._gateways.count(time.monotonic())
-        return [loop.report(gateways) for loop in self._loops.values()]
+        return control_pb2.BatcherReport(
+            batcher=self._process.batcher,
+            models=[loop.report(gateways) for loop in self._loops.values()],
+            drains_revision=self._drains.revision,
+        )
 
 
 def addresses(settings: Settings, model: ModelSettings) -> tuple[str, ...]:

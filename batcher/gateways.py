@@ -7,7 +7,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
 import nats.errors
@@ -161,24 +161,13 @@ def _take_control(message: Msg, events: GatewayEvents, *, broadcast: bool) -> No
 
 
 class Reporter:
-    """Publishes `BatcherReport`.
-
-    Args:
-        models: the state of every model now.
-        drains_revision: of the record of drained workers that is heeded.
-    """
+    """Publishes `BatcherReport`; ``report`` makes one."""
 
     def __init__(
-        self,
-        nats_client: Client,
-        batcher: str,
-        models: Callable[[], Sequence[control_pb2.ModelReport]],
-        drains_revision: Callable[[], int],
+        self, nats_client: Client, report: Callable[[], control_pb2.BatcherReport]
     ) -> None:
         self._nats = nats_client
-        self._batcher = batcher
-        self._models = models
-        self._drains_revision = drains_revision
+        self._report = report
         # Above that of an earlier process with this id, whose reports are known still.
         self._sequence = time.time_ns() // 1_000_000
         self._changed = asyncio.Event()
@@ -191,8 +180,7 @@ class Reporter:
         """Reports until it is cancelled."""
         while True:
             self._changed.clear()
-            report = self._report(leaving=False)
-            await self._send(report)
+            report = await self._send()
             busy = any(model.queued for model in report.models)
             try:
                 async with asyncio.timeout(BUSY_INTERVAL_S if busy else INTERVAL_S):
@@ -202,20 +190,14 @@ class Reporter:
 
     async def leave(self) -> None:
         """Sends the last report."""
-        await self._send(self._report(leaving=True))
+        await self._send(leaving=True)
 
-    def _report(self, *, leaving: bool) -> control_pb2.BatcherReport:
+    async def _send(self, *, leaving: bool = False) -> control_pb2.BatcherReport:
+        report = self._report()
         self._sequence += 1
-        return control_pb2.BatcherReport(
-            batcher=self._batcher,
-            models=self._models(),
-            leaving=leaving,
-            sequence=self._sequence,
-            drains_revision=self._drains_revision(),
-        )
-
-    async def _send(self, report: control_pb2.BatcherReport) -> None:
+        report.sequence, report.leaving = self._sequence, leaving
         try:
-            await self._nats.publish(subjects.report(self._batcher), pack(report))
+            await self._nats.publish(subjects.report(report.batcher), pack(report))
         except nats.errors.Error as error:
             log.warning("report: %s", error)
+        return report

@@ -1,7 +1,7 @@
 """What a batcher counts of its queues and batches, and what workers report of themselves.
 
-Counting happens on the event loop, reading on other threads. So gauges are read from the models' last reports, which
-nobody changes afterwards. Counts of a worker begin again with it, as those of a process do.
+Counting happens on the event loop, reading on other threads: messages that are read are replaced, never changed, and
+collections are copied in one step. Counts of a worker begin again with it, as those of a process do.
 """
 
 import time
@@ -27,26 +27,29 @@ _Total = Callable[[worker_pb2.WorkerLoad, worker_pb2.WorkerCounts], float]
 
 
 @dataclass
-class _ModelView:
-    """One model as it was reported last.
+class _Model:
+    """One model.
 
     Attributes:
         names: of its workers.
+        report: the last one.
     """
 
     names: Sequence[str]
+    requests: Requests
     report: control_pb2.ModelReport = field(default_factory=control_pb2.ModelReport)
-    workers: dict[str, WorkerState] = field(default_factory=dict)
-    oldest: Callable[[], dict[str, float]] = dict
-    """Since when the oldest task of each class waits, monotonic seconds."""
-    drained: frozenset[str] = frozenset()
+
+    @property
+    def workers(self) -> dict[str, WorkerState]:
+        """Those with a channel."""
+        return self.requests.workers.known()
 
 
 class BatcherMetrics:
     """The metrics of one batcher process."""
 
     def __init__(self, registry: MetricRegistry) -> None:
-        self._models: dict[str, _ModelView] = {}
+        self._models: dict[str, _Model] = {}
         self._wait = registry.histogram(catalog.QUEUE_WAIT)
         self._batches = registry.counter(catalog.BATCHES)
         self._batch_rows = registry.counter(catalog.BATCH_ROWS)
@@ -69,20 +72,18 @@ class BatcherMetrics:
 
     # Events.
 
-    def serves(self, model: str, workers: Sequence[str]) -> None:
-        """The batcher serves ``model`` with these workers, as it calls them."""
+    def serves(self, model: str, workers: Sequence[str], requests: Requests) -> None:
+        """The batcher serves ``model`` with these workers, as it calls them, from now on or anew."""
         # Replaced, not changed: other threads read it.
-        self._models = {**self._models, model: _ModelView(workers)}
+        self._models = {**self._models, model: _Model(workers, requests)}
 
     def ended(self, model: str) -> None:
         """The batcher does not serve ``model`` any more."""
         self._models = {name: view for name, view in self._models.items() if name != model}
 
-    def reported(self, report: control_pb2.ModelReport, requests: Requests) -> None:
+    def reported(self, report: control_pb2.ModelReport) -> None:
         """A model was reported; nobody changes ``report`` any more."""
-        view = self._models[report.model]
-        view.report, view.workers = report, requests.workers.known()
-        view.oldest, view.drained = requests.queue.oldest, requests.workers.drained
+        self._models[report.model].report = report
 
     def ended_row(self, row: Row) -> None:
         """A row has ended here, or was returned to its gateway."""
@@ -108,18 +109,19 @@ class BatcherMetrics:
 
     def _by_worker(self, value: Callable[[WorkerState | None], float]) -> Iterator[Point]:
         for model, view in self._models.items():
+            workers = view.workers
             for name in view.names:
-                yield (model, name), value(view.workers.get(name))
+                yield (model, name), value(workers.get(name))
 
     def _drained(self) -> Iterator[Point]:
         for model, view in self._models.items():
             for name in view.names:
-                yield (model, name), int(name in view.drained)
+                yield (model, name), int(name in view.requests.workers.drained)
 
     def _ages(self) -> Iterator[Point]:
         now = time.monotonic()
         for model, view in self._models.items():
-            since = view.oldest()
+            since = view.requests.queue.oldest()
             for each in view.report.classes:
                 name = each.priority_class
                 yield (model, name), max(0.0, now - since.get(name, now))

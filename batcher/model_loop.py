@@ -78,22 +78,18 @@ class ModelLoop(WorkerEvents):
         self._model = model.task_name
         self._settings_name = model.name
         self._process = process
-        process.metrics.serves(self._model, list(self._workers))
         self._requests = Requests(
             process.batcher,
             policy=batcher.policy_of(model.name),
             weights=settings.weights,
             workers=Workers(list(self._workers), model.standby),
         )
+        process.metrics.serves(self._model, list(self._workers), self._requests)
         self._room_rows, self._room_bytes = batcher.room_rows, batcher.room_bytes
         self._woken = asyncio.Event()
         self._idle = asyncio.Event()
         self._chores = BackgroundTasks(self._on_fault)
         self._fault: Exception | None = None
-
-    def __contains__(self, request_id: str) -> bool:
-        """Whether the row is held."""
-        return request_id in self._requests
 
     async def run(self) -> None:
         """Runs the model until it is cancelled."""
@@ -154,7 +150,7 @@ class ModelLoop(WorkerEvents):
         for entry in report.classes:
             entry.room_rows = self._room_rows + report.slots
             entry.room_bytes = self._room_bytes // (ROOM_CLASSES * max(gateways, 1))
-        self._process.metrics.reported(report, self._requests)
+        self._process.metrics.reported(report)
         return report
 
     def wake(self) -> None:
@@ -229,7 +225,7 @@ class ModelLoop(WorkerEvents):
     def on_lost(self, worker: str) -> None:
         now = time.monotonic()
         self._requests.lost(worker, now)
-        self._process.spans.worker_lost(worker, now)
+        self._process.spans.of_workers.lost(worker, now)
         self._process.on_readiness()  # before its rows: their gateways look for another worker
         self.wake()
 

@@ -50,13 +50,17 @@ GATEWAY_UNSENT_S: Final = 30.0
 
 
 class RowSpans:
-    """Open spans by row."""
+    """Open spans by row.
+
+    Attributes:
+        of_workers, of_gateways: rows that have ended lately, whose spans these may not have sent yet.
+    """
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._open: dict[Row, _Spans] = {}
-        self._recent = RecentRows(tracer, "worker")
-        self._of_gateways = RecentRows(tracer, "gateway", keep_s=GATEWAY_UNSENT_S)
+        self.of_workers = RecentRows(tracer, "worker")
+        self.of_gateways = RecentRows(tracer, "gateway", keep_s=GATEWAY_UNSENT_S)
 
     def began(self, row: Row) -> None:
         """A row has come: its task span hangs under the context in its headers."""
@@ -82,13 +86,9 @@ class RowSpans:
         else:
             _end_batch(spans.inner, row)
             if not _is_lost(row):
-                self._recent.ended(row.worker, row.headers, now)
+                self.of_workers.ended(row.worker, row.headers, now)
         _end_task(spans.task, row)
-        self._of_gateways.ended(row.task.gateway, row.headers, now)
-
-    def worker_lost(self, worker: str, now: float) -> None:
-        """A worker was lost, maybe with spans of rows that had just ended there."""
-        self._recent.lost(worker, now)
+        self.of_gateways.ended(row.task.gateway, row.headers, now)
 
     def formed(self, batch: Batch[Row]) -> list[str]:
         """Opens the batch spans; returns the traceparent for Triton, then one for the engine spans of each row.
@@ -118,18 +118,6 @@ class RowSpans:
         """The task span of a row that is held; None when it is not traced."""
         spans = self._open.get(row)
         return None if spans is None else spans.task.get_span_context()
-
-    def gateways(self, now: float) -> set[str]:
-        """Gateways of rows that have ended lately: what they have of those traces may not be sent yet."""
-        return self._of_gateways.processes(now)
-
-    def gateway_lost(self, gateway: str, now: float) -> None:
-        """A gateway was lost, maybe with the spans above those of rows that have ended."""
-        self._of_gateways.lost(gateway, now)
-
-    def gateway_left(self, gateway: str) -> None:
-        """A gateway has ended, and sends all of its spans."""
-        self._of_gateways.forget(gateway)
 
     def close(self) -> None:
         """Ends the open spans."""

@@ -24,8 +24,8 @@ class Scene:
     def __init__(self) -> None:
         self.registry = MetricRegistry()
         self.metrics = BatcherMetrics(self.registry)
-        self.metrics.serves("echo", ["w", "away"])
         self.requests = Requests("b", policy=Policy(max_rows=8))
+        self.metrics.serves("echo", ["w", "away"], self.requests)
         self.report("one")
         self.advance()
 
@@ -62,7 +62,7 @@ class Scene:
             self.metrics.formed(formed, lambda _: INVALID_SPAN_CONTEXT)
         classes = self.requests.queue.class_reports(now)
         report = control_pb2.ModelReport(model="echo", classes=classes)
-        self.metrics.reported(report, self.requests)
+        self.metrics.reported(report)
         return effects.batches[0].batch_id if effects.batches else ""
 
     def read(self, metric: Metric) -> dict[Labels, float | Series]:

@@ -204,16 +204,16 @@ def test_a_row_that_ended_before_its_gateway_was_lost_is_marked(scene: Scene) ->
     scene.add("a")
     scene.add("b", {"traceparent": f"00-{TRACE}-{PARENT}-00"})
     scene.run("a", "b")
-    assert scene.spans.gateways(time.monotonic()) == set()
+    assert scene.spans.of_gateways.processes(time.monotonic()) == set()
     scene.end("a")
     scene.end("b")
-    assert scene.spans.gateways(time.monotonic()) == {"g"}
-    scene.spans.gateway_lost("other", time.monotonic())
+    assert scene.spans.of_gateways.processes(time.monotonic()) == {"g"}
+    scene.spans.of_gateways.lost("other", time.monotonic())
     assert scene.named(INCOMPLETE) == []
 
-    scene.spans.gateway_lost("g", time.monotonic())
+    scene.spans.of_gateways.lost("g", time.monotonic())
 
-    assert scene.spans.gateways(time.monotonic()) == set()
+    assert scene.spans.of_gateways.processes(time.monotonic()) == set()
     (mark,) = scene.named(INCOMPLETE)
     assert mark.parent is not None
     assert f"{mark.parent.span_id:016x}" == PARENT
@@ -226,8 +226,8 @@ def test_a_row_that_ended_long_before_its_gateway_was_lost_is_not_marked(scene: 
     scene.end("a")
     late = time.monotonic() + GATEWAY_UNSENT_S + 1
 
-    assert scene.spans.gateways(late) == set()
-    scene.spans.gateway_lost("g", late)
+    assert scene.spans.of_gateways.processes(late) == set()
+    scene.spans.of_gateways.lost("g", late)
 
     assert scene.named(INCOMPLETE) == []
 
@@ -236,9 +236,9 @@ def test_a_gateway_that_leaves_sends_its_spans_itself(scene: Scene) -> None:
     scene.add("a")
     scene.run("a")
     scene.end("a")
-    scene.spans.gateway_left("g")
-    assert scene.spans.gateways(time.monotonic()) == set()
-    scene.spans.gateway_lost("g", time.monotonic())
+    scene.spans.of_gateways.forget("g")
+    assert scene.spans.of_gateways.processes(time.monotonic()) == set()
+    scene.spans.of_gateways.lost("g", time.monotonic())
     assert scene.named(INCOMPLETE) == []
 
 
@@ -249,11 +249,11 @@ def test_a_row_that_ended_at_a_worker_just_before_it_was_lost_is_marked(scene: S
     scene.run("a", "b", "c")
     scene.end("a")
     scene.end("b")
-    scene.spans.worker_lost("other", time.monotonic())
+    scene.spans.of_workers.lost("other", time.monotonic())
     assert scene.named(INCOMPLETE) == []
 
-    scene.spans.worker_lost("w", time.monotonic())
-    scene.spans.worker_lost("w", time.monotonic())
+    scene.spans.of_workers.lost("w", time.monotonic())
+    scene.spans.of_workers.lost("w", time.monotonic())
 
     (mark,) = scene.named(INCOMPLETE)
     assert mark.parent is not None
@@ -266,6 +266,6 @@ def test_a_row_that_ended_long_before_its_worker_was_lost_is_whole(scene: Scene)
     scene.run("a")
     scene.end("a")
 
-    scene.spans.worker_lost("w", time.monotonic() + UNSENT_S + 1)
+    scene.spans.of_workers.lost("w", time.monotonic() + UNSENT_S + 1)
 
     assert scene.named(INCOMPLETE) == []

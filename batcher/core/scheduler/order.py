@@ -182,6 +182,8 @@ class ClassOrder:
     def _place(self, tenant: Tenant) -> None:
         """Puts a tenant where its time and its tasks put it."""
         in_turn, by_deadline = tenant.in_turn, tenant.by_deadline
+        if not in_turn and tenant.turn is None:
+            return  # Nothing of it waits, or only what was lost before.
         if in_turn:
             _drop_stale(in_turn)
         turn = (tenant.time, *in_turn[0][:2], tenant) if in_turn else None
