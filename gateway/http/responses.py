@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from gateway.http.answers import HttpAnswer, encode
+from gateway.http.answers import HttpAnswer, encode, sse
 from gateway.http.requests import RULES, generate_request, namer
 from sluice.openai.fields import BadField, check_entries, check_kind
 from sluice.openai.requests import CHAT, text_of
@@ -227,21 +227,32 @@ class ResponseEvents(HttpAnswer):
     def __init__(self, body: Mapping[str, Any], created: int) -> None:
         """``body``: of the request; ``created``: in seconds since 1970."""
         super().__init__()
-        self._asked = {
-            name: default if body.get(name) is None else body[name]
-            for name, default in _ECHOED.items()
-        }
-        self._created = created
+        self._streams = bool(body.get("stream"))
         self._output: list[Json] = []
+        self._response: Json = {
+            "object": "response",
+            "created_at": created,
+            "error": None,
+            "output": self._output,
+            "previous_response_id": None,
+            "store": False,
+            "truncation": "disabled",
+            "status": "in_progress",
+            "incomplete_details": None,
+            "usage": None,
+            **{
+                name: default if body.get(name) is None else body[name]
+                for name, default in _ECHOED.items()
+            },
+        }
+        """The object as far as it is known."""
         self._place: Json = {}
         """Of the last item of the output, in events."""
         self._text: list[str] = []
         """Of the last item of the output, while it grows."""
         self._open: _TextItem | None = None
         """What that item is."""
-        self._streams = bool(body.get("stream"))
         self._number = 0
-        self._end: Json = {"status": "in_progress", "incomplete_details": None, "usage": None}
         self._sent = b""
 
     @override
@@ -263,23 +274,6 @@ class ResponseEvents(HttpAnswer):
         sent, self._sent = self._sent, b""
         return sent
 
-    @property
-    def _response(self) -> Json:
-        """The object as far as it is known."""
-        return {
-            "id": f"resp_{self.request_id}",
-            "object": "response",
-            "created_at": self._created,
-            "model": self.model,
-            "error": None,
-            "output": self._output,
-            "previous_response_id": None,
-            "store": False,
-            "truncation": "disabled",
-            **self._asked,
-            **self._end,
-        }
-
     def fail(self, body: Mapping[str, Any]) -> bytes:
         """The event that ends the stream with the error of ``body``."""
         error = body["error"]
@@ -291,48 +285,47 @@ class ResponseEvents(HttpAnswer):
     def _say(self, kind: str, **fields: Any) -> None:
         event = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
-        self._sent += f"event: {kind}\n".encode() + b"data: " + encode(event) + b"\n\n"
+        self._sent += f"event: {kind}\n".encode() + sse(event)
 
     def _begin(self) -> None:
         if not self._number:
+            self._response |= {"id": f"resp_{self.request_id}", "model": self.model}
             self._say("response.created", response=self._response)
             self._say("response.in_progress", response=self._response)
 
     def _add_item(self, prefix: str, item: Json) -> None:
         """Begins an item of the output, whose id begins with ``prefix``."""
         self._begin()
-        item_id = f"{prefix}_{self.request_id}_{len(self._output)}"
-        self._place = {"item_id": item_id, "output_index": len(self._output)}
+        index = len(self._output)
+        item_id = f"{prefix}_{self.request_id}_{index}"
+        self._place = {"item_id": item_id, "output_index": index}
         self._output.append({"id": item_id, **item, "status": "in_progress"})
-        self._say_item("added")
+        self._say("response.output_item.added", output_index=index, item=self._output[-1])
 
     def _end_item(self, status: str = "completed", **fields: Any) -> None:
         """Ends the last item, which has ``fields`` now."""
-        self._output[-1] |= {**fields, "status": status}
-        self._say_item("done")
-
-    def _say_item(self, event: str) -> None:
-        index, item = self._place["output_index"], self._output[-1]
-        self._say(f"response.output_item.{event}", output_index=index, item=item)
+        item = self._output[-1]
+        item |= {**fields, "status": status}
+        index = self._place["output_index"]
+        self._say("response.output_item.done", output_index=index, item=item)
 
     def _add_text(self, text: str, kind: "_TextItem") -> None:
         if self._open is not kind:
             self._end_text()
             self._open = kind
             self._add_item(kind.prefix, {**kind.item, "content": []})
-            place = {**self._place, "content_index": 0}
-            self._say("response.content_part.added", **place, part=kind.part(""))
+            self._place["content_index"] = 0
+            self._say("response.content_part.added", **self._place, part=kind.part(""))
         self._text.append(text)
-        said = {"content_index": 0, "delta": text, **kind.extra}
-        self._say(f"response.{kind.text}.delta", **self._place, **said)
+        self._say(f"response.{kind.text}.delta", **self._place, delta=text, **kind.extra)
 
     def _end_text(self, status: str = "completed") -> None:
         if (kind := self._open) is None:
             return
-        text, place = "".join(self._text), {**self._place, "content_index": 0}
+        text = "".join(self._text)
         self._text, self._open = [], None
-        self._say(f"response.{kind.text}.done", **place, text=text, **kind.extra)
-        self._say("response.content_part.done", **place, part=kind.part(text))
+        self._say(f"response.{kind.text}.done", **self._place, text=text, **kind.extra)
+        self._say("response.content_part.done", **self._place, part=kind.part(text))
         self._end_item(status, content=[kind.part(text)])
 
     def _add_call(self, call: pb.ToolCall) -> None:
@@ -351,10 +344,10 @@ class ResponseEvents(HttpAnswer):
         self._begin()
         self._end_text(status)
         self.model = finished.model or self.model
-        details = None if reason is None else {"reason": reason}
-        self._end = {
+        self._response |= {
+            "model": self.model,
             "status": status,
-            "incomplete_details": details,
+            "incomplete_details": None if reason is None else {"reason": reason},
             "usage": _usage(finished.usage),
         }
         self._say(f"response.{status}", response=self._response)
