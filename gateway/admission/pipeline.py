@@ -36,8 +36,8 @@ from gateway.safety.inspector import (
     verdict_on,
 )
 from gateway.telemetry.request_log import RequestLog
-from gateway.tools.formats import HERMES
 from gateway.tools.grammar import arguments_of, grammar_of
+from gateway.tools.tool import HERMES
 from gateway.validation.conversation import Conversation
 from gateway.validation.requests import ValidRequest
 from sluice.errors import BudgetSpent, InvalidRequest, SafetyBlocked

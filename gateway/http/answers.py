@@ -10,9 +10,8 @@ from typing_extensions import override
 from gateway.api.inference_service import add_event
 from gateway.http.requests import field_name
 from sluice.errors import InvalidRequest, PromptTooLong, SluiceError, UnknownModel
-from sluice.openai.answers import Shape, choice, finish_reason, usage_of, whole_answer
+from sluice.openai.answers import Shape, calls_of, choice, finish_reason, usage_of, whole_answer
 from sluice.openai.errors import error_body, http_status
-from sluice.openai.tools import calls_of
 from sluice.v1 import inference_pb2 as pb
 
 DONE: Final = b"data: [DONE]\n\n"

@@ -1,14 +1,189 @@
-"""Calls of tools, and reasoning, in the events of an answer."""
+"""Calls of tools, and reasoning, in the events of an answer whose text arrives in pieces.
 
+What has been found after some text depends on the text alone, not on how it was cut into pieces. A call is given out
+when its JSON is complete. What looks like a call and is none stays text: broken JSON, a tool that the request does not
+have. Blanks around calls are dropped.
+"""
+
+import json
 import re
-from collections.abc import Callable, Iterator
-from typing import Final, Protocol
+from collections.abc import Callable, Collection, Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn, Protocol
 
-from gateway.tools.formats import ToolFormat
-from gateway.tools.parser import Parsed, ToolCallParser
-from gateway.tools.tool import ToolUse
+from gateway.tools.tool import ToolFormat, ToolUse
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.text_tokens import REASONING, REASONING_END
+
+_BLANKS: Final = " \t\r\n"
+
+
+@dataclass
+class Parsed:
+    """What a piece of the answer completed; calls have no ids yet."""
+
+    text: str = ""
+    calls: list[pb.ToolCall] = field(default_factory=list)
+
+
+class ToolCallParser:
+    """The parser of one answer.
+
+    Attributes:
+        calls: how many were found.
+    """
+
+    def __init__(self, form: ToolFormat, names: Collection[str], *, single: bool = False) -> None:
+        """``names`` of the tools; ``single``: calls after the first are dropped."""
+        self.calls = 0
+        self._form = form
+        self._names = frozenset(names)
+        self._single = single
+        self._rest = ""
+        """Not given out yet: in a block, from the last call on."""
+        self._at = 0
+        """What of it has been looked at."""
+        self._may_end = False
+        """Whether the answer may end here: no object has begun."""
+        self._blanks = ""
+        self._parsed = Parsed()
+        self._reading = self._read()
+
+    def push(self, text: str) -> Parsed:
+        """What is complete with ``text``."""
+        self._rest += text
+        next(self._reading)
+        return self._take()
+
+    def flush(self) -> Parsed:
+        """The rest, when no more text comes."""
+        end = self._rest.strip(_BLANKS + self._form.separators)
+        if not (self._may_end and self._form.closing.startswith(end)):
+            self._show(self._rest)
+        self._rest = ""
+        if not self.calls:
+            self._parsed.text += self._blanks
+        self._blanks = ""
+        return self._take()
+
+    def _take(self) -> Parsed:
+        parsed, self._parsed = self._parsed, Parsed()
+        return parsed
+
+    def _read(self) -> Iterator[None]:
+        """Goes through the answer; here and below each ``yield`` waits for more of it."""
+        if self._form.bare:
+            while not (begun := self._rest.lstrip(_BLANKS)):
+                yield
+            if begun[0] == "{":
+                yield from self._objects()
+        while True:
+            yield from self._opening()
+            while not self._skip(_BLANKS):
+                yield
+            if self._rest.startswith(self._form.start, self._at):
+                self._at += len(self._form.start)
+                yield from self._objects()
+            else:
+                self._leave(self._at)
+
+    def _opening(self) -> Iterator[None]:
+        """Text, up to an opening."""
+        opening = self._form.opening
+        while (start := self._rest.find(opening)) < 0:
+            self._leave(len(self._rest) - _possible_start(self._rest, opening))
+            yield
+        self._leave(start)
+        self._at = len(opening)
+
+    def _objects(self) -> Iterator[None]:
+        """The objects of a block, to its end; what is no call is text, and so is a block without one."""
+        closing, committed = self._form.closing, False
+        while True:
+            behind = self._skip(_BLANKS + self._form.separators)
+            if closing and behind.startswith(closing):
+                return self._leave(self._at + len(closing), shows=not committed)
+            if closing.startswith(behind):
+                self._may_end = True
+                yield
+                self._may_end = False
+                continue
+            if behind[0] != "{":
+                return self._leave(self._at)
+            end = yield from self._object_end()
+            call = self._call(self._rest[:end])
+            if call is None:
+                return self._leave(end)
+            if not (self._single and self.calls):
+                self._parsed.calls.append(call)
+            self.calls += 1
+            self._blanks, committed = "", True
+            self._leave(end, shows=False)
+
+    def _object_end(self) -> Generator[None, None, int]:
+        """The index behind the object that begins here."""
+        depth, in_string, escaped, start = 0, False, False, self._at
+        while True:
+            for at in range(start, len(self._rest)):
+                character = self._rest[at]
+                if escaped:
+                    escaped = False
+                elif in_string:
+                    escaped, in_string = character == "\\", character != '"'
+                elif character == '"':
+                    in_string = True
+                elif character in "{}":
+                    depth += 1 if character == "{" else -1
+                    if not depth:
+                        return at + 1
+            start = len(self._rest)
+            yield
+
+    def _skip(self, characters: str) -> str:
+        """Passes ``characters``; what follows already."""
+        behind = self._rest[self._at :].lstrip(characters)
+        self._at = len(self._rest) - len(behind)
+        return behind
+
+    def _leave(self, end: int, *, shows: bool = True) -> None:
+        """What is left begins at ``end``; what was before is text, unless it ``shows`` not."""
+        if shows:
+            self._show(self._rest[:end])
+        self._rest, self._at = self._rest[end:], 0
+
+    def _show(self, text: str) -> None:
+        """Gives out ``text``, but for blanks at its end: a call may follow."""
+        shown = text.rstrip(_BLANKS)
+        if shown:
+            self._parsed.text += self._blanks + shown
+            self._blanks = ""
+        self._blanks += text[len(shown) :]
+
+    def _call(self, text: str) -> pb.ToolCall | None:
+        start = text.find("{")
+        try:
+            value = json.loads(text[start:], parse_constant=_refuse)
+            arguments = value.get("arguments", value.get("parameters", {}))
+            if value.get("name") not in self._names or not isinstance(arguments, dict):
+                return None
+            dumped = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+            dumped.encode()  # halves of surrogate pairs have no UTF-8
+        except (ValueError, TypeError, RecursionError):
+            return None
+        return pb.ToolCall(name=value["name"], arguments=dumped)
+
+
+def _possible_start(text: str, opening: str) -> int:
+    """Length of the longest end of ``text`` that begins ``opening``."""
+    for length in range(min(len(text), len(opening) - 1), 0, -1):
+        if text.endswith(opening[:length]):
+            return length
+    return 0
+
+
+def _refuse(constant: Any) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
 
 _MARKS: Final = re.compile(f"([{REASONING}{REASONING_END}])")
 

@@ -9,8 +9,7 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from gateway.tools.formats import ToolFormat
-from gateway.tools.tool import Tool, ToolUse
+from gateway.tools.tool import Tool, ToolFormat, ToolUse
 from sluice.constraints import json_in_lark
 
 CALLS_MAX: Final = 16

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gateway.models.catalog import Catalog
-from gateway.tools.formats import ToolFormat
-from gateway.tools.tool import Tool, ToolCall, ToolUse, map_texts, texts_in
+from gateway.tools.tool import Tool, ToolCall, ToolFormat, ToolUse, map_texts, texts_in
 from sluice.constraints import JSON_SCHEMA_MAX_BYTES
 from sluice.defaults import AUTO
 from sluice.errors import FieldViolation, InvalidRequest, UnknownModel

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sluice.openai.requests import CHAT, COMPLETIONS
-from sluice.openai.tools import calls_of
 from sluice.v1 import inference_pb2 as pb
 
 Json = dict[str, Any]
@@ -87,6 +86,19 @@ def whole_answer(
         "choices": choices,
         "usage": usage_of(usage),
     }
+
+
+def calls_of(calls: Sequence[pb.ToolCall], first: int | None = None) -> list[Json]:
+    """The calls of an answer; in a stream the number of the ``first`` of them."""
+    return [
+        {
+            **({} if first is None else {"index": first + at}),
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for at, call in enumerate(calls)
+    ]
 
 
 def finish_reason(reason: pb.FinishReason.ValueType) -> str:

@@ -6,14 +6,14 @@ not served is an error that names it: an option that silently does nothing would
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
 
 from sluice.openai.fields import BadField, check_entries, check_kind, set_field
-from sluice.openai.tools import FIELDS, set_calls, set_tools
 from sluice.v1 import inference_pb2 as pb
+from sluice.wire.enums import value_of
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
@@ -157,7 +157,7 @@ def request_of_body(
     plain = _plain_of(body)
     if url == COMPLETIONS:
         plain |= {"raw_prompt": True, "prompt": _one_prompt(body["prompt"])}
-    tools = {name: plain.pop(name) for name in FIELDS if name in plain}
+    tools = {name: plain.pop(name) for name in _TOOL_FIELDS if name in plain}
     if tools and url == COMPLETIONS:
         raise BadField(f"{min(tools)}: is no field of {url}")
     if not tools.get("tools"):
@@ -365,3 +365,87 @@ def _set_biases(sampling: pb.SamplingParams, biases: Any) -> None:
             sampling.logit_bias[int(token_id)] = bias
         except (TypeError, ValueError) as error:
             raise BadField(f"logit_bias.{token_id}: {error}") from error
+
+
+_TOOL_FIELDS: Final[Sequence[str]] = ("tools", "tool_choice", "parallel_tool_calls")
+
+
+def set_tools(request: pb.GenerateRequest, body: Mapping[str, Any]) -> None:
+    """Puts the `_TOOL_FIELDS` of ``body`` into ``request``.
+
+    Raises:
+        BadField: one does not fit.
+    """
+    if (choice := body.get("tool_choice")) is not None:
+        _set_choice(request.tool_choice, choice)
+    if (parallel := body.get("parallel_tool_calls")) is not None:
+        set_field(request, "parallel_tool_calls", parallel)
+    tools = body.get("tools") or []
+    check_entries("tools", tools, list)
+    for at, tool in enumerate(tools):
+        described = function_of(tool, f"tools[{at}]")
+        _set_tool(request.tools.add(), described, f"tools[{at}].function")
+
+
+_OF_CALLS: Final = frozenset(
+    {"index", "cache_control", "provider_specific_fields", "extra_content"}
+)
+"""Fields of tools and calls that clients send back and that say nothing to a model."""
+
+
+def function_of(value: Any, path: str) -> Mapping[str, Any]:
+    """What is under "function" in an object of type function.
+
+    Raises:
+        BadField: it is of another type, or has other fields.
+    """
+    match _said(value):
+        case {"type": "function", "function": dict(function)} as said if len(said) == 2:
+            return dict(_said(function))
+    raise BadField(
+        f'{path}: must be {{"type": "function", "function": {{...}}}}; no other is served'
+    )
+
+
+def set_calls(message: pb.ChatMessage, calls: Any, path: str) -> None:
+    """The calls that an assistant's turn made.
+
+    Raises:
+        BadField: one does not fit.
+    """
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise BadField(f"{path}: is no list of objects")
+    for at, call in enumerate(calls):
+        where, rest = f"{path}[{at}]", _said(call)
+        call_id, rest = rest.pop("id", None), {"type": "function", **rest}
+        function, made = function_of(rest, where), message.tool_calls.add()
+        set_field(made, "id", call_id, f"{where}.")
+        for name in ("name", "arguments"):
+            set_field(made, name, function.get(name), f"{where}.function.")
+
+
+def _said(value: Any) -> Any:
+    """An object less what is null or says nothing; anything else as it is."""
+    if not isinstance(value, dict):
+        return value
+    return {name: one for name, one in value.items() if one is not None and name not in _OF_CALLS}
+
+
+def _set_choice(choice: pb.ToolChoice, given: Any) -> None:
+    if given in ("none", "auto", "required"):
+        choice.mode = value_of(pb.ToolChoiceMode, given)
+        return
+    name = function_of(given, "tool_choice").get("name")
+    set_field(choice, "function", name, "tool_choice.")
+
+
+def _set_tool(tool: pb.Tool, given: Mapping[str, Any], path: str) -> None:
+    if unknown := given.keys() - {"name", "description", "parameters", "strict"}:
+        raise BadField(f"{path}.{min(unknown)}: is not served")
+    set_field(tool, "strict", given.get("strict", False), f"{path}.")
+    for name in ("name", "description"):
+        set_field(tool, name, given.get(name, "" if name == "description" else None), f"{path}.")
+    parameters = given.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise BadField(f"{path}.parameters: is no object")
+    set_field(tool, "parameters", json.dumps(parameters) if parameters else "", f"{path}.")

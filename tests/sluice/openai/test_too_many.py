@@ -9,8 +9,7 @@ import pytest
 from gateway.http.responses import chat_of
 from sluice.openai.embeddings import embed_request, rerank_request
 from sluice.openai.fields import ENTRIES_MAX, BadField
-from sluice.openai.requests import request_of_plain
-from sluice.openai.tools import set_tools
+from sluice.openai.requests import request_of_plain, set_tools
 from sluice.v1 import inference_pb2 as pb
 
 MANY: list[Any] = [None] * (ENTRIES_MAX + 1)
