@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from gateway.safety.guards.checks import EntityGuard, Guard
@@ -13,8 +14,8 @@ from gateway.safety.policy import Policies, Policy, custom_rule
 from gateway.safety.rules.lexicon import DENY_LIST, Lexicon
 from gateway.safety.rules.payloads import ENCODINGS
 from gateway.safety.rules.ruleset import RuleSet
-from gateway.safety.rules.spec import default_rules
-from gateway.safety.settings import CUSTOM, RuleSettings
+from gateway.safety.rules.spec import RuleSpec, default_rules
+from gateway.safety.settings import CUSTOM, LimitSettings
 
 HIDDEN: Final = "invisible"
 """How payloads of invisible characters are called: "injection.encoded.invisible"."""
@@ -94,44 +95,42 @@ def compile_policies(
     Raises:
         PatternError: a list cannot be used.
     """
-    made = _Compiler(policies.settings.rules, labels or {})
-    compiled = {name: made.compiled(policy) for name, policy in policies.by_name.items()}
+    specs = (*default_rules(), *map(custom_rule, policies.settings.rules))
+    compiled = {
+        name: _compiled(policy, specs, labels or {}) for name, policy in policies.by_name.items()
+    }
     return CompiledPolicies(policies, compiled, compiled.get(policies.settings.dry_run or ""))
 
 
-class _Compiler:
-    """Policies with the same lists and limits share compiled rules, so that a dry run needs no second scan."""
+@lru_cache(maxsize=8)
+def _rules(
+    specs: tuple[RuleSpec, ...],
+    deny: tuple[str, ...],
+    allow: tuple[str, ...],
+    limits: LimitSettings | None,
+) -> RuleSet:
+    """Policies with the same lists and limits share compiled rules, those before a reload too."""
+    return RuleSet(specs, Lexicon(deny, allow), limits)
 
-    def __init__(self, own: Sequence[RuleSettings], labels: Mapping[str, Sequence[str]]) -> None:
-        self._labels = labels
-        self._specs = (*default_rules(), *map(custom_rule, own))
-        self._plain = [spec for spec in self._specs if not spec.scored]
-        self._watched = watched_rules(self._plain)
-        self._prompts: dict[object, RuleSet] = {}
-        self._answers: dict[object, RuleSet] = {}
 
-    def compiled(self, policy: Policy) -> CompiledPolicy:
-        lists, limits = (policy.deny, policy.allow), policy.settings.limits
-        if (lists, limits) not in self._prompts:
-            self._prompts[lists, limits] = RuleSet(self._specs, Lexicon(*lists), limits)
-        rules = self._prompts[lists, limits]
-        if not policy.settings.enabled:
-            return CompiledPolicy(policy, rules)
-        verdicts, tags = [], []
-        for name, settings in policy.settings.guard.items():
-            labels = tuple(self._labels.get(settings.model, ()))
-            if settings.template == "token_classifier":
-                entities = EntityTags(labels, settings.categories, settings.threshold or 0.0)
-                tags.append(EntityGuard(name, settings, entities))
-            else:
-                verdicts.append(Guard(name, settings, family_of(settings, labels)))
-        readers = [one for one in tags if "output" in one.settings.checks]
-        output = self._output(policy, readers) if policy.settings.output.enabled else None
-        return CompiledPolicy(policy, rules, output, tuple(verdicts), tuple(tags), tuple(readers))
-
-    def _output(self, policy: Policy, readers: Sequence[EntityGuard]) -> OutputRules:
-        lists = policy.deny, policy.allow
-        if lists not in self._answers:
-            self._answers[lists] = RuleSet(self._plain, Lexicon(*lists), None)
-        rules = self._answers[lists]
-        return output_rules(policy, self._watched, rules, rules.lists, readers)
+def _compiled(
+    policy: Policy, specs: tuple[RuleSpec, ...], labels: Mapping[str, Sequence[str]]
+) -> CompiledPolicy:
+    rules = _rules(specs, policy.deny, policy.allow, policy.settings.limits)
+    if not policy.settings.enabled:
+        return CompiledPolicy(policy, rules)
+    verdicts, tags = [], []
+    for name, settings in policy.settings.guard.items():
+        own = tuple(labels.get(settings.model, ()))
+        if settings.template == "token_classifier":
+            entities = EntityTags(own, settings.categories, settings.threshold or 0.0)
+            tags.append(EntityGuard(name, settings, entities))
+        else:
+            verdicts.append(Guard(name, settings, family_of(settings, own)))
+    readers = tuple(one for one in tags if "output" in one.settings.checks)
+    output = None
+    if policy.settings.output.enabled:
+        plain = tuple(spec for spec in specs if not spec.scored)
+        scanner = _rules(plain, policy.deny, policy.allow, None)
+        output = output_rules(policy, watched_rules(plain), scanner, scanner.lists, readers)
+    return CompiledPolicy(policy, rules, output, tuple(verdicts), tuple(tags), readers)

@@ -41,9 +41,7 @@ class PatternError(ValueError):
 
 
 @lru_cache(PATTERNS_KEPT)
-def compiled(
-    pattern: str | bytes, *, any_case: bool = False, captures: bool = False
-) -> "re2._Regexp[Any]":
+def compiled(pattern: str | bytes) -> "re2._Regexp[Any]":
     """``pattern`` ready to search text, or UTF-8 when it is bytes.
 
     Raises:
@@ -51,8 +49,6 @@ def compiled(
     """
     options = re2.Options()
     options.log_errors = False
-    options.case_sensitive = not any_case
-    options.never_capture = not captures
     options.max_mem = _MEMORY_MAX
     try:
         return re2.compile(pattern, options)
@@ -111,16 +107,8 @@ class Positions:
     unbounded: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Width:
-    """How many characters a match has, at least and at most."""
-
-    least: int
-    most: int
-
-
-def width_of(pattern: str) -> Width:
-    """The width of ``pattern``'s matches.
+def longest_match(pattern: str) -> int:
+    """The characters of ``pattern``'s longest match.
 
     Raises:
         PatternError: it is not accepted, has no upper bound or matches the empty text.
@@ -128,7 +116,7 @@ def width_of(pattern: str) -> Width:
     read = positions_of(pattern)
     if read.unbounded is not None:
         raise PatternError("a repeat without an upper bound; write {least,most}", read.unbounded)
-    return Width(read.whole.least, int(read.whole.most))
+    return int(read.whole.most)
 
 
 @lru_cache(PATTERNS_KEPT)

@@ -31,7 +31,7 @@ from gateway.safety.actions import Action, ActionTable, Choice
 from gateway.safety.findings import Severity
 from gateway.safety.guards.entities import entities_of, rule_of
 from gateway.safety.output.automaton import Automaton, watched_rules
-from gateway.safety.patterns import PatternError, width_of
+from gateway.safety.patterns import PatternError, longest_match
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import Form, RuleSpec
 from gateway.safety.settings import GuardSettings, PolicySettings, RuleSettings, SafetySettings
@@ -341,7 +341,7 @@ def custom_rule(rule: RuleSettings) -> RuleSpec:
     Raises:
         PatternError: the pattern is not accepted.
     """
-    most = width_of(rule.pattern).most
+    most = longest_match(rule.pattern)
     if most > MATCH_CHARS_MAX:
         raise PatternError(f"matches of up to {most} characters; at most {MATCH_CHARS_MAX}")
     severity = Severity[rule.severity.upper()]

@@ -257,8 +257,8 @@ def _custom(settings: GuardSettings) -> Family:
     assert settings.safe is not None
     return Family(
         settings.answer_tokens or 32,
-        compiled(settings.unsafe, any_case=True, captures=True),
-        compiled(settings.safe, any_case=True),
+        compiled(f"(?i:{settings.unsafe})"),
+        compiled(f"(?i:{settings.safe})"),
         prompt=settings.prompt,
     )
 

@@ -22,7 +22,7 @@ import hyperscan
 import numpy as np
 
 from gateway.safety.findings import Finding
-from gateway.safety.patterns import PatternError, compiled, width_of
+from gateway.safety.patterns import PatternError, compiled, longest_match
 from gateway.safety.rules.scoring import Indicator, judge, weigh
 from gateway.safety.rules.spec import Form, RuleMatch, RuleSpec, Span, Validator
 from gateway.safety.rules.stored import database_of
@@ -119,7 +119,7 @@ class CompiledForm:
         self.spec = spec
         self.form = form
         self.hint = _hint_of(spec, form)
-        self.width = width_of(form.pattern).most
+        self.width = longest_match(form.pattern)
         self._regex = compiled(form.pattern.encode())
         self._validate: Validator = VALIDATORS[spec.validator]
         self._found_max = COSTLY_FOUND_MAX if spec.validator in COSTLY else sys.maxsize

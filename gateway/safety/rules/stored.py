@@ -32,8 +32,13 @@ _SUFFIX: Final = ".hsdb"
 def database_of(patterns: Sequence[str]) -> hyperscan.Database:
     """``patterns`` ready to scan a text as a whole, with a `hyperscan.Scratch`; raises `hyperscan.error`."""
     path = _path_for(patterns)
-    database = _read(path)
-    if database is None:
+    if path is None:
+        return compiled(patterns)
+    try:
+        database = hyperscan.loadb(path.read_bytes(), hyperscan.HS_MODE_BLOCK)
+        os.utime(path)
+    except (OSError, hyperscan.error) as error:
+        log.debug("%s cannot be used: %s", path, error)
         database = compiled(patterns)
         _write(path, database)
     return database
@@ -69,23 +74,7 @@ def _path_for(patterns: Sequence[str]) -> Path | None:
     return None
 
 
-def _read(path: Path | None) -> hyperscan.Database | None:
-    if path is None:
-        return None
-    try:
-        database = hyperscan.loadb(path.read_bytes(), hyperscan.HS_MODE_BLOCK)
-        os.utime(path)
-    except FileNotFoundError:
-        return None
-    except (OSError, hyperscan.error) as error:
-        log.info("%s cannot be used: %s", path, error)
-        return None
-    return database
-
-
-def _write(path: Path | None, database: hyperscan.Database) -> None:
-    if path is None:
-        return
+def _write(path: Path, database: hyperscan.Database) -> None:
     with contextlib.suppress(OSError):
         # Its name counts as one of ours, so that what a killed process left is removed in its turn.
         descriptor, draft = tempfile.mkstemp(suffix=_SUFFIX, dir=path.parent)

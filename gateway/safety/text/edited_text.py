@@ -5,12 +5,12 @@ built when the first offset is asked for: most texts change only where no rule f
 """
 
 import re
-from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import NamedTuple
 
 from gateway.safety.findings import Finding, Severity
@@ -43,27 +43,23 @@ class OffsetMap:
 
     def _character(self, offset: int) -> tuple[int, int]:
         """The span before the edits that the character at ``offset`` was made of."""
-        starts, ends, starts_before, ends_before = self._segments
-        index = bisect_right(starts, offset) - 1
+        index = bisect_right(self._placed, offset, key=itemgetter(0)) - 1
         if index < 0:
             return offset, offset + 1
-        if offset < ends[index]:
-            return starts_before[index], ends_before[index]
-        before = offset - ends[index] + ends_before[index]
+        place, edit = self._placed[index]
+        if offset < place + edit.length:
+            return edit.start, edit.end
+        before = offset - place - edit.length + edit.end
         return before, before + 1
 
     @cached_property
-    def _segments(self) -> tuple["array[int]", "array[int]", "array[int]", "array[int]"]:
-        """The edits as columns: start and end after them, start and end before them."""
-        starts, ends, starts_before, ends_before = (array("q") for _ in range(4))
-        shift = 0
-        for start, end, length in self._edits():
-            starts.append(start + shift)
-            shift += length - (end - start)
-            ends.append(end + shift)
-            starts_before.append(start)
-            ends_before.append(end)
-        return starts, ends, starts_before, ends_before
+    def _placed(self) -> list[tuple[int, OffsetEdit]]:
+        """The edits, each with its start after them."""
+        placed, shift = [], 0
+        for edit in self._edits():
+            placed.append((edit.start + shift, edit))
+            shift += edit.length - (edit.end - edit.start)
+        return placed
 
 
 FINDINGS_MAX = 32

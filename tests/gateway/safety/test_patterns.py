@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.safety.findings import Severity
-from gateway.safety.patterns import PatternError, Width, width_of
+from gateway.safety.patterns import PatternError, longest_match, positions_of
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import Form, RuleSpec, default_rules
 from gateway.safety.rules.validators import VALIDATORS
@@ -30,7 +30,7 @@ from gateway.safety.rules.validators import VALIDATORS
     ],
 )
 def test_width_of_accepted_patterns(pattern: str, least: int, most: int) -> None:
-    assert width_of(pattern) == Width(least, most)
+    assert (positions_of(pattern).whole.least, longest_match(pattern)) == (least, most)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_width_of_accepted_patterns(pattern: str, least: int, most: int) -> None
 )
 def test_refused_with_the_position(pattern: str, position: int) -> None:
     with pytest.raises(PatternError) as caught:
-        width_of(pattern)
+        longest_match(pattern)
     assert caught.value.position == position
     assert str(caught.value).startswith(f"position {position}: ")
 
@@ -78,17 +78,17 @@ def test_refused_with_the_position(pattern: str, position: int) -> None:
 )
 def test_refused_with_the_words_of_the_engine(pattern: str, reason: str) -> None:
     with pytest.raises(PatternError, match="the engine refuses the pattern: " + re.escape(reason)):
-        width_of(pattern)
+        longest_match(pattern)
 
 
 @given(st.text(alphabet=r"ab(|)?{}2,[]^\d.*+:", max_size=12))
 def test_what_is_accepted_has_the_width_it_says(pattern: str) -> None:
     try:
-        width = width_of(pattern)
+        least, most = positions_of(pattern).whole.least, longest_match(pattern)
         found = re.search(pattern, "abab2,:d^]}" * 3)
     except (PatternError, re.error):
         return
-    assert found is None or width.least <= len(found.group()) <= width.most
+    assert found is None or least <= len(found.group()) <= most
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_default_rules_are_each_one_and_stay_within_their_lengths() -> None:
     for spec in default_rules():
         assert spec.validator in VALIDATORS
         for form in spec.forms:
-            assert width_of(form.pattern).most <= spec.max_length
+            assert longest_match(form.pattern) <= spec.max_length
             assert spec.context or not form.in_context
             if form.hint:
-                width_of(form.hint)
+                longest_match(form.hint)
