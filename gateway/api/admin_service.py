@@ -186,12 +186,13 @@ class AdminService(AdminServiceServicer):
         if len(request.worker) > WORKER_CHARS_MAX:
             raise InvalidRequest.of("worker", f"must have at most {WORKER_CHARS_MAX} characters")
         asked = (request.model, request.worker)
-        live = _live_workers(
-            await self.metrics.read_all(
-                (catalog.WORKER_LIVE.name,),
-                lambda found: request.undo or asked in _live_workers(found),
-            )
-        )
+        live: dict[tuple[str, str], bool] = {}
+
+        def is_known(found: list[pb.ProcessMetrics]) -> bool:
+            live.update(_live_workers(found))
+            return request.undo or asked in live
+
+        await self.metrics.read_all((catalog.WORKER_LIVE.name,), is_known)
         # One that was taken out of the configuration can still be taken out of the record.
         if not request.undo and asked not in live:
             known = ", ".join(" ".join(one) for one in sorted(live)) or "none"

@@ -226,7 +226,7 @@ class RunningCall:
 
     def refused(self, error: BaseException, request: ValidRequest) -> None:
         """The request was not admitted, or ended before that: it leaves a record too."""
-        self._log.refused(self.error_of(error, request).reason)
+        self._log.error = self.error_of(error, request).reason
         self._shared.ended(self._log)
 
     async def admit(self, incoming: AdmittedRequest, rows_of: RowsOf | None = None) -> None:

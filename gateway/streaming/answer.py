@@ -74,7 +74,6 @@ class Answer(RowResult):
     Attributes:
         finished: how it ended, in state FINISHED.
         finished_at: when, seconds.
-        first_frame_at: when the first frame arrived, seconds.
         first_token_at: when there was something to show for the first time, seconds.
         holding: nothing is shown before the commit point of a cascade.
         reader: the call that reads, or None when it has gone.
@@ -83,6 +82,23 @@ class Answer(RowResult):
     """
 
     request: AnsweredRequest
+    reader: Reader | None = None
+    finished: Finished | None = None
+    finished_at: float | None = None
+    first_token_at: float | None = None
+    withheld_by: tuple[str, ...] = ()
+    _restart_notice = 0
+    """Index of the notice with which the current model began."""
+    _end_index: int | None = None
+    """Number of tokens that are ever delivered; None: all."""
+    _delivered = 0
+    """The most tokens of the current model that a caller has been given."""
+    _resume_token: ResumeToken | None = None
+    """Of the current model's answer; None: no caller was given any yet."""
+    _proven = 0
+    """Tokens that the resume token stands for."""
+    _row_end: "tuple[FinishReason.ValueType, RowTimings] | None" = None
+    """How the answer ends if no guard objects, in state CHECKING."""
 
     def __init__(
         self,
@@ -94,32 +110,14 @@ class Answer(RowResult):
         cascade: SecondModel | None = None,
         guards: Guards | None = None,
     ) -> None:
-        self.reader: Reader | None = None
-        self.withheld_by: tuple[str, ...] = ()
         self._replaced: dict[str, int] = {}
         """Models whose answers are void, with their prompt tokens."""
         self._notices: list[Notice] = []
-        self._restart_notice = 0
-        """Index of the notice with which the current model began."""
-        self._end_index: int | None = None
-        """Number of tokens that are ever delivered; None: all."""
-        self._delivered = 0
-        """The most tokens of the current model that a caller has been given."""
-        self._resume_token: ResumeToken | None = None
-        """Of the current model's answer; None: no caller was given any yet."""
-        self._proven = 0
-        """Tokens that the resume token stands for."""
         super().__init__(request, first, dispatch, waiting, on_end)
-        self.finished: Finished | None = None
-        self.finished_at: float | None = None
-        self.first_frame_at: float | None = None
-        self.first_token_at: float | None = None
         self.holding = cascade is not None and cascade.holds
         self.guards = guards
         self._cascade = cascade
         """None once the current answer cannot be replaced by the cascade any more."""
-        self._row_end: tuple[FinishReason.ValueType, RowTimings] | None = None
-        """How the answer ends if no guard objects, in state CHECKING."""
 
     @property
     def hidden(self) -> bool:
@@ -292,8 +290,6 @@ class Answer(RowResult):
         # A reader is not to blame for tokens that it may not see yet.
         before = 0 if self.hidden else row.shown
         accepted = row.accept(frame, now)
-        if self.first_frame_at is None:
-            self.first_frame_at = now
         if accepted.token_ids and self.state is not StreamState.STREAMING:
             self._move(StreamState.STREAMING)
         if accepted.recovered:

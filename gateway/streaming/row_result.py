@@ -41,6 +41,10 @@ class RowResult:
         current: the last of them, whose result it is.
     """
 
+    state = StreamState.PUBLISHING
+    error: SluiceError | None = None
+    reason: "FinishReason.ValueType | None" = None
+
     def __init__(
         self,
         request: RowRequest,
@@ -60,9 +64,6 @@ class RowResult:
         """
         self.request = request
         self.request_id = row.row_id
-        self.state = StreamState.PUBLISHING
-        self.error: SluiceError | None = None
-        self.reason: FinishReason.ValueType | None = None
         self.attempts: list[Row] = []
         self._dispatch = dispatch
         self._waiting = waiting

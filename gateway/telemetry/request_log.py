@@ -94,7 +94,7 @@ class RequestLog:
         guards: the checks of guard models.
         answer_taken: findings in the answer, by rule and action.
         finished: how the answer ended.
-        error: why there is none, a reason; may be empty.
+        error: why there is none, or why the request was not admitted, a reason; may be empty.
         first_token_at: when callers could see something, monotonic seconds.
         ended_at: monotonic seconds.
         shadows: the models that were given the request as well.
@@ -234,10 +234,6 @@ class RequestLog:
                     names.GEN_AI_RESPONSE_MODEL: plan.model,
                 }
             )
-
-    def refused(self, reason: str) -> None:
-        """The request was not admitted, or ended before it had an answer."""
-        self.error = reason
 
     # Its rows.
 
