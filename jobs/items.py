@@ -15,14 +15,12 @@ class Item:
         custom_id: its name in the job.
         line: its line in the input, or row of a table, from 1.
         request: what the mesh is asked; model, class, labels and key are added where the job sends it.
-        method: of OpenAI's batch format; empty in other formats.
         url: of OpenAI's batch format: the API, for example "/v1/chat/completions"; empty in other formats.
     """
 
     custom_id: str
     line: int
     request: Request
-    method: str = ""
     url: str = ""
 
 

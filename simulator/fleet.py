@@ -115,13 +115,11 @@ def fit_process(points: Sequence[tuple[float, float]]) -> ProcessCost:
 
     if len(points) < 3 or len({tokens for tokens, _ in points}) < 2:
         raise SimulationError("a process's cost needs three points and two lengths of answers")
-    parts = np.array([(1.0, tokens) for tokens, _ in points])
-    wanted = np.array([us for _, us in points])
-    solved = np.linalg.lstsq(parts, wanted, rcond=None)[0]
-    variance = float(((wanted - parts @ solved) ** 2).sum()) / (len(points) - 2)
-    errors = 1.96 * np.sqrt(variance * np.diag(np.linalg.inv(parts.T @ parts)))
-    request_us, token_us = (max(0.0, float(value)) for value in solved)
-    return ProcessCost(request_us, token_us, float(errors[0]), float(errors[1]))
+    tokens, us = np.array(points).T
+    solved, covariance = np.polyfit(tokens, us, 1, cov=True)
+    token_us, request_us = (max(0.0, float(value)) for value in solved)
+    token_error, request_error = (1.96 * float(one) for one in np.sqrt(np.diag(covariance)))
+    return ProcessCost(request_us, token_us, request_error, token_error)
 
 
 def parse_costs(lines: Iterable[str]) -> dict[str, ProcessCost]:

@@ -5,7 +5,6 @@ Parquet needs another one, and of that one row group of the columns in use.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Any, BinaryIO, Final
@@ -86,9 +85,9 @@ def read_items(
     stop = stop or Stop()
     opened = stream.opened(chunks, stop)
     parser = ItemParser(template, defaults, id_field, line_bytes_max, skipped)
-    reader, line = _Reader(opened, parser, stop), 0
+    line = 0
     try:
-        for one in reader.entries(format):
+        for one in parser.entries(opened, format, stop):
             line = one.line
             if (once := parser.once(one)) is not None:
                 yield once
@@ -167,6 +166,34 @@ class ItemParser:
             return BadLine(number, None, "is no JSON object")
         return self.of_row(number, value, self.template)
 
+    def entries(self, opened: BinaryIO, format: Format, stop: Stop) -> Iterator[Item | BadLine]:
+        """All lines or rows of an input; ``stop`` ends a child process that reads it."""
+        most = self.line_bytes_max
+        match _detected(opened) if format is Format.AUTO else format:
+            case Format.CSV:
+                return self._of_rows(tables.csv_rows(opened, self.of_table, most))
+            case Format.PARQUET:
+                ids = self.id_fields
+                return self._of_rows(tables.parquet_rows(opened, self.of_table, ids, stop))
+            case Format.TEXT:
+                return self._of_lines(opened, self.of_text)
+            case _:
+                return self._of_lines(opened, self.of_json)
+
+    def _of_rows(self, rows: Iterator[tables.Row]) -> Iterator[Item | BadLine]:
+        for number, row in rows:
+            if isinstance(row, str):
+                yield BadLine(number, None, row)
+            else:
+                yield self.of_row(number, row, self.of_table)
+
+    def _of_lines(self, opened: BinaryIO, of_line: _OfLine) -> Iterator[Item | BadLine]:
+        for number, line in stream.lines(opened, self.line_bytes_max):
+            if line is None:
+                yield self.too_long(number)
+            elif line.strip(_SPACE):
+                yield of_line(number, line)
+
     def too_long(self, number: int) -> BadLine:
         """Makes the item of a line with too many bytes."""
         return BadLine(number, None, f"is longer than {self.line_bytes_max} bytes")
@@ -185,7 +212,7 @@ class ItemParser:
                 request = requests.with_prompt(_rendered(template, row), self._defaults)
             elif "body" in rest or "url" in rest:
                 request = _of_openai(rest, self._defaults)
-                return Item(custom_id, number, request, "POST", rest["url"])
+                return Item(custom_id, number, request, rest["url"])
             else:
                 request = requests.request_of_plain(rest, self._defaults)
         except BadField as error:
@@ -203,42 +230,6 @@ class ItemParser:
         if not 0 < len(custom_id) <= ID_CHARS_MAX or not custom_id.isprintable():
             raise BadField(f"custom_id: is not 1 to {ID_CHARS_MAX} printable characters")
         return custom_id, rest
-
-
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    opened: BinaryIO
-    parser: ItemParser
-    stop: Stop
-
-    def entries(self, format: Format) -> Iterator[Item | BadLine]:
-        parser = self.parser
-        match _detected(self.opened) if format is Format.AUTO else format:
-            case Format.CSV:
-                rows = tables.csv_rows(self.opened, parser.of_table, parser.line_bytes_max)
-                return self._of_rows(rows)
-            case Format.PARQUET:
-                return self._of_rows(
-                    tables.parquet_rows(self.opened, parser.of_table, parser.id_fields, self.stop)
-                )
-            case Format.TEXT:
-                return self._of_lines(parser.of_text)
-            case _:
-                return self._of_lines(parser.of_json)
-
-    def _of_rows(self, rows: Iterator[tables.Row]) -> Iterator[Item | BadLine]:
-        for number, row in rows:
-            if isinstance(row, str):
-                yield BadLine(number, None, row)
-            else:
-                yield self.parser.of_row(number, row, self.parser.of_table)
-
-    def _of_lines(self, of_line: _OfLine) -> Iterator[Item | BadLine]:
-        for number, line in stream.lines(self.opened, self.parser.line_bytes_max):
-            if line is None:
-                yield self.parser.too_long(number)
-            elif line.strip(_SPACE):
-                yield of_line(number, line)
 
 
 def _of_openai(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> Request:

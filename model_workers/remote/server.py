@@ -86,20 +86,6 @@ class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
-    async def ServerLive(self, request: object, context: object) -> service_pb2.ServerLiveResponse:
-        """For probes."""
-        return service_pb2.ServerLiveResponse(live=True)
-
-    async def ServerReady(
-        self, request: object, context: object
-    ) -> service_pb2.ServerReadyResponse:
-        """For probes."""
-        return service_pb2.ServerReadyResponse(ready=True)
-
-    async def ModelReady(self, request: object, context: object) -> service_pb2.ModelReadyResponse:
-        """For probes."""
-        return service_pb2.ModelReadyResponse(ready=True)
-
     async def ModelStreamInfer(
         self, requests: AsyncIterator[service_pb2.ModelInferRequest], context: Context
     ) -> None:
