@@ -77,12 +77,9 @@ class HttpServer:
         """
         host, port = listening_at(self.address, KEY, ", or null for no HTTP")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = opened = socket.socket(family, socket.SOCK_STREAM)
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket = opened = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
-        opened.bind((host, port))
-        opened.listen(_BACKLOG)
         self.address = f"{self.address.rpartition(':')[0]}:{opened.getsockname()[1]}"
 
     async def start(self) -> None:

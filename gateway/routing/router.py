@@ -71,7 +71,6 @@ class Router:
 
     Attributes:
         needs_prompt_tokens: whether `Features.prompt_tokens` matters; counting them costs time.
-        has_budgets: whether `spent` of `plan` matters.
     """
 
     def __init__(
@@ -88,7 +87,6 @@ class Router:
         policies = (settings, *settings.policies.values())
         rules = [rule for one in policies for rule in one.rules]
         self.needs_prompt_tokens = any(rule.min_prompt_tokens is not None for rule in rules)
-        self.has_budgets = any(one.budgets for one in policies)
 
     @property
     def versions(self) -> list[str]:

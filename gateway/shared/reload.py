@@ -51,15 +51,11 @@ _REPLACED_MAX: Final = 64
 _PROBLEM_MAX: Final = 4096
 _IN_FORCE: Final = "gateway"
 _CANDIDATE: Final = "candidate"
-_LIVE: Final = frozenset({"identity.api_keys", "identity.jwt", "identity.certificates"})
-"""Of the section `identity`; the key of the mesh is that of other processes too."""
 _OF_OTHERS: Final = frozenset({"batcher", "triton", "retiring"})
 """Sections that a gateway does not use."""
-_FIXED: Final = [
-    name
-    for name in Settings.model_fields
-    if name not in TAKEN_WHILE_RUNNING["gateway"] - {"identity"} | _OF_OTHERS
-]
+_OF_IDENTITY: Final = frozenset({"identity.api_keys", "identity.jwt", "identity.certificates"})
+"""The key of the mesh is that of other processes too."""
+_TAKEN: Final = TAKEN_WHILE_RUNNING["gateway"] - {"identity"} | _OF_IDENTITY
 
 Load = Callable[[Settings, Path | None, Policies], Policies]
 """Loads the policies of settings, which came from a file, and replace others; any thread may call it.
@@ -356,7 +352,7 @@ async def _wait(event: asyncio.Event, bound_s: float | None) -> None:
 
 def _check(before: Settings, after: Settings) -> None:
     """Raises SettingsError when ``after`` changes what cannot be changed while running."""
-    refuse_changes(before, after, _FIXED, _LIVE)
+    refuse_changes(before, after, Settings.model_fields, _TAKEN | _OF_OTHERS)
     if before.identity.enabled != after.identity.enabled:
         raise SettingsError(
             "identity: cannot be switched on or off while running; start again to change it"

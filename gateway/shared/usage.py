@@ -78,14 +78,6 @@ class SharedUsage:
     days: KeptCosts
     instance: str
 
-    @property
-    def _counted(self) -> list[KeptCosts]:
-        """The costs that somebody asks for."""
-        policies = self.in_force.policies
-        if policies.settings.limits_costs:
-            return [self.minutes, self.days]
-        return [self.minutes] if policies.router.has_budgets else []
-
     async def read(self) -> None:
         """Reads what all gateways have spent; raises TransportUnavailable."""
         for costs in (self.minutes, self.days):
@@ -94,7 +86,7 @@ class SharedUsage:
     async def write(self) -> None:
         """Stores what this gateway's requests have cost."""
         try:
-            for costs in self._counted:
+            for costs in (self.minutes, self.days):
                 await costs.write(self.instance)
         except SluiceError as error:
             _log.warning("the spending of tenants was not stored: %s", error)
@@ -137,12 +129,9 @@ class SharedUsage:
             if limits.concurrent is not None or limits.concurrent_bulk is not None:
                 hello.running[tenant] = self.limiter.running(tenant)
                 hello.running_bulk[tenant] = self.limiter.running(tenant, bulk=True)
-        counted = self._counted
-        if self.minutes in counted:
-            hello.minutes.extend(self.minutes.told())
-            hello.reserved.update(self.minutes.spending.reserved)
-        if self.days in counted:
-            hello.days.extend(self.days.told())
+        hello.minutes.extend(self.minutes.told())
+        hello.reserved.update(self.minutes.spending.reserved)
+        hello.days.extend(self.days.told())
 
     def hear(self, hello: GatewayHello) -> None:
         """Another gateway says what is used there."""

@@ -451,12 +451,6 @@ class Settings(BaseSettings):
         return self.limits if own is None else own
 
     @property
-    def limits_costs(self) -> bool:
-        """Whether the costs of any tenant are limited."""
-        every = (self.limits, *map(self.limits_of, self.tenants))
-        return any(one.cost_per_day is not None or one.cost_per_month is not None for one in every)
-
-    @property
     def served(self) -> tuple[ModelSettings, ...]:
         """All models that have workers."""
         return (*self.models, *self.retiring)

@@ -9,7 +9,7 @@ import pytest
 
 from sluice.errors import SetupError
 from sluice.internal.v1.gateway_pb2 import GatewayQuestion, WhoQuestion
-from sluice.v1.admin_pb2 import GetRouterHealthRequest
+from sluice.v1.admin_pb2 import GetRouterHealthRequest, ListTenantsRequest
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.v1.safety_pb2 import GetDryRunRequest
 from tests.gateway.kit.batcher import frame, last
@@ -94,6 +94,21 @@ async def test_a_budget_holds_for_all_gateways_and_after_a_restart(
         nats_url, model_folder, gateway_id="gw3", routing=ROUTING, prices=PRICES
     ) as three:
         assert spent(three) == cost
+
+
+async def test_costs_are_told_where_nothing_limits_them(nats_url: str, model_folder: Path) -> None:
+    async with (
+        open_wire(nats_url, model_folder, gateway_id="gw1", prices=PRICES) as one,
+        open_wire(nats_url, model_folder, gateway_id="gw2", prices=PRICES) as two,
+    ):
+        call = one.stub.Generate(prompt(model="large"), metadata=ACME)
+        task = await one.batcher.task("large")
+        await one.batcher.send(task, last(0, one.tokens("hello")))
+        await events_of(call)
+        request = ListTenantsRequest(tenant="acme")
+        cost = (await AdminServiceStub(one.channel).ListTenants(request)).tenants[0].cost_last_hour
+        spending = two.gateway.usage.spending
+        await two.until(lambda: spending.spent("acme", time.monotonic()) == cost > 0)
 
 
 async def test_a_resume_key_that_nobody_names_is_that_of_all_gateways(
