@@ -26,7 +26,7 @@ UNICODE: Final = (
     "variation_selector", "zero_width",
 )  # fmt: skip
 """What normalization takes out, replaces or notices."""
-LIMITS: Final = ("combining_marks", "encoded", "length", "repetition")
+LIMITS: Final = ("encoded", "length", "repetition")
 
 _FAMILIES: Final = ("pii", "secret", "injection", "deny", CUSTOM)
 

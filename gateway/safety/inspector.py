@@ -301,9 +301,14 @@ class RequestInspection:
 
     def _decided(self, original: str, normalized: Normalized, seen: set[Finding]) -> InspectedText:
         decision = apply(self.policy.actions, normalized.text, seen, self.placeholders())
-        found = [self._found(taken.finding, taken.action, normalized) for taken in decision.taken]
-        found += [self._done(finding) for finding in normalized.findings]
-        found += [self._done(finding) for finding in self._hidden(original)]
+        found = [
+            self._told(one, *normalized.original_span(one.start, one.end), edited=False)
+            for one in (taken.finding for taken in decision.taken)
+        ]
+        found += [
+            self._told(one, one.start, one.end, edited=True)
+            for one in (*normalized.findings, *self._hidden(original))
+        ]
         found.sort(key=lambda each: (each.start, each.end, each.rule))
         return InspectedText(normalized.text, decision.text, tuple(found))
 
@@ -312,22 +317,14 @@ class RequestInspection:
             for start, end, payload in smuggled(original):
                 yield from self._rules.scan_hidden(payload, HIDDEN, (start, end))
 
-    def _found(self, finding: Finding, action: Action, normalized: Normalized) -> PromptFinding:
-        start, end = normalized.original_span(finding.start, finding.end)
-        choice = self.policy.actions.choose(finding.rule, finding.severity)
-        model = choice.model if action is Action.ROUTE else None
-        return PromptFinding(finding.rule, finding.severity, action, start, end, model)
-
-    def _done(self, finding: Finding) -> PromptFinding:
-        """A finding about what normalization has edited already; it may still end or route the request."""
+    def _told(self, finding: Finding, start: int, end: int, *, edited: bool) -> PromptFinding:
+        """``edited``: normalization has edited what was found; it may still end or route the request."""
         choice = self.policy.actions.choose(finding.rule, finding.severity)
         action = choice.action
-        if action not in (Action.ROUTE, Action.BLOCK):
+        if edited and action not in (Action.ROUTE, Action.BLOCK):
             noticed = Action.ALLOW if action is Action.ALLOW else Action.FLAG
             action = noticed if finding.rule in _NOTICED else Action.REMOVE
-        return PromptFinding(
-            finding.rule, finding.severity, action, finding.start, finding.end, choice.model
-        )
+        return PromptFinding(finding.rule, finding.severity, action, start, end, choice.model)
 
 
 def _places(inspected: InspectedText) -> Iterator[tuple[FindingKey, Action]]:

@@ -1,7 +1,7 @@
 """Regular expressions of rules: compiled by RE2, and read into the positions that a streamed answer follows.
 
 The syntax is RE2's, so every match takes linear time: no back-references, look-around or possessive repeats, and
-repeats up to 1000. RE2 refuses what is wrong; `read` only divides what it has accepted.
+repeats up to 1000. RE2 refuses what is wrong; `Positions` divides what it has accepted.
 
 A pattern becomes Glushkov's automaton: one position for each of its characters, and which positions may follow each.
 Every path through the positions spells a text that the pattern may match. Counted repeats are written out; where that
@@ -12,7 +12,6 @@ matches, never fewer. Lazy repeats are read as greedy ones.
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -90,23 +89,6 @@ class Part(NamedTuple):
     most: float = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Positions:
-    """All positions of one pattern.
-
-    Attributes:
-        chars: the set of each position, as a pattern of one character.
-        follow: what may come behind each position at a boundary, and inside.
-        whole: the pattern as one part.
-        unbounded: where the first repeat without an upper bound stands; None: there is none.
-    """
-
-    chars: list[str]
-    follow: tuple[list[int], list[int]]
-    whole: Part
-    unbounded: int | None
-
-
 def longest_match(pattern: str) -> int:
     """The characters of ``pattern``'s longest match.
 
@@ -120,18 +102,17 @@ def longest_match(pattern: str) -> int:
 
 
 @lru_cache(PATTERNS_KEPT)
-def positions_of(pattern: str) -> Positions:
+def positions_of(pattern: str) -> "Positions":
     """The positions of ``pattern``, shared by all who ask.
 
     Raises:
         PatternError: it is not accepted, is too large, or matches the empty text.
     """
     compiled(pattern.encode())
-    reader = _Reader(pattern)
-    whole = reader.alternation()
-    if whole.least == 0:
+    read = Positions(pattern)
+    if read.whole.least == 0:
         raise PatternError("the pattern matches the empty text", 0)
-    return Positions(reader.chars, reader.follow, whole, reader.unbounded)
+    return read
 
 
 _TOKEN: Final = re.compile(
@@ -149,8 +130,15 @@ _TOKEN: Final = re.compile(
 _SIGNS: Final[dict[str, tuple[int, int | None]]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
-class _Reader:
-    """Walks over the tokens of one pattern, over those of a counted repeat once for each time."""
+class Positions:
+    """All positions of one pattern. Walks over its tokens, over those of a counted repeat once for each time.
+
+    Attributes:
+        chars: the set of each position, as a pattern of one character.
+        follow: what may come behind each position at a boundary, and inside.
+        whole: the pattern as one part.
+        unbounded: where the first repeat without an upper bound stands; None: there is none.
+    """
 
     def __init__(self, pattern: str) -> None:
         self._tokens = list(_TOKEN.finditer(pattern))
@@ -160,8 +148,9 @@ class _Reader:
         self.chars: list[str] = []
         self.follow: tuple[list[int], list[int]] = ([], [])
         self.unbounded: int | None = None
+        self.whole = self._alternation()
 
-    def alternation(self) -> Part:
+    def _alternation(self) -> Part:
         """The part up to the next closing parenthesis, or the end."""
         flags, whole = self._flags, self._sequence()
         while self._next_is("bar"):
@@ -241,7 +230,7 @@ class _Reader:
         flags = self._flags
         if token[0].endswith(":"):
             self._set_flags(token[0])
-        part = self.alternation()
+        part = self._alternation()
         self._flags = flags
         self._depth -= 1
         self._at += 1

@@ -434,7 +434,7 @@ class StreamWatch:
                     self._stretch(at)
                 else:
                     start = starts[claim] if claim < len(starts) else at
-                    self._claim(start, at + 1, after)
+                    self.claim(start, at + 1, after)
             if kept is not None:
                 starts.append(at)
                 starts = [starts[index] for index in kept]
@@ -457,10 +457,6 @@ class StreamWatch:
                 return start
         return free
 
-    def claim(self, start: int, end: int) -> None:
-        """Something else than a pattern has found what is at ``start`` to ``end``, where it has followed just now."""
-        self._claim(start, end, 0)
-
     def claims_before(self, offset: int) -> bool:
         """Whether anything has matched before ``offset``."""
         return bool(self._claims) and self._claims[0][0] < offset
@@ -474,7 +470,8 @@ class StreamWatch:
             if end > offset
         ]
 
-    def _claim(self, start: int, end: int, after: int) -> None:
+    def claim(self, start: int, end: int, after: int = 0) -> None:
+        """Something is found at ``start`` to ``end``, by a pattern or something else that has followed just now."""
         decided = end + after
         while self._claims and start < self._claims[-1][1]:
             first, last, later = self._claims.pop()

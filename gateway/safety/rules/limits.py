@@ -1,30 +1,12 @@
-"""Limits on costly shapes of text: length, repetition, stacked marks. All checks are linear."""
+"""The limit on repetition in a text. The check is linear."""
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.safety.findings import Finding, Severity
-from gateway.safety.settings import LimitSettings
-from gateway.safety.text.characters import GENERIC_MARKS
-
-MARKS_HINT: Final = ("limit.combining_marks", f"[{GENERIC_MARKS}]{{8}}")
-"""What the scanner has to look out for on behalf of this module."""
-
-_MARKS: Final = re.compile(f"[{GENERIC_MARKS}]{{8,}}")
 _PROBE_CHARS: Final = 24
 _STRIDE_CHARS: Final = 256
 _PERIOD_MAX: Final = 256
 _BLOCK_CHARS: Final = 512
-
-
-def limit_findings(text: str, limits: LimitSettings, hints: frozenset[str]) -> Iterator[Finding]:
-    """Findings for exceeded ``limits``, length excepted. ``hints``: those that `RuleScanner.occurring` has found."""
-    for start, end in repetitions(text, limits.max_run_chars):
-        yield Finding("limit.repetition", start, end, Severity.MEDIUM)
-    if MARKS_HINT[0] in hints:
-        for found in _MARKS.finditer(text):
-            yield Finding("limit.combining_marks", found.start(), found.end(), Severity.MEDIUM)
 
 
 def repetitions(text: str, chars_max: int) -> Iterator[tuple[int, int]]:

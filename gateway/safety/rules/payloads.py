@@ -121,7 +121,7 @@ ENCODINGS: Final = (
 """Rot13 is not here: it has no runs of its own, so the whole text is turned."""
 
 
-HINTS: Final = tuple((f"encoding.{encoding.name}", encoding.hint) for encoding in ENCODINGS)
+HINTS: Final = tuple(encoding.hint for encoding in ENCODINGS)
 """What the scanner has to look out for on behalf of this module."""
 
 _NESTED_SHARE: Final = 0.8
@@ -133,19 +133,17 @@ class Payloads:
     def __init__(self, scanner: RuleScanner, lexicon: Lexicon) -> None:
         self._scanner = scanner
         self._lexicon = lexicon
-        self._runs = [(f"encoding.{e.name}", e, compiled(e.run.encode())) for e in ENCODINGS]
+        self._runs = [compiled(encoding.run.encode()) for encoding in ENCODINGS]
 
-    def findings(self, subject: Subject, hints: Iterable[str]) -> list[Finding]:
-        """What hides in ``subject``; ``hints`` of `RuleScanner.occurring` say which encodings occur."""
-        present, budget = frozenset(hints), Budget()
+    def findings(self, subject: Subject, hints: Iterable[int]) -> list[Finding]:
+        """What hides in ``subject``; ``hints``: which of `HINTS` occur."""
+        budget = Budget()
         found: list[Finding] = []
-        for hint, encoding, regex in self._runs:
-            if hint not in present:
-                continue
-            for run, span in _runs_in(subject, regex):
-                payload = payload_of(encoding, run, budget)
+        for hint in hints:
+            for run, span in _runs_in(subject, self._runs[hint]):
+                payload = payload_of(ENCODINGS[hint], run, budget)
                 if payload:
-                    found.extend(self.inside(payload, encoding.name, span))
+                    found.extend(self.inside(payload, ENCODINGS[hint].name, span))
                 if budget.cut:
                     found.append(Finding("limit.encoded", *span, Severity.MEDIUM))
                     budget.cut = False
@@ -164,13 +162,10 @@ class Payloads:
         if self._is_nested(subject, hints):
             yield Finding("injection.encoded.nested", *span, Severity.MEDIUM)
 
-    def _is_nested(self, subject: Subject, hints: frozenset[str]) -> bool:
+    def _is_nested(self, subject: Subject, hints: Iterable[int]) -> bool:
         total = len(subject.data) * _NESTED_SHARE
         return any(
-            len(run) >= total
-            for hint, _, regex in self._runs
-            if hint in hints
-            for run, _ in _runs_in(subject, regex)
+            len(run) >= total for hint in hints for run, _ in _runs_in(subject, self._runs[hint])
         )
 
 

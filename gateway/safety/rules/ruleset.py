@@ -13,7 +13,7 @@ from typing import Final
 
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.rules.lexicon import Lexicon
-from gateway.safety.rules.limits import MARKS_HINT, limit_findings
+from gateway.safety.rules.limits import repetitions
 from gateway.safety.rules.payloads import HINTS, ROT13, Payloads
 from gateway.safety.rules.scanner import RuleScanner, Subject, findings_of
 from gateway.safety.rules.spec import RuleSpec, Span
@@ -83,8 +83,7 @@ class RuleSet:
         self._has_lists = bool(lists)
         self._limits = limits
         self._longest = sys.maxsize if limits is None else limits.max_chars
-        self._shortest = 0 if limits is None else limits.max_run_chars
-        self._scanner = RuleScanner(self.specs, (*HINTS, MARKS_HINT))
+        self._scanner = RuleScanner(self.specs, HINTS)
         self._payloads = Payloads(self._scanner, lists)
 
     def scan(self, text: str) -> list[Finding]:
@@ -112,8 +111,9 @@ class RuleSet:
         present, hints = self._scanner.occurring(subject)
         found = findings_of(subject, present) if present else []
         if self._limits is not None:
-            if len(subject.text) > self._shortest or hints:
-                found += limit_findings(subject.text, self._limits, hints)
+            if len(subject.text) > self._limits.max_run_chars:
+                for span in repetitions(subject.text, self._limits.max_run_chars):
+                    found.append(Finding("limit.repetition", *span, Severity.MEDIUM))
             if hints:
                 found += self._payloads.findings(subject, hints)
             turned = subject.with_letters(ROT13)

@@ -181,24 +181,20 @@ class RuleScanner:
     The pass has two halves: the scored patterns are asked for alone as well, and rarely change between policies.
     """
 
-    def __init__(
-        self, specs: Sequence[RuleSpec], extra_hints: Sequence[tuple[str, str]] = ()
-    ) -> None:
-        """``extra_hints``: names and patterns that others want to know of from the same pass."""
+    def __init__(self, specs: Sequence[RuleSpec], extra_hints: Sequence[str] = ()) -> None:
+        """``extra_hints``: patterns that others want to know of from the same pass."""
         forms = [CompiledForm(spec, form) for spec in specs for form in spec.forms]
         self._scored = [one for one in forms if one.form.weight]
         self._plain = [one for one in forms if not one.form.weight]
-        self._extra = [name for name, _ in extra_hints]
-        hints = [*(one.hint for one in self._plain), *(pattern for _, pattern in extra_hints)]
         self._scored_pass = prefilter(tuple(one.hint for one in self._scored))
-        self._plain_pass = prefilter(tuple(hints))
+        self._plain_pass = prefilter((*(one.hint for one in self._plain), *extra_hints))
 
-    def occurring(self, subject: Subject) -> tuple[Occurring, frozenset[str]]:
+    def occurring(self, subject: Subject) -> tuple[Occurring, list[int]]:
         """Which forms occur, and which of the extra hints do."""
         present = self._plain_pass.present(subject.data)
         known = len(self._plain)
         found = [(self._plain[at], end) for at, end in present.items() if at < known]
-        extra = frozenset(self._extra[at - known] for at in present if at >= known)
+        extra = sorted(at - known for at in present if at >= known)
         return self.occurring_indicators(subject) + found, extra
 
     def occurring_indicators(self, subject: Subject) -> Occurring:

@@ -1,4 +1,4 @@
-"""Repetition and stacked marks."""
+"""Repetition."""
 
 import random
 import string
@@ -46,13 +46,6 @@ def test_ten_thousand_times_a() -> None:
 )
 def test_ordinary_text_repeats_little(text: str) -> None:
     assert rules_of(text) == []
-
-
-def test_stacked_marks() -> None:
-    assert rules_of("Z\u0301\u0302\u0303\u0304\u0305\u0306\u0307\u0308\u0309 x") == [
-        "limit.combining_marks"
-    ]
-    assert rules_of("e\u0301 ệ Việt") == []
 
 
 def test_answers_are_not_limited() -> None:
