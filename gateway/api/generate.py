@@ -24,9 +24,8 @@ from gateway.admission.calls import AnyCall, ClassLimiter, TimeLimit
 from gateway.admission.pipeline import AdmittedRequest, RowsOf
 from gateway.routing.prediction import Prediction
 from gateway.shared.state import SharedState
-from gateway.streaming.answer import Answer
+from gateway.streaming.answer import Answer, Reader
 from gateway.streaming.idempotency import Replay
-from gateway.streaming.reader import Reader
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.request_log import RequestLog

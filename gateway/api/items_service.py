@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +13,6 @@ from gateway.api.inference_service import whole_answer
 from gateway.api.interceptor import GrpcCall
 from gateway.api.texts import EMBED, answer_texts
 from gateway.identity.caller import Caller
-from gateway.routing.router import ModelFacts
 from gateway.validation.requests import class_of
 from sluice.defaults import AUTO
 from sluice.errors import SluiceError, UnknownModel
@@ -24,7 +23,7 @@ from sluice.internal.v1.items_pb2 import (
     RunResponse,
 )
 from sluice.internal.v1.items_pb2_grpc import ItemsServiceServicer
-from sluice.v1.inference_pb2 import EmbedRequest, Finished
+from sluice.v1.inference_pb2 import EmbedRequest, ModelUsage
 from sluice.wire.clock import ms_of
 
 _Answers = asyncio.Queue[RunResponse | None]
@@ -101,19 +100,17 @@ class ItemsService(ItemsServiceServicer):
         with self._generator.limiter.call(class_of(asked), call.caller.tenant):
             if isinstance(asked, EmbedRequest):
                 found = await answer_texts(self._generator, EMBED, asked, item)
-                cost = self._facts_of(found.model).cost(found.usage.prompt_tokens, 0)
-                return RunResponse(id=request.id, embedded=found, cost=cost)
+                used = ModelUsage(model=found.model, usage=found.usage)
+                return RunResponse(id=request.id, embedded=found, cost=self._cost([used]))
             answer = await whole_answer(self._generator, asked, item)
         answer.ClearField("token_ids")
-        return RunResponse(id=request.id, answer=answer, cost=self._cost(answer.finished))
+        return RunResponse(id=request.id, answer=answer, cost=self._cost(answer.finished.attempts))
 
-    def _facts_of(self, model: str) -> ModelFacts:
-        return self._admission.policies.catalog.facts[model]
-
-    def _cost(self, finished: Finished) -> float:
+    def _cost(self, attempts: Iterable[ModelUsage]) -> float:
+        facts = self._admission.policies.catalog.facts
         return sum(
-            self._facts_of(one.model).cost(
+            facts[one.model].cost(
                 one.usage.prompt_tokens, one.usage.completion_tokens - one.usage.resumed_tokens
             )
-            for one in finished.attempts
+            for one in attempts
         )

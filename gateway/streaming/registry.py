@@ -8,10 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from gateway.streaming.answer import Answer, Guards, SecondModel
+from gateway.streaming.answer import Answer, AnsweredRequest, Guards, SecondModel
 from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.idempotency import Replay, ReplayCache, check_fingerprint
-from gateway.streaming.reader import AnsweredRequest
 from gateway.streaming.row import Row
 from gateway.streaming.row_result import RowRequest, RowResult
 from sluice.errors import DeadlinePassed, InternalError, InvalidRequest, SluiceError

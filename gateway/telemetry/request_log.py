@@ -358,12 +358,11 @@ def finding_attributes(taken: Mapping[tuple[str, Action], int]) -> Attributes:
     """Attributes for findings by rule and action: the pairs, and a count for each action."""
     if not taken:
         return {}
-    pairs = sorted(f"{rule}:{action.name.lower()}" for rule, action in taken)
-    counts: Counter[Action] = Counter()
+    counts: Counter[str] = Counter()
     for (_, action), count in taken.items():
-        counts[action] += count
-    numbers = {names.FINDING_COUNT + action.name.lower(): n for action, n in counts.items()}
-    return {names.FINDINGS: pairs, **numbers}
+        counts[names.FINDING_COUNT + action.name.lower()] += count
+    pairs = sorted(f"{rule}:{action.name.lower()}" for rule, action in taken)
+    return {names.FINDINGS: pairs, **counts}
 
 
 def row_attributes(model: str, row_id: str, priority_class: str) -> Mapping[str, str]:

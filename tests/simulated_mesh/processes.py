@@ -12,10 +12,9 @@ from opentelemetry.trace import NoOpTracer
 from batcher.app import Batcher
 from gateway.admission.overload import ModelLoadTable
 from gateway.server import TICK_S
-from gateway.streaming.answer import Answer
+from gateway.streaming.answer import Answer, Reader
 from gateway.streaming.dispatch import Dispatch, SentRow
 from gateway.streaming.idempotency import ReplayCache
-from gateway.streaming.reader import Reader
 from gateway.streaming.registry import Registry
 from gateway.upstream.nats_transport import NatsTransport
 from sluice.errors import Cancelled, SluiceError

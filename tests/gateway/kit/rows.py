@@ -35,7 +35,7 @@ class Batchers:
 
 @dataclass
 class Asked:
-    """`gateway.streaming.reader.AnsweredRequest`."""
+    """`gateway.streaming.answer.AnsweredRequest`."""
 
     event: Started = field(default_factory=Started)
     deadline: float = 10.0

@@ -1,7 +1,6 @@
 """What callers see of one answer: each token once, with the proof that it was sent."""
 
-from gateway.streaming.answer import Answer
-from gateway.streaming.reader import Reader
+from gateway.streaming.answer import Answer, Reader
 from gateway.streaming.row import Row
 from sluice.errors import Cancelled, SlowReader
 from sluice.internal.v1.gateway_pb2 import StoredAnswer

@@ -5,9 +5,8 @@ import pytest
 from gateway.safety.guards.checks import Check, Checks, Guard
 from gateway.safety.guards.families import GuardVerdict, family_of
 from gateway.safety.settings import GuardSettings
-from gateway.streaming.answer import Answer
+from gateway.streaming.answer import Answer, Reader
 from gateway.streaming.idempotency import ReplayCache
-from gateway.streaming.reader import Reader
 from gateway.streaming.registry import Registry
 from gateway.streaming.state import StreamState
 from sluice.errors import DeadlinePassed

@@ -7,9 +7,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gateway.streaming.answer import Answer
+from gateway.streaming.answer import Answer, Reader
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache
-from gateway.streaming.reader import Reader
 from gateway.streaming.registry import FRAMES_AT_A_TIME, Registry
 from sluice.errors import (
     Cancelled,
