@@ -5,16 +5,17 @@ each rate of tokens before it is sent. At its end what it has used takes the pla
 """
 
 from calendar import monthrange
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from datetime import time as time_of_day
 from functools import partial
+from math import inf
 from typing import Final, NamedTuple
 
-from gateway.admission.token_bucket import STALE_S, TokenBucket
+from gateway.admission.token_bucket import TokenBucket
 from gateway.identity.caller import Caller
-from gateway.routing.budget import Elsewhere, Spending
+from gateway.routing.budget import STALE_S, Elsewhere, Spending
 from sluice.errors import LimitReached
 from sluice.settings import Settings
 from sluice.settings.limits import LimitSettings, RateLimits
@@ -57,6 +58,10 @@ class RateName(NamedTuple):
         return cls(*fields) if len(fields) == len(cls._fields) else None
 
 
+Taken = tuple[RateName, float]
+"""Of which bucket something is taken, and since when (`TokenBucket.full_at`)."""
+
+
 @dataclass(frozen=True)
 class Use:
     """One limit, and how much of it is used now."""
@@ -89,7 +94,8 @@ class TenantLimits:
         self._clock, self._unix_offset_s = clock, unix_offset_s
         self._buckets: dict[RateName, TokenBucket] = {}
         self.calls_elsewhere, self.bulk_elsewhere = Elsewhere(), Elsewhere()
-        self._heard_at: dict[str, float] = {}
+        self._told: dict[str, tuple[float, Mapping[Taken, float]]] = {}
+        """When each other gateway was heard last, and what it told."""
 
     def running(self, tenant: str, calls: int, bulk: int) -> tuple[int, int]:
         """Calls of ``tenant`` at all gateways, and those of class bulk; ``calls`` and ``bulk`` are here."""
@@ -173,33 +179,30 @@ class TenantLimits:
 
     # What gateways tell each other.
 
-    def tell(self) -> Iterator[tuple[RateName, float, float]]:
-        """Name, what was taken, what was asked for, of each bucket that is in use."""
+    def tell(self) -> Iterator[tuple[Taken, float]]:
+        """What was taken of each bucket that is in use."""
         now = self._clock()
         for name, bucket in self._buckets.items():
-            taken, asked = bucket.tell(now)
-            if not bucket.is_idle:
-                yield name, taken, asked
+            if (taken := bucket.tell(now)) is not None:
+                yield (name, bucket.full_at), taken
 
-    def told(
-        self, settings: Settings, gateway: str, counts: Iterable[tuple[RateName, float, float]]
-    ) -> None:
+    def told(self, settings: Settings, gateway: str, counts: Mapping[Taken, float]) -> None:
         """Another gateway says it of its buckets. What one took that was not heard lately is not counted."""
         now = self._clock()
-        is_new = gateway not in self._heard_at or now - self._heard_at[gateway] > STALE_S
-        self._heard_at[gateway] = now
-        for name, taken, asked in counts:
-            bucket = self._buckets.get(name) or self._known(settings, name)
+        at, before = self._told.get(gateway, (-inf, {}))
+        self._told[gateway] = now, counts
+        if now - at > STALE_S:
+            return
+        for taken, amount in counts.items():
+            bucket = self._buckets.get(taken[0]) or self._known(settings, taken[0])
             if bucket is not None:
-                bucket.told(gateway, taken, asked, now, is_new=is_new)
+                bucket.taken_elsewhere(amount - before.get(taken, 0.0), now)
 
     def _take(
         self, rates: Mapping[RateName, TokenBucket], amount: float, now: float
     ) -> list[tuple[TokenBucket, float]]:
         """Takes it from all of them or from none; what is above a burst is not waited for."""
         held = [(bucket, min(amount, bucket.burst)) for bucket in rates.values()]
-        for bucket, part in held:
-            bucket.asked(part, now)
         _check(rates, amount, now)
         for bucket, part in held:
             bucket.take(part, now)

@@ -121,8 +121,8 @@ class SharedUsage:
     def tell(self, hello: GatewayHello) -> None:
         """Adds to the next hello what is used here."""
         hello.rates.extend(
-            RateUse(name=name.to_wire(), taken=taken, asked=asked)
-            for name, taken, asked in self.limits.tell()
+            RateUse(name=name.to_wire(), taken=taken, full_at=at)
+            for (name, at), taken in self.limits.tell()
         )
         for tenant in self.limiter.tenants:
             limits = self.in_force.policies.settings.limits_of(tenant)
@@ -137,7 +137,7 @@ class SharedUsage:
         """Another gateway says what is used there."""
         now, gateway = time.monotonic(), hello.instance
         named = ((RateName.from_wire(one.name), one) for one in hello.rates)
-        rates = ((name, one.taken, one.asked) for name, one in named if name is not None)
+        rates = {(name, one.full_at): one.taken for name, one in named if name is not None}
         self.limits.told(self.in_force.policies.settings, gateway, rates)
         self.limits.calls_elsewhere.told(gateway, hello.running, now)
         self.limits.bulk_elsewhere.told(gateway, hello.running_bulk, now)

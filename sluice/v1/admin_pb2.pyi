@@ -676,7 +676,7 @@ class ForgetTenantResponse(_message.Message):
 
     @_builtins.property
     def kept(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What could not be deleted, with the reason and what to do about it."""
+        """Of an earlier release; empty."""
 
     def __init__(
         self,

@@ -388,22 +388,26 @@ class RateUse(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     TAKEN_FIELD_NUMBER: _builtins.int
     ASKED_FIELD_NUMBER: _builtins.int
+    FULL_AT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Whose limit, and the setting."""
     taken: _builtins.float
-    """Since the gateway has started, less what was returned."""
+    """Since full_at, less what was returned."""
     asked: _builtins.float
-    """What was asked for lately."""
+    """Of the release before; 0."""
+    full_at: _builtins.float
+    """When the bucket was full last and the other gateways knew it, by the gateway's own clock, seconds."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         taken: _builtins.float = ...,
         asked: _builtins.float = ...,
+        full_at: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "name", b"name", "taken", b"taken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "full_at", b"full_at", "name", b"name", "taken", b"taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

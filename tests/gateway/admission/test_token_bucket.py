@@ -2,7 +2,6 @@
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from math import exp
 from random import Random
 
 import pytest
@@ -20,6 +19,7 @@ class Gateways:
     def __init__(self, count: int, rate_per_s: float, burst: float, seed: int = 0) -> None:
         dice = Random(seed)
         self.buckets = [TokenBucket(rate_per_s, burst, 0.0) for _ in range(count)]
+        self._told: dict[tuple[int, float, int], float] = {}
         self._next = [dice.random() * HELLO_S for _ in range(count)]
         for number in range(count):
             self._tell(number, 0.0)
@@ -30,17 +30,21 @@ class Gateways:
                 self._tell(teller, at)
                 at = self._next[teller] = at + HELLO_S
         bucket = self.buckets[number]
-        bucket.asked(amount, now)
         if bucket.wait_s(amount, now) > 0:
             return False
         bucket.take(amount, now)
         return True
 
     def _tell(self, teller: int, now: float) -> None:
-        taken, asked = self.buckets[teller].tell(now)
+        own = self.buckets[teller]
+        taken = own.tell(now)
+        if taken is None:
+            return
         for number, bucket in enumerate(self.buckets):
             if number != teller:
-                bucket.told(str(teller), taken, asked, now, is_new=now == 0.0)
+                told = (teller, own.full_at, number)
+                bucket.taken_elsewhere(taken - self._told.get(told, 0.0), now)
+                self._told[told] = taken
 
 
 def most_over(taken: Sequence[tuple[float, float]], rate_per_s: float) -> float:
@@ -99,21 +103,6 @@ def test_what_asks_for_more_than_the_burst_gets_it_when_the_bucket_is_full() -> 
     assert bucket.wait_s(1.0, 16.0) == 0.0
 
 
-def test_until_the_others_tell_what_they_take_their_share_of_the_rate_is_left_to_them() -> None:
-    bucket = TokenBucket(8.0, 16.0, 0.0)
-    bucket.told("other", 0.0, 30.0, 0.0, is_new=True)
-    bucket.asked(10.0, 0.0)
-    bucket.take(16.0, 0.0)
-    assert bucket.level(0.0) == 0.0
-    # Of 8 a second that come back this gateway was asked for a quarter.
-    assert bucket.level(1.0) == pytest.approx(2.0)
-    assert bucket.wait_s(4.0, 1.0) == pytest.approx(2.0 / 8.0)
-    assert bucket.level(2.0) == pytest.approx(4.0)
-    # The other one says that it took nothing: all that came back is there.
-    bucket.told("other", 0.0, 30.0, 2.0)
-    assert bucket.level(2.0) == pytest.approx(16.0)
-
-
 def empty(now: float = 0.0) -> TokenBucket:
     """8 a second, a burst of 16, and nothing there."""
     bucket = TokenBucket(8.0, 16.0, now)
@@ -123,10 +112,8 @@ def empty(now: float = 0.0) -> TokenBucket:
 
 def test_whatever_is_done_first_counts_the_time_that_has_passed() -> None:
     for act in (
-        lambda bucket: bucket.asked(0.0, 1.0),
         lambda bucket: bucket.take(0.0, 1.0),
-        lambda bucket: bucket.tell(1.0),
-        lambda bucket: bucket.told("other", 0.0, 0.0, 1.0),
+        lambda bucket: bucket.taken_elsewhere(0.0, 1.0),
         lambda bucket: bucket.level(1.0),
     ):
         bucket = empty()
@@ -143,57 +130,24 @@ def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
     assert bucket.level(6.0) == 8.0
 
 
-def test_what_was_asked_for_fades() -> None:
+def test_what_others_take_leaves_the_bucket_and_is_not_told_as_ours() -> None:
     bucket = TokenBucket(8.0, 16.0, 0.0)
-    bucket.asked(10.0, 0.0)
-    bucket.told("other", 0.0, 30.0, 0.0, is_new=True)
-    assert bucket.tell(3.5) == (0.0, pytest.approx(10.0 * exp(-3.5 / 5.0)))
-    assert bucket._peers["other"].asked == pytest.approx(30.0 * exp(-3.5 / 5.0))
-
-
-def test_nothing_is_left_to_others_that_were_asked_for_nothing() -> None:
-    bucket = empty()
-    bucket.told("other", 0.0, 0.0, 0.0, is_new=True)
-    assert bucket.level(1.0) == 8.0
-
-
-def test_each_of_several_others_is_left_its_share_since_it_told() -> None:
-    bucket = empty()
-    bucket.asked(10.0, 0.0)
-    bucket.told("one", 0.0, 10.0, 0.0, is_new=True)
-    bucket.told("two", 0.0, 20.0, 0.0, is_new=True)
-    assert bucket.level(1.0) == pytest.approx(8.0 * 0.25)
-    bucket.told("two", 0.0, 20.0 * exp(-1.0 / 5.0), 1.0)
-    assert bucket.level(1.0) == pytest.approx(8.0 * 0.75)
-
-
-def test_what_others_take_leaves_the_bucket_when_they_tell_it() -> None:
-    bucket = TokenBucket(8.0, 16.0, 0.0)
-    bucket.told("new", 100.0, 0.0, 0.0, is_new=True)
-    assert bucket.level(0.0) == 16.0, "its past counts for nothing"
-    bucket.told("new", 103.0, 0.0, 0.0)
-    assert bucket.level(0.0) == 13.0
-    bucket.told("started", 2.0, 0.0, 0.0)
-    assert bucket.level(0.0) == 11.0, "all that a gateway took since its start"
-    bucket.told("new", 95.0, 0.0, 0.0)
+    bucket.taken_elsewhere(5.0, 0.0)
+    assert (bucket.level(0.0), bucket.taken) == (11.0, 0.0)
+    bucket.taken_elsewhere(-8.0, 0.0)
     assert bucket.level(0.0) == 16.0, "what was returned, a burst at most"
 
 
-def test_a_full_bucket_that_nobody_asks_of_is_idle() -> None:
+def test_what_is_full_and_known_is_not_told() -> None:
     bucket = TokenBucket(8.0, 16.0, 0.0)
-    assert bucket.is_idle
-    bucket.asked(0.0009, 0.0)
-    assert bucket.is_idle
-    bucket.told("other", 0.0, 0.0002, 0.0, is_new=True)
-    assert not bucket.is_idle
-    other = TokenBucket(8.0, 16.0, 0.0)
-    other.asked(0.001, 0.0)
-    assert not other.is_idle
-    other = TokenBucket(8.0, 16.0, 0.0)
-    other.take(0.1, 0.0)
-    assert not other.is_idle
-    assert other.level(1.0) == 16.0
-    assert other.is_idle
+    assert bucket.tell(0.0) is None
+    bucket.take(4.0, 0.0)
+    assert [bucket.tell(now) for now in (0.1, 0.2, 0.5, 0.6)] == [4.0, 4.0, None, None]
+    assert (bucket.taken, bucket.full_at) == (0.0, 0.6)
+    bucket.take(0.1, 0.6)
+    assert bucket.tell(1.0) == 0.1, "it is full again, and the others do not know it"
+    assert bucket.full_at == 0.6
+    assert bucket.tell(1.0) is None
 
 
 def test_another_burst_is_there_at_once_and_what_was_taken_stays_taken() -> None:
@@ -212,28 +166,6 @@ def test_rounding_does_not_refuse_what_is_there() -> None:
     assert bucket.wait_s(5.0, 0.0) == 0.0
     bucket.take(2e-9, 0.0)
     assert bucket.wait_s(5.0, 0.0) == pytest.approx(1.1e-8)
-
-
-def test_what_is_less_than_rounding_is_nothing() -> None:
-    bucket = TokenBucket(1.0, 1e9, 0.0)
-    bucket.take(1.0, 0.0)
-    assert bucket.wait_s(1e9, 0.0) == 0.0
-    bucket = TokenBucket(8.0, 16.0, 0.0)
-    bucket.told("other", 0.0, 0.0, 0.0, is_new=True)
-    for asked, left in ((1e-9, 0.0), (0.5, 8.0)):
-        bucket.level(1.0)
-        bucket._asked, bucket._peers["other"].asked = 0.0, asked
-        assert bucket._left_to_others(1.0) == left
-
-
-def test_of_several_others_those_that_are_silent_for_longer_are_gone() -> None:
-    bucket = TokenBucket(8.0, 16.0, 0.0)
-    bucket.told("one", 0.0, 1.0, 0.0, is_new=True)
-    bucket.told("two", 0.0, 1.0, 0.5, is_new=True)
-    bucket.level(3.5)
-    assert set(bucket._peers) == {"one", "two"}
-    bucket.level(4.0)
-    assert set(bucket._peers) == {"two"}
 
 
 def poisson(dice: Random, rate_per_s: float, until: float) -> Iterator[float]:
