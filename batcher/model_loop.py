@@ -214,8 +214,9 @@ class ModelLoop(WorkerEvents):
 
     @override
     def on_step(self, worker: str, report: worker_pb2.StepReport) -> None:
-        self.wake()
         self._requests.step(worker, report, time.monotonic())
+        if self._requests.pending:
+            self.wake()
 
     @override
     def on_live(self, worker: str) -> None:

@@ -4,7 +4,7 @@ A row that its gateway sends again has another task span, with its own queue.
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,14 +26,8 @@ from sluice.telemetry.tracing import (
 )
 from sluice.wire import subjects
 
-_FINISH_REASONS: Mapping[int, str] = {
-    frame_pb2.ROW_END_STOP: "stop",
-    frame_pb2.ROW_END_LENGTH: "length",
-    frame_pb2.ROW_END_CANCELLED: "cancelled",
-    frame_pb2.ROW_END_DEADLINE: "deadline",
-    frame_pb2.ROW_END_FAILED: "failed",
-    frame_pb2.ROW_END_REFUSED: "refused",
-    frame_pb2.ROW_END_RETURNED: "returned",
+_END_WORDS: Final = {
+    end: name.removeprefix("ROW_END_").lower() for name, end in frame_pb2.RowEnd.items()
 }
 
 
@@ -112,7 +106,13 @@ class RowSpans:
             if not own and spans.inner.is_recording():
                 own = row.headers.get(TRACEPARENT, "") or traceparent_of(spans.inner)
                 links = _links_to([spans.task])
-        return [own, *(_engine_parent(row, members.get(row)) for row in batch.rows)]
+        return [
+            own,
+            *(
+                traceparent_of(members[row].inner) if row in members else row.headers[TRACEPARENT]
+                for row in batch.rows
+            ),
+        ]
 
     def of_row(self, row: Row) -> SpanContext | None:
         """The task span of a row that is held; None when it is not traced."""
@@ -129,17 +129,8 @@ class RowSpans:
 
 def _links_to(tasks: Iterable[Span]) -> list[Link]:
     """To the spans that sent ``tasks``, each once."""
-    senders = {sender.span_id: sender for sender in map(_sender_of, tasks) if sender}
-    return [Link(sender) for sender in senders.values()]
-
-
-def _sender_of(task: Span) -> SpanContext | None:
-    """The span that a task span hangs under."""
-    return task.parent if isinstance(task, ReadableSpan) else None
-
-
-def _engine_parent(row: Row, spans: _Spans | None) -> str:
-    return row.headers[TRACEPARENT] if spans is None else traceparent_of(spans.inner)
+    senders = [task.parent for task in tasks if isinstance(task, ReadableSpan)]
+    return [Link(one) for one in {one.span_id: one for one in senders if one}.values()]
 
 
 def _task_attributes(task: task_pb2.Task) -> dict[str, str | int]:
@@ -192,7 +183,7 @@ _ANSWERED: Final = frozenset({"stop", "length"})
 
 def end_word(row: Row) -> str:
     """How a row ended; "superseded": its gateway has gone, or has sent it again with a higher attempt."""
-    return "superseded" if row.final is None else _FINISH_REASONS.get(row.final.end, "unspecified")
+    return "superseded" if row.final is None else _END_WORDS.get(row.final.end, "unspecified")
 
 
 def _end_task(span: Span, row: Row) -> None:

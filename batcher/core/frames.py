@@ -110,6 +110,10 @@ class Outbox:
         self._gateways: dict[str, _ForGateway] = {}
         self._resends: dict[str, tuple[Row, int]] = {}
 
+    def __bool__(self) -> bool:
+        """Whether there is anything."""
+        return bool(self._gateways or self._resends)
+
     def hold(self, row: Row) -> None:
         """The batcher has the row."""
         ref = frame_pb2.RowRef(request_id=row.request_id, attempt=row.attempt)

@@ -108,6 +108,11 @@ class Requests:
         self._policy = policy
         self.queue.reconfigure(policy, weights)
 
+    @property
+    def pending(self) -> bool:
+        """Whether there are effects, or rows that may go to a worker."""
+        return bool(self.queue.order.waiting or self._outbox or self._effects.ended)
+
     def take(self) -> Effects:
         """The effects since the last call."""
         effects, self._effects = self._effects, Effects()
@@ -181,12 +186,9 @@ class Requests:
                 taken.taken_at = now
             self._refused(state, admission, now)
         succeeded = failed = False
-        rows, sent = self._rows, RowState.SENT
         for frame in report.frames:
-            row = rows.get(frame.request_id)
-            if row is None or row.worker != worker or row.attempt != frame.attempt:
-                continue
-            if row.state is not sent or (new := merge(row, frame)) is None:
+            row = state.rows.get(frame.request_id)
+            if row is None or row.attempt != frame.attempt or (new := merge(row, frame)) is None:
                 continue
             if not new.HasField("final"):
                 succeeded = True

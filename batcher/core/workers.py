@@ -119,15 +119,14 @@ class WorkerState:
         Args:
             rows_max: rows of this batcher that may be in it.
         """
-        load, rooms = self.load, list[Room]()
+        load, left = self.load, rows_max - len(self.rows)
         prefill = sum([row.prefill_tokens for rows in self._unanswered.values() for row in rows])
-        left, waiting = rows_max - len(self.rows), prefill
-        rows_to, tokens_to = self._granted()
-        for rank in range(len(RANKS)):
-            free_rows = rows_to[rank] - self._sent_rows
-            free_tokens = tokens_to[rank] - self._sent_tokens
-            waiting += load.ranks[rank].waiting_tokens if load.ranks else 0
-            rooms.append(Room(min(free_rows, left), free_tokens, waiting))
+        waits = [each.waiting_tokens for each in load.ranks] or _NOTHING
+        waiting, rooms = prefill, list[Room]()
+        for rows_to, tokens_to, more in zip(*self._granted(), waits, strict=False):
+            waiting += more
+            free_rows = min(rows_to - self._sent_rows, left)
+            rooms.append(Room(free_rows, tokens_to - self._sent_tokens, waiting))
         return Capacity(
             worker=name,
             free_rows=rooms[-1].free_rows,

@@ -105,7 +105,7 @@ class Reports:
     async def next(self) -> worker_pb2.StepReport:
         """The next report; raises one of `FAULTS`."""
         while self._next not in self._early:
-            report = await _next(self._call)
+            report = await next_report(self._call)
             if report is not None and self.renewing:
                 self._early[report.sequence] = report
             elif report is not None:
@@ -117,11 +117,6 @@ class Reports:
                 raise ChannelBroken("the worker closed the channel")
         self._next += 1
         return self._early.pop(self._next - 1)
-
-
-async def read_receipt(call: Call) -> None:
-    """Waits until the worker has queued the only request of a stream; raises one of `FAULTS`."""
-    await _next(call)
 
 
 async def read_to_end(call: Call) -> None:
@@ -156,8 +151,8 @@ def infer_request(
     return infer
 
 
-async def _next(call: Call) -> worker_pb2.StepReport | None:
-    """None when a request on the stream is complete."""
+async def next_report(call: Call) -> worker_pb2.StepReport | None:
+    """What the worker says next; None when a request on the stream is complete: queued. Raises one of `FAULTS`."""
     streamed = await call.read()
     if streamed is grpc.aio.EOF:
         raise ChannelBroken("the worker closed the stream")

@@ -25,7 +25,7 @@ from batcher.workers.client import (
     Call,
     Reports,
     WorkerClient,
-    read_receipt,
+    next_report,
     read_to_end,
     reason_of,
 )
@@ -213,7 +213,7 @@ class Worker:
         try:
             await self._client.write(call, worker_pb2.WorkerRequest(batch=batch), ends=True)
             await call.done_writing()
-            receipt = asyncio.ensure_future(read_receipt(call))
+            receipt = asyncio.ensure_future(next_report(call))
             # When this task is cancelled meanwhile, nobody else takes its error.
             receipt.add_done_callback(lambda done: done.cancelled() or done.exception())
             # No time-out, which would cancel the stream: the task ends with the channel.

@@ -5,7 +5,7 @@ that go to a worker at one time travel in one batch.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from batcher.core.scheduler.capacity import Capacity, Room
@@ -113,29 +113,29 @@ class Placement:
         return task.cache_tokens <= room.free_tokens
 
 
-class Feeder:
-    """Feeds workers whose engines take rows at every step, see the module."""
+class Feeder(Order):
+    """Waiting tasks of a model whose engine takes rows at every step, see the module."""
 
-    def __init__(self, policy: Policy, order: Order) -> None:
-        self._policy = policy
-        self._order = order
-        self._placement = Placement(policy, order)
+    def __init__(
+        self,
+        policy: Policy,
+        weights: Mapping[str, float],
+        estimate: Callable[[QueuedTask], None],
+    ) -> None:
+        super().__init__(policy, weights, estimate)
+        self._placement = Placement(policy, self)
 
     def form(self, now: float, capacities: Sequence[Capacity]) -> Decision:
         """Rows for one worker, in order."""
-        first = self._order.first(now)
-        if first is None:
+        first = self.first(now)
+        worker = None if first is None else self._placement.choose(first, capacities, now)
+        if first is None or worker is None:
             return Decision(None)
-        worker = self._placement.choose(first, capacities, now)
-        if worker is None:
-            is_spared = self._order.classes[first.priority_class].policy.spare_rows > 0
-            until = self._order.modest_until(first.priority_class)
-            return Decision(None, until if is_spared and until > now else None)
         batch = Batch[QueuedTask](worker.worker, self._cause(first, worker, now))
         task: QueuedTask | None = first
         while task is not None:
             self._placement.send(task, batch, now)
-            task = self._order.first(now)
+            task = self.first(now)
             if task is None:
                 break
             limit = self._placement.limit(batch, task, worker, self._policy.max_rows, now)
@@ -145,12 +145,12 @@ class Feeder:
         return Decision(batch)
 
     def _cause(self, first: QueuedTask, worker: Capacity, now: float) -> BatchCause:
-        if self._order.classes[first.priority_class].is_pressing(first, now):
+        if self.classes[first.priority_class].is_pressing(first, now):
             return BatchCause.URGENT
         if worker.idle:
             return BatchCause.WORKER_IDLE
         rows = min(self._policy.max_rows, self._placement.room(worker, first, now).free_rows)
-        return BatchCause.FULL if self._order.waiting >= rows else BatchCause.SLOT_FREE
+        return BatchCause.FULL if self.waiting >= rows else BatchCause.SLOT_FREE
 
 
 def _wait(capacity: Capacity, task: QueuedTask) -> tuple[bool, int, float]:

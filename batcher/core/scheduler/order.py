@@ -248,7 +248,6 @@ class Order:
     Attributes:
         classes: by name, the most urgent first.
         waiting: how many tasks wait.
-        taken_tokens: prompt and expected answer of all tasks that were ever taken.
     """
 
     def __init__(
@@ -259,9 +258,9 @@ class Order:
     ) -> None:
         """``estimate`` sets the costs of a task, when it begins to wait and, where they were guesses, when it goes."""
         self.classes = {name: ClassOrder(name, policy, weights) for name in CLASSES}
-        self.waiting = self.taken_tokens = 0
+        self.waiting = 0
+        self._policy = policy
         self._by_class = policy.order != "arrival"
-        self._spare_s = policy.spare_s
         self._estimate = estimate
         self._numbers = 0
 
@@ -296,7 +295,6 @@ class Order:
     def take(self, task: QueuedTask, now: float) -> None:
         """``task``, of a worker now, is charged to its tenant."""
         self.waiting -= 1
-        self.taken_tokens += task.cost_tokens
         members = self.classes[task.priority_class]
         members.take(task, now)
         if task.guessed:
@@ -310,7 +308,7 @@ class Order:
             return -math.inf
         more_urgent = CLASSES[: RANKS[priority_class]]
         seen_at = max((self.classes[name].seen_at for name in more_urgent), default=-math.inf)
-        return seen_at + self._spare_s
+        return seen_at + self._policy.spare_s
 
     def tokens_before(self, priority_class: str, tenant: str) -> float:
         """Tokens, prompt and expected answer, that go before a new task of the class and tenant."""

@@ -41,7 +41,6 @@ class PaddedBatches(Order):
     ) -> None:
         super().__init__(policy, weights, estimate)
         self.max_rows = policy.max_rows if policy.latency_target_s is None else 1
-        self._policy = policy
         self._width = math.log(policy.bucket_ratio)
         self._buckets: dict[tuple[str, int], dict[str, QueuedTask]] = {}
         """Where padding is limited: by class and length, in order of arrival; none is empty."""
@@ -72,7 +71,7 @@ class PaddedBatches(Order):
             running = Counter(batch.worker for batch in self._running)
             capacities = [each for each in capacities if running[each.worker] < most]
         first = self.first(now)
-        room = self._placement.choose(first, capacities, now) if first is not None else None
+        room = None if first is None else self._placement.choose(first, capacities, now)
         if first is None or room is None:
             return Decision(None)
         cause, first = self._cause(first, room, now)

@@ -7,7 +7,6 @@ from typing import Final
 from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.estimates import HandoutRate, OutputLengths
 from batcher.core.scheduler.feed import Feeder
-from batcher.core.scheduler.order import Order
 from batcher.core.scheduler.padded import PaddedBatches
 from batcher.core.scheduler.task import Decision, QueuedTask
 from sluice.internal.v1 import control_pb2
@@ -27,8 +26,7 @@ class Queue:
         rate: at which they are handed out.
     """
 
-    order: Order
-    _former: Feeder | PaddedBatches
+    order: Feeder | PaddedBatches
 
     def __init__(self, policy: Policy, weights: Mapping[str, float] | None = None) -> None:
         """``weights`` of tenants that differ from 1."""
@@ -94,15 +92,12 @@ class Queue:
                 self.order.classes[task.priority_class].adopt(task)
 
     def _use(self, policy: Policy, weights: Mapping[str, float]) -> None:
-        if policy.computes_whole:
-            self.order = self._former = PaddedBatches(policy, weights, self._lengths.estimate)
-        else:
-            self.order = Order(policy, weights, self._lengths.estimate)
-            self._former = Feeder(policy, self.order)
+        kind = PaddedBatches if policy.computes_whole else Feeder
+        self.order = kind(policy, weights, self._lengths.estimate)
 
     def _landed(self, task: QueuedTask, now: float | None) -> None:
-        if isinstance(self._former, PaddedBatches) and task.batch is not None:
-            self._former.landed(task.batch, now)
+        if isinstance(self.order, PaddedBatches) and task.batch is not None:
+            self.order.landed(task.batch, now)
 
     def oldest(self) -> dict[str, float]:
         """Since when the oldest task of each class waits. Other threads may ask: `list` copies in one step."""
@@ -119,9 +114,9 @@ class Queue:
 
         The caller has cancelled the tasks whose deadline has passed.
         """
-        before = self.order.taken_tokens
-        formed = self._former.form(now, capacities)
-        self.rate.decided(self.order.taken_tokens - before, self.order.waiting, now)
+        formed = self.order.form(now, capacities)
+        rows = formed.batch.rows if formed.batch else ()
+        self.rate.decided(sum([row.cost_tokens for row in rows]), self.order.waiting, now)
         return formed
 
     # Waiting tasks and expected waits.
