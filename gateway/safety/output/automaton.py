@@ -146,6 +146,12 @@ class WatchedRule:
     context_after: int = 0
     heads: tuple[str, ...] = ()
 
+    @property
+    def reach(self) -> int:
+        """Characters that a match may hold, or that may decide about it."""
+        most = self.max_match_chars
+        return UNBOUNDED if most is None else most + self.context_after
+
 
 def watched_rules(specs: Iterable[RuleSpec]) -> tuple[WatchedRule, ...]:
     """``specs`` as the stream follows them."""
@@ -252,8 +258,8 @@ class Automaton:
         self._heads = 0
         self._last = 0
         self._waits = 0
-        self._reaches: list[tuple[int, int]] = []
-        self._beyond: list[tuple[int, int]] = []
+        self._rules: list[tuple[int, int, WatchedRule]] = []
+        """Each pattern's positions, those of them that end it, and its rule."""
         for rule in rules:
             self._add(rule)
         self._sets = set_of(self._masks)
@@ -307,10 +313,7 @@ class Automaton:
         for position in range(base, base + size):
             if any(links[position] for links in self._follow):
                 self._waits |= 1 << position
-        most = rule.max_match_chars
-        reach = UNBOUNDED if most is None else most + rule.context_after
-        self._reaches.append((reach, ((1 << size) - 1) << base))
-        self._beyond.append((rule.context_after, last))
+        self._rules.append((((1 << size) - 1) << base, last, rule))
 
     def _alike(self, state: AutomatonState, plain: str) -> Edge:
         """The edge that all characters share of which the patterns know the same."""
@@ -356,7 +359,8 @@ class Automaton:
             seen |= mask
             if mask & self._last or any(map(self._words.holds, reads)):
                 claim = index if claim < 0 else claim
-                after = max(after, self._look_beyond(mask))
+                beyond = (rule.context_after for _, last, rule in self._rules if mask & last)
+                after = max(after, *beyond, 0)
             mask &= self._waits
             if mask or reads:
                 groups.append((mask, reads))
@@ -379,10 +383,6 @@ class Automaton:
         grown = (self._words.grown(read, plain) for read in reads)
         return mask & self._symbol(plain), tuple(read for read in grown if read is not None)
 
-    def _look_beyond(self, mask: int) -> int:
-        """Characters behind a match that ends at a position of ``mask`` that decide about it."""
-        return max((context for context, last in self._beyond if mask & last), default=0)
-
     def _state(self, groups: tuple[Threads, ...], heads: int, in_word: bool) -> AutomatonState:
         state = self._states.get((groups, heads, in_word))
         if state is None:
@@ -398,7 +398,7 @@ class Automaton:
     def _reach(self, groups: tuple[Threads, ...]) -> int:
         reaches = [self._words.longest] if any(reads for _, reads in groups) else []
         for mask, _ in groups:
-            reaches += [chars for chars, positions in self._reaches if mask & positions]
+            reaches += [rule.reach for positions, _, rule in self._rules if mask & positions]
         return max(reaches, default=0)
 
 

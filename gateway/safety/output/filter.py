@@ -17,7 +17,7 @@ from typing import Final
 import re2
 from typing_extensions import override
 
-from gateway.safety.actions import Action, Edit, Placeholders, TextDecision, apply
+from gateway.safety.actions import Action, Placeholders, TextDecision, apply
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.guards.checks import EntityGuard
 from gateway.safety.output.automaton import Automaton, Scanner, ViewScanner, WatchedRule, WordList
@@ -204,11 +204,6 @@ class OutputFilter:
     def stopped(self) -> tuple[str, ...]:
         """The rules that ended the answer. Nothing is shown any more, and the row is to be cancelled."""
         return self._redactor.stopped or (self._echo.stopped if self._echo is not None else ())
-
-    @property
-    def edits(self) -> Sequence[Edit]:
-        """What rules took out. Without the text itself."""
-        return self._redactor.edits
 
     @property
     def echoes(self) -> Mapping[tuple[str, Action], int]:

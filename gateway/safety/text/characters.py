@@ -104,10 +104,6 @@ CJK: Final = (
     "\ufe30-\ufe4f\uff61-\uffdc\U0001aff0-\U0001b16f\U00020000-\U0003fffd"
 )
 """Scripts that full-width letters and punctuation belong to, and their own punctuation."""
-GENERIC_MARKS: Final = (
-    "\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f"
-)
-"""Combining marks of no script of their own."""
 DASHES: Final = "\u2010-\u2015\u2212\ufe58\uff0d"
 """Dashes and minus signs that rules read as a hyphen."""
 UNSPACED: Final = (

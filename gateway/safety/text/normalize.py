@@ -184,19 +184,13 @@ _STYLED_WORDS = re.compile(
 _STYLED_WORD = re.compile(f"{_STYLED}{{{RUN_MIN}}}")
 _FULL_WIDTH = re.compile("[\uff01-\uff5e]+")
 _CJK = re.compile(f"[{c.CJK}]")
-_WIDE = "[\uff21-\uff3a\uff41-\uff5a]"
-_WIDE_SPACE = "[ \u3000\uff3f]"
-_FULL_WIDTH_SENTENCE = re.compile(
-    f"{_WIDE}(?<!{_WIDE}{_WIDE}){_WIDE}*+{_WIDE_SPACE}++(?:{_WIDE}++{_WIDE_SPACE}++)++{_WIDE}*+"
-)
 
 
 def _fold_full_width(edited: EditedText) -> None:
-    """Folds full-width characters outside CJK text; in such text only sentences are flagged."""
-    in_cjk = _CJK.search(edited.text) is not None
-    flagged = (_FULL_WIDTH_SENTENCE if in_cjk else _FULL_WIDTH).finditer(edited.text)
-    edited.flag_all(_FULL_WIDTH_RULE, (match.span() for match in flagged), Severity.LOW)
-    if not in_cjk:
+    """Folds full-width characters outside CJK text."""
+    if _CJK.search(edited.text) is None:
+        spans = (match.span() for match in _FULL_WIDTH.finditer(edited.text))
+        edited.flag_all(_FULL_WIDTH_RULE, spans, Severity.LOW)
         edited.advance(_FULL_WIDTH.sub(_plain, edited.text))
 
 

@@ -42,7 +42,9 @@ _NAMED = (
     "REGIONAL INDICATOR SYMBOL LETTER ",
 )
 _STYLES = {"<font>", "<circle>", "<square>", "<super>", "<sub>"}
-_GENERIC_MARKS = frozenset(c.members(c.GENERIC_MARKS))
+GENERIC_MARKS = "\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f"
+"""Combining marks of no script of their own."""
+_GENERIC_MARKS = frozenset(c.members(GENERIC_MARKS))
 
 
 def made() -> dict[str, Any]:
