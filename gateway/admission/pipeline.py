@@ -247,11 +247,11 @@ class Admission:
                 incoming.second,
             )
 
-    async def count(self, name: str | None, incoming: AdmittedRequest) -> tuple[int, ServedModel]:
-        """Tokens of the prompt, and the model, ``name`` or the router's, whose tokenizer counted them."""
+    async def count(self, incoming: AdmittedRequest) -> tuple[int, ServedModel]:
+        """Tokens of the prompt, and the model, the named one or the router's, whose tokenizer counted them."""
         safety = await self.check(incoming)
         incoming.conversation = _passed(incoming.conversation, safety)
-        features = await self._features(incoming, safety, name)
+        features = await self._features(incoming, safety)
         policies = incoming.policies
         model = policies.catalog[policies.router.plan(features).model]
         tokens = await encode(incoming.conversation, model, self.threads, incoming.request.tenant)
@@ -272,7 +272,12 @@ class Admission:
         guards = [one for one in inspection.entity_guards if "input" in one.settings.checks]
         if guards:
             entities, checks = await self._find_entities(incoming, guards)
-        decide = partial(_verdict, inspection, entities, checks)
+
+        def decide() -> SafetyOutcome:
+            inspected = list(inspection.results(entities))
+            verdict = verdict_on(inspected, entities.failed)
+            return SafetyOutcome(inspection.policy.version, entities, inspected, verdict, checks)
+
         return await run(request.tenant, decide) if aside else decide()
 
     async def _find_entities(
@@ -302,29 +307,22 @@ class Admission:
                 raise InvalidRequest.of(field, problem)
 
     async def _inspect(self, incoming: AdmittedRequest, span: Span) -> SafetyOutcome:
-        safety = await self._check(incoming)
+        safety, inspection = await self._check(incoming), incoming.inspection
         seen = [result.text for result in safety.inspected]
         incoming.log.inspected(safety.policy, safety.verdict, seen, safety.checks)
-        if incoming.policies.inspector.dry_run is not None:
-            await self._rehearse(incoming, safety, span)
+        inspector = incoming.policies.inspector
+        if inspector.dry_run is not None:
+            rehearse = partial(inspector.rehearse, inspection, safety.entities)
+            aside, run = is_long(inspection.texts), self._inspections.run
+            tried = await run(incoming.tenant, rehearse) if aside else rehearse()
+            if moves := inspector.count(safety.inspected, tried):
+                span.set_attribute(names.DRY_RUN, move_labels(moves))
         incoming.conversation = _passed(incoming.conversation, safety)
         return safety
 
-    async def _rehearse(self, incoming: AdmittedRequest, safety: SafetyOutcome, span: Span) -> None:
-        """The dry-run policy is tried on the same texts."""
-        inspector, texts = incoming.policies.inspector, incoming.inspection.texts
-        rehearse = partial(inspector.rehearse, incoming.inspection, safety.entities)
-        aside, run = is_long(texts), self._inspections.run
-        tried = await run(incoming.tenant, rehearse) if aside else rehearse()
-        moves = inspector.count(safety.inspected, tried)
-        if moves:
-            span.set_attribute(names.DRY_RUN, move_labels(moves))
-
     async def _route(self, incoming: AdmittedRequest, safety: SafetyOutcome) -> Plan:
         request, policies = incoming.request, incoming.policies
-        # A resumed answer continues on the model that its tokens came from.
-        named = (request.resume and request.resume_model) or request.model or None
-        features = await self._features(incoming, safety, named)
+        features = await self._features(incoming, safety)
         now = time.monotonic()
         plan = policies.router.plan(
             features,
@@ -347,12 +345,13 @@ class Admission:
             plan.cascade = None
         return plan
 
-    async def _features(
-        self, incoming: AdmittedRequest, safety: SafetyOutcome, model: str | None
-    ) -> Features:
-        """What the router looks at; ``model``: the one that is named."""
+    async def _features(self, incoming: AdmittedRequest, safety: SafetyOutcome) -> Features:
+        """What the router looks at."""
         request, policies = incoming.request, incoming.policies
         conversation = incoming.conversation
+        # A resumed answer continues on the model that its tokens came from.
+        resumed = request.resume_model if request.resume else ""
+        model = resumed or request.model
         tokens: Sequence[int] = ()
         routed = model is None and safety.governed is None
         if routed and policies.router.needs_prompt_tokens and conversation.turns:
@@ -367,7 +366,7 @@ class Admission:
             tenant=request.tenant,
             findings=frozenset([rule for rule, _ in safety.verdict.taken]),
             governed=safety.governed,
-            resumed=bool(request.resume and request.resume_model),
+            resumed=bool(resumed),
             key=request.route_key or incoming.request_id,
         )
 
@@ -425,14 +424,6 @@ def _constraints_of(request: ValidRequest) -> Iterator[tuple[str, str, str]]:
                 yield f"tools[{i}].parameters", "json_schema", schema
         # All formats have the same schemas; their sum has a limit of its own.
         yield "tools", "grammar", grammar_of(HERMES, tools)
-
-
-def _verdict(
-    inspection: RequestInspection, entities: FoundEntities, checks: Sequence[Decided]
-) -> SafetyOutcome:
-    inspected = list(inspection.results(entities))
-    verdict = verdict_on(inspected, entities.failed)
-    return SafetyOutcome(inspection.policy.version, entities, inspected, verdict, checks)
 
 
 def _check_governed(plan: Plan, model: str | None) -> None:

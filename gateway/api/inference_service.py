@@ -10,7 +10,7 @@ from gateway.admission.pipeline import AdmittedRequest
 from gateway.api.generate import Generator
 from gateway.api.texts import EMBED, RERANK, SCORE, answer_texts
 from gateway.telemetry.request_log import untraced
-from gateway.validation.requests import UNSTATED_CLASS, ValidRequest, validate_count
+from gateway.validation.requests import validate_count
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceServicer
@@ -53,11 +53,10 @@ class InferenceService(InferenceServiceServicer):
         self, request: pb.CountTokensRequest, context: Any
     ) -> pb.CountTokensResponse:
         """See the proto."""
-        conversation, name = validate_count(request, self._admission.policies.catalog)
-        async with self._generator.limiter.slot(UNSTATED_CLASS, context.caller.tenant):
-            asked = ValidRequest(conversation, context.caller, {}, context.guards_timeout_s)
-            about = AdmittedRequest(asked, untraced())
-            count, model = await self._admission.count(name, about)
+        catalog, timeout_s = self._admission.policies.catalog, context.guards_timeout_s
+        asked = validate_count(request, catalog, timeout_s, context.caller)
+        async with self._generator.limiter.slot(asked.priority_class, asked.tenant):
+            count, model = await self._admission.count(AdmittedRequest(asked, untraced()))
         return pb.CountTokensResponse(
             token_count=count, context_tokens=model.context_tokens, model=model.name
         )

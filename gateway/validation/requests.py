@@ -475,17 +475,13 @@ def _valid(
 
 
 def validate_count(
-    request: pb.CountTokensRequest, catalog: Catalog
-) -> tuple[Conversation, str | None]:
-    """The input and the model (None for "auto") of a request to count.
-
-    Raises:
-        InvalidRequest, UnknownModel: as `validate`.
-    """
+    request: pb.CountTokensRequest, catalog: Catalog, timeout_s: float, caller: Caller
+) -> ValidRequest:
+    """As `validate`, of a request to count."""
     found = FieldViolations()
     conversation = conversation_of(request, found)
     conversation = replace(conversation, tools=tools_of(request.tools, found))
     found.check(not (request.tools and request.raw_prompt), "tools", "need the chat template")
     model = prompt_model(request.model, catalog, found)
     found.raise_if_any()
-    return conversation, model
+    return ValidRequest(conversation, caller, {}, timeout_s, model)
