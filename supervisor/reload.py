@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from gateway.config.file_hashes import content_hash
 from model_workers.deploy import render_workers
 from sluice.errors import SetupError
 from sluice.settings import ModelSettings, Settings, SettingsError, parse, resolve_model_path
@@ -134,8 +133,6 @@ class Reload:
             before, names = self.settings, self._running()
             started = await self._start_all(change.new, asked)
             try:
-                if asked.cache.enabled:
-                    await asyncio.to_thread(_hash_files, started)
                 by_name = {one.settings.task_name: one for one in started}
                 served = [by_name.get(one.settings.task_name, one) for one in change.models]
                 await self._put_in_force(_settings_of(asked, served, change.retired), names)
@@ -329,14 +326,6 @@ def _files_of(model: ModelSettings) -> str:
                 seen = file.stat()
                 digest.update(f"{file} {seen.st_size} {seen.st_mtime_ns}\n".encode())
     return digest.hexdigest()
-
-
-def _hash_files(versions: Iterable[Version]) -> None:
-    """Reads the files of new models, so that gateways find the hashes that they need within the time of a reload."""
-    for version in versions:
-        folder = Path(resolve_model_path(version.settings.path))
-        for file in folder.rglob("*.safetensors") if folder.is_dir() else ():
-            content_hash(file, time.time())
 
 
 def _write_files(plan: MeshPlan, asked: Settings) -> None:

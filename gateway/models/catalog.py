@@ -53,7 +53,8 @@ class Catalog:
 
     Attributes:
         default: the model of "auto" when no rule applies.
-        names: all of them.
+        served: those that requests get now, by name.
+        names: of all of them.
         answering: those that draw tokens.
         reading: of these, those that take prompts.
         hearing: of these, those that take audio.
@@ -77,6 +78,7 @@ class Catalog:
             name: one for name, one in known.items() if name not in present
         } | present
         """All that were ever served, by name and task name, the present ones last."""
+        self.served = models
         self.facts = {name: one.facts for name, one in self._models.items()}
         self.default = default
         self.names = tuple(models)
@@ -88,11 +90,6 @@ class Catalog:
 
     def __getitem__(self, name: str) -> ServedModel:
         return self._models[name]
-
-    @property
-    def served(self) -> Mapping[str, ServedModel]:
-        """Those that requests get now, by name."""
-        return {name: self._models[name] for name in self.names}
 
     def task_names(self, name: str) -> list[str]:
         """What tasks call the model ``name``, of all its versions the present one first; of "auto" its own name."""
