@@ -74,7 +74,7 @@ def renew(
     _show_made(authority.renew(processes or []), "there is nothing to renew")
 
 
-@certs.command(with_json=False)
+@certs.command()
 def nats(
     tls_folder: Path = option(..., "Where nats-server finds its tls.crt, tls.key and ca.crt."),
     input_stream: list[str] | None = option(
@@ -89,7 +89,8 @@ def nats(
     from supervisor.nats import render_accounts, render_tls
 
     users = {kind: (kind, "*") for kind in KINDS}
-    print(render_tls(tls_folder) + render_accounts(users, input_stream or ()), end="")
+    text = render_tls(tls_folder) + render_accounts(users, input_stream or ())
+    output.show({"configuration": text}, text.rstrip())
 
 
 def _show_made(made: list[Path], nothing: str) -> None:

@@ -115,12 +115,12 @@ class Commands(typer.Typer):
             help=about, add_completion=False, no_args_is_help=True, context_settings=HELP
         )
 
-    def command(self, *args: Any, with_json: bool = True, **kwargs: Any) -> Callable[[Any], Any]:
-        """As Typer's; ``with_json`` as of `expanded`."""
+    def command(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+        """As Typer's."""
         register = super().command(*args, **kwargs)
 
         def add(function: Command) -> Command:
-            register(expanded(function, with_json=with_json))
+            register(expanded(function))
             return function
 
         return add

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from simulator.arrivals import LengthMix
     from simulator.cost import StepCost
     from simulator.engines import EngineLimits
-    from simulator.fleet import ProcessCost, Sizing
+    from simulator.fleet import ProcessCost
     from simulator.planner import JobPlan, TracePlan
     from simulator.results import ClassSummary, Slo, Summary
     from simulator.simulator import Setup
@@ -105,7 +105,7 @@ class Workers:
         found = _policies(policies, mesh, model)
         first = Setup(
             policy=next(iter(found.values())),
-            cost=self._fitted()[0],
+            cost=self.fitted()[0],
             workers=workers,
             limits=self._limits(mesh, model),
             engine=self.engine,
@@ -115,12 +115,8 @@ class Workers:
         )
         return {name: replace(first, policy=policy) for name, policy in found.items()}
 
-    def cost_error(self) -> float:
-        """The median error of the fit of a file's cost; of a shipped cost it was not kept, and is 0."""
-        return self._fitted()[1]
-
-    def _fitted(self) -> "tuple[StepCost, float]":
-        """A shipped cost, or one fitted to the steps of a file with the error of the fit."""
+    def fitted(self) -> "tuple[StepCost, float]":
+        """A shipped cost, or one fitted to the steps of a file, and the median error of the fit: of a shipped one 0."""
         from simulator.cost import SHIPPED, fit, named_cost, parse_samples
 
         name = self.cost
@@ -293,12 +289,6 @@ class Documents:
             checked(lambda: parse_lengths(self.answer_tokens), "--answer-tokens"),
         )
 
-    def sizing(self) -> "Sizing":
-        """What stays free of each kind of process."""
-        from simulator.fleet import Sizing
-
-        return Sizing(self.headroom, self.zones)
-
     def costs(self) -> "dict[str, ProcessCost]":
         """What a request costs each process: of a file, else as shipped."""
         from simulator.fleet import SHIPPED, parse_costs
@@ -325,6 +315,7 @@ def plan(
 
     A trace is simulated with more and fewer workers. A job is computed, and checked against a simulated sample.
     """
+    from simulator.fleet import Sizing
     from simulator.planner import plan_job, plan_trace
 
     setups = workers.setups(policy, traffic.model)
@@ -349,9 +340,9 @@ def plan(
         job.lengths(),
         setup,
         seed=traffic.seed,
-        sizing=job.sizing(),
+        sizing=Sizing(job.headroom, job.zones),
         costs=job.costs(),
-        cost_error=workers.cost_error(),
+        cost_error=workers.fitted()[1],
         worker_hour_price=price,
     )
     output.show(asdict(computed), lambda: _show_job(computed))

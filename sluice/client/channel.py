@@ -62,7 +62,7 @@ RECONNECT_MS_MAX: Final = 2000
 """The longest wait of a client before it connects again."""
 RECONNECT_IN_MESH_MS_MAX: Final = 250
 """The same of processes of a mesh: the other one is started again at once, and a few know each other."""
-_SPREAD: Final = (("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),)
+_SPREAD: Final = ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}')
 """Calls are spread over all gateways that can be reached."""
 
 
@@ -110,25 +110,18 @@ def open_aio(
     reconnect_ms_max: int = RECONNECT_MS_MAX,
 ) -> grpc.aio.Channel:
     """A channel for asyncio; made inside the running loop."""
-    target, options = target_of(address), _options_of(address, reconnect_ms_max)
+    options = _options_of(address, reconnect_ms_max)
     if credentials is None:
-        return grpc.aio.insecure_channel(target, options=options)
-    options = (*options, *_name_of(address))
-    return grpc.aio.secure_channel(target, credentials, options=options)
+        return grpc.aio.insecure_channel(target_of(address), options)
+    return grpc.aio.secure_channel(target_of(address), credentials, options)
 
 
 def open_blocking(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
     """A channel for threads."""
-    target, options = target_of(address), _options_of(address, RECONNECT_MS_MAX)
+    options = _options_of(address, RECONNECT_MS_MAX)
     if credentials is None:
-        return grpc.insecure_channel(target, options=options)
-    return grpc.secure_channel(target, credentials, options=(*options, *_name_of(address)))
-
-
-def _name_of(address: str) -> tuple[tuple[str, str], ...]:
-    """The name that every gateway's certificate must have: of several addresses that of the first."""
-    first, *others = [part.strip() for part in address.split(",") if part.strip()] or [address]
-    return (("grpc.default_authority", first),) if others else ()
+        return grpc.insecure_channel(target_of(address), options)
+    return grpc.secure_channel(target_of(address), credentials, options)
 
 
 def target_of(address: str) -> str:
@@ -157,9 +150,17 @@ def has_several(address: str) -> bool:
 
 
 def _options_of(address: str, reconnect_ms_max: int) -> tuple[tuple[str, str | int], ...]:
-    options = (*_OPTIONS, ("grpc.max_reconnect_backoff_ms", reconnect_ms_max))
-    # To one gateway gRPC's default policy connects again with the next call, without a wait.
-    return options + _SPREAD if has_several(address) else options
+    options: list[tuple[str, str | int]] = [
+        *_OPTIONS,
+        ("grpc.max_reconnect_backoff_ms", reconnect_ms_max),
+    ]
+    first, *others = [part.strip() for part in address.split(",") if part.strip()] or [address]
+    if others:
+        options.append(("grpc.default_authority", first))  # what each certificate must name
+    if has_several(address):
+        # To one gateway gRPC's default policy connects again with the next call, without a wait.
+        options.append(_SPREAD)
+    return tuple(options)
 
 
 def _is_one(host: str) -> bool:
