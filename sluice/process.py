@@ -82,9 +82,7 @@ class Program:
         page = getattr(telemetry.prometheus, self.name)
         with prompt_grpc_events(), measuring(service, name, page, key) as metrics:
             registry = metrics.registry
-            provider = start_tracing(
-                service, registry, telemetry.trace_ratio, telemetry.trace_slow_s
-            )
+            provider = start_tracing(service, registry, telemetry.trace_ratio)
             try:
                 await self.serve(Process(name, settings, config, tracer(service), registry, stop))
             finally:

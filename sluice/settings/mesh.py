@@ -253,9 +253,7 @@ class TelemetrySettings(Section):
     docs/operate/telemetry.md."""
 
     trace_ratio: float = Field(1.0, ge=0, le=1)
-    """Part of the requests that are traced, where the caller has not decided that. Of the others the span of the call
-    is kept if it fails, or takes ``trace_slow_s`` or longer."""
-    trace_slow_s: Positive = 10.0
+    """Part of the requests that are traced, where the caller has not decided that."""
     otlp_http_endpoint: str | None = None
     """OTLP over HTTP, all that Triton speaks, for its own spans; unset: port 4318 of the gRPC endpoint's host."""
     prometheus: PrometheusSettings = PrometheusSettings()
@@ -531,6 +529,7 @@ _REMOVED: Final[Mapping[str, str]] = {
     "cascade.hint": "is gone: the second model gets the request as it was sent; leave it out",
     "gateway.queue_max": "is gone: admitted calls wait in their gateway until their deadline; leave it out",
     "cascade.start": "is gone: the second model starts when the first answer is in doubt; leave it out",
+    "telemetry.trace_slow_s": "is gone: a collector keeps what is slow (compose/collector.yaml); leave it out",
     "kv_cache_dtype": "is gone: the KV cache is in the model's `dtype`; for more rows raise `cache_gb`",
     "prefill_s_max": "is gone: the engine bounds bulk prompts beside more urgent ones itself; leave it out",
     "by_class": "is gone: what `false` did is `order: arrival`",

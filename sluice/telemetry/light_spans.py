@@ -62,8 +62,8 @@ class LightTracer(Tracer):
         else:
             trace_id = base.id_generator.generate_trace_id() if parent is None else parent.trace_id
             found = base.sampler.should_sample(context, trace_id, name, kind, attributes, links)
-            recorded, state = found.decision is not Decision.DROP, found.trace_state
-            flags = _SAMPLED if found.decision is Decision.RECORD_AND_SAMPLE else _UNSAMPLED
+            recorded, state = found.decision is Decision.RECORD_AND_SAMPLE, found.trace_state
+            flags = _SAMPLED if recorded else _UNSAMPLED
         own = SpanContext(trace_id, base.id_generator.generate_span_id(), False, flags, state)
         if not recorded:
             return NonRecordingSpan(own)

@@ -1,7 +1,6 @@
 """Sets OpenTelemetry up in a process, and carries W3C trace context over wires that have headers or a string."""
 
 import logging
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -15,15 +14,11 @@ from opentelemetry.sdk.trace import Tracer as SdkTracer
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import (
     ALWAYS_OFF,
-    Decision,
     ParentBased,
-    Sampler,
-    SamplingResult,
     TraceIdRatioBased,
 )
-from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer, TraceState
+from opentelemetry.trace import Span, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from opentelemetry.util.types import Attributes
 
 from sluice import __version__
 from sluice.telemetry import catalog
@@ -42,10 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 def start_tracing(
-    service: str,
-    registry: MetricRegistry | None = None,
-    ratio: float = 1.0,
-    slow_s: float = math.inf,
+    service: str, registry: MetricRegistry | None = None, ratio: float = 1.0
 ) -> TracerProvider:
     """Makes the process's tracer provider; spans that are sent and lost are counted in ``registry``.
 
@@ -53,49 +45,23 @@ def start_tracing(
     spans. The caller ends it with ``shutdown()``, which sends what is left.
 
     Args:
-        ratio: of the traces that begin here, how many are sampled. Of the others the first span is recorded, and leaves
-            when it has failed or took ``slow_s`` seconds.
+        ratio: of the traces that begin here, how many are sampled; 1: as OTEL_TRACES_SAMPLER says.
     """
     exports = bool(otlp_endpoint())
     # Without an endpoint the context of a caller who samples still goes on to processes that may have one.
-    sampler = _sampler(ratio) if exports else ParentBased(ALWAYS_OFF)
+    root = TraceIdRatioBased(ratio) if exports else ALWAYS_OFF
+    sampler = None if exports and ratio == 1.0 else ParentBased(root)
     provider = TracerProvider(sampler, resource_of(service))
     if exports:
         # Imported here: without an endpoint a process should not pay for the exporter.
         from sluice.telemetry.otlp_spans import SpanExporter as OtlpExporter
 
-        processor = _CountingProcessor(OtlpExporter(), slow_s)
+        processor = _CountingProcessor(OtlpExporter())
         provider.add_span_processor(processor)
         if registry is not None:
             registry.observe(catalog.SPANS, processor.counts)
     trace.set_tracer_provider(provider)
     return provider
-
-
-def _sampler(ratio: float) -> Sampler | None:
-    """None: the one of OTEL_TRACES_SAMPLER."""
-    return None if ratio == 1.0 else ParentBased(_FirstSpans(ratio))
-
-
-class _FirstSpans(TraceIdRatioBased):
-    """Of the traces that it does not sample the first span is recorded."""
-
-    def should_sample(
-        self,
-        parent_context: Context | None,
-        trace_id: int,
-        name: str,
-        kind: SpanKind | None = None,
-        attributes: Attributes = None,
-        links: Sequence[Link] | None = None,
-        trace_state: TraceState | None = None,
-    ) -> SamplingResult:
-        found = super().should_sample(
-            parent_context, trace_id, name, kind, attributes, links, trace_state
-        )
-        if found.decision is Decision.DROP:
-            return SamplingResult(Decision.RECORD_ONLY, attributes, found.trace_state)
-        return found
 
 
 def otlp_endpoint() -> str:
@@ -151,13 +117,11 @@ class _CountingProcessor(BatchSpanProcessor):
     """Sends the spans of one request together, when the first of them ends, and that one before the others.
 
     So a process that is killed leaves no span without its parent. Spans that end later, such as a shadow's, are sent at
-    once. Counts what does not fit into the queue. Of spans that are not sampled it sends those that failed or took
-    ``slow_s``.
+    once. Counts what does not fit into the queue.
     """
 
-    def __init__(self, exporter: SpanExporter, slow_s: float = math.inf) -> None:
+    def __init__(self, exporter: SpanExporter) -> None:
         self._counting = _CountingExporter(exporter)
-        self._slow_ns = slow_s * 1e9
         self._dropped = 0
         self._open: dict[int, list[ReadableSpan]] = {}
         """By the first span of a tree in this process, the ended ones below it."""
@@ -191,15 +155,9 @@ class _CountingProcessor(BatchSpanProcessor):
         context = span.get_span_context()
         if context is not None:
             self._first.pop(context.span_id, None)
-        if context is None or not (context.trace_flags.sampled or self._is_kept(span)):
-            return
         queue = self._batch_processor._queue
         self._dropped += len(queue) == queue.maxlen  # The oldest goes.
         self._batch_processor.emit(span)
-
-    def _is_kept(self, span: ReadableSpan) -> bool:
-        took_ns = (span.end_time or 0) - (span.start_time or 0)
-        return span.status.status_code is StatusCode.ERROR or took_ns >= self._slow_ns
 
     def shutdown(self) -> None:
         """Sends what is left; a collector that is down holds the end of a process up for `SHUTDOWN_S` and no longer."""
