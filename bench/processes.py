@@ -1,4 +1,4 @@
-"""What a request costs each process of the mesh in processor time, for `sluice plan`.
+"""What a request costs each process of the mesh in processor time: `simulator/fleet.py` has it for `sluice plan`.
 
     python bench/processes.py [--json] [--runs N]
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import grpc
+import numpy as np
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -24,7 +25,7 @@ from bench.support.harness import Figure, emit, machine, options_of
 from bench.support.meshes import echo, mesh_of, mesh_settings
 from bench.support.open_load import OpenLoad
 from bench.support.request_cost import processes_of
-from simulator.fleet import FIGURE, SHIPPED, fit_process
+from simulator.fleet import SHIPPED
 from simulator.trace import Arrival
 from sluice.v1 import inference_pb2_grpc
 from supervisor.mesh import Mesh
@@ -71,11 +72,14 @@ async def bench(runs: int) -> list[Figure]:
 
 
 def _figure(name: str, points: list[tuple[float, float]], runs: int) -> Figure:
-    cost = fit_process(points)
+    lengths, us = np.array(points).T
+    solved, covariance = np.polyfit(lengths, us, 1, cov=True)
+    errors = 1.96 * np.sqrt(np.diag(covariance))
     one = statistics.median(us for tokens, us in points if tokens == TOKENS[0])
-    also = {key: getattr(cost, key) for key in cost.__dataclass_fields__}
+    keys = ("token_us", "request_us", "token_error_us", "request_error_us")
+    also = dict(zip(keys, map(float, (*solved.clip(0), *errors)), strict=True))
     return Figure(
-        *(f"{FIGURE}{name}", one, None, None, "us", runs, machine()),
+        *(f"process_cost_{name}", one, None, None, "us", runs, machine()),
         f"{CALLERS} callers, {REQUESTS} bulk requests each, prompts of {PROMPT} tokens, echo engine",
         {"callers": CALLERS, "tokens": list(TOKENS), "prompt_tokens": PROMPT},
         also,

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from simulator.arrivals import LengthMix
     from simulator.cost import StepCost
     from simulator.engines import EngineLimits
-    from simulator.fleet import ProcessCost
     from simulator.planner import JobPlan, TracePlan
     from simulator.results import ClassSummary, Slo, Summary
     from simulator.simulator import Setup
@@ -276,9 +275,6 @@ class Documents:
     answer_tokens: str = option("lognormal/60/0.5/512", "Length of its answer.", metavar="LENGTHS")
     zones: int = option(3, "Of a job's processes; of 2 and more one may fail.", min=1)
     headroom: float = option(0.3, "Share of each process that stays free.", min=0, max=0.9)
-    process_costs: Path | None = option(
-        None, "Results of `scripts/bench processes`, instead of the shipped costs."
-    )
 
     def lengths(self) -> "LengthMix":
         """Of documents and their answers."""
@@ -287,17 +283,6 @@ class Documents:
         return LengthMix(
             checked(lambda: parse_lengths(self.prompt_tokens), "--prompt-tokens"),
             checked(lambda: parse_lengths(self.answer_tokens), "--answer-tokens"),
-        )
-
-    def costs(self) -> "dict[str, ProcessCost]":
-        """What a request costs each process: of a file, else as shipped."""
-        from simulator.fleet import SHIPPED, parse_costs
-
-        path = self.process_costs
-        return (
-            dict(SHIPPED)
-            if path is None
-            else checked(lambda: parse_costs(lines_of(path)), str(path))
         )
 
 
@@ -341,7 +326,6 @@ def plan(
         setup,
         seed=traffic.seed,
         sizing=Sizing(job.headroom, job.zones),
-        costs=job.costs(),
         cost_error=workers.fitted()[1],
         worker_hour_price=price,
     )

@@ -1,19 +1,13 @@
 """The processes that a load needs in several zones, from what a request costs each of them in processor time.
 
 A request costs a process ``request_us + token_us * answer tokens``, fitted to measured requests; the errors are the
-half-widths of 95 % intervals of the fit. A file of costs holds the lines of `scripts/bench processes`.
+half-widths of 95 % intervals of the fit.
 """
 
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
-
-from simulator.trace import SimulationError
-
-FIGURE: Final = "process_cost_"
-"""The beginning of a line's figure, in front of the name of the process."""
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +88,10 @@ def fleet(name: str, needed: float, error: float, sizing: Sizing) -> Fleet:
 
 
 def fleets(
-    requests_per_s: float, tokens: float, costs: Mapping[str, ProcessCost], sizing: Sizing
+    requests_per_s: float,
+    tokens: float,
+    sizing: Sizing,
+    costs: Mapping[str, ProcessCost] = SHIPPED,
 ) -> list[Fleet]:
     """The processes of all kinds but the engines, for requests with ``tokens`` of answer."""
     found = []
@@ -102,45 +99,4 @@ def fleets(
         core_s, error_s = cost.core_s(tokens)
         cores = requests_per_s * core_s * REPLICAS.get(name, 1)
         found.append(fleet(name, cores / CORES.get(name, 1.0), error_s / core_s, sizing))
-    return found
-
-
-def fit_process(points: Sequence[tuple[float, float]]) -> ProcessCost:
-    """The cost from points of tokens of an answer and microseconds of a request, by least squares.
-
-    Raises:
-        SimulationError: fewer than three points, or all of one length.
-    """
-    import numpy as np
-
-    if len(points) < 3 or len({tokens for tokens, _ in points}) < 2:
-        raise SimulationError("a process's cost needs three points and two lengths of answers")
-    tokens, us = np.array(points).T
-    solved, covariance = np.polyfit(tokens, us, 1, cov=True)
-    token_us, request_us = (max(0.0, float(value)) for value in solved)
-    token_error, request_error = (1.96 * float(one) for one in np.sqrt(np.diag(covariance)))
-    return ProcessCost(request_us, token_us, request_error, token_error)
-
-
-def parse_costs(lines: Iterable[str]) -> dict[str, ProcessCost]:
-    """The costs of a file by process; lines of other figures are skipped.
-
-    Raises:
-        SimulationError: a line is not JSON or lacks a value, with its number; or no line has a cost.
-    """
-    found = {}
-    for number, line in enumerate(lines, start=1):
-        try:
-            values: dict[str, Any] = json.loads(line) if line.strip() else {}
-            name = str(values.get("figure", ""))
-            if name.startswith(FIGURE):
-                keys = ProcessCost.__dataclass_fields__
-                also = {key: float(values["also"][key]) for key in keys}
-                found[name.removeprefix(FIGURE)] = ProcessCost(**also)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise SimulationError(f"line {number}: is no process cost: {error!r}") from error
-    if not found:
-        raise SimulationError(
-            f"has no line with a figure {FIGURE}NAME, as scripts/bench processes writes"
-        )
     return found
