@@ -86,9 +86,6 @@ class Workers:
     cache_tokens: int = option(
         0, "Tokens that fit a worker's cache; 0: only slots limit it.", min=0
     )
-    preempts: bool = option(
-        True, "Whether urgent rows take slots of less urgent ones.", "--preempts/--no-preempts"
-    )
     admission: bool = option(
         True, "Whether the gateway refuses what would be late.", "--admission/--no-admission"
     )
@@ -132,7 +129,6 @@ class Workers:
             slots=self.slots,
             prefill_tokens=self.prefill_tokens,
             cache_tokens=self.cache_tokens,
-            preempts=self.preempts,
         )
         block_tokens = next((m.block_tokens for m in mesh.models if m.name == model), None)
         return replace(found, block_tokens=block_tokens or found.block_tokens)

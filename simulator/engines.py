@@ -80,8 +80,6 @@ class EngineLimits:
     """Most prompt tokens of a step (chunked prefill); 0: whole prompts."""
     cache_tokens: int = 0
     """Tokens of all rows in slots together; 0: no limit but the slots."""
-    preempts: bool = True
-    """Whether rows are ordered by rank and preempted for more urgent ranks; False: first come, first served."""
     block_tokens: int = CPU_BLOCK_TOKENS
     """Tokens of a block of the KV cache."""
 
@@ -183,8 +181,6 @@ class ContinuousEngine(Engine):
         load = self._scheduler.load(self._steps)
         if not self._limits.cache_tokens:
             load.block_tokens = load.cache_blocks = load.free_blocks = 0
-        if not self._limits.preempts:
-            del load.ranks[:]
         return load
 
     def _spec(self, row: EngineRow) -> RowSpec:
@@ -196,7 +192,7 @@ class ContinuousEngine(Engine):
             prompt=(self._admitted,) * row.prompt,
             produced=(),
             sampling=Sampling(max_tokens=row.answer),
-            rank=row.rank if self._limits.preempts else 0,
+            rank=row.rank,
         )
 
     def _equal_steps(self, decoding: Sequence[Row]) -> int:

@@ -54,7 +54,6 @@ limits = st.builds(
     waiting=st.just(100),
     prefill_tokens=st.sampled_from([0, 7, 64]),
     cache_tokens=st.sampled_from([0, 150, 1000]),
-    preempts=st.booleans(),
 )
 
 
