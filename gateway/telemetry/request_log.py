@@ -133,11 +133,11 @@ class RequestLog:
         self.server = tracer.start_span(span, context_of(metadata), SpanKind.SERVER)
         context = self.server.get_span_context()
         self.trace_id = trace_id_of(self.server)
-        self.recorded = self.server.is_recording() and context.trace_flags.sampled
+        self.recorded = self.server.is_recording()
         self._tracer = tracer
         if self.recorded:
             self._context = trace.set_span_in_context(self.server, Context())
-        self._unseen = NonRecordingSpan(context) if self.server.is_recording() else self.server
+        self._unseen = NonRecordingSpan(context) if self.recorded else self.server
         self._hops_ms: dict[str, float] = {}
         self._hop_at = self.arrived_at
         self._hop_span: Span = self._unseen
