@@ -152,7 +152,7 @@ class Positions:
 
     def _alternation(self) -> Part:
         """The part up to the next closing parenthesis, or the end."""
-        flags, whole = self._flags, self._sequence()
+        whole = self._sequence()
         while self._next_is("bar"):
             self._at += 1
             option = self._sequence()
@@ -163,7 +163,6 @@ class Positions:
                 min(whole.least, option.least),
                 max(whole.most, option.most),
             )
-        self._flags = flags
         return whole
 
     def _next_is(self, *kinds: str) -> bool:

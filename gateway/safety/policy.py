@@ -151,8 +151,7 @@ def load_policies(
         first = error.errors()[0]
         said = _REMOVED.get(first["loc"][-1], first["msg"]) if first["loc"] else first["msg"]
         raise lines.error(first["loc"], said.removeprefix("Value error, ")) from None
-    known = _Known(known_rules, known_models, token_classifiers)
-    for place, problem in _problems(settings, known):
+    for place, problem in _problems(settings, known_rules, known_models, token_classifiers):
         raise lines.error(place, problem)
     policies = {
         name: Policy(
@@ -167,20 +166,16 @@ def load_policies(
     return Policies(policies, settings)
 
 
-@dataclass(frozen=True)
-class _Known:
-    """What a configuration has beside the section, as in `load_policies`."""
-
-    rules: Collection[str]
-    models: Mapping[str, Sequence[str]] | None
-    token_classifiers: Collection[str]
-
-
 def _unrouted(choice: Choice) -> Choice:
     return Choice(Action.FLAG) if choice.action is Action.ROUTE else choice
 
 
-def _problems(settings: SafetySettings, known: _Known) -> Iterator[Problem]:
+def _problems(
+    settings: SafetySettings,
+    rules: Collection[str],
+    models: Mapping[str, Sequence[str]] | None,
+    token_classifiers: Collection[str],
+) -> Iterator[Problem]:
     """What the keys say that cannot be meant, each key by itself being right."""
     yield from _name_problems(settings)
     names = [rule.name for rule in settings.rules]
@@ -189,10 +184,10 @@ def _problems(settings: SafetySettings, known: _Known) -> Iterator[Problem]:
             yield ("rules", index, "name"), f"two rules are called {rule.name!r}"
         for place, problem in problems_of(rule):
             yield ("rules", index, *place), problem
-    yield from _action_problems(settings, known)
+    yield from _action_problems(settings, rules, models or {})
     for policy, body in settings.policies.items():
-        for name, guard in body.guard.items() if known.models is not None else ():
-            for key, problem in _guard_problems(guard, body, known):
+        for name, guard in body.guard.items() if models is not None else ():
+            for key, problem in _guard_problems(guard, body, models or {}, token_classifiers):
                 yield ("policies", policy, "guard", name, key), problem
 
 
@@ -207,14 +202,15 @@ def _name_problems(settings: SafetySettings) -> Iterator[Problem]:
             yield place, f"no policy {name!r}; known: {', '.join(settings.policies)}"
 
 
-def _action_problems(settings: SafetySettings, known: _Known) -> Iterator[Problem]:
+def _action_problems(
+    settings: SafetySettings, rules: Collection[str], models: Mapping[str, Sequence[str]]
+) -> Iterator[Problem]:
     """Unknown names; what normalization removed cannot be edited again; what was not inspected must not pass."""
-    models = known.models or {}
     own = (*(rule.id for rule in settings.rules), *_entity_rules(settings, models), *ANSWER_RULES)
     for place, choice in _choices(settings):
         of_answers = place[2:-1] == ("output", "actions")
         rule = str(place[-1]) if of_answers or place[2:-1] == ("actions",) else None
-        if known.rules and rule is not None and not _fits(rule, [*known.rules, *own]):
+        if rules and rule is not None and not _fits(rule, [*rules, *own]):
             yield place, f"no rule {rule!r}"
         if models and choice.model is not None and models.get(choice.model) != ():
             answering = ", ".join(name for name, labels in models.items() if not labels)
@@ -231,14 +227,16 @@ def _action_problems(settings: SafetySettings, known: _Known) -> Iterator[Proble
 
 
 def _guard_problems(
-    guard: GuardSettings, policy: PolicySettings, known: _Known
+    guard: GuardSettings,
+    policy: PolicySettings,
+    models: Mapping[str, Sequence[str]],
+    token_classifiers: Collection[str],
 ) -> Iterator[tuple[str, str]]:
-    models = known.models or {}
     if guard.model not in models:
         yield "model", f"no model {guard.model!r}; known: {', '.join(models)}"
         return
     labels = models[guard.model]
-    kind = "token_classifier" if guard.model in known.token_classifiers else "classifier"
+    kind = "token_classifier" if guard.model in token_classifiers else "classifier"
     if (guard.template == kind) != bool(labels):
         is_one = f"is a {kind}" if labels else "is no classifier"
         yield "template", f"{guard.model} {is_one}; see engine of models"

@@ -77,9 +77,9 @@ class Prefilter:
 
     def __init__(self, patterns: Sequence[str]) -> None:
         """A pattern is known by its place in ``patterns``."""
+        self._scratches: list[hyperscan.Scratch] = []
         try:
-            self._database = database_of(patterns or [r"\x00never\x00"])
-            self._scratches = [hyperscan.Scratch(self._database)]
+            self._database = database_of(patterns) if patterns else None
         except hyperscan.error as error:
             # A rule of the operator was tried alone when the file was loaded.
             raise PatternError(f"the engine refuses the pattern: {error}") from None
@@ -87,7 +87,7 @@ class Prefilter:
     def present(self, data: bytes) -> Mapping[int, int]:
         """The patterns that occur, each with the byte offset where its first match may end."""
         found: dict[int, int] = {}
-        if data:
+        if data and self._database is not None:
             try:  # a space that no other scan uses; appending to a list and popping from it are atomic
                 scratch = self._scratches.pop()
             except IndexError:

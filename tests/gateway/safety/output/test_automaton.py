@@ -15,7 +15,7 @@ PATTERNS = (
     r"\bab{1,3}c\b", r"a(?:b|cd)*e", r"(?i)k[s-u]+", r"[^a-c\s]{2}x", r"\Aab|ba\z", r"a.c", r"(?s)a.c",
     r"a??b+?c", r"x{2,}y", r"\d+[.]\d{1,3}", r"[A-Za-z]_[\w-]", r"(?:a\.b)+", r"\x41\x{42}", r"\pL1", r"a\Bb\b",
     r"(?P<n>a)(?<m>b)|c(?i:d)e", r"(?i)ſ?s", r"(?m)^a$", r"(a|ab)(c|bcd)", r"a[\s\S]*?b|c", r"a(?i)b(?-i:c)d|e",
-    r"(?:ab){0}c(?:d?e){2,}",
+    r"(a(?i)b)[^b]|(?:x|(?i)k)[^K]", r"(?:ab){0}c(?:d?e){2,}",
 )  # fmt: skip
 
 
@@ -82,5 +82,21 @@ def test_a_lazy_pattern_is_followed_as_a_greedy_one() -> None:
     watch.feed("a <b>b</b")
     assert watch.free_to == 2
     watch.feed("> c")
+    assert watch.claims_before(3)
+    assert watch.free_to == watch.end
+
+
+@pytest.mark.parametrize("pattern", [r"\bAB\b", r"AB\B", "AB$", r"AB\z", r"AB(?:\b|\z)"])
+def test_a_match_waits_for_what_decides_where_it_ends(pattern: str) -> None:
+    watch = StreamWatch(Automaton([WatchedRule("r", (pattern,), 2)]))
+    watch.feed("x AB")
+    assert watch.free_to == 2
+    watch.feed(" ")
+    assert watch.free_to == watch.end
+
+
+def test_a_match_that_nothing_behind_decides_does_not_wait() -> None:
+    watch = StreamWatch(Automaton([WatchedRule("r", ("AB",), 2)]))
+    watch.feed("x AB")
     assert watch.claims_before(3)
     assert watch.free_to == watch.end
