@@ -31,7 +31,7 @@ from gateway.identity.authenticator import Authenticator
 from gateway.models.speech import BYTES_A_SECOND, HEAD_BYTES
 from gateway.records.store import RecordStore
 from gateway.routing.breaker import Breakers
-from gateway.shared.peers import PeerTable
+from gateway.shared.peers import Answer
 from gateway.shared.reload import GatewayReload, Load
 from gateway.shared.state import SharedState
 from gateway.streaming.dispatch import Dispatch
@@ -193,7 +193,7 @@ class Gateway:
         try:
             await self._start_store(client)
             # First: another process with the same id would get its frames twice, and cancel its rows.
-            await self.shared.peers.start(client, self._peer_table())
+            await self.shared.peers.start(client, self._answers, (self.reload, self.shared.usage))
         except BaseException:
             await disconnect(client)
             raise
@@ -283,19 +283,15 @@ class Gateway:
         self.authenticator.mesh_key = await self.shared.mesh_key()
         await self.authenticator.start(client)
 
-    def _peer_table(self) -> PeerTable:
-        """Who answers what the other gateways ask, and who takes part in the hellos."""
-        shared = self.shared
-        return PeerTable(
-            questions={
-                "hand_over": shared.keys.hand_over,
-                "clear_answers": shared.answers.forget,
-                "dry_run": self._safety.answer_dry_run,
-                **self._admin.answers,
-            },
-            tell=(self.reload.tell, shared.usage.tell),
-            hear=(self.reload.hear, shared.usage.hear),
-        )
+    @property
+    def _answers(self) -> dict[str, Answer]:
+        """What this gateway answers to what the others ask."""
+        return {
+            "hand_over": self.shared.keys.hand_over,
+            "clear_answers": self.shared.answers.forget,
+            "dry_run": self._safety.answer_dry_run,
+            **self._admin.answers,
+        }
 
     @property
     def _servers(self) -> list[GrpcServer | HttpServer]:

@@ -9,8 +9,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from google.protobuf.message import Message
 from nats.aio.client import Client
@@ -45,19 +44,14 @@ Answer = Callable[[Any], Awaitable[GatewayAnswer]]
 """What a gateway answers to the message that asks."""
 
 
-@dataclass(frozen=True)
-class PeerTable:
-    """What a gateway does for the others, and hears of them.
+class Part(Protocol):
+    """What says something with each hello."""
 
-    Attributes:
-        questions: answers, by the field of `GatewayQuestion` that asks.
-        tell: called with the next hello, to add to it.
-        hear: called with the hellos of others.
-    """
+    def tell(self, hello: GatewayHello) -> None:
+        """Adds to the next hello."""
 
-    questions: Mapping[str, Answer] = field(default_factory=dict)
-    tell: Sequence[Callable[[GatewayHello], None]] = ()
-    hear: Sequence[Callable[[GatewayHello], None]] = ()
+    def hear(self, hello: GatewayHello) -> None:
+        """Another gateway says it."""
 
 
 class Peers:
@@ -71,7 +65,8 @@ class Peers:
     def __init__(self, gateway_id: str) -> None:
         self.gateway_id = gateway_id
         self.instance = secrets.token_hex(8)
-        self._table = PeerTable()
+        self._questions: Mapping[str, Answer] = {}
+        self._parts: Sequence[Part] = ()
         self._known: dict[str, tuple[float, GatewayHello]] = {}
         """When each was heard last, and what it said, by id."""
         self._client: Client | None = None
@@ -89,13 +84,15 @@ class Peers:
         """Ids of those that were heard lately."""
         return list(self.hellos)
 
-    async def start(self, client: Client, table: PeerTable) -> None:
-        """Takes the id and subscribes; ``table`` is what this gateway says and does.
+    async def start(
+        self, client: Client, questions: Mapping[str, Answer], parts: Sequence[Part]
+    ) -> None:
+        """Takes the id and subscribes; ``questions``: what it answers, by the field of `GatewayQuestion` that asks.
 
         Raises:
             SetupError: another gateway has the id.
         """
-        self._client, self._table = client, table
+        self._client, self._questions, self._parts = client, questions, parts
         who = GatewayQuestion(who=WhoQuestion())
         if await self.ask(self.gateway_id, who, tries=1) is not None:
             raise SetupError(
@@ -114,8 +111,8 @@ class Peers:
     async def hello(self, *, leaving: bool = False) -> None:
         """Tells the others about this gateway now."""
         hello = GatewayHello(gateway=self.gateway_id, instance=self.instance, leaving=leaving)
-        for tell in self._table.tell:
-            tell(hello)
+        for part in self._parts:
+            part.tell(hello)
         try:
             await self._publish(subjects.GATEWAYS, hello)
         except OversizedMessage:
@@ -185,8 +182,8 @@ class Peers:
             self._known.pop(hello.gateway, None)
         else:
             self._known[hello.gateway] = time.monotonic(), hello
-            for hear in self._table.hear:
-                hear(hello)
+            for part in self._parts:
+                part.hear(hello)
 
     async def _on_question(self, message: Msg) -> None:
         question = _unpacked(GatewayQuestion, message)
@@ -199,7 +196,7 @@ class Peers:
         kind = question.WhichOneof("question") or ""
         if kind == "who":
             return GatewayAnswer()
-        answer = self._table.questions.get(kind)
+        answer = self._questions.get(kind)
         if answer is None:
             return GatewayAnswer(problem="this release does not know the question")
         return await answer(getattr(question, kind))
