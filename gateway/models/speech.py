@@ -178,15 +178,13 @@ def overlap(left: Sequence[int], right: Sequence[int]) -> tuple[int, int]:
     """
     best, found = 0.0, (len(left), 0)
     for shift in range(1, len(left) + len(right)):
-        left_from, left_to = (
-            max(0, len(left) - shift),
-            min(len(left), len(left) + len(right) - shift),
-        )
-        right_from, right_to = max(0, shift - len(left)), min(len(right), shift)
-        agreed = sum(map(eq, left[left_from:left_to], right[right_from:right_to]))
+        left_from, right_from = max(0, len(left) - shift), max(0, shift - len(left))
+        one, other = left[left_from:], right[right_from:shift]
+        agreed = sum(map(eq, one, other))
         score = agreed / shift + shift / _LONGER
         if agreed > 1 and score > best:
-            best, found = score, ((left_from + left_to) // 2, (right_from + right_to) // 2)
+            half = min(len(one), len(other)) // 2
+            best, found = score, (left_from + half, right_from + half)
     return found
 
 
