@@ -4,7 +4,6 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -30,10 +29,7 @@ from gateway.safety.guards.families import Failure
 from gateway.safety.inspector import (
     NO_ENTITIES,
     FoundEntities,
-    InspectedText,
-    PromptVerdict,
     RequestInspection,
-    verdict_on,
 )
 from gateway.telemetry.request_log import RequestLog
 from gateway.tools.grammar import arguments_of, grammar_of
@@ -140,25 +136,6 @@ EntityReader = Callable[
 `Failure`."""
 
 
-@dataclass
-class SafetyOutcome:
-    """What the safety layer decided about the texts of a request."""
-
-    policy: str
-    """Its version."""
-    entities: FoundEntities
-    inspected: Sequence[InspectedText]
-    verdict: PromptVerdict
-    checks: Sequence[Decided]
-    """Of token classifiers."""
-
-    @property
-    def governed(self) -> tuple[str, str] | None:
-        """The model that must answer by the policy, if it names one, and the rule."""
-        route = self.verdict.route
-        return None if route is None or route.model is None else (route.model, route.rule)
-
-
 class Admission:
     """The decisions of the gateway about a request, in order.
 
@@ -220,9 +197,9 @@ class Admission:
             await self._check_constraints(request)
         log = incoming.log
         span = log.hop(names.SPAN_SAFETY)
-        safety = await self._inspect(incoming, span)
+        await self._inspect(incoming, span)
         log.hop(names.SPAN_ROUTE)
-        incoming.plan = await self._route(incoming, safety)
+        incoming.plan = await self._route(incoming)
         log.routed(incoming.plan)
         model = catalog[incoming.plan.model]
         unnamed = rows_of is None and not request.sampling.max_tokens
@@ -249,36 +226,35 @@ class Admission:
 
     async def count(self, incoming: AdmittedRequest) -> tuple[int, ServedModel]:
         """Tokens of the prompt, and the model, the named one or the router's, whose tokenizer counted them."""
-        safety = await self.check(incoming)
-        incoming.conversation = _passed(incoming.conversation, safety)
-        features = await self._features(incoming, safety)
+        inspection = await self.check(incoming)
+        incoming.conversation = _passed(incoming.conversation, inspection)
+        features = await self._features(incoming)
         policies = incoming.policies
         model = policies.catalog[policies.router.plan(features).model]
         tokens = await encode(incoming.conversation, model, self.threads, incoming.request.tenant)
         return len(tokens), model
 
-    async def check(self, incoming: AdmittedRequest) -> SafetyOutcome:
+    async def check(self, incoming: AdmittedRequest) -> RequestInspection:
         """Inspects the texts of a request that is not admitted."""
         incoming.policies, incoming.rules = self.policies, self.policies.overload
         return await self._check(incoming)
 
-    async def _check(self, incoming: AdmittedRequest) -> SafetyOutcome:
+    async def _check(self, incoming: AdmittedRequest) -> RequestInspection:
         request, texts = incoming.request, incoming.request.conversation.texts
         begin = partial(incoming.policies.inspector.begin, request.tenant, request.labels, texts)
         # Long texts in the thread, so that the event loop runs other calls.
         aside, run = is_long(texts), self._inspections.run
         inspection = await run(request.tenant, begin) if aside else begin()
-        incoming.inspection, entities, checks = inspection, NO_ENTITIES, tuple[Decided, ...]()
+        incoming.inspection, entities = inspection, NO_ENTITIES
         guards = [one for one in inspection.entity_guards if "input" in one.settings.checks]
         if guards:
-            entities, checks = await self._find_entities(incoming, guards)
-
-        def decide() -> SafetyOutcome:
-            inspected = list(inspection.results(entities))
-            verdict = verdict_on(inspected, entities.failed)
-            return SafetyOutcome(inspection.policy.version, entities, inspected, verdict, checks)
-
-        return await run(request.tenant, decide) if aside else decide()
+            entities, inspection.checks = await self._find_entities(incoming, guards)
+        decide = partial(inspection.decide, entities)
+        if aside:
+            await run(request.tenant, decide)
+        else:
+            decide()
+        return inspection
 
     async def _find_entities(
         self, incoming: AdmittedRequest, guards: Sequence[EntityGuard]
@@ -306,23 +282,21 @@ class Admission:
             if problem is not None:
                 raise InvalidRequest.of(field, problem)
 
-    async def _inspect(self, incoming: AdmittedRequest, span: Span) -> SafetyOutcome:
-        safety, inspection = await self._check(incoming), incoming.inspection
-        seen = [result.text for result in safety.inspected]
-        incoming.log.inspected(safety.policy, safety.verdict, seen, safety.checks)
+    async def _inspect(self, incoming: AdmittedRequest, span: Span) -> None:
+        inspection = await self._check(incoming)
+        incoming.log.inspected(inspection)
         inspector = incoming.policies.inspector
         if inspector.dry_run is not None:
-            rehearse = partial(inspector.rehearse, inspection, safety.entities)
+            rehearse = partial(inspector.rehearse, inspection)
             aside, run = is_long(inspection.texts), self._inspections.run
             tried = await run(incoming.tenant, rehearse) if aside else rehearse()
-            if moves := inspector.count(safety.inspected, tried):
+            if moves := inspector.count(inspection.inspected, tried):
                 span.set_attribute(names.DRY_RUN, move_labels(moves))
-        incoming.conversation = _passed(incoming.conversation, safety)
-        return safety
+        incoming.conversation = _passed(incoming.conversation, inspection)
 
-    async def _route(self, incoming: AdmittedRequest, safety: SafetyOutcome) -> Plan:
+    async def _route(self, incoming: AdmittedRequest) -> Plan:
         request, policies = incoming.request, incoming.policies
-        features = await self._features(incoming, safety)
+        features = await self._features(incoming)
         now = time.monotonic()
         plan = policies.router.plan(
             features,
@@ -345,15 +319,15 @@ class Admission:
             plan.cascade = None
         return plan
 
-    async def _features(self, incoming: AdmittedRequest, safety: SafetyOutcome) -> Features:
+    async def _features(self, incoming: AdmittedRequest) -> Features:
         """What the router looks at."""
         request, policies = incoming.request, incoming.policies
-        conversation = incoming.conversation
+        conversation, verdict = incoming.conversation, incoming.inspection.verdict
         # A resumed answer continues on the model that its tokens came from.
         resumed = request.resume_model if request.resume else ""
         model = resumed or request.model
         tokens: Sequence[int] = ()
-        routed = model is None and safety.governed is None
+        routed = model is None and verdict.governed is None
         if routed and policies.router.needs_prompt_tokens and conversation.turns:
             default = policies.catalog[policies.catalog.default]
             tokens = await encode(conversation, default, self.threads, request.tenant)
@@ -364,8 +338,8 @@ class Admission:
             answer_tokens=request.sampling.max_tokens,
             labels=request.labels,
             tenant=request.tenant,
-            findings=frozenset([rule for rule, _ in safety.verdict.taken]),
-            governed=safety.governed,
+            findings=frozenset([rule for rule, _ in verdict.taken]),
+            governed=verdict.governed,
             resumed=bool(resumed),
             key=request.route_key or incoming.request_id,
         )
@@ -443,17 +417,17 @@ def blocked(rules: Sequence[str], version: str) -> SafetyBlocked:
     )
 
 
-def _passed(conversation: Conversation, safety: SafetyOutcome) -> Conversation:
+def _passed(conversation: Conversation, inspection: RequestInspection) -> Conversation:
     """The conversation as a model may see it.
 
     Raises:
         SafetyBlocked: the policy blocks it.
         InvalidRequest: nothing is left of a turn.
     """
-    rules, version = safety.verdict.blocked, safety.policy
+    rules, version = inspection.verdict.blocked, inspection.policy.version
     if rules:
         raise blocked(rules, version)
-    before, texts = conversation.texts, [result.text for result in safety.inspected]
+    before, texts = conversation.texts, [result.text for result in inspection.inspected]
     if texts == before:
         return conversation
     if any(was.strip() and not text.strip() for was, text in zip(before, texts, strict=True)):

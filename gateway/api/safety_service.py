@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gateway.admission.calls import ClassLimiter
-from gateway.admission.pipeline import Admission, AdmittedRequest, SafetyOutcome
+from gateway.admission.pipeline import Admission, AdmittedRequest
 from gateway.safety.actions import Action
-from gateway.safety.inspector import PromptFinding
+from gateway.safety.inspector import PromptFinding, RequestInspection
 from gateway.shared.peers import Peers
 from gateway.telemetry.request_log import untraced
 from gateway.validation.conversation import USER, Conversation, Turn
@@ -71,7 +71,7 @@ class SafetyService(SafetyServiceServicer):
         return GatewayAnswer(dry_run=counted)
 
 
-def _checked(safety: SafetyOutcome) -> pb.CheckTextResponse:
+def _checked(safety: RequestInspection) -> pb.CheckTextResponse:
     """The answer about the only text of ``safety``."""
     (inspected,) = safety.inspected
     blocked = bool(safety.verdict.blocked)
@@ -79,9 +79,9 @@ def _checked(safety: SafetyOutcome) -> pb.CheckTextResponse:
         normalized_text=inspected.normalized,
         text="" if blocked else inspected.text,
         findings=[*map(_finding, inspected.found), *map(_failure, safety.entities.failed)],
-        policy=safety.policy,
+        policy=safety.policy.version,
         blocked=blocked,
-        model=safety.governed[0] if safety.governed else "",
+        model=safety.verdict.governed[0] if safety.verdict.governed else "",
     )
 
 

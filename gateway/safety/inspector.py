@@ -14,6 +14,7 @@ from gateway.safety.actions import Action, Placeholders, TextDecision, apply
 from gateway.safety.compiled import HIDDEN, CompiledPolicies, CompiledPolicy
 from gateway.safety.dry_run import DryRun, FindingKey, Move, moves_of
 from gateway.safety.findings import Finding, Severity
+from gateway.safety.guards.checks import Decided
 from gateway.safety.output.filter import OutputFilter, OutputRules
 from gateway.safety.text.edited_text import Normalized
 from gateway.safety.text.invisible import smuggled
@@ -146,6 +147,12 @@ class PromptVerdict:
     route: PromptFinding | None
     taken: Mapping[tuple[str, Action], int]
 
+    @property
+    def governed(self) -> tuple[str, str] | None:
+        """The model that must answer by the policy, if it names one, and the rule."""
+        route = self.route
+        return None if route is None or route.model is None else (route.model, route.rule)
+
 
 _NO_FINDINGS: Final = PromptVerdict((), None, {})
 
@@ -191,17 +198,15 @@ class Inspector:
         """The inspection of one request with all its ``texts``; the policy is chosen here and stays."""
         return RequestInspection(self._compiled.choose(tenant, labels), texts)
 
-    def rehearse(
-        self, inspection: "RequestInspection", entities: FoundEntities = NO_ENTITIES
-    ) -> list[InspectedText]:
+    def rehearse(self, inspection: "RequestInspection") -> list[InspectedText]:
         """The texts of ``inspection`` as the policy in dry run would treat them; empty when there is none to try.
 
-        It decides about the ``entities`` that the active policy's classifiers found; its own are not asked.
+        It decides about the entities that the active policy's classifiers found; its own are not asked.
         """
         trial = self._compiled.trial
         if trial is None or trial.policy is inspection.policy:
             return []
-        return list(RequestInspection(trial, inspection.texts).results(entities))
+        return list(RequestInspection(trial, inspection.texts).results(inspection.entities))
 
     def count(
         self, inspected: Sequence[InspectedText], tried: Sequence[InspectedText]
@@ -241,7 +246,12 @@ class RequestInspection:
         entity_guards: the token classifiers that read the answer or, before `results`, the prompt.
         answer_readers: those of them that read the answer, which is filtered then.
         texts: as they came.
+        checks: of token classifiers, what is recorded of each.
+        entities, inspected, verdict: what `decide` decided.
     """
+
+    inspected: Sequence[InspectedText]
+    verdict: PromptVerdict
 
     def __init__(self, compiled: CompiledPolicy, texts: Sequence[str]) -> None:
         self.compiled = compiled
@@ -250,6 +260,8 @@ class RequestInspection:
         self.entity_guards = compiled.entity_guards
         self.answer_readers = compiled.answer_readers
         self.texts = tuple(texts)
+        self.checks: Sequence[Decided] = ()
+        self.entities = NO_ENTITIES
         self._rules = compiled.rules
         self._longest = self.policy.settings.limits.max_chars
         self._normalized = [
@@ -268,6 +280,11 @@ class RequestInspection:
     def normalized(self) -> list[str]:
         """What token classifiers read; empty where a text is over the length limit."""
         return [each.text for each in self._normalized]
+
+    def decide(self, entities: FoundEntities) -> None:
+        """Inspects all texts; ``entities`` are what token classifiers found in them."""
+        self.entities, self.inspected = entities, list(self.results(entities))
+        self.verdict = verdict_on(self.inspected, entities.failed)
 
     def results(self, entities: FoundEntities = NO_ENTITIES) -> Iterator[InspectedText]:
         """One for each text, in order; each step is one text's work."""

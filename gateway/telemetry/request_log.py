@@ -30,7 +30,7 @@ from gateway.routing.router import ModelFacts
 from gateway.safety.actions import Action
 from gateway.safety.dry_run import move_labels
 from gateway.safety.guards.checks import Checks, Decided
-from gateway.safety.inspector import PromptVerdict
+from gateway.safety.inspector import RequestInspection
 from gateway.streaming.answer import Answer
 from gateway.streaming.idempotency import Replay
 from gateway.streaming.row import Row
@@ -209,16 +209,16 @@ class RequestLog:
             self._hop_span = self._tracer.start_span(name, self._context)
         return self._hop_span
 
-    def inspected(
-        self, policy: str, verdict: PromptVerdict, seen: Sequence[str], checks: Sequence[Decided]
-    ) -> None:
+    def inspected(self, inspection: RequestInspection) -> None:
         """The safety policy has decided about the prompt; see the attributes."""
-        self.policy, self.taken, self.seen, self.checks = policy, verdict.taken, seen, checks
+        verdict, self.policy = inspection.verdict, inspection.policy.version
+        self.taken, self.checks = verdict.taken, inspection.checks
+        self.seen = [result.text for result in inspection.inspected]
         self.blocked = bool(verdict.blocked)
-        self.governed_model = "" if verdict.route is None else verdict.route.model or ""
+        self.governed_model = verdict.governed[0] if verdict.governed else ""
         if self.recorded:
             self._hop_span.set_attributes(
-                {names.SAFETY_POLICY: policy, **finding_attributes(verdict.taken)}
+                {names.SAFETY_POLICY: self.policy, **finding_attributes(verdict.taken)}
             )
 
     def routed(self, plan: Plan) -> None:
