@@ -188,11 +188,8 @@ class SharedKeys:
             return
         task = asyncio.ensure_future(self._store(key, record, revision))
         self._storing[key] = task
-        task.add_done_callback(lambda _: self._forget(key, task))
-
-    def _forget(self, key: str, task: asyncio.Task[None]) -> None:
-        if self._storing.get(key) is task:
-            del self._storing[key]
+        # Of two of one key the second is not waited for after the first: who reads too early asks again.
+        task.add_done_callback(lambda _: self._storing.pop(key, None))
 
     async def _store(self, key: str, record: gateway_pb2.KeyRecord | None, revision: int) -> None:
         try:
