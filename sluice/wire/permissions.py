@@ -58,13 +58,11 @@ class Crossing:
         hears: messages of gateways that it may subscribe to.
         says: messages of it that gateways may subscribe to. No stream may take them: it would answer where they ask.
         asks: services of the account of gateways; answers come to its own account, whatever reply subject it names.
-        report: that of ``says`` to which other batchers may subscribe too; "": none.
     """
 
     hears: tuple[str, ...] = ()
     says: tuple[str, ...] = ()
     asks: tuple[str, ...] = ()
-    report: str = ""
 
 
 def identity(process: str) -> str:
@@ -127,9 +125,6 @@ def accounts(users: Users, input_streams: Iterable[str] = ()) -> dict[str, dict[
         for subject in reached.says:
             _export(mine, {"stream": subject})
             gateways["imports"].append(_imported("stream", name, subject))
-        for other, its in crossings.items():
-            if reached.report and its.report and other != name:
-                mine["imports"].append(_imported("stream", other, its.report))
         for subject in reached.asks:
             _export(gateways, {"service": subject})
             mine["imports"].append(_question(mine, subject))
@@ -197,7 +192,6 @@ def _gateway(process: str) -> Permissions:
 
 
 def _batcher(process: str) -> Crossing:
-    report = f"{subjects.REPORTS}.{process}"
     return Crossing(
         hears=(
             f"{subjects.BATCHERS}.{process}.*",
@@ -207,11 +201,10 @@ def _batcher(process: str) -> Crossing:
         ),
         says=(
             subjects.ALL_FRAMES,
-            report,
+            f"{subjects.REPORTS}.{process}",
             *_ANSWERS_METRICS,
             f"{subjects.RELOADED}.*",
         ),
-        report=report,
     )
 
 

@@ -7,7 +7,7 @@
 | ``sluice.frames.<gateway>`` | batcher, gateway | ``FrameBundle`` |
 | ``sluice.absent.<sender>.<receiver>`` | NATS, sender | "no responders": the receiver of a message is not there |
 | ``sluice.control`` | gateway, all batchers | ``ControlMessage`` |
-| ``sluice.reports.<batcher>`` | batcher, all gateways and batchers | ``BatcherReport`` |
+| ``sluice.reports.<batcher>`` | batcher, all gateways | ``BatcherReport`` |
 | ``sluice.metrics`` | gateway, all processes | ``ReadMetricsRequest`` |
 | ``sluice.metrics.<gateway>.<question>`` | any process, gateway | ``ProcessMetrics`` |
 | ``sluice.reload`` | `sluice reload`, all gateways and batchers | ``ReloadQuestion`` |
