@@ -5,7 +5,7 @@ collections are copied in one step. Counts of a worker begin again with it, as t
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -23,7 +23,6 @@ from sluice.telemetry.catalog import Metric
 from sluice.telemetry.registry import MetricRegistry, Point, Series
 
 _BUCKETS: Final = len(catalog.STEP_SECONDS) + 1
-_Total = Callable[[worker_pb2.WorkerLoad, worker_pb2.WorkerCounts], float]
 
 
 @dataclass
@@ -45,6 +44,10 @@ class _Model:
         return self.requests.workers.known()
 
 
+_Points = Callable[[_Model], Iterable[Point]]
+"""The points of one model, without its name."""
+
+
 class BatcherMetrics:
     """The metrics of one batcher process."""
 
@@ -56,19 +59,8 @@ class BatcherMetrics:
         self._batch_tokens = registry.counter(catalog.BATCH_TOKENS)
         self._padding = registry.counter(catalog.PADDING_TOKENS)
         self._rows = registry.counter(catalog.ROWS)
-        self._show(registry)
-
-    def _show(self, registry: MetricRegistry) -> None:
-        for metric, of_class in _CLASS_GAUGES:
-            registry.observe(metric, partial(self._by_class, of_class))
-        for metric, of_worker in _WORKER_GAUGES:
-            registry.observe(metric, partial(self._by_worker, of_worker))
-        registry.observe(catalog.WORKER_DRAINED, self._drained)
-        registry.observe(catalog.OLDEST, self._ages)
-        registry.observe(catalog.IN_FLIGHT, self._in_flight)
-        registry.observe(catalog.STEP_TIME, self._steps)
-        for metric, labels, of_counts in _TOTALS:
-            registry.observe(metric, partial(self._totals, labels, of_counts))
+        for metric, points in _READERS:
+            registry.observe(metric, partial(self._read, points))
 
     # Events.
 
@@ -100,55 +92,50 @@ class BatcherMetrics:
             self._batch_rows[labels] += 1
             self._wait.record(labels, row.waited_s, span_of(row))
 
-    # Reading.
-
-    def _by_class(self, value: Callable[[control_pb2.ClassReport], float]) -> Iterator[Point]:
+    def _read(self, points: _Points) -> Iterator[Point]:
         for model, view in self._models.items():
-            for each in view.report.classes:
-                yield (model, each.priority_class), value(each)
+            for labels, value in points(view):
+                yield (model, *labels), value
 
-    def _by_worker(self, value: Callable[[WorkerState | None], float]) -> Iterator[Point]:
-        for model, view in self._models.items():
-            workers = view.workers
-            for name in view.names:
-                yield (model, name), value(workers.get(name))
 
-    def _drained(self) -> Iterator[Point]:
-        for model, view in self._models.items():
-            for name in view.names:
-                yield (model, name), int(name in view.requests.workers.drained)
+def _by_class(value: Callable[[control_pb2.ClassReport], float]) -> _Points:
+    return lambda view: [((each.priority_class,), value(each)) for each in view.report.classes]
 
-    def _ages(self) -> Iterator[Point]:
-        now = time.monotonic()
-        for model, view in self._models.items():
-            since = view.requests.queue.oldest()
-            for each in view.report.classes:
-                name = each.priority_class
-                yield (model, name), max(0.0, now - since.get(name, now))
 
-    def _in_flight(self) -> Iterator[Point]:
-        for model, view in self._models.items():
-            yield (model,), sum(len(worker.rows) for worker in view.workers.values())
+def _ages(view: _Model) -> Iterator[Point]:
+    now, since = time.monotonic(), view.requests.queue.oldest()
+    for each in view.report.classes:
+        yield (each.priority_class,), max(0.0, now - since.get(each.priority_class, now))
 
-    def _steps(self) -> Iterator[Point]:
-        for labels, _, counts in self._counting():
-            series = Series(_BUCKETS)
-            series.counts = list(counts.step_buckets)
-            series.total = counts.step_s
-            yield labels, series
 
-    def _totals(self, more: tuple[str, ...], value: _Total) -> Iterator[Point]:
-        for labels, load, counts in self._counting():
-            yield (*labels, *more), value(load, counts)
+def _by_worker(value: Callable[[WorkerState | None], float]) -> _Points:
+    def points(view: _Model) -> Iterator[Point]:
+        workers = view.workers
+        for name in view.names:
+            yield (name,), value(workers.get(name))
 
-    def _counting(
-        self,
-    ) -> Iterator[tuple[tuple[str, str], worker_pb2.WorkerLoad, worker_pb2.WorkerCounts]]:
-        """Model and name of each worker that has said what it has counted."""
-        for model, view in self._models.items():
-            for name, worker in view.workers.items():
-                if worker.counts is not None and len(worker.counts.step_buckets) == _BUCKETS:
-                    yield (model, name), worker.load, worker.counts
+    return points
+
+
+def _counted(
+    value: Callable[[worker_pb2.WorkerLoad, worker_pb2.WorkerCounts], float | Series],
+    more: tuple[str, ...] = (),
+) -> _Points:
+    """Of each worker that has said what it has counted; ``more`` labels."""
+
+    def points(view: _Model) -> Iterator[Point]:
+        for name, worker in view.workers.items():
+            counts = worker.counts
+            if counts is not None and len(counts.step_buckets) == _BUCKETS:
+                yield (name, *more), value(worker.load, counts)
+
+    return points
+
+
+def _steps(_: worker_pb2.WorkerLoad, counts: worker_pb2.WorkerCounts) -> Series:
+    series = Series(_BUCKETS)
+    series.counts, series.total = list(counts.step_buckets), counts.step_s
+    return series
 
 
 def _cache_share(worker: WorkerState | None) -> float:
@@ -157,28 +144,35 @@ def _cache_share(worker: WorkerState | None) -> float:
     return 1 - worker.load.free_blocks / worker.load.cache_blocks
 
 
-_CLASS_GAUGES: Final[Sequence[tuple[Metric, Callable[[control_pb2.ClassReport], float]]]] = (
-    (catalog.QUEUED, lambda each: each.queued),
-    (catalog.QUEUED_TOKENS, lambda each: each.queued_tokens),
+_READERS: Final[Sequence[tuple[Metric, _Points]]] = (
+    (catalog.QUEUED, _by_class(lambda each: each.queued)),
+    (catalog.QUEUED_TOKENS, _by_class(lambda each: each.queued_tokens)),
     (
         catalog.EXPECTED_WAIT,
-        lambda each: max([each.expected_wait_ms, *each.tenant_wait_ms.values()]) / 1e3,
+        _by_class(
+            lambda each: max([each.expected_wait_ms, *each.tenant_wait_ms.values()]) / 1e3,
+        ),
     ),
+    (catalog.OLDEST, _ages),
+    (
+        catalog.IN_FLIGHT,
+        lambda view: [((), sum(len(worker.rows) for worker in view.workers.values()))],
+    ),
+    (
+        catalog.WORKER_DRAINED,
+        lambda view: [((name,), int(name in view.requests.workers.drained)) for name in view.names],
+    ),
+    (catalog.WORKER_LIVE, _by_worker(lambda worker: int(worker is not None and worker.live))),
+    (catalog.WORKER_SLOTS, _by_worker(lambda worker: worker.load.slots if worker else 0)),
+    (catalog.WORKER_RUNNING, _by_worker(lambda worker: worker.load.running if worker else 0)),
+    (catalog.WORKER_WAITING, _by_worker(lambda worker: worker.load.waiting if worker else 0)),
+    (catalog.WORKER_CACHE, _by_worker(_cache_share)),
+    (catalog.STEP_TIME, _counted(_steps)),
+    (catalog.STEP_ROWS, _counted(lambda _, counts: counts.step_rows)),
+    (catalog.WORKER_TOKENS, _counted(lambda _, counts: counts.tokens, ("output",))),
+    (catalog.WORKER_TOKENS, _counted(lambda _, counts: counts.prompt_tokens, ("input",))),
+    (catalog.PREFIX_HITS, _counted(lambda _, counts: counts.cached_tokens)),
+    (catalog.PREEMPTIONS, _counted(lambda load, _: load.preemptions)),
+    (catalog.DRAFTS, _counted(lambda load, _: load.drafted_tokens)),
+    (catalog.DRAFTS_ACCEPTED, _counted(lambda load, _: load.accepted_tokens)),
 )
-_WORKER_GAUGES: Final[Sequence[tuple[Metric, Callable[[WorkerState | None], float]]]] = (
-    (catalog.WORKER_LIVE, lambda worker: int(worker is not None and worker.live)),
-    (catalog.WORKER_SLOTS, lambda worker: 0 if worker is None else worker.load.slots),
-    (catalog.WORKER_RUNNING, lambda worker: 0 if worker is None else worker.load.running),
-    (catalog.WORKER_WAITING, lambda worker: 0 if worker is None else worker.load.waiting),
-    (catalog.WORKER_CACHE, _cache_share),
-)
-_TOTALS: Final[Sequence[tuple[Metric, tuple[str, ...], _Total]]] = (
-    (catalog.STEP_ROWS, (), lambda _, counts: counts.step_rows),
-    (catalog.WORKER_TOKENS, ("output",), lambda _, counts: counts.tokens),
-    (catalog.WORKER_TOKENS, ("input",), lambda _, counts: counts.prompt_tokens),
-    (catalog.PREFIX_HITS, (), lambda _, counts: counts.cached_tokens),
-    (catalog.PREEMPTIONS, (), lambda load, _: load.preemptions),
-    (catalog.DRAFTS, (), lambda load, _: load.drafted_tokens),
-    (catalog.DRAFTS_ACCEPTED, (), lambda load, _: load.accepted_tokens),
-)
-"""Metrics of what a worker has counted, with more labels."""

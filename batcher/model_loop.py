@@ -21,7 +21,7 @@ from typing import Final
 import grpc
 from typing_extensions import override
 
-from batcher.core.frames import bundles, final_frame
+from batcher.core.frames import final_frame
 from batcher.core.requests import Effects, Requests
 from batcher.core.row import Row, batch_message
 from batcher.core.workers import Workers
@@ -111,7 +111,7 @@ class ModelLoop(WorkerEvents):
             log.warning(
                 "%d rows of %s are returned to their gateways", self._requests.active, self._model
             )
-            self._requests.release(time.monotonic())
+            self._requests.drain(time.monotonic(), running=True)
             await self._until_idle()
 
     async def close(self) -> None:
@@ -181,15 +181,14 @@ class ModelLoop(WorkerEvents):
                     reason=EngineFailed.reason, message="the batcher cannot take the request"
                 ),
             )
-            (bundle,) = bundles(self._process.batcher, [final_frame(row)])
+            bundle = frame_pb2.FrameBundle(batcher=self._process.batcher, frames=[final_frame(row)])
             self._chores.spawn(self._process.gateways.send(row.task.gateway, bundle))
             raise
 
     def on_cancel(self, rows: Sequence[frame_pb2.RowRef]) -> None:
         """Nobody waits for these rows any more; rows that are not held are ignored."""
-        if any(ref.request_id in self._requests for ref in rows):
-            with self._event():
-                self._requests.cancel(rows, time.monotonic())
+        with self._event():
+            self._requests.cancel(rows, time.monotonic())
 
     def on_question(self, asked: control_pb2.AskedRow) -> bool:
         """A gateway asks about a row; False when it is not held."""

@@ -95,14 +95,6 @@ class Requests:
         """Whether a worker was told that rows wait for it."""
         self._draining = False
 
-    def __len__(self) -> int:
-        """Rows held."""
-        return len(self._rows)
-
-    def __contains__(self, request_id: str) -> bool:
-        """Whether the row is held."""
-        return request_id in self._rows
-
     def change_policy(self, policy: Policy, weights: Mapping[str, float]) -> None:
         """Activates another policy: waiting rows keep their waiting time, rows in workers continue."""
         self._policy = policy
@@ -279,17 +271,11 @@ class Requests:
 
     # The end of the batcher.
 
-    def drain(self, now: float) -> None:
-        """Returns waiting rows to their gateways, now and from now on."""
+    def drain(self, now: float, *, running: bool = False) -> None:
+        """Returns waiting rows to their gateways, now and from now on; with ``running`` those of workers too."""
         self._draining = True
         for row in list(self._rows.values()):
-            if row.state is RowState.WAITING:
-                self._return(row, now)
-
-    def release(self, now: float) -> None:
-        """Returns all rows to their gateways."""
-        for row in list(self._rows.values()):
-            if row.state < RowState.ENDED:
+            if row.state is RowState.WAITING or (running and row.state is RowState.SENT):
                 self._return(row, now)
 
     # State changes of rows.

@@ -6,9 +6,7 @@ A row may end in every state before ENDED (deadline, failure), and may be closed
 its gateway).
 """
 
-import hashlib
 import math
-from array import array
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Final
@@ -69,9 +67,9 @@ class Row(QueuedTask):
             prompt_tokens=len(task.prompt_token_ids),
             max_tokens=task.sampling.max_tokens,
             produced_tokens=len(task.produced_token_ids),
-            prefix=_prefix(task.prompt_token_ids)
+            prefix=hash(tuple(task.prompt_token_ids[:PREFIX_TOKENS]))
             if len(task.prompt_token_ids) >= PREFIX_TOKENS
-            else b"",
+            else 0,
             returned=task.attempt > 0,
             age_s=task.age_ms / 1e3,
             charged=task.charged_tokens,
@@ -127,11 +125,6 @@ def batch_message(
             cache_tokens=row.cache_tokens,
         )
     return message
-
-
-def _prefix(prompt: Sequence[int]) -> bytes:
-    head = array("I", prompt[:PREFIX_TOKENS])
-    return hashlib.blake2b(head.tobytes(), digest_size=8).digest()
 
 
 def checked_task(payload: bytes) -> task_pb2.Task:

@@ -144,13 +144,6 @@ class WorkerState:
         granted = len(rows) == len(RANKS) and not self.refuses
         return rows if granted else _NOTHING, tokens if len(tokens) == len(RANKS) else _ENDLESS
 
-    def tell(self, waiting: Sequence[int]) -> bool:
-        """So many rows of each class wait for a worker; whether the worker is to hear of it."""
-        changed = list(map(bool, waiting)) != list(map(bool, self.told))
-        if changed:
-            self.told = waiting
-        return changed
-
 
 def without_standby(live: Collection[str], ranked: Sequence[str], standby: int) -> list[str]:
     """The workers that get rows, of those that are ``live``.
@@ -247,6 +240,8 @@ class Workers:
         demands: list[tuple[str, Sequence[int]]] = []
         for name, state in self._states.items():
             told = waiting if name in active else _NOTHING
-            if state.live and state.tell(told) and name not in formed:
-                demands.append((name, told))
+            if state.live and list(map(bool, told)) != list(map(bool, state.told)):
+                state.told = told
+                if name not in formed:
+                    demands.append((name, told))
         return demands

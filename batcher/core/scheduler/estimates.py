@@ -70,9 +70,7 @@ class OutputLengths:
         An answer that is already longer than expected is assumed to grow by as much again.
         """
         prompt, most = task.prompt_tokens, task.max_tokens
-        seen = self._seen.get((task.tenant, task.workload))
-        if seen is None or seen.answers < TRUSTED_FROM:
-            seen = self._of_others(task)
+        seen = self._known(task.tenant, task.workload) or self._known(None, task.workload)
         task.guessed = seen is None
         if seen is None:
             task.cost_tokens = prompt + min(most, GUESS_TOKENS)
@@ -96,8 +94,8 @@ class OutputLengths:
                 del self._seen[next(iter(self._seen))]
             self._seen[key] = _Seen(tokens)
 
-    def _of_others(self, task: QueuedTask) -> _Seen | None:
-        seen = self._seen.get((None, task.workload))
+    def _known(self, tenant: str | None, workload: str) -> _Seen | None:
+        seen = self._seen.get((tenant, workload))
         return None if seen is None or seen.answers < TRUSTED_FROM else seen
 
 

@@ -32,7 +32,7 @@ class Placement:
         self._policy = policy
         self._order = order
         self._by_class = policy.order != "arrival" and not policy.computes_whole
-        self._workers: dict[bytes, str] = {}
+        self._workers: dict[int, str] = {}
 
     def choose(
         self, task: QueuedTask, capacities: Sequence[Capacity], now: float

@@ -40,7 +40,7 @@ class QueuedTask:
     Attributes:
         workload: the kind of task, named by the caller; answers of one workload tend to have similar lengths.
         max_tokens: longest answer, what exists already included.
-        prefix: hash of the prompt's beginning; empty: not known.
+        prefix: hash of the prompt's beginning; 0: not known.
         prefill_tokens: prompt and the answer so far, which a worker computes before the next token.
         returned: whether a batcher had it before, and lost it or gave it back.
         age_s: how long ago it came to its gateway, when it was added.
@@ -65,7 +65,7 @@ class QueuedTask:
     prompt_tokens: int = 1
     max_tokens: int = 1
     produced_tokens: InitVar[int] = 0
-    prefix: bytes = b""
+    prefix: int = 0
     prefill_tokens: int = field(init=False)
     returned: bool = False
     age_s: float = 0.0

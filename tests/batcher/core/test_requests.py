@@ -211,9 +211,9 @@ def test_a_row_goes_its_way_and_is_forgotten_a_moment_after_its_end(desk: Desk) 
     assert (desk.requests.active, desk.requests.size) == (0, 0)
     assert desk.wake_at == desk.now + ENDED_S + ENDED_LATE_S
     desk.advance(after_s=ENDED_S - 0.1)
-    assert "r" in desk.requests
+    assert "r" in desk.requests._rows
     desk.advance(after_s=0.2)
-    assert "r" not in desk.requests
+    assert "r" not in desk.requests._rows
 
 
 @pytest.mark.parametrize(
@@ -250,8 +250,8 @@ def test_only_so_many_ended_rows_are_kept(desk: Desk) -> None:
         desk.add(f"r{number}", timeout_s=0.001)
     desk.advance(after_s=1.0)
     desk.advance()
-    assert len(desk.requests) == ENDED_MAX
-    assert "r0" not in desk.requests
+    assert len(desk.requests._rows) == ENDED_MAX
+    assert "r0" not in desk.requests._rows
 
 
 def test_the_final_frame_carries_the_times_of_batcher_and_worker(desk: Desk) -> None:
@@ -292,7 +292,7 @@ def test_rows_of_a_lost_worker_return_to_their_gateways_and_are_forgotten(desk: 
     ends = {frame.request_id: frame for _, frame in frames(effects) if frame.HasField("final")}
     assert (ends["r"].start_index, ends["r"].attempt) == (4, 0)
     assert ends["r"].final.error.message == "the worker was lost"
-    assert "r" not in desk.requests
+    assert "r" not in desk.requests._rows
     assert effects.cancels == {}
     assert sent(desk.advance(room=8)) == [["waits"]]
 
@@ -422,14 +422,14 @@ def test_cancel_of_a_waiting_row_never_reaches_a_worker(desk: Desk) -> None:
     desk.cancel("r", "unknown")
     effects = desk.advance(room=8)
     assert (frames(effects), effects.batches, effects.cancels) == ([], [], {})
-    assert len(desk.requests) == 0
+    assert len(desk.requests._rows) == 0
 
 
 def test_a_cancel_that_names_a_row_twice_cancels_it_once(desk: Desk) -> None:
     desk.run("r")
     desk.cancel("r", "r")
     assert cancelled(desk.advance()) == [(WORKER, "r", 0)]
-    assert "r" not in desk.requests
+    assert "r" not in desk.requests._rows
 
 
 def test_cancel_of_a_running_row_reaches_its_worker_at_once(desk: Desk) -> None:
@@ -455,7 +455,7 @@ def test_a_cancel_of_an_earlier_task_leaves_the_later_one(desk: Desk) -> None:
     desk.cancel("r", attempt=1)
     assert len(desk.advance(room=8).batches) == 1
     desk.cancel("r", attempt=3)
-    assert "r" not in desk.requests
+    assert "r" not in desk.requests._rows
 
 
 def test_a_later_task_replaces_a_row_with_its_tokens_and_an_equal_one_does_not(desk: Desk) -> None:
@@ -482,7 +482,7 @@ def test_rows_of_a_gateway_that_is_gone_are_dropped(desk: Desk) -> None:
     assert desk.requests.active == 2
     desk.requests.drop_gateway("g", desk.now)
     assert cancelled(desk.advance(room=8)) == [(WORKER, "runs", 0)]
-    assert len(desk.requests) == 0
+    assert len(desk.requests._rows) == 0
 
 
 def test_a_waiting_row_that_is_too_late_ends_without_a_worker(desk: Desk) -> None:
@@ -537,11 +537,11 @@ def test_drain_returns_what_waits_and_what_comes_back(desk: Desk) -> None:
     assert desk.requests.active == 0
 
 
-def test_release_returns_everything_and_stops_the_worker(desk: Desk) -> None:
+def test_a_drain_that_is_over_returns_everything_and_stops_the_worker(desk: Desk) -> None:
     desk.run("runs", "ended")
     desk.step("ended", 0, 1, end=frame_pb2.ROW_END_STOP)
     desk.advance()
-    desk.requests.release(desk.now)
+    desk.requests.drain(desk.now, running=True)
     effects = desk.advance()
     assert returns(effects) == [("runs", 0)]
     assert cancelled(effects) == [(WORKER, "runs", 0)]
@@ -632,7 +632,7 @@ def test_another_policy_takes_over_what_waits_and_what_runs(desk: Desk) -> None:
     desk.add("lost", attempt=1)
     assert sent(desk.advance(room=8)) == [["lost"], ["waits"]]
     desk.cancel("lost", "waits", "runs", attempt=1)
-    assert len(desk.requests) == 0
+    assert len(desk.requests._rows) == 0
     assert len(desk.requests.queue) == 0
 
 

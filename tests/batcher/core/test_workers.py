@@ -167,12 +167,3 @@ def test_a_grant_that_does_not_tell_the_classes_apart_is_none() -> None:
     assert (free_rows(state), state.capacity("name").free_tokens) == (0, math.inf)
     state.take(granting([9, 9, 9, 9], [], 1))
     assert free_rows(state) == 0
-
-
-def test_a_worker_hears_when_rows_begin_or_cease_to_wait() -> None:
-    state = WorkerState()
-    assert not state.tell((0, 0, 0))
-    assert state.tell((0, 0, 4))
-    assert not state.tell((0, 0, 900))
-    assert state.tell((1, 0, 900))
-    assert state.tell((0, 0, 0))

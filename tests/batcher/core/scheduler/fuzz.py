@@ -160,7 +160,7 @@ class QueueFuzz:
             prompt_tokens=int(min(900.0, chance.lognormvariate(4.5, 1.0))) + 1,
             max_tokens=answer + chance.randrange(200),
             produced_tokens=produced,
-            prefix=chance.choice([b"", b"x", b"y"]),
+            prefix=chance.choice([0, 1, 2]),
         )
         self.numbers += 1
         self.begins_to_wait(task)

@@ -129,7 +129,7 @@ def test_what_presses_is_said_to_be_urgent(why: str) -> None:
 
 
 def chosen(
-    *workers: Capacity, prompt: int = 100, queue: Queue | None = None, prefix: bytes = b""
+    *workers: Capacity, prompt: int = 100, queue: Queue | None = None, prefix: int = 0
 ) -> str | None:
     """The worker of a row of ``prompt`` tokens that may need 200 of the cache."""
     if queue is None:
@@ -184,10 +184,10 @@ def test_a_worker_that_knows_the_prompt_may_be_slower_by_what_the_prompt_takes(
     waiting: int, worker: str
 ) -> None:
     queue = Queue(Policy(waiting_tokens_max=1000))
-    assert chosen(working("knows"), queue=queue, prefix=b"x") == "knows"
+    assert chosen(working("knows"), queue=queue, prefix=1) == "knows"
     knows, soon = working("knows", waiting_tokens=waiting), working("soon")
-    assert chosen(soon, knows, queue=queue, prefix=b"y") == "soon"
-    assert chosen(soon, knows, queue=queue, prefix=b"x") == worker
+    assert chosen(soon, knows, queue=queue, prefix=2) == "soon"
+    assert chosen(soon, knows, queue=queue, prefix=1) == worker
 
 
 def test_rows_are_left_free_but_never_more_than_a_quarter() -> None:
