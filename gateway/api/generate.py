@@ -260,15 +260,16 @@ class RunningCall:
 class _GenerateCall(RunningCall):
     """A call of Generate. Its methods stand in the order in which they run."""
 
+    _parts: PartEvents | None = None
+    """Finds calls and reasoning in the answer; None: it can have neither."""
+    _cascade: Cascade | None = None
+    _guards: GuardRunner | None = None
+    _chunks: ChunkRows | None = None
+
     def __init__(self, shared: Generator, log: RequestLog, write: Write) -> None:
         super().__init__(shared, GENERATE, log)
         self._registry = shared.upstream.registry
         self._write = write
-        self._parts: PartEvents | None = None
-        """Finds calls and reasoning in the answer; None: it can have neither."""
-        self._cascade: Cascade | None = None
-        self._guards: GuardRunner | None = None
-        self._chunks: ChunkRows | None = None
         self._has_events = asyncio.Event()
 
     async def answer(self, incoming: AdmittedRequest) -> None:

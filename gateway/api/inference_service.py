@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.admission.calls import AnyCall
@@ -16,47 +17,46 @@ from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceServicer
 
 
+@dataclass(frozen=True, eq=False)
 class InferenceService(InferenceServiceServicer):
     """Answers prompts, and says what can answer."""
 
-    def __init__(self, generator: Generator, loads: ModelLoadTable) -> None:
-        self._generator = generator
-        self._admission = generator.upstream.admission
-        self._loads = loads
+    generator: Generator
+    loads: ModelLoadTable
 
     # A coroutine that writes, not a generator: when the call is cancelled its `finally` runs at once.
     async def Generate(  # type: ignore[override]
         self, request: pb.GenerateRequest, context: Any
     ) -> None:
         """See the proto."""
-        await self._generator.answer(request, context, context.write)
+        await self.generator.answer(request, context, context.write)
 
     async def GenerateText(
         self, request: pb.GenerateRequest, context: Any
     ) -> pb.GenerateTextResponse:
         """See the proto."""
-        return await whole_answer(self._generator, request, context)
+        return await whole_answer(self.generator, request, context)
 
     async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
         """See the proto."""
-        return await answer_texts(self._generator, EMBED, request, context)
+        return await answer_texts(self.generator, EMBED, request, context)
 
     async def Rerank(self, request: pb.RerankRequest, context: Any) -> pb.RerankResponse:
         """See the proto."""
-        return await answer_texts(self._generator, RERANK, request, context)
+        return await answer_texts(self.generator, RERANK, request, context)
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
         """See the proto."""
-        return await answer_texts(self._generator, SCORE, request, context)
+        return await answer_texts(self.generator, SCORE, request, context)
 
     async def CountTokens(
         self, request: pb.CountTokensRequest, context: Any
     ) -> pb.CountTokensResponse:
         """See the proto."""
-        catalog, timeout_s = self._admission.policies.catalog, context.guards_timeout_s
-        asked = validate_count(request, catalog, timeout_s, context.caller)
-        async with self._generator.limiter.slot(asked.priority_class, asked.tenant):
-            count, model = await self._admission.count(AdmittedRequest(asked, untraced()))
+        admission, timeout_s = self.generator.upstream.admission, context.guards_timeout_s
+        asked = validate_count(request, admission.policies.catalog, timeout_s, context.caller)
+        async with self.generator.limiter.slot(asked.priority_class, asked.tenant):
+            count, model = await admission.count(AdmittedRequest(asked, untraced()))
         return pb.CountTokensResponse(
             token_count=count, context_tokens=model.context_tokens, model=model.name
         )
@@ -67,14 +67,16 @@ class InferenceService(InferenceServiceServicer):
         """See the proto."""
         now = time.monotonic()
         names, next_page = _page_of(
-            self._admission.policies.catalog.names, request.page_size, request.page_token
+            self.generator.upstream.admission.policies.catalog.names,
+            request.page_size,
+            request.page_token,
         )
         models = [self._model(name, now) for name in names]
         return pb.ListModelsResponse(models=models, next_page_token=next_page)
 
     def _model(self, name: str, now: float) -> pb.Model:
-        model = self._admission.policies.catalog[name]
-        load = self._loads.load(model.settings.task_name, now)
+        model = self.generator.upstream.admission.policies.catalog[name]
+        load = self.loads.load(model.settings.task_name, now)
         return pb.Model(
             name=name,
             tier=model.settings.tier,

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.admission.calls import ClassLimiter
@@ -24,37 +25,37 @@ ASIDE_FINDINGS: Final = 256
 SAFETY_SERVICE: Final = pb.DESCRIPTOR.services_by_name["SafetyService"].full_name
 
 
+@dataclass(frozen=True, eq=False)
 class SafetyService(SafetyServiceServicer):
     """Answers from the policies in force."""
 
-    def __init__(self, admission: Admission, limiter: ClassLimiter, peers: Peers) -> None:
-        self._admission = admission
-        self._limiter = limiter
-        self._peers = peers
+    admission: Admission
+    limiter: ClassLimiter
+    peers: Peers
 
     async def CheckText(self, request: pb.CheckTextRequest, context: Any) -> pb.CheckTextResponse:
         """See the proto."""
         check_labels(request.labels)
-        async with self._limiter.slot(UNSTATED_CLASS, context.caller.tenant):
+        async with self.limiter.slot(UNSTATED_CLASS, context.caller.tenant):
             text = Conversation((Turn(USER, request.text),), raw=True)
             labels, timeout_s = dict(request.labels), context.guards_timeout_s
             asked = ValidRequest(text, context.caller, labels, timeout_s)
             about = AdmittedRequest(asked, untraced())
-            safety = await self._admission.check(about)
+            safety = await self.admission.check(about)
             if len(safety.inspected[0].found) > ASIDE_FINDINGS:
                 return await asyncio.to_thread(_checked, safety)
             return _checked(safety)
 
     async def GetDryRun(self, request: pb.GetDryRunRequest, context: Any) -> pb.GetDryRunResponse:
         """See the proto."""
-        if self._admission.policies.inspector.dry_run is None:
+        if self.admission.policies.inspector.dry_run is None:
             raise NoDryRun("no policy is under trial; name one with safety.dry_run")
-        answers, _ = await self._peers.ask_all(GatewayQuestion(dry_run=DryRunQuestion()))
+        answers, _ = await self.peers.ask_all(GatewayQuestion(dry_run=DryRunQuestion()))
         return sum_dry_runs([one.dry_run for one in answers])
 
     async def answer_dry_run(self, _: DryRunQuestion) -> GatewayAnswer:
         """What has the dry run counted here?"""
-        counts = self._admission.policies.inspector.dry_run
+        counts = self.admission.policies.inspector.dry_run
         if counts is None:
             return GatewayAnswer()
         moves = [
@@ -66,7 +67,7 @@ class SafetyService(SafetyServiceServicer):
             texts=counts.texts,
             changed=counts.changed,
             moves=moves,
-            gateways=[self._peers.gateway_id],
+            gateways=[self.peers.gateway_id],
         )
         return GatewayAnswer(dry_run=counted)
 

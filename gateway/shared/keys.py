@@ -167,7 +167,7 @@ class SharedKeys:
                 continue
             check_fingerprint(found.fingerprint, fingerprint)
             if is_whole(found):
-                self._registry.keep(key, found, time.monotonic())
+                self._registry.replays.put(key, found, time.monotonic())
                 self._claims.pop(key, None)
                 return
             # A record in its own name is from before its last start.

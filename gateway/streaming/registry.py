@@ -15,7 +15,6 @@ from gateway.streaming.row import Row
 from gateway.streaming.row_result import RowRequest, RowResult
 from sluice.errors import DeadlinePassed, InternalError, InvalidRequest, SluiceError
 from sluice.internal.v1.frame_pb2 import ROW_END_RETURNED, Frame, FrameBundle
-from sluice.internal.v1.gateway_pb2 import KeyRecord
 from sluice.wire.subjects import URGENT_CLASS
 from sluice.wire.tokens import VisibleToken
 
@@ -33,12 +32,13 @@ class Registry:
 
     Attributes:
         dispatch: their rows.
+        replays: complete answers, by idempotency key: `find` finds them.
     """
 
     def __init__(self, dispatch: Dispatch, replays: ReplayCache) -> None:
         self.dispatch = dispatch
         dispatch.on_failed = self.row_failed
-        self._replays = replays
+        self.replays = replays
         self._live: dict[str, RowResult] = {}
         self._rows: dict[str, RowResult] = {}
         """Every row that was sent for a live request, also those that it does not need any more."""
@@ -60,7 +60,7 @@ class Registry:
             IdempotencyConflict: the key belongs to another request.
             InvalidRequest: ``held``, of ``model`` when it is named, are not the beginning of its answer.
         """
-        found = self._by_key.get(key) or self._replays.get(key, now)
+        found = self._by_key.get(key) or self.replays.get(key, now)
         if found is None:
             return None
         known = found.request.fingerprint if isinstance(found, Answer) else found.fingerprint
@@ -73,11 +73,7 @@ class Registry:
 
     def drop_replays(self, tenant: str) -> None:
         """Forgets the complete answers to ``tenant``."""
-        self._replays.drop(lambda key: key.partition(" ")[0] == tenant)
-
-    def keep(self, key: str, record: KeyRecord, now: float) -> None:
-        """Keeps the complete answer in ``record``: `find` finds it under ``key`` for a while."""
-        self._replays.put(key, record, now)
+        self.replays.drop(lambda key: key.partition(" ")[0] == tenant)
 
     def live(self, key: str) -> Answer | None:
         """The live answer that ``key`` names."""
@@ -102,7 +98,7 @@ class Registry:
                 del self._by_key[request.key]
             try:
                 if answer.finished_at is not None and request.key:
-                    self.keep(request.key, answer.record(), answer.finished_at)
+                    self.replays.put(request.key, answer.record(), answer.finished_at)
                 on_end(answer)
             except Exception:  # what observes one request must not stop the frames of all others
                 _log.exception("request %s: its end could not be recorded", answer.request_id)
@@ -213,4 +209,4 @@ class Registry:
             self.dispatch.tick(now)
         else:
             self.dispatch.restart(now)
-        self._replays.expire(now)
+        self.replays.expire(now)

@@ -43,6 +43,17 @@ class Transcript:
         contradicted: the tokens differ from those that the caller was shown before.
     """
 
+    tail = ""
+    closed = False
+    blocked: tuple[str, ...] = ()
+    contradicted = False
+    _ended = False
+    _partial_chars = 0
+    _chars = 0
+    """Where the text of the last token that waited ends."""
+    _pending_text = ""
+    """Text that waits for a token to leave with."""
+
     def __init__(
         self,
         detokenizer: Detokenizer,
@@ -59,15 +70,10 @@ class Transcript:
         """
         self.token_ids: list[int] = []
         self.visible_ids: list[VisibleToken] = []
-        self.tail = ""
-        self.closed = False
-        self.blocked: tuple[str, ...] = ()
-        self.contradicted = False
         self._texts: list[str] = []
         """Of each visible token."""
         self._logprobs: list[TokenLogprobs | None] = []
         self._held = list(held)
-        self._ended = False
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stops)
         self._stop_token_ids = stop_token_ids
@@ -78,11 +84,6 @@ class Transcript:
         """Tokens that wait for the output filter, with the range of their text."""
         self._partial: list[Token] = []
         """Tokens of a character, or of another server's token, that is not complete."""
-        self._partial_chars = 0
-        self._chars = 0
-        """Where the text of the last token that waited ends."""
-        self._pending_text = ""
-        """Text that waits for a token to leave with."""
 
     @property
     def text(self) -> str:

@@ -6,7 +6,7 @@ answer has brought other decisions.
 
 import hashlib
 import hmac
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,9 +28,6 @@ from sluice.wire.enums import value_of
 
 TEXT_BYTES_MAX: Final = 256 * 1024
 """Of the turns of one request in the audit; the rest is cut off."""
-
-Taken = Mapping[tuple[str, Action], int]
-"""Findings by rule and action."""
 
 
 @dataclass(frozen=True)
@@ -184,18 +181,16 @@ def _decided(log: RequestLog) -> Sequence[Decided]:
     return () if log.guards is None else log.guards.decided
 
 
-def _decisions(log: RequestLog) -> Iterator[tuple[str, Action, int, bool]]:
+def _decisions(log: RequestLog) -> list[tuple[str, Action, int, bool]]:
     """Rule, action, count, and whether it is about the answer: of all findings, in the order of the decisions."""
-    yield from _ordered(log.taken, in_answer=False)
+    counted: list[tuple[Mapping[tuple[str, Action], int], bool]] = [(log.taken, False)]
     if log.guards is not None:
-        for in_answer in (False, True):
-            yield from _ordered(log.guards.counts(in_answer=in_answer), in_answer=in_answer)
-    yield from _ordered(log.answer_taken, in_answer=True)
-
-
-def _ordered(taken: Taken, *, in_answer: bool) -> Iterator[tuple[str, Action, int, bool]]:
-    for (rule, action), count in sorted(taken.items(), key=lambda one: (one[0][0], one[0][1].name)):
-        yield rule, action, count, in_answer
+        counted += [(log.guards.counts(in_answer=where), where) for where in (False, True)]
+    return [
+        (rule, action, count, where)
+        for taken, where in (*counted, (log.answer_taken, True))
+        for (rule, action), count in sorted(taken.items(), key=lambda one: one[0])
+    ]
 
 
 def _guard(decided: Decided) -> pb.GuardCheck:

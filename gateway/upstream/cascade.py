@@ -129,6 +129,12 @@ class AnswerMonitor:
         score: what ``predictor`` predicted, once it was asked.
     """
 
+    reason = ""
+    committed = False
+    score: Prediction | None = None
+    tokens = 0
+    _logprob = 0.0
+
     def __init__(
         self,
         route: CascadeRoute,
@@ -137,15 +143,10 @@ class AnswerMonitor:
         wants_json: bool,
         predictor: LearnedHead | None = None,
     ) -> None:
-        self.reason = ""
-        self.committed = False
-        self.score: Prediction | None = None
-        self.tokens = 0
         self._route = route
         self._prompt = prompt
         self._wants_json = wants_json
         self._predictor = predictor
-        self._logprob = 0.0
 
     @property
     def decided(self) -> bool:

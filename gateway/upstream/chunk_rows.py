@@ -28,6 +28,11 @@ AT_ONCE: Final = 8
 class ChunkRows(Beside):
     """Those of one request."""
 
+    _sent = 0
+    _recoveries = 0
+    _cut = False
+    """Whether a chunk's text was longer than the decoder has room for."""
+
     def __init__(self, upstream: Upstream, context: AdmittedRequest, attempt: Row) -> None:
         super().__init__()
         self._upstream = upstream
@@ -37,10 +42,6 @@ class ChunkRows(Beside):
         # Stop strings are those of the joined text.
         self._request = replace(context.request, sampling=SamplingParams())
         self._joined = JoinedTexts()
-        self._sent = 0
-        self._recoveries = 0
-        self._cut = False
-        """Whether a chunk's text was longer than the decoder has room for."""
 
     def start(self, answer: Answer) -> None:
         """Sends the rows of the first chunks; the others follow as these end."""

@@ -370,7 +370,7 @@ def test_answers_of_a_tenant_are_forgotten_and_no_others() -> None:
     bench = Bench()
     record = KeyRecord(fingerprint=b"f", answer=StoredAnswer())
     for key in ("acme a", "acmes a"):
-        bench.registry.keep(key, record, 0.0)
+        bench.registry.replays.put(key, record, 0.0)
     bench.registry.drop_replays("acme")
     assert bench.registry.find("acme a", b"f", (), "", 1) is None
     assert bench.registry.find("acmes a", b"f", (), "", 1) is not None
@@ -379,7 +379,7 @@ def test_answers_of_a_tenant_are_forgotten_and_no_others() -> None:
 def test_the_live_answer_of_a_key_goes_before_a_kept_one() -> None:
     bench = Bench()
     stream = bench.stream(key="k")
-    bench.registry.keep("k", KeyRecord(fingerprint=b"f", answer=StoredAnswer()), 0.0)
+    bench.registry.replays.put("k", KeyRecord(fingerprint=b"f", answer=StoredAnswer()), 0.0)
     assert bench.registry.find("k", b"f", (), "", 1) is stream
 
 
