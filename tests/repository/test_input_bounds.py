@@ -107,7 +107,7 @@ def http_names() -> set[str]:
     """Names that the code takes out of bodies, forms, queries and headers."""
     files = [
         *sorted((ROOT / "gateway/http").glob("*.py")),
-        *(ROOT / "sluice/openai" / f"{name}.py" for name in ("requests", "embeddings", "tools")),
+        *(ROOT / "sluice/openai" / f"{name}.py" for name in ("requests", "embeddings")),
     ]
     names = {name for path in files for name in _names_in(ast.parse(path.read_text()))}
     return (names - NO_INPUTS) | {
