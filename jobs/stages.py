@@ -62,11 +62,6 @@ def stage_of(spec: JobSpec, number: int) -> JobStage:
     return spec.stages[min(number, len(spec.stages) - 1)]
 
 
-def _sampling_of(spec: JobSpec, stage: JobStage) -> Any:
-    """The sampling parameters of a stage: its own, else the job's."""
-    return stage.sampling if stage.HasField("sampling") else spec.sampling
-
-
 def _rendered(stage: JobStage, text: str, part: int, parts: int) -> str:
     """The prompt of a part, from 0."""
     values = {"text": text, "part": part + 1, "parts": parts}
@@ -218,7 +213,8 @@ class StageSource:
         request = CountTokensRequest(model=self._model, prompt=prompt if prompt.strip() else "-")
         counted = await self._ask(self._gateways.models.CountTokens, request)
         context = int(counted.context_tokens)
-        asked = _sampling_of(self._spec, self._stage).max_tokens
+        own = self._stage.HasField("sampling")
+        asked = (self._stage if own else self._spec).sampling.max_tokens
         room = context - counted.token_count - (asked or context // ANSWER_SHARE)
         if room < 1:
             raise InvalidRequest.of(

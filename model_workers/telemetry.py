@@ -39,6 +39,9 @@ class RowTimes:
     accepted_at: float
     first_at: float | None = None
     tokens: int = 0
+    ended_at: float = math.inf
+    end: str = ""
+    failed: bool = False
 
     def hang_higher(self) -> None:
         """Its spans hang under what outlives its batcher."""
@@ -47,13 +50,6 @@ class RowTimes:
     def cancelled(self) -> RowStep:
         """Its end, when it is not computed any more."""
         return self.spec.ended(RowEnd.CANCELLED, tokens=self.tokens)
-
-
-class _Ended(NamedTuple):
-    row: RowTimes
-    at: float
-    end: str
-    failed: bool
 
 
 class StepCounts:
@@ -91,7 +87,7 @@ class RowTelemetry:
     def __init__(self, tracer: Tracer, model: str, worker: str, hold_s: float = HOLD_S) -> None:
         self._tracer = tracer
         self._hold_s = hold_s
-        self._ended: deque[_Ended] = deque()
+        self._ended: deque[RowTimes] = deque()
         self._common: dict[str, AttributeValue] = {
             names.WORKER_ID: worker,
             names.GEN_AI_RESPONSE_MODEL: model,
@@ -116,9 +112,9 @@ class RowTelemetry:
 
     def lost(self, owner: str) -> None:
         """A batcher is lost, with the spans of rows that have just ended."""
-        for ended in self._ended:
-            if ended.row.spec.owner == owner:
-                ended.row.hang_higher()
+        for row in self._ended:
+            if row.spec.owner == owner:
+                row.hang_higher()
 
     @property
     def holds(self) -> bool:
@@ -127,7 +123,7 @@ class RowTelemetry:
 
     def flush(self, now: float) -> None:
         """Makes the spans of rows that ended long enough ago."""
-        while self._ended and self._ended[0].at + self._hold_s <= now:
+        while self._ended and self._ended[0].ended_at + self._hold_s <= now:
             self._make_spans(self._ended.popleft())
 
     def owned(self, owner: str, before: float = math.inf) -> list[RowSpec]:
@@ -164,15 +160,15 @@ class RowTelemetry:
     def _record(self, row: RowTimes, now: float, end: str, *, failed: bool = False) -> None:
         if row.parents.batch.endswith(UNSAMPLED):
             return
-        ended = _Ended(row, now, end, failed)
+        row.ended_at, row.end, row.failed = now, end, failed
         if row.parents.origin:
-            self._ended.append(ended)
+            self._ended.append(row)
             self.flush(now)
         else:
-            self._make_spans(ended)
+            self._make_spans(row)
 
-    def _make_spans(self, ended: _Ended) -> None:
-        row, now, end, failed = ended
+    def _make_spans(self, row: RowTimes) -> None:
+        now, failed = row.ended_at, row.failed
         prefill_end = now if row.first_at is None else row.first_at
         tokens_in = len(row.spec.prompt) + len(row.spec.produced)
         self._span(
@@ -185,7 +181,7 @@ class RowTelemetry:
         if row.first_at is not None:
             about: dict[str, AttributeValue] = {
                 names.GEN_AI_OUTPUT_TOKENS: row.tokens,
-                names.GEN_AI_FINISH_REASONS: [end],
+                names.GEN_AI_FINISH_REASONS: [row.end],
             }
             self._span(names.SPAN_DECODE, row, (row.first_at, now), about, failed)
 
