@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import Any, Final
 
 import torch
@@ -92,7 +91,7 @@ def read_weights(
 
 
 def _placed(path: str, config: Any, device: torch.device, ranks: int) -> dict[str, Any]:
-    """Where the weights go. Those for a GPU need not pass through host memory, where accelerate is installed."""
+    """Where the weights go. Those for a GPU need not pass through host memory."""
     if ranks > 1:
         check_ranks(path, config, ranks)
         from transformers.distributed.configuration_utils import (  # not in transformers 5.0
@@ -100,8 +99,7 @@ def _placed(path: str, config: Any, device: torch.device, ranks: int) -> dict[st
         )
 
         return {"distributed_config": DistributedConfig(tp_size=ranks)}
-    straight = device.type == "cuda" and find_spec("accelerate") is not None
-    return {"device_map": {"": device}} if straight else {}
+    return {"device_map": {"": device}} if device.type == "cuda" else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,15 +54,7 @@ class LoadedModel:
 
         Args:
             step_tokens: up to so many tokens of decoding rows, drafted ones included, go through CUDA graphs.
-
-        Raises:
-            SettingsError: the cache could not hold one row.
         """
-        if num_blocks * block_tokens < self.context_tokens:
-            raise SettingsError(
-                f"{self.path}: a cache of {num_blocks * block_tokens} tokens is too small for one row of "
-                f"{self.context_tokens}: give it more memory, or set context_tokens"
-            )
         attention = self._attention(num_blocks, block_tokens)
         if is_fused(self._model) and self.ranks == 1:
             model = FusedModel(self._model, attention, self.context_tokens, self.quantization)

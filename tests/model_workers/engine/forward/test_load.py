@@ -103,13 +103,6 @@ def test_frequencies_that_change_with_the_length_end_the_context(tmp_path: Path)
         load_model(folder, context_tokens=65)
 
 
-def test_a_cache_too_small_for_one_row_is_refused(tmp_path: Path) -> None:
-    loaded = load_model(str(save_model(tmp_path)), context_tokens=64)
-    assert loaded.paged(4, 16).num_blocks == 4
-    with pytest.raises(SettingsError, match="too small"):
-        loaded.paged(3, 16)
-
-
 def test_an_unknown_device_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="not a torch device"):
         load_model(str(save_model(tmp_path)), device="abacus")
