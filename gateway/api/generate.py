@@ -50,11 +50,9 @@ from sluice.settings import GatewaySettings
 from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
 from sluice.v1.inference_pb2 import (
-    NOTICE_KIND_REPLAYED,
     FinishReason,
     GenerateRequest,
     GenerateResponse,
-    Notice,
     SamplingParams,
     Started,
 )
@@ -64,13 +62,6 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 Write = Callable[[GenerateResponse], Awaitable[None]]
-
-_REPLAYED: Final = GenerateResponse(
-    notice=Notice(
-        kind=NOTICE_KIND_REPLAYED,
-        message="the answer to an earlier request with this idempotency key",
-    )
-)
 
 
 @dataclass(frozen=True)
@@ -292,10 +283,7 @@ class _GenerateCall(RunningCall):
                 found.text_before,
                 len(request.resume),
             )
-        if isinstance(found, Replay):
-            await self._replay(request, found)
-        else:
-            await self._read(request, found)
+        await self._read(request, found)
 
     def _find(self, request: ValidRequest) -> Answer | Replay | None:
         """The live or complete answer that the key of the request names."""
@@ -377,7 +365,7 @@ class _GenerateCall(RunningCall):
         score = None if self._cascade is None else self._cascade.score
         self._shared.answered(context, score, answer)
 
-    async def _read(self, request: ValidRequest, answer: Answer) -> None:
+    async def _read(self, request: ValidRequest, answer: Answer | Replay) -> None:
         """Writes the events of an answer as they come."""
         self._request_id = answer.request_id
         limit = self._shared.settings.reader_buffer_tokens
@@ -415,17 +403,6 @@ class _GenerateCall(RunningCall):
         self._limit.paused = True
         await self._put(GenerateResponse(started=started))
         self._limit.resume()
-
-    async def _replay(self, request: ValidRequest, replay: Replay) -> None:
-        """Writes the events of an answer that is complete."""
-        try:
-            await self._write_started(replay.started(request.resume_model))
-            if not replay.finished.usage.cached:
-                await self._put(_REPLAYED)
-            for event in replay.events(len(request.resume), request.resume_model):
-                await self._put(event)
-        finally:
-            self._log.delivered(replay, self._upstream.admission.policies.catalog.facts)
 
     async def _put(self, event: GenerateResponse) -> None:
         if self._parts is None:

@@ -11,11 +11,25 @@ from itertools import accumulate
 from typing import Final
 
 from gateway.identity.resume_token import ResumeToken
-from sluice.errors import IdempotencyConflict
+from gateway.streaming.answer import Reader
+from sluice.errors import IdempotencyConflict, SluiceError
 from sluice.internal.v1.gateway_pb2 import KeyRecord, StoredAnswer
-from sluice.v1.inference_pb2 import Delta, Finished, GenerateResponse, ModelUsage, Started, Timings
+from sluice.v1.inference_pb2 import (
+    NOTICE_KIND_REPLAYED,
+    Delta,
+    Finished,
+    GenerateResponse,
+    ModelUsage,
+    Notice,
+    Started,
+    Timings,
+)
 from sluice.wire.tokens import VisibleToken, put_tokens, tokens_of
 
+_REPLAYED: Final = Notice(
+    kind=NOTICE_KIND_REPLAYED,
+    message="the answer to an earlier request with this idempotency key",
+)
 REPLAY_BYTES_MAX: Final = 256 * 1024
 """A larger answer is not kept: a repeated request is computed again."""
 REPLAYS_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -58,8 +72,22 @@ class Replay:
         """From the arrival of the first call to its first token."""
         return self._stored.first_token_s if self._stored.HasField("first_token_s") else None
 
-    def started(self, model: str) -> Started:
-        """The first event for a caller who holds a part of ``model``'s answer, or nothing."""
+    @property
+    def request_id(self) -> str:
+        """Of the request that it answers."""
+        return self._stored.started.request_id
+
+    def join(self, reader: Reader, model: str) -> None:
+        """``reader`` reads; it holds tokens of ``model``, or of the one that answered when that is empty."""
+        reader.notices = len(self._stored.notices)
+        if self._replaced(model):
+            reader.index, reader.notices = 0, self._stored.restart_notice
+
+    def leave(self, reader: Reader, error: SluiceError) -> None:
+        """The call of ``reader`` has ended, which changes nothing."""
+
+    def started(self, _: Reader, model: str) -> Started:
+        """The first event for a reader that holds tokens of ``model``, or none."""
         started = Started()
         started.CopyFrom(self._stored.started)
         for one in self._stored.replaced:
@@ -98,13 +126,14 @@ class Replay:
         """The text of the tokens before ``index``."""
         return self._stored.delta.text[: self._text_ends[min(index, len(self._token_ids))]]
 
-    def events(self, index: int, model: str) -> list[GenerateResponse]:
-        """All events after the first one, for a caller who holds ``index`` tokens of ``model``."""
-        stored, notices = self._stored, len(self._stored.notices)
-        if self._replaced(model):
-            index, notices = 0, stored.restart_notice
-        events = [GenerateResponse(notice=notice) for notice in stored.notices[notices:]]
-        events += [GenerateResponse(delta=delta) for delta in self._deltas(index)]
+    def read(self, reader: Reader) -> list[GenerateResponse]:
+        """All events after the first one."""
+        stored = self._stored
+        notices = stored.notices[reader.notices :]
+        if not stored.finished.usage.cached:
+            notices = [_REPLAYED, *notices]
+        events = [GenerateResponse(notice=notice) for notice in notices]
+        events += [GenerateResponse(delta=delta) for delta in self._deltas(reader.index)]
         return [*events, GenerateResponse(finished=stored.finished)]
 
     def _deltas(self, index: int) -> list[Delta]:

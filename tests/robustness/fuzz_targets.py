@@ -21,6 +21,7 @@ from gateway.http.multipart import FileForm
 from gateway.http.requests import parse_json
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.credentials import KeyMissing, caller_of_key, caller_of_token, key_set
+from gateway.streaming.answer import Reader
 from gateway.streaming.idempotency import Replay, is_whole
 from jobs.stages import check_stages
 from model_workers.engine.cacheless import EchoEngine
@@ -255,7 +256,9 @@ async def stored(draw: Mutator) -> str:
             replay = Replay(found)
             held = replay._token_ids[: draw.random.randint(0, 3)]
             if replay.matches(held, ""):
-                for event in replay.events(len(held), ""):
+                reader = Reader(len(held), 100, lambda: None)
+                replay.join(reader, "")
+                for event in replay.read(reader):
                     event.SerializeToString()
     except (SluiceError, MalformedMessage) as error:
         return type(error).__name__

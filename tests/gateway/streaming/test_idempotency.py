@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.identity.resume_token import ResumeKey
+from gateway.streaming.answer import Reader
 from gateway.streaming.idempotency import (
     Replay,
     ReplayCache,
@@ -14,6 +15,7 @@ from gateway.streaming.idempotency import (
 from sluice.errors import IdempotencyConflict
 from sluice.internal.v1.gateway_pb2 import KeyRecord, ReplacedModel, StoredAnswer
 from sluice.v1.inference_pb2 import (
+    NOTICE_KIND_REPLAYED,
     Delta,
     Finished,
     GenerateResponse,
@@ -43,6 +45,24 @@ def record(tail: str = "", **fields: Any) -> KeyRecord:
     return KeyRecord(fingerprint=b"f", gateway="gw", answer=answer, **fields)
 
 
+def read_by(replay: Replay, held: int, model: str) -> tuple[Started, list[GenerateResponse]]:
+    """What a caller gets who holds so many tokens of a model, but for the notice that it is a replay."""
+    reader = Reader(held, 100, lambda: None)
+    replay.join(reader, model)
+    events = replay.read(reader)
+    if not replay.finished.usage.cached:
+        assert events.pop(0).notice.kind == NOTICE_KIND_REPLAYED
+    return replay.started(reader, model), events
+
+
+def events_of(replay: Replay, held: int, model: str) -> list[GenerateResponse]:
+    return read_by(replay, held, model)[1]
+
+
+def begun(replay: Replay, model: str) -> Started:
+    return read_by(replay, 0, model)[0]
+
+
 def kinds(events: list[GenerateResponse]) -> list[str | None]:
     return [one.WhichOneof("event") for one in events]
 
@@ -67,7 +87,7 @@ def test_a_replay_goes_on_behind_what_the_caller_holds(
     held: int, text: str | None, tokens: tuple[int | None, ...]
 ) -> None:
     for tail in ("", "!"):
-        events = Replay(record(tail)).events(held, "m")
+        events = events_of(Replay(record(tail)), held, "m")
         deltas = [one.delta for one in events if one.HasField("delta")]
         assert len(deltas) == (text is not None) + bool(tail)
         if text is not None:
@@ -84,21 +104,21 @@ def test_a_replay_goes_on_behind_what_the_caller_holds(
 def test_logprobs_go_with_their_tokens() -> None:
     kept = record()
     kept.answer.delta.logprobs.extend(TokenLogprobs(logprob=-one) for one in range(3))
-    events = Replay(kept).events(1, "m")
+    events = events_of(Replay(kept), 1, "m")
     assert [one.logprob for one in events[0].delta.logprobs] == [-1, -2]
 
 
 def test_who_holds_tokens_of_a_replaced_model_begins_where_it_was_replaced() -> None:
     replay = Replay(record())
-    events = replay.events(2, "small")
+    events = events_of(replay, 2, "small")
     assert kinds(events) == ["notice", "notice", "delta", "finished"]
     assert [one.notice.message for one in events[:2]] == ["two", "three"]
     assert events[2].delta.text == "ab"
     assert replay.matches((1, 2, 3, 4), "small")
-    started = replay.started("small")
+    started = begun(replay, "small")
     assert (started.model, started.prompt_tokens, started.seed) == ("small", 5, 4)
     for model in ("", "m", "other"):
-        started = replay.started(model)
+        started = begun(replay, model)
         assert (started.model, started.prompt_tokens) == ("m", 3)
         assert replay.matches((7, None), model)
         assert not replay.matches((7, 0), model)
@@ -117,11 +137,11 @@ def test_an_answer_to_an_equal_request_has_nothing_of_the_first_call() -> None:
     started = Started(request_id="r2", model="auto", prompt_tokens=99, seed=77)
     first = Replay(record("!"))
     replay = first.answer_to(started, timings, key.token(b"g", "m", 4))
-    assert (replay.started("").request_id, replay.started("").model) == ("r2", "m")
-    assert (replay.started("").prompt_tokens, replay.started("").seed) == (3, 4)
-    assert replay.started("small").model == "m"
+    assert (begun(replay, "").request_id, begun(replay, "").model) == ("r2", "m")
+    assert (begun(replay, "").prompt_tokens, begun(replay, "").seed) == (3, 4)
+    assert begun(replay, "small").model == "m"
     assert (replay.escalation_reason, replay.first_token_s) == ("", 1.5)
-    events = replay.events(0, "")
+    events = events_of(replay, 0, "")
     assert kinds(events) == ["delta", "delta", "finished"]
     assert key.issued(events[0].delta.resume_token, b"g", "m", 4, (7, None, 8))
     finished = events[-1].finished

@@ -29,6 +29,7 @@ from sluice.v1.inference_pb2 import (
     FINISH_REASON_STOP,
     FINISH_REASON_STOP_SEQUENCE,
     NOTICE_KIND_RECOVERED,
+    NOTICE_KIND_REPLAYED,
     Delta,
     Started,
 )
@@ -403,7 +404,10 @@ def test_a_replay_continues_behind_the_held_tokens_and_keeps_nothing_of_the_call
     replay = bench.registry.find("k", b"f", ids("a"), "", 2)
     assert isinstance(replay, Replay)
     for _ in range(2):
-        delta, finished = replay.events(1, "")
+        reader = Reader(1, 100, lambda: None)
+        replay.join(reader, "")
+        notice, delta, finished = replay.read(reader)
+        assert notice.notice.kind == NOTICE_KIND_REPLAYED
         assert (delta.delta.index, delta.delta.text) == (1, "bc")
         assert finished.finished.reason == FINISH_REASON_STOP
     with pytest.raises(InvalidRequest):
