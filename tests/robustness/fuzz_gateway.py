@@ -83,13 +83,13 @@ class _Server:
     def add_generic_rpc_handlers(self, _: Any) -> None:
         pass
 
-    async def handler(self, method: str) -> Any:
-        """As grpc.aio would call it, behind the interceptor."""
+    async def handler(self, method: str, metadata: Sequence[tuple[str, str]]) -> Any:
+        """Of one call, as grpc.aio would ask for it, behind the interceptor."""
 
         async def continuation(_: Any) -> Any:
             return self.handlers[method]
 
-        details: Any = SimpleNamespace(method=method)
+        details: Any = SimpleNamespace(method=method, invocation_metadata=metadata)
         return await self.interceptor.intercept_service(continuation, details)
 
 
@@ -154,18 +154,19 @@ class FuzzedGateway:
             )
         self._server = servers[0]
         self._tokenizer = policies.catalog["small"].tokenizer.tokenizer
-        self._handlers: dict[str, Any] = {}
+        self._methods: Sequence[str] = ()
 
     async def start(self) -> None:
         """Subscribes to everything."""
         gateway = self.gateway
-        await gateway.shared.peers.start(self.nats, gateway._peer_table())
+        await gateway.shared.peers.start(
+            self.nats, gateway._answers, (gateway.reload, gateway.shared.usage)
+        )
         await gateway._exchange.start(self.nats)
         await gateway._transport.start(self.nats)
         gateway.shared.idempotency_keys._jetstream = self.nats
         gateway._store._client = self.nats
-        methods = [one for one in self._server.handlers if _is_fuzzed(one)]
-        self._handlers = {method: await self._server.handler(method) for method in methods}
+        self._methods = [one for one in self._server.handlers if _is_fuzzed(one)]
 
     async def close(self) -> None:
         """Ends what runs."""
@@ -178,7 +179,7 @@ class FuzzedGateway:
 
     async def grpc(self, draw: Mutator) -> str:
         """A call of any method."""
-        method = draw.random.choice(tuple(self._handlers))
+        method = draw.random.choice(self._methods)
         if draw.chance(0.5):
             method = "/sluice.v1.InferenceService/Generate"
         kind = _request_of(method)
@@ -201,9 +202,10 @@ class FuzzedGateway:
     ) -> str:
         self._report()
         context = Context(metadata, payloads)
+        handler = await self._server.handler(method, metadata)
         with suppress(grpc.aio.AbortError):
             # To gRPC every method is a stream of messages, which the gateway reads and parses.
-            await self._handlers[method].stream_stream(None, context)
+            await handler.stream_stream(None, context)
         return context.outcome
 
     async def _http_call(

@@ -1,7 +1,7 @@
 """JobService without sockets for fuzzing: its store is a JetStream in memory, in which jobs are in any state."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence, Set
+from collections.abc import AsyncIterator, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -168,7 +168,7 @@ class FuzzedJobs:
         await self._store.append(job, record.stage, record.round, segment, last)
 
 
-async def _models(asked: Set[str]) -> set[str]:
+async def _models() -> set[str]:
     return {"auto", "small", "large"}
 
 

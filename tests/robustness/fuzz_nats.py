@@ -36,6 +36,14 @@ class MemoryNats:
         self.handlers[subject] = cb
         return self
 
+    async def take(self, subject: str, take: Callable[[Msg], None]) -> None:
+        """As `sluice.wire.connection.MeshClient`'s."""
+
+        async def handler(message: Msg) -> None:
+            take(message)
+
+        self.handlers[subject] = handler
+
     async def unsubscribe(self) -> None:
         """Nobody else calls the handler."""
 
