@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from datetime import time as time_of_day
 from functools import partial
-from math import inf
 from typing import Final, NamedTuple
 
 from gateway.admission.token_bucket import TokenBucket
@@ -189,14 +188,15 @@ class TenantLimits:
     def told(self, settings: Settings, gateway: str, counts: Mapping[Taken, float]) -> None:
         """Another gateway says it of its buckets. What one took that was not heard lately is not counted."""
         now = self._clock()
-        at, before = self._told.get(gateway, (-inf, {}))
+        self._told = {name: one for name, one in self._told.items() if now - one[0] <= STALE_S}
+        known = self._told.get(gateway)
         self._told[gateway] = now, counts
-        if now - at > STALE_S:
+        if known is None:
             return
         for taken, amount in counts.items():
             bucket = self._buckets.get(taken[0]) or self._known(settings, taken[0])
             if bucket is not None:
-                bucket.taken_elsewhere(amount - before.get(taken, 0.0), now)
+                bucket.taken_elsewhere(amount - known[1].get(taken, 0.0), now)
 
     def _take(
         self, rates: Mapping[RateName, TokenBucket], amount: float, now: float

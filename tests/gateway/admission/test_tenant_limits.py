@@ -155,6 +155,7 @@ def test_who_is_told_of_again_is_kept_and_who_was_silent_is_not() -> None:
 def test_a_gateway_that_was_silent_is_new_again() -> None:
     world = World({"requests_per_minute": 60})
     name = (REQUESTS, 0.0)
+    world.core.told(world.given, "gone", {name: 7.0})
     world.core.told(world.given, "one", {name: 100.0})
     world.now = 3.5
     world.core.told(world.given, "one", {name: 103.0})

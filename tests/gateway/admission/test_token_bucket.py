@@ -160,6 +160,12 @@ def test_another_burst_is_there_at_once_and_what_was_taken_stays_taken() -> None
     assert bucket.level(2.0) == 8.0
 
 
+def test_what_is_less_than_rounding_is_nothing() -> None:
+    bucket = TokenBucket(1.0, 1e9, 0.0)
+    bucket.take(1.0, 0.0)
+    assert bucket.wait_s(1e9, 0.0) == 0.0
+
+
 def test_rounding_does_not_refuse_what_is_there() -> None:
     bucket = TokenBucket(1.0, 10.0, 0.0)
     bucket.take(5.0 + 9e-9, 0.0)
