@@ -100,8 +100,7 @@ def _dense(folder: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
     sizes = config["in_features"], config["out_features"]
     layer = nn.Linear(*sizes, bias=bool(config.get("bias", True)))
     try:
-        weights = load_file(folder / "model.safetensors")
-        layer.load_state_dict({key.removeprefix("linear."): one for key, one in weights.items()})
+        nn.ModuleDict({"linear": layer}).load_state_dict(load_file(folder / "model.safetensors"))
     except (OSError, RuntimeError, SafetensorError) as error:
         problem = " ".join(str(error).split())
         raise SettingsError(
