@@ -1,6 +1,6 @@
 """The routes of the HTTP API."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,10 +16,8 @@ from gateway.http.audio import TRANSCRIPTIONS, TRANSLATIONS
 from gateway.http.batches import JobCalls
 from gateway.http.call import Behaviour, Endpoint
 from gateway.http.inference import RESPONSES, ModelCalls
-from gateway.http.requests import class_of
 from gateway.identity.caller import ANY, ASKS, CHANGES
 from gateway.telemetry.request_log import new_request_id
-from gateway.validation.requests import UNSTATED_CLASS
 from sluice.openai.embeddings import EMBEDDINGS, RERANK
 from sluice.openai.errors import error_body
 from sluice.openai.requests import URLS
@@ -43,24 +41,12 @@ def make_app(
     """
     limit_headers = generator.upstream.admission.limit_headers
     max_bytes = generator.settings.max_message_bytes
-
-    def route(
-        method: str,
-        path: str,
-        behaviour: Behaviour,
-        roles: frozenset[str] = ANY,
-        class_of: Callable[[Mapping[str, str]], str] = lambda _: UNSTATED_CLASS,
-    ) -> Route:
-        endpoint = Endpoint(
-            checks, limit_headers, max_bytes, local_only, behaviour, roles, class_of
-        )
-        return Route(path, endpoint, methods=[method])
+    calls, batches = ModelCalls(generator, loads), JobCalls(jobs)
 
     async def health(request: Request) -> Response:
         ready = serving()
         return JSONResponse({"status": "ok" if ready else "not ready"}, 200 if ready else 503)
 
-    calls, batches = ModelCalls(generator, loads), JobCalls(jobs)
     asking: dict[str, Behaviour] = {
         **dict.fromkeys(URLS, calls.complete),
         **dict.fromkeys((TRANSCRIPTIONS, TRANSLATIONS), calls.transcribe),
@@ -68,24 +54,27 @@ def make_app(
         EMBEDDINGS: calls.embed,
         RESPONSES: calls.respond,
     }
-    return Starlette(
-        routes=[
-            *(route("POST", url, answer, ASKS, class_of) for url, answer in asking.items()),
-            route("GET", "/v1/models", calls.models),
-            route("GET", "/v1/models/{name:path}", calls.model),
-            route("POST", "/v1/files", batches.upload, ASKS),
-            route("GET", "/v1/files", batches.files),
-            route("GET", "/v1/files/{id}", batches.file),
-            route("DELETE", "/v1/files/{id}", batches.delete, CHANGES),
-            route("GET", "/v1/files/{id}/content", batches.content),
-            route("POST", "/v1/batches", batches.create, ASKS),
-            route("GET", "/v1/batches", batches.batches),
-            route("GET", "/v1/batches/{id}", batches.batch),
-            route("POST", "/v1/batches/{id}/cancel", batches.cancel, CHANGES),
-            Route("/health", health),
-        ],
-        exception_handlers={HTTPException: _no_route},
-    )
+    table: list[tuple[str, str, Behaviour, frozenset[str]]] = [
+        *(("POST", url, answer, ASKS) for url, answer in asking.items()),
+        ("GET", "/v1/models", calls.models, ANY),
+        ("GET", "/v1/models/{name:path}", calls.model, ANY),
+        ("POST", "/v1/files", batches.upload, ASKS),
+        ("GET", "/v1/files", batches.files, ANY),
+        ("GET", "/v1/files/{id}", batches.file, ANY),
+        ("DELETE", "/v1/files/{id}", batches.delete, CHANGES),
+        ("GET", "/v1/files/{id}/content", batches.content, ANY),
+        ("POST", "/v1/batches", batches.create, ASKS),
+        ("GET", "/v1/batches", batches.batches, ANY),
+        ("GET", "/v1/batches/{id}", batches.batch, ANY),
+        ("POST", "/v1/batches/{id}/cancel", batches.cancel, CHANGES),
+    ]
+    routes = [Route("/health", health)]
+    for method, path, behaviour, roles in table:
+        endpoint = Endpoint(
+            checks, limit_headers, max_bytes, local_only, behaviour, roles, path in asking
+        )
+        routes.append(Route(path, endpoint, methods=[method]))
+    return Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

@@ -16,10 +16,11 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.admission.calls import RECEIVE_S, CallChecks, guarded, in_time
 from gateway.http.answers import encode, error_answer, sse
-from gateway.http.requests import field_name, host_of, is_foreign_page, parse_json
+from gateway.http.requests import class_of, field_name, host_of, is_foreign_page, parse_json
 from gateway.identity.authenticator import AUTHORIZATION
 from gateway.identity.caller import Caller
 from gateway.telemetry.request_log import new_request_id
+from gateway.validation.requests import UNSTATED_CLASS
 from sluice.errors import InvalidRequest, MessageTooLarge, PermissionDenied, SluiceError
 from sluice.openai.fields import BadField
 from sluice.startup import is_loopback
@@ -193,7 +194,7 @@ class Endpoint:
         local_only: the header "host" must name this machine. A web page can give its own name the address of this
             machine, and then ask us like its own server; a browser sends that name.
         roles: who may call it.
-        class_of: the class of a call by its headers, for the limits that come before all other work.
+        asks: whether it asks models, in a class: for the limits that come before all other work.
     """
 
     checks: CallChecks
@@ -202,7 +203,7 @@ class Endpoint:
     local_only: bool
     behaviour: Behaviour
     roles: frozenset[str]
-    class_of: Callable[[Mapping[str, str]], str]
+    asks: bool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one call."""
@@ -227,7 +228,7 @@ class Endpoint:
         caller.require(self.roles, path)
         call.limit_headers = partial(self.limit_headers, caller)
         with suppress(ClientDisconnect), checks.arriving.bytes.held(caller.tenant, 0) as call.keep:
-            priority_class = self.class_of(headers)
+            priority_class = class_of(headers) if self.asks else UNSTATED_CLASS
             await checks.limiter.turn(priority_class)
             with checks.limiter.call(priority_class, caller.tenant):
                 try:
