@@ -82,7 +82,7 @@ class MemoryStream:
 
 
 class Gateway:
-    """As far as keys go: registry and peers are itself."""
+    """As far as keys go: registry, its replays and peers are itself."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.gateway_id = world, name
@@ -90,12 +90,13 @@ class Gateway:
         self.kept: str | None = None
         self.alive = True
         this: Any = self
+        self.replays = this
         self.keys = SharedKeys(this, MemoryBucket(world), this, 60.0)  # type: ignore[arg-type]
 
     def live(self, key: str) -> MemoryStream | None:
         return self.streams.get(key)
 
-    def keep(self, key: str, record: KeyRecord, now: float) -> None:
+    def put(self, key: str, record: KeyRecord, now: float) -> None:
         self.kept = record.answer.started.request_id
 
     async def ask(self, gateway: str, question: Any) -> GatewayAnswer | None:
