@@ -12,7 +12,7 @@ redacted values: it is never logged and never leaves the gateway.
 import enum
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
+from copy import copy
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -109,7 +109,10 @@ class Placeholders:
 
     def for_answer(self) -> "Placeholders":
         """A copy for the answer: values added to the copy cannot be restored from this one."""
-        return deepcopy(self)
+        made = copy(self)
+        made._by_value, made._values = dict(self._by_value), dict(self._values)
+        made._counts = dict(self._counts)
+        return made
 
     def _new(self, kind: str) -> str:
         while True:

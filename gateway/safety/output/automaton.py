@@ -33,7 +33,6 @@ from gateway.safety.patterns import (
     NOWHERE,
     Links,
     Positions,
-    bits_of,
     positions_of,
     set_of,
     shifted,
@@ -287,7 +286,7 @@ class Automaton:
         threads: Threads | None = None
         for plain in filter(None, map(seen_as, text)):
             threads = self._advance(threads, plain, (0, 1), in_word=False)
-            if threads == (0, ()):
+            if not threads[0] and not threads[1]:
                 return False
         return True
 
@@ -337,9 +336,11 @@ class Automaton:
 
     def _followers(self, alive: int, places: Sequence[int]) -> int:
         found = 0
-        for position in bits_of(alive):
+        while alive:
+            lowest = alive & -alive
             for place in places:
-                found |= self._follow[place][position]
+                found |= self._follow[place][lowest.bit_length() - 1]
+            alive ^= lowest
         return found
 
     def _step(self, state: AutomatonState, plain: str) -> Edge:
@@ -379,9 +380,12 @@ class Automaton:
             mask = 0
             for place in places:
                 mask |= self._first[place]
-            reads = () if in_word and plain in WORD_CHARS else ("",)
-        grown = (self._words.grown(read, plain) for read in reads)
-        return mask & self._symbol(plain), tuple(read for read in grown if read is not None)
+            inside = in_word and plain in WORD_CHARS
+            reads = ("",) if self._words and not inside else ()
+        if reads:
+            grown = (self._words.grown(read, plain) for read in reads)
+            reads = tuple(read for read in grown if read is not None)
+        return mask & self._symbol(plain), reads
 
     def _state(self, groups: tuple[Threads, ...], heads: int, in_word: bool) -> AutomatonState:
         state = self._states.get((groups, heads, in_word))
@@ -463,11 +467,12 @@ class StreamWatch:
 
     def forget_before(self, offset: int) -> None:
         """The text before ``offset`` has been dealt with, also where a match goes on behind it."""
-        self._starts = [max(start, offset) for start in self._starts]
+        if self._starts and self._starts[0] < offset:
+            self._starts = [max(start, offset) for start in self._starts]
         self._claims = [
-            (max(start, offset), end, decided)
-            for start, end, decided in self._claims
-            if end > offset
+            claim if claim[0] >= offset else (offset, *claim[1:])
+            for claim in self._claims
+            if claim[1] > offset
         ]
 
     def claim(self, start: int, end: int, after: int = 0) -> None:

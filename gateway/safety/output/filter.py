@@ -277,7 +277,8 @@ class OutputFilter:
             # What no token classifier has read does not show.
             self._redactor.shown_to = min(self._redactor.shown_to, windows.known_to)
         if self._echo is not None:
-            shown += self._restored(self._unrepeated(self._echo.finish()))
+            rest = self._unrepeated(self._echo.finish())
+            shown += self._restorer.push(rest) if self._restorer is not None else rest
         return shown + (self._restorer.finish() if self._restorer is not None else "")
 
     def review(self) -> TextDecision:
@@ -287,7 +288,7 @@ class OutputFilter:
     def _after(self, text: str) -> str:
         if self._echo is not None:
             text = self._unrepeated(self._echo.push(text))
-        return self._restored(text)
+        return self._restorer.push(text) if self._restorer is not None and text else text
 
     def _unrepeated(self, text: str) -> str:
         """``text``, which the echo guard has let pass; notes what it has hidden meanwhile."""
@@ -296,6 +297,3 @@ class OutputFilter:
         self._repeated.extend((whole(start), whole(end)) for start, end in self._echo.hidden)
         self._echo.hidden.clear()
         return text
-
-    def _restored(self, text: str) -> str:
-        return self._restorer.push(text) if self._restorer is not None and text else text

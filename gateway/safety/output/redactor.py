@@ -243,7 +243,7 @@ class Redactor:
                 self.shown_to = start
         self.decided += len(piece)
         self._remember(piece)
-        return edited(piece, edits)
+        return edited(piece, edits) if edits else piece
 
     def _remember(self, piece: str) -> None:
         self._context += piece if piece.isascii() else view(piece)[0]
