@@ -102,8 +102,8 @@ class Requests:
 
     @property
     def pending(self) -> bool:
-        """Whether there are effects, or rows that may go to a worker."""
-        return bool(self.queue.order.waiting or self._outbox or self._effects.ended)
+        """Whether gateways are to be told something, or rows may go to a worker."""
+        return bool(self.queue.order.waiting or self._outbox)
 
     def take(self) -> Effects:
         """The effects since the last call."""

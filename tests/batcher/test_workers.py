@@ -219,6 +219,24 @@ async def test_a_cancel_waits_until_a_batch_on_a_stream_of_its_own_is_queued(
             await worker.until(lambda: worker.cancels == [[task.request_id]])
 
 
+async def test_a_cancel_waits_for_no_batch_of_a_channel_that_is_lost(
+    nats_url: str, gateway: GatewayDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batcher.workers.worker.OWN_STREAMS_PER_S", 1e-3)
+    async with WorkerDouble.running() as worker:
+        settings = settings_of(nats_url, worker.address, ECHO)
+        async with running_batcher(settings, TracerProvider().get_tracer("test")):
+            await gateway.batcher_live()
+            worker.receipts.clear()
+            task = await gateway.ask()
+            await worker.batch(0)
+            await worker.end_channel()
+            await worker.batch(1)  # the row again, over the new channel
+            await gateway.cancel(task.request_id)
+            await worker.until(lambda: worker.cancels == [[task.request_id]])
+            worker.receipts.set()
+
+
 async def test_a_row_that_the_worker_returns_is_sent_again_with_its_tokens(
     worker: WorkerDouble, gateway: GatewayDouble
 ) -> None:

@@ -134,7 +134,10 @@ def test_without_a_paged_cache_only_rows_limit_it() -> None:
 def granting(rows: list[int], tokens: list[int], sequence: int = 0) -> worker_pb2.StepReport:
     """A report of a worker that computes bulk and preempts it; by class, what may have been sent in all."""
     load = worker_pb2.WorkerLoad(
-        slots=8, running=8, ranks=[worker_pb2.RankLoad(waiting_tokens=n) for n in (5, 10, 100)]
+        slots=8,
+        running=8,
+        waiting_tokens=115,
+        ranks=[worker_pb2.RankLoad(waiting_tokens=n) for n in (5, 10, 100)],
     )
     return worker_pb2.StepReport(
         worker="w", sequence=sequence, ready=True, load=load, rows_to=rows, tokens_to=tokens
@@ -146,7 +149,7 @@ def test_a_class_has_what_is_granted_less_what_was_sent() -> None:
     state.take(granting([6, 5, 3], [600, 500, 300]))
     send(state, "b", row("a", prefill=7, cache=20), row("b", prefill=3, cache=30))
     capacity = state.capacity("name")
-    assert (capacity.free_rows, capacity.free_tokens, capacity.waiting_tokens) == (1, 250, 10)
+    assert (capacity.free_rows, capacity.free_tokens, capacity.waiting_tokens) == (1, 250, 125)
     assert capacity.urgent == [(4, 550, 15), (3, 450, 25)]
 
 
