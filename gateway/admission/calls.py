@@ -211,7 +211,7 @@ class Arriving:
         self.health = CountLimit(
             HEALTH_MAX, "calls about health of your address are being answered"
         )
-        self._receiving: dict[str, asyncio.Semaphore] = {}
+        self._receiving: dict[str, TenantSlots] = {}
         self._arriving: Counter[str] = Counter()
 
     async def receive(self, tenant: str, read: Callable[[], Awaitable[_Message]]) -> _Message:
@@ -220,12 +220,15 @@ class Arriving:
         Raises:
             DeadlinePassed: it did not arrive in time.
         """
-        places = self._receiving.setdefault(tenant, asyncio.Semaphore(self.receiving_max))
+        places = self._receiving.setdefault(tenant, TenantSlots(self.receiving_max))
         self._arriving[tenant] += 1
         try:
-            async with places:
+            await places.take(tenant)
+            try:
                 with TimeLimit(RECEIVE_S) as limit:
                     return await read()
+            finally:
+                places.give()
         except TimeoutError:
             if not limit.expired:
                 raise
@@ -406,11 +409,11 @@ class CallChecks:
 
 
 async def guarded(
-    work: Awaitable[None], fail: Callable[[SluiceError], Awaitable[None]], name: str
-) -> None:
-    """Waits for ``work``; the error that it ends with goes to ``fail``. ``name``: of the call, for the log."""
+    work: Awaitable[_Message], fail: Callable[[SluiceError], Awaitable[None]], name: str
+) -> _Message | None:
+    """What ``work`` gives; the error that it ends with goes to ``fail``. ``name``: of the call, for the log."""
     try:
-        await work
+        return await work
     except SluiceError as error:
         # Without its frames, which have the request: a client that does not read would keep it in memory.
         await fail(error.with_traceback(None))
@@ -419,6 +422,7 @@ async def guarded(
     except Exception:  # the text of an exception is not for the caller
         _log.exception("a call failed: %s", name)
         await fail(InternalError("the gateway failed; its log has the reason"))
+    return None
 
 
 def _places(limit: int, share: float) -> int:

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 from gateway.models.catalog import Catalog
@@ -149,7 +150,7 @@ class Conversation:
     documents: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def texts(self) -> list[str]:
         """All text that callers wrote: of the turns in order, inside the calls and tools, then all else."""
         texts = [turn.content for turn in self.turns]

@@ -201,10 +201,10 @@ def is_unsampled(headers: Mapping[str, str]) -> bool:
 
 def headers_of(span: Span) -> dict[str, str]:
     """Headers that carry ``span`` as parent."""
-    context = span.get_span_context()
-    headers = {TRACEPARENT: traceparent_of(span)} if context.is_valid else {}
-    if context.trace_state:
-        headers["tracestate"] = context.trace_state.to_header()
+    parent = traceparent_of(span)
+    headers = {TRACEPARENT: parent} if parent else {}
+    if state := span.get_span_context().trace_state:
+        headers["tracestate"] = state.to_header()
     return headers
 
 

@@ -59,6 +59,7 @@ class MeshClient(Client):
         super().__init__()
         self._taking: dict[int, Callable[[Msg], None]] = {}
         """By subscription."""
+        self._writes = False
 
     async def take(self, subject: str, take: Callable[[Msg], None]) -> None:
         """``take`` gets what comes on ``subject`` as it is read, without the queue and the task of a subscription."""
@@ -101,11 +102,30 @@ class MeshClient(Client):
         if take is None:
             await super()._process_msg(sid, subject, reply, data, headers)
             return
-        parsed = await self._process_headers(headers)
         try:
-            take(self._build_message(sid, subject, reply, data, parsed))
+            take(self._build_message(sid, subject, reply, data, _read_headers(headers)))
         except Exception as error:  # the reading would end with it
             await self._error_cb(error)
+
+    async def _flush_pending(self, force_flush: bool = False) -> Any:
+        """Writes what a turn of the loop publishes in the next one; nats-py's task, which takes a future and a turn of
+        its own for each, writes while the server does not read."""
+        writer = getattr(self._transport, "_io_writer", None)
+        if force_flush or writer is None or writer.transport.get_write_buffer_size():
+            return await super()._flush_pending(force_flush)
+        if not self._writes:
+            self._writes = True
+            asyncio.get_running_loop().call_soon(self._write)
+        return None
+
+    def _write(self) -> None:
+        self._writes = False
+        if self._transport is not None and self._pending_data_size and self.is_connected:
+            try:
+                self._transport.writelines(self._pending)
+            except (OSError, RuntimeError):
+                return  # the connection is lost, and the next one gets them
+            self._pending, self._pending_data_size = [], 0
 
     async def _process_pong(self) -> None:
         """nats-py ends its reading, without a word, at an answer that comes after its flush gave up."""
@@ -119,6 +139,14 @@ class MeshClient(Client):
         if isinstance(e, StaleConnectionError) and writer is not None:
             writer.transport.abort()
         await super()._process_op_err(e)
+
+
+def _read_headers(data: bytes | None) -> dict[str, str] | None:
+    """Behind the line with the version: "name: value" a line."""
+    if not data:
+        return None
+    pairs = (line.partition(":") for line in data.decode(errors="replace").split("\r\n")[1:])
+    return {name: value.strip() for name, is_one, value in pairs if is_one}
 
 
 @contextlib.contextmanager

@@ -209,10 +209,13 @@ async def test_what_is_taken_as_it_is_read_comes_in_order_and_an_error_ends_noth
         assert message.data != b"1", "it cannot be taken"
 
     await client.take("test.taken", take)
-    for number in range(3):
-        await client.publish("test.taken", b"%d" % number, headers={"N": f"{number}"})
+    sent = [
+        (b"%d" % number, {"N": f"a: {number}", "M": "x"} if number else None) for number in range(3)
+    ]
+    for data, headers in sent:
+        await client.publish("test.taken", data, headers=headers)
     await settle(client, BOUND_S)
-    assert taken == [(b"%d" % number, {"N": f"{number}"}) for number in range(3)]
+    assert taken == sent
     assert "it cannot be taken" in caplog.text
     await disconnect(client)
 
