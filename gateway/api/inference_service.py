@@ -9,6 +9,7 @@ from gateway.admission.calls import AnyCall
 from gateway.admission.overload import ModelLoadTable
 from gateway.admission.pipeline import AdmittedRequest
 from gateway.api.generate import Generator
+from gateway.api.interceptor import returns_last
 from gateway.api.texts import EMBED, RERANK, SCORE, answer_texts
 from gateway.telemetry.request_log import untraced
 from gateway.validation.requests import validate_count
@@ -25,11 +26,23 @@ class InferenceService(InferenceServiceServicer):
     loads: ModelLoadTable
 
     # A coroutine that writes, not a generator: when the call is cancelled its `finally` runs at once.
+    @returns_last
     async def Generate(  # type: ignore[override]
         self, request: pb.GenerateRequest, context: Any
-    ) -> None:
+    ) -> pb.GenerateResponse:
         """See the proto."""
-        await self.generator.answer(request, context, context.write)
+        unfinished, last = max(1, request.sampling.n), pb.GenerateResponse()
+
+        async def write(event: pb.GenerateResponse) -> None:
+            nonlocal unfinished, last
+            unfinished -= event.HasField("finished")
+            if unfinished:  # gRPC packs only what a method returns
+                await context.write(event.SerializeToString())
+            else:
+                last = event
+
+        await self.generator.answer(request, context, write)
+        return last
 
     async def GenerateText(
         self, request: pb.GenerateRequest, context: Any

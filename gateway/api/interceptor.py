@@ -11,12 +11,14 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
 import grpc
 from google.protobuf.descriptor_pool import Default as default_pool
 from google.protobuf.message import Message
+from grpc import stream_stream_rpc_method_handler as stream_stream
+from grpc import stream_unary_rpc_method_handler as stream_unary
 
 from gateway.admission import calls
 from gateway.admission.calls import CallChecks, guarded
@@ -41,6 +43,7 @@ HEALTH_BYTES_MAX: Final = 1024
 METHODS_MAX: Final = 256
 """Methods whose handlers are kept."""
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 Read = Callable[[bytes], Message | SluiceError]
 Metadata = Sequence[tuple[str, str | bytes]]
 
@@ -188,12 +191,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         behaviour = handler.unary_stream if streams else handler.unary_unary
         read, limiter = request_reader(handler.request_deserializer), self._checks.limiter
 
-        async def behave(request: Any, call: GrpcCall) -> None:
+        async def behave(request: Any, call: GrpcCall) -> Any:
             response = await behaviour(request, call)
-            if not streams:
-                await call.write(response)
+            if streams:
+                return response
+            await call.write(response)
+            return None
 
-        async def answer(_: Any, context: Any, entries: Metadata) -> None:
+        async def answer(_: Any, context: Any, entries: Metadata) -> Any:
             call = await self._call(context, entries, method, roles)
             tenant = call.caller.tenant
             payload = await self._arriving.receive(tenant, context.read)
@@ -203,20 +208,20 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 request = self._read(payload, size, read)
                 del payload  # it may be large
                 if method in _OPERATORS:
-                    await behave(request, call)
-                    return
+                    return await behave(request, call)
                 priority_class = class_of(request)
                 if priority_class == BULK_CLASS:
                     await limiter.turns.turn()
                 limiter.enter(priority_class, tenant)
                 try:
-                    await behave(request, call)
+                    return await behave(request, call)
                 finally:
                     limiter.leave(priority_class, tenant)
             finally:
                 self._arriving.bytes.give(tenant, size)
 
-        return _guarded(method, answer, None, handler.response_serializer)
+        make = stream_unary if hasattr(behaviour, "returns_last") else stream_stream
+        return _guarded(method, answer, None, handler.response_serializer, make)
 
     def _read(self, payload: Any, size: int, read: Read) -> Message:
         """The message of a call; raises what is wrong with it."""
@@ -230,6 +235,15 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         return message
 
 
+def returns_last(method: _F) -> _F:
+    """Marks a method that writes a stream but for its last message, a small one, and returns that.
+
+    gRPC sends it with the status: a write, and a wake-up of the loop, less for each call.
+    """
+    method.returns_last = True  # type: ignore[attr-defined]
+    return method
+
+
 def _parsed(payload: Any, read: Read) -> Message:
     if payload is grpc.aio.EOF:
         raise InvalidRequest("the call ended without a message")
@@ -240,15 +254,20 @@ def _parsed(payload: Any, read: Read) -> Message:
 
 
 def _guarded(
-    method: str, answer: Callable[[Any, Any, Metadata], Awaitable[None]], read: Any, write: Any
+    method: str,
+    answer: Callable[[Any, Any, Metadata], Awaitable[Any]],
+    read: Any,
+    write: Any,
+    make: Callable[..., Any] = stream_stream,
 ) -> Callable[[Metadata], Any]:
     """What makes the handler of a call. To gRPC every method is a stream of messages in both directions."""
 
     def handler(entries: Metadata) -> Any:
-        async def handle(requests: Any, context: Any) -> None:
-            await guarded(answer(requests, context, entries), partial(abort, context), method)
+        async def handle(requests: Any, context: Any) -> Any:
+            work = answer(requests, context, entries)
+            return await guarded(work, partial(abort, context), method)
 
-        return grpc.stream_stream_rpc_method_handler(handle, read, write)
+        return make(handle, read, write)
 
     return handler
 
