@@ -87,16 +87,10 @@ def write_table(jobs: list[pb.Job]) -> None:
 
 def sentence(job: pb.Job) -> str:
     """How far a job is, in one line."""
-    progress, speed = job.progress, _speed(job)
-    done = progress.succeeded + progress.dead
-    total = f"{progress.total}{'' if progress.total_final else '+'}"
-    least = "" if progress.total_final else "at least "
-    left = f" · {least}{_span(job)} left" if progress.HasField("remaining") else ""
-    return (
-        f"{state_of(job)} · {done}/{total} done · {progress.dead} failed"
-        f" · {speed.items_per_second:.1f} items/s · {speed.tokens_per_second:.0f} tokens/s"
-        f"{left} · cost {_cost(progress)}"
-    )
+    _, _, state, done, failed, items, tokens, _, cost = _row(job)
+    least = "" if job.progress.total_final else "at least "
+    left = f" · {least}{_span(job)} left" if job.progress.HasField("remaining") else ""
+    return f"{state} · {done} done · {failed} failed · {items} items/s · {tokens} tokens/s{left} · cost {cost}"
 
 
 @contextmanager
