@@ -118,7 +118,8 @@ class RuleSet:
                 found += self._payloads.findings(subject, hints)
             turned = subject.with_letters(ROT13)
             # Rot13 has no runs to look for: injections that show when the whole text is turned.
-            for each in findings_of(turned, self._scanner.occurring_indicators(turned)):
+            signs = self._scanner.occurring_indicators(turned)
+            for each in findings_of(turned, signs) if signs else ():
                 if each.severity >= Severity.HIGH:
                     rule = "injection.encoded.rot13"
                     found.append(Finding(rule, each.start, each.end, Severity.HIGH))

@@ -191,11 +191,13 @@ class RuleScanner:
 
     def occurring(self, subject: Subject) -> tuple[Occurring, list[int]]:
         """Which forms occur, and which of the extra hints do."""
+        scored, known = self.occurring_indicators(subject), len(self._plain)
         present = self._plain_pass.present(subject.data)
-        known = len(self._plain)
+        if not present:
+            return scored, []
         found = [(self._plain[at], end) for at, end in present.items() if at < known]
         extra = sorted(at - known for at in present if at >= known)
-        return self.occurring_indicators(subject) + found, extra
+        return scored + found, extra
 
     def occurring_indicators(self, subject: Subject) -> Occurring:
         """Which scored forms occur. Cheaper than `occurring`."""
