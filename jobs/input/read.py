@@ -209,7 +209,8 @@ class ItemParser:
             if self._skipped:
                 return Item(custom_id, number, self._defaults)
             if template is not None:
-                request = requests.with_prompt(_rendered(template, row), self._defaults)
+                rendered = {"prompt": _rendered(template, row)}
+                request = requests.request_of_plain(rendered, self._defaults)
             elif "body" in rest or "url" in rest:
                 request = _of_openai(rest, self._defaults)
                 return Item(custom_id, number, request, rest["url"])

@@ -50,11 +50,6 @@ class AnswerBatch:
         return sum(answer.usage.completion_tokens for answer in self.answers)
 
     @property
-    def items_per_s(self) -> float:
-        """Answers a second."""
-        return len(self.answers) / self.wall_s if self.wall_s else 0.0
-
-    @property
     def tokens_per_s(self) -> float:
         """Tokens of answers a second."""
         return self.completion_tokens / self.wall_s if self.wall_s else 0.0

@@ -174,15 +174,6 @@ def _check_one_answer(request: pb.GenerateRequest) -> None:
         raise BadField("n: is not served in jobs; write a line for each answer")
 
 
-def with_prompt(prompt: str, defaults: pb.GenerateRequest) -> pb.GenerateRequest:
-    """``defaults`` with ``prompt`` as the user's turn.
-
-    Raises:
-        BadField: it is empty or no UTF-8.
-    """
-    return request_of_plain({"prompt": prompt}, defaults)
-
-
 def _plain_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """OpenAI's body with the names of the plain form."""
     plain = {
