@@ -1,4 +1,4 @@
-"""Messages over core NATS between a batcher, gateways and other batchers: frames, tasks, control messages, reports.
+"""Messages over core NATS between a batcher and gateways: frames, tasks, control messages, reports.
 
 A batcher reports every second, more often while tasks wait, and at once when readiness changes.
 """

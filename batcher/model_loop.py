@@ -135,7 +135,7 @@ class ModelLoop(WorkerEvents):
         self.wake()
 
     def report(self, gateways: int) -> control_pb2.ModelReport:
-        """The report on the model for gateways and other batchers; ``gateways``: how many share its room."""
+        """The report on the model for gateways; ``gateways``: how many share its room."""
         workers, queue = self._requests.workers.active().values(), self._requests.queue
         closed_s = min((worker.load.closed_ms for worker in workers), default=0.0) / 1e3
         report = control_pb2.ModelReport(
