@@ -466,14 +466,8 @@ class StreamWatch:
         return bool(self._claims) and self._claims[0][0] < offset
 
     def forget_before(self, offset: int) -> None:
-        """The text before ``offset`` has been dealt with, also where a match goes on behind it."""
-        if self._starts and self._starts[0] < offset:
-            self._starts = [max(start, offset) for start in self._starts]
-        self._claims = [
-            claim if claim[0] >= offset else (offset, *claim[1:])
-            for claim in self._claims
-            if claim[1] > offset
-        ]
+        """The text before ``offset`` has been dealt with."""
+        self._claims = [claim for claim in self._claims if claim[1] > offset]
 
     def claim(self, start: int, end: int, after: int = 0) -> None:
         """Something is found at ``start`` to ``end``, by a pattern or something else that has followed just now."""

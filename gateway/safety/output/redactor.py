@@ -169,7 +169,6 @@ class Redactor:
             return ""
         edits = self._edits(held[:cut], [f for f in found if f.start < cut])
         shown = self._show(held[:cut], edits)
-        self._watch.forget_before(self.decided)
         self._held = [held[cut:]]
         self._inside_chain = True
         return shown

@@ -133,3 +133,8 @@ def test_secrets_are_redacted_in_answers_unless_the_policy_speaks_of_them(
 ) -> None:
     policy = load(f"safety: {{policies: {{default: {body}}}}}").by_name["default"]
     assert policy.output_actions.choose("secret.jwt", Severity.CRITICAL).action is action
+
+
+def test_the_name_of_a_policy_says_nothing_about_its_actions() -> None:
+    with pytest.raises(PolicyError, match="must block"):
+        load("safety: {default: output, policies: {output: {actions: {limit.length: flag}}}}")

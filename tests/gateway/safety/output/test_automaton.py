@@ -100,3 +100,9 @@ def test_a_match_that_nothing_behind_decides_does_not_wait() -> None:
     watch.feed("x AB")
     assert watch.claims_before(3)
     assert watch.free_to == watch.end
+
+
+def test_flags_hold_to_the_end_of_their_group() -> None:
+    watch = StreamWatch(Automaton([WatchedRule("r", ("(a(?i)b)[^b]",), 3)]))
+    watch.feed("aBB")
+    assert watch.claims_before(1)

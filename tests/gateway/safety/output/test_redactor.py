@@ -175,3 +175,14 @@ def test_long_chains_of_overlapping_matches_do_not_wait_for_their_end() -> None:
         most = max(most, redactor.held_chars)
     assert shown + redactor.finish() == whole(small_rules(), text).text
     assert most < 1000
+
+
+def test_a_cut_answer_inside_a_chain_shows_what_is_decided() -> None:
+    text = "1 2 3 4 " * 400
+    redactor = Redactor(small_rules(), Placeholders)
+    shown = "".join(redactor.push(text[at : at + 4]) for at in range(0, len(text), 4))
+    decided = redactor.decided
+    assert decided > 0
+    shown += redactor.finish(truncated=True)
+    assert whole(small_rules(), text).text.startswith(shown)
+    assert redactor.shown_to >= decided
