@@ -3,6 +3,7 @@
 Cheap (headers only, no torch), so that a broken folder is one clear line before any server starts.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,6 +114,22 @@ def check_supported(where: str, config: Mapping[str, Any]) -> None:
             f"{where}: is a mixture of experts, which this engine does not compute; {ELSEWHERE}, "
             "or take a dense model"
         )
+
+
+def weight_bytes(path: str, itemsize: int) -> int:
+    """Memory of the weights in a folder, from the headers of its files; 0 for a hub id.
+
+    Args:
+        itemsize: bytes of a number.
+
+    Raises:
+        SettingsError: a file is missing or not whole.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return 0
+    shapes = (shape for file in _weight_files(folder) for shape in _shapes(file).values())
+    return itemsize * sum(math.prod(shape) for shape in shapes)
 
 
 def _quant_method(config: Mapping[str, Any]) -> str | None:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
-from model_workers.engine.devices import cache_bytes, find_device
+from model_workers.engine.devices import cache_bytes, check_weights_fit, find_device
 from model_workers.engine.forward import LoadedModel, load_model
+from model_workers.engine.forward.load import find_dtype
 from model_workers.engine.forward.tensor_parallel import Followers, LeadRank
 from model_workers.engine.paged_engine import PagedEngine
 from model_workers.engine.paged_model import PagedModel
@@ -21,7 +22,7 @@ from model_workers.engine.protocol import warm_up
 from model_workers.engine.sampling.sampler import Sampler
 from model_workers.engine.speculation import Speculator
 from model_workers.engine.weights import find_constraints, tokenizer_of
-from model_workers.model_folder import TOKENIZER, check_same_tokens, first_line
+from model_workers.model_folder import TOKENIZER, check_same_tokens, first_line, weight_bytes
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 
 log = logging.getLogger(__name__)
@@ -104,6 +105,8 @@ def load_model_of(settings: ModelSettings, device_name: str | None = None) -> Lo
     path = resolve_model_path(settings.path)
     first = f"cuda:{settings.devices[0]}" if settings.devices else settings.device
     device = find_device(device_name or first)
+    weights = weight_bytes(path, find_dtype(settings.dtype, device).itemsize)
+    check_weights_fit(device, settings.memory_share, weights // settings.tensor_parallel)
     try:
         return load_model(
             path,

@@ -42,6 +42,23 @@ def memory_limit(device: torch.device, share: float | None) -> int:
     return min(int(total * (share or 1.0)), int(free) + mine)
 
 
+def check_weights_fit(device: torch.device, share: float | None, weight_bytes: int) -> None:
+    """Refuses weights that are larger than what a worker may take of its device.
+
+    Raises:
+        SettingsError: by how much, and what to change.
+    """
+    if device.type != "cuda":
+        return
+    limit = memory_limit(device, share)
+    if weight_bytes > limit:
+        raise SettingsError(
+            f"its weights take {weight_bytes / 1e9:.3g} GB, "
+            f"{(weight_bytes - limit) / 1e9:.3g} GB more than it may take on {device}: raise its memory_share, "
+            "serve fewer models or replicas on this device, or take a smaller model"
+        )
+
+
 def cache_bytes(device: torch.device, share: float | None) -> float:
     """Memory for a cache behind the weights, when nothing is set."""
     if device.type != "cuda":

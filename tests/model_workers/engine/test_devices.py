@@ -8,7 +8,7 @@ import torch
 
 from model_workers.engine import devices
 from model_workers.engine.checkpoint import load_engine
-from model_workers.engine.devices import cache_bytes, find_device, memory_limit
+from model_workers.engine.devices import cache_bytes, check_weights_fit, find_device, memory_limit
 from sluice.settings import ModelSettings, SettingsError
 from tests.support.tiny_models import save_model
 
@@ -74,6 +74,14 @@ def test_what_others_hold_is_not_counted_on(cuda: Callable[[float, float], None]
     assert cache_bytes(CUDA, 0.5) == pytest.approx(12 * GB * devices.CUDA_SHARE)
     cuda(0, 50)
     assert cache_bytes(CUDA, 0.5) == 0
+
+
+def test_weights_that_do_not_fit_say_by_how_much(cuda: object) -> None:
+    check_weights_fit(CUDA, 0.5, 39 * GB)
+    with pytest.raises(
+        SettingsError, match=r"take 45 GB, 5 GB more than .* cuda:1: raise its memory"
+    ):
+        check_weights_fit(CUDA, 0.5, 45 * GB)
 
 
 def test_eight_bits_are_refused_on_cuda(cuda: object, tmp_path: Path) -> None:
