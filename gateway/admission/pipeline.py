@@ -184,7 +184,7 @@ class Admission:
             LimitReached: of its tenant, its key, or the tenant's use of the model.
             BudgetSpent: the tenant has spent its budget, and names a model that costs more than that of the budget.
         """
-        request, policies = incoming.request, self.policies
+        request, policies = incoming.request, self.in_force.policies
         incoming.policies, incoming.rules = policies, policies.overload
         catalog = policies.catalog
         # Before any work is done for it: a refusal must be quick when most requests are refused.

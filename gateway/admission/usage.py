@@ -90,7 +90,7 @@ class UsageAccounting:
         """A request of ``payer`` may take and cost the longest answers to ``prepared``; raises LimitReached."""
         rows = [one for one in prepared if one is not None]
         lengths = [(len(one.prompt_token_ids), one.sampling.max_tokens) for one in rows]
-        costs = (one.model.facts.cost(*length) for one, length in zip(rows, lengths, strict=True))
+        costs = [one.model.facts.cost(*length) for one, length in zip(rows, lengths, strict=True)]
         reservation.cost = sum(costs)
         tokens = sum(map(sum, lengths))
         reservation.settle = self.limits.reserve(settings, payer, rows[0].model.name, tokens)

@@ -131,7 +131,7 @@ class Generator:
             log.asked(request, call.caller.tenant)
             valid = validate(
                 request,
-                self.upstream.admission.policies.catalog,
+                self.upstream.admission.in_force.policies.catalog,
                 self.timeout_s(call),
                 call.caller,
                 self.state.resume_key,
@@ -139,7 +139,7 @@ class Generator:
             )
             log.valid(valid)
             if valid.sampling.n <= 1:
-                only = _GenerateCall(self, log, write)
+                only = _GenerateCall(self, log, valid.timeout_s, write)
                 await only.within_deadline(valid, only.answer)
             else:
                 await self._answer_several(request, valid, write, log)
@@ -168,7 +168,7 @@ class Generator:
             with own, further if one.answer_index else nullcontext():
                 own.asked(wire, one.tenant)
                 own.valid(one)
-                call = _GenerateCall(self, own, write_one)
+                call = _GenerateCall(self, own, one.timeout_s, write_one)
                 await call.within_deadline(one, call.answer)
 
         try:
@@ -181,17 +181,17 @@ class Generator:
         log.describe({names.GEN_AI_FINISH_REASONS: ended})
 
 
-class RunningCall:
+class RunningCall(TimeLimit):
     """A call of any kind while it runs: its deadline, its record, and the error that it ends with."""
 
-    def __init__(self, shared: Generator, kind: Kind, log: RequestLog) -> None:
+    def __init__(self, shared: Generator, kind: Kind, log: RequestLog, timeout_s: float) -> None:
+        super().__init__(timeout_s)
         self._shared = shared
         self._upstream = shared.upstream
         self._kind = kind
         self._log = log
         self._request_id = log.request_id
         """Of the request whose answer it reads."""
-        self._limit: TimeLimit
         self._stopped: SluiceError | None = None
         """Why the call was ended from outside."""
 
@@ -205,7 +205,7 @@ class RunningCall:
         """
         incoming = AdmittedRequest(request, self._log, self._shared.state.resume_key)
         try:
-            with TimeLimit(request.timeout_s) as self._limit:
+            with self:
                 return await work(incoming)
         except TimeoutError:
             error = self._stopped or DeadlinePassed(self._kind.late)
@@ -257,8 +257,8 @@ class _GenerateCall(RunningCall):
     _guards: GuardRunner | None = None
     _chunks: ChunkRows | None = None
 
-    def __init__(self, shared: Generator, log: RequestLog, write: Write) -> None:
-        super().__init__(shared, GENERATE, log)
+    def __init__(self, shared: Generator, log: RequestLog, timeout_s: float, write: Write) -> None:
+        super().__init__(shared, GENERATE, log, timeout_s)
         self._registry = shared.upstream.registry
         self._write = write
         self._has_events = asyncio.Event()
@@ -275,7 +275,7 @@ class _GenerateCall(RunningCall):
         except BaseException as error:
             self.refused(error, request)
             raise
-        catalog = self._upstream.admission.policies.catalog
+        catalog = self._upstream.admission.in_force.policies.catalog
         if request.tools is not None or catalog.marks_reasoning:
             self._parts = PartEvents(
                 request.tools,
@@ -390,19 +390,19 @@ class _GenerateCall(RunningCall):
                     await self._has_events.wait()
         finally:
             answer.leave(reader, self.departure(request))
-            self._log.delivered(answer, self._upstream.admission.policies.catalog.facts)
+            self._log.delivered(answer, self._upstream.admission.in_force.policies.catalog.facts)
 
     def _stop(self, error: SluiceError) -> None:
         """Ends the call with ``error``, whatever it waits for: a client that does not read blocks `_write`."""
         self._stopped = error
-        self._limit.expire()
+        self.expire()
 
     async def _write_started(self, started: Started) -> None:
         self._log.started(started)
         # Not interrupted: gRPC sends the headers with this event, and takes no status until it has.
-        self._limit.paused = True
+        self.paused = True
         await self._put(GenerateResponse(started=started))
-        self._limit.resume()
+        self.resume()
 
     async def _put(self, event: GenerateResponse) -> None:
         if self._parts is None:

@@ -115,7 +115,7 @@ async def answer_texts(
         log.valid(request)
         texts = len(request.conversation.documents) + len(request.conversation.answers)
         log.describe({names.TEXTS: texts})
-        call = _TextsCall(shared, kind, log)
+        call = _TextsCall(shared, kind, log, request.timeout_s)
         with shared.limiter.rows.held(request.tenant, texts):
             return await call.within_deadline(request, partial(call.answer, wire))
 
@@ -123,8 +123,10 @@ async def answer_texts(
 class _TextsCall(RunningCall):
     """A call about texts. Its methods stand in the order in which they run."""
 
-    def __init__(self, shared: Generator, kind: TextsKind[Any, Any], log: RequestLog) -> None:
-        super().__init__(shared, kind, log)
+    def __init__(
+        self, shared: Generator, kind: TextsKind[Any, Any], log: RequestLog, timeout_s: float
+    ) -> None:
+        super().__init__(shared, kind, log, timeout_s)
         self._texts = kind
         self._rows: list[InternalRow] = []
 

@@ -106,7 +106,7 @@ class Catalog:
 
     def max_answer_tokens(self, name: str) -> int:
         """Largest max_tokens of a request for ``name``; of any model for "auto" and unknown ones."""
-        return max((one.max_answer_tokens for one in self._asked(name)), default=0)
+        return max([one.max_answer_tokens for one in self._asked(name)], default=0)
 
     def vocab_size(self, name: str) -> int:
         """Size of the vocabulary of ``name``; the largest of all for "auto" and unknown ones."""

@@ -33,8 +33,8 @@ class Elsewhere:
 
     def sum(self, tenant: str, now: float) -> float:
         """Of all other gateways."""
-        live = (numbers for numbers, at in self._told.values() if now - at <= STALE_S)
-        return sum(numbers.get(tenant, 0) for numbers in live)
+        live = [numbers for numbers, at in self._told.values() if now - at <= STALE_S]
+        return sum([numbers.get(tenant, 0) for numbers in live])
 
 
 @dataclass(eq=False)

@@ -135,10 +135,10 @@ class Dispatch:
 
     def send(self, row: SentRow, now: float) -> None:
         """Sends a new row."""
-        self._rows[row.row_id] = row
+        self._rows[row.task.request_id] = row
         row.sent_at, row.size = now, row.task.ByteSize()
         line = self._lines.get(row.line)
-        if (line is not None and line.of(row.tenant)) or not self._place(row, now):
+        if (line is not None and line.of(row.task.tenant)) or not self._place(row, now):
             self._wait_in_line(row, now)
 
     def cancel(self, row_id: str) -> None:
@@ -253,7 +253,7 @@ class Dispatch:
         """A batcher is gone with all its rows: NATS says that nobody has subscribed for it, or it is silent."""
         self._lost.add(batcher)
         for row in [row for row in self._rows.values() if row.batcher == batcher]:
-            if row.row_id in self._rows:
+            if row.task.request_id in self._rows:
                 self._recover(row, now)
 
     # Time.
@@ -266,7 +266,7 @@ class Dispatch:
             return
         for row in [row for row in self._rows.values() if row.ask_at <= now]:
             # The end of one may end others of its request, and the loss of its batcher sends all of them again.
-            if row.row_id in self._rows and row.ask_at <= now:
+            if row.task.request_id in self._rows and row.ask_at <= now:
                 self._check(row, now)
         self._freed.update(self._lines)  # reports may have brought room
         self.fill(now)
@@ -285,7 +285,7 @@ class Dispatch:
         outgoing, self._outgoing = self._outgoing, Outgoing()
         asked: defaultdict[str, list[AskedRow]] = defaultdict(list)
         for row in self._gaps.values():
-            name, next_index = row.row_id, row.attempt.next_index
+            name, next_index = row.task.request_id, row.attempt.next_index
             asked[row.batcher].append(
                 AskedRow(request_id=name, attempt=row.task.attempt, next_index=next_index)
             )
@@ -328,7 +328,7 @@ class Dispatch:
         row.questions += 1
         row.ask_at = now + self._stall_s
         self._schedule()
-        self._gaps[row.row_id] = row
+        self._gaps[row.task.request_id] = row
 
     def _recover(self, row: SentRow, now: float) -> None:
         """The batcher of a row is lost: sends the row again, if there is another one."""
@@ -389,7 +389,7 @@ class Dispatch:
     def _take_back(self, row: SentRow, lost: str) -> None:
         """The row has no batcher any more; ``lost``: what it goes on without, should its answer have begun."""
         row.batcher, row.place = "", Place.NOWHERE
-        self._gaps.pop(row.row_id, None)
+        self._gaps.pop(row.task.request_id, None)
         row.task.attempt = max(row.task.attempt, row.attempt.attempt) + 1
         row.attempt.fence(row.task.attempt, lost)
         self._free(row)
@@ -444,8 +444,8 @@ class Dispatch:
             self._schedule()
 
     def _fail(self, row: SentRow, error: SluiceError) -> None:
-        self.cancel(row.row_id)
-        self.on_failed(row.row_id, error)
+        self.cancel(row.task.request_id)
+        self.on_failed(row.task.request_id, error)
 
     # Messages.
 

@@ -8,8 +8,9 @@ gets its share on top of what others have taken.
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
+from functools import lru_cache
 from typing import NamedTuple
 
 from gateway.streaming.row import Row
@@ -21,6 +22,12 @@ class Line(NamedTuple):
 
     model: str
     priority_class: str
+
+
+@lru_cache(maxsize=1024)
+def line_of(model: str, priority_class: str) -> Line:
+    """The line of a class of a model: one object, which all its rows have."""
+    return Line(model, priority_class)
 
 
 class Place(Enum):
@@ -45,6 +52,7 @@ class SentRow:
         headers: of its message.
         attempt: its tokens.
         deadline: seconds.
+        line: its model and class.
         batcher: that has it, or had it last; empty: none.
         was_held: a batcher has said that it has it: it waits for a worker until its deadline.
         needs_room: whether it waits for room: once a batcher has taken it, it goes elsewhere without.
@@ -57,13 +65,13 @@ class SentRow:
         tokens: that had arrived when it was sent last.
         losses: of a worker or a batcher that had it, in succession without a new token.
         on_taken: called once, when a batcher has it, or nobody waits for it any more.
-        line: its model and class.
     """
 
     task: Task
     headers: Mapping[str, str]
     attempt: Row
     deadline: float
+    line: Line
     place: Place = Place.NOWHERE
     batcher: str = ""
     was_held: bool = False
@@ -78,20 +86,6 @@ class SentRow:
     tokens: int = 0
     losses: int = 0
     on_taken: Callable[[], None] | None = None
-    line: Line = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.line = Line(self.task.model, self.task.priority_class)
-
-    @property
-    def row_id(self) -> str:
-        """Its name."""
-        return self.task.request_id
-
-    @property
-    def tenant(self) -> str:
-        """The tenant that its room is counted for."""
-        return self.task.tenant
 
     @property
     def was_sent(self) -> bool:
@@ -133,8 +127,8 @@ class TakenRoom:
         """The row is sent to a batcher."""
         self.free(row)
         row.room_at = batcher
-        self._rows[batcher, row.line][row.tenant] += 1
-        self._sizes[batcher, row.line][row.tenant] += row.size
+        self._rows[batcher, row.line][row.task.tenant] += 1
+        self._sizes[batcher, row.line][row.task.tenant] += row.size
 
     def free(self, row: SentRow) -> bool:
         """The row does not wait there any more; whether it took room."""
@@ -143,10 +137,10 @@ class TakenRoom:
         place = row.room_at, row.line
         row.room_at = ""
         rows, sizes = self._rows[place], self._sizes[place]
-        rows[row.tenant] -= 1
-        sizes[row.tenant] -= row.size
-        if not rows[row.tenant]:
-            del rows[row.tenant], sizes[row.tenant]
+        rows[row.task.tenant] -= 1
+        sizes[row.task.tenant] -= row.size
+        if not rows[row.task.tenant]:
+            del rows[row.task.tenant], sizes[row.task.tenant]
         if not rows:
             del self._rows[place], self._sizes[place]
         return True
@@ -159,9 +153,9 @@ class TakenRoom:
         rows, sizes = self._rows[place], self._sizes[place]
         if rows.total() < room.rows and sizes.total() + row.size <= room.size:
             return True
-        share = self._weight(row.tenant) / sum(map(self._weight, {*rows, row.tenant}))
-        few = rows[row.tenant] + 1 <= share * room.rows
-        return few and sizes[row.tenant] + row.size <= share * room.size
+        share = self._weight(row.task.tenant) / sum(map(self._weight, {*rows, row.task.tenant}))
+        few = rows[row.task.tenant] + 1 <= share * room.rows
+        return few and sizes[row.task.tenant] + row.size <= share * room.size
 
     def _weight(self, tenant: str) -> float:
         return self.weights.get(tenant, 1.0)
@@ -191,19 +185,19 @@ class WaitingLine:
 
     def add(self, row: SentRow) -> None:
         """A row waits."""
-        rows = self._rows.setdefault(row.tenant, deque())
+        rows = self._rows.setdefault(row.task.tenant, deque())
         if not rows:
-            self._turns[row.tenant] = max(self._turns.get(row.tenant, 0.0), self._reached)
-        rows.insert(self._again[row.tenant] if row.was_sent else len(rows), row)
-        self._again[row.tenant] += row.was_sent
+            self._turns[row.task.tenant] = max(self._turns.get(row.task.tenant, 0.0), self._reached)
+        rows.insert(self._again[row.task.tenant] if row.was_sent else len(rows), row)
+        self._again[row.task.tenant] += row.was_sent
 
     def remove(self, row: SentRow) -> None:
         """A row does not wait any more."""
-        rows = self._rows[row.tenant]
+        rows = self._rows[row.task.tenant]
         rows.remove(row)
-        self._again[row.tenant] -= row.was_sent
+        self._again[row.task.tenant] -= row.was_sent
         if not rows:
-            del self._rows[row.tenant], self._again[row.tenant]
+            del self._rows[row.task.tenant], self._again[row.task.tenant]
             if not self._rows:
                 self._turns.clear()
 
@@ -217,6 +211,6 @@ class WaitingLine:
 
     def served(self, row: SentRow) -> None:
         """A row leaves because it was its turn."""
-        self._reached = self._turns[row.tenant]
-        self._turns[row.tenant] += 1 / self._weights.get(row.tenant, 1.0)
+        self._reached = self._turns[row.task.tenant]
+        self._turns[row.task.tenant] += 1 / self._weights.get(row.task.tenant, 1.0)
         self.remove(row)

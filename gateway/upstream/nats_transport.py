@@ -140,7 +140,7 @@ class NatsTransport:
             problem = TransportUnavailable(message, retry_after_s=RETRY_AFTER_S)
         else:
             return
-        self._registry.publish_failed(row.row_id, problem)
+        self._registry.publish_failed(row.task.request_id, problem)
 
     async def _send_control(self, batcher: str, message: ControlMessage) -> None:
         subject = subjects.control_to(batcher) if batcher else subjects.CONTROL

@@ -16,7 +16,7 @@ from gateway.admission.usage import UsageAccounting
 from gateway.safety.inspector import AnswerInspection
 from gateway.streaming.answer import Answer
 from gateway.streaming.registry import Registry
-from gateway.streaming.room import SentRow
+from gateway.streaming.room import SentRow, line_of
 from gateway.streaming.row import Row
 from gateway.streaming.transcript import Transcript
 from gateway.upstream.nats_transport import NatsTransport
@@ -109,7 +109,8 @@ class Upstream:
         def on_taken() -> None:
             context.log.publish_ms += (time.monotonic() - begun) * 1000
 
-        self.send_row(SentRow(task, headers, row, context.deadline, on_taken=on_taken))
+        line = line_of(task.model, task.priority_class)
+        self.send_row(SentRow(task, headers, row, context.deadline, line, on_taken=on_taken))
 
     def send_row(self, row: SentRow) -> None:
         """Sends a row, or fails it at once when that is impossible."""
@@ -123,7 +124,7 @@ class Upstream:
             row.taken()
             # Later: the answer may not know its new row yet.
             loop = asyncio.get_running_loop()
-            loop.call_soon(self.registry.publish_failed, row.row_id, problem)
+            loop.call_soon(self.registry.publish_failed, task.request_id, problem)
 
 
 class InternalRow:
@@ -157,7 +158,8 @@ class InternalRow:
         task = upstream.task_of(self.attempt, request, prepared)
         task.gather_ms = WHOLE_MS
         self.attempt.sent = True
-        self._row = SentRow(task, headers, self.attempt, deadline)
+        line = line_of(task.model, task.priority_class)
+        self._row = SentRow(task, headers, self.attempt, deadline, line)
 
     async def ended(self) -> None:
         """The row has ended.

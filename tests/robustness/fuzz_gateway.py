@@ -112,8 +112,9 @@ class Context:
     async def read(self) -> Any:
         return self._payloads.popleft() if self._payloads else grpc.aio.EOF
 
-    async def write(self, message: Message) -> None:
-        message.SerializeToString()
+    async def write(self, message: Message | bytes) -> None:
+        if isinstance(message, Message):
+            message.SerializeToString()
 
     async def abort(self, code: grpc.StatusCode, _: str, trailers: Sequence[Any] = ()) -> None:
         self.outcome = code.name
@@ -204,8 +205,10 @@ class FuzzedGateway:
         context = Context(metadata, payloads)
         handler = await self._server.handler(method, metadata)
         with suppress(grpc.aio.AbortError):
-            # To gRPC every method is a stream of messages, which the gateway reads and parses.
-            await handler.stream_stream(None, context)
+            # To gRPC every method reads a stream of messages, which the gateway parses.
+            last = await (handler.stream_stream or handler.stream_unary)(None, context)
+            if last is not None:
+                await context.write(last)
         return context.outcome
 
     async def _http_call(

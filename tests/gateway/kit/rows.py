@@ -7,7 +7,7 @@ from typing import Any, Final
 from gateway.identity.resume_token import ResumeKey, ResumeToken
 from gateway.streaming.dispatch import Dispatch, Outgoing
 from gateway.streaming.registry import Registry
-from gateway.streaming.room import Line, Room, SentRow
+from gateway.streaming.room import Line, Room, SentRow, line_of
 from gateway.streaming.row import Row
 from gateway.streaming.transcript import Transcript
 from sluice.internal.v1.frame_pb2 import Frame, FrameBundle, RowRef, RowTimings
@@ -102,7 +102,7 @@ def sent_row(attempt: Row, deadline: float = 1e6, priority_class: str = "interac
         priority_class=priority_class,
         prompt_token_ids=[1, 2, 3],
     )
-    return SentRow(task, {}, attempt, deadline)
+    return SentRow(task, {}, attempt, deadline, line_of(task.model, task.priority_class))
 
 
 def hold(registry: Registry, row_id: str, now: float = 0.0, batcher: str = BATCHER) -> None:
@@ -121,7 +121,7 @@ def take(registry: Registry, *frames: Frame, now: float, batcher: str = BATCHER)
 
 def said(outgoing: Outgoing) -> dict[str, list[str]]:
     """What batchers are told: by word, the rows."""
-    told: dict[str, list[str]] = {"task": [row.row_id for _, row in outgoing.tasks]}
+    told: dict[str, list[str]] = {"task": [row.task.request_id for _, row in outgoing.tasks]}
     told["cancel"], told["ask"] = [], []
     for _, message in outgoing.control:
         told["cancel"] += [ref.request_id for ref in message.cancel.rows]

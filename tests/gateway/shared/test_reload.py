@@ -195,6 +195,8 @@ async def test_a_reload_that_another_one_overtakes_changes_nothing(
         with pytest.raises(SettingsError, match="reloads at the same time; try again"):
             await reloading
         two.reload._candidate = GatewayHello()
+    await two.gateway.shared.peers.hello()
+    await one.until(lambda: not one.gateway.shared.peers.hellos["gw2"].candidate)
     async with two.reload._reloading:
         reloading = asyncio.ensure_future(one.reload(with_safety(one, safety("2"))))
         await proposed(one)

@@ -41,7 +41,7 @@ def given_back(
     """Of a row that its worker did not go on with."""
     final = Final(end=ROW_END_RETURNED, returned=cause)
     final.error.reason, final.error.message = EngineFailed.reason, why
-    return Frame(request_id=row.row_id, attempt=row.task.attempt, final=final)
+    return Frame(request_id=row.task.request_id, attempt=row.task.attempt, final=final)
 
 
 class Desk:
@@ -393,8 +393,8 @@ def test_a_thousand_rows_of_a_worker_keep_their_order_and_none_is_refused() -> N
     desk.dispatch.tick(desk.now)
     sent = [row for _, row in desk.dispatch.drain().tasks]
     for tenant in ("", "a", "b"):
-        assert [row for row in sent if row.tenant == tenant] == [
-            row for row in rows if row.tenant == tenant
+        assert [row for row in sent if row.task.tenant == tenant] == [
+            row for row in rows if row.task.tenant == tenant
         ]
     assert desk.dispatch.waiting == {("m", "bulk"): 1}, "a new one needs room"
     assert not desk.failed

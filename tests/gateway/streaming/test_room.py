@@ -39,7 +39,7 @@ class Door:
 
     def frame(self, row: SentRow) -> None:
         """Its batcher sends a frame of the row."""
-        assert self.dispatch.accepts(row.batcher, row.row_id, row.task.attempt, self.now)
+        assert self.dispatch.accepts(row.batcher, row.task.request_id, row.task.attempt, self.now)
 
     def given(self, running: list[SentRow]) -> Counter[str]:
         """The tenants of the next 300 rows that are sent, each when the first of ``running`` has begun."""
@@ -47,7 +47,7 @@ class Door:
         for _ in range(300):
             self.frame(running.pop(0))
             running += (more := self.sent())
-            given.update(row.tenant for row in more)
+            given.update(row.task.tenant for row in more)
         return given
 
     @property
@@ -60,7 +60,7 @@ def test_rows_beyond_the_room_wait_in_order_and_go_when_a_frame_comes() -> None:
     rows = door.send(10)
     assert (door.sent(), door.waiting) == (rows[:ROWS], 6)
     for number in range(6):
-        door.dispatch.accepts("b1", rows[number].row_id, 0, door.now, waits=True)
+        door.dispatch.accepts("b1", rows[number].task.request_id, 0, door.now, waits=True)
         assert door.sent() == [], "taken is not begun"
         door.frame(rows[number])
         door.frame(rows[number])
@@ -72,8 +72,8 @@ def test_what_is_cancelled_gives_its_room_back_or_leaves_the_line() -> None:
     door = Door()
     rows = door.send(7)
     door.sent()
-    door.dispatch.cancel(rows[4].row_id)
-    door.dispatch.cancel(rows[0].row_id)
+    door.dispatch.cancel(rows[4].task.request_id)
+    door.dispatch.cancel(rows[0].task.request_id)
     assert door.sent() == [rows[5]]
 
 
@@ -128,7 +128,7 @@ def test_other_weights_hold_for_rows_that_wait() -> None:
     given = door.given(running)
     assert given["late"] / given.total() == pytest.approx(0.75, abs=0.1)
     (line,) = door.dispatch._lines.values()
-    late = next(row for row in line.heads() if row.tenant == "late")
+    late = next(row for row in line.heads() if row.task.tenant == "late")
     turn = line._turns["late"]
     line.served(late)
     assert line._turns["late"] - turn == pytest.approx(1 / 3)
@@ -140,7 +140,7 @@ def test_a_lost_row_goes_elsewhere_without_new_room_and_keeps_its_place() -> Non
     door.sent()
     lost = [row for row in rows if row.batcher == "b1"]
     for row in lost:
-        door.dispatch.accepts("b1", row.row_id, 0, door.now, waits=True)
+        door.dispatch.accepts("b1", row.task.request_id, 0, door.now, waits=True)
     door.dispatch.gone("b1", door.now)
     assert door.sent() == lost
     assert {row.batcher for row in lost} == {"b2"}
@@ -192,7 +192,7 @@ def test_rows_that_were_sent_before_go_before_others_of_their_tenant_in_their_or
     door.batchers.names = ()
     for row in (first, second):
         door.dispatch.returned("b1", given_back(row), door.now)
-    door.dispatch.cancel(first.row_id)
+    door.dispatch.cancel(first.task.request_id)
     door.dispatch.returned("b1", given_back(third), door.now)
     door.batchers.names, door.batchers.room = ("b1",), Room(9, 1e9)
     door.dispatch.tick(door.now)
@@ -205,7 +205,7 @@ def test_lost_late_and_doubled_words_of_batchers_make_no_room() -> None:
     door.sent()
     for _ in range(3):
         door.frame(rows[0])
-    door.dispatch.unknown("b1", [RowRef(request_id=rows[1].row_id)], door.now)
+    door.dispatch.unknown("b1", [RowRef(request_id=rows[1].task.request_id)], door.now)
     again = door.sent()
     assert again == [rows[1], rows[ROWS]]
     taken = [row for row in rows if row.room_at]
