@@ -31,5 +31,5 @@ class Capacity(NamedTuple):
 
     @property
     def idle(self) -> bool:
-        """Whether it has no rows."""
-        return not (self.running_rows or self.waiting_tokens)
+        """Whether it has no rows, and none are on their way."""
+        return not (self.running_rows or self.batches_in_flight or self.waiting_tokens)

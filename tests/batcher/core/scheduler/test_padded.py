@@ -63,6 +63,13 @@ def test_batches_that_still_run_are_limited() -> None:
 # Simple batchers.
 
 
+def test_a_worker_to_which_a_batch_is_on_its_way_does_not_idle() -> None:
+    queue = Queue(policy(wait_s=0.4, sends_to_idle=True))
+    fill(queue, 1)
+    assert queue.next_batch(0.0, [Capacity("w", 8, batches_in_flight=1)]).batch is None
+    assert queue.next_batch(0.0, [Capacity("w", 8)]).batch is not None
+
+
 def test_fixed_waits_for_its_size_even_if_the_worker_idles() -> None:
     queue, idle = Queue(policy("fixed", max_rows=3)), Capacity("w", 8)
     fill(queue, 5, 5)
