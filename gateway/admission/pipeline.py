@@ -158,14 +158,9 @@ class Admission:
         self.threads = TenantThreads("encoding")
         self._constraints = ConstraintChecks()
 
-    @property
-    def policies(self) -> Policies:
-        """Those in force, for what is no request."""
-        return self.in_force.policies
-
     def limit_headers(self, payer: Caller) -> Mapping[str, str]:
         """The rates of a tenant as headers of HTTP."""
-        return self._usage.limits.headers(self.policies.settings, payer)
+        return self._usage.limits.headers(self.in_force.policies.settings, payer)
 
     def close(self) -> None:
         """Nothing is inspected any more."""
@@ -236,7 +231,8 @@ class Admission:
 
     async def check(self, incoming: AdmittedRequest) -> RequestInspection:
         """Inspects the texts of a request that is not admitted."""
-        incoming.policies, incoming.rules = self.policies, self.policies.overload
+        incoming.policies = self.in_force.policies
+        incoming.rules = incoming.policies.overload
         return await self._check(incoming)
 
     async def _check(self, incoming: AdmittedRequest) -> RequestInspection:

@@ -61,7 +61,7 @@ class ItemsService(ItemsServiceServicer):
         self, request: FindTokenEndsRequest, context: Any
     ) -> FindTokenEndsResponse:
         """See the proto."""
-        catalog = self._admission.policies.catalog
+        catalog = self._admission.in_force.policies.catalog
         name = catalog.default if request.model in ("", AUTO) else request.model
         if name not in catalog.answering:
             raise UnknownModel(f"no model {name!r}")
@@ -107,7 +107,7 @@ class ItemsService(ItemsServiceServicer):
         return RunResponse(id=request.id, answer=answer, cost=self._cost(answer.finished.attempts))
 
     def _cost(self, attempts: Iterable[ModelUsage]) -> float:
-        facts = self._admission.policies.catalog.facts
+        facts = self._admission.in_force.policies.catalog.facts
         return sum(
             facts[one.model].cost(
                 one.usage.prompt_tokens, one.usage.completion_tokens - one.usage.resumed_tokens

@@ -48,14 +48,14 @@ class SafetyService(SafetyServiceServicer):
 
     async def GetDryRun(self, request: pb.GetDryRunRequest, context: Any) -> pb.GetDryRunResponse:
         """See the proto."""
-        if self.admission.policies.inspector.dry_run is None:
+        if self.admission.in_force.policies.inspector.dry_run is None:
             raise NoDryRun("no policy is under trial; name one with safety.dry_run")
         answers, _ = await self.peers.ask_all(GatewayQuestion(dry_run=DryRunQuestion()))
         return sum_dry_runs([one.dry_run for one in answers])
 
     async def answer_dry_run(self, _: DryRunQuestion) -> GatewayAnswer:
         """What has the dry run counted here?"""
-        counts = self.admission.policies.inspector.dry_run
+        counts = self.admission.in_force.policies.inspector.dry_run
         if counts is None:
             return GatewayAnswer()
         moves = [

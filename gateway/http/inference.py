@@ -41,7 +41,7 @@ class ModelCalls:
 
     @property
     def _catalog(self) -> Catalog:
-        return self._generator.upstream.admission.policies.catalog
+        return self._generator.upstream.admission.in_force.policies.catalog
 
     async def complete(self, call: HttpCall) -> None:
         """/v1/chat/completions and /v1/completions."""
