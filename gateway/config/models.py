@@ -158,8 +158,8 @@ class ModelFolder:
         if model.server is not None and model.server.api == "chat":
             return self._conversation_tokenizer()
         tokenizer_config = read_json(self._inner / "tokenizer_config.json")
-        tokenizer, pieces = self._tokenizers(tokenizer_config)
         tokens = _special_tokens(tokenizer_config)
+        tokenizer, pieces = self._tokenizers(tokenizer_config, tokens)
         template = _template_source(self._inner, tokenizer_config)
         control = (
             speech_tokens(config, self._generation, tokenizer).control if hears(config) else ()
@@ -201,14 +201,18 @@ class ModelFolder:
             )
         return found
 
-    def _tokenizers(self, config: Mapping[str, Any]) -> tuple[Tokenizer, PieceTokenizer | None]:
+    def _tokenizers(
+        self, config: Mapping[str, Any], tokens: Mapping[str, str]
+    ) -> tuple[Tokenizer, PieceTokenizer | None]:
         """The tokenizer, and what encodes prompts where that is another one."""
         folder = self._inner
         if not has_marian_pieces(folder):
             return _tokenizer(folder / "tokenizer.json"), None
         try:
+            if config.get("separate_vocabs"):
+                raise ValueError("separate_vocabs: a vocabulary for each language is not served")
             source = (folder / "source.spm").read_bytes()
-            return marian_tokenizers(source, read_json(folder / "vocab.json"), config)
+            return marian_tokenizers(source, read_json(folder / "vocab.json"), tokens)
         except (OSError, ValueError) as error:
             raise SettingsError(f"{folder}: its tokenizer cannot be read: {error}") from error
 

@@ -199,8 +199,9 @@ class ModelTokenizer:
 
     def token_ends(self, text: str) -> list[int]:
         """Where each token of ``text`` ends, in characters, without those that the tokenizer adds to every text."""
-        tokenizer = self.tokenizer if self.pieces is None else self.pieces.pieces
-        offsets = tokenizer.encode(text, add_special_tokens=False).offsets
+        if self.pieces is not None:
+            return self.pieces.ends(text)
+        offsets = self.tokenizer.encode(text, add_special_tokens=False).offsets
         # Of a token of blanks alone some tokenizers give no place.
         return list(accumulate((end for _, end in offsets), max))
 
