@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Final
 
 from grpc_health.v1 import health, health_pb2_grpc
@@ -87,9 +86,8 @@ class Gateway:
         tracer: Tracer,
         metric_registry: MetricRegistry,
         load: Load,
-        path: Path,
     ) -> None:
-        """``policies`` are those of ``settings``, which came from ``path``; ``load`` loads later ones."""
+        """``policies`` are those of ``settings``; ``load`` loads later ones."""
         limits = settings.gateway
         self._settings = settings
         self._exchange = MetricsExchange(SERVICE_GATEWAY, gateway_id, metric_registry)
@@ -125,7 +123,7 @@ class Gateway:
         self._drift = DriftMonitor(gateway_id, metric_registry)
         self._drift.use(policies.router.held_out, settings.routing.drift)
         self.reload = GatewayReload(
-            load, path, self.shared, in_force, loads, self._store, self._drift, self.authenticator
+            load, self.shared, in_force, loads, self._store, self._drift, self.authenticator
         )
         self._admin = AdminService(
             settings, self.shared, self.registry, self._store, self._drift, self._exchange

@@ -131,7 +131,7 @@ def reload_mesh(state: StateDir, config: Path | None) -> Reloaded:
     asked = None
     with _working_directory_of(seen.pid):
         read = load(config or state.config)
-        check_policies(read, config or state.config)
+        check_policies(read)
     if config is not None:
         asked = _carried(read, before)
         refuse_changes(before, asked, _FIXED)

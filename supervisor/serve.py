@@ -73,7 +73,7 @@ def settings_of(
     """
     settings = load(config)
     if settings.safety:
-        check_policies(settings, config)
+        check_policies(settings)
     if secure:
         settings = changed(settings, tls={"embedded": True})
     if address is not None:
@@ -86,12 +86,12 @@ def settings_of(
     return settings
 
 
-def check_policies(settings: Settings, config: Path | None) -> None:
-    """Raises SettingsError, with the line in ``config``, when the gateway could not use its safety policies."""
+def check_policies(settings: Settings) -> None:
+    """Raises SettingsError when the gateway could not use its safety policies."""
     # Imported here: it reads all safety rules, which a mesh with policies of its own alone needs.
     from gateway.config.policies import read_policies
 
-    read_policies(settings, config)
+    read_policies(settings)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import yaml
-
 from gateway.admission import policies
 from gateway.config.models import CLASSIFIERS, ModelFolder, load_catalog
 from gateway.routing.features import language_identifier
@@ -18,57 +16,51 @@ from gateway.routing.router import ModelFacts, Router
 from gateway.safety.compiled import CompiledPolicies, compile_policies, rule_names
 from gateway.safety.inspector import Inspector
 from gateway.safety.patterns import PatternError
-from gateway.safety.policy import SECTION, Policies, PolicyError, load_policies
+from gateway.safety.policy import SECTION, Policies, load_policies
 from gateway.safety.rules.lexicon import Lexicon
 from gateway.upstream.cascade import CHECKS
 from sluice.settings import Settings, SettingsError
 from sluice.settings.routing import RoutingPolicy, Target
 
 
-def load_all(
-    settings: Settings, path: Path | None, before: policies.Policies | None = None
-) -> policies.Policies:
+def load_all(settings: Settings, before: policies.Policies | None = None) -> policies.Policies:
     """All policies of ``settings``; it takes about a second, and any thread may do it.
 
-    Args:
-        path: the file they came from, for the lines in errors.
-        before: those that they replace: what has not changed is not loaded again, and a dry run goes on.
+    ``before``: those that they replace: what has not changed is not loaded again, and a dry run goes on.
 
     Raises:
         SettingsError: one line that names what cannot work.
     """
     catalog = load_catalog(settings, before.catalog if before else None)
     router = load_router(settings, catalog.facts)
-    compiled = load_policies_of(settings, path)
+    compiled = load_policies_of(settings)
     inspector = Inspector(compiled, before.inspector if before else None)
     return policies.Policies(settings, catalog, router, inspector)
 
 
-def read_policies(settings: Settings, path: Path | None = None) -> Policies:
-    """The policies of ``settings``, checked; ``path`` is the file they came from, for the lines in errors.
+def read_policies(settings: Settings) -> Policies:
+    """The policies of ``settings``, checked.
 
     Raises:
         SettingsError: one line that names what cannot work.
     """
-    where = f"{path}: " if path else ""
+    taggers = [one.name for one in settings.models if one.engine == "token_classifier"]
+    policies = load_policies(settings.safety, _read_list, rule_names(), _labels(settings), taggers)
     try:
-        text = _text(settings, path)
-        taggers = [one.name for one in settings.models if one.engine == "token_classifier"]
-        policies = load_policies(text, _read_list, rule_names(), _labels(settings), taggers)
         for policy in policies.by_name.values():
             Lexicon(policy.deny, policy.allow)
-    except (PolicyError, PatternError) as error:
-        raise SettingsError(f"{where}{error}") from None
+    except PatternError as error:
+        raise SettingsError(f"{SECTION}: {error}") from None
     return policies
 
 
-def load_policies_of(settings: Settings, path: Path | None = None) -> CompiledPolicies:
+def load_policies_of(settings: Settings) -> CompiledPolicies:
     """The policies of ``settings``, compiled; it takes about a second, and any thread may do it.
 
     Raises:
         SettingsError: as `read_policies`.
     """
-    return compile_policies(read_policies(settings, path), _labels(settings))
+    return compile_policies(read_policies(settings), _labels(settings))
 
 
 def _labels(settings: Settings) -> dict[str, tuple[str, ...]]:
@@ -77,16 +69,6 @@ def _labels(settings: Settings) -> dict[str, tuple[str, ...]]:
         model.name: ModelFolder(model).labels if model.engine in CLASSIFIERS else ()
         for model in settings.models
     }
-
-
-def _text(settings: Settings, path: Path | None) -> str:
-    """The file as it was written, unless the environment overrides its section."""
-    section = settings.model_dump(mode="json")[SECTION]
-    if path is not None:
-        text = path.read_text(encoding="utf-8")
-        if ((yaml.safe_load(text) or {}).get(SECTION) or {}) == section:
-            return text
-    return yaml.safe_dump({SECTION: section}, sort_keys=False)
 
 
 def _read_list(path: str) -> str:

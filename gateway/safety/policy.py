@@ -22,9 +22,8 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from gateway.safety.actions import Action, ActionTable, Choice
@@ -36,6 +35,8 @@ from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import Form, RuleSpec
 from gateway.safety.settings import GuardSettings, PolicySettings, RuleSettings, SafetySettings
 from gateway.safety.text.normalize import normalize
+from sluice.errors import SettingsError
+from sluice.settings import first_problem
 
 SECTION: Final = "safety"
 NORMALIZED: Final = ("unicode.", "syntax.")
@@ -47,17 +48,6 @@ KeyPath = tuple[str | int, ...]
 """Keys and numbers of items from the section down to a value."""
 Problem = tuple[KeyPath, str]
 """A key, and what is wrong with its value."""
-_REMOVED: Final[Mapping[str | int, str]] = {
-    "max_word_chars": "is gone: text without a space is no finding any more; leave it out"
-}
-"""What to do about keys of the release before this one."""
-_PLACES_OF_PYDANTIC: Final = ("[key]", "is-instance[Choice]")
-"""What pydantic names beside the keys."""
-
-
-class PolicyError(ValueError):
-    """The section cannot work; the message names line and key."""
-
 
 _SECRETS: Final = "secret.*"
 """Redacted in answers unless the policy sets an action for them: a leak must be allowed explicitly."""
@@ -126,39 +116,36 @@ class Policies:
 
 
 def load_policies(
-    text: str,
+    section: Mapping[str, Any],
     read_list: Callable[[str], str],
     known_rules: Collection[str] = (),
     known_models: Mapping[str, Sequence[str]] | None = None,
     token_classifiers: Collection[str] = (),
 ) -> Policies:
-    """The policies of a configuration file.
+    """The policies of a configuration.
 
     Args:
-        text: the whole file; without a section ``safety`` everything is flagged and nothing changed.
+        section: the settings ``safety:``; where it is empty, everything is flagged and nothing changed.
         read_list: gives the content of a list file by its path as written.
         known_rules: names of all rules; unset: names are not compared.
         known_models: all models by name, with the labels of those that classify; unset: names are not compared.
         token_classifiers: those among them that classify tokens.
 
     Raises:
-        PolicyError: the message names line and key.
+        SettingsError: the message names the key.
     """
-    lines = _Lines(text)
     try:
-        settings = SafetySettings.model_validate(lines.section)
+        settings = SafetySettings.model_validate(section)
     except ValidationError as error:
-        first = error.errors()[0]
-        said = _REMOVED.get(first["loc"][-1], first["msg"]) if first["loc"] else first["msg"]
-        raise lines.error(first["loc"], said.removeprefix("Value error, ")) from None
+        raise SettingsError(first_problem(error, SECTION)) from None
     for place, problem in _problems(settings, known_rules, known_models, token_classifiers):
-        raise lines.error(place, problem)
+        raise _error(place, problem)
     policies = {
         name: Policy(
             name,
             body,
-            tuple(_list_lines(("policies", name, "deny"), body.deny, read_list, lines)),
-            tuple(_list_lines(("policies", name, "allow"), body.allow, read_list, lines)),
+            tuple(_list_lines(("policies", name, "deny"), body.deny, read_list)),
+            tuple(_list_lines(("policies", name, "allow"), body.allow, read_list)),
             settings.rules,
         )
         for name, body in settings.policies.items()
@@ -183,7 +170,7 @@ def _problems(
         if rule.name in names[:index]:
             yield ("rules", index, "name"), f"two rules are called {rule.name!r}"
         for place, problem in problems_of(rule):
-            yield ("rules", index, *place), problem
+            yield ("rules", index, *place), f"{rule.name}: {problem}"
     yield from _action_problems(settings, rules, models or {})
     for policy, body in settings.policies.items():
         for name, guard in body.guard.items() if models is not None else ():
@@ -279,54 +266,20 @@ def _fits(rule: str, known: Collection[str]) -> bool:
 
 
 def _list_lines(
-    place: KeyPath,
-    paths: tuple[str, ...],
-    read_list: Callable[[str], str],
-    lines: "_Lines",
+    place: KeyPath, paths: tuple[str, ...], read_list: Callable[[str], str]
 ) -> Iterator[str]:
     for index, path in enumerate(paths):
         try:
             content = read_list(path)
         except (OSError, UnicodeDecodeError) as error:
-            raise lines.error((*place, index), f"{path}: cannot be read: {error}") from None
+            raise _error((*place, index), f"{path}: cannot be read: {error}") from None
         for line in content.splitlines():
             if line.strip() and not line.startswith("#"):
                 yield line.strip()
 
 
-class _Lines:
-    """The section as values, and the line of every key."""
-
-    def __init__(self, text: str) -> None:
-        try:
-            root = yaml.compose(text, Loader=yaml.SafeLoader)
-            values = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise PolicyError(f"is not YAML: {error}") from None
-        self.section = (values.get(SECTION) if isinstance(values, dict) else None) or {}
-        self._lines: dict[tuple[str, ...], int] = {}
-        for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
-            if key.value == SECTION:
-                self._note((SECTION,), key, value)
-
-    def error(self, place: KeyPath, problem: str) -> PolicyError:
-        """An error at a place below the section; of a missing key, the line of what it is missing from."""
-        key = (SECTION, *(str(part) for part in place if part not in _PLACES_OF_PYDANTIC))
-        within = (key[:length] for length in range(len(key), 0, -1))
-        line = next((self._lines[each] for each in within if each in self._lines), 1)
-        return PolicyError(f"line {line}: {'.'.join(key)}: {problem}")
-
-    def _note(self, place: tuple[str, ...], key: yaml.Node, value: yaml.Node) -> None:
-        line = key.start_mark.line + 1
-        if place in self._lines:
-            raise PolicyError(f"line {line}: {'.'.join(place)}: is there twice")
-        self._lines[place] = line
-        if isinstance(value, yaml.MappingNode):
-            for inner, its_value in value.value:
-                self._note((*place, str(inner.value)), inner, its_value)
-        elif isinstance(value, yaml.SequenceNode):
-            for index, item in enumerate(value.value):
-                self._note((*place, str(index)), item, item)
+def _error(place: KeyPath, problem: str) -> SettingsError:
+    return SettingsError(f"{'.'.join(map(str, (SECTION, *place)))}: {problem}")
 
 
 MATCH_CHARS_MAX: Final = 2000

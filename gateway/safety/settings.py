@@ -5,10 +5,10 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     PlainSerializer,
+    PlainValidator,
     field_validator,
     model_validator,
 )
@@ -40,7 +40,7 @@ def _write_choice(choice: Choice) -> str | dict[str, str | None]:
 
 
 ActionSpec = Annotated[
-    Choice, BeforeValidator(_read_choice), PlainSerializer(_write_choice, return_type=Any)
+    Choice, PlainValidator(_read_choice), PlainSerializer(_write_choice, return_type=Any)
 ]
 """An action, or ``{route: MODEL}``."""
 

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import yaml
@@ -57,8 +56,8 @@ _OF_IDENTITY: Final = frozenset({"identity.api_keys", "identity.jwt", "identity.
 """The key of the mesh is that of other processes too."""
 _TAKEN: Final = TAKEN_WHILE_RUNNING["gateway"] - {"identity"} | _OF_IDENTITY
 
-Load = Callable[[Settings, Path | None, Policies], Policies]
-"""Loads the policies of settings, which came from a file, and replace others; any thread may call it.
+Load = Callable[[Settings, Policies], Policies]
+"""Loads the policies of settings, which replace others; any thread may call it.
 
 Raises:
     SettingsError: one line that names what cannot work.
@@ -83,13 +82,11 @@ class GatewayReload:
     """`sluice.settings.reload.Apply` of a gateway, and its part in the reloads of others.
 
     Attributes:
-        path: where the policies came from that the gateway started with.
         loads: tells whether a model has a worker.
         store, drift, authenticator: what follows the policies beside `in_force`.
     """
 
     load: Load
-    path: Path
     shared: SharedState
     in_force: InForce
     loads: ModelLoadTable
@@ -119,7 +116,7 @@ class GatewayReload:
         """
         _check(self._settings, settings)
         async with self._reloading:
-            loaded = await self._load(settings, self.path)
+            loaded = await self._load(settings)
             revision = self._taken
             if loaded.compiled != self._compiled or self._is_behind:
                 try:
@@ -140,14 +137,14 @@ class GatewayReload:
         told = (hello.policies for hello in self.shared.peers.hellos.values())
         return max((self._seen, *told)) > self._taken
 
-    async def _load(self, settings: Settings, path: Path | None) -> _Loaded:
+    async def _load(self, settings: Settings) -> _Loaded:
         """Loads and compiles in a thread, and reads keys; returns when every model that is new has a worker."""
         try:
             identities = await self.authenticator.prepare(settings.identity)
         except (SluiceError, NatsError) as error:
             raise SettingsError(f"identity: {error}") from error
         before = self.in_force.policies
-        policies = await asyncio.to_thread(self.load, settings, path, before)
+        policies = await asyncio.to_thread(self.load, settings, before)
         known = set(before.catalog.tasks.values())
         for name, task in policies.catalog.tasks.items():
             if task not in known:
@@ -259,7 +256,7 @@ class GatewayReload:
         record, self._taken = found
         self._seen, own = self._taken, _digest_of(self._settings)
         if own in record.replaced:
-            self._use(await self._load(self._with(record.sections), None), self._taken)
+            self._use(await self._load(self._with(record.sections)), self._taken)
             log.info("the policies of the last reload are in force, instead of those of the file")
         elif own != record.digest:
             log.warning(
@@ -321,7 +318,7 @@ class GatewayReload:
     async def _loaded(self, record: PolicyRecord) -> tuple[_Loaded | None, str]:
         """The policies of ``record``, or why they cannot be taken."""
         try:
-            return await self._load(self._with(record.sections), None), ""
+            return await self._load(self._with(record.sections)), ""
         except (SettingsError, SluiceError) as error:
             return None, str(error)[:_PROBLEM_MAX]
         except (

@@ -6,7 +6,7 @@ and so does a file of that name in the folder SLUICE_SECRETS. Errors name the ke
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -22,6 +22,7 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
+from typing_extensions import override
 
 from sluice.defaults import AUTO as AUTO
 from sluice.defaults import DEFAULT_ADDRESS as DEFAULT_ADDRESS
@@ -481,12 +482,27 @@ def parse(values: dict[str, Any], where: str) -> Settings:
     try:
         return Settings(**values)
     except ValidationError as error:
-        raise SettingsError(f"{where}: {_first_problem(error)}") from error
+        raise SettingsError(f"{where}: {first_problem(error)}") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in a mapping."""
+
+    @override
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key.value} is there twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -498,9 +514,11 @@ def _read(path: Path) -> dict[str, Any]:
     return values
 
 
-def _first_problem(error: ValidationError) -> str:
+def first_problem(error: ValidationError, *above: str) -> str:
+    """One line that names the key, and what replaces it when it is gone; ``above``: keys above what was validated."""
     problem = error.errors()[0]
-    key = ".".join(str(part) for part in problem["loc"])
+    # pydantic's "[key]" stands for a key of a mapping that is wrong itself.
+    key = ".".join(str(part) for part in (*above, *problem["loc"]) if part != "[key]")
     text = _replacement(key) if problem["type"] == "extra_forbidden" else None
     text = text or problem["msg"].removeprefix("Value error, ")
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
@@ -536,6 +554,7 @@ _REMOVED: Final[Mapping[str, str]] = {
     "by_deadline": "is gone: what `false` did is `order: class`, which also leaves out shares of tenants",
     "by_tenant": "is gone: what `false` did is `order: class`, which also leaves out deadlines",
     "batches_in_flight_max": "is gone: it is always 4; leave it out",
+    "max_word_chars": "is gone: text without a space is no finding any more; leave it out",
     "aging_rows": "is gone: an overdue class sends one row; for more, shorten its `aging_s`",
 }
 """What replaces settings of the release before this one, by the end of the key."""

@@ -75,9 +75,9 @@ class StruckWorker:
 @asynccontextmanager
 async def served(settings: Settings) -> AsyncIterator[Gateway]:
     """A gateway without a policy."""
-    policies = load_all(settings, None)
+    policies = load_all(settings)
     telemetry = NoOpTracer(), MetricRegistry()
-    gateway = Gateway(settings, "gw1", policies, *telemetry, load_all, Path("mesh.yaml"))
+    gateway = Gateway(settings, "gw1", policies, *telemetry, load_all)
     async with gateway.running():
         yield gateway
 

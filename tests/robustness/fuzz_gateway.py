@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
@@ -67,7 +66,7 @@ def parts() -> Policies:
         },
         "fuzz",
     )
-    return load_all(settings, None)
+    return load_all(settings)
 
 
 class _Server:
@@ -151,7 +150,6 @@ class FuzzedGateway:
                 NoOpTracer(),
                 MetricRegistry(),
                 load_all,
-                Path("fuzz"),
             )
         self._server = servers[0]
         self._tokenizer = policies.catalog["small"].tokenizer.tokenizer

@@ -1,4 +1,4 @@
-"""Policies of a configuration: the example of the page works, what cannot work is refused with its line."""
+"""Policies of a configuration: the example of the page works, what cannot work is refused with its key."""
 
 import json
 import re
@@ -17,10 +17,10 @@ from sluice.settings import Settings, SettingsError
 PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "safety.md"
 
 
-def load(tmp_path: Path, text: str) -> tuple[Settings, Path]:
+def load(tmp_path: Path, text: str) -> Settings:
     path = tmp_path / "sluice.yaml"
     path.write_text(text, encoding="utf-8")
-    return configuration.load(path), path
+    return configuration.load(path)
 
 
 def test_without_a_section_everything_is_flagged() -> None:
@@ -33,7 +33,7 @@ def test_the_example_of_the_page_loads(tmp_path: Path, monkeypatch: pytest.Monke
     (example,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "codenames.txt").write_text("blue heron\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    policies = read_policies(*load(tmp_path, example))
+    policies = read_policies(load(tmp_path, example))
     assert set(policies.by_name) == {"default", "strict"}
     (rule,) = policies.settings.choose
     assert rule.holds("default", {"team": "finance"})
@@ -49,8 +49,8 @@ def test_the_page_names_every_family_and_rule_of_ours() -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("restore: maybe", "line 4: safety.policies.default.restore: Input should be"),
-        ("output: {ansi: sometimes}", "line 4: safety.policies.default.output.ansi: Input should"),
+        ("restore: maybe", "safety.policies.default.restore: Input should be"),
+        ("output: {ansi: sometimes}", "safety.policies.default.output.ansi: Input should"),
         ("output: {actions: {pii.*: {route: large}}}", "pii.*: an answer cannot be routed"),
         ("actions: {limit.length: flag}", "actions.limit.length: must block"),
         ("actions: {unicode.*: redact}", "actions.unicode.*: is normalization's"),
@@ -63,9 +63,9 @@ def test_the_page_names_every_family_and_rule_of_ours() -> None:
 def test_what_cannot_work_is_refused_with_its_place(tmp_path: Path, body: str, says: str) -> None:
     text = f"safety:\n  policies:\n    default:\n      {body}\n"
     with pytest.raises(SettingsError) as caught:
-        read_policies(*load(tmp_path, text))
+        read_policies(load(tmp_path, text))
     assert says in str(caught.value)
-    assert str(caught.value).startswith(f"{tmp_path}/sluice.yaml: line 4: safety.")
+    assert str(caught.value).startswith("safety.")
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ def test_a_guard_that_cannot_work_is_refused_with_its_place(
 ) -> None:
     text = f"safety:\n  policies:\n    default:\n      guard:\n        g: {guard}\n"
     with pytest.raises(SettingsError) as caught:
-        read_policies(*load(tmp_path, text))
+        read_policies(load(tmp_path, text))
     assert says in str(caught.value)
-    assert f"{tmp_path}/sluice.yaml: line 5: safety.policies.default.guard.g" in str(caught.value)
+    assert str(caught.value).startswith("safety.policies.default.guard.g")
 
 
 def classifier(folder: Path, config: dict[str, object]) -> dict[str, str]:
@@ -147,7 +147,7 @@ def test_a_classifier_without_labels_is_refused(
     models = [classifier(tmp_path / "judge", config), {"name": "small", "path": "builtin:small"}]
     text = json.dumps({"models": models, "routing": {"default": "small"}})
     with pytest.raises(SettingsError) as caught:
-        read_policies(*load(tmp_path, text))
+        read_policies(load(tmp_path, text))
     assert says in str(caught.value)
 
 
@@ -156,20 +156,20 @@ def test_the_labels_of_a_classifier_are_known(tmp_path: Path) -> None:
     models = json.dumps([folder, {"name": "small", "path": "builtin:small"}])
     head = f"models: {models}\nrouting: {{default: small}}\n"
     good = of_judge("{model: judge, template: classifier, categories: [BAD]}")
-    assert read_policies(*load(tmp_path, head + good)).by_name["default"].settings.guard
+    assert read_policies(load(tmp_path, head + good)).by_name["default"].settings.guard
     for guard, says in (
         ("{model: judge, template: classifier, categories: [EVIL]}", "judge has no label 'EVIL'"),
         ("{model: judge, template: llama_guard}", "judge is a classifier"),
     ):
         with pytest.raises(SettingsError, match=says):
-            read_policies(*load(tmp_path, head + of_judge(guard)))
+            read_policies(load(tmp_path, head + of_judge(guard)))
     with pytest.raises(SettingsError, match="'judge' has engine classifier and answers no prompts"):
         load(tmp_path, f"models: {models}\nrouting: {{default: judge}}\n")
 
 
 def test_a_dry_run_of_no_policy_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"line 1: safety\.dry_run: no policy 'next'"):
-        read_policies(*load(tmp_path, "safety: {dry_run: next}"))
+    with pytest.raises(SettingsError, match=r"safety\.dry_run: no policy 'next'"):
+        read_policies(load(tmp_path, "safety: {dry_run: next}"))
 
 
 def test_an_entry_that_is_too_long_is_refused(tmp_path: Path) -> None:
@@ -177,18 +177,18 @@ def test_an_entry_that_is_too_long_is_refused(tmp_path: Path) -> None:
     words.write_text("x" * 300, encoding="utf-8")
     text = f"safety: {{policies: {{default: {{deny: ['{words}']}}}}}}"
     with pytest.raises(SettingsError, match=r"deny\.list: an entry is longer than 256"):
-        read_policies(*load(tmp_path, text))
+        read_policies(load(tmp_path, text))
 
 
 def test_the_environment_has_its_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_SAFETY__DEFAULT", "nope")
     with pytest.raises(SettingsError, match="no policy 'nope'"):
-        read_policies(*load(tmp_path, "safety: {default: default}"))
+        read_policies(load(tmp_path, "safety: {default: default}"))
 
 
 def test_labels_choose_the_policy(tmp_path: Path) -> None:
     text = "safety: {policies: {default: {}, b: {default: block}}, choose: [{labels: {k: v}, policy: b}]}"
-    inspector = Inspector(load_policies_of(*load(tmp_path, text)))
+    inspector = Inspector(load_policies_of(load(tmp_path, text)))
     assert inspector.begin("default", {"k": "v"}, []).policy.name == "b"
     assert inspector.begin("default", {}, []).policy.name == "default"
 

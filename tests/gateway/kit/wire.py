@@ -211,8 +211,7 @@ async def open_wire(
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     telemetry = provider.get_tracer("test"), metrics
     policies = Policies(settings, catalog, router, inspector)
-    # Of the file only the lines in errors matter.
-    served = Gateway(settings, gateway_id, policies, *telemetry, load_all, folder / "config.json")
+    served = Gateway(settings, gateway_id, policies, *telemetry, load_all)
     async with (
         wire_batcher(url, gateway=gateway_id) as batcher,
         served.running(),

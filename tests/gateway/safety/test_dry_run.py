@@ -4,7 +4,7 @@ from gateway.safety.actions import Action
 from gateway.safety.compiled import compile_policies
 from gateway.safety.dry_run import DryRun, move_labels, moves_of
 from gateway.safety.inspector import InspectedText, Inspector, RequestInspection
-from gateway.safety.policy import load_policies
+from tests.gateway.safety.written import load_policies
 
 FILE = """
 safety:

@@ -90,9 +90,9 @@ async def test_what_one_gateway_cannot_take_no_gateway_takes(
     section = safety("2", deny=[str(words)])
     load = two.reload._load
 
-    async def load_other_words(settings: Settings, path: Path | None) -> Any:
+    async def load_other_words(settings: Settings) -> Any:
         words.write_text("something else\n")
-        return await load(settings, path)
+        return await load(settings)
 
     two.reload._load = load_other_words  # type: ignore[method-assign]
     with pytest.raises(SettingsError, match="gateway gw2: its word lists"):
@@ -125,10 +125,10 @@ async def behind(
     await one.reload(one.settings)
     load, found = two.reload._load, asyncio.Event()
 
-    async def fails(settings: Settings, path: Path | None) -> Any:
+    async def fails(settings: Settings) -> Any:
         if settings.safety == safety("2") and not found.is_set():
             raise SettingsError("safety: words.txt: is not here")
-        return await load(settings, path)
+        return await load(settings)
 
     two.reload._load = fails  # type: ignore[method-assign]
     with monkeypatch.context() as cut_off:

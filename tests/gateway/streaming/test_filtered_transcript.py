@@ -8,7 +8,6 @@ import pytest
 from gateway.safety.actions import Placeholders
 from gateway.safety.compiled import CompiledPolicies, compile_policies
 from gateway.safety.output.filter import OutputFilter, OutputRules
-from gateway.safety.policy import load_policies
 from gateway.streaming.transcript import Transcript
 from sluice.client.resumption import ResumableAnswer
 from sluice.internal.v1.frame_pb2 import Logprobs
@@ -16,6 +15,7 @@ from sluice.v1 import inference_pb2 as pb
 from sluice.wire.tokens import tokens_of
 from tests.gateway.safety.output.kit import random_text
 from tests.gateway.safety.output.real import SAMPLES
+from tests.gateway.safety.written import load_policies
 from tests.gateway.streaming.test_transcript import END_ID, TOKENIZER, TOKENS, ids
 
 POLICIES = """

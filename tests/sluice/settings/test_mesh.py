@@ -121,7 +121,12 @@ def test_a_mistake_is_told_with_its_key(tmp_path: Path, text: str, key: str) -> 
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("a: [", "not YAML"), ("- a", "mapping"), ("a: \x00", "not YAML")],
+    [
+        ("a: [", "not YAML"),
+        ("- a", "mapping"),
+        ("a: \x00", "not YAML"),
+        ("jobs:\n  root: a\n  root: b\n", r"root is there twice\n.*line 3, column 3"),
+    ],
 )
 def test_a_file_that_is_not_a_mapping_is_told(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(settings.SettingsError, match=says):

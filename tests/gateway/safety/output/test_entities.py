@@ -12,7 +12,7 @@ from gateway.safety.compiled import compile_policies
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.output.filter import OutputFilter, OutputRules
 from gateway.safety.output.windows import Window, Windows
-from gateway.safety.policy import load_policies
+from tests.gateway.safety.written import load_policies
 
 NAME = re.compile(r"\b(?:Anna|Ben|Mia)(?: (?:Smith|Okafor|Lee))*\b|\b(?:Smith|Okafor|Lee)\b")
 PIECES = (
