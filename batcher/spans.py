@@ -143,7 +143,7 @@ def _task_attributes(task: task_pb2.Task) -> dict[str, str | int]:
         names.GEN_AI_MAX_TOKENS: task.sampling.max_tokens,
         names.GEN_AI_INPUT_TOKENS: len(task.prompt_token_ids),
         names.MESSAGING_SYSTEM: "nats",
-        names.MESSAGING_DESTINATION: subjects.tasks(task.model, task.priority_class),
+        names.MESSAGING_TEMPLATE: subjects.ALL_TASKS,
         names.MESSAGING_OPERATION: "process",
     }
 

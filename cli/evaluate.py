@@ -139,7 +139,7 @@ def evaluate(
     if (golden := references.golden) is not None:
         systems = references.compare or model or [AUTO]
         floors = references.floor or ()
-        with Client(address, tenant=tenant) as client:
+        with Client(address, options.FEW_TRIES, tenant=tenant) as client:
             evaluate_golden(golden, systems, floors, client, concurrency, given)
         return
     if references.compare or references.floor:
@@ -189,7 +189,7 @@ async def _ask(
 ) -> list[Result]:
     """All questions to one model after the other, so that none slows another one down."""
     results: list[Result] = []
-    async with AsyncClient(address, tenant=tenant) as client:
+    async with AsyncClient(address, options.FEW_TRIES, tenant=tenant) as client:
         models = wanted or [*(m.name for m in await client.list_models()), AUTO]
         for model in models:
             to_model: GenerateOptions = {**given, "model": model}

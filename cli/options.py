@@ -3,16 +3,19 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Final, cast
 
 from typer import BadParameter, Option
 
 from cli.commands import Group, option
-from sluice.client import Client
+from sluice.client import Client, RetryPolicy
 from sluice.client.channel import ADDRESS_VARIABLE
 from sluice.client.request import GenerateOptions, PriorityName, Tool
 from sluice.defaults import AUTO, DEFAULT_ADDRESS
 from sluice.errors import InvalidRequest
+
+FEW_TRIES: Final = RetryPolicy(start_tries=5)
+"""Whoever is at a terminal hears within a second or two that no mesh is running."""
 
 Address = Annotated[
     str,
@@ -159,7 +162,7 @@ def _sampling(
 
 
 def _client(tenant: Tenant = None, address: Address = ADDRESS) -> Client:
-    return Client(address, tenant=tenant)
+    return Client(address, FEW_TRIES, tenant=tenant)
 
 
 Sampling = Annotated[GenerateOptions, Group(_sampling)]

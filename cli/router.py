@@ -51,7 +51,7 @@ class MeshOutcomes:
                 raise CommandFailed("USAGE", message)
             return []
         since = 0 if self.hours is None else int((time.time() - self.hours * 3600) * 1000)
-        with Client(self.address) as client:
+        with Client(self.address, options.FEW_TRIES) as client:
             listed = client.outcomes(self.tenant or (), since_unix_ms=since)
             rows = {row.request_id: row for row in listed}  # the latest of a request counts
         pair = _pair(rows.values(), self.pair)

@@ -58,7 +58,7 @@ def forget(
         raise CommandFailed("CANCELLED", "nothing was deleted")
     # Without identities the metadata says whose jobs are listed; with them the operator sees all.
     named = None if os.environ.get(API_KEY_VARIABLE) else tenant
-    with Client(address, tenant=named) as client:
+    with Client(address, options.FEW_TRIES, tenant=named) as client:
         done = client.forget_tenant(tenant)
         jobs = _delete_jobs(client, tenant)
     counts = {"jobs": jobs, **{name: getattr(done, name) for name in _COUNTED}}

@@ -76,7 +76,7 @@ def top(
     def screen(view: View, height: int) -> list[str]:
         return lines(title, view, shutil.get_terminal_size().columns, height, sort, text)
 
-    with Client(address) as client, suppress(KeyboardInterrupt):
+    with Client(address, options.FEW_TRIES) as client, suppress(KeyboardInterrupt):
         if once or wants_json() or not sys.stdout.isatty():
             before = _sample(client)
             time.sleep(_ONCE_S)

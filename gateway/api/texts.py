@@ -164,7 +164,7 @@ class _TextsCall(RunningCall):
         # Answers of no tokens must not count as short answers of the caller's own kind of work.
         request = replace(admitted.request, labels={WORKLOAD_LABEL: self._kind.operation})
         deadline = admitted.deadline
-        sent = row_attributes(admitted.plan.model, self._request_id, request.priority_class)
+        sent = row_attributes(admitted.plan.model, self._request_id)
         with self._log.child(names.SPAN_ATTEMPT, sent, SpanKind.PRODUCER) as span:
             traced = headers_of(span)
             untraced = _untraced(traced)

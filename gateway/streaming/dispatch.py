@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
-from gateway.streaming.room import Line, Place, Room, SentRow, TakenRoom, WaitingLine
+from gateway.streaming.room import Line, Place, Room, SentRow, TakenRoom, WaitingLine, line_of
 from sluice.errors import RETRY_AFTER_S, EngineFailed, ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.control_pb2 import AskedRow, Cancel, ControlMessage, RowsQuery
@@ -137,6 +137,7 @@ class Dispatch:
         """Sends a new row."""
         self._rows[row.task.request_id] = row
         row.sent_at, row.size = now, row.task.ByteSize()
+        row.line = line_of(row.task.model, row.task.priority_class)
         line = self._lines.get(row.line)
         if (line is not None and line.of(row.task.tenant)) or not self._place(row, now):
             self._wait_in_line(row, now)

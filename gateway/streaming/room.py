@@ -8,7 +8,7 @@ gets its share on top of what others have taken.
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import lru_cache
 from typing import NamedTuple
@@ -52,7 +52,7 @@ class SentRow:
         headers: of its message.
         attempt: its tokens.
         deadline: seconds.
-        line: its model and class.
+        line: its model and class, once it was sent.
         batcher: that has it, or had it last; empty: none.
         was_held: a batcher has said that it has it: it waits for a worker until its deadline.
         needs_room: whether it waits for room: once a batcher has taken it, it goes elsewhere without.
@@ -71,7 +71,7 @@ class SentRow:
     headers: Mapping[str, str]
     attempt: Row
     deadline: float
-    line: Line
+    line: Line = field(init=False)
     place: Place = Place.NOWHERE
     batcher: str = ""
     was_held: bool = False

@@ -253,11 +253,11 @@ class RequestLog:
         finally:
             span.end()
 
-    def row_sent(self, row_id: str, model: str, priority_class: str) -> Mapping[str, str]:
+    def row_sent(self, row_id: str, model: str) -> Mapping[str, str]:
         """A row is on its way: what its tasks carry of its span, which ends with the answer."""
         if not self.recorded:
             return headers_of(self._unseen)
-        attributes = row_attributes(model, row_id, priority_class)
+        attributes = row_attributes(model, row_id)
         kind = SpanKind.PRODUCER
         span = self._tracer.start_span(names.SPAN_ATTEMPT, self._context, kind, attributes)
         self._row_spans[row_id] = span
@@ -365,14 +365,14 @@ def finding_attributes(taken: Mapping[tuple[str, Action], int]) -> Attributes:
     return {names.FINDINGS: pairs, **counts}
 
 
-def row_attributes(model: str, row_id: str, priority_class: str) -> Mapping[str, str]:
+def row_attributes(model: str, row_id: str) -> Mapping[str, str]:
     """Of the span of a row, or of several that are sent together."""
     return {
         names.GEN_AI_REQUEST_MODEL: model,
         names.REQUEST_ID: row_id,
         names.MESSAGING_SYSTEM: "nats",
         names.MESSAGING_OPERATION: "send",
-        names.MESSAGING_DESTINATION: subjects.tasks(model, priority_class),
+        names.MESSAGING_TEMPLATE: subjects.ALL_TASKS,
     }
 
 

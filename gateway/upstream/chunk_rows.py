@@ -51,8 +51,8 @@ class ChunkRows(Beside):
         self._upstream.registry.published(self._attempt.row_id)
 
     async def _answer(self) -> None:
-        row, context = self._attempt, self._context
-        headers = context.log.row_sent(row.row_id, row.model, context.priority_class)
+        row = self._attempt
+        headers = self._context.log.row_sent(row.row_id, row.model)
         numbers = iter(range(len(self._prepared.chunks)))
         running: deque[asyncio.Task[InternalRow]] = deque()
         try:

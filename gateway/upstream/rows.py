@@ -16,7 +16,7 @@ from gateway.admission.usage import UsageAccounting
 from gateway.safety.inspector import AnswerInspection
 from gateway.streaming.answer import Answer
 from gateway.streaming.registry import Registry
-from gateway.streaming.room import SentRow, line_of
+from gateway.streaming.room import SentRow
 from gateway.streaming.row import Row
 from gateway.streaming.transcript import Transcript
 from gateway.upstream.nats_transport import NatsTransport
@@ -104,13 +104,12 @@ class Upstream:
             task.gather_ms = WATCHED_GATHER_MS
         if prepared is context.first:  # the second model's row did not wait for admission
             task.waited_us = round((begun - context.arrived_at) * 1e6)
-        headers = context.log.row_sent(row.row_id, row.model, task.priority_class)
+        headers = context.log.row_sent(row.row_id, row.model)
 
         def on_taken() -> None:
             context.log.publish_ms += (time.monotonic() - begun) * 1000
 
-        line = line_of(task.model, task.priority_class)
-        self.send_row(SentRow(task, headers, row, context.deadline, line, on_taken=on_taken))
+        self.send_row(SentRow(task, headers, row, context.deadline, on_taken=on_taken))
 
     def send_row(self, row: SentRow) -> None:
         """Sends a row, or fails it at once when that is impossible."""
@@ -158,8 +157,7 @@ class InternalRow:
         task = upstream.task_of(self.attempt, request, prepared)
         task.gather_ms = WHOLE_MS
         self.attempt.sent = True
-        line = line_of(task.model, task.priority_class)
-        self._row = SentRow(task, headers, self.attempt, deadline, line)
+        self._row = SentRow(task, headers, self.attempt, deadline)
 
     async def ended(self) -> None:
         """The row has ended.

@@ -108,10 +108,7 @@ class Client(Caller):
         key: str | None = None,
     ) -> None:
         self.address = channel.resolve_address(address)
-        super().__init__(
-            channel.call_metadata(tenant, api_key),
-            retry or RetryPolicy.for_gateways(channel.has_several(self.address)),
-        )
+        super().__init__(channel.call_metadata(tenant, api_key), retry or RetryPolicy())
         self._channel = channel.open_blocking(self.address, channel.credentials_of(ca, cert, key))
         self.jobs = Jobs(self._channel, self._metadata, self._retry)
         self._stub = InferenceServiceStub(self._channel)

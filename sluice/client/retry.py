@@ -8,7 +8,7 @@ A core without a clock: `now` is monotonic seconds; `dice` returns random number
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sluice.client.answer import Delta, Event, Started
 from sluice.client.channel import may_resume
@@ -22,22 +22,16 @@ class RetryPolicy:
     Attributes:
         start_tries: calls until the gateway has accepted the request once, where it does not say when to try again.
         resume_tries: calls in a row without a new token, after it was accepted or where it says when to try again. With
-            the waits below the last one comes about 17 s after the break: enough for a gateway to be started again on a
-            busy machine.
+            the waits below the last one of either comes about 17 s after the first failure: enough for a gateway to be
+            started again on a busy machine.
         first_wait_s: before the second call, seconds; doubles with each call.
         wait_s_max: the longest wait, seconds.
     """
 
-    start_tries: int = 3
+    start_tries: int = 16
     resume_tries: int = 16
     first_wait_s: float = 0.1
     wait_s_max: float = 2.0
-
-    @classmethod
-    def for_gateways(cls, several: bool) -> "RetryPolicy":
-        """The default. Where one of ``several`` gateways is lost, another one is there or comes back soon."""
-        policy = cls()
-        return replace(policy, start_tries=policy.resume_tries) if several else policy
 
     def wait_s(self, failures: int, dice: float) -> float:
         """Seconds to wait after so many failures in a row: half of it is fixed, half is random."""

@@ -140,7 +140,8 @@ GUARDRAIL_SCORE: Final = "gen_ai.guardrail.score"
 """0 to 1, if the guard reports it."""
 
 MESSAGING_SYSTEM: Final = "messaging.system"
-MESSAGING_DESTINATION: Final = "messaging.destination.name"
+MESSAGING_TEMPLATE: Final = "messaging.destination.template"
+"""Not the name: a task is on its way before it is known to which batcher."""
 MESSAGING_OPERATION: Final = "messaging.operation.type"
 
 OUTCOME: Final = "sluice.outcome"

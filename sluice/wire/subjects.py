@@ -43,7 +43,6 @@ from typing import Final
 OLD_TASKS: Final = "SLUICE_TASKS"
 """Bulk tasks of a release that kept them in JetStream."""
 DEAD_LETTERS_STREAM: Final = "SLUICE_DEAD_LETTERS"
-TASKS: Final = "sluice.tasks"
 DEAD_LETTERS: Final = "sluice.dead_letters"
 RECORDS_STREAM: Final = "SLUICE_RECORDS"
 RECORDS: Final = "sluice.records"
@@ -122,12 +121,6 @@ def _token(name: str) -> str:
 
 def _token_or_any(name: str) -> str:
     return name if name == ANY else _token(name)
-
-
-@lru_cache(1024)
-def tasks(model: str, priority_class: str) -> str:
-    """What the tasks of one model and class are called in traces."""
-    return f"{TASKS}.{_token(model)}.{_token(priority_class)}"
 
 
 def dead_letters(model: str, priority_class: str) -> str:

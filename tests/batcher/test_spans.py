@@ -110,7 +110,7 @@ def test_the_task_span_hangs_under_the_context_of_the_message(scene: Scene) -> N
     assert (task.parent.trace_id, task.parent.span_id) == (int(TRACE, 16), int(PARENT, 16))
     assert task.attributes is not None
     assert task.attributes[names.REQUEST_ID] == "r"
-    assert task.attributes[names.MESSAGING_DESTINATION] == "sluice.tasks.echo.bulk"
+    assert task.attributes[names.MESSAGING_TEMPLATE] == "sluice.batchers.*.task"
     assert task.attributes[names.GEN_AI_OUTPUT_TOKENS] == 2
     assert task.attributes[names.GEN_AI_FINISH_REASONS] == ("stop",)
 

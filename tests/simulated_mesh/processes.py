@@ -16,7 +16,6 @@ from gateway.streaming.answer import Answer, Reader
 from gateway.streaming.dispatch import Dispatch, SentRow
 from gateway.streaming.idempotency import ReplayCache
 from gateway.streaming.registry import Registry
-from gateway.streaming.room import line_of
 from gateway.upstream.nats_transport import NatsTransport
 from sluice.errors import Cancelled, SluiceError
 from sluice.internal.v1.task_pb2 import Sampling, Task
@@ -226,7 +225,7 @@ class GatewayProcess:
             prompt_token_ids=request.prompt,
             sampling=Sampling(max_tokens=request.max_tokens, top_p=1, repetition_penalty=1),
         )
-        row = SentRow(task, {}, attempt, asked.deadline, line_of(task.model, task.priority_class))
+        row = SentRow(task, {}, attempt, asked.deadline)
         problem = self._transport.problem()
         if problem is None:
             self.dispatch.send(row, now)

@@ -102,7 +102,9 @@ def sent_row(attempt: Row, deadline: float = 1e6, priority_class: str = "interac
         priority_class=priority_class,
         prompt_token_ids=[1, 2, 3],
     )
-    return SentRow(task, {}, attempt, deadline, line_of(task.model, task.priority_class))
+    row = SentRow(task, {}, attempt, deadline)
+    row.line = line_of(task.model, task.priority_class)
+    return row
 
 
 def hold(registry: Registry, row_id: str, now: float = 0.0, batcher: str = BATCHER) -> None:

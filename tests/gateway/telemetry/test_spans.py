@@ -55,7 +55,7 @@ def test_a_call_that_is_not_sampled_leaves_no_span() -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider(ParentBased(ALWAYS_OFF))
     provider.add_span_processor(_CountingProcessor(exporter))
     log = RequestLog(provider.get_tracer("test"), names.SPAN_GENERATE, {})
-    headers = log.row_sent("r1", "m", "bulk")
+    headers = log.row_sent("r1", "m")
     assert is_unsampled(headers)
     log.describe({names.REQUEST_ID: "r1"})
     log.hop(names.SPAN_SAFETY)

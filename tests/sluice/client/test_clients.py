@@ -290,6 +290,15 @@ async def test_tries_are_bounded(kind: Kind) -> None:
         assert len(service.requests) == QUICK.resume_tries
 
 
+async def test_a_call_waits_for_a_gateway_that_is_started_again() -> None:
+    gone = Fail(code=grpc.StatusCode.UNAVAILABLE, details="gone")
+    async with (
+        ScriptedService.serve([*([gone] for _ in range(4)), WHOLE]) as service,
+        AsyncClient(service.address) as client,
+    ):
+        assert (await client.generate("p", timeout_s=BOUND_S).answer()).text == "abc"
+
+
 async def test_stream_without_an_end_is_resumed(kind: Kind) -> None:
     scripts = [[started(), delta(0, "a")], [started(), delta(1, "b"), finished()]]
     async with ScriptedService.serve(scripts) as service:

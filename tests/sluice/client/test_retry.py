@@ -60,10 +60,12 @@ def test_request_gets_more_tries_where_the_server_says_when() -> None:
         subject.wait_s_after(ShuttingDown("bye", retry_after_s=7.0), 100.0)
 
 
-def test_more_tries_where_another_gateway_can_answer() -> None:
-    assert RetryPolicy.for_gateways(several=False) == RetryPolicy()
-    several = RetryPolicy.for_gateways(several=True)
-    assert several.start_tries == several.resume_tries > RetryPolicy().start_tries
+def test_a_gateway_that_is_started_again_is_met_whatever_its_address() -> None:
+    subject = Retries(RetryPolicy(), None, now=0.0, dice=lambda: 0.0)
+    waits = [subject.wait_s_after(LOST, 0.0) for _ in range(RetryPolicy().start_tries - 1)]
+    assert sum(waits) > 10, "the shortest of the spread waits"
+    with pytest.raises(ConnectionLost):
+        subject.wait_s_after(LOST, 0.0)
 
 
 @pytest.mark.parametrize(

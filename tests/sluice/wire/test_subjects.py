@@ -8,7 +8,6 @@ from sluice.wire import subjects
 
 
 def test_the_names_are_stable() -> None:
-    assert subjects.tasks("small", "bulk") == "sluice.tasks.small.bulk"
     assert subjects.frames("gw-1") == "sluice.frames.gw-1"
     assert subjects.task_to("b-1") == "sluice.batchers.b-1.task"
     assert subjects.control_to("b-1") == "sluice.batchers.b-1.control"
