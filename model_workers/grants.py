@@ -8,6 +8,8 @@
   `KEPT_SHARE`, and at least one, stays with these: preempted rows continue in it.
 - Room is divided among the batchers in which rows of the class or a more urgent one wait, so that all have as many rows
   here; where none waits, among all. What one leaves unused is the others' as soon as it waits for nothing.
+- A batcher in which rows wait says so again with each of its heartbeats. After `SILENT_HEARTBEATS` without a word it
+  may stand still: none waits there, as far as the room is concerned.
 - A batcher in which no row of the most urgent class waits may send one while there is a place, until it has an equal
   part of the slots: such a row does not wait for a grant.
 - While a row is computed alone nobody has room.
@@ -23,6 +25,8 @@ from sluice.wire.subjects import CLASSES
 
 KEPT_SHARE: Final = 16
 """One slot of so many, and at least one, stays with less urgent rows."""
+SILENT_HEARTBEATS: Final = 3
+"""How long a batcher's word on what waits there holds."""
 
 
 class Room(NamedTuple):
@@ -52,6 +56,9 @@ class Holder:
     """One batcher's channel: what came over it since it was opened, and what waits at its other end."""
 
     opening: int
+    patience_s: float
+    heard_at: float = 0.0
+    """When it last said what waits; it holds for ``patience_s``."""
     taken_rows: int = 0
     taken_tokens: int = 0
     here: int = 0
@@ -73,9 +80,9 @@ class Grants:
         self._holders: dict[str, Holder] = {}
         self.withdrawn = False
 
-    def open(self, batcher: str, opening: int) -> None:
+    def open(self, batcher: str, opening: int, heartbeat_s: float) -> None:
         """The batcher has a new channel: its counts begin again."""
-        self._holders[batcher] = Holder(opening)
+        self._holders[batcher] = Holder(opening, SILENT_HEARTBEATS * heartbeat_s)
 
     def close(self, batcher: str) -> None:
         """The batcher is lost."""
@@ -86,17 +93,17 @@ class Grants:
         holder = self._holders.get(batcher)
         return holder.opening if holder is not None else 0
 
-    def take(self, batch: worker_pb2.Batch) -> None:
+    def take(self, batch: worker_pb2.Batch, now: float) -> None:
         """A batch has come, whatever becomes of its rows."""
         if (holder := self._holders.get(batch.batcher)) is not None:
             holder.taken_rows += len(batch.rows)
             holder.taken_tokens += sum(row.cache_tokens for row in batch.rows)
-            holder.waiting = _by_class(batch.waiting)
+            self.wait(batch.batcher, batch.waiting, now)
 
-    def wait(self, batcher: str, waiting: Sequence[int]) -> None:
+    def wait(self, batcher: str, waiting: Sequence[int], now: float) -> None:
         """So many rows of each class wait at the batcher."""
         if (holder := self._holders.get(batcher)) is not None:
-            holder.waiting = _by_class(waiting)
+            holder.waiting, holder.heard_at = _by_class(waiting), now
 
     def entered(self, batcher: str) -> None:
         """The engine has taken a row of the batcher."""
@@ -108,7 +115,7 @@ class Grants:
         if (holder := self._holders.get(batcher)) is not None and holder.here:
             holder.here -= 1
 
-    def give(self, load: worker_pb2.WorkerLoad) -> Mapping[str, Grant]:
+    def give(self, load: worker_pb2.WorkerLoad, now: float) -> Mapping[str, Grant]:
         """The grants to all batchers after a step or a command."""
         if self.withdrawn:
             return {batcher: _grant(holder, NO_ROOM) for batcher, holder in self._holders.items()}
@@ -119,6 +126,9 @@ class Grants:
         if len(self._holders) == 1:  # The usual case, at every step.
             ((batcher, holder),) = self._holders.items()
             return {batcher: _grant(holder, rooms)}
+        for holder in self._holders.values():
+            if now > holder.heard_at + holder.patience_s:
+                holder.waiting = (0,) * len(CLASSES)
         shares: dict[str, list[Room]] = {batcher: [] for batcher in self._holders}
         for rank, room in enumerate(rooms):
             rows = self._divided(rank, room.rows)

@@ -138,16 +138,17 @@ class EngineLoop:
         for command in commands:
             command()
         load = self._engine.load()
-        self._sender.post({}, load, self._admissions, self._grants.give(load))
+        self._sender.post({}, load, self._admissions, self._grants.give(load, self._clock()))
         self._admissions.clear()
         self._watchdog.end(self._clock(), is_step=False)
         return load
 
-    def serve(self, batcher: str, opening: int) -> None:
+    def serve(self, channel: worker_pb2.OpenChannel) -> None:
         """A batcher has opened a channel: the rows of the one before are cancelled, then it is ready."""
+        batcher, opening = channel.batcher, channel.opening
         if self._sender.has_channel(batcher, opening):
             self._engine.cancel([row.request_id for row in self._telemetry.owned(batcher)])
-            self._grants.open(batcher, opening)
+            self._grants.open(batcher, opening, channel.heartbeat_ms / 1000)
             self._sender.make_ready(batcher, opening)
 
     def cancel(self, batcher: str, attempts: Mapping[str, int]) -> None:
@@ -172,7 +173,7 @@ class EngineLoop:
     def demand(self, batcher: str, opening: int, waiting: Sequence[int]) -> None:
         """So many rows of each class wait at a batcher."""
         if opening == self._grants.opening(batcher):
-            self._grants.wait(batcher, waiting)
+            self._grants.wait(batcher, waiting, self._clock())
 
     def admit(
         self,
@@ -185,7 +186,7 @@ class EngineLoop:
         if not self._sender.has_channel(batch.batcher, batch.opening):
             return
         admission = worker_pb2.Admission(batch_id=batch.batch_id, refused=refused)
-        self._grants.take(batch)
+        self._grants.take(batch, arrived_at)
         for spec, parents in rows:
             try:
                 self._add(spec, arrived_at)
@@ -268,7 +269,7 @@ class EngineLoop:
                 self._grants.left(step.owner)
             self._left_alone(step.request_id)
         load = self._engine.load()
-        self._sender.post(by_batcher, load, grants=self._grants.give(load))
+        self._sender.post(by_batcher, load, grants=self._grants.give(load, now))
         return load
 
 
@@ -357,7 +358,7 @@ class Worker:
             log.info("batcher %s opens a channel", channel.batcher)
         self._sender.open(channel, responses)
         if not channel.renews:
-            self._loop.submit(partial(self._loop.serve, channel.batcher, channel.opening))
+            self._loop.submit(partial(self._loop.serve, channel))
 
     def _lost(self, batcher: str, at: float) -> None:
         try:

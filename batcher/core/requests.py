@@ -243,7 +243,7 @@ class Requests:
             wake_at = self._feed(active, now)
             waiting = self._effects.waiting = self.queue.waiting_by_class()
             formed = {batch.worker for batch in self._effects.batches}
-            self._effects.demands += self.workers.tell(waiting, active, formed)
+            self._effects.demands += self.workers.tell(waiting, active, formed, now)
             self._demanding = any(waiting)
         if self._deadlines:
             wake_at = min(wake_at, self._deadlines[0][0])

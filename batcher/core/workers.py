@@ -61,7 +61,8 @@ class WorkerState:
         counts: what it has counted since it started; None: not reported yet.
         refuses: it refused a row for lack of room: nothing is sent until its next report.
         rows: in the worker, or in flight to it, by request.
-        told: rows that wait for it, by class, as it heard last.
+        told: rows that wait for it, by class, as it heard last; empty: it is told again, as after each heartbeat
+            while rows wait: it gives the room of a batcher that is silent to others.
     """
 
     def __init__(self) -> None:
@@ -96,6 +97,7 @@ class WorkerState:
         self.live, self.refuses = report.ready, False
         if report.HasField("counts"):
             self.counts = report.counts
+            self.told = self.told if not any(self.told) else ()
 
     def admitted(self, batch_id: str) -> Sequence[Row]:
         """Its engine has taken a batch; returns the rows of it."""
@@ -223,11 +225,11 @@ class Workers:
 
     def capacities(self, active: Mapping[str, WorkerState], now: float) -> list[Capacity]:
         """What fits in each of them."""
-        found = []
-        for name, state in active.items():
-            breaker = self._breakers.get(name)
-            found.append(state.capacity(name, breaker.rows_max(now) if breaker else math.inf))
-        return found
+        return [state.capacity(name, self._rows_max(name, now)) for name, state in active.items()]
+
+    def _rows_max(self, name: str, now: float) -> float:
+        breaker = self._breakers.get(name)
+        return breaker.rows_max(now) if breaker else math.inf
 
     def probe_at(self, now: float) -> float:
         """When the next worker that failed is tried again."""
@@ -235,14 +237,19 @@ class Workers:
         return min([until for until in pauses if until > now], default=math.inf)
 
     def tell(
-        self, waiting: Sequence[int], active: Container[str], formed: Container[str]
+        self, waiting: Sequence[int], active: Container[str], formed: Container[str], now: float
     ) -> list[tuple[str, Sequence[int]]]:
-        """Which workers are to hear that rows of a class begin or cease to wait; those ``formed`` hear it so."""
+        """Which workers are to hear that rows of a class begin or cease to wait; those ``formed`` hear it so.
+
+        None waits for one that gets no more rows for now.
+        """
         demands: list[tuple[str, Sequence[int]]] = []
         for name, state in self._states.items():
-            told = waiting if name in active else _NOTHING
+            if name in formed:
+                state.told = waiting
+            gets_rows = name in active and self._rows_max(name, now) > len(state.rows)
+            told = waiting if gets_rows else _NOTHING
             if state.live and list(map(bool, told)) != list(map(bool, state.told)):
                 state.told = told
-                if name not in formed:
-                    demands.append((name, told))
+                demands.append((name, told))
         return demands

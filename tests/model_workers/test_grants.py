@@ -10,6 +10,7 @@ from model_workers.grants import Grants, rooms_of
 from sluice.internal.v1 import worker_pb2
 
 CLASSES = 3
+HEARTBEAT_S = 0.25
 
 
 def load_of(
@@ -87,73 +88,88 @@ def batch(
 
 def test_a_grant_counts_what_came_over_the_channel_in_all() -> None:
     grants = Grants()
-    grants.open("b", 1)
-    grants.take(batch("b", 3, tokens=20))
-    assert grants.give(load_of((0, 0, 3), free_blocks=9))["b"].rows == [3 + 15, 3 + 15, 3 + 13]
-    assert grants.give(load_of((0, 0, 3), free_blocks=9))["b"].tokens[2] == 60 + 90
-    grants.open("b", 2)
-    assert grants.give(load_of((0, 0, 0)))["b"].rows == [16, 16, 16]
+    grants.open("b", 1, HEARTBEAT_S)
+    grants.take(batch("b", 3, tokens=20), 0.0)
+    assert grants.give(load_of((0, 0, 3), free_blocks=9), 0.0)["b"].rows == [3 + 15, 3 + 15, 3 + 13]
+    assert grants.give(load_of((0, 0, 3), free_blocks=9), 0.0)["b"].tokens[2] == 60 + 90
+    grants.open("b", 2, HEARTBEAT_S)
+    assert grants.give(load_of((0, 0, 0)), 0.0)["b"].rows == [16, 16, 16]
 
 
 def test_nobody_has_room_beside_a_row_that_is_computed_alone() -> None:
     grants = Grants()
-    grants.open("a", 1)
-    grants.open("b", 1)
-    grants.take(batch("a", 3))
+    grants.open("a", 1, HEARTBEAT_S)
+    grants.open("b", 1, HEARTBEAT_S)
+    grants.take(batch("a", 3), 0.0)
     grants.withdrawn = True
-    given = grants.give(load_of((0, 0, 0)))
+    given = grants.give(load_of((0, 0, 0)), 0.0)
     assert {name: list(grant.rows) for name, grant in given.items()} == {
         "a": [3, 3, 3],
         "b": [0, 0, 0],
     }
     grants.withdrawn = False
-    assert grants.give(load_of((0, 0, 0)))["b"].rows[2] == 8
+    assert grants.give(load_of((0, 0, 0)), 0.0)["b"].rows[2] == 8
 
 
 def test_the_room_is_theirs_who_have_rows_for_it() -> None:
     grants = Grants()
-    grants.open("a", 1)
-    grants.open("b", 1)
-    both = grants.give(load_of((0, 0, 0)))
+    grants.open("a", 1, HEARTBEAT_S)
+    grants.open("b", 1, HEARTBEAT_S)
+    both = grants.give(load_of((0, 0, 0)), 0.0)
     assert (both["a"].rows[2], both["b"].rows[2]) == (8, 8)
-    grants.wait("a", (0, 0, 5))
-    asked = grants.give(load_of((0, 0, 0)))
+    grants.wait("a", (0, 0, 5), 0.0)
+    asked = grants.give(load_of((0, 0, 0)), 0.0)
     assert (asked["a"].rows[2], asked["b"].rows[2]) == (16, 0)
     assert (asked["a"].rows[0], asked["b"].rows[0]) == (8, 8), "no interactive row waits"
-    grants.wait("a", (0, 0, 0))
+    grants.wait("a", (0, 0, 0), 0.0)
     grants.close("b")
-    assert grants.give(load_of((0, 0, 0)))["a"].rows == [16, 16, 16]
+    assert grants.give(load_of((0, 0, 0)), 0.0)["a"].rows == [16, 16, 16]
+
+
+def test_the_room_of_a_batcher_that_has_said_nothing_for_three_heartbeats_is_others() -> None:
+    grants = Grants()
+    for name in "ab":
+        grants.open(name, 1, HEARTBEAT_S)
+    grants.take(batch("a", 2, waiting=(0, 0, 5)), 0.5)
+    grants.wait("b", (0, 0, 5), 1.0)
+    known = grants.give(load_of((0, 0, 2)), 0.5 + 3 * HEARTBEAT_S)
+    assert (known["a"].rows[2], known["b"].rows[2]) == (2 + 7, 7)
+    silent = grants.give(load_of((0, 0, 2)), 0.6 + 3 * HEARTBEAT_S)
+    assert (silent["a"].rows[2], silent["b"].rows[2]) == (2, 14)
+    grants.wait("a", (0, 0, 5), 2.0)
+    back = grants.give(load_of((0, 0, 2)), 2.0)
+    assert back["a"].rows[2] > 2
 
 
 def test_batchers_with_rows_that_wait_have_as_many_here() -> None:
     grants = Grants()
     for name in "ab":
-        grants.open(name, 1)
-        grants.wait(name, (0, 0, 100))
+        grants.open(name, 1, HEARTBEAT_S)
+        grants.wait(name, (0, 0, 100), 0.0)
     for _ in range(10):
         grants.entered("a")
-    grants.take(batch("a", 10, waiting=(0, 0, 90)))
-    given_ = grants.give(load_of((0, 0, 10)))
+    grants.take(batch("a", 10, waiting=(0, 0, 90)), 0.0)
+    given_ = grants.give(load_of((0, 0, 10)), 0.0)
     assert (given_["a"].rows[2] - 10, given_["b"].rows[2]) == (0, 6)
     for _ in range(6):
         grants.left("a")
-    given_ = grants.give(load_of((0, 0, 4)))
+    given_ = grants.give(load_of((0, 0, 4)), 0.0)
     assert (given_["a"].rows[2] - 10, given_["b"].rows[2]) == (4, 8)
-    grants.take(batch("a", 1, waiting=(0, 0, 0)))
-    assert grants.give(load_of((0, 0, 4)))["a"].rows[2] == 11, "nothing waits there now"
+    grants.take(batch("a", 1, waiting=(0, 0, 0)), 0.0)
+    assert grants.give(load_of((0, 0, 4)), 0.0)["a"].rows[2] == 11, "nothing waits there now"
 
 
 def test_the_first_row_of_the_most_urgent_class_does_not_wait_for_a_grant() -> None:
     grants = Grants()
     for name in "abc":
-        grants.open(name, 1)
-    grants.wait("a", (7, 0, 0))
-    full = grants.give(load_of((16, 0, 0)))
+        grants.open(name, 1, HEARTBEAT_S)
+    grants.wait("a", (7, 0, 0), 0.0)
+    full = grants.give(load_of((16, 0, 0)), 0.0)
     assert [full[name].rows[0] for name in "abc"] == [0, 1, 1]
     for _ in range(16 // 3):
         grants.entered("b")
-    assert [grants.give(load_of((16, 0, 0)))[name].rows[0] for name in "abc"] == [0, 0, 1]
-    no_place = grants.give(load_of((48, 0, 0)))
+    assert [grants.give(load_of((16, 0, 0)), 0.0)[name].rows[0] for name in "abc"] == [0, 0, 1]
+    no_place = grants.give(load_of((48, 0, 0)), 0.0)
     assert [no_place[name].rows[0] for name in "abc"] == [0, 0, 0]
 
 
@@ -163,9 +179,9 @@ def test_together_batchers_get_what_there_is_and_not_more(data: st.DataObject) -
     waiting = {name: data.draw(st.tuples(*[st.integers(0, 3)] * CLASSES)) for name in names}
     rows = data.draw(st.tuples(*[st.integers(0, 8)] * CLASSES))
     for name in names:
-        grants.open(name, 1)
-        grants.wait(name, waiting[name])
-    rooms, given_ = rooms_of(load_of(rows)), grants.give(load_of(rows))
+        grants.open(name, 1, HEARTBEAT_S)
+        grants.wait(name, waiting[name], 0.0)
+    rooms, given_ = rooms_of(load_of(rows)), grants.give(load_of(rows), 0.0)
     for rank in (1, 2):
         assert sum(given_[name].rows[rank] for name in names) == rooms[rank].rows
         asking = [name for name in names if any(waiting[name][: rank + 1])]
@@ -177,9 +193,9 @@ def test_together_batchers_get_what_there_is_and_not_more(data: st.DataObject) -
 
 def test_who_is_not_known_changes_nothing() -> None:
     grants = Grants()
-    grants.take(batch("ghost", 3))
-    grants.wait("ghost", (1, 1, 1))
+    grants.take(batch("ghost", 3), 0.0)
+    grants.wait("ghost", (1, 1, 1), 0.0)
     grants.left("ghost")
     grants.close("ghost")
-    assert grants.give(load_of((0, 0, 0))) == {}
+    assert grants.give(load_of((0, 0, 0)), 0.0) == {}
     assert grants.opening("ghost") == 0

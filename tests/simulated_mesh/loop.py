@@ -148,12 +148,16 @@ class SimulatedProcess:
         at = self.loop.time() + delay_s
         return self.loop.call_at(at, act, *args, context=self._context.copy())
 
+    @property
+    def running(self) -> bool:
+        """Whether it has neither crashed nor stands still."""
+        return self.alive and not self._stopped
+
     def admits(self, handle: asyncio.Handle) -> bool:
         """Whether a callback of this process runs now; else it is kept for later, after a crash for `_end`."""
-        runs = self.alive and not self._stopped
-        if not runs:
+        if not self.running:
             self._held.append(handle)
-        return runs
+        return self.running
 
     def stop(self) -> None:
         """SIGSTOP."""

@@ -59,6 +59,18 @@ class BatcherProcess:
         self.process.crash()
         self.connection.gone()
 
+    def waits_for(self, url: str) -> int | None:
+        """Rows that it has sent to the worker at ``url`` while others wait for it here; None: none could go there."""
+        if not self.process.running or self.draining or not (self.batcher and self.batcher._loops):
+            return None
+        (model,) = self.batcher._loops.values()
+        (name,) = (one for one in model._workers if one.startswith(url))
+        workers = model._requests.workers
+        state, breaker = workers.active().get(name), workers._breakers.get(name)
+        if state is None or (breaker is not None and breaker.open_until):
+            return None
+        return state._sent_rows if model._requests.queue.order.waiting else None
+
     async def _run(self) -> None:
         await prepare(self.connection, self._settings)
         made_of: Any = self.connection, self._settings, self._name, NoOpTracer(), MetricRegistry()

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.simulated_mesh.poison import PoisonedWorld
+from tests.simulated_mesh.stopped import StoppedBatcherWorld
 from tests.simulated_mesh.world import World
 
 
@@ -29,3 +30,7 @@ def test_no_innocent_call_fails_beside_poisoned_ones(seed: int) -> None:
     world = PoisonedWorld(seed)
     world.run()
     world.check_kills()
+
+
+def test_the_room_of_a_batcher_that_stands_still_is_given_to_others() -> None:
+    StoppedBatcherWorld(0).run()

@@ -7,6 +7,8 @@ clocks that are wrong; NATS stops and starts again. After `QUIET_S` all faults e
 - an answer differs from that of an undisturbed run in what was delivered, or has a gap or a doubled token;
 - a stream does not end exactly once, with the whole answer or with a typed error that fits what happened;
 - something waits past its deadline, or is still waited for long after the faults have ended;
+- a worker has more rows than places, or a free slot for `IDLE_S` while rows wait in a batcher that may send to it and
+  sends none;
 - a process ends by a fault of its own, or an exception is left to the loop;
 - anything is left in a gateway, a batcher, a worker or the work queue when all has ended.
 """
@@ -58,7 +60,10 @@ FINE_STEP_S: Final = 0.02
 """Of an engine, in every tenth history; answers have as many more tokens, and so take as long."""
 ANSWER_S_MAX: Final = 2.0
 """Of one that has a worker for itself."""
-TICK_S: Final = 0.5
+TICK_S: Final = 0.43
+"""No part of a heartbeat, at which many things happen: what is idle at every tick is idle."""
+IDLE_S: Final = 4.0
+"""Room of a batcher that stands still is others' after three heartbeats; messages are up to 0.5 s on their way."""
 LATE_S: Final = 50.0
 """A gateway may be stopped when a deadline passes."""
 ROUNDING_S: Final = 1e-6
@@ -78,6 +83,8 @@ class World:
         self.outcomes: Counter[str] = Counter()
         self.requests: list[Request] = []
         self._names: Counter[str] = Counter()
+        self._idle_since: dict[tuple[str, str, int], float] = {}
+        """Since when a worker has a free slot, and a batcher rows for it of which so many have been sent."""
         self._long = 6.0 if self.chance.random() < 0.1 else 1.0
         self._step_s = FINE_STEP_S if self.chance.random() < 0.1 else STEP_S
         self._quiet_s = LONG_QUIET_S if self._long > 1 else QUIET_S
@@ -311,6 +318,7 @@ class World:
         while self.loop.time() < self._quiet_s or not all(one.over for one in self.requests):
             await asyncio.sleep(TICK_S)
             self._check_processes()
+            self._check_workers()
             if self.loop.time() > self._quiet_s + SETTLED_S:
                 left = [one for one in self.requests if not one.over]
                 raise AssertionError(f"never ended: {left}")
@@ -337,6 +345,27 @@ class World:
             if gateway.unreachable:
                 gateway.crash()
                 self._replace_gateway(place)
+
+    def _check_workers(self) -> None:
+        """No worker with a free slot idles beside rows, whatever other batchers do with their room."""
+        now, idle = self.loop.time(), set[tuple[str, str, int]]()
+        for url, triton in self.tritons.items():
+            if triton.worker is None or not triton.worker.process.running:
+                continue
+            load = triton.worker.engine.load()
+            assert load.running + load.waiting <= load.places, url
+            if load.running + load.waiting < load.slots:
+                waiting = [(one.process.name, one.waits_for(url)) for one in self.batchers]
+                idle |= {
+                    (url, name, self._sent(sent)) for name, sent in waiting if sent is not None
+                }
+        self._idle_since = {each: self._idle_since.get(each, now) for each in idle}
+        late = [each for each, since in self._idle_since.items() if now - since > IDLE_S]
+        assert not late, f"idle beside rows that wait: {late}"
+
+    def _sent(self, rows: int) -> int:
+        """So many rows were sent: where messages are slow some slots are free although rows go there."""
+        return rows
 
     def _check(self, request: Request) -> None:
         whole, error = request.expected(), request.error

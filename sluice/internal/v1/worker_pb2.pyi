@@ -152,7 +152,9 @@ Global___Batch: _TypeAlias = Batch  # noqa: Y015
 
 @_typing.final
 class Demand(_message.Message):
-    """Rows that wait at a batcher for room in the worker. Sent when rows of a class begin or cease to wait."""
+    """Rows that wait at a batcher for room in the worker. Sent when rows of a class begin or cease to wait, and after each
+    heartbeat while some do.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -5,7 +5,7 @@ import pytest
 from batcher.core.requests import ENDED_LATE_S, ENDED_MAX, ENDED_S, Effects, Requests
 from batcher.core.row import Row, RowState, batch_message
 from batcher.core.scheduler.capacity import Capacity
-from batcher.core.workers import BREAK_S_MAX, ChannelBroken, Workers
+from batcher.core.workers import BREAK_S, BREAK_S_MAX, FAILURES_MAX, ChannelBroken, Workers
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
 from sluice.settings.batching import Policy
 from tests.batcher.core.room import grant
@@ -86,6 +86,8 @@ class Desk:
         worker: str,
         frames: Sequence[frame_pb2.Frame] = (),
         admissions: Sequence[worker_pb2.Admission] = (),
+        *,
+        is_heartbeat: bool = False,
     ) -> None:
         """A report of the worker."""
         state = self.requests.workers.of(worker)
@@ -99,6 +101,7 @@ class Desk:
                 load=worker_pb2.WorkerLoad(slots=8),
                 ready=True,
                 rows_to=[state._sent_rows + 8 - len(state.rows)] * 3,
+                counts=worker_pb2.WorkerCounts() if is_heartbeat else None,
             ),
             self.now,
         )
@@ -175,6 +178,40 @@ def test_a_worker_hears_when_rows_begin_and_cease_to_wait_for_it() -> None:
     assert demands(desk.advance()) == []
     desk.cancel("r", "s")
     assert demands(desk.advance()) == [(WORKER, (0, 0, 0))]
+
+
+def test_a_worker_hears_with_each_heartbeat_that_rows_wait_for_it() -> None:
+    desk = Desk()
+    desk.report(WORKER)
+    desk.add("r")
+    desk.advance()
+    desk.report(WORKER)
+    assert demands(desk.advance()) == []
+    desk.report(WORKER, is_heartbeat=True)
+    assert demands(desk.advance()) == [(WORKER, (0, 1, 0))]
+    assert demands(desk.advance()) == []
+    desk.report(WORKER, is_heartbeat=True)
+    desk.cancel("r")
+    assert demands(desk.advance()) == [(WORKER, (0, 0, 0))]
+    desk.report(WORKER, is_heartbeat=True)
+    desk.add("s")
+    assert demands(desk.advance(room=1)) == []
+
+
+def test_no_row_waits_for_a_worker_that_gets_none_because_it_failed() -> None:
+    desk = Desk()
+    desk.report(WORKER)
+    for attempt in range(FAILURES_MAX):
+        desk.add("r", attempt=attempt)
+        desk.admit(desk.send())
+        desk.returned("r", attempt=attempt)
+    desk.add("s")
+    desk.add("t")
+    assert demands(desk.advance(room=8)) == []
+    effects = desk.advance(room=8, after_s=BREAK_S)
+    assert [len(batch.rows) for batch in effects.batches] == [1]
+    assert demands(effects) == [(WORKER, (0, 0, 0))], "one row is tried, and none waits beside it"
+    assert demands(desk.advance(room=7)) == []
 
 
 def test_what_a_batch_says_of_waiting_rows_is_not_said_again() -> None:
