@@ -17,10 +17,10 @@ from typing import Final
 
 from gateway.routing.breaker import Breakers
 from gateway.routing.plan import SAFETY, Plan
-from gateway.routing.router import ModelFacts
 from gateway.streaming.room import Line, Room
 from sluice.errors import ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1.control_pb2 import BatcherReport, ClassReport, ModelReport
+from sluice.settings.models import ModelSettings
 from sluice.settings.routing import BreakerSettings
 from sluice.wire.subjects import CLASSES, RANKS
 
@@ -196,7 +196,7 @@ class OverloadRules:
 
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
     fallbacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    models: Mapping[str, ModelFacts] = field(default_factory=dict)
+    models: Mapping[str, ModelSettings] = field(default_factory=dict)
     tasks: Mapping[str, str] = field(default_factory=dict)
 
 

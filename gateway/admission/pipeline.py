@@ -18,6 +18,8 @@ from gateway.admission.usage import UsageAccounting
 from gateway.identity.caller import Caller
 from gateway.identity.resume_token import ResumeKey, ResumeToken
 from gateway.models.catalog import ServedModel
+from gateway.models.tool_grammar import arguments_of, grammar_of
+from gateway.models.tools import HERMES
 from gateway.routing.budget import Reservation
 from gateway.routing.features import Features
 from gateway.routing.plan import BUDGET, SAFETY, Plan
@@ -32,8 +34,6 @@ from gateway.safety.inspector import (
     RequestInspection,
 )
 from gateway.telemetry.request_log import RequestLog
-from gateway.tools.grammar import arguments_of, grammar_of
-from gateway.tools.tool import HERMES
 from gateway.validation.conversation import Conversation
 from gateway.validation.requests import ValidRequest
 from sluice.errors import BudgetSpent, InvalidRequest, SafetyBlocked
@@ -200,7 +200,7 @@ class Admission:
         unnamed = rows_of is None and not request.sampling.max_tokens
         longest = model.max_answer_tokens if unnamed else 0
         incoming.reservation = self._usage.reserve(
-            request.tenant, incoming.plan, model.facts, longest
+            request.tenant, incoming.plan, model.settings, longest
         )
         with incoming.reservation:
             if rows_of is not None or request.audio is not None:

@@ -14,8 +14,8 @@ from gateway.admission.tenant_threads import TenantThreads
 from gateway.models.catalog import ServedModel
 from gateway.models.speech import chunks_of
 from gateway.models.tokenizer import TemplateRefused
+from gateway.models.tool_grammar import grammar_of
 from gateway.safety.inspector import AnswerInspection
-from gateway.tools.grammar import grammar_of
 from gateway.validation.audio import ValidAudio
 from gateway.validation.conversation import Conversation, function_of, messages_of
 from gateway.validation.requests import ValidRequest, in_vocabulary

@@ -11,11 +11,10 @@ from gateway.identity.caller import Caller
 from gateway.routing.breaker import Breakers
 from gateway.routing.budget import DAY_S, MONTH_PERIODS, Reservation, Spending
 from gateway.routing.plan import Plan
-from gateway.routing.router import ModelFacts
 from gateway.streaming.row import Row
 from gateway.streaming.row_result import RowResult
 from sluice.errors import DeadlinePassed, EngineFailed, ModelUnavailable, SluiceError
-from sluice.settings import Settings
+from sluice.settings import ModelSettings, Settings
 
 HUNG_S: Final = 10.0
 """A model that gives no token to any row for this long, while one waits for it, hangs."""
@@ -63,7 +62,7 @@ class UsageAccounting:
                 continue
             billed = attempt.billed_tokens
             tokens += sum(billed)
-            cost = attempt.facts.cost(*billed)
+            cost = attempt.settings.cost(*billed)
             self.spending.add(request.tenant, cost, now)
             self.days.add(request.tenant, cost, now)
             error = stream.error if attempt is stream.current else None
@@ -71,7 +70,7 @@ class UsageAccounting:
         return tokens
 
     def reserve(
-        self, tenant: str, plan: Plan, model: ModelFacts, answer_tokens: int
+        self, tenant: str, plan: Plan, model: ModelSettings, answer_tokens: int
     ) -> Reservation:
         """A request of ``tenant`` was routed: until its end the tenant's spending includes what it may cost.
 
@@ -90,7 +89,9 @@ class UsageAccounting:
         """A request of ``payer`` may take and cost the longest answers to ``prepared``; raises LimitReached."""
         rows = [one for one in prepared if one is not None]
         lengths = [(len(one.prompt_token_ids), one.sampling.max_tokens) for one in rows]
-        costs = [one.model.facts.cost(*length) for one, length in zip(rows, lengths, strict=True)]
+        costs = [
+            one.model.settings.cost(*length) for one, length in zip(rows, lengths, strict=True)
+        ]
         reservation.cost = sum(costs)
         tokens = sum(map(sum, lengths))
         reservation.settle = self.limits.reserve(settings, payer, rows[0].model.name, tokens)

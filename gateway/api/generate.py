@@ -22,6 +22,7 @@ from opentelemetry.trace import Tracer
 
 from gateway.admission.calls import AnyCall, ClassLimiter, TimeLimit
 from gateway.admission.pipeline import AdmittedRequest, RowsOf
+from gateway.models.tool_events import PartEvents
 from gateway.routing.prediction import Prediction
 from gateway.shared.state import SharedState
 from gateway.streaming.answer import Answer, Reader
@@ -30,7 +31,6 @@ from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.request_log import RequestLog
 from gateway.telemetry.request_record import RequestRecords
-from gateway.tools.events import PartEvents
 from gateway.upstream.cascade import Cascade, EscalationLimiter
 from gateway.upstream.chunk_rows import ChunkRows
 from gateway.upstream.guards import GuardClient, GuardRunner
@@ -390,7 +390,7 @@ class _GenerateCall(RunningCall):
                     await self._has_events.wait()
         finally:
             answer.leave(reader, self.departure(request))
-            self._log.delivered(answer, self._upstream.admission.in_force.policies.catalog.facts)
+            self._log.delivered(answer, self._upstream.admission.in_force.policies.catalog.settings)
 
     def _stop(self, error: SluiceError) -> None:
         """Ends the call with ``error``, whatever it waits for: a client that does not read blocks `_write`."""

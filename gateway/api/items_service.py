@@ -107,9 +107,9 @@ class ItemsService(ItemsServiceServicer):
         return RunResponse(id=request.id, answer=answer, cost=self._cost(answer.finished.attempts))
 
     def _cost(self, attempts: Iterable[ModelUsage]) -> float:
-        facts = self._admission.in_force.policies.catalog.facts
+        settings = self._admission.in_force.policies.catalog.settings
         return sum(
-            facts[one.model].cost(
+            settings[one.model].cost(
                 one.usage.prompt_tokens, one.usage.completion_tokens - one.usage.resumed_tokens
             )
             for one in attempts

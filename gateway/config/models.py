@@ -15,7 +15,7 @@ from gateway.models.catalog import Catalog, ServedModel
 from gateway.models.sentence_pieces import PieceTokenizer, marian_tokenizers
 from gateway.models.speech import SpeechTokens, speech_tokens
 from gateway.models.tokenizer import ChatTemplate, ModelTokenizer
-from gateway.tools.tool import FORMATS, HERMES, ToolFormat, guess
+from gateway.models.tools import FORMATS, HERMES, ToolFormat, guess
 from sluice.settings import ModelSettings, Settings, SettingsError, resolve_model_path
 from sluice.settings.models import (
     check_modality,

@@ -12,14 +12,14 @@ from gateway.routing.features import language_identifier
 from gateway.routing.learned.artefact import BadArtefact, load
 from gateway.routing.learned.model import Calibration
 from gateway.routing.prediction import CASCADE, PROMPT, HeadKey, LearnedHead, policy_key
-from gateway.routing.router import ModelFacts, Router
+from gateway.routing.router import Router
 from gateway.safety.compiled import CompiledPolicies, compile_policies, rule_names
 from gateway.safety.inspector import Inspector
 from gateway.safety.patterns import PatternError
 from gateway.safety.policy import SECTION, Policies, load_policies
 from gateway.safety.rules.lexicon import Lexicon
 from gateway.upstream.cascade import CHECKS
-from sluice.settings import Settings, SettingsError
+from sluice.settings import ModelSettings, Settings, SettingsError
 from sluice.settings.routing import RoutingPolicy, Target
 
 
@@ -32,7 +32,7 @@ def load_all(settings: Settings, before: policies.Policies | None = None) -> pol
         SettingsError: one line that names what cannot work.
     """
     catalog = load_catalog(settings, before.catalog if before else None)
-    router = load_router(settings, catalog.facts)
+    router = load_router(settings, catalog.settings)
     compiled = load_policies_of(settings)
     inspector = Inspector(compiled, before.inspector if before else None)
     return policies.Policies(settings, catalog, router, inspector)
@@ -75,7 +75,7 @@ def _read_list(path: str) -> str:
     return Path(path).expanduser().read_text(encoding="utf-8")
 
 
-def load_router(settings: Settings, models: Mapping[str, ModelFacts]) -> Router:
+def load_router(settings: Settings, models: Mapping[str, ModelSettings]) -> Router:
     """The router of ``settings``.
 
     Raises:

@@ -1,1 +1,1 @@
-"""The models that a gateway serves: their settings, tokenizers, chat templates and limits, without the models."""
+"""What a gateway knows of its models: settings, tokenizers, chat templates, and how they write calls of tools."""

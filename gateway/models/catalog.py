@@ -6,7 +6,6 @@ from functools import cached_property
 
 from gateway.models.speech import SpeechTokens
 from gateway.models.tokenizer import ModelTokenizer
-from gateway.routing.router import ModelFacts
 from sluice.settings import ModelSettings
 from sluice.settings.sentence_folder import SentenceFolder
 
@@ -27,12 +26,6 @@ class ServedModel:
     def name(self) -> str:
         """The name in requests."""
         return self.settings.name
-
-    @cached_property
-    def facts(self) -> ModelFacts:
-        """Tier and prices."""
-        one = self.settings
-        return ModelFacts(one.tier, one.prompt_price, one.answer_price)
 
     @cached_property
     def context_tokens(self) -> int:
@@ -59,7 +52,7 @@ class Catalog:
         reading: of these, those that take prompts.
         hearing: of these, those that take audio.
         callable: those that callers may ask for something; the others are classifiers.
-        facts: tier and prices, by name.
+        settings: by name.
         tasks: what tasks call each model, by name.
         marks_reasoning: whether some model does, or did before a reload.
     """
@@ -79,7 +72,7 @@ class Catalog:
         } | present
         """All that were ever served, by name and task name, the present ones last."""
         self.served = models
-        self.facts = {name: one.facts for name, one in self._models.items()}
+        self.settings = {name: one.settings for name, one in self._models.items()}
         self.default = default
         self.names = tuple(models)
         self.answering = tuple(name for name, one in models.items() if one.settings.answers)

@@ -29,7 +29,7 @@ from tokenizers import Encoding, Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from gateway.models.sentence_pieces import PieceTokenizer
-from gateway.tools.tool import ToolFormat, map_texts
+from gateway.models.tools import ToolFormat, map_texts
 from sluice.settings import SettingsError
 
 # Part of the placeholders. It never leaves the process, so no content can contain it.

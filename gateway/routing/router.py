@@ -13,7 +13,6 @@ These questions are asked in order; the first with an answer names the model, th
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -35,22 +34,10 @@ from gateway.routing.plan import (
 )
 from gateway.routing.prediction import PROMPT, HeadKey, LearnedHead, policy_key
 from gateway.routing.rules import drawn, matches, selects
+from sluice.settings.models import ModelSettings
 from sluice.settings.routing import LearnedRoute, RoutingPolicy, RoutingSettings
 
 CHARS_PER_TOKEN: Final = 4
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """What routing knows about a model; prices are per million tokens."""
-
-    tier: str
-    prompt_price: float = 0.0
-    answer_price: float = 0.0
-
-    def cost(self, prompt_tokens: float, answer_tokens: float) -> float:
-        """Of a request."""
-        return (prompt_tokens * self.prompt_price + answer_tokens * self.answer_price) / 1e6
 
 
 def _nothing(_: str) -> float:
@@ -76,7 +63,7 @@ class Router:
     def __init__(
         self,
         settings: RoutingSettings,
-        models: Mapping[str, ModelFacts],
+        models: Mapping[str, ModelSettings],
         heads: Iterable[LearnedHead] = (),
         version: str = "",
     ) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from gateway.routing.router import ModelFacts
 from gateway.safety.findings import Finding
 from gateway.safety.inspector import AnswerInspection
 from gateway.safety.output.windows import Window
@@ -23,6 +22,7 @@ from sluice import errors
 from sluice.errors import RETRY_AFTER_S, SluiceError
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.frame_pb2 import Frame, Logprobs
+from sluice.settings.models import ModelSettings
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_CONTENT_FILTER,
     FINISH_REASON_LENGTH,
@@ -32,7 +32,6 @@ from sluice.v1.inference_pb2 import (
     Usage,
 )
 
-NO_PRICE: Final = ModelFacts("")
 _REASONS: Final[Mapping[int, "FinishReason.ValueType"]] = {
     frame_pb2.ROW_END_STOP: FINISH_REASON_STOP,
     frame_pb2.ROW_END_LENGTH: FINISH_REASON_LENGTH,
@@ -69,9 +68,9 @@ class Row:
             result is numbers.
         stall_s: missing frames are requested again after this time, seconds.
         sent_at: when the row was sent, seconds.
+        settings: of the model, for its prices.
         stop_token_ids: the caller's; they end the answer beside the model's own.
         resumed: tokens that the caller brought.
-        facts: of the model, for its prices.
         sent: its task was sent; not when the caller held the whole answer.
         published: a batcher has the row's task.
         final: how the row ended; None until it has.
@@ -94,9 +93,9 @@ class Row:
     open_text: OpenText | None
     stall_s: float
     sent_at: float
+    settings: ModelSettings
     stop_token_ids: frozenset[int] = frozenset()
     resumed: int = 0
-    facts: ModelFacts = NO_PRICE
     sent: bool = False
     published: bool = False
     final: frame_pb2.Final | None = None
@@ -215,7 +214,7 @@ class Row:
     @property
     def cost(self) -> float:
         """What its tokens so far cost."""
-        return self.facts.cost(*self.billed_tokens)
+        return self.settings.cost(*self.billed_tokens)
 
     @property
     def stop_token_id(self) -> int | None:

@@ -26,7 +26,6 @@ from opentelemetry.trace import (
 from opentelemetry.util.types import AttributeValue
 
 from gateway.routing.plan import Plan
-from gateway.routing.router import ModelFacts
 from gateway.safety.actions import Action
 from gateway.safety.dry_run import move_labels
 from gateway.safety.guards.checks import Checks, Decided
@@ -38,6 +37,7 @@ from gateway.validation.requests import ValidRequest
 from sluice.defaults import AUTO
 from sluice.errors import SluiceError
 from sluice.internal.v1.frame_pb2 import RowTimings
+from sluice.settings.models import ModelSettings
 from sluice.telemetry import names
 from sluice.telemetry.logs import about_request
 from sluice.telemetry.tracing import context_of, headers_of, trace_id_of
@@ -317,7 +317,7 @@ class RequestLog:
             usage=usage,
         )
 
-    def delivered(self, answer: Answer | Replay, models: Mapping[str, ModelFacts]) -> None:
+    def delivered(self, answer: Answer | Replay, models: Mapping[str, ModelSettings]) -> None:
         """The call has read of ``answer`` what it will read."""
         if self.server.is_recording():
             self.server.set_attributes(_end_attributes(answer, models))
@@ -388,7 +388,7 @@ def _reason_of(error: BaseException) -> str:
     return "INTERNAL" if isinstance(error, Exception) else "CANCELLED"
 
 
-def _end_attributes(answer: Answer | Replay, models: Mapping[str, ModelFacts]) -> Attributes:
+def _end_attributes(answer: Answer | Replay, models: Mapping[str, ModelSettings]) -> Attributes:
     """How the answer ended, as far as it has, for the span of the call."""
     attributes: dict[str, AttributeValue] = {
         names.MODELS_TRIED: [one.model for one in answer.attempts],

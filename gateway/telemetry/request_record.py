@@ -88,7 +88,7 @@ class RequestRecords:
             return [self._attempt(row) for row in rows]
         total, billed = self._attempt(rows[-1]), sum(row.billed_tokens[0] for row in rows)
         total.rows, total.prompt_tokens = len(rows), billed
-        total.cost = rows[-1].facts.cost(billed, 0)
+        total.cost = rows[-1].settings.cost(billed, 0)
         return [total]
 
     def _attempt(self, row: Row) -> pb.ModelAttempt:

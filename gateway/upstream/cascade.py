@@ -252,9 +252,9 @@ class Cascade(AnswerMonitor, SecondModel):
     def _cost(self) -> float:
         """Of both attempts, the second answer at its longest."""
         first, second = self._context.first, self._prepared
-        return first.model.facts.cost(
+        return first.model.settings.cost(
             len(first.prompt_token_ids), self.tokens
-        ) + second.model.facts.cost(len(second.prompt_token_ids), second.sampling.max_tokens)
+        ) + second.model.settings.cost(len(second.prompt_token_ids), second.sampling.max_tokens)
 
 
 def _wrong(one: Sum) -> bool:

@@ -71,9 +71,9 @@ class Upstream:
             None if prepared.values else partial(_open_text, request, prepared, held),
             self.stall_s,
             time.monotonic(),
+            prepared.model.settings,
             frozenset(request.sampling.stop_token_ids),
             resumed=len(held),
-            facts=prepared.model.facts,
         )
         if held:
             row.next_index = len(row.transcript.token_ids)

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from gateway.models.catalog import Catalog
-from gateway.tools.tool import Tool, ToolCall, ToolFormat, ToolUse, map_texts, texts_in
+from gateway.models.tools import Tool, ToolCall, ToolFormat, ToolUse, map_texts, texts_in
 from sluice.constraints import JSON_SCHEMA_MAX_BYTES
 from sluice.defaults import AUTO
 from sluice.errors import FieldViolation, InvalidRequest, UnknownModel

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from gateway.identity.caller import Caller
 from gateway.identity.resume_token import ResumeKey
 from gateway.models.catalog import Catalog
-from gateway.tools.tool import ToolUse
+from gateway.models.tools import ToolUse
 from gateway.validation.audio import ValidAudio, audio_model, audio_of
 from gateway.validation.conversation import (
     Conversation,

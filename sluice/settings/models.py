@@ -135,6 +135,10 @@ class ModelSettings(Section):
         """What tasks, reports and NATS subjects call it: the tasks of a replaced version go to its own workers."""
         return f"{self.name}--{self.generation}" if self.generation else self.name
 
+    def cost(self, prompt_tokens: float, answer_tokens: float) -> float:
+        """What a request costs."""
+        return (prompt_tokens * self.prompt_price + answer_tokens * self.answer_price) / 1e6
+
     def same_workers(self, other: "ModelSettings") -> bool:
         """Whether the workers of one can serve the other."""
         return self.model_dump(exclude={*LIVE_FIELDS}) == other.model_dump(exclude={*LIVE_FIELDS})

@@ -6,7 +6,6 @@ from bench.support.tier_runs import LABEL, STRONG, WEAK, mesh_settings, strategi
 from gateway.config.policies import load_router
 from gateway.routing.features import Features
 from gateway.routing.learned import artefact
-from gateway.routing.router import ModelFacts
 from learning import train as training
 from tests.learning.made_up import outcomes
 
@@ -16,8 +15,7 @@ def test_requests_find_their_strategy(tmp_path: Path) -> None:
     artefact.save_to(training.train(outcomes(60, answers=True)), file)
     named = strategies(file)
     settings = mesh_settings(named)
-    facts = {model.name: ModelFacts(model.tier, model.prompt_price) for model in settings.models}
-    router = load_router(settings, facts)
+    router = load_router(settings, {model.name: model for model in settings.models})
 
     def plan(name: str, text: str) -> tuple[str, str]:
         found = router.plan(Features(None, text, labels={LABEL: name}))

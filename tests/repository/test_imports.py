@@ -6,6 +6,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import grimp
+
 ROOT = Path(__file__).parents[2]
 LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
 WRONG = {
@@ -17,6 +19,22 @@ WRONG = {
     "gateway/safety/__init__.py": ("gateway.server", "the gateway's layers"),
 }
 """By file: a module that it must not import, and the beginning of the contract that says so."""
+FLOORS_MAX = 9
+
+
+def test_the_gateway_has_few_floors() -> None:
+    """The longest chain of imports between its folders; a module beside them is one too."""
+    graph = grimp.build_graph("gateway", cache_dir=None)
+    folders = graph.find_children("gateway")
+    for folder in folders:
+        graph.squash_module(folder)
+
+    def chain(folder: str) -> list[str]:
+        below = graph.find_modules_directly_imported_by(folder) & folders
+        return [folder, *max(map(chain, below), key=len, default=[])]
+
+    longest = max(map(chain, folders), key=len)
+    assert len(longest) <= FLOORS_MAX, longest
 
 
 def test_wrong_imports_are_noticed(tmp_path: Path) -> None:

@@ -11,15 +11,18 @@ from gateway.admission.overload import (
 )
 from gateway.routing.breaker import Breakers
 from gateway.routing.plan import PINNED, SAFETY, Candidate, Plan
-from gateway.routing.router import ModelFacts
 from sluice.errors import ModelUnavailable, Overloaded
 from sluice.internal.v1.control_pb2 import BatcherReport, ClassReport, ModelReport
+from sluice.settings.models import ModelSettings
 from sluice.settings.routing import BreakerSettings
 
 RULES = OverloadRules(
     BreakerSettings(failures=1),
     fallbacks={"large": ("medium", "small")},
-    models={name: ModelFacts(name[0]) for name in ("large", "medium", "small")},
+    models={
+        name: ModelSettings(name=name, path=name, tier=name[0])
+        for name in ("large", "medium", "small")
+    },
 )
 TOKENS_PER_S = 100.0
 SERVICE_S = 1.0

@@ -8,13 +8,12 @@ import pytest
 from gateway.config.policies import load_router
 from gateway.routing.features import Features
 from gateway.routing.learned.artefact import save_to
-from gateway.routing.router import ModelFacts
 from learning import train as training
-from sluice.settings import Settings, SettingsError
+from sluice.settings import ModelSettings, Settings, SettingsError
 from sluice.settings.routing import RoutingSettings
 from tests.learning.made_up import outcomes
 
-MODELS = {"small": ModelFacts("small"), "large": ModelFacts("large")}
+MODELS = {name: ModelSettings(name=name, path=name) for name in ("small", "large")}
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from gateway.streaming.row import Row
 from gateway.streaming.transcript import Transcript
 from sluice.internal.v1.frame_pb2 import Frame, FrameBundle, RowRef, RowTimings
 from sluice.internal.v1.task_pb2 import Task
+from sluice.settings import ModelSettings
 from sluice.v1.inference_pb2 import Started, Timings
 from sluice.wire.clock import duration
 
@@ -87,7 +88,8 @@ def new_row(
     def open_text() -> tuple[Transcript, None]:
         return Transcript(detokenizer or Letters(), stops, frozenset(), chr), None
 
-    return Row(row_id, model, prompt_tokens, open_text, stall_s, now)
+    settings = ModelSettings(name=model, path=model)
+    return Row(row_id, model, prompt_tokens, open_text, stall_s, now, settings)
 
 
 def dispatch_to(*batchers: str, stall_s: float) -> Dispatch:

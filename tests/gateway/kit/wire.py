@@ -204,7 +204,7 @@ async def open_wire(
     # Labels of guard models come with the models.
     labelled = [one.model_dump_json() for one in settings.models] if more_models else []
     inspector = Inspector(_compiled(json.dumps(safety), *labelled))
-    router = load_router(settings, catalog.facts)
+    router = load_router(settings, catalog.settings)
     metrics = MetricRegistry()
     exporter = InMemorySpanExporter()
     provider = TracerProvider()

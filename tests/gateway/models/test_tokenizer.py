@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gateway.config.models import ModelFolder
 from gateway.models.tokenizer import ChatTemplate, ModelTokenizer, PlainTextEncoder, TemplateRefused
-from gateway.tools.tool import HERMES, LLAMA3, MISTRAL
+from gateway.models.tools import HERMES, LLAMA3, MISTRAL
 from sluice.settings import ModelSettings, SettingsError
 from tests.gateway.kit.tokenizer import (
     ASSISTANT,

@@ -11,14 +11,14 @@ from gateway.routing.features import Features
 from gateway.routing.learned.model import Estimate
 from gateway.routing.plan import Plan
 from gateway.routing.prediction import PROMPT, HeadKey, LearnedHead, policy_key
-from gateway.routing.router import ModelFacts, Router
+from gateway.routing.router import Router
 from gateway.routing.rules import SHADOW, drawn
+from sluice.settings.models import ModelSettings
 from sluice.settings.routing import RoutingSettings, Trial
 
 MODELS = {
-    "small": ModelFacts("s", 1.0, 2.0),
-    "large": ModelFacts("l", 10.0, 20.0),
-    "next": ModelFacts("l", 10.0, 20.0),
+    name: ModelSettings(name=name, path=name, tier=tier, prompt_price=price, answer_price=2 * price)
+    for name, tier, price in (("small", "s", 1.0), ("large", "l", 10.0), ("next", "l", 10.0))
 }
 LEARNED = {
     "artefact": "x",

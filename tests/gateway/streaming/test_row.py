@@ -7,6 +7,7 @@ from gateway.safety.inspector import AnswerInspection
 from gateway.streaming.row import Row
 from gateway.streaming.transcript import Transcript
 from sluice.internal.v1.frame_pb2 import Frame, Logprobs
+from sluice.settings import ModelSettings
 from sluice.v1.inference_pb2 import FINISH_REASON_STOP
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.rows import new_row
@@ -140,7 +141,7 @@ def test_a_row_that_waits_has_no_text_yet() -> None:
 
 
 def test_a_row_of_numbers_has_no_text_at_all() -> None:
-    row = Row("r1", "m", 3, None, STALL_S, 0.0)
+    row = Row("r1", "m", 3, None, STALL_S, 0.0, ModelSettings(name="m", path="m"))
     computed = last(0)
     computed.final.values = b"1234"
     row.accept(computed, 2.0)

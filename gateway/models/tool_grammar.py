@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from gateway.tools.tool import Tool, ToolFormat, ToolUse
+from gateway.models.tools import Tool, ToolFormat, ToolUse
 from sluice.constraints import json_in_lark
 
 CALLS_MAX: Final = 16

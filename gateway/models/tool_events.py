@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, Protocol
 
-from gateway.tools.tool import ToolFormat, ToolUse
+from gateway.models.tools import ToolFormat, ToolUse
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.text_tokens import REASONING, REASONING_END
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from llguidance import LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-from gateway.tools.events import Parsed, ToolCallParser
-from gateway.tools.grammar import grammar_of
-from gateway.tools.tool import FORMATS, HERMES, LLAMA3, MISTRAL, Tool, ToolFormat, ToolUse
+from gateway.models.tool_events import Parsed, ToolCallParser
+from gateway.models.tool_grammar import grammar_of
+from gateway.models.tools import FORMATS, HERMES, LLAMA3, MISTRAL, Tool, ToolFormat, ToolUse
 from sluice.constraints import compile_grammar, lark_grammar, problem_of
 from sluice.v1.inference_pb2 import ToolCall
 

@@ -1,1 +1,0 @@
-"""Calls of tools: what a request offers, how models write calls, and how they are found in answers."""
