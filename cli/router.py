@@ -16,7 +16,7 @@ from cli.files import NewFile, open_table
 from sluice.client import Client
 
 if TYPE_CHECKING:
-    from gateway.routing.learned.model import LearnedRouter
+    from gateway.routing.learned.model import Head
     from learning.outcomes import Outcome
     from sluice.v1.admin_pb2 import StreamOutcomesResponse
 
@@ -179,13 +179,14 @@ def score(
         learned = artefact.load(learned_by)
     except artefact.BadArtefact as error:
         raise CommandFailed("BAD_ROUTER", str(error)) from error
-    if cascade and learned.cascade is None:
+    head = learned.cascade if cascade else learned.prompts
+    if head is None:
         raise CommandFailed("NO_CASCADE_HEAD", f"{learned_by} was trained without weak_response")
     with NewFile(out) as new:
         with new.writing() as file:
             writer, rows = csv.writer(file), 0
             writer.writerow(("prompt_id", "score"))
-            for row in _scored(learned, prompts, cascade):
+            for row in _scored(head, prompts, cascade):
                 writer.writerow(row)
                 rows += 1
         new.complete()
@@ -193,7 +194,7 @@ def score(
     output.show(described, " ".join(f"{key} {value}" for key, value in described.items()))
 
 
-def _scored(learned: "LearnedRouter", path: Path, cascade: bool) -> Iterator[tuple[str, str]]:
+def _scored(head: "Head", path: Path, cascade: bool) -> Iterator[tuple[str, str]]:
     from learning import outcomes
 
     needed = ("prompt_id", "prompt", *(("weak_response",) if cascade else ()))
@@ -209,10 +210,7 @@ def _scored(learned: "LearnedRouter", path: Path, cascade: bool) -> Iterator[tup
                     raise outcomes.BadOutcomes(f"{place}: prompt_id {prompt_id!r} comes twice")
                 seen.add(prompt_id)
                 # An empty answer is an answer: the small model said nothing.
-                answer = row.get("weak_response") or ""
-                score = (
-                    learned.score_with_answer(prompt, answer) if cascade else learned.score(prompt)
-                )
+                score = head.score(prompt, row.get("weak_response") or "")
                 yield prompt_id, f"{score.gain:.9g}"
     except outcomes.BadOutcomes as error:
         raise CommandFailed("BAD_PROMPTS", str(error)) from error

@@ -67,7 +67,7 @@ def _filled(
     weight = ONE_SIDED_WEIGHT * min(1.0, most / total) if total else 0.0
     filled = []
     for row in one_sided:
-        predicted = router.score(row.prompt)
+        predicted = router.prompts.score(row.prompt)
         weak = predicted.p_weak if row.weak is None else row.weak
         strong = predicted.p_strong if row.strong is None else row.strong
         filled.append(Outcome("", row.prompt, weak, strong, row.answer, weight))

@@ -135,8 +135,7 @@ def _head(
         # What the prompt head of the same artefact sends to the strong model gets no weak answer.
         kept = first.gains < first.threshold
         gains = gains[kept] if kept.any() else gains
-    score = router.score_with_answer if kind == CASCADE else lambda prompt, _: router.score(prompt)
-    return LearnedHead(by, models, score, _threshold(head.calibration, target), gains)
+    return LearnedHead(by, models, head.score, _threshold(head.calibration, target), gains)
 
 
 def _threshold(calibration: Calibration, target: Target) -> float:

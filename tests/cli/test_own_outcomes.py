@@ -93,7 +93,10 @@ async def test_a_router_is_learned_from_rows_with_both_sides_and_with_one(
     assert (told["outcomes"], told["one_sided"]) == (60, 70)
     assert told["heads"]["prompts"]["rows"] == 60
     router = load(tmp_path / "r")
-    assert router.score(f"{HARD} near the lake?").gain > router.score(f"{EASY} by it?").gain + 0.2
+    assert (
+        router.prompts.score(f"{HARD} near the lake?").gain
+        > router.prompts.score(f"{EASY} by it?").gain + 0.2
+    )
     (asked,) = admin.asked
     assert list(asked.tenants) == ["acme"]
     assert 0 <= time.time() * 1000 - 3_600_000 - ms_of(asked.since_time) < 60_000

@@ -85,7 +85,7 @@ async def test_a_router_is_learned_from_own_traffic_and_routes_it(
 
         # Which answers of the small model are right differs between machines, and with it what 36 rows teach about a
         # single prompt. So the gateway is compared with the router itself, on its lowest and its highest gain.
-        gains = {one.prompt: load(router).score(one.prompt).gain for one in (*easy, *hard)}
+        gains = {one.prompt: load(router).prompts.score(one.prompt).gain for one in (*easy, *hard)}
         assert fmean(gains[one.prompt] for one in hard) > fmean(gains[one.prompt] for one in easy)
         lowest, *_, highest = sorted(gains, key=gains.__getitem__)
         for prompt, model in ((lowest, "small"), (highest, "large")):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gateway.routing.learned.model import LearnedRouter, NoCascadeHead
+from gateway.routing.learned.model import LearnedRouter
 from learning import train as training
 from learning.outcomes import BadOutcomes, OneSided
 from learning.report import curve_of
@@ -14,8 +14,8 @@ from tests.learning.made_up import EASY, HARD, outcomes
 
 def test_finds_what_the_small_model_cannot_do(by_prompt: LearnedRouter) -> None:
     hard, easy = (
-        by_prompt.score(f"{HARD} near the lake?"),
-        by_prompt.score(f"{EASY} near the lake?"),
+        by_prompt.prompts.score(f"{HARD} near the lake?"),
+        by_prompt.prompts.score(f"{EASY} near the lake?"),
     )
     assert hard.gain > 0.5 > 0.3 > easy.gain
     assert hard.p_weak < 0.4 < 0.6 < easy.p_weak
@@ -30,14 +30,14 @@ def test_held_out_figures_are_those_of_rows_not_seen(by_prompt: LearnedRouter) -
 
 def test_finds_sums_that_do_not_add_up(by_answer: LearnedRouter) -> None:
     prompt = "How many are 5 and 7 by the lake?"
-    wrong = by_answer.score_with_answer(prompt, "There are 5 + 7 = 31 in all.\n#### 12")
-    right = by_answer.score_with_answer(prompt, "There are 5 + 7 = 12 in all.\n#### 12")
+    assert by_answer.cascade is not None
+    wrong = by_answer.cascade.score(prompt, "There are 5 + 7 = 31 in all.\n#### 12")
+    right = by_answer.cascade.score(prompt, "There are 5 + 7 = 12 in all.\n#### 12")
     assert wrong.gain > right.gain + 0.3
 
 
 def test_without_answers_there_is_no_head_for_cascades(by_prompt: LearnedRouter) -> None:
-    with pytest.raises(NoCascadeHead, match="weak_response"):
-        by_prompt.score_with_answer("a", "b")
+    assert by_prompt.cascade is None
 
 
 def test_chance_teaches_nothing() -> None:
@@ -47,7 +47,7 @@ def test_chance_teaches_nothing() -> None:
         for row in outcomes(100)
     ]
     router = training.train(rows)
-    gains = [router.score(row.prompt).gain for row in rows]
+    gains = [router.prompts.score(row.prompt).gain for row in rows]
     assert np.std(gains) < 0.15
     assert np.mean(gains) == pytest.approx(0.2, abs=0.15)
 
@@ -56,8 +56,12 @@ def test_the_seed_decides() -> None:
     rows = outcomes(30)
     first, again, other = (training.train(rows, seed) for seed in (1, 1, 2))
     texts = [row.prompt for row in rows]
-    assert [first.score(text) for text in texts] == [again.score(text) for text in texts]
-    assert [first.score(text) for text in texts] != [other.score(text) for text in texts]
+    assert [first.prompts.score(text) for text in texts] == [
+        again.prompts.score(text) for text in texts
+    ]
+    assert [first.prompts.score(text) for text in texts] != [
+        other.prompts.score(text) for text in texts
+    ]
 
 
 def test_rows_count_by_their_weight() -> None:
@@ -67,7 +71,7 @@ def test_rows_count_by_their_weight() -> None:
         replace(row, prompt_id=f"u{row.prompt_id}", weak=1 - row.weak, weight=0.05) for row in rows
     ]
     router = training.train([*rows, *upside_down])
-    assert router.score(HARD).gain > router.score(EASY).gain + 0.2
+    assert router.prompts.score(HARD).gain > router.prompts.score(EASY).gain + 0.2
 
 
 def test_too_few_rows_are_refused() -> None:
@@ -78,7 +82,7 @@ def test_too_few_rows_are_refused() -> None:
 def test_a_label_between_counts_for_both_sides() -> None:
     rows = [replace(row, weak=0.3 if row.weak < 0.5 else 0.9) for row in outcomes(80)]
     router = training.train(rows)
-    hard, easy = router.score(HARD), router.score(EASY)
+    hard, easy = router.prompts.score(HARD), router.prompts.score(EASY)
     assert hard.gain > easy.gain + 0.2
     assert 0 < hard.p_weak < easy.p_weak <= 1
 
@@ -92,7 +96,7 @@ def test_rows_with_one_side_teach_and_do_not_calibrate() -> None:
     ]
     without, taught = training.train(few), training.train(few, 0, more)
     assert taught.prompts.calibration.weak.tolist() == without.prompts.calibration.weak.tolist()
-    assert taught.score(HARD).gain > taught.score(EASY).gain + 0.2
+    assert taught.prompts.score(HARD).gain > taught.prompts.score(EASY).gain + 0.2
 
 
 def test_filled_rows_weigh_at_most_twice_the_others(by_prompt: LearnedRouter) -> None:
@@ -100,4 +104,4 @@ def test_filled_rows_weigh_at_most_twice_the_others(by_prompt: LearnedRouter) ->
     filled = training._filled(by_prompt, rows, [OneSided(HARD, None, 1.0)] * 500)
     assert sum(row.weight for row in filled) == pytest.approx(60)
     assert filled[0].strong == 1.0
-    assert filled[0].weak == by_prompt.score(HARD).p_weak
+    assert filled[0].weak == by_prompt.prompts.score(HARD).p_weak

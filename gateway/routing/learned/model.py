@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.routing.learned import answer
+from gateway.routing.learned.answer import columns
 from gateway.routing.learned.features import buckets
 
 Vector = NDArray[np.float32]
@@ -23,9 +23,9 @@ SLOPE_MIN: Final = 0.05
 SLOPE_MAX: Final = 3.0
 
 
-def damp(columns: Vector) -> Vector:
+def damp(counts: Vector) -> Vector:
     """Shortens long tails of counts: sign(x) log(1 + |x|)."""
-    damped: Vector = np.copysign(np.log1p(np.abs(columns)), columns)
+    damped: Vector = np.copysign(np.log1p(np.abs(counts)), counts)
     return damped
 
 
@@ -87,15 +87,12 @@ class Calibration:
     weak: NDArray[np.float32]
     strong: NDArray[np.float32]
 
-    def gain(self, raw: float) -> float:
-        """The calibrated gain, in [-1, 1]."""
-        slope, intercept = self._lines[0]
-        return min(1.0, max(-1.0, slope * raw + intercept))
-
-    def weak_right(self, raw: float) -> float:
-        """The calibrated P(small right)."""
-        slope, intercept = self._lines[1]
-        return min(1.0, max(0.0, slope * raw + intercept))
+    def estimate(self, weak: float, strong: float) -> "Estimate":
+        """The estimate for predictions of P(weak right) and P(strong right)."""
+        (slope, intercept), (weak_slope, weak_intercept) = self.lines.tolist()
+        gain = min(1.0, max(-1.0, slope * (strong - weak) + intercept))
+        p_weak = min(1.0, max(0.0, weak_slope * weak + weak_intercept))
+        return Estimate(gain, p_weak, min(1.0, max(0.0, p_weak + gain)))
 
     def for_quality(self, share: float) -> Threshold:
         """The least use of the large model that kept ``share`` (0 to 1) of the large model's quality.
@@ -119,11 +116,6 @@ class Calibration:
             Threshold(float(bounds[at : at + 2].mean()), at / len(ordered), float(mean[at]))
             for at in cuts(ordered).tolist()
         ]
-
-    @cached_property
-    def _lines(self) -> list[list[float]]:
-        lines: list[list[float]] = self.lines.tolist()
-        return lines
 
 
 def calibrate(raw: Array, labels: Array, weights: Array) -> Calibration:
@@ -159,16 +151,11 @@ class Head:
     part: Words | Columns
     calibration: Calibration
 
-    def score(self, example: NDArray[Any]) -> Estimate:
-        """The calibrated estimate."""
-        weak, strong = self.part.predict(example).tolist()
-        gain = self.calibration.gain(strong - weak)
-        p_weak = self.calibration.weak_right(weak)
-        return Estimate(gain, p_weak, min(1.0, max(0.0, p_weak + gain)))
-
-
-class NoCascadeHead(ValueError):
-    """The router has learned from prompts alone and cannot judge answers."""
+    def score(self, prompt: str, answer: str = "") -> Estimate:
+        """The calibrated estimate for ``prompt``, of a head for answers once the small model gave ``answer``."""
+        words = isinstance(self.part, Words)
+        example = buckets(prompt) if words else columns(prompt, answer)
+        return self.calibration.estimate(*self.part.predict(example).tolist())
 
 
 @dataclass(frozen=True)
@@ -179,22 +166,6 @@ class LearnedRouter:
     cascade: Head | None
     version: str = ""
     """Hash of the artefact it came from; empty for one just trained."""
-
-    def score(self, prompt: str) -> Estimate:
-        """The estimated gain of the large model for ``prompt``, before any model has answered."""
-        return self.prompts.score(buckets(prompt))
-
-    def score_with_answer(self, prompt: str, weak_response: str) -> Estimate:
-        """The estimated gain of the large model once the small model has answered.
-
-        Raises:
-            NoCascadeHead: it was trained without answers.
-        """
-        if self.cascade is None:
-            raise NoCascadeHead(
-                "the router was trained without weak_response: it has no cascade head"
-            )
-        return self.cascade.score(answer.columns(prompt, weak_response))
 
 
 def _chance(odds: Vector) -> Vector:

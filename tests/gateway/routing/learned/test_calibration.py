@@ -21,10 +21,13 @@ def made(count: int = 400, seed: int = 0, steepness: float = 0.5) -> Calibration
 def test_a_timid_gain_is_stretched() -> None:
     found = made(4000)
     assert found.lines[0, 0] == pytest.approx(2.0, abs=0.15)
-    assert found.gain(0.25) == pytest.approx(0.5, abs=0.05)
-    assert found.weak_right(0.75) == pytest.approx(0.5, abs=0.05)
-    assert found.gain(9) == 1
-    assert found.weak_right(-9) == 0
+    timid = found.estimate(0.75, 1.0)
+    assert timid.gain == pytest.approx(0.5, abs=0.05)
+    assert timid.p_weak == pytest.approx(0.5, abs=0.05)
+    assert timid.p_strong == pytest.approx(timid.p_weak + timid.gain)
+    beyond = found.estimate(-9.0, 0.0)
+    assert (beyond.gain, beyond.p_weak, beyond.p_strong) == (1, 0, 1)
+    assert found.estimate(9.0, 0.0).gain == -1
 
 
 @given(st.integers(0, 30), st.floats(0, 1))
