@@ -16,13 +16,12 @@ from importlib.resources import files
 from typing import Final
 
 from phonenumbers import NumberParseException, is_valid_number, parse
-from stdnum import bitcoin, luhn, numdb, verhoeff
+from stdnum import bitcoin, luhn, numdb
 from stdnum.de import idnr
-from stdnum.exceptions import ValidationError
 from stdnum.fr import nir
 from stdnum.gb import nhs
 from stdnum.iban import is_valid as is_iban
-from stdnum.in_ import pan
+from stdnum.in_ import aadhaar, pan
 from stdnum.us import ssn
 
 from gateway.safety.rules.spec import LOOKBEHIND, RuleMatch, Span, Validator
@@ -114,55 +113,21 @@ def _end_of(value: str, count: int) -> int:
     return 0
 
 
-def us_ssn(found: RuleMatch) -> bool:
-    """Area, group and serial that are given out."""
-    number = digits_of(found.value)
-    return ssn.is_valid(f"{number[:3]}-{number[3:5]}-{number[5:]}") and _stands_alone(found)
-
-
 def uk_nino(found: RuleMatch) -> bool:
     """A prefix that is given out. There is no check digit."""
     return digits_of(found.value)[:2] not in _NINO_NEVER
 
 
-def uk_nhs(found: RuleMatch) -> bool:
-    """MOD 11."""
-    return nhs.is_valid(digits_of(found.value)) and _stands_alone(found)
-
-
-def de_tax_id(found: RuleMatch) -> bool:
-    """MOD 11, 10 and the rule of repeated digits."""
-    return idnr.is_valid(digits_of(found.value)) and _stands_alone(found)
-
-
 def de_id_card(found: RuleMatch) -> bool:
     """The check digit of travel documents (ICAO 9303: weights 7, 3, 1) over the first nine characters."""
-    value = found.value.upper()
-    return icao_digit(value[:9]) == int(value[9])
-
-
-def icao_digit(value: str) -> int:
-    """The check digit of ICAO 9303 for ``value``."""
-    return sum(int(char, 36) * _WEIGHTS[at % 3] for at, char in enumerate(value)) % 10
-
-
-def fr_nir(found: RuleMatch) -> bool:
-    """MOD 97, Corsica included."""
-    number = digits_of(found.value)
-    return _is_nir(number) and _stands_alone(found)
-
-
-def _is_nir(number: str) -> bool:
-    try:
-        return bool(nir.validate(number))
-    except (ValidationError, ValueError):
-        return False
+    total = sum(int(char, 36) * _WEIGHTS[at % 3] for at, char in enumerate(found.value[:9]))
+    return total % 10 == int(found.value[9])
 
 
 def in_aadhaar(found: RuleMatch) -> bool:
     """Verhoeff; neither a palindrome nor a row of years."""
     number = digits_of(found.value)
-    if number == number[::-1] or not verhoeff.is_valid(number) or not _stands_alone(found):
+    if not aadhaar.is_valid(number) or not _stands_alone(found):
         return False
     is_row = _in_series(found) or _REST_BEHIND.match(found.after(5)) or _YEARS.match(number)
     return len(number) == len(found.value) or not is_row
@@ -170,7 +135,7 @@ def in_aadhaar(found: RuleMatch) -> bool:
 
 def in_pan(found: RuleMatch) -> bool:
     """The kind of holder in the fourth letter. There is no public check digit."""
-    return pan.is_valid(found.value.upper())
+    return pan.is_valid(found.value)
 
 
 def alone(found: RuleMatch) -> bool:
@@ -363,6 +328,9 @@ _SAMPLES = (
     "postgres root guest admin test foo bar"
 )
 _PASSWORDS_IN_DOCS: Final = frozenset(_SAMPLES.split())
+_PASSWORD_STAND_IN: Final = re.compile(
+    r"\*\*|xxx|\$|\{|^%[A-Z_]+%$|your|change_?me|password", re.IGNORECASE
+)
 
 
 def entropy(value: str) -> float:
@@ -441,15 +409,17 @@ def connection_string(found: RuleMatch) -> Span | None:
     """A password in a URL that is more than the sample of a manual; from the user to the host."""
     scheme, _, rest = found.value.partition("://")
     user, _, password = rest.rpartition("@")[0].partition(":")
-    if password.lower() in _PASSWORDS_IN_DOCS or password == user or _only_stands_in(password):
+    if (
+        password.lower() in _PASSWORDS_IN_DOCS
+        or password == user
+        or _PASSWORD_STAND_IN.search(password)
+    ):
         return None
     return found.start + len(scheme) + 3, found.end
 
 
-def _only_stands_in(password: str) -> bool:
-    return bool(
-        re.search(r"\*\*|xxx|\$|\{|^%[A-Z_]+%$|your|change_?me|password", password, re.IGNORECASE)
-    )
+def _standing_alone(is_valid: Callable[[str], bool]) -> Callable[[RuleMatch], bool]:
+    return lambda found: is_valid(digits_of(found.value)) and _stands_alone(found)
 
 
 def _whole(holds: Callable[[RuleMatch], bool]) -> Validator:
@@ -457,15 +427,22 @@ def _whole(holds: Callable[[RuleMatch], bool]) -> Validator:
 
 
 _CHECKS: Final[tuple[Callable[[RuleMatch], bool], ...]] = (
-    alone, aws_key, bitcoin_address, de_id_card, de_tax_id, ethereum_address, fr_nir, in_aadhaar, in_pan, ipv4, ipv6,
-    mac, payment_card, phone_national, token, uk_nhs, uk_nino, us_ssn,
+    alone, aws_key, bitcoin_address, de_id_card, ethereum_address, in_aadhaar, in_pan, ipv4, ipv6, mac, payment_card,
+    phone_national, token, uk_nino,
 )  # fmt: skip
 _FINDERS: Final[tuple[Validator, ...]] = (
     assignment, azure_client_secret, connection_string, email, iban, jwt, phone_international, private_key,
     telegram_bot,
 )  # fmt: skip
+_NUMBERS: Final[Mapping[str, Callable[[str], bool]]] = {
+    "de_tax_id": idnr.is_valid,  # MOD 11, 10 and the rule of repeated digits
+    "fr_nir": nir.is_valid,  # MOD 97, Corsica included
+    "uk_nhs": nhs.is_valid,  # MOD 11
+    "us_ssn": ssn.is_valid,  # area, group and serial that are given out
+}
 VALIDATORS: Final[Mapping[str, Validator]] = {
     "": lambda found: found.span,
+    **{name: _whole(_standing_alone(is_valid)) for name, is_valid in _NUMBERS.items()},
     **{one.__name__: _whole(one) for one in _CHECKS},
     **{one.__name__: one for one in _FINDERS},
 }
