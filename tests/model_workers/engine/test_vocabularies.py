@@ -24,6 +24,11 @@ from tests.support.whole_texts import computed, cosine, settings_of
 
 CONTEXT = 128
 PAIR = "<s> $A </s> </s> $B </s>"
+FITTING = {
+    *(("t5", "unigram"), ("t5", "pairs-nothing-unknown"), ("marian", "unigram-bytes")),
+    *(("marian", "pairs"), ("bart", "byte-pairs"), ("bart", "word-piece")),
+}
+"""Each family and each vocabulary: that the ids of all texts are right does not depend on the family."""
 
 
 def save_encoder(folder: Path, kind: str, *, scores: bool = False) -> Path:
@@ -69,7 +74,7 @@ def test_embeddings_are_those_of_transformers(kind: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     folder = save_encoder(tmp_path, kind, scores=True)
-    for query in ("hello world", "héllo 中文", "😀", ""):
+    for query in ("héllo 中文 😀", ""):
         request = RerankRequest(query=query, documents=TEXTS)
         found = computed(settings_of(folder, "reranker"), request, [query, *TEXTS])[:, 0]
         assert np.abs(found - scores(folder, query, [*TEXTS])).max() < 1e-4
@@ -95,8 +100,14 @@ def test_embeddings_and_scores_are_those_of_sentence_transformers(
     assert np.abs(ranked - model.predict([("héllo", one) for one in TEXTS])).max() < 1e-4
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", ["t5", "marian", "bart"])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        pytest.param(family, kind, marks=() if (family, kind) in FITTING else pytest.mark.long)
+        for family in ("t5", "marian", "bart")
+        for kind in KINDS
+    ],
+)
 def test_answers_are_those_of_generate(family: str, kind: str, tmp_path: Path) -> None:
     single = "<s> $A </s>" if family == "bart" else "$A </s>"
     tokenizer = save_vocabulary(tmp_path, kind, context=64, single=single, pair=PAIR)
