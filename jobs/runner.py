@@ -65,13 +65,14 @@ class JobRunner:
     Attributes:
         job: its id.
         tenant: its owner.
+        record: as this process wrote it last.
         concurrency: items that it may have in flight.
         beat_at: when its record was written last, monotonic seconds.
     """
 
     def __init__(self, process: JobProcess, record: JobRecord, revision: int) -> None:
         self._process = process
-        self._record = record
+        self.record = record
         self._revision = revision
         self.job = record.job.id
         self.tenant = record.job.tenant
@@ -95,7 +96,7 @@ class JobRunner:
     @property
     def suspected(self) -> bool:
         """Whether processes ended while they had it, and it has no item more since."""
-        return is_suspect(self._record)
+        return is_suspect(self.record)
 
     def stop(self) -> None:
         """Leaves the job to another process."""
@@ -103,7 +104,7 @@ class JobRunner:
 
     def share(self, concurrency: int) -> None:
         """How many items it may have in flight."""
-        most = self._record.job.spec.limits.concurrency
+        most = self.record.job.spec.limits.concurrency
         self.concurrency = min(concurrency, most) if most else concurrency
         if self._pass is not None:
             self._pass.set_concurrency(self.concurrency)
@@ -173,7 +174,7 @@ class JobRunner:
             span.set_attributes({names.JOB_ID: self.job, names.TENANT: self.tenant})
             headers = headers_of(span)
             metadata = ((TENANT_METADATA, self.tenant), *headers.items())
-            while self._record.stage < stages_of(self._record):
+            while self.record.stage < stages_of(self.record):
                 try:
                     self._process.quotas.check_results(self.tenant)
                     await self._fetch()
@@ -185,8 +186,8 @@ class JobRunner:
 
     async def _fetch(self) -> None:
         """Reads the input at a URL into the store, once; names the place of messages."""
-        process, given = self._process, self._record.job.spec.input
-        if self._record.upload_id:
+        process, given = self._process, self.record.job.spec.input
+        if self.record.upload_id:
             return
         try:
             if given.nats_subject:
@@ -205,7 +206,7 @@ class JobRunner:
 
     async def _run_stage(self, metadata: tuple[tuple[str, str], ...]) -> bool:
         """Whether documents are left with more than one answer."""
-        record, stage = self._record, self._record.stage
+        record, stage = self.record, self.record.stage
         self._earlier = await _totals(self._process.store, record, stage)
         spent = self._earlier.counts.cost
         with AnswerCache() as cache:
@@ -245,9 +246,9 @@ class JobRunner:
         while True:
             with suppress(TransportUnavailable):
                 await self._edit(lambda record: None)
-                self._check_limits(self._record)
+                self._check_limits(self.record)
                 if self._pass is not None:
-                    self._pass.set_max_cost(self._record.job.spec.limits.max_cost)
+                    self._pass.set_max_cost(self.record.job.spec.limits.max_cost)
             await asyncio.sleep(BEAT_S)
 
     async def _edit(self, edit: Edit) -> None:
@@ -259,12 +260,12 @@ class JobRunner:
         async with self._writing:
             while True:
                 record = JobRecord()
-                record.CopyFrom(self._record)
+                record.CopyFrom(self.record)
                 self._note_progress(record)
                 edit(record)
                 revision = await self._process.store.write(record, self._revision)
                 if revision is not None:
-                    self._record, self._revision = record, revision
+                    self.record, self._revision = record, revision
                     return
                 await self._read_again()
 
@@ -279,8 +280,8 @@ class JobRunner:
         if not ours:
             raise JobLost
         # Of the owner's fields ours are newer.
-        fresh.stage = self._record.stage
-        self._record = fresh
+        fresh.stage = self.record.stage
+        self.record = fresh
         if fresh.job.state != JOB_STATE_RUNNING:
             self._stopped.set()
 

@@ -265,6 +265,7 @@ class Scheduler:
         finally:
             del self._runners[runner.job], self._tasks[runner.job]
             self._leaving.discard(runner.job)
+            self._notifier.look(runner.record)  # `_on_change` passes over what this process writes
             self._divide()
             self._left_at = float("-inf")
             self._heard.set()

@@ -118,8 +118,10 @@ async def test_the_end_of_a_job_is_told_once_by_one_of_two_processes(
 
 
 async def test_a_webhook_that_is_not_received_is_sent_again(
-    processes: Processes, receiver: Receiver
+    processes: Processes, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("jobs.scheduler.SCAN_S", 3600.0)  # the end is told at once
+    monkeypatch.setattr("jobs.webhooks.WAITS_S", (0.01,))
     receiver.statuses += [503]
     await processes.start(private_hosts=["127.0.0.1"])
     hook = pb.JobWebhook(url=receiver.url, secret=SECRET)

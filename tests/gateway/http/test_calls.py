@@ -11,7 +11,6 @@ import openai as sdk
 import pytest
 from openai import AsyncOpenAI
 
-from gateway.http.server import HEAD_BYTES
 from sluice.errors import SetupError
 from sluice.settings import TenantSettings
 from sluice.settings.limits import LimitSettings
@@ -213,9 +212,15 @@ async def test_a_body_that_does_not_come_is_given_up(
     assert (reply.status, reply.error["code"]) == (408, "body_too_slow")
 
 
-async def test_a_head_without_an_end_is_cut_off(http: Wire) -> None:
+@pytest.mark.parametrize(
+    ("bytes_", "head_s"), [(1 << 20, 3600.0), (1, 0.05)], ids=["too long", "too slow"]
+)
+async def test_a_head_without_an_end_is_cut_off(
+    http: Wire, bytes_: int, head_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.http.server.HEAD_S", head_s)
     connection = await Connection.to(http.http)
-    connection.writer.write(b"GET / HTTP/1.1\r\nx: " + b"a" * (HEAD_BYTES + 1))
+    connection.writer.write(b"GET / HTTP/1.1\r\nx: " + b"a" * bytes_)
     async with asyncio.timeout(BOUND_S):
         with suppress(ConnectionError):
             assert await connection.reader.read() == b""  # no answer
