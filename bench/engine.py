@@ -21,6 +21,8 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.engine_side import copy_bandwidth
@@ -61,7 +63,14 @@ async def against(setup: Setup, figure: str, ours: Side, peer: Side, work: Work)
     )
     # The same model: in bfloat16 sides differ only where two tokens are nearly as probable.
     same = [a[0] == b[0] for a, b in zip(*(rate.answers for rate in rates), strict=True)]
-    return replace(found, note=f"{found.note}; {sum(same)} of {len(same)} first tokens are equal")
+    note = f"{found.note}; {sum(same)} of {len(same)} first tokens are equal"
+    # A token of every row, the prompts' time shared out over them.
+    rates_s = {"step_ms": found.ours, "peer_step_ms": found.peer}
+    return replace(
+        found,
+        note=note,
+        also={name: work.rows * 1000 / rate for name, rate in rates_s.items() if rate},
+    )
 
 
 async def vs_transformers_cb(setup: Setup) -> Figure:
@@ -196,6 +205,7 @@ FIGURES: Final[Mapping[str, Callable[[Setup], Awaitable[Figure]]]] = {
 CPU_FIGURES: Final = tuple(FIGURES)[:6]
 CUDA_FIGURES: Final = (
     "decode_vs_memory_floor",
+    "engine_vs_generate",
     "graphs_vs_none",
     "engine_vs_transformers_cb",
     "fp8_vs_bf16",
@@ -208,8 +218,14 @@ async def bench(setup: Setup, names: list[str], *, by_rows: bool, as_json: bool)
     """Prints each figure as soon as it is there: a run that is ended early keeps what it has."""
     suffix = "" if setup.dtype == "bfloat16" else f"_{setup.dtype}"
 
+    card = f"{torch.cuda.get_device_name()}, " if setup.on_cuda else ""
+
     def show(*figures: Figure) -> None:
-        emit([replace(found, figure=found.figure + suffix) for found in figures], as_json)
+        named = [
+            replace(found, figure=found.figure + suffix, machine=card + found.machine)
+            for found in figures
+        ]
+        emit(named, as_json)
         sys.stdout.flush()
 
     for name in names:

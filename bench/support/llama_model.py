@@ -70,6 +70,9 @@ def write_model(folder: Path, shape: Shape, device: str = "cpu") -> Path:
     with torch.device(device):
         model = make(shape.config(), dtype=torch.bfloat16)
     model.save_pretrained(folder)
+    del model
+    # The sides need its memory.
+    torch.cuda.empty_cache()
     return folder
 
 

@@ -102,6 +102,8 @@ class ContinuousBatch:
         return timed(self._manager.generate, prompts, new_tokens)
 
 
+PAGE_TOKENS: Final = 256
+"""Of a page when nothing is set."""
 CPU_SIZES: Final[tuple[dict[str, Any], ...]] = (
     {},
     {"page_size": 32, "max_batch_tokens": 1024},
@@ -113,7 +115,7 @@ CUDA_SIZES: Final[tuple[dict[str, Any], ...]] = (
     {"max_batch_tokens": 4096},
     {"max_batch_tokens": 16384},
 )
-"""What is not given the library works out from the memory of the device."""
+"""Pages are given too (`Manager`); what is not given the library works out from the memory of the device."""
 
 
 class Manager:
@@ -131,8 +133,9 @@ class Manager:
         **size: Any,
     ) -> None:
         self._model = load(folder, device, dtype, f"paged|{attention}")
-        if "page_size" in size:
-            size["num_blocks"] = rows * (longest // size["page_size"] + 2)
+        if device == "cuda" or "page_size" in size:
+            # On a GPU the library takes nearly all memory that is free: nothing is left for the next that is tried.
+            size["num_blocks"] = rows * (longest // size.get("page_size", PAGE_TOKENS) + 2)
         self._config = ContinuousBatchingConfig(**size)
 
     def generate(self, prompts: Prompts, new_tokens: int) -> list[list[int]]:

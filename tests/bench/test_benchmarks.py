@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.support import transformers_sides
+from bench.support.llama_model import LARGE
+from bench.support.setup import CACHE_GB, Setup
+
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "bench").glob("*.py") if path.stem != "__init__")
 SHORT = {
@@ -64,3 +68,22 @@ def check(found: list[dict[str, object]]) -> None:
     for figure in found:
         assert {"figure", "ours", "peer", "ratio", "unit", "runs", "machine", "note"} <= set(figure)
         assert figure["ours"] is not None
+
+
+@pytest.mark.parametrize("size", transformers_sides.CUDA_SIZES, ids=str)
+def test_a_peer_on_a_gpu_leaves_memory_for_the_next_that_is_tried(
+    size: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers_sides, "load", lambda *_: None)
+    made = transformers_sides.Manager(
+        tmp_path, "cuda", "bfloat16", 128, 768, attention="sdpa", **size
+    )
+    assert made._config.num_blocks == 640
+
+
+def test_two_sides_of_a_benchmark_fit_on_a_card_of_80_gb(tmp_path: Path) -> None:
+    work = Setup(tmp_path, LARGE, "cuda", "bfloat16", 2, 5).batch
+    tokens = work.rows * (work.longest + work.new_tokens)
+    embeddings = 2 * LARGE.hidden * LARGE.vocab
+    assert tokens * LARGE.cache_bytes_per_token < CACHE_GB * 1e9
+    assert 2 * (LARGE.weight_bytes + embeddings + CACHE_GB * 1e9) < 70e9
