@@ -3,7 +3,7 @@
 The first row is the first in order. A batch of it is sent at once when it is urgent or its wait is over; before, when
 there are enough rows for a full batch, or when the worker would idle and the policy says so. Where padding is limited
 rows are grouped in length buckets: a batch is filled from the first row's bucket, then from its neighbours; and while
-the first row may still wait, a bucket that is full goes before it.
+the first row may still wait, a bucket that is full goes before it, the most urgent class first.
 """
 
 import math
@@ -19,7 +19,7 @@ from batcher.core.scheduler.feed import Placement
 from batcher.core.scheduler.order import Order
 from batcher.core.scheduler.task import Batch, BatchCause, BatchLimit, Decision, QueuedTask
 from sluice.settings.batching import Policy
-from sluice.wire.subjects import CLASSES
+from sluice.wire.subjects import CLASSES, RANKS
 
 WELL_WITHIN: Final = 0.8
 BEYOND: Final = 1.2
@@ -120,7 +120,8 @@ class PaddedBatches(Order):
             waiting = sum(members.prefill_tokens for members in self.classes.values())
             enough = min(rows, self._placement.room(room, first, now).free_rows)
             return first if self.waiting >= enough or waiting >= tokens else None
-        for bucket in self._buckets.values():
+        for key in sorted(self._buckets, key=lambda key: RANKS[key[0]]):
+            bucket = self._buckets[key]
             found = min(bucket.values(), key=_turn)
             enough = min(rows, self._placement.room(room, found, now).free_rows)
             is_full = len(bucket) >= enough or len(bucket) * found.prefill_tokens >= tokens
@@ -135,19 +136,19 @@ class PaddedBatches(Order):
     ) -> None:
         """Takes ``first`` and what goes with it."""
         self._placement.send(first, batch, now)
-        closed = set[bool]()
-        """The sides of ``first``, longer and shorter, on which others would be padded too much."""
+        closed = set[tuple[str, bool]]()
+        """By class the sides of ``first``, longer and shorter, on which others would be padded too much."""
         for task in self._companions(first, now):
-            longer = task.prefill_tokens > first.prefill_tokens
-            if longer in closed:
+            side = task.priority_class, task.prefill_tokens > first.prefill_tokens
+            if side in closed:
                 continue
             limit = self._placement.limit(batch, task, room, self.max_rows, now)
             if limit is None:
                 self._placement.send(task, batch, now)
                 continue
             batch.limit = limit
-            closed.add(longer)
-            if limit is not BatchLimit.PADDING or len(closed) == 2:
+            closed.add(side)
+            if limit is not BatchLimit.PADDING:
                 return
 
     def _companions(self, first: QueuedTask, now: float) -> Iterator[QueuedTask]:

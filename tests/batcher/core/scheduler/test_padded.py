@@ -150,6 +150,24 @@ def test_rows_of_about_one_length_go_together() -> None:
     assert first.padding_share == pytest.approx(1 - 300 / 315)
 
 
+def test_less_urgent_rows_of_the_length_of_the_first_go_along_although_more_urgent_ones_do_not_fit() -> (
+    None
+):
+    queue = Queue(policy("length", padding_max=0.1))
+    fill(queue, 100, 1000, 20)
+    fill(queue, 105, 98, 30, priority_class="bulk")
+    batch = batch_of(queue, 1.0, busy())
+    assert sorted(row.prefill_tokens for row in batch.rows) == [98, 100, 105]
+    assert batch.limit is BatchLimit.PADDING
+
+
+def test_of_full_buckets_the_one_of_the_most_urgent_class_goes() -> None:
+    queue = Queue(policy("length", max_rows=2, sends_to_idle=False))
+    fill(queue, 1000, 1000, priority_class="bulk")
+    fill(queue, 100, 500, 500)
+    assert batch_of(queue, 0.05, busy()).longest_wait.prefill_tokens == 500
+
+
 def test_a_full_bucket_goes_before_a_row_that_may_still_wait() -> None:
     queue = Queue(policy("length", max_rows=2, sends_to_idle=False))
     fill(queue, 100, 1000, 1000)
