@@ -16,12 +16,13 @@ from statistics import fmean
 from typing import Final
 
 from gateway.routing.breaker import Breakers
-from gateway.routing.plan import SAFETY, Plan
+from gateway.routing.plan import Plan
 from gateway.streaming.room import Line, Room
 from sluice.errors import ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1.control_pb2 import BatcherReport, ClassReport, ModelReport
 from sluice.settings.models import ModelSettings
 from sluice.settings.routing import BreakerSettings
+from sluice.v1.inference_pb2 import ROUTE_STRATEGY_SAFETY
 from sluice.wire.subjects import CLASSES, RANKS
 
 MARGIN: Final = 0.2
@@ -287,13 +288,13 @@ class OverloadControl:
         if problem is None:
             return
         # The safety policy's choice of a model is never replaced.
-        if scheduling.allow_degraded and plan.strategy != SAFETY:
+        if scheduling.allow_degraded and plan.route.strategy != ROUTE_STRATEGY_SAFETY:
             for model in scheduling.rules.fallbacks.get(plan.model, ()):
                 if self.problem(model, scheduling, now) is None:
                     reason = f"degraded: {problem.message}"
                     plan.move(model, scheduling.rules.models[model].tier, reason)
-                    plan.reason = f"{plan.reason}; {reason}"
-                    plan.degraded, plan.cascade = True, None
+                    plan.route.reason = f"{plan.route.reason}; {reason}"
+                    plan.route.degraded, plan.cascade = True, None
                     return
         raise problem
 

@@ -22,7 +22,7 @@ from gateway.models.tool_grammar import arguments_of, grammar_of
 from gateway.models.tools import HERMES
 from gateway.routing.budget import Reservation
 from gateway.routing.features import Features
-from gateway.routing.plan import BUDGET, SAFETY, Plan
+from gateway.routing.plan import Plan
 from gateway.safety.actions import Action
 from gateway.safety.dry_run import move_labels
 from gateway.safety.findings import Finding
@@ -38,8 +38,12 @@ from gateway.validation.conversation import Conversation
 from gateway.validation.requests import ValidRequest
 from sluice.errors import BudgetSpent, InvalidRequest, SafetyBlocked
 from sluice.telemetry import names
-from sluice.v1.inference_pb2 import Route, RouteStrategy, Started
-from sluice.wire.enums import value_of
+from sluice.v1.inference_pb2 import (
+    ROUTE_STRATEGY_BUDGET,
+    ROUTE_STRATEGY_SAFETY,
+    Route,
+    Started,
+)
 
 BUDGET_RETRY_S: Final = 60.0
 """The window of a budget moves by the minute, seconds."""
@@ -100,16 +104,16 @@ class AdmittedRequest(SchedulingParams):
 
     def started(self) -> Started:
         """The first event of its answer."""
-        plan, first = self.plan, self.first
+        plan, route, first = self.plan, self.plan.route, self.first
         return Started(
             request_id=self.log.request_id,
             trace_id=self.log.trace_id,
             model=plan.model,
             route=Route(
                 tier=plan.tier,
-                strategy=value_of(RouteStrategy, plan.strategy),
-                reason=plan.reason,
-                degraded=plan.degraded,
+                strategy=route.strategy,
+                reason=route.reason,
+                degraded=route.degraded,
             ),
             seed=first.sampling.seed,
             prompt_tokens=len(first.prompt_token_ids),
@@ -301,13 +305,13 @@ class Admission:
             soft_limit=partial(self._usage.limits.soft_limit, policies.settings),
         )
         if (
-            plan.strategy == BUDGET
+            plan.route.strategy == ROUTE_STRATEGY_BUDGET
             and not request.allow_degraded
             and request.model not in (None, plan.model)
         ):
             raise BudgetSpent(
-                f"{plan.reason}: {request.model} costs more than {plan.model}, which still answers; name that one, or"
-                " set allow_degraded",
+                f"{plan.route.reason}: {request.model} costs more than {plan.model}, which still answers; name that"
+                " one, or set allow_degraded",
                 retry_after_s=BUDGET_RETRY_S,
             )
         self._overload.check(plan, incoming, now)
@@ -398,10 +402,11 @@ def _constraints_of(request: ValidRequest) -> Iterator[tuple[str, str, str]]:
 
 def _check_governed(plan: Plan, model: str | None) -> None:
     """Raises SafetyBlocked where the policy wants another model than the one that can do what is asked."""
-    if model is not None and plan.strategy == SAFETY and plan.model != model:
+    route = plan.route
+    if model is not None and route.strategy == ROUTE_STRATEGY_SAFETY and plan.model != model:
         raise SafetyBlocked(
-            f"{plan.reason}, to {plan.model}, which cannot do the work of {model}",
-            metadata={"rules": plan.reason, "policy": ""},
+            f"{route.reason}, to {plan.model}, which cannot do the work of {model}",
+            metadata={"rules": route.reason, "policy": ""},
         )
 
 

@@ -76,7 +76,7 @@ class UsageAccounting:
 
         ``answer_tokens``: the longest answer of ``model`` beyond what the plan's cost includes.
         """
-        cost = plan.candidates[0].cost + model.cost(0, answer_tokens)
+        cost = plan.route.candidates[0].cost + model.cost(0, answer_tokens)
         return self.spending.reserve(tenant, cost)
 
     def hold_longest(

@@ -23,7 +23,6 @@ from opentelemetry.trace import Tracer
 from gateway.admission.calls import AnyCall, ClassLimiter, TimeLimit
 from gateway.admission.pipeline import AdmittedRequest, RowsOf
 from gateway.models.tool_events import PartEvents
-from gateway.routing.prediction import Prediction
 from gateway.shared.state import SharedState
 from gateway.streaming.answer import Answer, Reader
 from gateway.streaming.idempotency import Replay
@@ -49,6 +48,7 @@ from sluice.internal.v1.frame_pb2 import RowTimings
 from sluice.settings import GatewaySettings
 from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
+from sluice.v1.admin_pb2 import RouterScore
 from sluice.v1.inference_pb2 import (
     FinishReason,
     GenerateRequest,
@@ -104,12 +104,12 @@ class Generator:
         """A valid request has ended: it was refused, got an earlier answer, or its rows have ended."""
         self.metrics.ended(log, self.records.ended(log))
 
-    def answered(self, context: AdmittedRequest, score: Prediction | None, answer: Answer) -> None:
+    def answered(self, context: AdmittedRequest, score: RouterScore | None, answer: Answer) -> None:
         """The answer of an admitted request ended, as its log says; ``score``: of the first model's answer."""
         log = context.log
         if score is not None:
             self.drift.scored(score)
-            log.plan = replace(context.plan, scores=(*context.plan.scores, score))
+            context.plan.route.scores.append(score)
         self.ended(log)
         if log.answer_taken or (log.guards is not None and log.guards.decided):
             self.records.decided(log)
@@ -324,7 +324,7 @@ class _GenerateCall(RunningCall):
     def _open(self, context: AdmittedRequest) -> Answer:
         """A new answer, its task on the way. Nothing is awaited after it is open: the caller's `leave` closes it."""
         request, prepared, guards = context.request, context.first, None
-        for score in context.plan.scores:
+        for score in context.plan.route.scores:
             self._shared.drift.scored(score)
         if context.second is not None:
             self._cascade = Cascade(self._upstream, self._shared.escalations, context)

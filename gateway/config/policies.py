@@ -11,7 +11,7 @@ from gateway.config.models import CLASSIFIERS, ModelFolder, load_catalog
 from gateway.routing.features import language_identifier
 from gateway.routing.learned.artefact import BadArtefact, load
 from gateway.routing.learned.model import Calibration
-from gateway.routing.prediction import CASCADE, PROMPT, HeadKey, LearnedHead, policy_key
+from gateway.routing.prediction import HeadKey, LearnedHead, policy_key
 from gateway.routing.router import Router
 from gateway.safety.compiled import CompiledPolicies, compile_policies, rule_names
 from gateway.safety.inspector import Inspector
@@ -21,6 +21,7 @@ from gateway.safety.rules.lexicon import Lexicon
 from gateway.upstream.cascade import CHECKS
 from sluice.settings import ModelSettings, Settings, SettingsError
 from sluice.settings.routing import RoutingPolicy, Target
+from sluice.v1.admin_pb2 import ROUTER_HEAD_CASCADE, ROUTER_HEAD_PROMPT, RouterHead
 
 
 def load_all(settings: Settings, before: policies.Policies | None = None) -> policies.Policies:
@@ -102,29 +103,30 @@ def _heads(key: str, policy: RoutingPolicy) -> Iterator[LearnedHead]:
         language_identifier()
     if learned is not None:
         models = learned.weak, learned.strong
-        prompt = _head(key, PROMPT, learned.artefact, models, learned.target)
+        prompt = _head(key, ROUTER_HEAD_PROMPT, learned.artefact, models, learned.target)
         yield prompt
     if cascade is not None and cascade.artefact is not None:
         models = cascade.first, cascade.second
-        yield _head(key, CASCADE, cascade.artefact, models, cascade.target, prompt)
+        kind = ROUTER_HEAD_CASCADE
+        yield _head(key, kind, cascade.artefact, models, cascade.target, prompt)
 
 
 def _head(
     key: str,
-    kind: str,
+    kind: RouterHead.ValueType,
     path: str,
     models: tuple[str, str],
     target: Target,
     first: LearnedHead | None = None,
 ) -> LearnedHead:
-    """``kind``: `PROMPT` or `CASCADE`; ``first``: the head that decides before it, if there is one."""
-    where = f"{key}.{'learned' if kind == PROMPT else 'cascade'}.artefact"
+    """``first``: the head that decides before it, if there is one."""
+    where = f"{key}.{'learned' if kind == ROUTER_HEAD_PROMPT else 'cascade'}.artefact"
     try:
         router = load(Path(path).expanduser())
     except BadArtefact as error:
         raise SettingsError(f"{where}: {error}") from None
     head, by = router.prompts, HeadKey(key, router.version[:12], kind)
-    if kind == CASCADE:
+    if kind == ROUTER_HEAD_CASCADE:
         if router.cascade is None:
             raise SettingsError(
                 f"{where}: {path} was trained without answers; train it with sluice router train --cascade"

@@ -1,39 +1,12 @@
-"""The result of routing: candidates in order with the reasons, and how the answer may escalate."""
+"""The result of routing: the decision as records have it, and how the answer may escalate."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import dataclass
 
-from gateway.routing.prediction import CASCADE as CASCADE
-from gateway.routing.prediction import LearnedHead, Prediction
+from gateway.routing.prediction import LearnedHead
 from sluice.settings.routing import CascadeRoute, Trial
-
-PINNED: Final = "pinned"
-RULES: Final = "rules"
-SAFETY: Final = "safety"
-LEARNED: Final = "learned"
-CANARY: Final = "canary"
-BUDGET: Final = "budget"
-LOAD: Final = "load"
-
-
-@dataclass
-class Candidate:
-    """A model that could answer.
-
-    Attributes:
-        quality: predicted chance that its answer is right; None: not predicted.
-        cost: expected, in the currency of the prices.
-        wait_s: expected wait for a worker.
-        reason: for its place in the order.
-    """
-
-    model: str
-    tier: str
-    reason: str
-    quality: float | None = None
-    cost: float = 0.0
-    wait_s: float = 0.0
+from sluice.v1.admin_pb2 import RouteCandidate, RouteRecord
+from sluice.v1.inference_pb2 import RouteStrategy
+from sluice.wire.enums import word_of
 
 
 @dataclass(frozen=True)
@@ -58,43 +31,40 @@ class Plan:
     """Which model answers, and why. The router makes and changes it; overload control alone changes it afterwards.
 
     Attributes:
-        strategy: who decided: one of the names in this module.
-        reason: one sentence for people.
-        candidates: best first; the first is asked first.
-        degraded: whether the model is smaller than the chosen one, which could not have answered in time.
+        route: the decision; its first candidate is asked first.
         cascade: how the answer may escalate to a second model; None: it does not.
         answer_predictor: the learned part of the cascade, when it has one.
-        versions: of what the decision was made with.
         learning: what may be learned from the answer; None: nothing is compared, or the safety policy decided.
-        scores: what learned routers predicted, in the order in which they were asked.
     """
 
-    strategy: str
-    reason: str
-    candidates: tuple[Candidate, ...]
-    degraded: bool = False
+    route: RouteRecord
     cascade: CascadeRoute | None = None
     answer_predictor: LearnedHead | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
     learning: Learning | None = None
-    scores: tuple[Prediction, ...] = ()
 
     @property
     def model(self) -> str:
         """The one that is asked first."""
-        return self.candidates[0].model
+        return self.route.candidates[0].model
 
     @property
     def tier(self) -> str:
         """Of that model."""
-        return self.candidates[0].tier
+        return self.route.candidates[0].tier
+
+    @property
+    def strategy(self) -> str:
+        """The word of who decided."""
+        return word_of(RouteStrategy, self.route.strategy)
 
     def move(self, model: str, tier: str, reason: str, *, last: bool = False) -> None:
         """``model`` becomes the first candidate, or the last one, for ``reason``."""
-        moved, others = Candidate(model, tier, reason), list[Candidate]()
-        for one in self.candidates:
+        moved, others = RouteCandidate(model=model, tier=tier), list[RouteCandidate]()
+        for one in self.route.candidates:
             if one.model == model:
-                moved = replace(one, reason=reason)
+                moved = one
             else:
                 others.append(one)
-        self.candidates = (*others, moved) if last else (moved, *others)
+        moved.reason = reason
+        del self.route.candidates[:]
+        self.route.candidates.extend((*others, moved) if last else (moved, *others))

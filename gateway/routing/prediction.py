@@ -1,16 +1,14 @@
-"""Predictions of learned routers, in a form that is kept after the request, and what makes them."""
+"""Predictions of learned routers, and what makes them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gateway.routing.learned.model import Estimate
-
-PROMPT: Final = "prompt"
-CASCADE: Final = "cascade"
+from sluice.v1.admin_pb2 import RouterHead, RouterScore
 
 
 class HeadKey(NamedTuple):
@@ -20,26 +18,21 @@ class HeadKey(NamedTuple):
     """The policy's key in the configuration, see `policy_key`."""
     version: str
     """Of the artefact, its first 12 digits."""
-    head: str
-    """`PROMPT` or `CASCADE`."""
+    head: RouterHead.ValueType
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What one head predicted for one request, and what follows from it under the policy's target.
+class Prediction(NamedTuple):
+    """What follows from what one head predicted for one request, under the policy's target.
 
     Attributes:
-        gain: P(strong right) - P(weak right).
-        chances: P(right) of each of the two models.
+        score: what it predicted, as records have it.
         strong: whether the strong model should answer.
         reason: one sentence with the gain and the threshold, without any text of the request.
     """
 
-    by: HeadKey
-    gain: float
-    chances: Mapping[str, float]
-    strong: bool = False
-    reason: str = ""
+    score: RouterScore
+    strong: bool
+    reason: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +59,8 @@ class LearnedHead:
         word = "at least" if strong else "below"
         reason = f"predicted gain {found.gain:.2f} is {word} {self.threshold:.2f}"
         chances = dict(zip(self.models, (found.p_weak, found.p_strong), strict=True))
-        return Prediction(self.by, found.gain, chances, strong, reason)
+        score = RouterScore(**self.by._asdict(), gain=found.gain, chances=chances)
+        return Prediction(score, strong, reason)
 
 
 def policy_key(name: str) -> str:

@@ -19,23 +19,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.routing.features import Features
-from gateway.routing.plan import (
-    BUDGET,
-    CANARY,
-    CASCADE,
-    LEARNED,
-    LOAD,
-    PINNED,
-    RULES,
-    SAFETY,
-    Candidate,
-    Learning,
-    Plan,
-)
-from gateway.routing.prediction import PROMPT, HeadKey, LearnedHead, policy_key
+from gateway.routing.plan import Learning, Plan
+from gateway.routing.prediction import HeadKey, LearnedHead, policy_key
 from gateway.routing.rules import drawn, matches, selects
 from sluice.settings.models import ModelSettings
 from sluice.settings.routing import LearnedRoute, RoutingPolicy, RoutingSettings
+from sluice.v1.admin_pb2 import (
+    ROUTER_HEAD_CASCADE,
+    ROUTER_HEAD_PROMPT,
+    RouteCandidate,
+    RouteRecord,
+)
+from sluice.v1.inference_pb2 import (
+    ROUTE_STRATEGY_BUDGET,
+    ROUTE_STRATEGY_CANARY,
+    ROUTE_STRATEGY_CASCADE,
+    ROUTE_STRATEGY_LEARNED,
+    ROUTE_STRATEGY_LOAD,
+    ROUTE_STRATEGY_PINNED,
+    ROUTE_STRATEGY_RULES,
+    ROUTE_STRATEGY_SAFETY,
+    RouteStrategy,
+)
+from sluice.wire.clock import set_duration
 
 CHARS_PER_TOKEN: Final = 4
 
@@ -101,34 +107,36 @@ class Router:
         """
         name, policy = self._selected(features) if self._settings.select else ("", self._settings)
         plan = self._chosen(name, policy, features)
-        if plan.strategy != SAFETY and not features.resumed:
-            soft = None if plan.strategy == PINNED else soft_limit(features.tenant)
+        route, governed = plan.route, features.governed is not None
+        if not governed and not features.resumed:
+            pinned = route.strategy == ROUTE_STRATEGY_PINNED
+            soft = None if pinned else soft_limit(features.tenant)
             if soft is not None and not self._is_cheap(plan.model, soft[0]):
-                self._replace(plan, soft[0], BUDGET, soft[1])
+                self._replace(plan, soft[0], ROUTE_STRATEGY_BUDGET, soft[1])
             else:
                 self._keep_budget(plan, policy, features.tenant, spent)
-        if plan.strategy not in (SAFETY, PINNED, BUDGET):
+        if not governed and route.strategy not in (ROUTE_STRATEGY_PINNED, ROUTE_STRATEGY_BUDGET):
             load, cascade = policy.load, policy.cascade
             if load is not None and (late_s := wait_s(plan.model)) > load.max_wait_s:
                 reason = f"{plan.model} would wait {late_s:.1f} s, more than {load.max_wait_s:g} s"
-                self._replace(plan, load.model, LOAD, reason)
+                self._replace(plan, load.model, ROUTE_STRATEGY_LOAD, reason)
             for trial in drawn(policy.canaries, plan.model, features.key)[:1]:
-                reason = f"{plan.reason}; drawn for {trial.share:.0%} of {trial.of}"
-                self._replace(plan, trial.model, CANARY, reason)
+                reason = f"{route.reason}; drawn for {trial.share:.0%} of {trial.of}"
+                self._replace(plan, trial.model, ROUTE_STRATEGY_CANARY, reason)
             if cascade is not None and plan.model == cascade.first:
-                plan.strategy, plan.cascade = CASCADE, cascade
-                plan.reason = f"{plan.reason}; {cascade.second} where it is in doubt"
-                plan.answer_predictor = self._heads.get((policy_key(name), CASCADE))
+                route.strategy, plan.cascade = ROUTE_STRATEGY_CASCADE, cascade
+                route.reason = f"{route.reason}; {cascade.second} where it is in doubt"
+                plan.answer_predictor = self._heads.get((policy_key(name), ROUTER_HEAD_CASCADE))
                 second, why = cascade.second, "answers where the first answer is in doubt"
                 plan.move(second, self._models[second].tier, why, last=True)
         # Before the model is known its tokens are not: four characters a token is the usual estimate.
         prompt_tokens = features.prompt_tokens or len(features.text) / CHARS_PER_TOKEN
-        for one in plan.candidates:
+        for one in route.candidates:
             one.cost = self._models[one.model].cost(prompt_tokens, features.answer_tokens)
-            one.wait_s = wait_s(one.model)
-        plan.versions = {"routing": self._version, **plan.versions}
+            set_duration(one.expected_wait, wait_s(one.model) * 1e3)
+        route.versions["routing"] = self._version
         pair = policy.pair or self._settings.outcomes.pair
-        if plan.strategy != SAFETY and (pair or policy.shadows):
+        if not governed and (pair or policy.shadows):
             kept = features.tenant in self._settings.outcomes.tenants
             plan.learning = Learning(name, pair, policy.shadows, kept)
         return plan
@@ -142,40 +150,45 @@ class Router:
     def _chosen(self, name: str, policy: RoutingPolicy, features: Features) -> Plan:
         if features.governed is not None:
             model, found = features.governed
-            return self._plan(model, SAFETY, f"the safety policy sends {found} here")
+            return self._plan(model, ROUTE_STRATEGY_SAFETY, f"the safety policy sends {found} here")
         if features.model is not None:
-            return self._plan(features.model, PINNED, "the request names the model")
+            reason = "the request names the model"
+            return self._plan(features.model, ROUTE_STRATEGY_PINNED, reason)
         for rule in policy.rules:
             if matches(rule, features):
-                return self._plan(rule.model, RULES, rule.reason)
+                return self._plan(rule.model, ROUTE_STRATEGY_RULES, rule.reason)
         if policy.learned is not None:
             return self._predicted(name, policy.learned, features)
-        return self._plan(policy.default, RULES, "no rule applies: the default model")
+        reason = "no rule applies: the default model"
+        return self._plan(policy.default, ROUTE_STRATEGY_RULES, reason)
 
     def _predicted(self, name: str, learned: LearnedRoute, features: Features) -> Plan:
-        found = self._heads[policy_key(name), PROMPT].predict(features.text)
-        weak, strong = (
-            Candidate(model, self._models[model].tier, found.reason, found.chances[model])
-            for model in (learned.weak, learned.strong)
-        )
-        candidates = (strong, weak) if found.strong else (weak, strong)
-        versions = {"router": found.by.version}
-        return Plan(LEARNED, found.reason, candidates, versions=versions, scores=(found,))
+        found = self._heads[policy_key(name), ROUTER_HEAD_PROMPT].predict(features.text)
+        first, second = learned.weak, learned.strong
+        if found.strong:
+            first, second = second, first
+        plan = self._plan(first, ROUTE_STRATEGY_LEARNED, found.reason)
+        plan.move(second, self._models[second].tier, found.reason, last=True)
+        for one in plan.route.candidates:
+            one.quality = found.score.chances[one.model]
+        plan.route.versions["router"] = found.score.version
+        plan.route.scores.append(found.score)
+        return plan
 
     def _keep_budget(
         self, plan: Plan, policy: RoutingPolicy, tenant: str, spent: Callable[[str], float]
     ) -> None:
         """The model of the budget answers where the tenant's is spent."""
-        pinned = plan.strategy == PINNED
+        pinned = plan.route.strategy == ROUTE_STRATEGY_PINNED
         for budget in policy.budgets:
             named = not budget.tenants or tenant in budget.tenants
             if not named or (pinned and self._is_cheap(plan.model, budget.model)):
                 continue
             if spent(tenant) >= budget.per_hour:
                 reason = f"{tenant} has spent its {budget.per_hour:g} of this hour"
-                self._replace(plan, budget.model, BUDGET, reason)
+                self._replace(plan, budget.model, ROUTE_STRATEGY_BUDGET, reason)
                 # Also where its model would answer anyway: no canary or cascade may raise the cost.
-                plan.strategy, plan.reason = BUDGET, reason
+                plan.route.strategy, plan.route.reason = ROUTE_STRATEGY_BUDGET, reason
                 return
 
     def _is_cheap(self, model: str, other: str) -> bool:
@@ -183,11 +196,14 @@ class Router:
         one, two = self._models[model], self._models[other]
         return one.prompt_price <= two.prompt_price and one.answer_price <= two.answer_price
 
-    def _replace(self, plan: Plan, model: str, strategy: str, reason: str) -> None:
+    def _replace(
+        self, plan: Plan, model: str, strategy: RouteStrategy.ValueType, reason: str
+    ) -> None:
         """``model`` answers in place of another one."""
         if model != plan.model:
-            plan.strategy, plan.reason = strategy, reason
+            plan.route.strategy, plan.route.reason = strategy, reason
             plan.move(model, self._models[model].tier, reason)
 
-    def _plan(self, model: str, strategy: str, reason: str) -> Plan:
-        return Plan(strategy, reason, (Candidate(model, self._models[model].tier, reason),))
+    def _plan(self, model: str, strategy: RouteStrategy.ValueType, reason: str) -> Plan:
+        first = RouteCandidate(model=model, tier=self._models[model].tier, reason=reason)
+        return Plan(RouteRecord(strategy=strategy, reason=reason, candidates=(first,)))

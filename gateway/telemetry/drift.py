@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.routing.plan import CASCADE, Plan
-from gateway.routing.prediction import PROMPT, HeadKey, Prediction
+from gateway.routing.plan import Plan
+from gateway.routing.prediction import HeadKey
 from sluice.settings.routing import DriftSettings
 from sluice.telemetry import catalog
 from sluice.telemetry.catalog import Metric
@@ -27,6 +27,7 @@ from sluice.v1.admin_pb2 import (
     DRIFT_STATE_DRIFTED,
     DRIFT_STATE_GATHERING,
     DRIFT_STATE_STABLE,
+    ROUTER_HEAD_PROMPT,
     AccuracyDrift,
     DriftState,
     GetRouterHealthResponse,
@@ -34,9 +35,10 @@ from sluice.v1.admin_pb2 import (
     RequestRecord,
     RouterHead,
     RouterHealth,
+    RouterScore,
 )
 from sluice.v1.inference_pb2 import ROUTE_STRATEGY_CASCADE
-from sluice.wire.enums import value_of, word_of
+from sluice.wire.enums import word_of
 
 CHANCE: Final = 0.9999
 """Share of windows of unchanged traffic that stay below the limit, where `stability_max` is too low for that."""
@@ -139,9 +141,7 @@ class HeadMonitor:
     def health(self) -> RouterHealth:
         """How the head does."""
         return RouterHealth(
-            policy=self._by.policy,
-            version=self._by.version,
-            head=value_of(RouterHead, self._by.head),
+            **self._by._asdict(),
             inputs=self._inputs(list(self._gains)),
             accuracy=self._accuracy(list(self._outcomes.values())),
         )
@@ -194,20 +194,21 @@ class DriftMonitor:
             monitors[by] = old if old and same else HeadMonitor(by, gains, settings)
         self._monitors, self._held_out, self._settings = monitors, held_out, settings
 
-    def scored(self, score: Prediction) -> None:
+    def scored(self, score: RouterScore) -> None:
         """A head predicted something for a request."""
-        monitor = self._monitors.get(score.by)
+        monitor = self._monitors.get(_key_of(score))
         if monitor is not None:
             monitor.predicted(score.gain)
 
-    def observed(self, by: HeadKey, chance: float, outcome: float, request_id: str) -> None:
-        """The outcome, 0 to 1, of what ``by`` predicted with ``chance``; ignored when that head is not in use any more.
+    def observed(self, score: RouterScore, model: str, outcome: float, request_id: str) -> None:
+        """The outcome, 0 to 1, of what was predicted for ``model``; ignored where nothing was, or that head is not in
+        use any more.
 
         A later outcome of the same request replaces an earlier one.
         """
-        monitor = self._monitors.get(by)
-        if monitor is not None:
-            monitor.observed(chance, outcome, request_id)
+        monitor = self._monitors.get(_key_of(score))
+        if monitor is not None and model in score.chances:
+            monitor.observed(score.chances[model], outcome, request_id)
 
     def graded(self, record: RequestRecord, grade: float) -> None:
         """A caller's grade of an answer, 0 to 1: the outcome of what was predicted for the model that gave it.
@@ -219,23 +220,20 @@ class DriftMonitor:
         models = [one.model for one in record.attempts]
         if not scores or not models or record.error_reason:
             return
-        last, model = scores[-1], models[-1]
-        by = HeadKey(last.policy, last.version, word_of(RouterHead, last.head))
-        if by.head == PROMPT and record.route.strategy == ROUTE_STRATEGY_CASCADE:
-            return
-        if model in last.chances:
-            self.observed(by, last.chances[model], grade, record.request_id)
+        score, cascade = scores[-1], record.route.strategy == ROUTE_STRATEGY_CASCADE
+        if score.head != ROUTER_HEAD_PROMPT or not cascade:
+            self.observed(score, models[-1], grade, record.request_id)
 
     def compared(self, plan: Plan, weak: str, agreement: float, row_id: str) -> None:
         """The outcome of a shadow: how far ``weak`` agrees with the strong model; counts where the settings say so.
 
         It does not count in a cascade, for the reason given at `graded`.
         """
-        prompt = next((score for score in plan.scores if score.by.head == PROMPT), None)
-        if not self._settings.shadows or prompt is None or plan.strategy == CASCADE:
+        if not self._settings.shadows or plan.route.strategy == ROUTE_STRATEGY_CASCADE:
             return
-        if weak in prompt.chances:
-            self.observed(prompt.by, prompt.chances[weak], agreement, row_id)
+        for score in plan.route.scores:
+            if score.head == ROUTER_HEAD_PROMPT:
+                self.observed(score, weak, agreement, row_id)
 
     def health(self) -> GetRouterHealthResponse:
         """The health of every head in use, by this gateway's requests."""
@@ -257,6 +255,10 @@ class DriftMonitor:
                     yield labels, inputs.stability_index
             elif found.rows:
                 yield labels, found.bias if gauge is catalog.ACCURACY_BIAS else found.brier
+
+
+def _key_of(score: RouterScore) -> HeadKey:
+    return HeadKey(score.policy, score.version, score.head)
 
 
 def _state(drifted: bool) -> "DriftState.ValueType":

@@ -57,7 +57,7 @@ class RequestMetrics:
         if log.rows is None or log.plan is None:
             return  # it was refused, or got an earlier answer
         plan = log.plan
-        self._routes[plan.model, plan.strategy, str(plan.degraded).lower()] += 1
+        self._routes[plan.model, plan.strategy, str(plan.route.degraded).lower()] += 1
         for row in log.rows:
             prompt_tokens, answer_tokens = row.billed_tokens
             self._tokens[row.model, "input"] += prompt_tokens

@@ -228,8 +228,8 @@ class RequestLog:
             self._hop_span.set_attributes(
                 {
                     names.ROUTE_STRATEGY: plan.strategy,
-                    names.ROUTE_REASON: plan.reason,
-                    names.ROUTE_DEGRADED: plan.degraded,
+                    names.ROUTE_REASON: plan.route.reason,
+                    names.ROUTE_DEGRADED: plan.route.degraded,
                     names.TIER: plan.tier,
                     names.GEN_AI_RESPONSE_MODEL: plan.model,
                 }

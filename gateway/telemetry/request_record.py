@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.records.store import RecordStore
-from gateway.routing.plan import Plan
 from gateway.safety.actions import Action
 from gateway.safety.guards.checks import PASSED, Decided, outcome_of
 from gateway.safety.guards.families import Failure
@@ -21,7 +20,7 @@ from sluice.defaults import AUTO
 from sluice.internal.v1.audit_pb2 import AuditDecision, AuditEntry
 from sluice.settings import RecordsSettings
 from sluice.v1 import admin_pb2 as pb
-from sluice.v1.inference_pb2 import Priority, RouteStrategy
+from sluice.v1.inference_pb2 import Priority
 from sluice.v1.safety_pb2 import SAFETY_ACTION_UNSPECIFIED, SafetyAction
 from sluice.wire.clock import duration, set_duration, timestamp, unix_ms
 from sluice.wire.enums import value_of
@@ -66,7 +65,7 @@ class RequestRecords:
             policy=log.policy,
             answer_key=log.answer_key,
             error_reason=log.error,
-            route=None if log.plan is None else _route(log.plan),
+            route=None if log.plan is None else log.plan.route,
             attempts=self._attempts(log),
             guards=[_guard(one) for one in (*log.checks, *_decided(log))],
             decisions=[
@@ -144,36 +143,6 @@ class RequestRecords:
         if request.tenant in self.settings.audit_text_tenants:
             entry.turns.extend(_cut(log.seen))
         return entry
-
-
-def _route(plan: Plan) -> pb.RouteRecord:
-    return pb.RouteRecord(
-        strategy=value_of(RouteStrategy, plan.strategy),
-        reason=plan.reason,
-        degraded=plan.degraded,
-        candidates=[
-            pb.RouteCandidate(
-                model=one.model,
-                tier=one.tier,
-                quality=one.quality,
-                cost=one.cost,
-                expected_wait=duration(one.wait_s * 1e3),
-                reason=one.reason,
-            )
-            for one in plan.candidates
-        ],
-        versions=plan.versions,
-        scores=[
-            pb.RouterScore(
-                policy=one.by.policy,
-                version=one.by.version,
-                head=value_of(pb.RouterHead, one.by.head),
-                gain=one.gain,
-                chances=one.chances,
-            )
-            for one in plan.scores
-        ],
-    )
 
 
 def _decided(log: RequestLog) -> Sequence[Decided]:

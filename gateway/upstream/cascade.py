@@ -19,12 +19,13 @@ from typing_extensions import override
 
 from gateway.admission.pipeline import AdmittedRequest
 from gateway.routing.learned.arithmetic import Sum, sums
-from gateway.routing.prediction import LearnedHead, Prediction
+from gateway.routing.prediction import LearnedHead
 from gateway.streaming.answer import SecondModel
 from gateway.streaming.row import AcceptedFrame, Row, finish_reason_of
 from gateway.upstream.rows import Upstream
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.settings.routing import CascadeRoute
+from sluice.v1.admin_pb2 import RouterScore
 from sluice.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
 
 DECIDE_TOKENS: Final = 4
@@ -131,7 +132,7 @@ class AnswerMonitor:
 
     reason = ""
     committed = False
-    score: Prediction | None = None
+    score: RouterScore | None = None
     tokens = 0
     _logprob = 0.0
 
@@ -184,8 +185,9 @@ class AnswerMonitor:
             return reason
         if self._predictor is None:
             return ""
-        self.score = self._predictor.predict(self._prompt, answer.text)
-        return self.score.reason if self.score.strong else ""
+        found = self._predictor.predict(self._prompt, answer.text)
+        self.score = found.score
+        return found.reason if found.strong else ""
 
 
 class Cascade(AnswerMonitor, SecondModel):

@@ -10,11 +10,13 @@ from gateway.admission.overload import (
     SchedulingParams,
 )
 from gateway.routing.breaker import Breakers
-from gateway.routing.plan import PINNED, SAFETY, Candidate, Plan
+from gateway.routing.plan import Plan
 from sluice.errors import ModelUnavailable, Overloaded
 from sluice.internal.v1.control_pb2 import BatcherReport, ClassReport, ModelReport
 from sluice.settings.models import ModelSettings
 from sluice.settings.routing import BreakerSettings
+from sluice.v1.admin_pb2 import RouteCandidate, RouteRecord
+from sluice.v1.inference_pb2 import ROUTE_STRATEGY_PINNED, ROUTE_STRATEGY_SAFETY, RouteStrategy
 
 RULES = OverloadRules(
     BreakerSettings(failures=1),
@@ -59,11 +61,17 @@ class Scene:
         self.loads.update(BatcherReport(batcher=batcher, models=models), self.now)
 
     def choose(
-        self, timeout_s: float, *, allow: bool = False, after_s: float = 0.0, strategy: str = PINNED
+        self,
+        timeout_s: float,
+        *,
+        allow: bool = False,
+        after_s: float = 0.0,
+        strategy: RouteStrategy.ValueType = ROUTE_STRATEGY_PINNED,
     ) -> Plan:
         now = self.now + after_s
         scheduling = SchedulingParams("standard", now + timeout_s, allow, rules=RULES)
-        plan = Plan(strategy, "asked for", (Candidate("large", "l", "asked for"),))
+        asked = RouteCandidate(model="large", tier="l", reason="asked for")
+        plan = Plan(RouteRecord(strategy=strategy, reason="asked for", candidates=[asked]))
         self.overload.check(plan, scheduling, now)
         return plan
 
@@ -120,8 +128,8 @@ def test_without_a_worker_the_model_is_unavailable(scene: Scene) -> None:
 def test_the_first_smaller_model_in_time_answers_if_the_caller_allows_it(scene: Scene) -> None:
     scene.report(large=9.0, medium=9.0, small=0.1)
     plan = scene.choose(3.0, allow=True)
-    assert (plan.model, plan.tier, plan.degraded) == ("small", "s", True)
-    assert plan.reason == "asked for; degraded: large would take 10.0 s, past the deadline"
+    assert (plan.model, plan.tier, plan.route.degraded) == ("small", "s", True)
+    assert plan.route.reason == "asked for; degraded: large would take 10.0 s, past the deadline"
     with pytest.raises(Overloaded, match="large"):
         scene.choose(3.0)
 
@@ -134,7 +142,7 @@ def test_a_smaller_model_answers_for_one_that_nobody_serves(scene: Scene) -> Non
 def test_where_safety_sends_a_request_it_stays(scene: Scene) -> None:
     scene.report(large=9.0, small=0.0)
     with pytest.raises(Overloaded):
-        scene.choose(3.0, allow=True, strategy=SAFETY)
+        scene.choose(3.0, allow=True, strategy=ROUTE_STRATEGY_SAFETY)
 
 
 def test_the_wait_grows_by_what_was_sent_since_the_report_and_shrinks_with_time(
@@ -196,7 +204,7 @@ def test_a_model_that_failed_is_left_alone_and_the_next_one_answers(scene: Scene
     scene.report(large=0.0, medium=0.0)
     scene.breakers.failed("large", RULES.breaker, scene.now)
     plan = scene.choose(3.0, allow=True)
-    assert (plan.model, plan.degraded) == ("medium", True)
+    assert (plan.model, plan.route.degraded) == ("medium", True)
     with pytest.raises(ModelUnavailable, match="failed repeatedly") as caught:
         scene.choose(3.0)
     assert caught.value.retry_after_s == pytest.approx(BreakerSettings().open_s)

@@ -11,6 +11,7 @@ from gateway.routing.learned.artefact import save_to
 from learning import train as training
 from sluice.settings import ModelSettings, Settings, SettingsError
 from sluice.settings.routing import RoutingSettings
+from sluice.v1.admin_pb2 import ROUTER_HEAD_CASCADE, ROUTER_HEAD_PROMPT
 from tests.learning.made_up import outcomes
 
 MODELS = {name: ModelSettings(name=name, path=name) for name in ("small", "large")}
@@ -36,8 +37,8 @@ def test_the_target_moves_the_line(artefact: Path) -> None:
         plans = [router.plan(Features(None, text=text)) for text in texts]
         shares.append(sum(plan.model == "large" for plan in plans) / len(plans))
         assert {plan.strategy for plan in plans} == {"learned"}
-        assert all("predicted gain" in plan.reason for plan in plans)
-        assert all(plan.versions["router"] for plan in plans)
+        assert all("predicted gain" in plan.route.reason for plan in plans)
+        assert all(plan.route.versions["router"] for plan in plans)
     assert shares == sorted(shares)
     assert shares[0] < 0.4
     assert shares[-1] == 1.0
@@ -80,9 +81,9 @@ def test_what_the_prompt_head_sends_away_is_no_reference_for_the_cascade_head(
         by_head = {by.head: gains for by, gains in held_out.items()}
         threshold = saved.prompts.calibration.for_large_share(share).value
         kept = prompts < threshold
-        assert by_head["prompt"].tolist() == prompts.tolist()
+        assert by_head[ROUTER_HEAD_PROMPT].tolist() == prompts.tolist()
         expected = judged[kept] if kept.any() else judged
-        assert by_head["cascade"].tolist() == expected.tolist()
+        assert by_head[ROUTER_HEAD_CASCADE].tolist() == expected.tolist()
     alone = RoutingSettings.model_validate({"cascade": cascade})
     (gains,) = load_router(Settings(routing=alone), MODELS).held_out.values()
     assert gains.tolist() == judged.tolist()

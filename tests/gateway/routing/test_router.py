@@ -10,11 +10,13 @@ import pytest
 from gateway.routing.features import Features
 from gateway.routing.learned.model import Estimate
 from gateway.routing.plan import Plan
-from gateway.routing.prediction import PROMPT, HeadKey, LearnedHead, policy_key
+from gateway.routing.prediction import HeadKey, LearnedHead, policy_key
 from gateway.routing.router import Router
 from gateway.routing.rules import SHADOW, drawn
 from sluice.settings.models import ModelSettings
 from sluice.settings.routing import RoutingSettings, Trial
+from sluice.v1.admin_pb2 import ROUTER_HEAD_PROMPT
+from sluice.wire.clock import ms_of
 
 MODELS = {
     name: ModelSettings(name=name, path=name, tier=tier, prompt_price=price, answer_price=2 * price)
@@ -35,7 +37,7 @@ def long_prompts(policy: str) -> LearnedHead:
     def score(prompt: str, _: str) -> Estimate:
         return Estimate(0.25 if len(prompt) > 10 else 0.0, 0.5, 0.75)
 
-    by = HeadKey(policy_key(policy), "r1", PROMPT)
+    by = HeadKey(policy_key(policy), "r1", ROUTER_HEAD_PROMPT)
     return LearnedHead(by, ("small", "large"), score, 0.2, np.zeros(1, np.float32))
 
 
@@ -74,7 +76,7 @@ def test_the_safety_policy_goes_before_the_caller_and_nothing_replaces_it() -> N
     features = Features("small", governed=("large", "injection.override"))
     found = plan(settings, features, {}, {"default": 9})
     assert (found.model, found.strategy) == ("large", "safety")
-    assert found.reason == "the safety policy sends injection.override here"
+    assert found.route.reason == "the safety policy sends injection.override here"
 
 
 def test_the_first_rule_that_holds_decides() -> None:
@@ -82,7 +84,7 @@ def test_the_first_rule_that_holds_decides() -> None:
         {"model": "large", "min_numbers": 4, "reason": "many"},
         {"model": "next", "min_numbers": 1, "reason": "some"},
     ]
-    assert plan({"rules": rules}, auto("1 2 3 4")).reason == "many"
+    assert plan({"rules": rules}, auto("1 2 3 4")).route.reason == "many"
     assert plan({"rules": rules}, auto("1")).model == "next"
     assert plan({"rules": rules}, auto("none")).model == "small"
 
@@ -142,11 +144,11 @@ def test_the_first_selection_that_fits_names_the_policy() -> None:
 def test_the_learned_router_ranks_both_models_and_is_named() -> None:
     found = plan({"learned": LEARNED}, auto("a long prompt"))
     assert (found.model, found.strategy) == ("large", "learned")
-    assert [(one.model, one.quality) for one in found.candidates] == [
+    assert [(one.model, one.quality) for one in found.route.candidates] == [
         ("large", 0.75),
         ("small", 0.5),
     ]
-    assert found.versions == {"routing": "v1", "router": "r1"}
+    assert found.route.versions == {"routing": "v1", "router": "r1"}
     assert plan({"learned": LEARNED}, auto("short")).model == "small"
 
 
@@ -158,7 +160,7 @@ def test_a_spent_budget_names_its_model_for_its_tenants_only() -> None:
     spent = {"acme": 2.0, "default": 99.0}
     found = plan(settings, auto("a long prompt", tenant="acme"), spent=spent)
     assert (found.model, found.strategy) == ("small", "budget")
-    assert [one.model for one in found.candidates] == ["small", "large"]
+    assert [one.model for one in found.route.candidates] == ["small", "large"]
     assert plan(settings, auto("a long prompt"), spent=spent).model == "large"
     assert plan(settings, auto("a long prompt", tenant="acme")).model == "large"
 
@@ -167,7 +169,7 @@ def test_a_long_wait_names_the_other_model() -> None:
     settings = {"default": "large", "load": {"max_wait_s": 1, "model": "small"}}
     found = plan(settings, auto(), {"large": 1.5}, {})
     assert (found.model, found.strategy) == ("small", "load")
-    assert "1.5 s" in found.reason
+    assert "1.5 s" in found.route.reason
     assert plan(settings, auto(), {"large": 1.0}, {}).model == "large"
 
 
@@ -179,7 +181,7 @@ def test_canaries_get_their_share() -> None:
     plans = [plan(settings, auto(key=f"req-{number}")) for number in range(3000)]
     canaries = [one for one in plans if one.model == "next"]
     assert 0.17 < len(canaries) / 3000 < 0.23
-    assert all(one.strategy == "canary" and "20%" in one.reason for one in canaries)
+    assert all(one.strategy == "canary" and "20%" in one.route.reason for one in canaries)
     assert plan(settings, auto(key="req-7")) == plans[7]
 
 
@@ -219,8 +221,8 @@ def test_a_cascade_begins_where_its_first_model_would_answer() -> None:
     assert (found.model, found.strategy) == ("small", "cascade")
     assert found.cascade is not None
     assert found.cascade.second == "large"
-    assert [one.model for one in found.candidates] == ["small", "large"]
-    assert found.candidates[1].quality == 0.75
+    assert [one.model for one in found.route.candidates] == ["small", "large"]
+    assert found.route.candidates[1].quality == 0.75
     assert plan(settings, auto("a long prompt")).cascade is None
 
 
@@ -234,14 +236,14 @@ def test_a_spent_budget_does_not_escalate() -> None:
     assert (found.model, found.cascade) == ("small", None)
     found = plan(settings, auto("short"), {}, {"default": 1.0})  # it would answer anyhow
     assert (found.model, found.cascade, found.strategy) == ("small", None, "budget")
-    assert "has spent its 1" in found.reason
+    assert "has spent its 1" in found.route.reason
 
 
 def test_candidates_carry_cost_and_wait() -> None:
     features = auto("x" * 400, answer_tokens=50)
-    (found,) = plan({}, features, {"small": 0.25}, {}).candidates
+    (found,) = plan({}, features, {"small": 0.25}, {}).route.candidates
     assert found.cost == pytest.approx((100 * 1 + 50 * 2) / 1e6)
-    assert found.wait_s == 0.25
+    assert ms_of(found.expected_wait) == 250
 
 
 @pytest.mark.parametrize(

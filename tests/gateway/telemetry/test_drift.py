@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ import numpy as np
 import pytest
 
 from gateway.routing.learned.artefact import save_to
-from gateway.routing.plan import Candidate, Plan
-from gateway.routing.prediction import CASCADE, PROMPT, HeadKey, Prediction
+from gateway.routing.plan import Plan
+from gateway.routing.prediction import HeadKey
 from gateway.telemetry.drift import DriftMonitor
 from learning.train import train
 from sluice.internal.v1.frame_pb2 import ROW_END_STOP
@@ -22,6 +21,8 @@ from sluice.v1.admin_pb2 import (
     DRIFT_STATE_DRIFTED,
     DRIFT_STATE_GATHERING,
     DRIFT_STATE_STABLE,
+    ROUTER_HEAD_CASCADE,
+    ROUTER_HEAD_PROMPT,
     GetRequestRecordRequest,
     GetRouterHealthRequest,
     GetRouterHealthResponse,
@@ -42,8 +43,9 @@ from tests.learning.made_up import EASY, outcomes
 
 WINDOW = 50
 SETTINGS = DriftSettings(window=WINDOW, min_rows=20, min_outcomes=10)
-PROMPT_HEAD = HeadKey("routing", "r1", PROMPT)
-CASCADE_HEAD = HeadKey("routing", "r1", CASCADE)
+PROMPT, CASCADE = "prompt", "cascade"
+PROMPT_HEAD = HeadKey("routing", "r1", ROUTER_HEAD_PROMPT)
+CASCADE_HEAD = HeadKey("routing", "r1", ROUTER_HEAD_CASCADE)
 USUAL = [row.prompt for row in outcomes(WINDOW, seed=2)]
 
 
@@ -56,7 +58,7 @@ class Heard:
 
     def score(self, by: HeadKey, gain: float, count: int = 1) -> None:
         for _ in range(count):
-            self.drift.scored(Prediction(by, gain, {}))
+            self.drift.scored(RouterScore(**by._asdict(), gain=gain))
 
 
 def held_out(*heads: HeadKey) -> dict[HeadKey, Any]:
@@ -115,12 +117,11 @@ def test_comparisons_of_shadows_count_where_the_settings_say_so(
     heard = Heard()
     settings = SETTINGS.model_copy(update={"shadows": shadows})
     heard.drift.use(held_out(PROMPT_HEAD), settings)
-    score = Prediction(PROMPT_HEAD, 0.25, {"small": 0.5, "large": 0.75})
-    plan = Plan(strategy, "", (Candidate("small", "small", ""),), scores=(score,))
+    plan = Plan(record(PROMPT, strategy=strategy).route)
     for row in ("req-1-s1", "req-2-s1"):
         heard.drift.compared(plan, "small", 1.0, row)
     heard.drift.compared(plan, "medium", 1.0, "req-3-s1")
-    heard.drift.compared(replace(plan, scores=()), "small", 1.0, "req-4-s1")
+    heard.drift.compared(Plan(RouteRecord()), "small", 1.0, "req-4-s1")
     (health,) = heard.drift.health().routers
     assert health.accuracy.rows == rows
 
@@ -141,7 +142,7 @@ def test_a_reload_keeps_what_is_known_of_the_same_artefact_and_forgets_another()
         heard.drift.use(heads, settings)
         assert [router.inputs.rows for router in heard.drift.health().routers] == [0]
         heard.score(newer, 0.0, count=3)
-    heard.drift.observed(PROMPT_HEAD, 0.5, 1.0, "req-1")
+    heard.drift.graded(record(PROMPT), 1.0)
     assert outcome_rows(heard.drift) == {PROMPT: 0}
     heard.score(PROMPT_HEAD, 0.0)
 

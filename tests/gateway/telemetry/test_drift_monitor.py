@@ -6,18 +6,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gateway.routing.prediction import PROMPT, HeadKey
+from gateway.routing.prediction import HeadKey
 from gateway.telemetry.drift import HeadMonitor
 from sluice.settings.routing import DriftSettings
 from sluice.v1.admin_pb2 import (
     DRIFT_STATE_DRIFTED,
     DRIFT_STATE_GATHERING,
     DRIFT_STATE_STABLE,
+    ROUTER_HEAD_PROMPT,
     DriftState,
 )
 
 SETTINGS = DriftSettings()
-HEAD = HeadKey("routing", "r1", PROMPT)
+HEAD = HeadKey("routing", "r1", ROUTER_HEAD_PROMPT)
 EVERY = 100
 """Values from one look to the next."""
 

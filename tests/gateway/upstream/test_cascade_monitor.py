@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from gateway.routing.learned.model import Estimate
-from gateway.routing.prediction import CASCADE, HeadKey, LearnedHead
+from gateway.routing.prediction import HeadKey, LearnedHead
 from gateway.upstream.cascade import DECIDE_TOKENS, AnswerMonitor
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.settings.routing import CascadeRoute
+from sluice.v1.admin_pb2 import ROUTER_HEAD_CASCADE
 
 
 def route(**fields: object) -> CascadeRoute:
@@ -90,11 +91,11 @@ def test_the_learned_part_has_the_last_word() -> None:
     def score(_: str, answer: str) -> Estimate:
         return Estimate(0.2 if answer == "bad" else 0.1, 0.5, 0.7)
 
-    by = HeadKey("routing", "v1", CASCADE)
+    by = HeadKey("routing", "v1", ROUTER_HEAD_CASCADE)
     head = LearnedHead(by, ("small", "large"), score, 0.2, np.zeros(1, np.float32))
     for text in ("bad", "good"):
         made = AnswerMonitor(route(), "prompt", wants_json=False, predictor=head)
         made.end(text, truncated=False)
         assert made.committed is (text == "good")
         assert made.score is not None
-        assert made.score.by == by
+        assert (made.score.policy, made.score.version, made.score.head) == by
