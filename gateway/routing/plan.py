@@ -3,27 +3,10 @@
 from dataclasses import dataclass
 
 from gateway.routing.prediction import LearnedHead
-from sluice.settings.routing import CascadeRoute, Trial
+from sluice.settings.routing import CascadeRoute
 from sluice.v1.admin_pb2 import RouteCandidate, RouteRecord
 from sluice.v1.inference_pb2 import RouteStrategy
 from sluice.wire.enums import word_of
-
-
-@dataclass(frozen=True)
-class Learning:
-    """What may be learned from the answer.
-
-    Attributes:
-        policy: which one of the configuration's routing policies routed; "" is the section itself.
-        pair: the weak and the strong model that are compared; None: none are.
-        shadows: models that also get a share of the requests of another one.
-        kept: whether the tenant lets its prompts be kept.
-    """
-
-    policy: str
-    pair: tuple[str, str] | None
-    shadows: tuple[Trial, ...]
-    kept: bool
 
 
 @dataclass
@@ -32,15 +15,15 @@ class Plan:
 
     Attributes:
         route: the decision; its first candidate is asked first.
+        policy: which one of the configuration's routing policies routed; "" is the section itself.
         cascade: how the answer may escalate to a second model; None: it does not.
         answer_predictor: the learned part of the cascade, when it has one.
-        learning: what may be learned from the answer; None: nothing is compared, or the safety policy decided.
     """
 
     route: RouteRecord
+    policy: str = ""
     cascade: CascadeRoute | None = None
     answer_predictor: LearnedHead | None = None
-    learning: Learning | None = None
 
     @property
     def model(self) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.routing.features import Features
-from gateway.routing.plan import Learning, Plan
+from gateway.routing.plan import Plan
 from gateway.routing.prediction import HeadKey, LearnedHead, policy_key
 from gateway.routing.rules import drawn, matches, selects
 from sluice.settings.models import ModelSettings
@@ -135,10 +135,7 @@ class Router:
             one.cost = self._models[one.model].cost(prompt_tokens, features.answer_tokens)
             set_duration(one.expected_wait, wait_s(one.model) * 1e3)
         route.versions["routing"] = self._version
-        pair = policy.pair or self._settings.outcomes.pair
-        if not governed and (pair or policy.shadows):
-            kept = features.tenant in self._settings.outcomes.tenants
-            plan.learning = Learning(name, pair, policy.shadows, kept)
+        plan.policy = name
         return plan
 
     def _selected(self, features: Features) -> tuple[str, RoutingPolicy]:

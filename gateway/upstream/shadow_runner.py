@@ -15,7 +15,6 @@ from gateway.admission.pipeline import AdmittedRequest
 from gateway.admission.prompts import prepare
 from gateway.records.agreement import agreement
 from gateway.routing.learned.features import ends
-from gateway.routing.plan import Learning
 from gateway.routing.rules import SHADOW, drawn
 from gateway.safety.actions import Action
 from gateway.streaming.answer import Answer
@@ -31,7 +30,7 @@ from sluice.internal.v1.outcome_pb2 import Comparison, Outcome
 from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
 from sluice.v1.admin_pb2 import ShadowRun
-from sluice.v1.inference_pb2 import FINISH_REASON_CONTENT_FILTER
+from sluice.v1.inference_pb2 import FINISH_REASON_CONTENT_FILTER, ROUTE_STRATEGY_SAFETY
 from sluice.wire.clock import duration, unix_ms
 
 _log = logging.getLogger(__name__)
@@ -55,10 +54,11 @@ _STEERING: Final = (Action.ROUTE, Action.BLOCK)
 
 @dataclass(frozen=True)
 class _Shadow:
-    """One model that is given the request of ``answered``; ``run`` is filled in."""
+    """One model that is given the request of ``answered``; ``run`` is filled in, ``pair`` is what a router compares."""
 
     context: AdmittedRequest
     answered: Row
+    pair: tuple[str, str] | None
     outcome: Outcome | None
     row_id: str
     run: ShadowRun
@@ -79,18 +79,20 @@ class ShadowRunner:
 
     def ended(self, context: AdmittedRequest, answer: Answer) -> None:
         """Keeps the outcome of a request that has just ended, and starts its shadows."""
-        learning = context.plan.learning
-        if learning is None or not learnable(context.request, answer):
+        plan, routing, current = context.plan, context.policies.settings.routing, answer.current
+        policy, kept = routing.policies.get(plan.policy, routing), routing.outcomes
+        pair, outcome = policy.pair or kept.pair, None
+        governed = plan.route.strategy == ROUTE_STRATEGY_SAFETY
+        if governed or not (pair or policy.shadows) or not learnable(context.request, answer):
             return
-        prompt = context.conversation.user_text
-        outcome = outcome_of(context.request, prompt, learning, answer)
-        if outcome is not None:
+        if pair and current.model in pair and context.tenant in kept.tenants:
+            outcome = outcome_of(context, pair, answer)
             self._records.store.write_outcome(outcome)
-        trials = drawn(learning.shadows, answer.current.model, answer.request_id, SHADOW)
+        trials = drawn(policy.shadows, current.model, answer.request_id, SHADOW)
         for number, trial in enumerate(trials, 1):
             row_id = f"{answer.request_id}-s{number}"
             run = ShadowRun(model=trial.model)
-            self._start(_Shadow(context, answer.current, outcome, row_id, run))
+            self._start(_Shadow(context, current, pair, outcome, row_id, run))
 
     def _start(self, shadow: _Shadow) -> None:
         now = time.monotonic()
@@ -153,9 +155,7 @@ class ShadowRunner:
 
     def _observe_drift(self, shadow: _Shadow) -> None:
         """Reports how the weak one of the router's two models did; routers predict nothing of other models."""
-        plan = shadow.context.plan
-        assert plan.learning is not None, "it has shadows"
-        pair = plan.learning.pair
+        plan, pair = shadow.context.plan, shadow.pair
         if pair is not None and {shadow.answered.model, shadow.run.model} == set(pair):
             self._drift.compared(plan, pair[0], shadow.run.agreement, shadow.row_id)
 
@@ -183,26 +183,18 @@ def blocked(result: RowResult) -> bool:
     return result.reason == FINISH_REASON_CONTENT_FILTER
 
 
-def outcome_of(
-    request: ValidRequest, prompt: str, learning: Learning, stream: Answer
-) -> Outcome | None:
-    """The outcome of a `learnable` answer; None where it may not be kept, or no two models are compared.
-
-    ``prompt``: the caller's turns as the models saw them.
-    """
-    if not learning.kept or learning.pair is None or stream.current.model not in learning.pair:
-        return None
-    weak, strong = learning.pair
+def outcome_of(context: AdmittedRequest, pair: tuple[str, str], stream: Answer) -> Outcome:
+    """The outcome of a `learnable` answer of one of the ``pair``, with the caller's turns as the models saw them."""
     outcome = Outcome(
         request_id=stream.request_id,
-        tenant=request.tenant,
-        workload=request.workload,
+        tenant=context.tenant,
+        workload=context.request.workload,
         answered_unix_ms=unix_ms(),
-        policy=learning.policy,
-        weak_model=weak,
-        strong_model=strong,
-        strong_answered=stream.current.model == strong,
-        prompt=ends(prompt, TEXT_CHARS_MAX),
+        policy=context.plan.policy,
+        weak_model=pair[0],
+        strong_model=pair[1],
+        strong_answered=stream.current.model == pair[1],
+        prompt=ends(context.conversation.user_text, TEXT_CHARS_MAX),
     )
     if outcome.strong_answered:
         _compare_draft(outcome, stream)

@@ -274,6 +274,18 @@ async def test_without_a_pair_and_of_a_third_model_nothing_is_kept(
         assert await listed(wire) == []
 
 
+async def test_shadows_and_outcomes_are_those_of_the_policy_that_routed(opened: Any) -> None:
+    policy = {"cascade": CASCADE, "shadows": SHADOWS}
+    routing = {"policies": {"p": policy}, "select": [{"policy": "p", "labels": {"team": "p"}}]}
+    async with opened({**routing, "outcomes": {"tenants": ["acme"]}}) as wire:
+        await answered(wire)
+        task = await answered(wire, "2 + 2?", said="hello", labels={"team": "p"})
+        await shadowed(wire, "hello")
+        found = await outcome_of(wire, task, lambda one: one.HasField("weak"))
+        assert (found.policy, found.weak_model, found.strong_model) == ("p", "small", "large")
+        assert [one.request_id for one in await listed(wire)] == [task.request_id]
+
+
 async def test_long_texts_are_cut_to_their_ends(
     opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,6 @@
 """The questions of the router, one by one."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -185,24 +184,10 @@ def test_canaries_get_their_share() -> None:
     assert plan(settings, auto(key="req-7")) == plans[7]
 
 
-def test_what_may_be_learned_is_that_of_the_policy_and_the_tenant() -> None:
-    shadows = [{"model": "large", "of": "small", "share": 0.5}]
-    settings = {
-        "shadows": shadows,
-        "policies": {"legal": {"cascade": {"first": "next", "second": "large"}}},
-        "select": [{"policy": "legal", "labels": {"team": "legal"}}],
-        "outcomes": {"tenants": ["acme"], "weak": "small", "strong": "large"},
-    }
-    learning = plan(settings, auto(tenant="acme")).learning
-    assert learning is not None
-    assert (learning.policy, learning.pair, learning.kept) == ("", ("small", "large"), True)
-    assert [one.model for one in learning.shadows] == ["large"]
-    assert plan(settings, Features("small")).learning == replace(learning, kept=False)
-    legal = plan(settings, auto(labels={"team": "legal"})).learning
-    assert legal is not None
-    assert (legal.policy, legal.pair, legal.shadows) == ("legal", ("next", "large"), ())
-    governed = Features(None, governed=("large", "pii.iban"), tenant="acme")
-    assert plan(settings, governed).learning is None
+def test_a_plan_names_the_policy_that_routed() -> None:
+    settings = {"policies": {"legal": {}}, "select": [{"policy": "legal", "tenants": ["acme"]}]}
+    assert plan(settings, auto(tenant="acme")).policy == "legal"
+    assert plan(settings, auto()).policy == ""
 
 
 def test_shadows_are_drawn_by_their_share_and_apart_from_canaries() -> None:
