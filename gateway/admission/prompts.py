@@ -15,7 +15,7 @@ from gateway.models.catalog import ServedModel
 from gateway.models.speech import chunks_of
 from gateway.models.tokenizer import TemplateRefused
 from gateway.models.tool_grammar import grammar_of
-from gateway.safety.inspector import AnswerInspection
+from gateway.safety.output.filter import OutputFilter
 from gateway.validation.audio import ValidAudio
 from gateway.validation.conversation import Conversation, function_of, messages_of
 from gateway.validation.requests import ValidRequest, in_vocabulary
@@ -46,7 +46,7 @@ class PreparedPrompt:
     model: ServedModel
     prompt_token_ids: list[int]
     sampling: Sampling
-    inspect: Callable[[], AnswerInspection | None] | None
+    inspect: Callable[[], OutputFilter | None] | None
     """Starts the inspection of an answer; None: answers are not inspected."""
     values: Values | None = None
     """The numbers that are wanted instead of an answer."""
@@ -82,7 +82,7 @@ async def prepare(
     request: ValidRequest,
     conversation: Conversation,
     model: ServedModel,
-    inspect: Callable[[], AnswerInspection | None] | None,
+    inspect: Callable[[], OutputFilter | None] | None,
     threads: TenantThreads,
 ) -> PreparedPrompt:
     """``conversation`` for ``model``; raises as `encode`, `fit` and `hear`."""
@@ -99,7 +99,7 @@ def hear(
     audio: ValidAudio,
     before: str,
     model: ServedModel,
-    inspect: Callable[[], AnswerInspection | None] | None,
+    inspect: Callable[[], OutputFilter | None] | None,
 ) -> PreparedPrompt:
     """``audio`` for ``model``, behind the text ``before``: a row, or one for each chunk; raises as `fit`.
 

@@ -7,78 +7,19 @@ spell. Every finding has offsets in the original text.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-from gateway.safety.actions import Action, Placeholders, TextDecision, apply
+from gateway.safety.actions import Action, Placeholders, apply
 from gateway.safety.compiled import HIDDEN, CompiledPolicies, CompiledPolicy
 from gateway.safety.dry_run import DryRun, FindingKey, Move, moves_of
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.guards.checks import Decided
-from gateway.safety.output.filter import OutputFilter, OutputRules
+from gateway.safety.output.filter import OutputFilter
 from gateway.safety.text.edited_text import Normalized
 from gateway.safety.text.invisible import smuggled
 from gateway.safety.text.normalize import normalize
 from gateway.safety.text.skeleton import Skeleton
-
-
-@dataclass
-class AnswerOutcome:
-    """The result of inspecting an answer.
-
-    Attributes:
-        policy: version of the policy that decided.
-        taken: findings by rule and action.
-        moves: findings that the policy in dry run treats differently.
-    """
-
-    policy: str
-    taken: Mapping[tuple[str, Action], int]
-    moves: Counter[Move] = field(default_factory=Counter)
-
-
-class AnswerInspection:
-    """The inspection of one answer.
-
-    Attributes:
-        filter: the output filter of the stream.
-    """
-
-    def __init__(
-        self, output: OutputFilter, tried: OutputRules | None, counts: DryRun | None
-    ) -> None:
-        """``tried`` and ``counts``: of the policy in dry run, which also inspects every answer."""
-        self.filter = output
-        self._tried = tried
-        self._counts = counts
-        self._outcome: AnswerOutcome | None = None
-
-    def outcome(self) -> AnswerOutcome:
-        """The findings in the whole answer, to be called at its end. Computed once."""
-        if self._outcome is None:
-            self._outcome = self._reviewed()
-        return self._outcome
-
-    def _reviewed(self) -> AnswerOutcome:
-        decision = self.filter.review()
-        taken = Counter((one.finding.rule, one.action) for one in decision.taken)
-        taken.update(self.filter.echoes)
-        return AnswerOutcome(self.filter.policy, taken, self._rehearsed(decision))
-
-    def _rehearsed(self, decision: TextDecision) -> Counter[Move]:
-        if self._tried is None or self._counts is None:
-            return Counter()
-        then = self._tried.review(self.filter.raw, self.filter.entities)
-        moves = moves_of(_answer_places(decision), _answer_places(then))
-        changed = (decision.text, decision.blocked) != (then.text, then.blocked)
-        self._counts.add(moves, changed)
-        return moves
-
-
-def _answer_places(decision: TextDecision) -> Iterator[tuple[FindingKey, Action]]:
-    for one in decision.taken:
-        yield (one.finding.rule, one.finding.start, one.finding.end), one.action
-
 
 _NOTICED: Final = frozenset({"limit.length", "unicode.invisible_only"})
 """What is found without a change of the text."""
@@ -220,8 +161,8 @@ class Inspector:
             total += moves
         return total
 
-    def answer(self, inspection: "RequestInspection", system: str) -> AnswerInspection | None:
-        """The inspection of the answer to a request; None when its policy leaves answers alone.
+    def answer(self, inspection: "RequestInspection", system: str) -> OutputFilter | None:
+        """The filter of the answer to a request; None when its policy leaves answers alone.
 
         Args:
             inspection: of the prompt, all its texts done.
@@ -232,8 +173,7 @@ class Inspector:
             return None
         trial = self._compiled.trial
         tried = None if trial is None or trial.policy is inspection.policy else trial.output
-        filter_ = OutputFilter(rules, inspection.placeholders, system)
-        return AnswerInspection(filter_, tried, self.dry_run)
+        return OutputFilter(rules, inspection.placeholders, system, tried, self.dry_run)
 
 
 class RequestInspection:

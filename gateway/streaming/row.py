@@ -15,7 +15,7 @@ from math import inf
 from typing import Final
 
 from gateway.safety.findings import Finding
-from gateway.safety.inspector import AnswerInspection
+from gateway.safety.output.filter import OutputFilter
 from gateway.safety.output.windows import Window
 from gateway.streaming.transcript import Transcript
 from sluice import errors
@@ -37,7 +37,7 @@ _REASONS: Final[Mapping[int, "FinishReason.ValueType"]] = {
     frame_pb2.ROW_END_LENGTH: FINISH_REASON_LENGTH,
 }
 
-OpenText = Callable[[], tuple[Transcript, AnswerInspection | None]]
+OpenText = Callable[[], Transcript]
 """Makes the text of an answer, and what inspects it: its filter is in the text."""
 
 
@@ -84,7 +84,6 @@ class Row:
         recoveries: how often another process continued the row.
         recovered_gap_s: the longest time without a token because of that.
         recovered_from: what was lost when another process continued it last: "worker" or "batcher".
-        inspection: what the safety policy does about the answer, as far as there is one.
     """
 
     row_id: str
@@ -109,7 +108,6 @@ class Row:
     recoveries: int = 0
     recovered_gap_s: float = 0.0
     recovered_from: str = ""
-    inspection: AnswerInspection | None = None
     _text: Transcript | None = None
     _accepted_attempt: int = 0
     """That of the last frame that was accepted."""
@@ -121,8 +119,13 @@ class Row:
         """The text of its tokens."""
         if self._text is None:
             assert self.open_text is not None, "its result is numbers"
-            self._text, self.inspection = self.open_text()
+            self._text = self.open_text()
         return self._text
+
+    @property
+    def output(self) -> OutputFilter | None:
+        """What the safety policy does about the answer, as far as there is one."""
+        return None if self._text is None else self._text.output
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -137,18 +140,18 @@ class Row:
     @property
     def raw_text(self) -> str:
         """The answer so far as the model gave it: with placeholders, before the output filter."""
-        return self.transcript.text if self.inspection is None else self.inspection.filter.raw
+        return self.transcript.text if self.output is None else self.output.raw
 
     @property
     def unread(self) -> bool:
         """Whether token classifiers have to read more of the answer."""
-        return self.inspection is not None and self.inspection.filter.unread
+        return self.output is not None and self.output.unread
 
     def next_window(self) -> Window | None:
         """The next part for token classifiers, if there is one to read now."""
-        if self.inspection is None or self.inspection.filter.windows is None or not self.unread:
+        if self.output is None or self.output.windows is None or not self.unread:
             return None
-        return self.inspection.filter.windows.due()
+        return self.output.windows.due()
 
     def settle(self, window: Window, findings: Sequence[Finding]) -> None:
         """Token classifiers have read ``window``."""

@@ -40,6 +40,7 @@ class Transcript:
         tail: text that no later token released: it was held back until the answer was complete.
         closed: no token will be added.
         blocked: the rules that ended the answer, if any did.
+        output: the output filter, if the policy has one.
         contradicted: the tokens differ from those that the caller was shown before.
     """
 
@@ -79,7 +80,7 @@ class Transcript:
         self._stop_token_ids = stop_token_ids
         self._token_text = token_text
         self._alternatives = alternatives
-        self._output = output
+        self.output = output
         self._undecided: deque[tuple[Token, int, int]] = deque()
         """Tokens that wait for the output filter, with the range of their text."""
         self._partial: list[Token] = []
@@ -101,7 +102,7 @@ class Transcript:
         self.token_ids.append(token_id)
         text = "" if token_id in self._stop_token_ids else self._detokenizer.push(token_id)
         token = token_id, logprobs
-        if self._output is None:
+        if self.output is None:
             self._show(*token, self._matcher.push(text))
         else:
             self._partial.append(token)
@@ -109,12 +110,12 @@ class Transcript:
                 self._partial_chars += len(text)
                 if not _goes_on(token):
                     self._complete()
-                self._release(self._output.push(text))
+                self._release(self.output.push(text))
         self._close_if_stopped()
 
     def end(self) -> None:
         """No token will be added: token classifiers may read the rest of the answer before it is closed."""
-        output = self._output
+        output = self.output
         if self._ended or self.closed or output is None or output.windows is None:
             return
         self._ended = True
@@ -122,8 +123,8 @@ class Transcript:
 
     def settle(self, window: Window, findings: Sequence[Finding]) -> bool:
         """Token classifiers have read ``window`` of the answer; whether that ends it."""
-        assert self._output is not None, "they read for the filter"
-        shown = self._output.settle(window, findings)
+        assert self.output is not None, "they read for the filter"
+        shown = self.output.settle(window, findings)
         if self.closed:
             return False
         self._release(shown)
@@ -139,7 +140,7 @@ class Transcript:
             return
         self.closed = True
         # In this order: the last characters may still complete a match or a stop string.
-        text, output = "" if self._ended else self._detokenizer.flush(), self._output
+        text, output = "" if self._ended else self._detokenizer.flush(), self.output
         if output is not None:
             text = self._filter_last(text) + output.finish(truncated)
         self.tail = self._matcher.push(text) + self._matcher.flush()
@@ -183,7 +184,7 @@ class Transcript:
 
     def _close_if_stopped(self) -> bool:
         """Closes the answer when a stop string or the filter has ended it."""
-        if self._matcher.found is None and (self._output is None or not self._output.stopped):
+        if self._matcher.found is None and (self.output is None or not self.output.stopped):
             return False
         self.close(truncated=True)
         return True
@@ -198,27 +199,27 @@ class Transcript:
 
     def _filter_last(self, text: str) -> str:
         """Gives the filter the last ``text``, which no token completed; returns what of it may be shown already."""
-        assert self._output is not None, "without a filter nothing waits for it"
+        assert self.output is not None, "without a filter nothing waits for it"
         self._partial_chars += len(text)
         self._complete()
-        shown = self._output.push(text)
-        if self._output.windows is not None:
-            self._output.windows.end()
+        shown = self.output.push(text)
+        if self.output.windows is not None:
+            self.output.windows.end()
         return shown
 
     def _release(self, shown: str) -> None:
         """The filter lets ``shown`` pass, and the tokens that it has decided about."""
-        assert self._output is not None, "without a filter nothing waits for it"
+        assert self.output is not None, "without a filter nothing waits for it"
         self._pending_text += self._matcher.push(shown)
-        self._show_decided(self._output.decided)
+        self._show_decided(self.output.decided)
 
     def _show_decided(self, limit: int) -> None:
         """Shows the tokens whose text ends before ``limit``, together; the last brings the text."""
-        assert self._output is not None, "without a filter nothing waits for it"
+        assert self.output is not None, "without a filter nothing waits for it"
         decided: list[Token] = []
         while self._undecided and self._undecided[0][2] <= limit:
             token, start, end = self._undecided.popleft()
-            decided.append(_HIDDEN if self._output.hides(start, end) else token)
+            decided.append(_HIDDEN if self.output.hides(start, end) else token)
         if not decided:
             return
         for token_id, logprobs in decided[:-1]:

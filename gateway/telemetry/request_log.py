@@ -287,9 +287,9 @@ class RequestLog:
         self.ended_at = now
         self.error = "" if answer.error is None else answer.error.reason
         self.guards = None if answer.guards is None else answer.guards.checks
-        inspection = answer.current.inspection
-        if answer.finished is not None and inspection is not None:
-            self.answer_taken = inspection.outcome().taken
+        output = answer.current.output
+        if answer.finished is not None and output is not None:
+            self.answer_taken = output.outcome().taken
         for row_id, span in self._row_spans.items():
             attributes, ago_s = _row_end(answer, now, row_id)
             span.set_attributes(attributes)
@@ -434,8 +434,8 @@ def _row_end(answer: Answer, now: float, row_id: str) -> tuple[Attributes, float
         names.ATTEMPT: row.attempt,
         names.GEN_AI_OUTPUT_TOKENS: row.completion_tokens,
     }
-    if last and answer.finished is not None and row.inspection is not None:
-        outcome = row.inspection.outcome()
+    if last and answer.finished is not None and row.output is not None:
+        outcome = row.output.outcome()
         attributes[names.SAFETY_POLICY] = outcome.policy
         attributes |= finding_attributes(outcome.taken)
         if outcome.moves:

@@ -13,7 +13,6 @@ from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.admission.pipeline import Admission, AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.usage import UsageAccounting
-from gateway.safety.inspector import AnswerInspection
 from gateway.streaming.answer import Answer
 from gateway.streaming.registry import Registry
 from gateway.streaming.room import SentRow
@@ -222,16 +221,15 @@ def already_complete(sampling: Sampling, transcript: Transcript) -> "FinishReaso
 
 def _open_text(
     request: ValidRequest, prepared: PreparedPrompt, held: Sequence[VisibleToken]
-) -> tuple[Transcript, AnswerInspection | None]:
-    """The text of an answer that begins with ``held``, and its inspection."""
+) -> Transcript:
+    """The text of an answer that begins with ``held``."""
     tokenizer, sampling = prepared.model.tokenizer, request.sampling
-    inspection = prepared.inspect and prepared.inspect()
     transcript = Transcript(
         tokenizer.detokenizer(tools=request.tools is not None),
         tuple(sampling.stop),
         tokenizer.stop_token_ids.union(sampling.stop_token_ids),
         tokenizer.token_text,
-        inspection.filter if inspection else None,
+        prepared.inspect and prepared.inspect(),
         held,
         sampling.logprobs if sampling.HasField("logprobs") else None,
     )
@@ -239,4 +237,4 @@ def _open_text(
     for token_id in takewhile(lambda one: one is not None, held):
         if token_id is not None and not transcript.closed:  # they may contain a stop string
             transcript.append(token_id)
-    return transcript, inspection
+    return transcript

@@ -228,6 +228,6 @@ def _compare_draft(outcome: Outcome, stream: Answer) -> None:
 
 def _keep_answer(outcome: Outcome, attempt: Row) -> None:
     """Keeps an answer unless the safety policy found something in it."""
-    output = None if attempt.inspection is None else attempt.inspection.filter
+    output = attempt.output
     if output is None or not (output.review().taken or output.echoes):
         outcome.weak_answer = ends(attempt.raw_text, TEXT_CHARS_MAX)

@@ -9,8 +9,8 @@ alone, never on how it was split into pieces.
 """
 
 import re
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +18,7 @@ import re2
 from typing_extensions import override
 
 from gateway.safety.actions import Action, Placeholders, TextDecision, apply
+from gateway.safety.dry_run import DryRun, FindingKey, Move, moves_of
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.guards.checks import EntityGuard
 from gateway.safety.output.automaton import Automaton, Scanner, ViewScanner, WatchedRule, WordList
@@ -165,6 +166,21 @@ def output_rules(
     return OutputRules(policy, rules, ViewScanner(scanner, for_answers), lists, window, holds)
 
 
+@dataclass
+class AnswerOutcome:
+    """The result of inspecting an answer.
+
+    Attributes:
+        policy: version of the policy that decided.
+        taken: findings by rule and action.
+        moves: findings that the policy in dry run treats differently.
+    """
+
+    policy: str
+    taken: Mapping[tuple[str, Action], int]
+    moves: Counter[Move]
+
+
 class OutputFilter:
     """The filter of one answer. Offsets count characters of the answer as the model gave it.
 
@@ -178,6 +194,8 @@ class OutputFilter:
         shared: OutputRules,
         placeholders: Callable[[], Placeholders] = Placeholders,
         system: str = "",
+        tried: OutputRules | None = None,
+        counts: DryRun | None = None,
     ) -> None:
         """Begins an answer.
 
@@ -185,8 +203,12 @@ class OutputFilter:
             shared: of the policy.
             placeholders: gives those of the prompt.
             system: the system message as the model got it.
+            tried: of the policy in dry run, which also inspects every answer.
+            counts: of that policy.
         """
         self._shared = shared
+        self._tried, self._counts = tried, counts
+        self._outcome: AnswerOutcome | None = None
         self._raw: list[str] = []
         window = shared.window_tokens
         self.windows = None if window is None else Windows(window)
@@ -211,11 +233,6 @@ class OutputFilter:
         if self._echo is None or not self._echo.matches:
             return {}
         return {(RULE, self._echo.action): self._echo.matches}
-
-    @property
-    def policy(self) -> str:
-        """Version of the policy."""
-        return self._shared.policy.version
 
     @property
     def raw(self) -> str:
@@ -285,6 +302,24 @@ class OutputFilter:
         """What all rules say of the answer so far; those that flag change nothing and so never wait in the stream."""
         return self._shared.review(self.raw, self.entities)
 
+    def outcome(self) -> AnswerOutcome:
+        """The findings in the whole answer, to be called at its end. Computed once."""
+        if self._outcome is None:
+            decision = self.review()
+            taken = Counter((one.finding.rule, one.action) for one in decision.taken)
+            taken.update(self.echoes)
+            moves = self._rehearsed(decision)
+            self._outcome = AnswerOutcome(self._shared.policy.version, taken, moves)
+        return self._outcome
+
+    def _rehearsed(self, decision: TextDecision) -> Counter[Move]:
+        if self._tried is None or self._counts is None:
+            return Counter()
+        then = self._tried.review(self.raw, self.entities)
+        moves = moves_of(_places(decision), _places(then))
+        self._counts.add(moves, (decision.text, decision.blocked) != (then.text, then.blocked))
+        return moves
+
     def _after(self, text: str) -> str:
         if self._echo is not None:
             text = self._unrepeated(self._echo.push(text))
@@ -297,3 +332,8 @@ class OutputFilter:
         self._repeated.extend((whole(start), whole(end)) for start, end in self._echo.hidden)
         self._echo.hidden.clear()
         return text
+
+
+def _places(decision: TextDecision) -> Iterator[tuple[FindingKey, Action]]:
+    for one in decision.taken:
+        yield (one.finding.rule, one.finding.start, one.finding.end), one.action

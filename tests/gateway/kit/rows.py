@@ -85,8 +85,8 @@ def new_row(
 ) -> Row:
     stops = [stop] if stop else []
 
-    def open_text() -> tuple[Transcript, None]:
-        return Transcript(detokenizer or Letters(), stops, frozenset(), chr), None
+    def open_text() -> Transcript:
+        return Transcript(detokenizer or Letters(), stops, frozenset(), chr)
 
     settings = ModelSettings(name=model, path=model)
     return Row(row_id, model, prompt_tokens, open_text, stall_s, now, settings)

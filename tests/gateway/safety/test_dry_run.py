@@ -58,7 +58,7 @@ def test_answers_are_counted_and_left_alone() -> None:
     inspection, _ = inspected(made, "hello")
     answer = made.answer(inspection, "")
     assert answer is not None
-    shown = answer.filter.push(f"pay {IBAN}, zebra") + answer.filter.finish()
+    shown = answer.push(f"pay {IBAN}, zebra") + answer.finish()
     assert shown == "pay <IBAN_1>, zebra"
     outcome = answer.outcome()
     assert outcome.taken == {("pii.iban", Action.REDACT): 1}

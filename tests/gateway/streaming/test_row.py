@@ -3,7 +3,6 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from gateway.safety.inspector import AnswerInspection
 from gateway.streaming.row import Row
 from gateway.streaming.transcript import Transcript
 from sluice.internal.v1.frame_pb2 import Frame, Logprobs
@@ -127,7 +126,7 @@ def test_a_row_that_waits_has_no_text_yet() -> None:
     open_text = row.open_text
     assert open_text is not None
 
-    def counted() -> tuple[Transcript, AnswerInspection | None]:
+    def counted() -> Transcript:
         opened.append(row.row_id)
         return open_text()
 
