@@ -7,8 +7,8 @@ content. A file that changed a moment ago may change again within the same tick 
 import hashlib
 import os
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -17,11 +17,7 @@ PART_BYTES: Final = 16 * 1024 * 1024
 SETTLED_S: Final = 2.0
 """How long ago a file must have changed before its hash is kept, seconds."""
 _THREADS: Final = 4
-_SMALL_BYTES: Final = 1024 * 1024
 _HUB_BLOB: Final = re.compile(r"/models--[^/]+/blobs/[0-9a-f]{64}$")
-_Key = tuple[str, int, int, int, int]
-_known: Final[dict[_Key, str]] = {}
-"""Those that this process has read, by `_key`."""
 
 
 def content_hash(file: Path, now: float) -> str:
@@ -34,29 +30,20 @@ def content_hash(file: Path, now: float) -> str:
     if _HUB_BLOB.search(str(real)):
         return real.name  # in the hub's cache a large file is called by its SHA-256
     seen = real.stat()
-    if seen.st_size <= _SMALL_BYTES:
-        return hashlib.sha256(real.read_bytes()).hexdigest()
-    key = _key(real, seen)
-    if (found := _known.get(key)) is None:
-        found = _read(real, seen.st_size)
-        if _key(real, real.stat()) == key and now - seen.st_ctime >= SETTLED_S:
-            _known[key] = found
-    return found
+    read = _kept if now - seen.st_ctime >= SETTLED_S else _read
+    return read(real, seen.st_size, seen.st_ino, seen.st_mtime_ns, seen.st_ctime_ns)
 
 
-def _key(file: Path, seen: os.stat_result) -> _Key:
-    return str(file), seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
-
-
-def _read(file: Path, size: int) -> str:
+def _read(file: Path, size: int, *_known_by: int) -> str:
     """A hash of the hashes of the parts."""
     with file.open("rb") as opened, ThreadPoolExecutor(_THREADS) as pool:
-        parts = _parts(pool, opened.fileno(), size)
+
+        def part(start: int) -> bytes:
+            return hashlib.sha256(os.pread(opened.fileno(), PART_BYTES, start)).digest()
+
+        parts = pool.map(part, range(0, size, PART_BYTES))
         return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-def _parts(pool: ThreadPoolExecutor, descriptor: int, size: int) -> Iterator[bytes]:
-    def part(start: int) -> bytes:
-        return hashlib.sha256(os.pread(descriptor, PART_BYTES, start)).digest()
-
-    return pool.map(part, range(0, size, PART_BYTES))
+_kept: Final = cache(_read)
+"""What it returned is that of the content; where the file changed meanwhile, nobody asks with these times again."""

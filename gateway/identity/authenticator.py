@@ -169,12 +169,7 @@ class Authenticator:
             return caller_of_token(text, issuer.settings, issuer.keys, self._time())
         except KeyMissing:
             await issuer.refresh()
-        try:
-            return caller_of_token(text, issuer.settings, issuer.keys, self._time())
-        except KeyMissing:
-            raise Unauthenticated.of(
-                "TOKEN_INVALID", "the token is signed with a key that its issuer does not have"
-            ) from None
+        return caller_of_token(text, issuer.settings, issuer.keys, self._time())
 
     def _remember(self, digest: bytes, known: tuple[Caller, float]) -> None:
         while len(self._known) >= KNOWN_MAX:

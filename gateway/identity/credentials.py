@@ -68,7 +68,7 @@ def caller_of_key(
     return Caller(record.tenant, frozenset(record.roles), key_id, limits), until
 
 
-class KeyMissing(Exception):
+class KeyMissing(Unauthenticated):
     """The issuer's keys, as far as they are known, have none of this id: it may have a new one."""
 
 
@@ -151,7 +151,9 @@ def _verified(token: str, settings: JwtSettings, keys: KeySet) -> Mapping[str, A
         key_id = str(header.get("kid", ""))
         key = next(iter(keys.values())) if not key_id and len(keys) == 1 else keys.get(key_id)
         if key is None:
-            raise KeyMissing
+            raise KeyMissing.of(
+                "TOKEN_INVALID", "the token is signed with a key that its issuer does not have"
+            )
         return jwt.decode(
             token,
             key,

@@ -174,7 +174,7 @@ class ModelTokenizer:
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
-        variables: Mapping[str, Any] | None = None,
+        variables: Mapping[str, Any] = _NONE,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
         """The tokens of a conversation in the chat template; without a template see `encode_text`.
@@ -185,7 +185,6 @@ class ModelTokenizer:
             TemplateRefused: the template does not take this conversation.
         """
         assert self.template is not None, "callers check for a template"
-        variables = variables or {}
         whole = self._encode(self.template.render(messages, variables, tools))
         if not tools and all(map(self._is_plain, messages)):
             return whole

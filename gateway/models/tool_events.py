@@ -9,8 +9,9 @@ import json
 import re
 from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn
 
+from gateway.models.tokenizer import ModelTokenizer
 from gateway.models.tools import ToolFormat, ToolUse
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.text_tokens import REASONING, REASONING_END
@@ -205,20 +206,13 @@ class ReasoningSplitter:
         return "".join(parts[True]), "".join(parts[False])
 
 
-class ModelSyntax(Protocol):
-    """How a model writes calls of tools (None: it cannot), and whether it marks its reasoning."""
-
-    tool_format: ToolFormat | None
-    marks_reasoning: bool
-
-
 class PartEvents:
     """Turns the events of one answer, as far as one call reads them, into events with calls and reasoning."""
 
     def __init__(
         self,
         use: ToolUse | None,
-        syntax_of: Callable[[str], ModelSyntax],
+        tokenizer_of: Callable[[str], ModelTokenizer],
         text_before: Callable[[int], str],
         held: int = 0,
     ) -> None:
@@ -226,12 +220,12 @@ class PartEvents:
 
         Args:
             use: the tools of the request; None: it has none.
-            syntax_of: that of a model, by name.
+            tokenizer_of: that of a model, by name: how it writes calls, and whether it marks its reasoning.
             text_before: the token of an index.
             held: tokens of the caller.
         """
         self._use = use
-        self._syntax_of = syntax_of
+        self._tokenizer_of = tokenizer_of
         self._text_before = text_before
         self._request_id = ""
         self._index = held
@@ -256,12 +250,12 @@ class PartEvents:
         yield event
 
     def _use_model(self, model: str) -> None:
-        syntax = self._syntax_of(model)
-        self._splitter = ReasoningSplitter() if syntax.marks_reasoning else None
+        tokenizer = self._tokenizer_of(model)
+        self._splitter = ReasoningSplitter() if tokenizer.marks_reasoning else None
         self._parser: ToolCallParser | None = None
         if self._use is not None:
-            assert syntax.tool_format is not None, "its prompt had tools"
-            self._format = syntax.tool_format
+            assert tokenizer.tool_format is not None, "its prompt had tools"
+            self._format = tokenizer.tool_format
             names = [tool.name for tool in self._use.callable]
             self._parser = ToolCallParser(self._format, names, single=self._use.single)
         self._calls = 0

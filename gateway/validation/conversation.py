@@ -4,7 +4,6 @@ Chat templates take it by the convention of transformers (https://huggingface.co
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from gateway.models.tools import Tool, ToolCall, ToolFormat, ToolUse, map_texts,
 from sluice.constraints import JSON_SCHEMA_MAX_BYTES
 from sluice.defaults import AUTO
 from sluice.errors import FieldViolation, InvalidRequest, UnknownModel
-from sluice.openai.fields import values_in
+from sluice.openai.fields import load_json, values_in
 from sluice.v1 import inference_pb2 as pb
 
 NAMED_MAX: Final = 16
@@ -47,17 +46,13 @@ class FieldViolations:
 
     def __init__(self) -> None:
         self._found: list[FieldViolation] = []
-        self._unnamed = 0
 
     def __bool__(self) -> bool:
         return bool(self._found)
 
     def add(self, field: str, description: str) -> None:
         """``field`` is wrong; ``description`` says what would be valid, and quotes no text of a prompt."""
-        if len(self._found) < NAMED_MAX:
-            self._found.append(FieldViolation(field, description))
-        else:
-            self._unnamed += 1
+        self._found.append(FieldViolation(field, description))
 
     def check(self, holds: bool, field: str, description: str) -> None:
         """Adds ``field`` unless ``holds``."""
@@ -67,9 +62,10 @@ class FieldViolations:
     def raise_if_any(self) -> None:
         """Raises one `InvalidRequest` with all of them."""
         if self._found:
-            message = "; ".join(f"{v.field}: {v.description}" for v in self._found)
-            message += f"; and {self._unnamed} more" if self._unnamed else ""
-            raise InvalidRequest(message, violations=self._found)
+            told, more = self._found[:NAMED_MAX], len(self._found) - NAMED_MAX
+            message = "; ".join(f"{v.field}: {v.description}" for v in told)
+            message += f"; and {more} more" if more > 0 else ""
+            raise InvalidRequest(message, violations=told)
 
 
 def named(model: str) -> str:
@@ -359,31 +355,22 @@ def _call(call: pb.ToolCall, at: str, found: FieldViolations) -> ToolCall:
 def _object(text: str, field: str, found: FieldViolations) -> dict[str, Any]:
     """The JSON object in ``text``; empty when it is none."""
     try:
-        value = json.loads(text)
-        json.dumps(value, ensure_ascii=False).encode()  # halves of surrogate pairs have no UTF-8
+        value = load_json(text)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         found.add(field, "must be a JSON object")
         return {}
-    if _depth(value) > DEPTH_MAX:
+    if not _fits(value, DEPTH_MAX):
         found.add(field, f"must be at most {DEPTH_MAX} levels deep")
         return {}
     return value
 
 
-def _depth(value: Any) -> int:
-    """How deep ``value`` is; of what is too deep only that it is."""
-    level, depth = [value], 0
-    while level and depth <= DEPTH_MAX:
-        level = [
-            inner
-            for one in level
-            if isinstance(one, dict | list)
-            for inner in (one.values() if isinstance(one, dict) else one)
-        ]
-        depth += 1
-    return depth
+def _fits(value: Any, levels: int) -> bool:
+    """Whether ``value`` has no more than so many levels."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels > 0 and all(_fits(one, levels - 1) for one in inner)
 
 
 def function_of(tool: Tool) -> Mapping[str, Any]:
