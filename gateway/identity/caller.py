@@ -1,6 +1,5 @@
 """The identity of a call, and what it may do."""
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -8,6 +7,7 @@ from typing import Final
 from sluice.defaults import AUDITOR, CALLER, OPERATOR, ROLES, TENANT_METADATA
 from sluice.errors import InvalidRequest, PermissionDenied
 from sluice.settings.limits import RateLimits
+from sluice.wire.subjects import is_token
 
 MESH: Final = "mesh"
 """The role of other processes of the mesh, which call for tenants."""
@@ -102,7 +102,6 @@ _BY_METHOD: Final = {
 }
 
 DEFAULT_TENANT: Final = "default"
-_TENANT: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def tenant_of(metadata: Mapping[str, str]) -> str:
@@ -112,7 +111,7 @@ def tenant_of(metadata: Mapping[str, str]) -> str:
         InvalidRequest: the metadata holds no valid name.
     """
     name = metadata.get(TENANT_METADATA, DEFAULT_TENANT)
-    if _TENANT.fullmatch(name) is None:
+    if not is_token(name):
         raise InvalidRequest.of(
             f"metadata.{TENANT_METADATA}", "must be 1 to 64 letters, digits, '-' and '_'"
         )

@@ -9,10 +9,11 @@ import json
 import re
 from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn
+from typing import Final
 
 from gateway.models.tokenizer import ModelTokenizer
 from gateway.models.tools import ToolFormat, ToolUse
+from sluice.openai.fields import load_json
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.text_tokens import REASONING, REASONING_END
 
@@ -163,12 +164,11 @@ class ToolCallParser:
     def _call(self, text: str) -> pb.ToolCall | None:
         start = text.find("{")
         try:
-            value = json.loads(text[start:], parse_constant=_refuse)
+            value = load_json(text[start:])
             arguments = value.get("arguments", value.get("parameters", {}))
             if value.get("name") not in self._names or not isinstance(arguments, dict):
                 return None
             dumped = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-            dumped.encode()  # halves of surrogate pairs have no UTF-8
         except (ValueError, TypeError, RecursionError):
             return None
         return pb.ToolCall(name=value["name"], arguments=dumped)
@@ -180,10 +180,6 @@ def _possible_start(text: str, opening: str) -> int:
         if text.endswith(opening[:length]):
             return length
     return 0
-
-
-def _refuse(constant: Any) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
 
 
 _MARKS: Final = re.compile(f"([{REASONING}{REASONING_END}])")

@@ -84,5 +84,4 @@ def _repeated(rule: str, separator: str, use: ToolUse) -> str:
 
 def _literal(text: str) -> str:
     """``text`` in quotes, as Lark takes it."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
+    return json.dumps(text, ensure_ascii=False)

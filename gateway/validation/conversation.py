@@ -17,6 +17,7 @@ from sluice.defaults import AUTO
 from sluice.errors import FieldViolation, InvalidRequest, UnknownModel
 from sluice.openai.fields import load_json, values_in
 from sluice.v1 import inference_pb2 as pb
+from sluice.wire.subjects import is_token
 
 NAMED_MAX: Final = 16
 """An error travels in the trailers of a call, which have room for a few kilobytes."""
@@ -37,7 +38,6 @@ TOOLS_BYTES_MAX: Final = 256 << 10
 VALUES_MAX: Final = 16_384
 """Values in the JSON of all tools, or of all calls, of a request: each string is inspected like a message."""
 DEPTH_MAX: Final = 64
-_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _CALL_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -325,7 +325,7 @@ def _check_together(request: pb.GenerateRequest, use: ToolUse, found: FieldViola
 
 def _tool(tool: pb.Tool, at: str, found: FieldViolations) -> Tool:
     found.check(
-        _NAME.fullmatch(tool.name) is not None,
+        is_token(tool.name),
         f"{at}.name",
         "must be 1 to 64 letters, digits, '_' and '-'",
     )
@@ -348,7 +348,7 @@ def _call(call: pb.ToolCall, at: str, found: FieldViolations) -> ToolCall:
         f"{at}.id",
         "must be 1 to 64 letters, digits, '_', '-', '.' and ':'",
     )
-    found.check(_NAME.fullmatch(call.name) is not None, f"{at}.name", "must be the name of a tool")
+    found.check(is_token(call.name), f"{at}.name", "must be the name of a tool")
     return ToolCall(call.id, call.name, _object(call.arguments or "{}", f"{at}.arguments", found))
 
 

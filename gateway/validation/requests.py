@@ -23,6 +23,7 @@ from gateway.validation.conversation import (
 from sluice.defaults import AUTO, LABEL_KEY_CHARS_MAX, LABEL_VALUE_CHARS_MAX, LABELS_MAX
 from sluice.errors import DeadlinePassed, InvalidRequest
 from sluice.v1 import inference_pb2 as pb
+from sluice.wire.clock import ms_of
 from sluice.wire.tokens import VisibleToken, tokens_of
 
 MAX_KEY_CHARS: Final = 128
@@ -159,9 +160,9 @@ def validate(
     )
     gather_ms = None
     if request.HasField("gather"):
-        gather_s = request.gather.seconds + request.gather.nanos / 1e9
-        found.check(0 <= gather_s <= MAX_GATHER_S, "gather", f"must be 0 to {MAX_GATHER_S} s")
-        gather_ms = round(1000 * gather_s)
+        asked, most = ms_of(request.gather), 1000 * MAX_GATHER_S
+        found.check(0 <= asked <= most, "gather", f"must be 0 to {MAX_GATHER_S} s")
+        gather_ms = round(asked)
     resume: tuple[VisibleToken, ...] = ()
     if request.HasField("resume"):
         if request.resume.HasField("seed") and not sampling.HasField("seed"):
@@ -358,16 +359,17 @@ def _issued_by(
     )
 
 
+_NO_CONTENT: Final = ("idempotency_key", "idempotency_key_generated", "resume", "gather")
+
+
 def fingerprint_of(request: pb.GenerateRequest) -> bytes:
     """A hash of the content: without the key, what the caller has received, and how it wants to receive the rest."""
     asked, extra = request, request.HasField("resume") or request.HasField("gather")
     if extra or request.idempotency_key or request.idempotency_key_generated:
         asked = pb.GenerateRequest()
         asked.CopyFrom(request)
-        asked.ClearField("idempotency_key")
-        asked.ClearField("idempotency_key_generated")
-        asked.ClearField("resume")
-        asked.ClearField("gather")
+        for field in _NO_CONTENT:
+            asked.ClearField(field)
     return hashlib.sha256(asked.SerializeToString(deterministic=True)).digest()
 
 

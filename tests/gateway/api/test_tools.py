@@ -280,11 +280,14 @@ BAD_TURNS = [
         pb.ChatMessage(role=pb.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(id="1", name="f" * 65)]),
         "tool_calls[0].name",
     ),
-    (
-        pb.ChatMessage(
-            role=pb.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(id="1", name="f", arguments="no")]
-        ),
-        "tool_calls[0].arguments",
+    *(
+        (
+            pb.ChatMessage(
+                role=pb.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(id="1", name="f", arguments=text)]
+            ),
+            "tool_calls[0].arguments",
+        )
+        for text in ("no", '{"a": NaN}', '{"a": "\\ud800"}', '{"a": ' * 64 + "1" + "}" * 64)
     ),
 ]
 
