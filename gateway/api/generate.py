@@ -315,7 +315,7 @@ class _GenerateCall(RunningCall):
         context.reservation.release()
         log, now = self._log, time.monotonic()
         timings = log.timings(RowTimings(), now, now)
-        token = context.resume_token(kept.model)
+        token = context.resume_token(kept.finished.model)
         answer = kept.answer_to(context.started(), timings, token)
         log.kept(answer)
         self._shared.ended(log)
@@ -341,7 +341,7 @@ class _GenerateCall(RunningCall):
         answer = self._registry.open(context, first, self._cascade, guards, on_end)
         reason = already_complete(prepared.sampling, first.transcript) if request.resume else None
         if reason is not None:
-            answer.finish(reason, RowTimings(), time.monotonic())
+            answer.finish(reason, time.monotonic())
         elif prepared.chunks:
             self._chunks = ChunkRows(self._upstream, context, first)
             self._chunks.start(answer)

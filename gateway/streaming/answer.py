@@ -167,7 +167,7 @@ class Answer(RowResult):
     """Of the current model's answer; None: no caller was given any yet."""
     _proven = 0
     """Tokens that the resume token stands for."""
-    _row_end: "tuple[FinishReason.ValueType, RowTimings] | None" = None
+    _row_end: "FinishReason.ValueType | None" = None
     """How the answer ends if no guard objects, in state CHECKING."""
 
     def __init__(
@@ -180,8 +180,6 @@ class Answer(RowResult):
         cascade: SecondModel | None = None,
         guards: Guards | None = None,
     ) -> None:
-        self._replaced: dict[str, int] = {}
-        """Models whose answers are void, with their prompt tokens."""
         self._notices: list[Notice] = []
         super().__init__(request, first, dispatch, waiting, on_end)
         self.holding = cascade is not None and cascade.holds
@@ -194,30 +192,13 @@ class Answer(RowResult):
         """Whether nothing of the answer may be shown yet."""
         return self.holding or (self.guards is not None and self.guards.checks.holds)
 
-    @property
-    def model(self) -> str:
-        """The model that answers, or answered."""
-        return self.current.model
-
-    @property
-    def escalation_reason(self) -> str:
-        """Why another model took over last, if one did."""
-        reasons = [one.escalation_reason for one in self.attempts if one.escalation_reason]
-        return reasons[-1] if reasons else ""
-
-    @property
-    def first_token_s(self) -> float | None:
-        """From the arrival of the request to its first token, seconds."""
-        first_at = self.first_token_at
-        return None if first_at is None else first_at - self.request.arrived_at
-
     def matches(self, held: Sequence[VisibleToken], model: str) -> bool:
         """Whether ``held``, tokens of ``model``, are the beginning of the answer, as far as a caller can know it."""
         return self.replaced(model) or self.current.transcript.starts_with(held)
 
     def replaced(self, model: str) -> bool:
         """Whether ``model`` gave the answer before another one took over."""
-        return model != self.current.model and model in self._replaced
+        return model != self.current.model and any(one.model == model for one in self.attempts)
 
     def record(self) -> KeyRecord:
         """What is kept of a complete answer: all of it, as far as a caller may see it."""
@@ -226,9 +207,9 @@ class Answer(RowResult):
         delta, lengths = current.transcript.whole(with_logprobs, self._end_index)
         self._add_resume_token(delta)
         replaced = [
-            ReplacedModel(model=model, prompt_tokens=prompt_tokens)
-            for model, prompt_tokens in self._replaced.items()
-            if model != current.model
+            ReplacedModel(model=one.model, prompt_tokens=one.prompt_tokens)
+            for one in self.attempts
+            if one.model != current.model
         ]
         answer = StoredAnswer(
             started=self._started(current.model),
@@ -238,8 +219,6 @@ class Answer(RowResult):
             restart_notice=self._restart_notice,
             replaced=replaced,
             finished=self.finished,
-            escalation_reason=self.escalation_reason,
-            first_token_s=self.first_token_s,
         )
         return KeyRecord(fingerprint=self.request.fingerprint, answer=answer)
 
@@ -276,10 +255,10 @@ class Answer(RowResult):
         return None if self.state is StreamState.PUBLISHING else self._started(held_model)
 
     def _started(self, model: str) -> Started:
-        started = self.request.started()
-        started.model, started.prompt_tokens = self.current.model, self.current.prompt_tokens
-        if self.replaced(model):
-            started.model, started.prompt_tokens = model, self._replaced[model]
+        started, row = self.request.started(), self.current
+        if model != row.model:
+            row = next((one for one in self.attempts if one.model == model), row)
+        started.model, started.prompt_tokens = row.model, row.prompt_tokens
         return started
 
     def text_before(self, index: int) -> str:
@@ -390,7 +369,7 @@ class Answer(RowResult):
         if isinstance(outcome, SluiceError):
             self._fail(outcome)
         elif outcome is not None:
-            self.finish(outcome, self.current.timings, now)
+            self.finish(outcome, now)
         return outcome is not None
 
     # Which model answers.
@@ -403,7 +382,6 @@ class Answer(RowResult):
         """``row`` gives the answer from now on; the previous answer is void."""
         previous = self.current
         self.commit()
-        self._replaced[previous.model] = previous.prompt_tokens
         self._add(row)
         self._delivered, self._proven, self._resume_token = 0, 0, None
         if self.guards is not None:
@@ -433,7 +411,7 @@ class Answer(RowResult):
         if self.ended:
             return
         if self._row_end is not None and not self._waits:
-            self._close(*self._row_end, now)
+            self._close(self._row_end, now)
         elif not self.hidden and self.reader is not None:
             self._note_shown(now)
             self.reader.grew(self.reader.index, self.current.shown)
@@ -456,8 +434,7 @@ class Answer(RowResult):
         self.commit()
         self.withheld_by, self._end_index = rules, self._delivered
         self.current.transcript.close(truncated=True)
-        row = RowTimings() if self._row_end is None else self._row_end[1]
-        self._finish(FINISH_REASON_CONTENT_FILTER, row, now)
+        self._finish(FINISH_REASON_CONTENT_FILTER, now)
 
     @property
     def _waits(self) -> bool:
@@ -466,7 +443,7 @@ class Answer(RowResult):
 
     # The end.
 
-    def finish(self, reason: "FinishReason.ValueType", row: RowTimings, now: float) -> None:
+    def finish(self, reason: "FinishReason.ValueType", now: float) -> None:
         """Ends with the answer complete, or with an error when it is not what the caller holds."""
         self.commit()
         current = self.current
@@ -477,23 +454,23 @@ class Answer(RowResult):
             if not current.transcript.contradicted:
                 self.guards.check_answer(self, ended=True)
                 if self._waits:
-                    self._row_end = reason, row
+                    self._row_end = reason
                     self._move(StreamState.CHECKING)
                     self._wake()
                     return
-        self._close(reason, row, now)
+        self._close(reason, now)
 
-    def _close(self, reason: "FinishReason.ValueType", row: RowTimings, now: float) -> None:
+    def _close(self, reason: "FinishReason.ValueType", now: float) -> None:
         reason = self.current.close(reason)
         if self.current.transcript.contradicted:
             self._fail(contradiction())
         else:
-            self._finish(reason, row, now)
+            self._finish(reason, now)
 
-    def _finish(self, reason: "FinishReason.ValueType", row: RowTimings, now: float) -> None:
+    def _finish(self, reason: "FinishReason.ValueType", now: float) -> None:
         if not self.withheld_by:
             self._note_shown(now)
-        self.finished, self.finished_at = self._finished_event(reason, row, now), now
+        self.finished, self.finished_at = self._finished_event(reason, now), now
         self._wake()  # before what is recorded and learned at the end
         self._end(StreamState.FINISHED, reason=reason)
 
@@ -508,15 +485,13 @@ class Answer(RowResult):
         if self.first_token_at is None and self.current.shown:
             self.first_token_at = now
 
-    def _finished_event(
-        self, reason: "FinishReason.ValueType", row: RowTimings, now: float
-    ) -> Finished:
+    def _finished_event(self, reason: "FinishReason.ValueType", now: float) -> Finished:
         first_at = now if self.first_token_at is None else self.first_token_at
         withheld_by, transcript = self.withheld_by, self.current.transcript
         return Finished(
             reason=reason,
             usage=self.current.usage,
-            timings=self.request.timings(row, first_at, now),
+            timings=self.request.timings(self.current.timings, first_at, now),
             stop=("" if withheld_by else transcript.stop) or "",
             stop_token_id=(
                 self.current.stop_token_id

@@ -19,7 +19,6 @@ from sluice.v1.inference_pb2 import (
     Delta,
     Finished,
     GenerateResponse,
-    ModelUsage,
     Notice,
     Started,
     Timings,
@@ -51,26 +50,6 @@ class Replay:
     def finished(self) -> Finished:
         """The last event."""
         return self._stored.finished
-
-    @property
-    def model(self) -> str:
-        """The model that answered."""
-        return self._stored.finished.model
-
-    @property
-    def attempts(self) -> Sequence[ModelUsage]:
-        """The models that worked on it."""
-        return self._stored.finished.attempts
-
-    @property
-    def escalation_reason(self) -> str:
-        """Why another model took over, if one did."""
-        return self._stored.escalation_reason
-
-    @property
-    def first_token_s(self) -> float | None:
-        """From the arrival of the first call to its first token."""
-        return self._stored.first_token_s if self._stored.HasField("first_token_s") else None
 
     @property
     def request_id(self) -> str:
@@ -106,12 +85,11 @@ class Replay:
         record = KeyRecord()
         record.answer.CopyFrom(self._stored)
         answer, given = record.answer, self._stored.started
-        for field in ("notices", "restart_notice", "replaced", "escalation_reason"):
+        for field in ("notices", "restart_notice", "replaced"):
             answer.ClearField(field)
         answer.started.CopyFrom(started)
         answer.started.model, answer.started.seed = given.model, given.seed
         answer.started.prompt_tokens = given.prompt_tokens
-        answer.first_token_s = timings.total.ToTimedelta().total_seconds()
         answer.delta.resume_token = token.after(self._token_ids)
         answer.finished.timings.CopyFrom(timings)
         answer.finished.usage.cached = True

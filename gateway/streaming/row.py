@@ -72,14 +72,13 @@ class Row:
         stop_token_ids: the caller's; they end the answer beside the model's own.
         resumed: tokens that the caller brought.
         sent: its task was sent; not when the caller held the whole answer.
-        published: a batcher has the row's task.
+        taken: its task is known to be with the batchers: only then is anything computed.
         final: how the row ended; None until it has.
         stopped: a stop string or the safety policy ended the answer; the row itself may go on.
         escalation_reason: why another model answers instead; empty for the last attempt.
         kept_reason: why the answer was kept although in doubt.
         next_index: number of tokens held.
         attempt: the highest seen; frames of lower ones are dropped.
-        has_frames: whether a frame has arrived, so a batcher has the row.
         last_token_at: when tokens, or the values that were wanted, arrived last, seconds.
         recoveries: how often another process continued the row.
         recovered_gap_s: the longest time without a token because of that.
@@ -96,21 +95,20 @@ class Row:
     stop_token_ids: frozenset[int] = frozenset()
     resumed: int = 0
     sent: bool = False
-    published: bool = False
+    taken: bool = False
     final: frame_pb2.Final | None = None
     stopped: bool = False
     escalation_reason: str = ""
     kept_reason: str = ""
     next_index: int = 0
     attempt: int = 0
-    has_frames: bool = False
     last_token_at: float = -inf
     recoveries: int = 0
     recovered_gap_s: float = 0.0
     recovered_from: str = ""
     _text: Transcript | None = None
-    _accepted_attempt: int = 0
-    """That of the last frame that was accepted."""
+    _accepted_attempt: int = -1
+    """That of the last frame that was accepted, if one was."""
     _requested_at: float | None = None
     _lost: str = "worker"
 
@@ -194,11 +192,6 @@ class Row:
         return min(now, max(self.last_token_at, self.sent_at))
 
     @property
-    def taken(self) -> bool:
-        """Whether its task is known to be with the batchers: only then is anything computed."""
-        return self.published or self.has_frames
-
-    @property
     def server_tokens(self) -> frame_pb2.ServerTokens | None:
         """The tokens as the server that computed the row bills them, where there is one that says it."""
         if self.final is None or not self.final.HasField("server_tokens"):
@@ -248,14 +241,14 @@ class Row:
     def _new_in(self, frame: Frame, now: float) -> AcceptedFrame:
         if frame.attempt < self.attempt:
             return _NOTHING_NEW
-        recovered = self.has_frames and frame.attempt > self._accepted_attempt
+        recovered = frame.attempt > self._accepted_attempt >= 0
         if recovered:
             self.recoveries += 1
             self.recovered_from = self._lost
             gap_s = now - max(self.last_token_at, self.sent_at)
             self.recovered_gap_s = max(self.recovered_gap_s, gap_s)
         self.attempt = self._accepted_attempt = frame.attempt
-        self.has_frames = True
+        self.taken = True
         if frame.start_index > self.next_index:
             return AcceptedFrame(gap=self._request(now), recovered=recovered)
         known = self.next_index - frame.start_index

@@ -88,7 +88,7 @@ class RowResult:
     def published(self, row_id: str) -> None:
         """A batcher or JetStream has the task of the row."""
         row = next(one for one in self.attempts if one.row_id == row_id)
-        row.published = True
+        row.taken = True
         if row is self.current and self.state is StreamState.PUBLISHING:
             self._move(StreamState.WAITING)
 

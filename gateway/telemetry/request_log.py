@@ -390,36 +390,37 @@ def _reason_of(error: BaseException) -> str:
 
 def _end_attributes(answer: Answer | Replay, models: Mapping[str, ModelSettings]) -> Attributes:
     """How the answer ended, as far as it has, for the span of the call."""
-    attributes: dict[str, AttributeValue] = {
-        names.MODELS_TRIED: [one.model for one in answer.attempts],
-        names.GEN_AI_RESPONSE_MODEL: answer.model,
-    }
-    if answer.model in models:
-        attributes[names.TIER] = models[answer.model].tier
     finished = answer.finished
+    attributes: dict[str, AttributeValue]
+    if isinstance(answer, Answer):
+        model, attributes = answer.current.model, _course(answer)
+    else:
+        model = answer.finished.model
+        attributes = {names.MODELS_TRIED: [one.model for one in answer.finished.attempts]}
+    attributes[names.GEN_AI_RESPONSE_MODEL] = model
+    if model in models:
+        attributes[names.TIER] = models[model].tier
     if finished is not None:
         attributes[names.GEN_AI_FINISH_REASONS] = [word_of(FinishReason, finished.reason)]
         attributes[names.GEN_AI_OUTPUT_TOKENS] = finished.usage.completion_tokens
         if finished.usage.cached:
             attributes[names.CACHED] = True
-    if isinstance(answer, Answer):
-        attributes |= _recovery(answer)
-    if answer.escalation_reason:
-        attributes[names.ROUTE_ESCALATED] = answer.escalation_reason
-    if answer.first_token_s is not None:
-        attributes[names.GEN_AI_TTFT] = answer.first_token_s
     return attributes
 
 
-def _recovery(answer: Answer) -> Attributes:
-    recovered = [one for one in answer.attempts if one.recoveries]
-    if not recovered:
-        return {}
-    return {
-        names.RECOVERED: sum(one.recoveries for one in recovered),
-        names.RECOVERED_FROM: recovered[-1].recovered_from,
-        names.RECOVERED_GAP_S: max(one.recovered_gap_s for one in recovered),
-    }
+def _course(answer: Answer) -> dict[str, AttributeValue]:
+    """What happened while the answer was computed."""
+    rows = answer.attempts
+    attributes: dict[str, AttributeValue] = {names.MODELS_TRIED: [one.model for one in rows]}
+    if recovered := [one for one in rows if one.recoveries]:
+        attributes[names.RECOVERED] = sum(one.recoveries for one in recovered)
+        attributes[names.RECOVERED_FROM] = recovered[-1].recovered_from
+        attributes[names.RECOVERED_GAP_S] = max(one.recovered_gap_s for one in recovered)
+    if reasons := [one.escalation_reason for one in rows if one.escalation_reason]:
+        attributes[names.ROUTE_ESCALATED] = reasons[-1]
+    if answer.first_token_at is not None:
+        attributes[names.GEN_AI_TTFT] = answer.first_token_at - answer.request.arrived_at
+    return attributes
 
 
 def _row_end(answer: Answer, now: float, row_id: str) -> tuple[Attributes, float]:

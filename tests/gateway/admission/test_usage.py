@@ -168,7 +168,7 @@ class Rows:
 
     def row(self, sent_at: float, token_at: float | None = None, live: bool = True) -> Row:
         row = new_row("r", now=sent_at)
-        row.published = True
+        row.taken = True
         if token_at is not None:
             row.accept(frame(0, [1]), token_at)
         if live:
@@ -209,5 +209,5 @@ def test_a_model_that_works_for_others_does_not_hang() -> None:
 def test_a_row_that_no_batcher_took_proves_nothing() -> None:
     rows = Rows()
     row = rows.row(0.0, live=False)
-    row.published = False
+    row.taken = False
     assert not rows.opens(row, HUNG_S)

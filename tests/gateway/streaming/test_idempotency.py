@@ -40,7 +40,6 @@ def record(tail: str = "", **fields: Any) -> KeyRecord:
         restart_notice=1,
         replaced=[ReplacedModel(model="small", prompt_tokens=5)],
         finished=Finished(model="m", attempts=[ModelUsage(model="m")]),
-        escalation_reason="in doubt",
     )
     return KeyRecord(fingerprint=b"f", gateway="gw", answer=answer, **fields)
 
@@ -70,11 +69,6 @@ def kinds(events: list[GenerateResponse]) -> list[str | None]:
 def test_a_replay_is_what_a_caller_may_see() -> None:
     replay = Replay(record())
     assert (replay.fingerprint, replay.finished.model) == (b"f", "m")
-    assert replay.escalation_reason == "in doubt"
-    assert replay.first_token_s is None
-    kept = record()
-    kept.answer.first_token_s = 0.0
-    assert Replay(kept).first_token_s == 0.0
     with pytest.raises(AssertionError, match="complete answers"):
         Replay(KeyRecord(fingerprint=b"f"))
 
@@ -140,7 +134,6 @@ def test_an_answer_to_an_equal_request_has_nothing_of_the_first_call() -> None:
     assert (begun(replay, "").request_id, begun(replay, "").model) == ("r2", "m")
     assert (begun(replay, "").prompt_tokens, begun(replay, "").seed) == (3, 4)
     assert begun(replay, "small").model == "m"
-    assert (replay.escalation_reason, replay.first_token_s) == ("", 1.5)
     events = events_of(replay, 0, "")
     assert kinds(events) == ["delta", "delta", "finished"]
     assert key.issued(events[0].delta.resume_token, b"g", "m", 4, (7, None, 8))

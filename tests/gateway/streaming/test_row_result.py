@@ -42,7 +42,7 @@ def test_it_waits_streams_and_ends_with_all_tokens() -> None:
     bench = Bench()
     assert bench.result.state is StreamState.PUBLISHING
     hold(bench.registry, "r1")
-    assert (bench.result.state, bench.row.published) == (StreamState.WAITING, True)
+    assert (bench.result.state, bench.row.taken) == (StreamState.WAITING, True)
     bench.take(frame(0, ids("ab")))
     assert bench.result.state is StreamState.STREAMING
     bench.take(last(2, ids("c")))

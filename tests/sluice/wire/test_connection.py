@@ -39,8 +39,8 @@ async def test_tasks_of_an_older_release_are_told_and_kept(
     settings = NatsSettings(url=nats_url)
     client = await connect(settings, OPERATOR, "test", nothing)
     js = client.jetstream()
-    await js.add_stream(name=subjects.OLD_TASKS, subjects=[f"{subjects.TASKS}.>"])
-    await js.publish(f"{subjects.TASKS}.m.bulk.t", b"task")
+    await js.add_stream(name=subjects.OLD_TASKS, subjects=["sluice.tasks.>"])
+    await js.publish("sluice.tasks.m.bulk.t", b"task")
     again = await connect(settings, OPERATOR, "test", nothing)
     assert "SLUICE_TASKS of an older release has 1 bulk tasks" in caplog.text
     assert (await js.stream_info(subjects.OLD_TASKS)).state.messages == 1
