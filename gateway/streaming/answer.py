@@ -363,15 +363,6 @@ class Answer(RowResult):
         if not self.hidden:
             self._show_since(before)
 
-    def _end_with_row(self, now: float) -> bool:
-        """Ends the answer when the current row has ended; whether it did."""
-        outcome = self.current.outcome()
-        if isinstance(outcome, SluiceError):
-            self._fail(outcome)
-        elif outcome is not None:
-            self.finish(outcome, now)
-        return outcome is not None
-
     # Which model answers.
 
     def commit(self) -> None:
@@ -443,6 +434,7 @@ class Answer(RowResult):
 
     # The end.
 
+    @override
     def finish(self, reason: "FinishReason.ValueType", now: float) -> None:
         """Ends with the answer complete, or with an error when it is not what the caller holds."""
         self.commit()
@@ -463,7 +455,7 @@ class Answer(RowResult):
     def _close(self, reason: "FinishReason.ValueType", now: float) -> None:
         reason = self.current.close(reason)
         if self.current.transcript.contradicted:
-            self._fail(contradiction())
+            self._end(contradiction())
         else:
             self._finish(reason, now)
 
@@ -472,14 +464,14 @@ class Answer(RowResult):
             self._note_shown(now)
         self.finished, self.finished_at = self._finished_event(reason, now), now
         self._wake()  # before what is recorded and learned at the end
-        self._end(StreamState.FINISHED, reason=reason)
+        self._end(reason)
 
     @override
-    def _fail(self, error: SluiceError) -> None:
+    def _end(self, outcome: "FinishReason.ValueType | SluiceError") -> None:
         self.commit()
-        if self.reader is not None:
-            self.reader.stop(error)
-        super()._fail(error)
+        if isinstance(outcome, SluiceError) and self.reader is not None:
+            self.reader.stop(outcome)
+        super()._end(outcome)
 
     def _note_shown(self, now: float) -> None:
         if self.first_token_at is None and self.current.shown:

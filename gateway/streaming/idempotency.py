@@ -7,23 +7,23 @@ JetStream bucket that all gateways share.
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final
 
 from gateway.identity.resume_token import ResumeToken
 from gateway.streaming.answer import Reader
+from gateway.streaming.transcript import VisibleText
 from sluice.errors import IdempotencyConflict, SluiceError
 from sluice.internal.v1.gateway_pb2 import KeyRecord, StoredAnswer
 from sluice.v1.inference_pb2 import (
     NOTICE_KIND_REPLAYED,
-    Delta,
     Finished,
     GenerateResponse,
     Notice,
     Started,
     Timings,
 )
-from sluice.wire.tokens import VisibleToken, put_tokens, tokens_of
+from sluice.wire.tokens import VisibleToken, tokens_of
 
 _REPLAYED: Final = Notice(
     kind=NOTICE_KIND_REPLAYED,
@@ -35,16 +35,18 @@ REPLAYS_BYTES_MAX: Final = 64 * 1024 * 1024
 """All answers that one gateway keeps in its memory; the oldest make room."""
 
 
-class Replay:
+class Replay(VisibleText):
     """A complete answer; ``record`` `is_whole`."""
 
     def __init__(self, record: KeyRecord) -> None:
         assert record.HasField("answer"), "only complete answers are replayed"
         self.fingerprint = record.fingerprint
         self._stored: StoredAnswer = record.answer
-        self._token_ids = tokens_of(record.answer.delta)
-        self._text_ends = (0, *accumulate(record.answer.text_lengths))
-        """Characters before each token, and before the tail."""
+        whole = record.answer.delta
+        ends = (0, *accumulate(record.answer.text_lengths))
+        self.visible_ids, self.logprobs = tokens_of(whole), whole.logprobs
+        self.texts = [whole.text[start:end] for start, end in pairwise(ends)]
+        self.tail = whole.text[ends[-1] :]
 
     @property
     def finished(self) -> Finished:
@@ -90,7 +92,7 @@ class Replay:
         answer.started.CopyFrom(started)
         answer.started.model, answer.started.seed = given.model, given.seed
         answer.started.prompt_tokens = given.prompt_tokens
-        answer.delta.resume_token = token.after(self._token_ids)
+        answer.delta.resume_token = token.after(self.visible_ids)
         answer.finished.timings.CopyFrom(timings)
         answer.finished.usage.cached = True
         answer.finished.ClearField("attempts")
@@ -98,11 +100,7 @@ class Replay:
 
     def matches(self, held: Sequence[VisibleToken], model: str) -> bool:
         """Whether ``held``, tokens of ``model``, are the beginning of the answer, as far as a caller can know it."""
-        return self._replaced(model) or self._token_ids[: len(held)] == tuple(held)
-
-    def text_before(self, index: int) -> str:
-        """The text of the tokens before ``index``."""
-        return self._stored.delta.text[: self._text_ends[min(index, len(self._token_ids))]]
+        return self._replaced(model) or self.visible_ids[: len(held)] == tuple(held)
 
     def read(self, reader: Reader) -> list[GenerateResponse]:
         """All events after the first one."""
@@ -111,25 +109,12 @@ class Replay:
         if not stored.finished.usage.cached:
             notices = [_REPLAYED, *notices]
         events = [GenerateResponse(notice=notice) for notice in notices]
-        events += [GenerateResponse(delta=delta) for delta in self._deltas(reader.index)]
+        if (delta := self.delta(reader.index, bool(self.logprobs))) is not None:
+            delta.resume_token = stored.delta.resume_token
+            events.append(GenerateResponse(delta=delta))
+        if (tail := self.tail_delta()) is not None:
+            events.append(GenerateResponse(delta=tail))
         return [*events, GenerateResponse(finished=stored.finished)]
-
-    def _deltas(self, index: int) -> list[Delta]:
-        """The tokens from ``index`` on, then the text that no token released."""
-        whole, end, deltas = self._stored.delta, len(self._token_ids), []
-        if index < end:
-            text = whole.text[self._text_ends[index] : self._text_ends[end]]
-            delta = Delta(
-                text=text,
-                index=index,
-                logprobs=whole.logprobs[index:],
-                resume_token=whole.resume_token,
-            )
-            put_tokens(delta, self._token_ids[index:], index)
-            deltas.append(delta)
-        if tail := whole.text[self._text_ends[end] :]:
-            deltas.append(Delta(text=tail, index=end))
-        return deltas
 
     def _replaced(self, model: str) -> bool:
         return any(one.model == model for one in self._stored.replaced)

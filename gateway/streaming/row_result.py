@@ -102,39 +102,41 @@ class RowResult:
         accepted, row = self.current.accept(frame, now), self.current
         if accepted.token_ids and self.state is not StreamState.STREAMING:
             self._move(StreamState.STREAMING)
-        outcome = row.outcome()
-        if outcome is None:
-            if accepted.gap:
-                self._dispatch.ask(row.row_id)
-            return
-        self._dispatch.release(row.row_id, row.final)
+        if self._end_with_row(now):
+            self._dispatch.release(row.row_id, row.final)
+        elif accepted.gap:
+            self._dispatch.ask(row.row_id)
+
+    def _end_with_row(self, now: float) -> bool:
+        """Ends when the current row has ended; whether it did."""
+        outcome = self.current.outcome()
         if isinstance(outcome, SluiceError):
-            self._fail(outcome)
-        else:
-            self._end(StreamState.FINISHED, reason=row.close(outcome))
+            self._end(outcome)
+        elif outcome is not None:
+            self.finish(outcome, now)
+        return outcome is not None
+
+    def finish(self, reason: "FinishReason.ValueType", now: float) -> None:
+        """Ends complete: its row ended with ``reason``."""
+        self._end(self.current.close(reason))
 
     def fail(self, error: SluiceError) -> None:
         """Ends with ``error``, unless it has ended; its row is cancelled."""
         if not self.ended:
             self._cancel_row()
-            self._fail(error)
+            self._end(error)
 
     def _cancel_row(self) -> None:
         if not self.row_ended:
             self._dispatch.cancel(self.current.row_id)
 
-    def _fail(self, error: SluiceError) -> None:
-        self._end(StreamState.FAILED, error=error)
-
-    def _end(
-        self,
-        state: StreamState,
-        *,
-        reason: "FinishReason.ValueType | None" = None,
-        error: SluiceError | None = None,
-    ) -> None:
-        self.reason, self.error = reason, error
-        self._move(state)
+    def _end(self, outcome: "FinishReason.ValueType | SluiceError") -> None:
+        if isinstance(outcome, SluiceError):
+            self.error = outcome
+            self._move(StreamState.FAILED)
+        else:
+            self.reason = outcome
+            self._move(StreamState.FINISHED)
         # It refers to the caller's call, which refers to this: without a circle nothing waits for a collection.
         on_end, self._on_end = self._on_end, _ended
         on_end()

@@ -31,20 +31,55 @@ _HIDDEN: Final[Token] = (None, None)
 _UNKNOWN: Final = TokenLogprobs()
 
 
-class Transcript:
+class VisibleText:
+    """Tokens as a caller may see them, each with its text.
+
+    Attributes:
+        visible_ids: None for those that are hidden.
+        texts: of each token.
+        logprobs: of each token that has some.
+        tail: text that no token released: it was held back until the answer was complete.
+    """
+
+    visible_ids: Sequence[VisibleToken]
+    texts: Sequence[str]
+    logprobs: Sequence[TokenLogprobs | None]
+    tail = ""
+
+    def delta(self, start: int, with_logprobs: bool, end: int | None = None) -> Delta | None:
+        """What is visible from token ``start`` to ``end`` (None: to the last), in one piece; None when it is empty."""
+        if start >= len(self.visible_ids[:end]):
+            return None
+        delta = Delta(
+            text="".join(self.texts[start:end]),
+            index=start,
+            logprobs=(
+                [one or _UNKNOWN for one in self.logprobs[start:end]] if with_logprobs else ()
+            ),
+        )
+        put_tokens(delta, self.visible_ids[start:end], start)
+        return delta
+
+    def tail_delta(self) -> Delta | None:
+        """The tail in a delta without tokens: a caller that reconnects at the end can tell it from known text."""
+        return Delta(text=self.tail, index=len(self.visible_ids)) if self.tail else None
+
+    def text_before(self, index: int) -> str:
+        """The text of the tokens before ``index``."""
+        return "".join(self.texts[:index])
+
+
+class Transcript(VisibleText):
     """The text of one model's answer: its tokens in order, and what of them a caller may see.
 
     Attributes:
         token_ids: as the model gave them.
-        visible_ids: those that a caller may see; None for those that are hidden.
-        tail: text that no later token released: it was held back until the answer was complete.
         closed: no token will be added.
         blocked: the rules that ended the answer, if any did.
         output: the output filter, if the policy has one.
         contradicted: the tokens differ from those that the caller was shown before.
     """
 
-    tail = ""
     closed = False
     blocked: tuple[str, ...] = ()
     contradicted = False
@@ -71,9 +106,8 @@ class Transcript:
         """
         self.token_ids: list[int] = []
         self.visible_ids: list[VisibleToken] = []
-        self._texts: list[str] = []
-        """Of each visible token."""
-        self._logprobs: list[TokenLogprobs | None] = []
+        self.texts: list[str] = []
+        self.logprobs: list[TokenLogprobs | None] = []
         self._held = list(held)
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stops)
@@ -89,7 +123,7 @@ class Transcript:
     @property
     def text(self) -> str:
         """What is visible of the answer so far."""
-        return "".join(self._texts) + self.tail
+        return "".join(self.texts) + self.tail
 
     @property
     def stop(self) -> str | None:
@@ -149,33 +183,11 @@ class Transcript:
             self.blocked = () if self.stop is not None else output.stopped
         self.contradicted |= self.stop is None and len(self.visible_ids) < len(self._held)
 
-    def delta(self, start: int, with_logprobs: bool, end: int | None = None) -> Delta | None:
-        """What is visible from token ``start`` to ``end`` (None: to the last), in one piece; None when it is empty."""
-        if start >= len(self.visible_ids[:end]):
-            return None
-        delta = Delta(
-            text="".join(self._texts[start:end]),
-            index=start,
-            logprobs=(
-                [one or _UNKNOWN for one in self._logprobs[start:end]] if with_logprobs else ()
-            ),
-        )
-        put_tokens(delta, self.visible_ids[start:end], start)
-        return delta
-
     def whole(self, with_logprobs: bool, end: int | None) -> tuple[Delta, list[int]]:
         """All that is visible up to token ``end`` (None: to the tail), and the length of each token's text."""
         delta = self.delta(0, with_logprobs, end) or Delta()
         delta.text += "" if end is not None else self.tail
-        return delta, [len(text) for text in self._texts[:end]]
-
-    def tail_delta(self) -> Delta | None:
-        """The tail in a delta without tokens: a caller that reconnects at the end can tell it from known text."""
-        return Delta(text=self.tail, index=len(self.visible_ids)) if self.tail else None
-
-    def text_before(self, index: int) -> str:
-        """The text of the tokens before ``index``."""
-        return "".join(self._texts[:index])
+        return delta, [len(text) for text in self.texts[:end]]
 
     def starts_with(self, token_ids: Sequence[VisibleToken]) -> bool:
         """Whether ``token_ids`` are the beginning of the answer, as far as a caller can know it."""
@@ -231,8 +243,8 @@ class Transcript:
         index = len(self.visible_ids)
         self.contradicted |= index < len(self._held) and self._held[index] != token_id
         self.visible_ids.append(token_id)
-        self._texts.append(text)
-        self._logprobs.append(self._public(token_id, logprobs))
+        self.texts.append(text)
+        self.logprobs.append(self._public(token_id, logprobs))
 
     def _public(self, token_id: VisibleToken, logprobs: Logprobs | None) -> TokenLogprobs | None:
         """What a caller sees of the log-probabilities of a token; None: nothing."""
