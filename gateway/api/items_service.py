@@ -26,8 +26,6 @@ from sluice.internal.v1.items_pb2_grpc import ItemsServiceServicer
 from sluice.v1.inference_pb2 import EmbedRequest, ModelUsage
 from sluice.wire.clock import ms_of
 
-_Answers = asyncio.Queue[RunResponse | None]
-
 
 @dataclass
 class ItemCall:
@@ -51,11 +49,11 @@ class ItemsService(ItemsServiceServicer):
     # A coroutine that writes: see InferenceService.Generate.
     async def Run(self, requests: Any, context: Any) -> None:  # type: ignore[override]
         """See the proto."""
-        answers: _Answers = asyncio.Queue()
+        turn = asyncio.Lock()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._take(requests, context, answers))
-            while (answer := await answers.get()) is not None:
-                await context.write(answer)
+            async for request in requests:
+                await self._slots.acquire()
+                group.create_task(self._run(request, context, turn))
 
     async def FindTokenEnds(
         self, request: FindTokenEndsRequest, context: Any
@@ -73,25 +71,18 @@ class ItemsService(ItemsServiceServicer):
             )
         return FindTokenEndsResponse(ends=ends)
 
-    async def _take(self, requests: Any, call: GrpcCall, answers: _Answers) -> None:
-        async with asyncio.TaskGroup() as group:
-            async for request in requests:
-                await self._slots.acquire()
-                group.create_task(self._run(request, call, answers))
-        answers.put_nowait(None)
-
-    async def _run(self, request: RunRequest, call: GrpcCall, answers: _Answers) -> None:
-        async def answer() -> None:
-            answers.put_nowait(await self._answer(request, call))
+    async def _run(self, request: RunRequest, call: GrpcCall, turn: asyncio.Lock) -> None:
+        failed = RunResponse(id=request.id)
 
         async def fail(error: SluiceError) -> None:  # one bad item must not end the call of others
-            status = error.to_status().SerializeToString()
-            answers.put_nowait(RunResponse(id=request.id, error=status))
+            failed.error = error.to_status().SerializeToString()
 
         try:
-            await guarded(answer(), fail, "an item")
+            answered = await guarded(self._answer(request, call), fail, "an item")
         finally:
             self._slots.release()
+        async with turn:
+            await call.write(answered or failed)
 
     async def _answer(self, request: RunRequest, call: GrpcCall) -> RunResponse:
         remaining_s = ms_of(request.timeout) / 1e3 if request.HasField("timeout") else None

@@ -104,16 +104,10 @@ class Dispatch:
         self._rows: dict[str, SentRow] = {}
         self._taken = TakenRoom()
         self._lines: dict[Line, WaitingLine] = {}
-        self._freed: set[Line] = set()
-        """Lines with rows that wait, for which there is room again."""
-        self._without: dict[Line, float] = {}
-        """Since when no batcher could take rows of a line, of those in which rows wait."""
         self._heard_at: dict[str, float] = {}
         """When each batcher was heard of, the one that was silent for longest first."""
-        self._lost: set[str] = set()
-        """Batchers that get no rows until they are heard of again."""
-        self._avoided: dict[str, float] = {}
-        """Batchers that get no rows until then."""
+        self._away: dict[str, float] = {}
+        """Batchers that get no rows until then; infinity: that is lost, until it is heard of again."""
         self._ticked_at: float | None = None
         self._outgoing = Outgoing()
         self._cancels: defaultdict[str, dict[str, int]] = defaultdict(dict)
@@ -188,7 +182,8 @@ class Dispatch:
         self._heard_at[batcher] = now
         if len(self._heard_at) > BATCHERS_MAX:
             del self._heard_at[next(iter(self._heard_at))]
-        self._lost.discard(batcher)
+        if not now < self._away.get(batcher, now) < math.inf:
+            self._away.pop(batcher, None)
 
     def accepts(
         self, batcher: str, row_id: str, attempt: int, now: float, *, waits: bool = False
@@ -237,7 +232,7 @@ class Dispatch:
         losses = row.losses_now() + worker_lost
         self._take_back(row, "worker")
         if cause == frame_pb2.RETURN_CAUSE_UNSPECIFIED:
-            self._avoided[batcher] = now + AVOID_S
+            self._away[batcher] = now + AVOID_S
         else:  # A worker had it, and its tenant was charged.
             row.was_held = True
             row.task.charged_tokens = len(row.task.prompt_token_ids) + row.attempt.completion_tokens
@@ -252,7 +247,7 @@ class Dispatch:
 
     def gone(self, batcher: str, now: float) -> None:
         """A batcher is gone with all its rows: NATS says that nobody has subscribed for it, or it is silent."""
-        self._lost.add(batcher)
+        self._away[batcher] = math.inf
         for row in [row for row in self._rows.values() if row.batcher == batcher]:
             if row.task.request_id in self._rows:
                 self._recover(row, now)
@@ -269,13 +264,14 @@ class Dispatch:
             # The end of one may end others of its request, and the loss of its batcher sends all of them again.
             if row.task.request_id in self._rows and row.ask_at <= now:
                 self._check(row, now)
-        self._freed.update(self._lines)  # reports may have brought room
+        for line in self._lines.values():
+            line.freed = True  # reports may have brought room
         self.fill(now)
 
     def restart(self, now: float) -> None:
         """This gateway heard nothing for a while, through no fault of the batchers: their time begins anew."""
         self._ticked_at = now
-        self._lost.clear()
+        self._away.clear()
         for row in self._rows.values():
             row.questions = 0
             if row.batcher:
@@ -309,16 +305,16 @@ class Dispatch:
         """A row is due: asks about it, or sends it again."""
         if row.place is Place.WAITING:
             # One that no batcher has taken yet waits for a limited time while there is none.
-            row.ask_at = self._without.get(row.line, now) + NO_BATCHER_S
+            row.ask_at = min(self._lines[row.line].without_since, now) + NO_BATCHER_S
             if row.ask_at <= now:
                 message = f"no batcher took the request for {NO_BATCHER_S:g} s"
                 self._fail(row, ModelUnavailable(message, retry_after_s=RETRY_AFTER_S))
-        elif row.batcher in self._lost:
+        elif self._away.get(row.batcher) == math.inf:
             self._recover(row, now)
         elif row.questions >= 2 and self._heard_at.get(row.batcher, 0.0) < row.asked_at:
             self.gone(row.batcher, now)
         elif row.questions >= QUESTIONS_MAX:
-            self._lost.add(row.batcher)
+            self._away[row.batcher] = math.inf
             self._recover(row, now)
         else:
             self._question(row, now)
@@ -366,7 +362,7 @@ class Dispatch:
 
     def _place(self, row: SentRow, now: float) -> bool:
         """Sends the row to a batcher; False when there is none with room for it."""
-        without = self._lost | {one for one, until in self._avoided.items() if until > now}
+        without = {one for one, until in self._away.items() if until > now}
         if row.needs_room and row.line.priority_class != URGENT_CLASS:
             rooms = self._batchers.rooms(row.line, now)
             without |= {one for one, room in rooms.items() if not self._taken.fits(row, one, room)}
@@ -409,39 +405,33 @@ class Dispatch:
 
     def fill(self, now: float) -> None:
         """Sends rows that have waited, as far as there is room again."""
-        freed, self._freed = self._freed, set()
-        for name in freed & self._lines.keys():
-            self._fill_line(name, now)
+        for name, line in list(self._lines.items()):
+            if line.freed:
+                line.freed = False
+                self._fill_line(name, line, now)
 
-    def _fill_line(self, name: Line, now: float) -> None:
-        if self._batchers.rooms(name, now).keys() - self._lost:
-            self._without.pop(name, None)
-        else:
-            self._without.setdefault(name, now)
+    def _fill_line(self, name: Line, line: WaitingLine, now: float) -> None:
+        if all(self._away.get(one, now) > now for one in self._batchers.rooms(name, now)):
+            line.without_since = min(line.without_since, now)
             return
-        while line := self._lines.get(name):
-            sent = next((one for one in line.heads() if self._place(one, now)), None)
-            if sent is None:
-                return
+        line.without_since = math.inf
+        while sent := next((one for one in line.heads() if self._place(one, now)), None):
             line.served(sent)
-            self._drop_empty(name)
+        self._drop_empty(name)
 
     def _wait_in_line(self, row: SentRow, now: float) -> None:
         """The row waits for room; while there is no batcher at all, for one."""
         row.place = Place.WAITING
         row.ask_at = math.inf if row.was_held else now + NO_BATCHER_S
-        line = self._lines.setdefault(row.line, WaitingLine(self._taken.weights))
-        line.add(row)
-        self._freed.add(row.line)
+        self._lines.setdefault(row.line, WaitingLine(self._taken.weights)).add(row)
 
     def _drop_empty(self, name: Line) -> None:
         if not self._lines[name]:
             del self._lines[name]
-            self._without.pop(name, None)
 
     def _free(self, row: SentRow) -> None:
-        if self._taken.free(row) and row.line in self._lines:
-            self._freed.add(row.line)
+        if self._taken.free(row) and (line := self._lines.get(row.line)) is not None:
+            line.freed = True
             self._schedule()
 
     def _fail(self, row: SentRow, error: SluiceError) -> None:

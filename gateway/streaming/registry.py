@@ -39,17 +39,16 @@ class Registry:
         self.dispatch = dispatch
         dispatch.on_failed = self.row_failed
         self.replays = replays
-        self._live: dict[str, RowResult] = {}
         self._rows: dict[str, RowResult] = {}
-        """Every row that was sent for a live request, also those that it does not need any more."""
+        """By every row of a live request, also those that it does not need any more."""
         self._by_key: dict[str, Answer] = {}
         self._later: deque[tuple[str, Frame]] = deque()
 
     def __len__(self) -> int:
-        return len(self._live)
+        return len(dict.fromkeys(self._rows.values()))
 
     def __iter__(self) -> Iterator[RowResult]:
-        return iter(self._live.values())
+        return iter(dict.fromkeys(self._rows.values()))
 
     def find(
         self, key: str, fingerprint: bytes, held: Sequence[VisibleToken], model: str, now: float
@@ -93,9 +92,7 @@ class Registry:
         """
 
         def ended() -> None:
-            self._forget(answer)
-            if self._by_key.get(request.key) is answer:
-                del self._by_key[request.key]
+            self._by_key.pop(request.key, None)
             try:
                 if answer.finished_at is not None and request.key:
                     self.replays.put(request.key, answer.record(), answer.finished_at)
@@ -105,30 +102,13 @@ class Registry:
 
         assert request.key not in self._by_key, "the key is free"
         answer = Answer(request, first, self.dispatch, self._rows, ended, cascade, guards)
-        self._add(answer)
         if request.key:
             self._by_key[request.key] = answer
         return answer
 
     def compute(self, request: RowRequest, row: Row, on_end: Callable[[], None]) -> RowResult:
         """Waits for the end of a row that nobody reads as a stream; ``on_end`` is called once, then."""
-
-        def ended() -> None:
-            self._forget(result)
-            on_end()
-
-        result = RowResult(request, row, self.dispatch, self._rows, ended)
-        self._add(result)
-        return result
-
-    def _add(self, result: RowResult) -> None:
-        assert result.request_id not in self._live, "request ids are unique"
-        self._live[result.request_id] = result
-
-    def _forget(self, result: RowResult) -> None:
-        del self._live[result.request_id]
-        for row in result.attempts:
-            self._rows.pop(row.row_id, None)
+        return RowResult(request, row, self.dispatch, self._rows, on_end)
 
     def published(self, row_id: str) -> None:
         """A batcher has the task of a row."""
@@ -148,7 +128,7 @@ class Registry:
 
     def fail_all(self, error: SluiceError) -> None:
         """Ends every live request with ``error``."""
-        for result in list(self._live.values()):
+        for result in self:
             result.fail(error)
 
     def take(self, bundle: FrameBundle, now: float) -> bool:
@@ -201,7 +181,7 @@ class Registry:
 
         ``connected``: whether batchers can be heard.
         """
-        for result in list(self._live.values()):
+        for result in self:
             if now >= result.request.deadline:
                 late = "the deadline passed before the answer was complete"
                 result.fail(DeadlinePassed(late))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import lru_cache
+from math import inf
 from typing import NamedTuple
 
 from gateway.streaming.row import Row
@@ -165,7 +166,14 @@ class WaitingLine:
     """Rows of one line that wait, tenants in turn: by start-time fair queueing, where each row costs 1 / weight.
 
     Rows that a batcher had before go before others of their tenant, both in the order in which they came.
+
+    Attributes:
+        freed: there may be room for some of them.
+        without_since: since when there was no batcher for them; infinity: there is one.
     """
+
+    freed = False
+    without_since = inf
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
@@ -185,6 +193,7 @@ class WaitingLine:
 
     def add(self, row: SentRow) -> None:
         """A row waits."""
+        self.freed = True
         rows = self._rows.setdefault(row.task.tenant, deque())
         if not rows:
             self._turns[row.task.tenant] = max(self._turns.get(row.task.tenant, 0.0), self._reached)

@@ -47,7 +47,6 @@ class AcceptedFrame:
 
     token_ids: Sequence[int] = ()
     logprobs: Sequence[Logprobs] = ()
-    final: frame_pb2.Final | None = None
     gap: bool = False
     """Set when frames before this one are missing and must be requested."""
     recovered: bool = False
@@ -234,8 +233,6 @@ class Row:
                 known = position < len(logprobs)
                 transcript.append(token_id, logprobs[position] if known else None)
             self.stopped |= transcript.closed and not was_closed
-        if accepted.final is not None:
-            self.final = accepted.final
         return accepted
 
     def _new_in(self, frame: Frame, now: float) -> AcceptedFrame:
@@ -258,8 +255,9 @@ class Row:
         if token_ids:
             self.next_index += len(token_ids)
             self._requested_at, self.last_token_at = None, now
-        final = frame.final if frame.HasField("final") else None
-        return AcceptedFrame(token_ids, frame.logprobs[known:], final, False, recovered)
+        if frame.HasField("final"):
+            self.final = frame.final
+        return AcceptedFrame(token_ids, frame.logprobs[known:], recovered=recovered)
 
     def _request(self, now: float) -> bool:
         if self._requested_at is not None and now - self._requested_at < self.stall_s:

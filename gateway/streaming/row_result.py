@@ -59,7 +59,7 @@ class RowResult:
             request: what it is for.
             row: which is sent next.
             dispatch: where its rows are.
-            waiting: gets an entry for every row.
+            waiting: has an entry for every row of a result that has not ended.
             on_end: called once, with the end.
         """
         self.request = request
@@ -73,6 +73,7 @@ class RowResult:
     def _add(self, row: Row) -> None:
         self.current = row
         self.attempts.append(row)
+        assert row.row_id not in self._waiting, "row ids are unique"
         self._waiting[row.row_id] = self
 
     @property
@@ -137,6 +138,8 @@ class RowResult:
         else:
             self.reason = outcome
             self._move(StreamState.FINISHED)
+        for row in self.attempts:
+            del self._waiting[row.row_id]
         # It refers to the caller's call, which refers to this: without a circle nothing waits for a collection.
         on_end, self._on_end = self._on_end, _ended
         on_end()

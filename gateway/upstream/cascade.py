@@ -217,7 +217,7 @@ class Cascade(AnswerMonitor, SecondModel):
         if text.contradicted or text.blocked:
             return None
         self.push(accepted.logprobs)
-        reason = None if accepted.final is None else finish_reason_of(accepted.final.end)
+        reason = None if row.final is None else finish_reason_of(row.final.end)
         if not self.decided and (row.stopped or reason is not None):
             text.end()
             if not row.unread:

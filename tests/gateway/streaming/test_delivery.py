@@ -30,7 +30,9 @@ def answer_of(first: Row) -> Answer:
 
 def escalated(made: Answer, text: str, model: str, prompt_tokens: int = 3) -> None:
     """Another model answers from now on."""
-    assert made.reroute(attempt(text, model, prompt_tokens), "escalated")
+    row = attempt(text, model, prompt_tokens)
+    row.row_id = f"r{len(made.attempts) + 1}"
+    assert made.reroute(row, "escalated")
 
 
 def reader_of(made: Answer, index: int = 0, model: str = "", limit: int = 4) -> Reader:

@@ -361,7 +361,7 @@ def test_an_answer_without_a_key_is_found_by_none() -> None:
 def test_two_streams_have_neither_one_id_nor_one_key() -> None:
     bench = Bench()
     bench.stream("r1", key="k")
-    with pytest.raises(AssertionError, match="request ids are unique"):
+    with pytest.raises(AssertionError, match="row ids are unique"):
         bench.stream("r1")
     with pytest.raises(AssertionError, match="the key is free"):
         bench.stream("r2", key="k")
