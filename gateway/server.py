@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Final
 
 from grpc_health.v1 import health, health_pb2_grpc
@@ -40,7 +41,7 @@ from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.request_record import RequestRecords
 from gateway.upstream.cascade import EscalationLimiter
-from gateway.upstream.guards import GuardClient
+from gateway.upstream.guards import read
 from gateway.upstream.nats_transport import NatsTransport
 from gateway.upstream.rows import Upstream
 from gateway.upstream.shadow_runner import ShadowRunner
@@ -133,7 +134,7 @@ class Gateway:
         # What knows each other: the later one of the two is told here.
         dispatch.on_first = self._transport.flush_soon
         self._transport.on_report = self.shared.drains.on_report
-        self._admission.entities = self._generator.guards.read
+        self._admission.entities = partial(read, self._generator.upstream)
         self._jobs = JobForwarder(
             settings.jobs, lambda: self.authenticator.mesh_key, settings.tls.mesh
         )
@@ -314,7 +315,6 @@ class Gateway:
             limiter=self._limiter,
             upstream=upstream,
             escalations=EscalationLimiter(),
-            guards=GuardClient(upstream),
             state=self.shared,
             records=records,
             metrics=metrics,

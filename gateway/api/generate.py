@@ -32,7 +32,7 @@ from gateway.telemetry.request_log import RequestLog
 from gateway.telemetry.request_record import RequestRecords
 from gateway.upstream.cascade import Cascade, EscalationLimiter
 from gateway.upstream.chunk_rows import ChunkRows
-from gateway.upstream.guards import GuardClient, GuardRunner
+from gateway.upstream.guards import GuardRunner
 from gateway.upstream.rows import Upstream, already_complete
 from gateway.upstream.shadow_runner import ShadowRunner
 from gateway.validation.requests import ValidRequest, validate
@@ -92,7 +92,6 @@ class Generator:
     limiter: ClassLimiter
     upstream: Upstream
     escalations: EscalationLimiter
-    guards: GuardClient
     state: SharedState
     records: RequestRecords
     metrics: RequestMetrics
@@ -329,7 +328,7 @@ class _GenerateCall(RunningCall):
         if context.second is not None:
             self._cascade = Cascade(self._upstream, self._shared.escalations, context)
         if context.inspection.guards or context.inspection.answer_readers:
-            self._guards = guards = GuardRunner(self._shared.guards, context)
+            self._guards = guards = GuardRunner(self._upstream, context)
         first = self._upstream.new_row(
             request,
             prepared,

@@ -9,7 +9,7 @@ import time
 from array import array
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Final, TypeVar
@@ -38,10 +38,8 @@ from gateway.safety.guards.entities import LabelledToken
 from gateway.safety.guards.families import (
     Failure,
     Family,
-    GuardAnswer,
     GuardVerdict,
     Message,
-    Option,
     Outcome,
     Unparsable,
 )
@@ -89,37 +87,32 @@ _FAILURES: Final[Mapping[type[Exception], Failure]] = {
 }
 
 
-@dataclass(frozen=True)
-class GuardClient:
-    """Asks guards."""
+async def ask(
+    upstream: Upstream, about: AdmittedRequest, check: Check, turns: Sequence[Message]
+) -> tuple[Outcome, Cost]:
+    """The verdict of a guard, within its time budget, and what it cost.
 
-    upstream: Upstream
+    ``turns``: of caller and model as the model may see them, the caller's last.
+    """
+    with _check_span(about, check) as span:
+        question = _Question(upstream, about, check, headers_of(span))
+        outcome, cost = await question.within_budget(question.verdict(turns))
+        score = None if isinstance(outcome, Failure) else outcome.score
+        _set_outcome(span, taken_of(check.guard, outcome), score)
+        return outcome, cost
 
-    async def ask(
-        self, about: AdmittedRequest, check: Check, turns: Sequence[Message]
-    ) -> tuple[Outcome, Cost]:
-        """The verdict, within the guard's time budget, and what it cost.
 
-        ``turns``: of caller and model as the model may see them, the caller's last.
-        """
-        with _check_span(about, check) as span:
-            question = _Question(self.upstream, about, check, headers_of(span))
-            outcome, cost = await question.within_budget(question.verdict(turns))
-            score = None if isinstance(outcome, Failure) else outcome.score
-            _set_outcome(span, taken_of(check.guard, outcome), score)
-            return outcome, cost
-
-    async def read(
-        self, about: AdmittedRequest, check: Check, texts: Sequence[str]
-    ) -> tuple[list[list[Finding]] | Failure, Decided]:
-        """What a token classifier finds in ``texts``: a `gateway.admission.pipeline.EntityReader`."""
-        with _check_span(about, check) as span:
-            question = _Question(self.upstream, about, check, headers_of(span))
-            outcome, cost = await question.within_budget(question.entities(texts))
-            found = outcome if isinstance(outcome, Failure) else [*chain.from_iterable(outcome)]
-            taken = found_of(check.guard, found)
-            _set_outcome(span, taken)
-            return outcome, Decided(check, taken, cost=cost)
+async def read(
+    upstream: Upstream, about: AdmittedRequest, check: Check, texts: Sequence[str]
+) -> tuple[list[list[Finding]] | Failure, Decided]:
+    """What a token classifier finds in ``texts``: a `gateway.admission.pipeline.EntityReader` of ``upstream``."""
+    with _check_span(about, check) as span:
+        question = _Question(upstream, about, check, headers_of(span))
+        outcome, cost = await question.within_budget(question.entities(texts))
+        found = outcome if isinstance(outcome, Failure) else [*chain.from_iterable(outcome)]
+        taken = found_of(check.guard, found)
+        _set_outcome(span, taken)
+        return outcome, Decided(check, taken, cost=cost)
 
 
 class _Question:
@@ -160,7 +153,7 @@ class _Question:
         asked = SamplingParams(logprobs=sampling.top_logprobs)
         prepared = [PreparedPrompt(model, prompt, sampling, None) for prompt in prompts]
         answered = await self._compute(prepared, asked)
-        return _worst([guard.family.verdict(_answer_of(one.transcript)) for one in answered])
+        return _worst([_verdict_of(guard.family, one.transcript) for one in answered])
 
     async def entities(self, texts: Sequence[str]) -> list[list[Finding]]:
         """What a token classifier finds in each text."""
@@ -300,15 +293,9 @@ def _sampling(family: Family, model: ServedModel) -> Sampling:
     )
 
 
-def _answer_of(transcript: Transcript) -> GuardAnswer:
-    delta = transcript.delta(0, with_logprobs=True)
-    if delta is None:
-        return GuardAnswer("")
-    tokens = [
-        [Option(one.token_id, one.text, one.logprob) for one in token.top]
-        for token in delta.logprobs
-    ]
-    return GuardAnswer(transcript.text, tokens)
+def _verdict_of(family: Family, transcript: Transcript) -> GuardVerdict:
+    said, _ = transcript.whole(True, None)
+    return family.verdict(said.text, [token.top for token in said.logprobs])
 
 
 def _worst(verdicts: Sequence[GuardVerdict]) -> GuardVerdict:
@@ -326,11 +313,10 @@ class GuardRunner(Beside):
         checks: which are due, and their outcomes.
     """
 
-    def __init__(self, client: GuardClient, context: AdmittedRequest) -> None:
+    def __init__(self, upstream: Upstream, context: AdmittedRequest) -> None:
         super().__init__()
         self.checks = Checks(context.inspection.guards)
-        self._client = client
-        self._upstream = client.upstream
+        self._upstream = upstream
         self._context = context
         self._turns = _turns(context.conversation)
 
@@ -375,7 +361,7 @@ class GuardRunner(Beside):
         context, guards = self._context, self._context.inspection.answer_readers
         checks = [self.checks.reading(one, attempt.completion_tokens) for one in guards]
         readings = await asyncio.gather(
-            *(self._client.read(context, check, [window.text]) for check in checks)
+            *(read(self._upstream, context, check, [window.text]) for check in checks)
         )
         decided = [one for _, one in readings]
         self.checks.decided += decided
@@ -383,7 +369,7 @@ class GuardRunner(Beside):
         return decided, [found for outcome in outcomes for found in outcome[0]]
 
     async def _ask(self, answer: Answer, check: Check) -> None:
-        outcome, cost = await self._client.ask(self._context, check, self._turns)
+        outcome, cost = await ask(self._upstream, self._context, check, self._turns)
         decided = self.checks.decide(check, outcome, cost)
         if decided is None:
             return

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from gateway.safety.patterns import compiled
 from gateway.safety.settings import GuardSettings
+from sluice.v1.inference_pb2 import TokenLogprob
 
 
 class Failure(enum.StrEnum):
@@ -62,38 +63,16 @@ class Unparsable(ValueError):
     """A guard's answer is no verdict."""
 
 
-@dataclass(frozen=True)
-class Option:
-    """A token that could have stood at a place.
-
-    Attributes:
-        text: of this token alone.
-        logprob: natural logarithm of its probability.
-    """
-
-    token_id: int
-    text: str
-    logprob: float
+Places = Sequence[Sequence[TokenLogprob]]
+"""The most probable tokens of each place of an answer; empty lists where they were not told."""
 
 
-@dataclass(frozen=True)
-class GuardAnswer:
-    """The answer of a guard's row.
-
-    Attributes:
-        options: the most probable tokens of each place; empty lists where they were not told.
-    """
-
-    text: str
-    options: Sequence[Sequence[Option]] = ()
-
-
-def chance_of(said: GuardAnswer, yes: str, no: str) -> float | None:
+def chance_of(places: Places, yes: str, no: str) -> float | None:
     """How probable ``yes`` is against ``no`` at the first place that says a word; None: that is not told.
 
     Both are in lower case. A token counts for the word that it begins, or that begins it.
     """
-    for place in said.options:
+    for place in places:
         if not place or not place[0].text.strip():
             continue  # line breaks come first in some families
         for_yes = sum(math.exp(one.logprob) for one in place if _begins(one.text, yes))
@@ -176,33 +155,32 @@ class Family:
             return [{"role": "user", "content": text}]
         return [*turns, {"role": "assistant", "content": answer}] if answer else turns
 
-    def verdict(self, said: GuardAnswer) -> GuardVerdict:
+    def verdict(self, text: str, places: Places = ()) -> GuardVerdict:
         """What the answer of a row says.
 
         Raises:
             Unparsable: it is no verdict.
         """
         if self.labels:
-            return self._of_labels(said)
-        objects = self.unsafe.search(said.text)
-        found = objects or self.safe.search(said.text)
+            return self._of_labels(places)
+        objects = self.unsafe.search(text)
+        found = objects or self.safe.search(text)
         if found is None:
             raise Unparsable("matches neither pattern")
         # Behind a tag or a thought the word is not at the first place.
-        plain = self.words and not said.text.lstrip().startswith("<")
-        score = chance_of(said, *self.words) if plain else None
+        plain = self.words and not text.lstrip().startswith("<")
+        score = chance_of(places, *self.words) if plain else None
         if not self._objects(objects is not None, score):
             return GuardVerdict(False, (), score)
         named = re.split("[,\n]", found.groupdict().get("category") or "")
         categories = tuple(name for each in named if _CATEGORY.fullmatch(name := each.strip()))
         return GuardVerdict(True, categories or (self.objection,), score)
 
-    def _of_labels(self, said: GuardAnswer) -> GuardVerdict:
+    def _of_labels(self, places: Places) -> GuardVerdict:
         """The one token of such a row is the index of a label, its options all labels."""
-        options = said.options[0] if said.options else ()
         chances = {
             self.labels[one.token_id]: math.exp(one.logprob)
-            for one in options
+            for one in (places[0] if places else ())
             if one.token_id < len(self.labels)
         }
         if not chances:

@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from gateway.safety.guards.families import (
     OBJECTION,
     Family,
-    GuardAnswer,
     GuardVerdict,
-    Option,
     Unparsable,
     family_of,
 )
 from gateway.safety.settings import GuardSettings
+from sluice.v1.inference_pb2 import TokenLogprob
 
 CUSTOM = {
     "prompt": "Is this fine? {prompt} / {answer}",
@@ -30,16 +29,16 @@ def family(template: str, labels: tuple[str, ...] = (), **keys: object) -> Famil
     return family_of(settings, labels)
 
 
-def said(text: str, *places: dict[str, float]) -> GuardAnswer:
+def said(text: str, *places: dict[str, float]) -> tuple[str, list[list[TokenLogprob]]]:
     """``places``: probabilities by token text."""
     options = [
         [
-            Option(number, word, math.log(chance))
+            TokenLogprob(token_id=number, text=word, logprob=math.log(chance))
             for number, (word, chance) in enumerate(place.items())
         ]
         for place in places
     ]
-    return GuardAnswer(text, options)
+    return text, options
 
 
 @pytest.mark.parametrize(
@@ -54,9 +53,7 @@ def said(text: str, *places: dict[str, float]) -> GuardAnswer:
     ],
 )
 def test_llama_guard(text: str, categories: tuple[str, ...]) -> None:
-    assert family("llama_guard").verdict(GuardAnswer(text)) == GuardVerdict(
-        bool(categories), categories
-    )
+    assert family("llama_guard").verdict(text) == GuardVerdict(bool(categories), categories)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +69,7 @@ def test_llama_guard(text: str, categories: tuple[str, ...]) -> None:
     ],
 )
 def test_yes_and_no(template: str, text: str, flagged: bool) -> None:
-    verdict = family(template).verdict(GuardAnswer(text))
+    verdict = family(template).verdict(text)
     assert verdict.flagged is flagged
     assert verdict.categories == (({"shieldgemma": OBJECTION}.get(template, "harm"),) * flagged)
 
@@ -81,47 +78,47 @@ def test_yes_and_no(template: str, text: str, flagged: bool) -> None:
 @pytest.mark.parametrize("text", ["", "\n", "I cannot answer that", "safe-ish", "<score></score>"])
 def test_what_is_no_verdict(template: str, text: str) -> None:
     with pytest.raises(Unparsable):
-        family(template).verdict(GuardAnswer(text))
+        family(template).verdict(text)
 
 
 def test_a_list_that_is_no_list_of_categories() -> None:
     with pytest.raises(Unparsable):
-        family("llama_guard").verdict(GuardAnswer("unsafe\n<|eot_id|>S1"))
+        family("llama_guard").verdict("unsafe\n<|eot_id|>S1")
 
 
 def test_the_score_is_that_of_the_first_word_and_a_threshold_overrules_it() -> None:
     answer = said("\n\nsafe", {"\n\n": 1.0}, {"safe": 0.6, "unsafe": 0.3, " maybe": 0.1})
-    verdict = family("llama_guard").verdict(answer)
+    verdict = family("llama_guard").verdict(*answer)
     assert not verdict.flagged
     assert verdict.score == pytest.approx(1 / 3)
-    strict = family("llama_guard", threshold=0.3).verdict(answer)
+    strict = family("llama_guard", threshold=0.3).verdict(*answer)
     assert (strict.flagged, strict.categories) == (True, (OBJECTION,))
     lenient = said("Yes", {"Yes": 0.6, "No": 0.4})
-    assert not family("shieldgemma", threshold=0.7).verdict(lenient).flagged
+    assert not family("shieldgemma", threshold=0.7).verdict(*lenient).flagged
 
 
 def test_behind_a_thought_there_is_no_score() -> None:
     answer = said("<score> yes </score>", {"<": 1.0}, {"score": 1.0})
-    assert family("granite_guardian", threshold=0.9).verdict(answer) == GuardVerdict(
+    assert family("granite_guardian", threshold=0.9).verdict(*answer) == GuardVerdict(
         True, ("harm",)
     )
 
 
 def test_a_word_between_tags_is_not_overruled_by_what_could_have_stood_first() -> None:
     answer = said("<score> no </score>", {"<": 0.9, "Yes": 0.1})
-    assert family("granite_guardian", threshold=0.5).verdict(answer) == GuardVerdict(False)
+    assert family("granite_guardian", threshold=0.5).verdict(*answer) == GuardVerdict(False)
 
 
 def test_classifiers_answer_with_labels() -> None:
     labels = ("BENIGN", "INJECTION", "JAILBREAK")
     bad = ["INJECTION", "JAILBREAK"]
     answer = said("", {"a": 0.4, "b": 0.35, "c": 0.25})
-    by_label = family("classifier", labels, categories=bad).verdict(answer)
+    by_label = family("classifier", labels, categories=bad).verdict(*answer)
     assert (by_label.flagged, by_label.score) == (False, pytest.approx(0.6))
-    by_score = family("classifier", labels, categories=bad, threshold=0.5).verdict(answer)
+    by_score = family("classifier", labels, categories=bad, threshold=0.5).verdict(*answer)
     assert (by_score.flagged, by_score.categories) == (True, ("INJECTION",))
     with pytest.raises(Unparsable):
-        family("classifier", labels, categories=bad).verdict(GuardAnswer("x"))
+        family("classifier", labels, categories=bad).verdict("x")
 
 
 @pytest.mark.parametrize(
@@ -136,14 +133,14 @@ def test_classifiers_answer_with_labels() -> None:
 )
 def test_custom_patterns(text: str, categories: tuple[str, ...]) -> None:
     custom = family("custom", **CUSTOM)
-    assert custom.verdict(GuardAnswer(text)) == GuardVerdict(bool(categories), categories)
+    assert custom.verdict(text) == GuardVerdict(bool(categories), categories)
     with pytest.raises(Unparsable):
-        custom.verdict(GuardAnswer("who knows"))
+        custom.verdict("who knows")
 
 
 def test_a_classifier_without_labels_gives_no_verdict() -> None:
     with pytest.raises(Unparsable):
-        family("classifier", (), categories=["a"]).verdict(said("", {"a": 1.0}))
+        family("classifier", (), categories=["a"]).verdict(*said("", {"a": 1.0}))
 
 
 def test_a_custom_prompt_is_filled_in_once() -> None:
@@ -188,7 +185,7 @@ ANSWERS = st.lists(PIECES, max_size=4).map("".join) | st.text(max_size=20)
 def read(template: str, text: str) -> bool | None:
     """Whether the guard objects; None: no verdict."""
     try:
-        verdict = family(template).verdict(GuardAnswer(text))
+        verdict = family(template).verdict(text)
     except Unparsable:
         return None
     assert bool(verdict.categories) is verdict.flagged
