@@ -246,7 +246,9 @@ class Admission:
         aside, run = is_long(texts), self._inspections.run
         inspection = await run(request.tenant, begin) if aside else begin()
         incoming.inspection, entities = inspection, NO_ENTITIES
-        guards = [one for one in inspection.entity_guards if "input" in one.settings.checks]
+        guards = [
+            one for one in inspection.compiled.entity_guards if "input" in one.settings.checks
+        ]
         if guards:
             entities, inspection.checks = await self._find_entities(incoming, guards)
         decide = partial(inspection.decide, entities)

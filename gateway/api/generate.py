@@ -327,7 +327,8 @@ class _GenerateCall(RunningCall):
             self._shared.drift.scored(score)
         if context.second is not None:
             self._cascade = Cascade(self._upstream, self._shared.escalations, context)
-        if context.inspection.guards or context.inspection.answer_readers:
+        policy = context.inspection.compiled
+        if policy.guards or policy.answer_readers:
             self._guards = guards = GuardRunner(self._upstream, context)
         first = self._upstream.new_row(
             request,

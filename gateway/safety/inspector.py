@@ -182,9 +182,6 @@ class RequestInspection:
     Attributes:
         compiled: the policy that decides, with its rules.
         policy: the policy as it was written.
-        guards: the models that check prompt and answer beside the rules.
-        entity_guards: the token classifiers that read the answer or, before `results`, the prompt.
-        answer_readers: those of them that read the answer, which is filtered then.
         texts: as they came.
         checks: of token classifiers, what is recorded of each.
         entities, inspected, verdict: what `decide` decided.
@@ -196,13 +193,9 @@ class RequestInspection:
     def __init__(self, compiled: CompiledPolicy, texts: Sequence[str]) -> None:
         self.compiled = compiled
         self.policy = compiled.policy
-        self.guards = compiled.guards
-        self.entity_guards = compiled.entity_guards
-        self.answer_readers = compiled.answer_readers
         self.texts = tuple(texts)
         self.checks: Sequence[Decided] = ()
         self.entities = NO_ENTITIES
-        self._rules = compiled.rules
         self._longest = self.policy.settings.limits.max_chars
         self._normalized = [
             normalize(text) if len(text) <= self._longest else self._too_long(text)
@@ -232,7 +225,7 @@ class RequestInspection:
         for original, normalized, found in zip(self.texts, self._normalized, by_text, strict=True):
             seen = self._seen(normalized.text)
             if found:
-                seen.update(self._rules.lists.without_allowed(normalized.text, found))
+                seen.update(self.compiled.rules.lists.without_allowed(normalized.text, found))
             if seen or normalized.findings:
                 yield self._decided(original, normalized, seen)
             else:
@@ -247,10 +240,10 @@ class RequestInspection:
         """What is in ``text``, and the injections that show only in its look."""
         if not self.policy.settings.enabled:
             return set()
-        seen = set(self._rules.scan(text))
+        seen = set(self.compiled.rules.scan(text))
         if not text.isascii():
             look = Skeleton(text)
-            for each in self._rules.scan(look.text) if look.text != text else ():
+            for each in self.compiled.rules.scan(look.text) if look.text != text else ():
                 if each.rule.startswith("injection."):
                     start, end = look.original_span(each.start, each.end)
                     seen.add(Finding(each.rule, start, end, each.severity))
@@ -272,7 +265,7 @@ class RequestInspection:
     def _hidden(self, original: str) -> Iterator[Finding]:
         if len(original) <= self._longest and self.policy.settings.enabled:
             for start, end, payload in smuggled(original):
-                yield from self._rules.scan_hidden(payload, HIDDEN, (start, end))
+                yield from self.compiled.rules.scan_hidden(payload, HIDDEN, (start, end))
 
     def _told(self, finding: Finding, start: int, end: int, *, edited: bool) -> PromptFinding:
         """``edited``: normalization has edited what was found; it may still end or route the request."""

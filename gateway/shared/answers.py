@@ -80,7 +80,8 @@ class AnswerCache:
         # A key that the caller named belongs to one request, and its answer is kept under it. Of several answers the
         # first alone is as that of a request for one: the others do not count the prompt.
         own = request.resume or request.key_is_shared or request.answer_index
-        guarded = context.inspection.guards or context.inspection.answer_readers
+        policy = context.inspection.compiled
+        guarded = policy.guards or policy.answer_readers
         if not certain or own or guarded:
             return ""
         return self._key(request.tenant, context.plan.model, _parts(context))

@@ -315,7 +315,7 @@ class GuardRunner(Beside):
 
     def __init__(self, upstream: Upstream, context: AdmittedRequest) -> None:
         super().__init__()
-        self.checks = Checks(context.inspection.guards)
+        self.checks = Checks(context.inspection.compiled.guards)
         self._upstream = upstream
         self._context = context
         self._turns = _turns(context.conversation)
@@ -358,7 +358,7 @@ class GuardRunner(Beside):
 
     async def _entities(self, attempt: Row, window: Window) -> tuple[list[Decided], list[Finding]]:
         """What is recorded of each classifier, and all that they found in ``window``."""
-        context, guards = self._context, self._context.inspection.answer_readers
+        context, guards = self._context, self._context.inspection.compiled.answer_readers
         checks = [self.checks.reading(one, attempt.completion_tokens) for one in guards]
         readings = await asyncio.gather(
             *(read(self._upstream, context, check, [window.text]) for check in checks)

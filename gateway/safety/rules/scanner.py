@@ -23,7 +23,7 @@ import numpy as np
 
 from gateway.safety.findings import Finding
 from gateway.safety.patterns import PatternError, compiled, longest_match
-from gateway.safety.rules.scoring import Indicator, judge, weigh
+from gateway.safety.rules.scoring import Indicator, judge, weight_at
 from gateway.safety.rules.spec import Form, RuleMatch, RuleSpec, Span, Validator
 from gateway.safety.rules.stored import database_of
 from gateway.safety.rules.validators import COSTLY, VALIDATORS
@@ -213,7 +213,9 @@ def findings_of(subject: Subject, occurring: Occurring) -> list[Finding]:
         rule, weight = found.spec.id, found.form.weight
         spans = found.findings(subject, end)
         if weight:
-            indicators.extend(weigh(subject.text, Indicator(rule, *span, weight)) for span in spans)
+            indicators.extend(
+                Indicator(rule, *span, weight_at(subject.text, span[0], weight)) for span in spans
+            )
         else:
             plain.extend(Finding(rule, *span, found.spec.severity) for span in spans)
     return [*plain, *judge(indicators)] if indicators else plain

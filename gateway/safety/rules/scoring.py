@@ -43,15 +43,12 @@ class Indicator:
     weight: int
 
 
-def weigh(text: str, indicator: Indicator) -> Indicator:
-    """The indicator with its discount, if it is only talked about."""
-    before = text[max(0, indicator.start - _MENTION_CHARS) : indicator.start]
-    quoted = before.rstrip()[-1:] in _OPENING_QUOTES and bool(before.rstrip())
-    if not quoted and not _MENTION.search(before):
-        return indicator
-    return Indicator(
-        indicator.rule, indicator.start, indicator.end, max(1, indicator.weight - MENTION_DISCOUNT)
-    )
+def weight_at(text: str, start: int, weight: int) -> int:
+    """The weight of an indicator at ``start``, with its discount if it is only talked about."""
+    before = text[max(0, start - _MENTION_CHARS) : start]
+    if before.rstrip()[-1:] in _OPENING_QUOTES or _MENTION.search(before):
+        return max(1, weight - MENTION_DISCOUNT)
+    return weight
 
 
 def judge(indicators: Sequence[Indicator]) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.rules.ruleset import resolved
-from gateway.safety.rules.scoring import NEAR_CHARS, Indicator, judge, weigh
+from gateway.safety.rules.scoring import NEAR_CHARS, Indicator, judge, weight_at
 
 TEXT = "x" * 100
 
@@ -68,7 +68,6 @@ def test_signs_nearby_add_up_and_signs_far_apart_do_not() -> None:
 
 
 def test_what_is_quoted_or_talked_about_weighs_less() -> None:
-    indicator = Indicator("injection.a", 40, 50, 3)
-    assert weigh("x" * 60, indicator).weight == 3
-    assert weigh("x" * 39 + '"' + "x" * 20, indicator).weight == 1
-    assert weigh("This attack is an example of".ljust(60), indicator).weight == 1
+    assert weight_at("x" * 60, 40, 3) == 3
+    assert weight_at("x" * 39 + '"' + "x" * 20, 40, 3) == 1
+    assert weight_at("This attack is an example of".ljust(60), 40, 3) == 1
