@@ -18,8 +18,7 @@ from gateway.admission.usage import UsageAccounting
 from gateway.identity.caller import Caller
 from gateway.identity.resume_token import ResumeKey, ResumeToken
 from gateway.models.catalog import ServedModel
-from gateway.models.tool_grammar import arguments_of, grammar_of
-from gateway.models.tools import HERMES
+from gateway.models.tools import HERMES, arguments_of, grammar_of
 from gateway.routing.budget import Reservation
 from gateway.routing.features import Features
 from gateway.routing.plan import Plan

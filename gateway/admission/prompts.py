@@ -14,10 +14,9 @@ from gateway.admission.tenant_threads import TenantThreads
 from gateway.models.catalog import ServedModel
 from gateway.models.speech import chunks_of
 from gateway.models.tokenizer import TemplateRefused
-from gateway.models.tool_grammar import grammar_of
+from gateway.models.tools import grammar_of
 from gateway.safety.output.filter import OutputFilter
-from gateway.validation.audio import ValidAudio
-from gateway.validation.conversation import Conversation, function_of, messages_of
+from gateway.validation.conversation import Conversation, ValidAudio, function_of, messages_of
 from gateway.validation.requests import ValidRequest, in_vocabulary
 from sluice.errors import FieldViolation, InvalidRequest, PromptTooLong
 from sluice.internal.v1.task_pb2 import Audio, Sampling, Values

@@ -1,4 +1,4 @@
-"""The input of a request: a prompt or a conversation with calls of tools, and the tools that the model sees.
+"""The input of a request: a prompt, a conversation with calls of tools, or speech; and the tools that the model sees.
 
 Chat templates take it by the convention of transformers (https://huggingface.co/docs/transformers/chat_extras).
 """
@@ -11,6 +11,13 @@ from functools import cached_property
 from typing import Any, Final
 
 from gateway.models.catalog import Catalog
+from gateway.models.speech import (
+    BYTES_A_SECOND,
+    SAMPLE_BYTES,
+    BadAudio,
+    SpeechTokens,
+    pcm_of_wav,
+)
 from gateway.models.tools import Tool, ToolCall, ToolFormat, ToolUse, map_texts, texts_in
 from sluice.constraints import JSON_SCHEMA_MAX_BYTES
 from sluice.defaults import AUTO
@@ -401,3 +408,94 @@ def _id(call_id: str, form: ToolFormat | None) -> str:
     if form is None or form.id_prefix or (len(call_id) == form.id_chars and call_id.isalnum()):
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[: form.id_chars]
+
+
+# Speech, and what is asked with it.
+
+
+@dataclass(frozen=True)
+class ValidAudio:
+    """Speech, and what to do with it.
+
+    Attributes:
+        pcm: the samples, as a task has them.
+        language: empty: the model finds it.
+    """
+
+    pcm: bytes
+    language: str
+    translate: bool
+
+
+def audio_of(
+    request: pb.GenerateRequest, catalog: Catalog, audio_max_s: float, found: FieldViolations
+) -> tuple[ValidAudio, str | None]:
+    """The audio of ``request``, and the model that gets it: the named one, else the only one; as `model_among`.
+
+    What is wrong goes into ``found``.
+    """
+    audio, known = request.audio, ", ".join(catalog.hearing)
+    pcm = _pcm(audio, found)
+    seconds = len(pcm) / BYTES_A_SECOND
+    found.check(
+        seconds <= audio_max_s,
+        "audio.data",
+        f"has {seconds:.1f} s, the limit is {audio_max_s:g} s (gateway.audio_max_s): cut it",
+    )
+    found.check(not request.raw_prompt, "raw_prompt", "needs prompt, not audio")
+    found.check(not request.tools, "tools", "need a prompt or a chat, not audio")
+    constraint = request.sampling.WhichOneof("constraint")
+    found.check(constraint is None, f"sampling.{constraint}", "needs a prompt or a chat, not audio")
+    found.check(audio.task in pb.AudioTask.values(), "audio.task", "is none of the known tasks")
+    valid = ValidAudio(pcm, audio.language.lower(), audio.task == pb.AUDIO_TASK_TRANSLATE)
+    takes = f"name one that does: {known}" if known else "no model of this mesh does"
+    wrong, none = f"{request.model} takes no audio; {takes}", "no model of this mesh takes audio"
+    model = model_among(catalog.hearing, request.model, catalog, found, none, wrong)
+    if model is not None:
+        _check_speech(request, valid, model, catalog[model].speech, found)
+    return valid, model
+
+
+def _pcm(audio: pb.AudioInput, found: FieldViolations) -> bytes:
+    pcm = audio.data
+    if audio.format not in pb.AudioFormat.values():
+        found.add("audio.format", "is none of the known formats")
+        return b""
+    if audio.format != pb.AUDIO_FORMAT_PCM:
+        try:
+            pcm = pcm_of_wav(pcm)
+        except BadAudio as error:
+            found.add("audio.data", str(error))
+            return b""
+    elif len(pcm) % SAMPLE_BYTES:
+        found.add("audio.data", "has half a sample: samples have 2 bytes")
+    pcm = pcm[: len(pcm) // SAMPLE_BYTES * SAMPLE_BYTES]
+    found.check(bool(pcm), "audio.data", "has no samples")
+    return pcm
+
+
+def _check_speech(
+    request: pb.GenerateRequest,
+    audio: ValidAudio,
+    model: str,
+    speech: SpeechTokens | None,
+    found: FieldViolations,
+) -> None:
+    """What ``model`` must know."""
+    assert speech is not None, "it takes audio"
+    known = ", ".join(sorted(speech.languages)) or "it has one alone: leave it out"
+    found.check(
+        not audio.language or audio.language in speech.languages,
+        "audio.language",
+        f"{model} has no language of that name; known: {known}",
+    )
+    found.check(
+        not audio.translate or "translate" in speech.tasks,
+        "audio.task",
+        f"{model} does not translate",
+    )
+    found.check(
+        not request.audio.prompt or speech.previous is not None,
+        "audio.prompt",
+        f"{model} takes none: its tokenizer has no <|startofprev|>",
+    )

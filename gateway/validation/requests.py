@@ -11,10 +11,11 @@ from gateway.identity.caller import Caller
 from gateway.identity.resume_token import ResumeKey
 from gateway.models.catalog import Catalog
 from gateway.models.tools import ToolUse
-from gateway.validation.audio import ValidAudio, audio_model, audio_of
 from gateway.validation.conversation import (
     Conversation,
     FieldViolations,
+    ValidAudio,
+    audio_of,
     conversation_of,
     model_among,
     tool_use_of,
@@ -145,9 +146,6 @@ def validate(
         raise DeadlinePassed("the deadline passed before the request arrived")
     found = FieldViolations()
     conversation = conversation_of(request, found)
-    audio = None
-    if request.WhichOneof("input") == "audio":
-        audio = audio_of(request, catalog, audio_max_s, found)
     tools = tool_use_of(request, found)
     if tools is not None:
         conversation = replace(conversation, tools=tools.tools)
@@ -168,11 +166,11 @@ def validate(
         if request.resume.HasField("seed") and not sampling.HasField("seed"):
             sampling.seed = request.resume.seed
         resume = _resumed(request, sampling, catalog, found)
-    model = (
-        prompt_model(request.model, catalog, found)
-        if audio is None
-        else audio_model(request.model, catalog, found)
-    )
+    audio = None
+    if request.WhichOneof("input") == "audio":
+        audio, model = audio_of(request, catalog, audio_max_s, found)
+    else:
+        model = prompt_model(request.model, catalog, found)
     found.raise_if_any()
     fingerprint = fingerprint_of(request)
     version = ""

@@ -270,7 +270,7 @@ class Sampling(_message.Message):
     regex: _builtins.str
     """A regular expression."""
     grammar: _builtins.str
-    """A grammar of calls of tools, as gateway/models/tool_grammar.py writes it: Lark, in the dialect of llguidance."""
+    """A grammar of calls of tools, as gateway/models/tools.py writes it: Lark, in the dialect of llguidance."""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end the answer; they are reported, and the gateway drops them from the text."""

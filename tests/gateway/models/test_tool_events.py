@@ -13,8 +13,16 @@ from llguidance import LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from gateway.models.tool_events import Parsed, ToolCallParser
-from gateway.models.tool_grammar import grammar_of
-from gateway.models.tools import FORMATS, HERMES, LLAMA3, MISTRAL, Tool, ToolFormat, ToolUse
+from gateway.models.tools import (
+    FORMATS,
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    Tool,
+    ToolFormat,
+    ToolUse,
+    grammar_of,
+)
 from sluice.constraints import compile_grammar, lark_grammar, problem_of
 from sluice.v1.inference_pb2 import ToolCall
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import file_hashes
-from gateway.config.file_hashes import PART_BYTES, content_hash
-from gateway.config.models import ModelFolder
+from gateway.config import models
+from gateway.config.models import PART_BYTES, ModelFolder, content_hash
 from sluice.settings import ModelSettings
 from tests.gateway.kit.tokenizer import write_model
 from tests.support.tiny_encoders import add_modules
@@ -20,12 +19,12 @@ LATER = 4e9
 
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_hashes, "_kept", cache(file_hashes._read))
+    monkeypatch.setattr(models, "_kept", cache(models._read))
 
 
 def reads() -> int:
     """How many files were read whose hashes are kept."""
-    return file_hashes._kept.cache_info().misses
+    return models._kept.cache_info().misses
 
 
 def weights(folder: Path, size: int = 3 * PART_BYTES + 5) -> Path:
@@ -70,8 +69,8 @@ def test_where_no_answers_are_kept_weights_are_not_read(
         assert path != file, "it was read"
         return path.read_text()
 
-    monkeypatch.setattr(file_hashes, "_read", read)
-    monkeypatch.setattr(file_hashes, "_kept", read)
+    monkeypatch.setattr(models, "_read", read)
+    monkeypatch.setattr(models, "_kept", read)
     before = version(folder, kept=False)
     file.write_bytes(bytes(3 * PART_BYTES))
     shorter = version(folder, kept=False)
