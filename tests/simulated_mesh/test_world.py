@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.simulated_mesh.mixed import FAST_S, INTERACTIVE, SLOW_S, TOKENS, MixedWorkersWorld
 from tests.simulated_mesh.poison import PoisonedWorld
 from tests.simulated_mesh.stopped import StoppedBatcherWorld
 from tests.simulated_mesh.world import World
@@ -34,3 +35,15 @@ def test_no_innocent_call_fails_beside_poisoned_ones(seed: int) -> None:
 
 def test_the_room_of_a_batcher_that_stands_still_is_given_to_others() -> None:
     StoppedBatcherWorld(0).run()
+
+
+def test_a_fast_and_a_slow_worker_get_rows_by_their_speed() -> None:
+    world = MixedWorkersWorld(0)
+    world.run()
+    assert world.rows(world.fast) > 0.6 * SLOW_S / FAST_S * world.rows(world.slow)
+    took_s = world.took_s("interactive")
+    assert took_s[INTERACTIVE // 2] < TOKENS["interactive"] * SLOW_S, (
+        "half of them were not computed by the slow one"
+    )
+    # The longest had the slow one, and did not wait for it: its steps, the way there and back, and the rest of a step.
+    assert took_s[-1] < (TOKENS["interactive"] + 3) * SLOW_S
