@@ -270,9 +270,9 @@ class ClassLimiter:
         self.idle.set()
         self.turns = Turns()
         by_class = (1.0, shares.standard, shares.bulk)
-        self._limits = [_places(limit, share) for share in by_class]
+        self._limits = [places(limit, share) for share in by_class]
         """Of a class together with the less urgent ones, by rank."""
-        self._tenant_limits = [_places(most, shares.tenant) for most in self._limits]
+        self._tenant_limits = [places(most, shares.tenant) for most in self._limits]
         self._running = [0] * len(CLASSES)
         self._by_tenant: Counter[tuple[str, int]] = Counter()
         self.rows = CountLimit(ROWS_MAX, "texts of your tenant are being computed")
@@ -425,7 +425,7 @@ async def guarded(
     return None
 
 
-def _places(limit: int, share: float) -> int:
+def places(limit: int, share: float) -> int:
     """A share of ``limit`` places; a share of less than all leaves one, if there are two."""
     return min(math.ceil(limit * share), limit - (share < 1 < limit))
 

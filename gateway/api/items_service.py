@@ -1,13 +1,12 @@
 """``sluice.internal.v1.ItemsService``: the items of a job take the way of every other request."""
 
 import asyncio
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gateway.admission.calls import guarded
+from gateway.admission.calls import guarded, places
 from gateway.api.generate import Generator
 from gateway.api.inference_service import whole_answer
 from gateway.api.interceptor import GrpcCall
@@ -42,9 +41,8 @@ class ItemsService(ItemsServiceServicer):
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
         self._admission = generator.upstream.admission
-        limits = generator.settings
-        most = limits.max_concurrent_requests * limits.shares.bulk * limits.shares.tenant
-        self._slots = asyncio.Semaphore(math.ceil(most))
+        most, shares = generator.settings.max_concurrent_requests, generator.settings.shares
+        self._slots = asyncio.Semaphore(places(places(most, shares.bulk), shares.tenant))
 
     # A coroutine that writes: see InferenceService.Generate.
     async def Run(self, requests: Any, context: Any) -> None:  # type: ignore[override]

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model_workers.grants import Grant
 from model_workers.sender import (
     GATHER_TOKENS_MAX,
     LOAD_UPDATE_S,
@@ -40,6 +41,24 @@ def channels() -> Channels:
 
 def reports(due: list[DueReport]) -> list[worker_pb2.StepReport]:
     return [entry.report for entry in due]
+
+
+@pytest.mark.parametrize(
+    ("grant", "wait_s"),
+    [
+        (Grant([5, 5, 5], waits=True), SOON_S),
+        (Grant([5, 5, 5], waits=False), LOAD_UPDATE_S),
+        (Grant([2, 2, 2], waits=True), LOAD_UPDATE_S),
+    ],
+)
+def test_more_room_is_told_soon_where_rows_wait_for_it(grant: Grant, wait_s: float) -> None:
+    opened = channels()
+    opened.grant("b", Grant([3, 3, 3]), 0.0)
+    opened.due(0.1)
+    opened.grant("b", grant, 0.2)
+    assert opened.next_due() == 0.2 + wait_s
+    (report,) = reports(opened.due(0.2 + wait_s))
+    assert list(report.rows_to) == grant.rows
 
 
 def test_a_new_channel_says_hello() -> None:

@@ -175,6 +175,7 @@ def test_a_batcher_that_comes_back_keeps_its_new_channel(worker: Worker) -> None
 
 def test_the_room_of_a_lost_batcher_is_the_others(worker: Worker) -> None:
     one, two = opened(worker, "one"), opened(worker, "two")
+    one.wait_room(2, 2, 2)
     two.cancelled = True
     one.wait_room(4, 4, 4)
 

@@ -71,6 +71,23 @@ async def test_items_of_one_call_are_answered_as_they_end(
         assert isinstance(error, errors.UnknownModel)
 
 
+async def test_items_beyond_what_a_tenant_may_have_are_not_read_and_none_is_refused(
+    nats_url: str, model_folder: Path
+) -> None:
+    async with open_wire(nats_url, model_folder, max_concurrent_requests=4) as wire:
+        stub: Any = ItemsServiceStub(wire.channel)
+        call = stub.Run()
+        for number in range(3):
+            await call.write(item(number, "hello"))
+        await call.done_writing()
+        for _ in range(3):  # Of two places for bulk one is left to other tenants.
+            task = await wire.batcher.task(priority_class="bulk")
+            await wire.batcher.send(task, last(0, wire.tokens("world")))
+            answered = await asyncio.wait_for(call.read(), BOUND_S)
+            assert answered.answer.text == "world", answered
+        assert await call.read() is grpc.aio.EOF
+
+
 async def test_the_ends_of_tokens_are_those_of_the_model(wire: Wire) -> None:
     stub: Any = ItemsServiceStub(wire.channel)
     found = await stub.FindTokenEnds(FindTokenEndsRequest(model="auto", text="hello world"))

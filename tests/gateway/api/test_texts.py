@@ -249,7 +249,7 @@ async def test_texts_are_cut_where_the_caller_says_so(wire: Wire) -> None:
     assert (await call).results[0].truncated
 
 
-async def test_a_call_of_class_bulk_goes_through_jetstream(wire: Wire) -> None:
+async def test_a_call_of_class_bulk_goes_like_others(wire: Wire) -> None:
     call = wire.stub.Embed(pb.EmbedRequest(texts=["w1", "w2"], priority=pb.PRIORITY_BULK))
     for task in await tasks_of(wire, 2, "embed", "bulk"):
         await answer(wire, task, [1.0])
