@@ -3,7 +3,7 @@
 from typing import Final
 
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import MultipartParser, MultipartState, parse_options_header
 
 from sluice.errors import InvalidRequest
 
@@ -17,7 +17,6 @@ class FileForm:
 
     Attributes:
         name: of the file, once its part has begun.
-        fields: the other fields that are complete, as text.
         has_file: whether the part of the file has begun.
     """
 
@@ -28,34 +27,32 @@ class FileForm:
         if kind != b"multipart/form-data" or not boundary:
             raise InvalidRequest.of("content-type", "must be multipart/form-data with a boundary")
         self.name = ""
-        self.fields: dict[str, str] = {}
         self.has_file = False
+        self._header, self._disposition = bytearray(), bytearray()
+        self._file = self._part = bytearray()
+        self._fields: dict[str, bytearray] = {}
+        self._room, self._parts = FIELD_BYTES, 0
         try:
             self._parser = MultipartParser(
                 boundary,
                 {
                     "on_part_begin": self._begin_part,
-                    "on_part_data": self._take_data,
-                    "on_part_end": self._end_part,
-                    "on_header_begin": lambda: self._header.clear(),
+                    "on_header_begin": self._header.clear,
                     "on_header_field": lambda data, start, end: self._header.extend(
                         data[start:end]
                     ),
                     "on_header_value": self._take_header_value,
                     "on_headers_finished": self._end_headers,
-                    "on_end": self._end_form,
+                    "on_part_data": self._take_data,
                 },
             )
         except FormParserError as error:
             raise InvalidRequest.of("content-type", f"has no usable boundary: {error}") from None
-        self._file = bytearray()
-        self._disposition = bytearray()
-        self._header = bytearray()
-        self._field = ""
-        self._value = bytearray()
-        self._in_file = False
-        self._field_bytes = self._parts = 0
-        self._ended = False
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The fields that are no file, as text."""
+        return {name: value.decode("utf-8", "replace") for name, value in self._fields.items()}
 
     def feed(self, data: bytes) -> bytes:
         """Takes the next bytes of the body; returns those of the file.
@@ -77,21 +74,16 @@ class FileForm:
         Raises:
             InvalidRequest: the form is not.
         """
-        if not self._ended:
+        if self._parser.state != MultipartState.END:
             raise InvalidRequest("the multipart form is not complete")
         if not self.has_file:
             raise InvalidRequest.of("file", "must be there, with a filename")
-
-    def _end_form(self) -> None:
-        self._ended = True
 
     def _begin_part(self) -> None:
         self._parts += 1
         if self._parts > PARTS_MAX:
             raise InvalidRequest(f"the form has over {PARTS_MAX} parts")
         self._disposition.clear()
-        self._value.clear()
-        self._in_file = False
 
     def _take_header_value(self, data: bytes, start: int, end: int) -> None:
         if self._header.lower() == b"content-disposition":
@@ -100,22 +92,17 @@ class FileForm:
     def _end_headers(self) -> None:
         _, parameters = parse_options_header(bytes(self._disposition))
         self._field = parameters.get(b"name", b"").decode("utf-8", "replace")
-        self._in_file = self._field == "file" and b"filename" in parameters
-        if self._in_file and self.has_file:
+        if self._field != "file" or b"filename" not in parameters:
+            self._part = self._fields[self._field] = bytearray()
+        elif self.has_file:
             raise InvalidRequest.of("file", "comes twice")
-        if self._in_file:
-            self.has_file = True
+        else:
+            self.has_file, self._part = True, self._file
             self.name = parameters[b"filename"].decode("utf-8", "replace")
 
     def _take_data(self, data: bytes, start: int, end: int) -> None:
-        if self._in_file:
-            self._file += data[start:end]
-            return
-        self._field_bytes += end - start
-        if self._field_bytes > FIELD_BYTES:
-            raise InvalidRequest.of(self._field, f"the fields have over {FIELD_BYTES} bytes")
-        self._value += data[start:end]
-
-    def _end_part(self) -> None:
-        if not self._in_file:
-            self.fields[self._field] = self._value.decode("utf-8", "replace")
+        self._part += data[start:end]
+        if self._part is not self._file:
+            self._room -= end - start
+            if self._room < 0:
+                raise InvalidRequest.of(self._field, f"the fields have over {FIELD_BYTES} bytes")
