@@ -7,10 +7,8 @@ earlier one gets all frames again, and drops what its caller has.
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import islice
 from typing import Final
 
 from gateway.admission.pipeline import AdmittedRequest
@@ -42,6 +40,7 @@ class ChunkRows(Beside):
         # Stop strings are those of the joined text.
         self._request = replace(context.request, sampling=SamplingParams())
         self._joined = JoinedTexts()
+        self._room = asyncio.Semaphore(AT_ONCE)
 
     def start(self, answer: Answer) -> None:
         """Sends the rows of the first chunks; the others follow as these end."""
@@ -53,16 +52,11 @@ class ChunkRows(Beside):
     async def _answer(self) -> None:
         row = self._attempt
         headers = self._context.log.row_sent(row.row_id, row.model)
-        numbers = iter(range(len(self._prepared.chunks)))
-        running: deque[asyncio.Task[InternalRow]] = deque()
+        numbers = range(len(self._prepared.chunks))
         try:
             async with asyncio.TaskGroup() as group:
-                for number in islice(numbers, AT_ONCE):
-                    running.append(group.create_task(self._chunk(number, headers)))
-                while running:
-                    self._take(await running.popleft())
-                    for number in islice(numbers, 1):
-                        running.append(group.create_task(self._chunk(number, headers)))
+                for chunk in [group.create_task(self._chunk(one, headers)) for one in numbers]:
+                    self._take(await chunk)
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
         self._frame(self._joined.end(), ended=True)
@@ -71,8 +65,9 @@ class ChunkRows(Beside):
         """A chunk's row that has ended."""
         prepared, row_id = self._prepared.chunks[number], f"{self._context.request_id}-c{number}"
         deadline = self._context.deadline
-        row = InternalRow(self._upstream, self._request, prepared, row_id, deadline, headers)
-        await InternalRow.answer(row)
+        async with self._room:
+            row = InternalRow(self._upstream, self._request, prepared, row_id, deadline, headers)
+            await InternalRow.answer(row)
         return row
 
     def _take(self, row: InternalRow) -> None:

@@ -158,16 +158,6 @@ class InternalRow:
         self.attempt.sent = True
         self._row = SentRow(task, headers, self.attempt, deadline)
 
-    async def ended(self) -> None:
-        """The row has ended.
-
-        Raises:
-            SluiceError: there is no answer.
-        """
-        await self._ended.wait()
-        if self.result.error is not None:
-            raise self.result.error
-
     @staticmethod
     async def answer(*rows: "InternalRow") -> None:
         """Sends ``rows``, and waits for their ends. When one fails, or the caller is cancelled, all are.
@@ -179,7 +169,9 @@ class InternalRow:
             for row in rows:
                 row._upstream.send_row(row._row)
             for row in rows:
-                await row.ended()
+                await row._ended.wait()
+                if row.result.error is not None:
+                    raise row.result.error
         finally:
             for row in rows:
                 row.result.fail(Cancelled("nobody waits for the answer any more"))
