@@ -120,34 +120,27 @@ class EscalationLimiter:
         return request
 
 
+@dataclass(eq=False)
 class AnswerMonitor:
-    """Monitors one answer.
+    """Monitors one answer to ``prompt``.
 
     Attributes:
+        predictor: has the last word about a whole answer.
         reason: why it is in doubt, one sentence without any text of the answer; empty: it is not.
         committed: it is promised to the caller.
         tokens: received so far.
         score: what ``predictor`` predicted, once it was asked.
     """
 
-    reason = ""
-    committed = False
+    route: CascadeRoute
+    prompt: str
+    wants_json: bool
+    predictor: LearnedHead | None = None
+    reason: str = ""
+    committed: bool = False
     score: RouterScore | None = None
-    tokens = 0
-    _logprob = 0.0
-
-    def __init__(
-        self,
-        route: CascadeRoute,
-        prompt: str,
-        *,
-        wants_json: bool,
-        predictor: LearnedHead | None = None,
-    ) -> None:
-        self._route = route
-        self._prompt = prompt
-        self._wants_json = wants_json
-        self._predictor = predictor
+    tokens: int = 0
+    _logprob: float = 0.0
 
     @property
     def decided(self) -> bool:
@@ -161,31 +154,31 @@ class AnswerMonitor:
             self._logprob += one.logprob
             if self.tokens >= DECIDE_TOKENS:
                 self.reason = self._low_confidence()
-                self.committed = not self.reason and self.tokens >= self._route.commit_tokens
+                self.committed = not self.reason and self.tokens >= self.route.commit_tokens
             if self.decided:
                 return
 
     def end(self, text: str, *, truncated: bool) -> None:
         """The answer ended before its commit point; ``truncated``: it ran out of tokens."""
-        self.reason = self._doubt(WholeAnswer(text, truncated, self._wants_json))
+        self.reason = self._doubt(WholeAnswer(text, truncated, self.wants_json))
         self.committed = not self.reason
 
     def _low_confidence(self) -> str:
-        mean, least = self._logprob / self.tokens, self._route.min_logprob
+        mean, least = self._logprob / self.tokens, self.route.min_logprob
         if mean >= least:
             return ""
         return f"mean log-probability {mean:.2f} of {self.tokens} tokens is below {least:g}"
 
     def _doubt(self, answer: WholeAnswer) -> str:
         """Checks in the order of the policy, then confidence, then the prediction; the first doubt counts."""
-        for name in self._route.checks:
+        for name in self.route.checks:
             if reason := CHECKS[name](answer):
                 return reason
         if self.tokens and (reason := self._low_confidence()):
             return reason
-        if self._predictor is None:
+        if self.predictor is None:
             return ""
-        found = self._predictor.predict(self._prompt, answer.text)
+        found = self.predictor.predict(self.prompt, answer.text)
         self.score = found.score
         return found.reason if found.strong else ""
 
@@ -243,7 +236,7 @@ class Cascade(AnswerMonitor, SecondModel):
 
     def _refusal(self, now: float) -> str:
         """Why the second model may not start now, or ""."""
-        route, tenant = self._route, self._context.request.tenant
+        route, tenant = self.route, self._context.request.tenant
         if not self._request.may_escalate(route.max_share):
             return f"{tenant} has escalated {route.max_share:.0%} of its latest requests"
         if self._cost() > (route.max_cost or float("inf")):

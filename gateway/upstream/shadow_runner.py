@@ -92,18 +92,11 @@ class ShadowRunner:
         for number, trial in enumerate(trials, 1):
             row_id = f"{answer.request_id}-s{number}"
             run = ShadowRun(model=trial.model)
-            self._start(_Shadow(context, current, pair, outcome, row_id, run))
-
-    def _start(self, shadow: _Shadow) -> None:
-        now = time.monotonic()
-        scheduling = SchedulingParams(CLASS, now + LIMIT_S, rules=shadow.context.rules)
-        problem = self._upstream.overload.problem(shadow.run.model, scheduling, now)
-        if problem is not None:
-            self._ended(shadow, problem.reason.lower())
-        elif len(self._running) >= IN_FLIGHT_MAX:
-            self._ended(shadow, IN_FLIGHT)
-        else:
-            self._running.spawn(self._run(shadow))
+            shadow = _Shadow(context, current, pair, outcome, row_id, run)
+            if len(self._running) < IN_FLIGHT_MAX:
+                self._running.spawn(self._run(shadow))
+            else:
+                self._ended(shadow, IN_FLIGHT)
 
     async def _run(self, shadow: _Shadow) -> None:
         try:
@@ -118,6 +111,10 @@ class ShadowRunner:
     async def _answer(self, shadow: _Shadow) -> str:
         """Compares its answer with that of the caller; returns why that is not done."""
         run, begun = shadow.run, time.monotonic()
+        scheduling = SchedulingParams(CLASS, begun + LIMIT_S, rules=shadow.context.rules)
+        problem = self._upstream.overload.problem(run.model, scheduling, begun)
+        if problem is not None:
+            raise problem
         attributes = {names.GEN_AI_REQUEST_MODEL: run.model, names.PRIORITY_CLASS: CLASS}
         with shadow.context.log.child(names.SPAN_SHADOW, attributes) as span:
             row = await self._row(shadow, begun, headers_of(span))
