@@ -145,10 +145,9 @@ class Spending:
             if _OWN in by_gateway and period > self._period(now) - periods:
                 yield period, by_gateway[_OWN]
 
-    def told(self, gateway: str, period: int, costs: Costs, now: float) -> None:
+    def told(self, gateway: str, period: int, costs: Costs) -> None:
         """Another gateway's requests have cost ``costs`` in ``period``; replaces what it has told of it before."""
-        if period > self._period(now) - self.periods:
-            self._costs.setdefault(period, {})[gateway] = dict(costs)
+        self._costs.setdefault(period, {})[gateway] = dict(costs)
 
     def _period(self, now: float) -> int:
         return int((now + self._unix_offset_s) // self._period_s)

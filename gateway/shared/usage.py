@@ -39,11 +39,10 @@ class KeptCosts:
 
     async def read(self, instance: str) -> None:
         """Reads what the processes but ``instance`` have spent; raises TransportUnavailable."""
-        now = time.monotonic()
         async for key, stored in self.bucket.read_all(MinuteCosts):
             other = key.partition(".")[0]
             if other != instance:
-                self.spending.told(other, stored.minute, stored.costs, now)
+                self.spending.told(other, stored.minute, stored.costs)
 
     async def write(self, instance: str) -> None:
         """Stores the periods that have changed since the last call; raises TransportUnavailable."""
@@ -144,4 +143,4 @@ class SharedUsage:
         self.minutes.spending.elsewhere.told(gateway, hello.reserved, now)
         for kept, told in ((self.minutes, hello.minutes), (self.days, hello.days)):
             for one in told:
-                kept.spending.told(gateway, one.minute, one.costs, now)
+                kept.spending.told(gateway, one.minute, one.costs)
