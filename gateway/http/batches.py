@@ -25,7 +25,7 @@ from sluice.openai.requests import URLS
 from sluice.v1 import jobs_pb2 as pb
 from sluice.v1.inference_pb2 import Priority
 from sluice.wire.clock import timestamp, unix_ms
-from sluice.wire.enums import value_of
+from sluice.wire.enums import value_of, word_of
 
 Json = dict[str, Any]
 
@@ -48,14 +48,11 @@ FILES_MAX: Final = 10_000
 _ENDPOINTS: Final = (*URLS, EMBEDDINGS)
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,3})h")
 _STATUS: Final = {
-    pb.JOB_STATE_QUEUED: "validating",
-    pb.JOB_STATE_RUNNING: "in_progress",
-    pb.JOB_STATE_PAUSED: "in_progress",  # OpenAI has no word for it; `errors` says what to do
-    pb.JOB_STATE_COMPLETED: "completed",
-    pb.JOB_STATE_FAILED: "failed",
-    pb.JOB_STATE_CANCELLED: "cancelled",
-    pb.JOB_STATE_EXPIRED: "expired",
+    "queued": "validating",
+    "running": "in_progress",
+    "paused": "in_progress",  # OpenAI has no word for it; `errors` says what to do
 }
+"""OpenAI's words where they are others."""
 _ENDS: Final = ("completed", "failed", "cancelled", "expired")
 
 
@@ -69,7 +66,7 @@ class JobCalls:
         """Stores a file, as it arrives."""
         form = FileForm(call.metadata.get("content-type", ""))
         with errors_of_jobs():
-            storing = self._begin(call, "UploadInput", wait_s=UPLOAD_S)
+            storing = self._jobs.begin(call, "UploadInput", wait_s=UPLOAD_S)
             try:
                 await _send(call, form, storing)
                 stored = await storing
@@ -118,7 +115,7 @@ class JobCalls:
         )
         with errors_of_jobs(), call.while_connected():
             await self._over(call, job)
-            pages = self._begin(call, method, request, wait_s=UPLOAD_S)
+            pages = self._jobs.begin(call, method, request, wait_s=UPLOAD_S)
             try:
                 async for page in pages:
                     await call.write(_lines(job, page.results, part), _LINES, more=True)
@@ -157,13 +154,10 @@ class JobCalls:
     async def _batch(self, call: HttpCall, method: str, request: Message) -> Json:
         return batch_object((await self._ask(call, method, request)).job)
 
-    def _begin(self, call: HttpCall, method: str, *request: Message, wait_s: float) -> Any:
-        return self._jobs.begin(call, method, *request, wait_s=wait_s)
-
     async def _ask(self, call: HttpCall, method: str, request: Message) -> Any:
         """What JobService answers to the caller of ``call``."""
         with errors_of_jobs():
-            return await self._begin(call, method, request, wait_s=JOBS_S)
+            return await self._jobs.begin(call, method, request, wait_s=JOBS_S)
 
     async def _all(self, call: HttpCall, kind: str, request: Any) -> AsyncIterator[Any]:
         """What all pages of a list have; ``kind``: jobs or uploads."""
@@ -341,7 +335,8 @@ def result_object(job: pb.Job, file_id: str) -> Json:
 
 def batch_object(job: pb.Job) -> Json:
     """A job as a batch."""
-    status, progress, spec = _STATUS[job.state], job.progress, job.spec
+    word, progress, spec = word_of(pb.JobState, job.state), job.progress, job.spec
+    status = _STATUS.get(word, word)
     ended = job.end_time.seconds if job.HasField("end_time") else None
     over = status in _ENDS
     file_id = f"{FILE}{job.id}"

@@ -102,8 +102,12 @@ def _take_stream_options(body: dict[str, Any]) -> bool | None:
 
 def host_of(headers: Mapping[str, str]) -> str:
     """The host that the client wanted to reach, without a port; empty when it does not say."""
+    return _host(f"//{headers.get('host', '')}")
+
+
+def _host(url: str) -> str:
     try:
-        return urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        return urlsplit(url).hostname or ""
     except ValueError:
         return ""
 
@@ -119,12 +123,8 @@ def is_foreign_page(headers: Mapping[str, str]) -> bool:
     origin = headers.get("origin")
     if origin is None:
         return False
-    try:
-        page = urlsplit(origin).hostname or ""
-    except ValueError:
-        return True
-    host = host_of(headers)
-    return page != host and not (is_loopback(page) and is_loopback(host))
+    page, host = _host(origin), host_of(headers)
+    return not page or (page != host and not (is_loopback(page) and is_loopback(host)))
 
 
 def class_of(headers: Mapping[str, str]) -> str:
