@@ -40,6 +40,11 @@ def test_the_file_is_taken_out_of_a_form(size: int) -> None:
     assert (made.name, made.fields) == ("in.jsonl", {"purpose": "batch"})
 
 
+def test_a_part_without_a_name_is_not_taken_for_the_one_before() -> None:
+    made, file = form(FORM[:-7] + b"--x\r\nX: y\r\n\r\nmore\r\n--x--\r\n")
+    assert (made.fields, file) == ({"purpose": "batch", "": "more"}, b"line 1\r\nline 2\r\n")
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.http.requests import add_headers, class_of, labels_of, timeout_s
+from gateway.http.requests import add_headers, class_of, is_foreign_page, labels_of, timeout_s
 from sluice.errors import InvalidRequest
 from sluice.v1.inference_pb2 import PRIORITY_BULK, EmbedRequest, GenerateRequest
 
@@ -30,6 +30,11 @@ def test_a_client_that_streams_waits_so_long_for_each_piece_alone(
     assert timeout_s(headers, streams=True) == streamed
     assert add_headers(headers, GenerateRequest(), streams=True) == streamed
     assert add_headers(headers, EmbedRequest()) == whole
+
+
+@pytest.mark.parametrize("origin", ["null", "http://[::1"])
+def test_an_origin_without_a_host_is_foreign_also_where_the_call_names_none(origin: str) -> None:
+    assert is_foreign_page({"origin": origin})
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", ""])
