@@ -19,12 +19,12 @@ A `Policies` never changes once it is loaded. A request keeps the policy that it
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from gateway.safety.actions import Action, ActionTable, Choice
 from gateway.safety.findings import Severity
@@ -135,7 +135,7 @@ def load_policies(
         SettingsError: the message names the key.
     """
     try:
-        settings = SafetySettings.model_validate(section)
+        settings = SafetySettings.model_validate(section, context=known_models)
     except ValidationError as error:
         raise SettingsError(first_problem(error, SECTION)) from None
     for place, problem in _problems(settings, known_rules, known_models, token_classifiers):
@@ -194,23 +194,24 @@ def _action_problems(
 ) -> Iterator[Problem]:
     """Unknown names; what normalization removed cannot be edited again; what was not inspected must not pass."""
     own = (*(rule.id for rule in settings.rules), *_entity_rules(settings, models), *ANSWER_RULES)
-    for place, choice in _choices(settings):
-        of_answers = place[2:-1] == ("output", "actions")
-        rule = str(place[-1]) if of_answers or place[2:-1] == ("actions",) else None
-        if rules and rule is not None and not _fits(rule, [*rules, *own]):
-            yield place, f"no rule {rule!r}"
-        if models and choice.model is not None and models.get(choice.model) != ():
-            answering = ", ".join(name for name, labels in models.items() if not labels)
-            yield place, f"no model {choice.model!r}; known: {answering}"
-        if rule is None or of_answers:
-            continue
-        if rule == "limit.length" and choice.action is not Action.BLOCK:
-            yield place, "must block: longer text is not inspected"
-        if rule.startswith(NORMALIZED) and choice.action in (Action.REMOVE, Action.REDACT):
-            yield (
-                place,
-                "is normalization's, which has edited already; use flag, block or {route: MODEL}",
-            )
+    for policy, body in settings.policies.items():
+        for keys, actions in (
+            (("actions",), body.actions),
+            (("output", "actions"), body.output.actions),
+        ):
+            for rule, choice in actions.items():
+                place = ("policies", policy, *keys, rule)
+                if rules and not _fits(rule, [*rules, *own]):
+                    yield place, f"no rule {rule!r}"
+                if actions is body.output.actions:
+                    continue
+                if rule == "limit.length" and choice.action is not Action.BLOCK:
+                    yield place, "must block: longer text is not inspected"
+                if rule.startswith(NORMALIZED) and choice.action in (Action.REMOVE, Action.REDACT):
+                    yield (
+                        place,
+                        "is normalization's, which has edited already; use flag, block or {route: MODEL}",
+                    )
 
 
 def _guard_problems(
@@ -242,21 +243,6 @@ def _entity_rules(settings: SafetySettings, models: Mapping[str, Sequence[str]])
         for guard in body.guard.values():
             if guard.template == "token_classifier":
                 yield from map(rule_of, entities_of(models.get(guard.model, ())))
-
-
-def _choices(value: object, at: KeyPath = ()) -> Iterator[tuple[KeyPath, Choice]]:
-    """All actions in ``value``, by place."""
-    items: Iterable[tuple[str | int, object]] = ()
-    if isinstance(value, Choice):
-        yield at, value
-    elif isinstance(value, BaseModel):
-        items = value
-    elif isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, tuple):
-        items = enumerate(value)
-    for key, inner in items:
-        yield from _choices(inner, (*at, key))
 
 
 def _fits(rule: str, known: Collection[str]) -> bool:

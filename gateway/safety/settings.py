@@ -1,6 +1,6 @@
 """Settings of the YAML section ``safety:``, validated key by key."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
@@ -9,6 +9,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -25,12 +26,17 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 _PLAIN: Final = {a.name.lower(): a for a in Action if a is not Action.ROUTE}
 
 
-def _read_choice(value: object) -> Choice:
+def _read_choice(value: object, info: ValidationInfo) -> Choice:
+    """The context of a validation: all models by name, with the labels of those that classify, which answer nobody."""
     if isinstance(value, Choice):
         return value
     if isinstance(value, str) and value in _PLAIN:
         return Choice(_PLAIN[value])
     if isinstance(value, dict) and list(value) == ["route"] and isinstance(value["route"], str):
+        models: Mapping[str, Sequence[str]] = info.context or {}
+        if models and models.get(value["route"]) != ():
+            answering = ", ".join(name for name, labels in models.items() if not labels)
+            raise ValueError(f"no model {value['route']!r}; known: {answering}")
         return Choice(Action.ROUTE, value["route"])
     raise ValueError(f"must be one of {', '.join(_PLAIN)}, or {{route: MODEL}}")
 
