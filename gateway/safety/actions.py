@@ -163,13 +163,17 @@ class TextDecision:
         taken: every finding with its action, in the order of the text.
         text: the edited text; where something blocks, the part before it.
         edits: the differences from the original text.
-        blocked: names of the rules that block, in order, each once; for errors, which never contain the text.
     """
 
     taken: tuple[TakenAction, ...]
     text: str
     edits: tuple[Edit, ...] = ()
-    blocked: tuple[str, ...] = ()
+
+    @property
+    def blocked(self) -> tuple[str, ...]:
+        """The rules that block, in order, each once."""
+        rules = (one.finding.rule for one in self.taken if one.action is Action.BLOCK)
+        return tuple(dict.fromkeys(rules))
 
 
 def apply(
@@ -191,7 +195,7 @@ def apply(
         return TextDecision((), text)
     taken = tuple(TakenAction(f, table.choose(f.rule, f.severity).action) for f in ordered)
     edits = _edits(taken, text, placeholders or Placeholders((text,)))
-    return TextDecision(taken, edited(text, edits), tuple(edits), _blocked(taken))
+    return TextDecision(taken, edited(text, edits), tuple(edits))
 
 
 def edited(text: str, edits: Sequence[Edit]) -> str:
@@ -237,7 +241,3 @@ def _edits(taken: Sequence[TakenAction], text: str, placeholders: Placeholders) 
 def _rank(one: TakenAction) -> tuple[int, int, int, int, str]:
     f = one.finding
     return -one.action, -f.severity, f.start - f.end, f.start, f.rule
-
-
-def _blocked(taken: Sequence[TakenAction]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(one.finding.rule for one in taken if one.action is Action.BLOCK))

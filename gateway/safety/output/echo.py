@@ -21,32 +21,24 @@ _WORD_CHARS_MAX: Final = 64
 """Longer words are no part of a repetition."""
 
 
-class SystemText:
-    """A system message as runs of words."""
-
-    def __init__(self, text: str, words: int) -> None:
-        own = [_plain(match[0]) for match in _WORDS.finditer(text)]
-        self.words = words
-        self.runs = frozenset(
-            tuple(own[i : i + words])
-            for i in range(len(own) - words + 1)
-            if all(own[i : i + words])
-        )
-        self.beginnings = frozenset(run[:-1] for run in self.runs)
-
-
 class EchoGuard:
     """Releases an answer without the parts that repeat the system message.
 
     Attributes:
         stopped: the rule that ended the answer, when the action is to block.
         action: what is done.
+        runs: those of the system message.
         matches: runs of words found.
         hidden: omitted spans, by offset in the input text; the last one has no end after a stop.
     """
 
-    def __init__(self, system: SystemText, matches: int, action: Action) -> None:
-        self._system = system
+    def __init__(self, system: str, words: int, matches: int, action: Action) -> None:
+        """From the run number ``matches`` on, each of ``words`` words, ``action`` is done."""
+        own = [_plain(match[0]) for match in _WORDS.finditer(system)]
+        runs = (tuple(own[i : i + words]) for i in range(len(own) - words + 1))
+        self.runs = frozenset(filter(all, runs))
+        self._beginnings = frozenset(run[:-1] for run in self.runs)
+        self._words = words
         self._needed = matches
         self.action = action
         self._last: tuple[str, ...] = ()
@@ -103,11 +95,10 @@ class EchoGuard:
 
     def _completes(self, word: str) -> bool:
         """Whether ``word`` ends a run about which something is done."""
-        runs = self._system
         last = (*self._last, _plain(word))
-        hit = last in runs.runs
-        self._last = last[1 - runs.words :] if len(last) >= runs.words else last
-        self._near = self._last in runs.beginnings
+        hit = last in self.runs
+        self._last = last[1 - self._words :] if len(last) >= self._words else last
+        self._near = self._last in self._beginnings
         self.matches += hit
         return hit and self.matches >= self._needed
 
@@ -145,7 +136,6 @@ def echo_guard(settings: EchoSettings | None, system: str) -> EchoGuard | None:
     """The guard of an answer; None where nothing is to be done."""
     if settings is None or settings.action == "allow":
         return None
-    known = SystemText(system, settings.words)
-    return (
-        EchoGuard(known, settings.matches, Action[settings.action.upper()]) if known.runs else None
-    )
+    action = Action[settings.action.upper()]
+    guard = EchoGuard(system, settings.words, settings.matches, action)
+    return guard if guard.runs else None

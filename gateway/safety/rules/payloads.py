@@ -1,7 +1,7 @@
 """Payloads in base64, hexadecimal, percent escapes and rot13: decoded one level and scanned with the same rules.
 
-Decoded content is never decoded again; a payload of which most is encoded once more is reported as nested. `Budget`
-bounds the decoded bytes of one text; if it runs out, that is a finding of its own.
+Decoded content is never decoded again; a payload of which most is encoded once more is reported as nested. The decoded
+bytes of one text are bounded; what is left undecoded is a finding of its own.
 """
 
 import base64
@@ -46,40 +46,24 @@ class Encoding:
     """Raises ValueError for what is no such encoding."""
 
 
-@dataclass(slots=True)
-class Budget:
-    """How many decoded bytes are left for this text."""
-
-    left: int = TOTAL_BYTES_MAX
-    cut: bool = False
-    """Whether something was left undecoded."""
-
-
-def payload_of(encoding: Encoding, run: bytes, budget: Budget) -> str | None:
-    """The text inside ``run``; None when it holds none, as keys, hashes, paths and images do."""
-    if _as_text(encoding, run[:_PEEK_CHARS]) is None:
-        return None
-    limit = min(PAYLOAD_BYTES_MAX, budget.left)
+def payload_of(encoding: Encoding, run: bytes, limit: int) -> tuple[str, bool]:
+    """The text inside ``run`` up to ``limit``, and whether there is more; keys, hashes, paths and images hold none."""
+    if not _as_text(encoding, run[:_PEEK_CHARS]):
+        return "", False
     room = limit * 8  # No encoding here takes more than six characters for a byte.
-    budget.cut |= len(run) > room or limit <= 0
     text = _as_text(encoding, run[:room])
-    if text is None:
-        return None
-    budget.cut |= len(text) > limit
-    text = text[: max(0, limit)]
-    budget.left -= len(text)
-    return text
+    return text[:limit], len(run) > room or len(text) > limit
 
 
-def _as_text(encoding: Encoding, run: bytes) -> str | None:
+def _as_text(encoding: Encoding, run: bytes) -> str:
     try:
         decoded = encoding.decode(run)
     except (ValueError, binascii.Error):
-        return None
+        return ""
     text = decoded.decode("utf-8", "replace")
     good = sum(char.isprintable() or char in "\n\r\t" for char in text) - text.count("\ufffd")
     enough = len(text) >= _TEXT_CHARS_MIN and good >= _TEXT_SHARE_MIN * len(text)
-    return text if enough else None
+    return text if enough else ""
 
 
 def _base64(run: bytes) -> bytes:
@@ -137,17 +121,18 @@ class Payloads:
 
     def findings(self, subject: Subject, hints: Iterable[int]) -> list[Finding]:
         """What hides in ``subject``; ``hints``: which of `HINTS` occur."""
-        budget = Budget()
+        left = TOTAL_BYTES_MAX
         found: list[Finding] = []
         for hint in hints:
+            encoding = ENCODINGS[hint]
             for run, span in _runs_in(subject, self._runs[hint]):
-                payload = payload_of(ENCODINGS[hint], run, budget)
+                payload, is_cut = payload_of(encoding, run, min(PAYLOAD_BYTES_MAX, left))
                 if payload:
-                    found.extend(self.inside(payload, ENCODINGS[hint].name, span))
-                if budget.cut:
+                    found.extend(self.inside(payload, encoding.name, span))
+                if is_cut:
                     found.append(Finding("limit.encoded", *span, Severity.MEDIUM))
-                    budget.cut = False
-                if budget.left <= 0:
+                left -= len(payload)
+                if left <= 0:
                     return found
         return found
 

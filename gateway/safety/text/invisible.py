@@ -215,22 +215,18 @@ def _unpaired(text: str) -> list[int]:
     opened: list[int] = []
     for match in _STRUCTURE.finditer(text):
         at, character = match.start(), match[0]
-        if character == _CLOSE:
-            stray += _closed(opened, at)
+        if character == _CLOSE and opened:
+            start = opened.pop()
+            if at == start + 1 or len(opened) >= DEPTH_MAX:
+                stray += start, at
+        elif character == _CLOSE:
+            stray.append(at)
         elif _ISOLATES.match(character):
             opened.append(at)
         else:
             stray += opened
             opened.clear()
     return sorted(stray + opened)
-
-
-def _closed(opened: list[int], at: int) -> tuple[int, ...]:
-    """Which of a pair that ends ``at`` go: none, or the end, or both."""
-    if not opened:
-        return (at,)
-    start = opened.pop()
-    return (start, at) if at == start + 1 or len(opened) >= DEPTH_MAX else ()
 
 
 SELECTORS_MIN = 4

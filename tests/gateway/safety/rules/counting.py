@@ -56,10 +56,10 @@ class CountedRules:
             work.chars_read += end - start
             return end
 
-        def counted_payload(*args: Any) -> str | None:
-            payload = payload_of(*args)
-            work.bytes_decoded += len((payload or "").encode("utf-8", "replace"))
-            return payload
+        def counted_payload(*args: Any) -> tuple[str, bool]:
+            payload, is_cut = payload_of(*args)
+            work.bytes_decoded += len(payload.encode("utf-8", "replace"))
+            return payload, is_cut
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scanner.Prefilter, "present", counted_present)
