@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 import subprocess
 import urllib.parse
@@ -14,7 +15,20 @@ from typing import Any
 import pytest
 import yaml
 
+from sluice.client import AsyncClient
+from sluice.settings import (
+    BatcherSettings,
+    GatewaySettings,
+    HttpSettings,
+    ModelSettings,
+    PrometheusSettings,
+    Settings,
+    TelemetrySettings,
+)
+from sluice.settings.routing import RoutingSettings
 from sluice.startup import free_port
+from supervisor.mesh import running_mesh
+from tests.compose.test_prometheus import DASHBOARDS, queries
 from tests.mesh.test_traces import ask
 from tests.support.compose import FOLDER
 from tests.support.mesh import RunningMesh
@@ -109,3 +123,71 @@ async def test_prometheus_reads_every_page_and_every_rule(
         page = await asyncio.to_thread(read, f"http://{target}/metrics")
         checked = await asyncio.to_thread(check, page)
         assert (checked.returncode, checked.stderr) == (0, b""), target
+
+
+KEDA = yaml.safe_load((FOLDER / "kubernetes" / "keda" / "scaledobject.yaml").read_text())
+BULK = 120
+LOADED = Settings(
+    models=(
+        ModelSettings(
+            name="echo",
+            tier="echo",
+            path="builtin:small",
+            engine="echo",
+            slots=4,
+            max_waiting_rows=2,
+            echo_step_ms=50.0,
+        ),
+    ),
+    routing=RoutingSettings(default="echo"),
+    gateway=GatewaySettings(address="127.0.0.1:0", drain_s=2.0),
+    http=HttpSettings(address="127.0.0.1:0"),
+    batcher=BatcherSettings(drain_s=2.0, room_rows=8),
+    telemetry=TelemetrySettings(
+        prometheus=PrometheusSettings(
+            gateway="127.0.0.1:0", batcher="127.0.0.1:0", jobs="127.0.0.1:0"
+        )
+    ),
+)
+"""A worker with few slots, and a batcher with room for few rows of a gateway: others wait there."""
+AFTER_EVENTS = re.compile(
+    "dead_letters|rows_resent|recoveries|escalations|cached_answers|cost_total|drift|accuracy_bias"
+    "|jobs_items|safety_actions|span_exported|errors:ratio|outcome=|degraded="
+)
+"""Metrics and labels without a value before something happens that does not happen here."""
+
+
+async def test_rows_that_wait_in_gateways_pass_the_threshold_of_the_autoscaler(
+    tmp_path: Path,
+) -> None:
+    async with running_mesh(LOADED) as mesh, AsyncClient(mesh.address) as client:
+        pages = mesh.settings.telemetry.prometheus
+        targets = [page for page in (pages.gateway, pages.batcher, pages.jobs) if page]
+        async with prometheus(tmp_path, targets) as address:
+            classes = ["interactive", *["bulk"] * BULK]
+            calls = [asyncio.create_task(asked(client, one)) for one in classes]
+            await calls[0]
+            (queue, first_token) = KEDA["spec"]["triggers"]
+            async with asyncio.timeout(WAIT_S):
+                while True:
+                    (waits,) = await values(address, queue["metadata"]["query"], 1)
+                    if waits > float(queue["metadata"]["threshold"]):
+                        break
+            (waiting,) = await values(address, "sum(sluice_room_waiting)", 1)
+            (queued,) = await values(address, "sum(sluice_queue_tasks)", 1)
+            assert waiting > float(queue["metadata"]["threshold"]) > queued
+            await values(address, first_token["metadata"]["query"], 1)
+            for path in DASHBOARDS.values():
+                for query in queries(json.loads(path.read_text())):
+                    if not AFTER_EVENTS.search(query):
+                        asks = query.replace("$__rate_interval", "5m").replace("$model", ".*")
+                        assert await values(address, asks, 1)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def asked(client: AsyncClient, priority: str) -> None:
+    async with client.generate("w " * 20, priority=priority, max_tokens=40, timeout=600) as stream:
+        async for _ in stream:
+            pass
