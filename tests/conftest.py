@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -53,6 +54,7 @@ LONG: Final = tuple(
 """Folders with files that take more than ten seconds: they come early, so that all processes end together."""
 MESH: Final = "whole meshes"
 """The group of all files whose tests start one."""
+running_mesh: Final = ExitStack()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -128,12 +130,18 @@ async def nats_url(nats_server: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def mesh() -> "Iterator[RunningMesh]":
-    """The suite's mesh: started by the first test that asks, ended after the last test."""
+def mesh() -> "RunningMesh":
+    """The suite's mesh: started by the first test that asks, ended after the last one of `MESH`."""
     from tests.support.mesh import mesh_on_a_thread
 
-    with mesh_on_a_thread() as running:
-        yield running
+    return running_mesh.enter_context(mesh_on_a_thread())
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """A mesh that nobody asks would go on to compute beside the other tests."""
+    if nextitem is None or group_of(nextitem.nodeid) != MESH:
+        running_mesh.close()
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import pytest
 
 from batcher.workers import client
 from batcher.workers.worker import Worker
-from sluice.internal.v1 import control_pb2, frame_pb2
+from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2
 from sluice.internal.v1.worker_pb2 import WorkerRequest
 from sluice.settings import TritonSettings
 from sluice.startup import free_port
@@ -22,6 +22,9 @@ from tests.support.nats import running_nats
 
 LONG = 2_000
 """Tokens of an answer that has only begun when its first ones come."""
+MANY, FEW = 1200, 60
+"""Tasks of two tenants."""
+BOUND_S = 60.0
 ENDLESS = 5_000_000
 """Tokens of an answer that nobody lets finish."""
 
@@ -161,7 +164,7 @@ async def test_a_channel_is_renewed_under_running_rows(
 
     monkeypatch.setattr(Worker, "_send", counted)
     monkeypatch.setattr(client, "RENEWAL_REPORTS", 8)
-    tasks = [await gateway.ask(prompt=range(n, 99), max_tokens=5_000) for n in range(1, 4)]
+    tasks = [await gateway.ask(prompt=range(n, 99), max_tokens=LONG) for n in range(1, 4)]
     for task in tasks:
         answer = await gateway.finished(task, 30.0)
         assert answer.token_ids == echo_of(task)
@@ -337,3 +340,47 @@ async def test_a_batcher_ends_even_while_nats_is_away(
             await gateway.has_tokens(task, 1)
         process.terminate()
         assert await asyncio.to_thread(process.wait, STOP_S) == 0
+
+
+async def queued(gateway: GatewayDouble, tenant: str, count: int) -> list[task_pb2.Task]:
+    """Tasks of ``tenant`` that wait, sent."""
+    tasks = [
+        gateway.task(max_tokens=20, priority_class="bulk", timeout_s=None) for _ in range(count)
+    ]
+    for task in tasks:
+        task.tenant = tenant
+    await asyncio.gather(*map(gateway.publish, tasks))
+    return tasks
+
+
+async def test_a_tenant_with_many_waiting_tasks_delays_no_other(
+    nats_url: str, gateway: GatewayDouble, echo_triton: MortalTriton
+) -> None:
+    many = await queued(gateway, "many", MANY)
+    few = await queued(gateway, "few", FEW)
+
+    def done(tasks: list[task_pb2.Task]) -> int:
+        return sum(gateway.answers[task.request_id].final is not None for task in tasks)
+
+    async with running_batcher(settings_of(nats_url, echo_triton.address, ECHO)):
+        await gateway.until(lambda: done(few) == FEW, BOUND_S)
+        served = done(many)
+    assert served <= 1.1 * FEW + ECHO.slots, "equal weights, equal tokens"
+    assert served >= 0.9 * FEW - ECHO.slots
+
+
+async def test_a_tenant_that_comes_late_gets_its_share_at_once(
+    nats_url: str, gateway: GatewayDouble, echo_triton: MortalTriton
+) -> None:
+    many = await queued(gateway, "many", MANY)
+
+    def done(tasks: list[task_pb2.Task]) -> int:
+        return sum(gateway.answers[task.request_id].final is not None for task in tasks)
+
+    async with running_batcher(settings_of(nats_url, echo_triton.address, ECHO)):
+        await gateway.until(lambda: done(many) >= 32, BOUND_S)
+        before = done(many)
+        few = await queued(gateway, "few", FEW)
+        await gateway.until(lambda: done(few) == FEW, BOUND_S)
+        served = done(many) - before
+    assert served < MANY / 2

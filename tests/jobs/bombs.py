@@ -1,7 +1,9 @@
 """Inputs of a few bytes that become many."""
 
+import gzip
 import io
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 BLANKS = 40_000_000
@@ -15,6 +17,12 @@ def zstd_of(pieces: Iterator[bytes]) -> bytes:
         for piece in pieces:
             writer.write(piece)
     return file.getvalue()
+
+
+@cache
+def compressed() -> bytes:
+    """Kilobytes that are 300 MiB."""
+    return gzip.compress(b"x" * (300 << 20))
 
 
 def long_line() -> bytes:

@@ -41,7 +41,8 @@ async def test_what_is_kept_can_be_found(nats_url: str) -> None:
         await client.close()
 
 
-async def test_a_flood_is_bounded_and_counted() -> None:
+async def test_a_flood_is_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "QUEUE_MAX_BYTES", 1 << 21)
     kept = opened()
     for number in range(writer.QUEUE_MAX_BYTES // 65_536 + 5):
         kept.write_record(RequestRecord(request_id=f"req-{number}", policy="x" * 65_536))
@@ -54,7 +55,8 @@ async def test_what_no_message_can_hold_is_dropped() -> None:
     assert kept.dropped == 1
 
 
-async def test_the_audit_is_full_rather_than_that_it_drops() -> None:
+async def test_the_audit_is_full_rather_than_that_it_drops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "QUEUE_MAX_BYTES", 1 << 21)
     kept = opened()
     assert not kept.audit_writer.is_full
     for number in range(writer.QUEUE_MAX_BYTES // 65_536):
@@ -202,13 +204,13 @@ async def test_a_flood_of_one_tenant_pushes_out_no_entries_of_another(nats_url: 
     try:
         for number in range(20):
             kept.append_audit(AuditEntry(request_id=f"calm-{number}", tenant="calm"))
-        for number in range(1000):
+        for number in range(300):
             entry = AuditEntry(request_id=f"req-{number}", tenant="flood", policy="x" * 4000)
             kept.append_audit(entry)
             await kept.flush(BOUND_S)
         for number in range(20):
             assert (await kept.audit_entry(f"calm-{number}", "calm")).tenant == "calm"
-        assert (await kept.audit_entry("req-999", "flood")).tenant == "flood"
+        assert (await kept.audit_entry("req-299", "flood")).tenant == "flood"
         state = (await client.jetstream().stream_info(subjects.AUDIT_STREAM)).state
         assert state.bytes <= 0.6 * 2**20 + 20 * 200
         assert state.messages > 100
