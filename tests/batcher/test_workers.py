@@ -23,6 +23,19 @@ async def worker(nats_url: str, gateway: GatewayDouble) -> AsyncIterator[WorkerD
         yield double
 
 
+@pytest.fixture
+async def traced(
+    nats_url: str, gateway: GatewayDouble, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[WorkerDouble]:
+    """A worker with a batcher that traces: the first batch has a stream of its own, the others have none."""
+    monkeypatch.setattr("batcher.workers.worker.OWN_STREAMS_PER_S", 1e-3)
+    async with WorkerDouble.running() as double:
+        settings = settings_of(nats_url, double.address, ECHO)
+        async with running_batcher(settings, TracerProvider().get_tracer("test")):
+            await gateway.batcher_live()
+            yield double
+
+
 async def test_a_row_travels_whole(worker: WorkerDouble, gateway: GatewayDouble) -> None:
     task = await gateway.ask(timeout_s=30.0)
     batch = await worker.batch(0)
@@ -186,55 +199,40 @@ async def test_a_traced_batch_has_a_stream_of_its_own_and_is_sent_again_without_
 
 
 async def test_traced_batches_beyond_a_rate_go_over_the_channel(
-    nats_url: str, gateway: GatewayDouble, monkeypatch: pytest.MonkeyPatch
+    traced: WorkerDouble, gateway: GatewayDouble
 ) -> None:
-    monkeypatch.setattr("batcher.workers.worker.OWN_STREAMS_PER_S", 1e-3)
-    async with WorkerDouble.running() as worker:
-        settings = settings_of(nats_url, worker.address, ECHO)
-        async with running_batcher(settings, TracerProvider().get_tracer("test")):
-            await gateway.batcher_live()
-            for number in range(3):
-                await gateway.ask()
-                await worker.batch(number)
-            assert sum("traceparent" in metadata for metadata in worker.streams) == 1
+    for number in range(3):
+        await gateway.ask()
+        await traced.batch(number)
+    assert sum("traceparent" in metadata for metadata in traced.streams) == 1
 
 
 async def test_a_cancel_waits_until_a_batch_on_a_stream_of_its_own_is_queued(
-    nats_url: str, gateway: GatewayDouble, monkeypatch: pytest.MonkeyPatch
+    traced: WorkerDouble, gateway: GatewayDouble
 ) -> None:
-    monkeypatch.setattr("batcher.workers.worker.OWN_STREAMS_PER_S", 1e-3)
-    async with WorkerDouble.running() as worker:
-        settings = settings_of(nats_url, worker.address, ECHO)
-        async with running_batcher(settings, TracerProvider().get_tracer("test")):
-            await gateway.batcher_live()
-            worker.receipts.clear()
-            task = await gateway.ask()
-            await worker.batch(0)
-            await gateway.cancel(task.request_id)
-            for number in (1, 2):  # over the channel, the second one after the cancel
-                await gateway.ask()
-                await worker.batch(number)
-            assert worker.cancels == []
-            worker.receipts.set()
-            await worker.until(lambda: worker.cancels == [[task.request_id]])
+    traced.receipts.clear()
+    task = await gateway.ask()
+    await traced.batch(0)
+    await gateway.cancel(task.request_id)
+    for number in (1, 2):  # over the channel, the second one after the cancel
+        await gateway.ask()
+        await traced.batch(number)
+    assert traced.cancels == []
+    traced.receipts.set()
+    await traced.until(lambda: traced.cancels == [[task.request_id]])
 
 
 async def test_a_cancel_waits_for_no_batch_of_a_channel_that_is_lost(
-    nats_url: str, gateway: GatewayDouble, monkeypatch: pytest.MonkeyPatch
+    traced: WorkerDouble, gateway: GatewayDouble
 ) -> None:
-    monkeypatch.setattr("batcher.workers.worker.OWN_STREAMS_PER_S", 1e-3)
-    async with WorkerDouble.running() as worker:
-        settings = settings_of(nats_url, worker.address, ECHO)
-        async with running_batcher(settings, TracerProvider().get_tracer("test")):
-            await gateway.batcher_live()
-            worker.receipts.clear()
-            task = await gateway.ask()
-            await worker.batch(0)
-            await worker.end_channel()
-            await worker.batch(1)  # the row again, over the new channel
-            await gateway.cancel(task.request_id)
-            await worker.until(lambda: worker.cancels == [[task.request_id]])
-            worker.receipts.set()
+    traced.receipts.clear()
+    task = await gateway.ask()
+    await traced.batch(0)
+    await traced.end_channel()
+    await traced.batch(1)  # the row again, over the new channel
+    await gateway.cancel(task.request_id)
+    await traced.until(lambda: traced.cancels == [[task.request_id]])
+    traced.receipts.set()
 
 
 async def test_a_row_that_the_worker_returns_is_sent_again_with_its_tokens(
