@@ -44,7 +44,8 @@ hypothesis_settings.load_profile("suite")
 
 
 ROOT: Final = Path(__file__).parents[1]
-STARTS_A_MESH: Final = re.compile(r"\bmark\.mesh\b|\bRunningMesh\b")
+ASKS_THE_MESH: Final = re.compile(r"\bRunningMesh\b")
+STARTS_A_MESH: Final = re.compile(r"\bmark\.mesh\b")
 SERVERS: Final = frozenset({"nats_server", "echo_triton", "served"})
 """Fixtures that run processes for many tests."""
 STARTS_PROCESSES: Final = "tests/supervisor/"
@@ -52,8 +53,10 @@ LONG: Final = tuple(
     f"tests/{name}/" for name in ("batcher", "jobs", "learning", "model_workers", "supervisor")
 )
 """Folders with files that take more than ten seconds: they come early, so that all processes end together."""
-MESH: Final = "whole meshes"
-"""The group of all files whose tests start one."""
+MESH: Final = "the mesh of the suite"
+"""The group of all files whose tests ask it."""
+MESHES: Final = "other meshes"
+"""The group of all other files whose tests start one."""
 running_mesh: Final = ExitStack()
 
 
@@ -62,8 +65,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     groups = {item: group_of(item.nodeid) for item in items}
     waits = {groups[one] for one in items if SERVERS.intersection(fixtures_of(one))}
     waits |= {group for group in groups.values() if group.startswith(STARTS_PROCESSES)}
-    files = sorted({*groups.values()} - {MESH}, key=lambda file: (not file.startswith(LONG), file))
-    places = {MESH: -1.0}
+    files = sorted(
+        {*groups.values()} - {MESH, MESHES}, key=lambda file: (not file.startswith(LONG), file)
+    )
+    places = {MESH: -2.0, MESHES: -1.0}
     for kind in ([f for f in files if f in waits], [f for f in files if f not in waits]):
         places |= {file: at / len(kind) for at, file in enumerate(kind)}
     items.sort(key=lambda item: (places[groups[item]], groups[item]))
@@ -101,8 +106,11 @@ def group_of(nodeid: str) -> str:
 
 @cache
 def group_of_file(file: str) -> str:
-    """The file itself, so that fixtures of a module are made once, or `MESH`: no two meshes run at once."""
-    return MESH if STARTS_A_MESH.search((ROOT / file).read_text(encoding="utf-8")) else file
+    """The file itself, so that fixtures of a module are made once; no more than two meshes run at once."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    if ASKS_THE_MESH.search(text):
+        return MESH
+    return MESHES if STARTS_A_MESH.search(text) else file
 
 
 @pytest.fixture(scope="session")

@@ -109,7 +109,7 @@ def desk_requests(count: int, model: str) -> list[pb.GenerateRequest]:
     ]
 
 
-@pytest.mark.parametrize("streams", [16, pytest.param(64, marks=pytest.mark.long)])
+@pytest.mark.parametrize("streams", [8, pytest.param(64, marks=pytest.mark.long)])
 async def test_concurrent_streams_say_what_each_says_alone(mesh: RunningMesh, streams: int) -> None:
     requests = desk_requests(streams, "small")
     async with grpc.aio.insecure_channel(mesh.address) as channel:

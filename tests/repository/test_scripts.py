@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -209,8 +210,18 @@ def test_a_complete_environment_is_left_alone(checkout: Path, tools: Path) -> No
         assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
+ECHOES = json.dumps(
+    [{"name": name, "path": f"builtin:{name}", "engine": "echo"} for name in ("small", "large")]
+)
+
+
 @pytest.mark.mesh
-def test_the_demo_of_the_readme_answers_and_stops(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param({}, marks=pytest.mark.long), {"SLUICE_MODELS": ECHOES}],
+    ids=["models", "echoes"],
+)
+def test_the_demo_of_the_readme_answers_and_stops(tmp_path: Path, settings: dict[str, str]) -> None:
     """As `scripts/demo` in an environment that is complete: the one that runs this test."""
     (tmp_path / "bin").mkdir()
     for name in ("python", "sluice"):
@@ -218,7 +229,7 @@ def test_the_demo_of_the_readme_answers_and_stops(tmp_path: Path) -> None:
     (tmp_path / ".sluice-environment").write_text(f"{fingerprint(ROOT)} dev\n", encoding="utf-8")
     result = subprocess.run(
         [ROOT / "scripts/demo"],
-        env={**os.environ, "SLUICE_VENV": str(tmp_path)},
+        env={**os.environ, **settings, "SLUICE_VENV": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=150,

@@ -32,7 +32,7 @@ from supervisor.model_processes import stub_pids
 from supervisor.plan import TRITON, is_worker
 from tests.support.otlp import OtlpReceiver, otlp_receiver
 
-START_S: Final = 120.0
+START_S: Final = 170.0
 STOP_S: Final = 60.0
 
 
@@ -117,7 +117,7 @@ def small_settings(otlp_http_endpoint: str | None = None) -> Settings:
         gateway=GatewaySettings(address="127.0.0.1:0", drain_s=2.0),
         http=HttpSettings(address="127.0.0.1:0"),
         batcher=BatcherSettings(drain_s=2.0),
-        triton=TritonSettings(start_s=90.0),
+        triton=TritonSettings(start_s=150.0),
         telemetry=TelemetrySettings(
             otlp_http_endpoint=otlp_http_endpoint,
             prometheus=PrometheusSettings(
