@@ -2,8 +2,10 @@
 
 import pytest
 
+from sluice.internal.v1.control_pb2 import ClassReport
 from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH
 from sluice.telemetry import catalog, names
+from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.metrics import values
 from tests.gateway.kit.wire import Wire, error_of, events_of, prompt
@@ -54,6 +56,20 @@ async def test_what_fails_is_counted_by_its_reason(wire: Wire) -> None:
         ("small", "interactive", "CANCELLED"): 1,
     }
     assert error.reason == "PROMPT_TOO_LONG"
+
+
+async def test_rows_that_wait_for_room_are_shown_by_model_and_class(wire: Wire) -> None:
+    room = ClassReport(priority_class="bulk", room_rows=1, room_bytes=10_000)
+    await wire.batcher.report("small", classes=[room])
+    calls = [wire.stub.Generate(prompt(priority=pb.PRIORITY_BULK)) for _ in range(3)]
+    await wire.until(lambda: list(values(wire.metrics, catalog.ROOM_WAITING).values()) == [2])
+    ((labels, _),) = values(wire.metrics, catalog.ROOM_WAITING).items()
+    assert dict(labels) == {names.GEN_AI_RESPONSE_MODEL: "small", names.PRIORITY_CLASS: "bulk"}
+    for _ in calls:
+        await wire.batcher.send(await wire.batcher.task(priority_class="bulk"), last(0))
+    for call in calls:
+        await events_of(call)
+    assert not any(values(wire.metrics, catalog.ROOM_WAITING).values())
 
 
 async def test_no_label_grows_with_tenants_or_requests(wire: Wire) -> None:
