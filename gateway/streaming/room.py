@@ -2,7 +2,7 @@
 
 A batcher says in its reports how many rows of a class, and how many bytes of their tasks, one gateway may have there
 without a frame. The gateway counts its own rows, so a report that is lost, doubled or late neither makes nor loses
-room. Interactive rows are counted, and never wait. Inside a class tenants take turns by weight, and one that comes late
+room. Interactive rows take none, and never wait. Inside a class tenants take turns by weight, and one that comes late
 gets its share on top of what others have taken.
 """
 
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from gateway.streaming.row import Row
 from sluice.internal.v1.task_pb2 import Task
+from sluice.wire.subjects import URGENT_CLASS
 
 
 class Line(NamedTuple):
@@ -127,6 +128,8 @@ class TakenRoom:
     def take(self, row: SentRow, batcher: str) -> None:
         """The row is sent to a batcher."""
         self.free(row)
+        if row.line.priority_class == URGENT_CLASS:
+            return
         row.room_at = batcher
         self._rows[batcher, row.line][row.task.tenant] += 1
         self._sizes[batcher, row.line][row.task.tenant] += row.size

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.errors import ConnectionClosedError, MaxPayloadError
 from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig, RePublish, StreamConfig
 
@@ -155,6 +156,26 @@ async def test_what_waits_is_sent_before_it_closes(nats_url: str) -> None:
     await disconnect(second)
     assert (await heard.next_msg(timeout=BOUND_S)).data == b"last"
     await disconnect(first)
+
+
+@pytest.mark.parametrize(
+    "headers", [None, {}, {"a": "b"}, {"a": "é", "state": "x=1, y=2"}, {"a": "b\r\nPUB word  1"}]
+)
+async def test_it_publishes_what_nats_py_does(
+    nats_url: str, headers: dict[str, str] | None
+) -> None:
+    client = await connect(NatsSettings(url=nats_url), OPERATOR, "test", nothing)
+    heard = await client.subscribe("word")
+    await Client.publish(client, "word", b"\0data", "reply", headers)
+    await client.publish("word", b"\0data", "reply", headers)
+    theirs, own = [await heard.next_msg(timeout=BOUND_S) for _ in range(2)]
+    assert (own.subject, own.reply, own.data) == ("word", "reply", b"\0data")
+    assert own.headers == theirs.headers
+    with pytest.raises(MaxPayloadError):
+        await client.publish("word", bytes(client.max_payload + 1), headers=headers)
+    await disconnect(client)
+    with pytest.raises(ConnectionClosedError):
+        await client.publish("word", b"", headers=headers)
 
 
 async def test_it_closes_while_the_server_is_away(tmp_path: Path) -> None:
