@@ -274,7 +274,8 @@ class ClassLimiter:
         """Of a class together with the less urgent ones, by rank."""
         self._tenant_limits = [places(most, shares.tenant) for most in self._limits]
         self._running = [0] * len(CLASSES)
-        self._by_tenant: Counter[tuple[str, int]] = Counter()
+        self._by_tenant: dict[str, list[int]] = {}
+        """By rank, of each of which calls run."""
         self.rows = CountLimit(ROWS_MAX, "texts of your tenant are being computed")
         self._slots = {name: TenantSlots(count) for name, count in PREPARED_MAX.items()}
 
@@ -301,7 +302,7 @@ class ClassLimiter:
         if self.draining:
             raise ShuttingDown("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
         rank = RANKS[priority_class]
-        own = [self._by_tenant.get((tenant, one), 0) for one in range(len(CLASSES))]
+        own = self._by_tenant.get(tenant) or [0] * len(CLASSES)
         for limits, running, whose in (
             (self._limits, self._running, ""),
             (self._tenant_limits, own, " of your tenant"),
@@ -314,17 +315,19 @@ class ClassLimiter:
             bulk = own[rank] if priority_class == BULK_CLASS else None
             self._check_tenant(tenant, sum(own), bulk)
         self._running[rank] += 1
-        self._by_tenant[tenant, rank] += 1
+        self._by_tenant[tenant] = own
+        own[rank] += 1
         self.idle.clear()
 
     def leave(self, priority_class: str, tenant: str) -> None:
         """A call that had entered has ended."""
         rank = RANKS[priority_class]
         self._running[rank] -= 1
-        self._by_tenant[tenant, rank] -= 1
-        if not self._by_tenant[tenant, rank]:
-            del self._by_tenant[tenant, rank]
-        if not self.active:
+        own = self._by_tenant[tenant]
+        own[rank] -= 1
+        if not any(own):
+            del self._by_tenant[tenant]
+        if not self._by_tenant:
             self.idle.set()
 
     @contextmanager
@@ -338,13 +341,12 @@ class ClassLimiter:
 
     def running(self, tenant: str, *, bulk: bool = False) -> int:
         """Calls of ``tenant`` that run, all or those of class bulk."""
-        first = RANKS[BULK_CLASS] if bulk else 0
-        return sum(self._by_tenant.get((tenant, rank), 0) for rank in range(first, len(CLASSES)))
+        return sum(self._by_tenant.get(tenant, ())[RANKS[BULK_CLASS] if bulk else 0 :])
 
     @property
     def tenants(self) -> set[str]:
         """Those of which calls run."""
-        return {tenant for tenant, _ in self._by_tenant}
+        return set(self._by_tenant)
 
     def slot(self, priority_class: str, tenant: str) -> AbstractAsyncContextManager[None]:
         """Held while a request is prepared; tenants take turns. The caller limits the wait."""

@@ -310,10 +310,9 @@ class OverloadControl:
         load = self._loads.load(task, now)
         state = load.of_class(priority_class)
         reported_s = state.tenant_waits_s.get(scheduling.tenant, state.wait_s)
-        sent_tokens = self._sent[task].tokens_ahead(priority_class, load.reported_at)
         if not load.tokens_per_s:
             return reported_s
-        sent_s = sent_tokens / load.tokens_per_s
+        sent_s = self._sent[task].tokens_ahead(priority_class, load.reported_at) / load.tokens_per_s
         return max(0.0, reported_s + sent_s - (now - load.reported_at))
 
     def serves(self, task: str, now: float) -> bool:
@@ -334,9 +333,11 @@ class OverloadControl:
                 retry_after_s=max(RETRY_MIN_S, retry_s),
             )
         wait_s = self.wait_s(model, scheduling, now)
+        if wait_s <= 0:
+            return None
         answer_s = wait_s + load.of_class(scheduling.priority_class).service_s
         late_s = answer_s - (scheduling.deadline - now) * (1 - MARGIN)
-        if wait_s <= 0 or late_s <= 0:
+        if late_s <= 0:
             return None
         return Overloaded(
             f"{model} would take {answer_s:.1f} s, past the deadline",

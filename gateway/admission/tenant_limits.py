@@ -141,6 +141,8 @@ class TenantLimits:
         """
         limits = settings.limits_of(tenant)
         most, most_bulk = limits.concurrent, None if bulk is None else limits.concurrent_bulk
+        if most is None and most_bulk is None:
+            return
         everywhere, bulk_everywhere = self.running(tenant, calls, bulk or 0)
         if most is not None and everywhere >= most:
             raise _reached(f"tenant {tenant}", "concurrent", most, RUNNING_RETRY_S)

@@ -88,12 +88,11 @@ class UsageAccounting:
     ) -> None:
         """A request of ``payer`` may take and cost the longest answers to ``prepared``; raises LimitReached."""
         rows = [one for one in prepared if one is not None]
-        lengths = [(len(one.prompt_token_ids), one.sampling.max_tokens) for one in rows]
-        costs = [
-            one.model.settings.cost(*length) for one, length in zip(rows, lengths, strict=True)
-        ]
-        reservation.cost = sum(costs)
-        tokens = sum(map(sum, lengths))
+        reservation.cost = tokens = 0
+        for one in rows:
+            length = len(one.prompt_token_ids), one.sampling.max_tokens
+            reservation.cost += one.model.settings.cost(*length)
+            tokens += sum(length)
         reservation.settle = self.limits.reserve(settings, payer, rows[0].model.name, tokens)
 
     def record_result(

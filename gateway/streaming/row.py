@@ -157,7 +157,7 @@ class Row:
     @property
     def completion_tokens(self) -> int:
         """Tokens of the answer so far."""
-        return len(self.token_ids)
+        return 0 if self._text is None else len(self._text.token_ids)
 
     @property
     def usage(self) -> Usage:
@@ -202,8 +202,8 @@ class Row:
         """Tokens of prompt and answer that cost something: those that the caller brought do not."""
         if not self.taken:
             return 0, 0
-        if self.server_tokens is not None:
-            return self.server_tokens.prompt_tokens, self.server_tokens.completion_tokens
+        if (counted := self.server_tokens) is not None:
+            return counted.prompt_tokens, counted.completion_tokens
         return self.prompt_tokens, max(0, self.completion_tokens - self.resumed)
 
     @property

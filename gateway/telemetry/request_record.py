@@ -6,7 +6,7 @@ answer has brought other decisions.
 
 import hashlib
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -96,7 +96,7 @@ class RequestRecords:
             model=row.model,
             prompt_tokens=row.prompt_tokens,
             completion_tokens=row.completion_tokens,
-            resumed_tokens=row.usage.resumed_tokens,
+            resumed_tokens=min(row.resumed, row.completion_tokens),
             cost=row.cost,
             attempt=row.attempt,
             escalation_reason=row.escalation_reason,
@@ -152,12 +152,13 @@ def _decided(log: RequestLog) -> Sequence[Decided]:
 
 def _decisions(log: RequestLog) -> list[tuple[str, Action, int, bool]]:
     """Rule, action, count, and whether it is about the answer: of all findings, in the order of the decisions."""
-    counted: list[tuple[Mapping[tuple[str, Action], int], bool]] = [(log.taken, False)]
+    counted = [(log.taken, False), (log.answer_taken, True)]
     if log.guards is not None:
-        counted += [(log.guards.counts(in_answer=where), where) for where in (False, True)]
+        counted[1:1] = [(log.guards.counts(in_answer=where), where) for where in (False, True)]
     return [
         (rule, action, count, where)
-        for taken, where in (*counted, (log.answer_taken, True))
+        for taken, where in counted
+        if taken
         for (rule, action), count in sorted(taken.items(), key=lambda one: one[0])
     ]
 

@@ -41,6 +41,9 @@ PONG_S: Final = 0.5
 CLOSE_S: Final = 2.0
 _SETTLE_S: Final = 2.0
 
+Outgoing = tuple[str, bytes, str, dict[str, str] | None]
+"""Subject, payload, reply subject, headers."""
+
 
 class NatsTransport:
     """Sends for the registry and passes it what arrives. The one user of the NATS connection.
@@ -88,9 +91,9 @@ class NatsTransport:
         """Sends what is left to send, then closes the connection."""
         if self._client is None:
             return
-        await self._flush()
+        self._flush()
         leaving = ControlMessage(gateway=self.gateway_id, announce=Announce(leaving=True))
-        await self._send_control("", leaving)
+        self._send_control("", leaving)
         await self._working.settle(CLOSE_S)
         await disconnect(self._client)
 
@@ -107,49 +110,58 @@ class NatsTransport:
     # What goes out.
 
     def flush_soon(self) -> None:
-        """Sends what the registry has to send; returns at once."""
-        self._working.spawn(self._flush())
+        """Sends what the registry has to send, in the next turn of the loop."""
+        asyncio.get_running_loop().call_soon(self._flush)
 
-    async def _flush(self) -> None:
+    def _flush(self) -> None:
         self._registry.dispatch.fill(time.monotonic())
         outgoing = self._registry.dispatch.drain()
         for batcher, row in outgoing.tasks:
-            await self._send_task(batcher, row)
+            self._send_task(batcher, row)
         for batcher, message in outgoing.control:
-            await self._send_control(batcher, message)
+            self._send_control(batcher, message)
         for row, reason in outgoing.dead:
             task, payload = row.task, row.task.SerializeToString()
             about = task.model, task.priority_class, payload, row.headers, reason
             self._working.spawn(store_dead_letter(self._nats, *about))
         if outgoing.questions:
-            await self._prove_link()
+            self._working.spawn(self._prove_link())
 
-    async def _send_task(self, batcher: str, row: SentRow) -> None:
-        reply, client = subjects.absent(self.gateway_id, batcher), self._nats
-        problem: SluiceError
+    def _send_task(self, batcher: str, row: SentRow) -> None:
+        row_id, headers = row.task.request_id, dict(row.headers)
         try:
-            payload = pack(row.task, client.max_payload - header_bytes(row.headers))
-            await client.publish(subjects.task_to(batcher), payload, reply, dict(row.headers))
+            payload = pack(row.task, self._nats.max_payload - header_bytes(headers))
         except OversizedMessage as error:
             problem = MessageTooLarge(
                 f"the task has {error.size} bytes, NATS takes {error.limit}",
                 metadata={"bytes": str(error.size), "limit_bytes": str(error.limit)},
             )
-        except NatsError as error:
-            message = f"NATS did not take the task ({type(error).__name__})"
-            problem = TransportUnavailable(message, retry_after_s=RETRY_AFTER_S)
+            self._registry.publish_failed(row_id, problem)
         else:
-            return
-        self._registry.publish_failed(row.task.request_id, problem)
+            reply = subjects.absent(self.gateway_id, batcher)
+            self._send(row_id, subjects.task_to(batcher), payload, reply, headers)
 
-    async def _send_control(self, batcher: str, message: ControlMessage) -> None:
+    def _send_control(self, batcher: str, message: ControlMessage) -> None:
         subject = subjects.control_to(batcher) if batcher else subjects.CONTROL
         reply = subjects.absent(self.gateway_id, batcher) if batcher else ""
+        self._send("", subject, pack(message), reply, None)
+
+    def _send(self, row_id: str, *message: *Outgoing) -> None:
+        """At once, or when NATS takes it; ``row_id``: of the task, if it is one."""
+        if not self._nats.send(*message):
+            self._working.spawn(self._send_late(row_id, *message))
+
+    async def _send_late(self, row_id: str, *message: *Outgoing) -> None:
         try:
-            await self._nats.publish(subject, pack(message), reply)
+            await self._nats.publish(*message)
         except NatsError as error:
-            # Questions are repeated, and frames of unknown requests are answered with another cancel.
-            _log.warning("NATS: a control message is not sent: %s", error)
+            if not row_id:
+                # Questions are repeated, and frames of unknown requests are answered with another cancel.
+                _log.warning("NATS: a control message is not sent: %s", error)
+                return
+            text = f"NATS did not take the task ({type(error).__name__})"
+            problem = TransportUnavailable(text, retry_after_s=RETRY_AFTER_S)
+            self._registry.publish_failed(row_id, problem)
 
     async def _prove_link(self) -> None:
         """Batchers are not to blame for silence while NATS itself does not answer."""

@@ -9,6 +9,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 _NANOS = 1_000_000_000
+_SHORT_MS = 999.0
+"""A shorter one has no whole seconds, however it is rounded."""
 _LONGEST_MS = 1e14
 """Three thousand years: what a Duration holds is not much longer."""
 
@@ -33,10 +35,11 @@ def duration(ms: float) -> Duration:
 def set_duration(message: Duration, ms: float) -> None:
     """Makes ``message``, a new one, a span of time; 0 of one that is negative or cannot be, which another process may
     have sent."""
+    if 0 <= ms < _SHORT_MS:
+        message.nanos = round(ms * 1e6)
+        return
     nanos = round(ms * 1e6) if 0 <= ms <= _LONGEST_MS else 0
-    if nanos >= _NANOS:
-        message.seconds, nanos = divmod(nanos, _NANOS)
-    message.nanos = nanos
+    message.seconds, message.nanos = divmod(nanos, _NANOS)
 
 
 def ms_of(message: Duration | Timestamp) -> float:

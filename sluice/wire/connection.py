@@ -114,7 +114,19 @@ class MeshClient(Client):
         reply: str = "",
         headers: dict[str, str] | None = None,
     ) -> None:
-        """As nats-py's, in one step while there is a connection and room: each request publishes several times.
+        """As nats-py's."""
+        if not self.send(subject, payload, reply, headers):
+            await super().publish(subject, payload, reply, headers)
+
+    def send(
+        self,
+        subject: str,
+        payload: bytes,
+        reply: str = "",
+        headers: dict[str, str] | None = None,
+    ) -> bool:
+        """Publishes in one step, without a task, while the server takes what it gets; otherwise False, and `publish`
+        has to wait, or says why it cannot.
 
         Subjects are those of `sluice.wire.subjects`, which has looked at what they are made of.
         """
@@ -123,29 +135,37 @@ class MeshClient(Client):
         size = len(head) + len(payload)
         if (
             self._status != Client.CONNECTED
+            or not (self._writes or self._reads)
             or self._pending_data_size + size > self._max_pending_size
             or len(payload) > self._max_payload
             or (lines and head.count(b"\n") != len(lines) + 2)  # of a value, which nats-py mends
         ):
-            await super().publish(subject, payload, reply, headers)
-            return
+            return False
         verb, sizes = ("HPUB", f"{len(head)} {size}") if lines else ("PUB", str(size))
         command = b"%b%b%b\r\n" % (f"{verb} {subject} {reply} {sizes}\r\n".encode(), head, payload)
         self._pending.append(command)
         self._pending_data_size += len(command)
-        if not self._writes and self._flush_queue is not None and self._flush_queue.empty():
-            await self._flush_pending()
+        self._write_soon()
+        return True
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
         """Writes what a turn of the loop publishes in the next one; nats-py's task, which takes a future and a turn of
         its own for each, writes while the server does not read."""
-        writer = getattr(self._transport, "_io_writer", None)
-        if force_flush or writer is None or writer.transport.get_write_buffer_size():
+        if force_flush or not self._reads:
             return await super()._flush_pending(force_flush)
+        self._write_soon()
+        return None
+
+    @property
+    def _reads(self) -> bool:
+        """Whether the server reads what is written."""
+        writer = getattr(self._transport, "_io_writer", None)
+        return writer is not None and not writer.transport.get_write_buffer_size()
+
+    def _write_soon(self) -> None:
         if not self._writes:
             self._writes = True
             asyncio.get_running_loop().call_soon(self._write)
-        return None
 
     def _write(self) -> None:
         self._writes = False

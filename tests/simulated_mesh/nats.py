@@ -204,6 +204,23 @@ class Connection:
         """As in nats-py: waits while the link is broken, up to a limit that is not reached here."""
         if self.is_closed:
             raise nats.errors.ConnectionClosedError
+        self._send(subject, payload, reply, headers)
+
+    def send(
+        self,
+        subject: str,
+        payload: bytes,
+        reply: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> bool:
+        """As `sluice.wire.connection.MeshClient.send`."""
+        if self.is_connected:
+            self._send(subject, payload, reply, headers)
+        return self.is_connected
+
+    def _send(
+        self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str] | None
+    ) -> None:
         message = Msg(None, subject, reply, bytes(payload), dict(headers or {}) or None)  # type: ignore[arg-type]
         self._up(lambda: self.server.route(message))
 
