@@ -62,6 +62,10 @@ class MemoryNats:
     async def add_consumer(self, stream: str, config: Any) -> None:
         """Nobody pulls."""
 
+    def send(self, *_: Any) -> bool:
+        """As `sluice.wire.connection.MeshClient`'s: `publish` says what is refused."""
+        return False
+
     async def publish(
         self,
         subject: str,
