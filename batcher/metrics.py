@@ -84,7 +84,7 @@ class BatcherMetrics:
     def formed(self, batch: Batch[Row], span_of: Callable[[Row], SpanContext | None]) -> None:
         """A batch is sent; ``span_of`` a row leads to its trace."""
         model = batch.rows[0].task.model
-        self._batches[model, batch.cause.value, batch.limit.value] += 1
+        self._batches[model, batch.cause, batch.limit] += 1
         self._batch_tokens[model,] += batch.tokens
         self._padding[model,] += len(batch.rows) * batch.longest - batch.tokens
         for row in batch.rows:

@@ -13,8 +13,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -161,7 +160,7 @@ class ModelLoop(WorkerEvents):
 
     def on_task(self, task: task_pb2.Task, headers: Mapping[str, str], size: int) -> None:
         """A task from its gateway."""
-        with self._event():
+        with self:
             now = time.monotonic()
             row = Row(task, now, headers, size)
             if self._requests.size + size > self._room_bytes:
@@ -187,29 +186,29 @@ class ModelLoop(WorkerEvents):
 
     def on_cancel(self, rows: Sequence[frame_pb2.RowRef]) -> None:
         """Nobody waits for these rows any more; rows that are not held are ignored."""
-        with self._event():
+        with self:
             self._requests.cancel(rows, time.monotonic())
 
     def on_question(self, asked: control_pb2.AskedRow) -> bool:
         """A gateway asks about a row; False when it is not held."""
-        with self._event():
+        with self:
             return self._requests.answer(asked)
 
     def on_gateway_gone(self, gateway: str, *, waiting_only: bool) -> None:
         """Nobody waits for the rows of a gateway any more."""
-        with self._event():
+        with self:
             self._requests.drop_gateway(gateway, time.monotonic(), waiting_only=waiting_only)
 
-    @contextmanager
-    def _event(self) -> Iterator[None]:
+    def __enter__(self) -> None:
+        """Around each event."""
+
+    def __exit__(
+        self, _: type[BaseException] | None, error: BaseException | None, *__: object
+    ) -> None:
         """Callers of events take no exceptions: the loop raises them."""
-        try:
-            yield
-        except Exception as error:
+        if isinstance(error, Exception):
             self._fault = error
-            raise
-        finally:
-            self.wake()
+        self.wake()
 
     @override
     def on_step(self, worker: str, report: worker_pb2.StepReport) -> None:

@@ -152,8 +152,8 @@ def _batch_attributes(batch: Batch[Row], row: Row) -> dict[str, str | int | floa
     return {
         names.BATCH_ID: batch.batch_id,
         names.BATCH_ROWS: len(batch.rows),
-        names.BATCH_CAUSE: batch.cause.value,
-        names.BATCH_LIMIT: batch.limit.value,
+        names.BATCH_CAUSE: batch.cause,
+        names.BATCH_LIMIT: batch.limit,
         names.BATCH_PADDING_SHARE: batch.padding_share,
         names.BATCH_LONGEST_WAIT_MS: batch.longest_wait.waited_s * 1e3,
         names.BATCH_LONGEST_WAIT_REQUEST: batch.longest_wait.request_id,

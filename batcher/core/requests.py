@@ -266,7 +266,7 @@ class Requests:
             batch, wake_at = self.queue.next_batch(now, self.workers.capacities(active, now))
             if batch is None:
                 return min(math.inf if wake_at is None else wake_at, self.workers.probe_at(now))
-            self._send(cast(Batch[Row], batch))
+            self._send(cast("Batch[Row]", batch))
         return math.inf
 
     # The end of the batcher.

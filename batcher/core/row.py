@@ -58,18 +58,18 @@ class Row(QueuedTask):
         size: int = 0,
     ) -> None:
         """The deadline counts from ``now``, monotonic seconds."""
+        prompt, self.produced = task.prompt_token_ids, list(task.produced_token_ids)
+        self.base = len(self.produced)
         super().__init__(
             task.request_id,
             task.priority_class,
             now + task.timeout_ms / 1e3 if task.timeout_ms else math.inf,
             tenant=task.tenant or "default",
             workload=task.workload,
-            prompt_tokens=len(task.prompt_token_ids),
+            prompt_tokens=len(prompt),
             max_tokens=task.sampling.max_tokens,
-            produced_tokens=len(task.produced_token_ids),
-            prefix=hash(tuple(task.prompt_token_ids[:PREFIX_TOKENS]))
-            if len(task.prompt_token_ids) >= PREFIX_TOKENS
-            else 0,
+            produced_tokens=self.base,
+            prefix=hash(tuple(prompt[:PREFIX_TOKENS])) if len(prompt) >= PREFIX_TOKENS else 0,
             returned=task.attempt > 0,
             age_s=task.age_ms / 1e3,
             charged=task.charged_tokens,
@@ -78,8 +78,6 @@ class Row(QueuedTask):
         self.attempt = task.attempt
         self.headers = headers or {}
         self.size = size
-        self.produced = list(task.produced_token_ids)
-        self.base = len(self.produced)
         self.logprobs: list[frame_pb2.Logprobs] = []
         self.final: frame_pb2.Final | None = None
         self.worker = ""
@@ -96,13 +94,11 @@ class Row(QueuedTask):
         final.timings.queue_ms = self.waited_s * 1e3
         if self.taken_at is not None:
             final.timings.batch_ms = (self.taken_at - self.sent_at) * 1e3
-        final.batch.batch_id = batch.batch_id
-        final.batch.cause = batch.cause.value
-        final.batch.rows = len(batch.rows)
-        final.batch.padding_share = batch.padding_share
-        final.batch.waited_ms = final.timings.queue_ms
-        final.batch.longest_waited_ms = batch.longest_wait.waited_s * 1e3
-        final.batch.worker = batch.worker_id
+        sent = final.batch
+        sent.batch_id, sent.cause, sent.rows = batch.batch_id, batch.cause, len(batch.rows)
+        sent.padding_share, sent.waited_ms = batch.padding_share, self.waited_s * 1e3
+        sent.longest_waited_ms = batch.longest_wait.waited_s * 1e3
+        sent.worker = batch.worker_id
 
 
 def batch_message(

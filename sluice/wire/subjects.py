@@ -128,6 +128,7 @@ def dead_letters(model: str, priority_class: str) -> str:
     return f"{DEAD_LETTERS}.{_token(model)}.{_token(priority_class)}"
 
 
+@lru_cache(1024)
 def frames(gateway: str) -> str:
     """Subject that one gateway gets its frames on."""
     return f"{FRAMES}.{_token(gateway)}"
@@ -148,6 +149,7 @@ def reloaded(question: str) -> str:
     return f"{RELOADED}.{_token(question)}"
 
 
+@lru_cache(1024)
 def task_to(batcher: str) -> str:
     """Subject of tasks for one batcher."""
     return f"{BATCHERS}.{_token(batcher)}.task"
@@ -163,6 +165,7 @@ def all_to(batcher: str) -> str:
     return f"{BATCHERS}.{_token(batcher)}.*"
 
 
+@lru_cache(1024)
 def absent(sender: str, receiver: str) -> str:
     """Reply subject of messages without an answer: NATS tells on it that nobody has subscribed for them.
 

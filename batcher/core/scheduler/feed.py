@@ -131,7 +131,7 @@ class Feeder(Order):
         worker = None if first is None else self._placement.choose(first, capacities, now)
         if first is None or worker is None:
             return Decision(None)
-        batch = Batch[QueuedTask](worker.worker, self._cause(first, worker, now))
+        batch: Batch[QueuedTask] = Batch(worker.worker, self._cause(first, worker, now))
         task: QueuedTask | None = first
         while task is not None:
             self._placement.send(task, batch, now)

@@ -77,7 +77,7 @@ class PaddedBatches(Order):
         cause, first = self._cause(first, room, now)
         if cause is None:
             return Decision(None, first.waiting_since + self._policy.wait_s)
-        batch = Batch[QueuedTask](room.worker, cause)
+        batch: Batch[QueuedTask] = Batch(room.worker, cause)
         self._fill(batch, first, room, now)
         self._running[batch] = len(batch.rows)
         return Decision(batch)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import InitVar, dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Generic, NamedTuple, TypeVar, cast
 
 Entry = tuple[float, int, "QueuedTask"]
@@ -87,7 +87,7 @@ class QueuedTask:
         self.prefill_tokens = self.prompt_tokens + produced_tokens
 
 
-class BatchCause(Enum):
+class BatchCause(StrEnum):
     """Why a batch was formed when it was."""
 
     WORKER_IDLE = "worker_idle"
@@ -102,7 +102,7 @@ class BatchCause(Enum):
     """A row was lost before, is close to its deadline, or its class is overdue."""
 
 
-class BatchLimit(Enum):
+class BatchLimit(StrEnum):
     """Why a batch is not larger."""
 
     ALL_WAITING = "all_waiting"
@@ -157,7 +157,7 @@ class Batch(Generic[T]):
         self.tokens += row.prefill_tokens
         self.cache_tokens += row.cache_tokens
         self.longest = max(self.longest, row.prefill_tokens)
-        row.batch = cast(Batch[QueuedTask], self)
+        row.batch = cast("Batch[QueuedTask]", self)
 
     @property
     def padding_share(self) -> float:
