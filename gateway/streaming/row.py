@@ -93,23 +93,24 @@ class Row:
     settings: ModelSettings
     stop_token_ids: frozenset[int] = frozenset()
     resumed: int = 0
-    sent: bool = False
-    taken: bool = False
+    # Without a type: as every row begins.
+    sent = False
+    taken = False
     final: frame_pb2.Final | None = None
-    stopped: bool = False
-    escalation_reason: str = ""
-    kept_reason: str = ""
-    next_index: int = 0
-    attempt: int = 0
-    last_token_at: float = -inf
-    recoveries: int = 0
-    recovered_gap_s: float = 0.0
-    recovered_from: str = ""
+    stopped = False
+    escalation_reason = ""
+    kept_reason = ""
+    next_index = 0
+    attempt = 0
+    last_token_at = -inf
+    recoveries = 0
+    recovered_gap_s = 0.0
+    recovered_from = ""
     _text: Transcript | None = None
-    _accepted_attempt: int = -1
+    _accepted_attempt = -1
     """That of the last frame that was accepted, if one was."""
     _requested_at: float | None = None
-    _lost: str = "worker"
+    _lost = "worker"
 
     @property
     def transcript(self) -> Transcript:

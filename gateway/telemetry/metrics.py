@@ -51,9 +51,6 @@ class RequestMetrics:
         for one in record.decisions:
             action = word_of(SafetyAction, one.action)
             self._safety[action, _TARGETS[one.in_answer]] += one.count
-        for kept in record.attempts:
-            if kept.cost:
-                self._cost[kept.model, record.currency] += kept.cost
         if log.rows is None or log.plan is None:
             return  # it was refused, or got an earlier answer
         plan = log.plan
@@ -63,6 +60,8 @@ class RequestMetrics:
             self._tokens[row.model, "input"] += prompt_tokens
             if answer_tokens:
                 self._tokens[row.model, "output"] += answer_tokens
+            if cost := row.facts.cost(prompt_tokens, answer_tokens):
+                self._cost[row.model, record.currency] += cost
             if row.recoveries:
                 self._recoveries[row.model, priority_class] += row.recoveries
             if row.escalation_reason:

@@ -130,18 +130,21 @@ class MeshClient(Client):
 
         Subjects are those of `sluice.wire.subjects`, which has looked at what they are made of.
         """
-        lines = [f"{name}: {value}\r\n" for name, value in (headers or {}).items()]
-        head = "".join(["NATS/1.0\r\n", *lines, "\r\n"]).encode() if lines else b""
+        head = b""
+        if headers:
+            lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
+            head = "".join(["NATS/1.0\r\n", *lines, "\r\n"]).encode()
+            if head.count(b"\n") != len(lines) + 2:  # of a value, which nats-py mends
+                return False
         size = len(head) + len(payload)
         if (
             self._status != Client.CONNECTED
             or not (self._writes or self._reads)
             or self._pending_data_size + size > self._max_pending_size
             or len(payload) > self._max_payload
-            or (lines and head.count(b"\n") != len(lines) + 2)  # of a value, which nats-py mends
         ):
             return False
-        verb, sizes = ("HPUB", f"{len(head)} {size}") if lines else ("PUB", str(size))
+        verb, sizes = ("HPUB", f"{len(head)} {size}") if head else ("PUB", str(size))
         command = b"%b%b%b\r\n" % (f"{verb} {subject} {reply} {sizes}\r\n".encode(), head, payload)
         self._pending.append(command)
         self._pending_data_size += len(command)
