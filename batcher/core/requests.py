@@ -17,7 +17,6 @@ docs/internals/wire.md:
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final, cast
 
@@ -40,24 +39,24 @@ _NOT_TAKEN: Final = frame_pb2.RETURN_CAUSE_NOT_TAKEN
 _LOST: Final = frame_pb2.RowError(reason=EngineFailed.reason, message="the worker was lost")
 
 
-@dataclass(slots=True)
 class Effects:
     """What the table wants done: the event loop takes it and does the I/O, each list in order."""
 
-    added: list[Row] = field(default_factory=list)
-    """Rows that have come."""
-    batches: list[Batch[Row]] = field(default_factory=list)
-    """To send now."""
-    ended: list[Row] = field(default_factory=list)
-    """Rows that have ended here, or return to their gateways."""
-    bundles: list[tuple[str, frame_pb2.FrameBundle]] = field(default_factory=list)
-    """Gateway, and what it is told."""
-    cancels: dict[str, list[frame_pb2.RowRef]] = field(default_factory=dict)
-    """By worker, the rows that it shall drop, up to an attempt: a later one goes on."""
-    demands: list[tuple[str, Sequence[int]]] = field(default_factory=list)
-    """Worker, and the rows that wait for it, by class."""
-    waiting: Sequence[int] = ()
-    """Rows that still wait, by class."""
+    def __init__(self) -> None:
+        self.added: list[Row] = []
+        """Rows that have come."""
+        self.batches: list[Batch[Row]] = []
+        """To send now."""
+        self.ended: list[Row] = []
+        """Rows that have ended here, or return to their gateways."""
+        self.bundles: list[tuple[str, frame_pb2.FrameBundle]] = []
+        """Gateway, and what it is told."""
+        self.cancels: dict[str, list[frame_pb2.RowRef]] = {}
+        """By worker, the rows that it shall drop, up to an attempt: a later one goes on."""
+        self.demands: list[tuple[str, Sequence[int]]] = []
+        """Worker, and the rows that wait for it, by class."""
+        self.waiting: Sequence[int] = ()
+        """Rows that still wait, by class."""
 
 
 class Requests:

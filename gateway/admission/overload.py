@@ -249,10 +249,13 @@ class OverloadControl:
 
     Args:
         breakers: circuit breakers of the models.
+
+    Attributes:
+        loads: of the models.
     """
 
     def __init__(self, loads: ModelLoadTable, breakers: Breakers) -> None:
-        self._loads = loads
+        self.loads = loads
         self._breakers = breakers
         self._sent: defaultdict[str, _Sent] = defaultdict(_Sent)
         """By what tasks call the model."""
@@ -301,13 +304,13 @@ class OverloadControl:
     def sent(self, model: str, task: str, priority_class: str, tokens: int, now: float) -> None:
         """A task of ``tokens`` tokens, prompt and longest answer, is sent now; it calls ``model`` ``task``."""
         self._breakers.sent(model, now)
-        known = self._loads.load(task, now).of_class(priority_class).task_tokens
+        known = self.loads.load(task, now).of_class(priority_class).task_tokens
         self._sent[task].add(priority_class, known or tokens, now)
 
     def wait_s(self, model: str, scheduling: SchedulingParams, now: float) -> float:
         """Expected wait for a worker of a task that is sent now."""
         task, priority_class = scheduling.task_of(model), scheduling.priority_class
-        load = self._loads.load(task, now)
+        load = self.loads.load(task, now)
         state = load.of_class(priority_class)
         reported_s = state.tenant_waits_s.get(scheduling.tenant, state.wait_s)
         if not load.tokens_per_s:
@@ -315,14 +318,10 @@ class OverloadControl:
         sent_s = self._sent[task].tokens_ahead(priority_class, load.reported_at) / load.tokens_per_s
         return max(0.0, reported_s + sent_s - (now - load.reported_at))
 
-    def serves(self, task: str, now: float) -> bool:
-        """Whether a worker of that version of a model is alive."""
-        return self._loads.load(task, now).ready
-
     def problem(self, model: str, scheduling: SchedulingParams, now: float) -> SluiceError | None:
         """Why ``model`` cannot answer in time; None when it can."""
         task = scheduling.task_of(model)
-        load = self._loads.load(task, now)
+        load = self.loads.load(task, now)
         if not load.workers:
             return ModelUnavailable(
                 f"no worker serves {model} now", retry_after_s=UNAVAILABLE_RETRY_S

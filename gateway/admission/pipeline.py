@@ -200,11 +200,11 @@ class Admission:
         incoming.plan = await self._route(incoming)
         log.routed(incoming.plan)
         model = catalog[incoming.plan.model]
-        unnamed = rows_of is None and not request.sampling.max_tokens
-        longest = model.max_answer_tokens if unnamed else 0
-        incoming.reservation = self._usage.reserve(
-            request.tenant, incoming.plan, model.settings, longest
-        )
+        cost = incoming.plan.route.candidates[0].cost
+        if rows_of is None and not request.sampling.max_tokens:
+            cost += model.settings.cost(0, model.max_answer_tokens)  # the longest that it may be
+        # Until it ends it is part of what its tenant has spent.
+        incoming.reservation = self._usage.spending.reserve(request.tenant, cost)
         with incoming.reservation:
             if rows_of is not None or request.audio is not None:
                 _check_governed(incoming.plan, request.model)
@@ -368,8 +368,9 @@ class Admission:
         request, conversation = incoming.request, incoming.conversation
         catalog, inspector = incoming.policies.catalog, incoming.policies.inspector
         version = catalog.version(model, request.resume_version)
-        if version is not catalog[model] and not self._overload.serves(
-            version.settings.task_name, time.monotonic()
+        if (
+            version is not catalog[model]
+            and not self._overload.loads.load(version.settings.task_name, time.monotonic()).ready
         ):
             raise InvalidRequest.of(
                 "resume.resume_token",

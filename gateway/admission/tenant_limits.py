@@ -6,7 +6,6 @@ each rate of tokens before it is sent. At its end what it has used takes the pla
 
 from calendar import monthrange
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from datetime import time as time_of_day
 from functools import partial
@@ -18,6 +17,7 @@ from gateway.routing.budget import STALE_S, Elsewhere, Spending
 from sluice.errors import LimitReached
 from sluice.settings import Settings
 from sluice.settings.limits import LimitSettings, RateLimits
+from sluice.v1.admin_pb2 import LimitUse
 
 COST_RETRY_S: Final = 60.0
 RUNNING_RETRY_S: Final = 1.0
@@ -59,15 +59,6 @@ class RateName(NamedTuple):
 
 Taken = tuple[RateName, float]
 """Of which bucket something is taken, and since when (`TokenBucket.full_at`)."""
-
-
-@dataclass(frozen=True)
-class Use:
-    """One limit, and how much of it is used now."""
-
-    name: str
-    limit: float
-    used: float
 
 
 class TenantLimits:
@@ -159,11 +150,11 @@ class TenantLimits:
                 return soft.model, f"{tenant} has used {use.used:g} of its {use.limit:g} {use.name}"
         return None
 
-    def uses(self, settings: Settings, tenant: str) -> list[Use]:
+    def uses(self, settings: Settings, tenant: str) -> list[LimitUse]:
         """Each rate and cost that is limited. Of a rate: what is missing in its bucket, of the whole bucket."""
         limits, now = settings.limits_of(tenant), self._clock()
         rates = [
-            Use(name.setting, bucket.burst, bucket.burst - bucket.level(now))
+            LimitUse(name=name.setting, limit=bucket.burst, used=bucket.burst - bucket.level(now))
             for name, bucket in self._rates_of(tenant, limits).items()
         ]
         return [*rates, *self._costs(tenant, limits, now)]
@@ -255,7 +246,7 @@ class TenantLimits:
         rates = limits.models.get(name.model) if name.model else limits
         return None if rates is None else self._rate(rates, limits, *name).get(name)
 
-    def _costs(self, tenant: str, limits: LimitSettings, now: float) -> Iterator[Use]:
+    def _costs(self, tenant: str, limits: LimitSettings, now: float) -> Iterator[LimitUse]:
         """Each cost that is limited."""
         if limits.cost_per_day is None and limits.cost_per_month is None:
             return
@@ -263,10 +254,10 @@ class TenantLimits:
         running = self._hours.may_cost(tenant, now)
         if limits.cost_per_day is not None:
             used = self._days.spent(tenant, now, 1) + running
-            yield Use("cost_per_day", limits.cost_per_day, used)
+            yield LimitUse(name="cost_per_day", limit=limits.cost_per_day, used=used)
         if limits.cost_per_month is not None:
             used = self._days.spent(tenant, now, day) + running
-            yield Use("cost_per_month", limits.cost_per_month, used)
+            yield LimitUse(name="cost_per_month", limit=limits.cost_per_month, used=used)
 
     def _period_left_s(self, name: str, now: float) -> float:
         """Until the day or the month ends that a cost is limited in."""

@@ -10,11 +10,10 @@ from gateway.admission.tenant_limits import TenantLimits
 from gateway.identity.caller import Caller
 from gateway.routing.breaker import Breakers
 from gateway.routing.budget import DAY_S, MONTH_PERIODS, Reservation, Spending
-from gateway.routing.plan import Plan
 from gateway.streaming.row import Row
 from gateway.streaming.row_result import RowResult
 from sluice.errors import DeadlinePassed, EngineFailed, ModelUnavailable, SluiceError
-from sluice.settings import ModelSettings, Settings
+from sluice.settings import Settings
 
 HUNG_S: Final = 10.0
 """A model that gives no token to any row for this long, while one waits for it, hangs."""
@@ -68,16 +67,6 @@ class UsageAccounting:
             error = stream.error if attempt is stream.current else None
             self.record_result(request, attempt, error, now)
         return tokens
-
-    def reserve(
-        self, tenant: str, plan: Plan, model: ModelSettings, answer_tokens: int
-    ) -> Reservation:
-        """A request of ``tenant`` was routed: until its end the tenant's spending includes what it may cost.
-
-        ``answer_tokens``: the longest answer of ``model`` beyond what the plan's cost includes.
-        """
-        cost = plan.route.candidates[0].cost + model.cost(0, answer_tokens)
-        return self.spending.reserve(tenant, cost)
 
     def hold_longest(
         self,

@@ -69,9 +69,9 @@ class SharedState:
         kept = jetstream.answers_bucket(cache.max_mib * 1024 * 1024, cache.max_age_s)
         self.answers = AnswerCache(cache, self._bucket(kept, opened=cache.enabled), peers)
         self.drains = Drains(gateway_id, self._bucket(jetstream.DRAINS))
-        minutes = KeptCosts(usage.spending, self._bucket(jetstream.SPENDING))
-        days = KeptCosts(usage.days, self._bucket(jetstream.DAYS))
-        self.usage = SharedUsage(in_force, usage.limits, limiter, minutes, days, peers.instance)
+        minutes = KeptCosts(usage.spending, self._bucket(jetstream.SPENDING), peers.instance)
+        days = KeptCosts(usage.days, self._bucket(jetstream.DAYS), peers.instance)
+        self.usage = SharedUsage(in_force, usage.limits, limiter, minutes, days)
 
     async def open(self, client: Client) -> None:
         """Creates the buckets and reads what has been spent.

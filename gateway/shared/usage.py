@@ -30,21 +30,23 @@ class KeptCosts:
     """Costs by the period, with the bucket that keeps them.
 
     Attributes:
+        instance: names this process.
         written: what this process has stored, by period.
     """
 
     spending: Spending
     bucket: Bucket
+    instance: str
     written: dict[int, Costs] = field(default_factory=dict)
 
-    async def read(self, instance: str) -> None:
-        """Reads what the processes but ``instance`` have spent; raises TransportUnavailable."""
+    async def read(self) -> None:
+        """Reads what the other processes have spent; raises TransportUnavailable."""
         async for key, stored in self.bucket.read_all(MinuteCosts):
             other = key.partition(".")[0]
-            if other != instance:
+            if other != self.instance:
                 self.spending.told(other, stored.minute, stored.costs)
 
-    async def write(self, instance: str) -> None:
+    async def write(self) -> None:
         """Stores the periods that have changed since the last call; raises TransportUnavailable."""
         own = self.spending.own(time.monotonic(), self.spending.periods)
         current = {period: dict(costs) for period, costs in own}
@@ -53,7 +55,7 @@ class KeptCosts:
         for period, costs in current.items():
             if self.written.get(period) != costs:
                 message = MinuteCosts(minute=period, costs=costs)
-                await self.bucket.write(f"{instance}.{period}", message)
+                await self.bucket.write(f"{self.instance}.{period}", message)
                 self.written[period] = costs
 
     def told(self) -> list[MinuteCosts]:
@@ -64,29 +66,24 @@ class KeptCosts:
 
 @dataclass(frozen=True, eq=False)
 class SharedUsage:
-    """Exchanges the use of limits and the costs of tenants with the other gateways.
-
-    Attributes:
-        instance: of this process.
-    """
+    """Exchanges the use of limits and the costs of tenants with the other gateways."""
 
     in_force: InForce
     limits: TenantLimits
     limiter: ClassLimiter
     minutes: KeptCosts
     days: KeptCosts
-    instance: str
 
     async def read(self) -> None:
         """Reads what all gateways have spent; raises TransportUnavailable."""
         for costs in (self.minutes, self.days):
-            await costs.read(self.instance)
+            await costs.read()
 
     async def write(self) -> None:
         """Stores what this gateway's requests have cost."""
         try:
             for costs in (self.minutes, self.days):
-                await costs.write(self.instance)
+                await costs.write()
         except SluiceError as error:
             _log.warning("the spending of tenants was not stored: %s", error)
 
@@ -103,11 +100,7 @@ class SharedUsage:
         calls, bulk = self.limits.running(
             tenant, self.limiter.running(tenant), self.limiter.running(tenant, bulk=True)
         )
-        uses = [
-            LimitUse(name=one.name, limit=one.limit, used=max(0.0, one.used))
-            for one in self.limits.uses(settings, tenant)
-        ]
-        own = settings.limits_of(tenant)
+        uses, own = self.limits.uses(settings, tenant), settings.limits_of(tenant)
         for name, limit, used in (
             ("concurrent", own.concurrent, calls),
             ("concurrent_bulk", own.concurrent_bulk, bulk),

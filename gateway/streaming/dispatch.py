@@ -21,7 +21,6 @@ Neither clock nor I/O: the owner calls `tick`, and takes what is to be sent with
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
 from gateway.streaming.room import Line, Place, Room, SentRow, TakenRoom, WaitingLine, line_of
@@ -65,18 +64,19 @@ class Batchers(Protocol):
         """The room of each that has a worker of the model."""
 
 
-@dataclass(slots=True)
 class Outgoing:
     """Everything that is to be sent, in the order of the fields."""
 
-    tasks: list[tuple[str, SentRow]] = field(default_factory=list)
-    """Batcher and row."""
-    control: list[tuple[str, ControlMessage]] = field(default_factory=list)
-    """Batcher and message; empty: to all."""
-    dead: list[tuple[SentRow, str]] = field(default_factory=list)
-    """Rows that become dead letters, and why."""
-    questions: bool = False
+    questions = False
     """Whether there are questions: the owner must find out whether NATS itself answers, and say so (`restart`)."""
+
+    def __init__(self) -> None:
+        self.tasks: list[tuple[str, SentRow]] = []
+        """Batcher and row."""
+        self.control: list[tuple[str, ControlMessage]] = []
+        """Batcher and message; empty: to all."""
+        self.dead: list[tuple[SentRow, str]] = []
+        """Rows that become dead letters, and why."""
 
 
 class Dispatch:

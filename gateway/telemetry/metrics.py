@@ -60,7 +60,7 @@ class RequestMetrics:
             self._tokens[row.model, "input"] += prompt_tokens
             if answer_tokens:
                 self._tokens[row.model, "output"] += answer_tokens
-            if cost := row.facts.cost(prompt_tokens, answer_tokens):
+            if cost := row.settings.cost(prompt_tokens, answer_tokens):
                 self._cost[row.model, record.currency] += cost
             if row.recoveries:
                 self._recoveries[row.model, priority_class] += row.recoveries

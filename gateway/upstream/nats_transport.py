@@ -41,7 +41,7 @@ PONG_S: Final = 0.5
 CLOSE_S: Final = 2.0
 _SETTLE_S: Final = 2.0
 
-Outgoing = tuple[str, bytes, str, dict[str, str] | None]
+Publication = tuple[str, bytes, str, dict[str, str] | None]
 """Subject, payload, reply subject, headers."""
 
 
@@ -146,12 +146,12 @@ class NatsTransport:
         reply = subjects.absent(self.gateway_id, batcher) if batcher else ""
         self._send("", subject, pack(message), reply, None)
 
-    def _send(self, row_id: str, *message: *Outgoing) -> None:
+    def _send(self, row_id: str, *message: *Publication) -> None:
         """At once, or when NATS takes it; ``row_id``: of the task, if it is one."""
         if not self._nats.send(*message):
             self._working.spawn(self._send_late(row_id, *message))
 
-    async def _send_late(self, row_id: str, *message: *Outgoing) -> None:
+    async def _send_late(self, row_id: str, *message: *Publication) -> None:
         try:
             await self._nats.publish(*message)
         except NatsError as error:
