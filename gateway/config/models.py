@@ -153,9 +153,9 @@ class ModelFolder:
     @cached_property
     def speech(self) -> SpeechTokens | None:
         """The control tokens of a model that takes audio; None for other models."""
-        if self._model.engine != "transformers" or not hears(self._config):
+        if self._model.engine != "transformers":
             return None
-        return speech_tokens(self._config, self._generation, self.tokenizer.tokenizer)
+        return self.tokenizer.speech
 
     @cached_property
     def tokenizer(self) -> ModelTokenizer:
@@ -169,9 +169,7 @@ class ModelFolder:
         tokens = _special_tokens(tokenizer_config)
         tokenizer, pieces = self._tokenizers(tokenizer_config, tokens)
         template = _template_source(self._inner, tokenizer_config)
-        control = (
-            speech_tokens(config, self._generation, tokenizer).control if hears(config) else ()
-        )
+        speech = speech_tokens(config, self._generation, tokenizer) if hears(config) else None
         return ModelTokenizer(
             tokenizer=tokenizer,
             template=ChatTemplate(template, tokens, datetime.now) if template else None,
@@ -181,7 +179,7 @@ class ModelFolder:
             labels=self.labels,
             tool_format=_tool_format(model, template),
             pieces=pieces,
-            hidden_tokens=frozenset(control),
+            speech=speech,
         )
 
     def _conversation_tokenizer(self) -> ModelTokenizer:

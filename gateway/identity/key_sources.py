@@ -55,19 +55,7 @@ class IssuerKeys:
         Raises:
             SettingsError: the file cannot be read, or is no JWKS.
         """
-        try:
-            await self._read()
-        except SettingsError as error:
-            if not self.settings.is_url:
-                raise
-            _log.error("%s; %s", error, self._until_then)
-
-    @property
-    def _until_then(self) -> str:
-        """What a failure means."""
-        if self._keys is None:
-            return "tokens of this issuer are refused until it answers"
-        return "its last keys stay in force"
+        await self._read(must=not self.settings.is_url)
 
     @property
     def digest(self) -> str:
@@ -89,10 +77,7 @@ class IssuerKeys:
         async with self._reading:
             if time.monotonic() - self._read_at < AGAIN_S:
                 return
-            try:
-                await self._read()
-            except SettingsError as error:
-                _log.warning("%s; %s", error, self._until_then)
+            await self._read()
 
     async def run(self) -> None:
         """Reads the keys again and again, until it is cancelled."""
@@ -100,7 +85,7 @@ class IssuerKeys:
             await asyncio.sleep(AGAIN_S if self._keys is None else REFRESH_S)
             await self.refresh()
 
-    async def _read(self) -> None:
+    async def _read(self, *, must: bool = False) -> None:
         self._read_at = time.monotonic()
         try:
             payload = await asyncio.wait_for(
@@ -111,8 +96,12 @@ class IssuerKeys:
                 self._on_change()
         except (OSError, ValueError) as error:  # TimeoutError is an OSError
             problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            where = self.settings.jwks
-            raise SettingsError(f"{self._setting}: {where} cannot be used: {problem}") from error
+            message = f"{self._setting}: {self.settings.jwks} cannot be used: {problem}"
+            if must:
+                raise SettingsError(message) from error
+            known = "its last keys stay in force"
+            none = "tokens of this issuer are refused until it answers"
+            _log.warning("%s; %s", message, none if self._keys is None else known)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -29,6 +29,7 @@ from tokenizers import Encoding, Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from gateway.models.sentence_pieces import PieceTokenizer
+from gateway.models.speech import SpeechTokens
 from gateway.models.tools import ToolFormat, map_texts
 from sluice.settings import SettingsError
 
@@ -160,8 +161,9 @@ class ModelTokenizer:
     """Whether what the model thought is marked in the text of its answer, see `sluice.wire.text_tokens`."""
     pieces: PieceTokenizer | None = None
     """What encodes prompts where that is not ``tokenizer``."""
-    hidden_tokens: frozenset[int] = frozenset()
-    """Tokens of answers that are no text although they are no special tokens, such as Whisper's timestamps."""
+    speech: SpeechTokens | None = None
+    """The control tokens of a model that takes audio. In answers they are no text, also where they are no special
+    tokens, such as Whisper's timestamps."""
     token_chars_max: int = field(init=False)
     """The characters of the longest token; a longer text is more than one token."""
     _plain: "PlainTextEncoder" = field(init=False)
@@ -262,7 +264,7 @@ class ModelTokenizer:
     def detokenizer(self, *, tools: bool = False) -> "Detokenizer":
         """For one answer; ``tools``: with the text of the special tokens that begin and end calls of tools."""
         if not tools or self.tool_format is None:
-            return Detokenizer(self.tokenizer, hidden=self.hidden_tokens)
+            return Detokenizer(self.tokenizer, hidden=self.speech.control if self.speech else ())
         marks = (self.tool_format.opening, self.tool_format.closing)
         shown = {
             token_id: mark for mark in marks if (token_id := self.special_id(mark)) is not None
@@ -331,7 +333,7 @@ class Detokenizer:
         self,
         tokenizer: Tokenizer,
         shown: Mapping[int, str] = _NONE,
-        hidden: Collection[int] = frozenset(),
+        hidden: Collection[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
         self._special = shown

@@ -185,23 +185,6 @@ def _possible_start(text: str, opening: str) -> int:
 _MARKS: Final = re.compile(f"([{REASONING}{REASONING_END}])")
 
 
-class ReasoningSplitter:
-    """Takes what the model thought out of a text that arrives in pieces."""
-
-    def __init__(self) -> None:
-        self._inside = False
-
-    def push(self, text: str) -> tuple[str, str]:
-        """Of the next piece the reasoning, and the rest."""
-        parts: dict[bool, list[str]] = {True: [], False: []}
-        for part in _MARKS.split(text):
-            if part in (REASONING, REASONING_END):
-                self._inside = part == REASONING
-            else:
-                parts[self._inside].append(part)
-        return "".join(parts[True]), "".join(parts[False])
-
-
 class PartEvents:
     """Turns the events of one answer, as far as one call reads them, into events with calls and reasoning."""
 
@@ -247,7 +230,7 @@ class PartEvents:
 
     def _use_model(self, model: str) -> None:
         tokenizer = self._tokenizer_of(model)
-        self._splitter = ReasoningSplitter() if tokenizer.marks_reasoning else None
+        self._marks_reasoning, self._reasons = tokenizer.marks_reasoning, False
         self._parser: ToolCallParser | None = None
         if self._use is not None:
             assert tokenizer.tool_format is not None, "its prompt had tools"
@@ -289,8 +272,18 @@ class PartEvents:
 
     def _parse(self, text: str) -> tuple[str, Parsed]:
         """Of the next text the reasoning, and what the rest has."""
-        reasoning, rest = ("", text) if self._splitter is None else self._splitter.push(text)
+        reasoning, rest = self._split(text) if self._marks_reasoning else ("", text)
         return reasoning, Parsed(rest) if self._parser is None else self._parser.push(rest)
+
+    def _split(self, text: str) -> tuple[str, str]:
+        """Of the next text what the model thought, and the rest."""
+        parts: dict[bool, list[str]] = {True: [], False: []}
+        for part in _MARKS.split(text):
+            if part in (REASONING, REASONING_END):
+                self._reasons = part == REASONING
+            else:
+                parts[self._reasons].append(part)
+        return "".join(parts[True]), "".join(parts[False])
 
     def _put(self, delta: pb.Delta, parsed: Parsed) -> None:
         delta.text = parsed.text
