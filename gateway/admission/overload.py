@@ -191,14 +191,12 @@ class OverloadRules:
 
     Attributes:
         fallbacks: smaller models by model, in the order in which they are tried.
-        models: by name, for their tiers.
-        tasks: what tasks call each model; others are called by their names.
+        models: by name, for their tiers, and for what tasks call them; others are called by their names.
     """
 
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
     fallbacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     models: Mapping[str, ModelSettings] = field(default_factory=dict)
-    tasks: Mapping[str, str] = field(default_factory=dict)
 
 
 NO_RULES: Final = OverloadRules()
@@ -220,7 +218,8 @@ class SchedulingParams:
 
     def task_of(self, model: str) -> str:
         """What tasks call ``model``."""
-        return self.rules.tasks.get(model, model)
+        known = self.rules.models.get(model)
+        return model if known is None else known.task_name
 
 
 class _Sent:

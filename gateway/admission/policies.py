@@ -36,7 +36,7 @@ class Policies:
     def overload(self) -> OverloadRules:
         """Which models are refused or replaced, and when."""
         routing, catalog = self.settings.routing, self.catalog
-        return OverloadRules(routing.breaker, routing.fallbacks, catalog.settings, catalog.tasks)
+        return OverloadRules(routing.breaker, routing.fallbacks, catalog.settings)
 
     @property
     def versions(self) -> list[str]:

@@ -145,7 +145,7 @@ class ModelFolder:
         if self._model.engine not in CLASSIFIERS:
             return ()
         try:
-            return labels_of(read_json(self.path / "config.json"))
+            return labels_of(self._config)
         except ValueError as error:
             where = f"models: {self._model.name}: {self.path / 'config.json'}"
             raise SettingsError(f"{where} {error}") from error

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from sluice.constraints import json_in_lark
 
@@ -105,9 +105,6 @@ def texts_in(value: Any) -> list[str]:
     return found
 
 
-FormatName = Literal["hermes", "llama3", "mistral"]
-
-
 @dataclass(frozen=True)
 class ToolFormat:
     """One format.
@@ -121,7 +118,6 @@ class ToolFormat:
         id_prefix, id_chars: of the ids that calls get.
     """
 
-    name: FormatName
     opening: str
     start: str
     closing: str
@@ -137,21 +133,21 @@ class ToolFormat:
         return self.id_prefix + hashlib.sha256(seed.encode()).hexdigest()[: self.id_chars]
 
 
-HERMES: Final = ToolFormat(
-    "hermes", "<tool_call>", "", "</tool_call>", "", arguments="arguments", many=False
-)
+HERMES: Final = ToolFormat("<tool_call>", "", "</tool_call>", "", arguments="arguments", many=False)
 """Hermes, Qwen 2.5 and 3: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` for each call."""
-LLAMA3: Final = ToolFormat(
-    "llama3", "<|python_tag|>", "", "", ";", arguments="parameters", bare=True
-)
+LLAMA3: Final = ToolFormat("<|python_tag|>", "", "", ";", arguments="parameters", bare=True)
 """Llama 3.1 to 3.3: ``{"name": ..., "parameters": {...}}``, alone or behind ``<|python_tag|>``."""
 MISTRAL: Final = ToolFormat(
-    "mistral", "[TOOL_CALLS]", "[", "]", ",", arguments="arguments", id_prefix="", id_chars=9
+    "[TOOL_CALLS]", "[", "]", ",", arguments="arguments", id_prefix="", id_chars=9
 )
 """Mistral and Mixtral: ``[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]``. Their templates take ids of 9 letters
 and digits alone."""
 
-FORMATS: Final[Mapping[str, ToolFormat]] = {one.name: one for one in (HERMES, LLAMA3, MISTRAL)}
+FORMATS: Final[Mapping[str, ToolFormat]] = {
+    "hermes": HERMES,
+    "llama3": LLAMA3,
+    "mistral": MISTRAL,
+}
 
 
 def guess(template: str) -> ToolFormat | None:
