@@ -284,15 +284,6 @@ class ClassLimiter:
         """Calls that run."""
         return sum(self._running)
 
-    async def turn(self, priority_class: str) -> None:
-        """Returns when a call of this class may begin: `enter` is next.
-
-        Raises:
-            Overloaded: too many wait.
-        """
-        if priority_class == BULK_CLASS:
-            await self.turns.turn()
-
     def enter(self, priority_class: str, tenant: str) -> None:
         """A call begins; `leave` ends it.
 

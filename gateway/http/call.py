@@ -24,6 +24,7 @@ from gateway.validation.requests import UNSTATED_CLASS
 from sluice.errors import InvalidRequest, MessageTooLarge, PermissionDenied, SluiceError
 from sluice.openai.fields import BadField
 from sluice.startup import is_loopback
+from sluice.wire.subjects import BULK_CLASS
 
 BODY_S: Final = RECEIVE_S
 """How long a client may take to send its body, seconds."""
@@ -229,7 +230,8 @@ class Endpoint:
         call.limit_headers = partial(self.limit_headers, caller)
         with suppress(ClientDisconnect), checks.arriving.bytes.held(caller.tenant, 0) as call.keep:
             priority_class = class_of(headers) if self.asks else UNSTATED_CLASS
-            await checks.limiter.turn(priority_class)
+            if priority_class == BULK_CLASS:
+                await checks.limiter.turns.turn()
             with checks.limiter.call(priority_class, caller.tenant):
                 try:
                     answer = await self.behaviour(call)

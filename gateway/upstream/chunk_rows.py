@@ -45,8 +45,7 @@ class ChunkRows(Beside):
     def start(self, answer: Answer) -> None:
         """Sends the rows of the first chunks; the others follow as these end."""
         self._attempt.sent = True
-        failure = "the chunks of the audio could not be put together"
-        self.spawn(answer, self._answer, failure)
+        self.spawn(answer, self._answer)
         self._upstream.registry.published(self._attempt.row_id)
 
     async def _answer(self) -> None:

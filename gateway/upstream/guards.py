@@ -332,8 +332,7 @@ class GuardRunner(Beside):
         self._start(answer, due)
         window = attempt.next_window()
         if window is not None:
-            failure = "a token classifier of the safety policy failed"
-            self.spawn(answer, partial(self._read, answer, attempt, window), failure)
+            self.spawn(answer, partial(self._read, answer, attempt, window))
 
     @override
     def close(self) -> None:
@@ -341,9 +340,8 @@ class GuardRunner(Beside):
         super().close()
 
     def _start(self, answer: Answer, due: list[Check]) -> None:
-        failure = "a verdict of the safety policy could not be applied"
         for check in due:
-            self.spawn(answer, partial(self._ask, answer, check), failure)
+            self.spawn(answer, partial(self._ask, answer, check))
 
     async def _read(self, answer: Answer, attempt: Row, window: Window) -> None:
         """Token classifiers read the next part of the answer."""

@@ -1,7 +1,6 @@
 """Rows on their way to the batchers: those of callers' requests, and those that the gateway itself asks for."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Final
 
+from gateway.admission.calls import guarded
 from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.admission.pipeline import Admission, AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt
@@ -21,7 +21,7 @@ from gateway.streaming.transcript import Transcript
 from gateway.upstream.nats_transport import NatsTransport
 from gateway.validation.requests import ValidRequest
 from sluice.background import BackgroundTasks
-from sluice.errors import Cancelled, InternalError, SluiceError
+from sluice.errors import Cancelled, SluiceError
 from sluice.internal.v1.task_pb2 import Sampling, Task
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_LENGTH,
@@ -29,8 +29,6 @@ from sluice.v1.inference_pb2 import (
     FinishReason,
 )
 from sluice.wire.tokens import VisibleToken
-
-_log = logging.getLogger(__name__)
 
 WATCHED_GATHER_MS: Final = 250
 """Tokens of an answer that the gateway may end, at a stop string, or give to another model, are gathered for this long
@@ -183,22 +181,19 @@ class Beside:
     def __init__(self) -> None:
         self._running = BackgroundTasks()
 
-    def spawn(self, answer: Answer, work: Callable[[], Awaitable[None]], failure: str) -> None:
-        """Runs ``work``; ``failure`` is what the caller hears of a fault of ours in it."""
-        self._running.spawn(self._run(answer, work, failure))
+    def spawn(self, answer: Answer, work: Callable[[], Awaitable[None]]) -> None:
+        """Runs ``work``."""
+        self._running.spawn(self._run(answer, work))
 
     def close(self) -> None:
         """The request has ended: cancels what runs."""
         self._running.cancel()
 
-    async def _run(self, answer: Answer, work: Callable[[], Awaitable[None]], failure: str) -> None:
-        try:
-            await work()
-        except SluiceError as error:
+    async def _run(self, answer: Answer, work: Callable[[], Awaitable[None]]) -> None:
+        async def fail(error: SluiceError) -> None:
             answer.fail(error)
-        except Exception:  # the task would die silently, and the answer would wait for it
-            _log.exception("request %s: %s", answer.request_id, failure)
-            answer.fail(InternalError(failure))
+
+        await guarded(work(), fail, answer.request_id)
 
 
 def already_complete(sampling: Sampling, transcript: Transcript) -> "FinishReason.ValueType | None":

@@ -4,12 +4,12 @@ Shadows never delay an answer: they are rows of class bulk, sent after the calle
 record of the request says why a shadow was dropped.
 """
 
-import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from gateway.admission.calls import guarded
 from gateway.admission.overload import SchedulingParams
 from gateway.admission.pipeline import AdmittedRequest
 from gateway.admission.prompts import prepare
@@ -33,8 +33,6 @@ from sluice.v1.admin_pb2 import ShadowRun
 from sluice.v1.inference_pb2 import FINISH_REASON_CONTENT_FILTER, ROUTE_STRATEGY_SAFETY
 from sluice.wire.clock import duration, unix_ms
 
-_log = logging.getLogger(__name__)
-
 IN_FLIGHT_MAX: Final = 32
 """Shadows of one gateway that may run at once."""
 LIMIT_S: Final = 60.0
@@ -44,7 +42,6 @@ CLASS: Final = "bulk"
 IN_FLIGHT: Final = "in_flight"
 """Why a shadow was dropped; else the reason of an error in small letters."""
 BLOCKED: Final = "safety_blocked"
-_FAILED: Final = "internal"
 
 TEXT_CHARS_MAX: Final = 16_384
 """Of a prompt or an answer; of a longer text both ends are kept, as the learned router reads it."""
@@ -96,20 +93,18 @@ class ShadowRunner:
             if len(self._running) < IN_FLIGHT_MAX:
                 self._running.spawn(self._run(shadow))
             else:
-                self._ended(shadow, IN_FLIGHT)
+                run.dropped = IN_FLIGHT
+                self._ended(shadow)
 
     async def _run(self, shadow: _Shadow) -> None:
-        try:
-            dropped = await self._answer(shadow)
-        except SluiceError as error:
-            dropped = error.reason.lower()
-        except Exception:  # the task would die silently
-            _log.exception("request %s: a shadow failed", shadow.context.request_id)
-            dropped = _FAILED
-        self._ended(shadow, dropped)
+        async def fail(error: SluiceError) -> None:
+            shadow.run.dropped = error.reason.lower()
 
-    async def _answer(self, shadow: _Shadow) -> str:
-        """Compares its answer with that of the caller; returns why that is not done."""
+        await guarded(self._answer(shadow), fail, shadow.row_id)
+        self._ended(shadow)
+
+    async def _answer(self, shadow: _Shadow) -> None:
+        """Compares its answer with that of the caller."""
         run, begun = shadow.run, time.monotonic()
         scheduling = SchedulingParams(CLASS, begun + LIMIT_S, rules=shadow.context.rules)
         problem = self._upstream.overload.problem(run.model, scheduling, begun)
@@ -131,14 +126,14 @@ class ShadowRunner:
                 run.cost = attempt.cost
                 run.duration.CopyFrom(duration((now - begun) * 1000))
             if blocked(row.result):
-                return BLOCKED
+                run.dropped = BLOCKED
+                return
             run.agreement = agreement(shadow.answered.raw_text, attempt.raw_text)
             span.set_attribute(names.SHADOW_AGREEMENT, run.agreement)
         outcome = shadow.outcome
         if outcome is not None and add_shadow(outcome, attempt, run.agreement):
             self._records.store.write_outcome(outcome)
         self._observe_drift(shadow)
-        return ""
 
     async def _row(self, shadow: _Shadow, now: float, headers: Mapping[str, str]) -> InternalRow:
         """The same conversation and sampling parameters for another model."""
@@ -156,9 +151,8 @@ class ShadowRunner:
         if pair is not None and {shadow.answered.model, shadow.run.model} == set(pair):
             self._drift.compared(plan, pair[0], shadow.run.agreement, shadow.row_id)
 
-    def _ended(self, shadow: _Shadow, dropped: str) -> None:
-        """A shadow answered, or was dropped for a reason, after the request had ended."""
-        shadow.run.dropped = dropped
+    def _ended(self, shadow: _Shadow) -> None:
+        """A shadow answered, or was dropped, after the request had ended."""
         log = shadow.context.log
         log.shadows = [*log.shadows, shadow.run]
         self._records.ended(log)

@@ -149,17 +149,6 @@ async def test_a_share_of_less_than_all_leaves_one_place(
         assert enter(limiter, held, "bulk", "one") == places
 
 
-async def test_a_bulk_call_waits_for_its_turn_and_no_other_does() -> None:
-    limiter = new_limiter()
-    async with asyncio.timeout(BOUND_S):
-        await limiter.turn("interactive")
-        await limiter.turn("standard")
-        bulk = asyncio.create_task(limiter.turn("bulk"))
-        await asyncio.sleep(0)
-        assert not bulk.done()
-        await bulk
-
-
 async def test_limits_of_the_tenant_itself_hold_with_those_of_its_bulk_calls() -> None:
     spending = Spending()
     core = TenantLimits(spending, spending, lambda: 0.0)
