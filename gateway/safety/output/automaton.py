@@ -20,7 +20,7 @@ import string
 import sys
 import unicodedata
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import zip_longest
@@ -100,18 +100,15 @@ def before_seen(text: str, chars: int) -> int:
 
 
 class ViewScanner(Scanner):
-    """Scanners that look at the view; their findings are spans of the text itself. ``rules``: those that count."""
+    """Scanners that look at the view; their findings are spans of the text itself."""
 
-    def __init__(self, *scanners: Scanner, rules: Collection[str] | None = None) -> None:
+    def __init__(self, *scanners: Scanner) -> None:
         self._scanners = scanners
-        self._rules = rules
 
     @override
     def scan(self, text: str) -> list[Finding]:
         plain, offsets = view(text)
         found = [one for scanner in self._scanners for one in scanner.scan(plain)]
-        if self._rules is not None:
-            found = [one for one in found if one.rule in self._rules]
         if plain is text:
             return found
         return [

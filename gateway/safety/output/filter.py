@@ -111,8 +111,7 @@ class OutputRules:
 
     Attributes:
         policy: the policy.
-        rules: those that change or end an answer, for the stream.
-        all_findings: all rules, for the review of a whole answer.
+        rules: those that the stream follows, and all that decide.
         lists: the operator's.
         window_tokens: longest window that token classifiers read of an answer; None: none reads answers.
         holds: text waits for the token classifiers, because something is done about what they find.
@@ -120,14 +119,13 @@ class OutputRules:
 
     policy: Policy
     rules: Rules
-    all_findings: Scanner
     lists: Lexicon
     window_tokens: int | None = None
     holds: bool = False
 
     def review(self, text: str, entities: Iterable[Finding] = ()) -> TextDecision:
         """What all rules say of a whole answer; those that flag change nothing and so never wait in the stream."""
-        return apply(self.rules.table, text, [*self.all_findings.scan(text), *entities])
+        return apply(self.rules.table, text, [*self.rules.scanner.scan(text), *entities])
 
 
 def output_rules(
@@ -153,17 +151,11 @@ def output_rules(
     for_answers = OutputOnlyScanner(settings)
     needed = [rule for rule in (*watched, *for_answers.watched) if table.edits(rule.id)]
     words = (*(policy.deny if table.edits(DENY_LIST) else ()), *policy.allow)
-    # Findings that judge a whole text would come and go with the pieces of a stream.
-    waited_for = frozenset({DENY_LIST, *(rule.id for rule in needed)})
-    rules = Rules(
-        Automaton(needed, WordList(words)),
-        ViewScanner(scanner, for_answers, rules=waited_for),
-        table,
-        settings.truncated_chars,
-    )
+    automaton, all_rules = Automaton(needed, WordList(words)), ViewScanner(scanner, for_answers)
+    rules = Rules(automaton, all_rules, table, settings.truncated_chars)
     window = min((one.settings.window_tokens for one in readers), default=None)
     holds = any(table.edits(rule) for one in readers for rule in one.tags.rules)
-    return OutputRules(policy, rules, ViewScanner(scanner, for_answers), lists, window, holds)
+    return OutputRules(policy, rules, lists, window, holds)
 
 
 @dataclass

@@ -183,8 +183,8 @@ class Redactor:
         return self._held[0]
 
     def _scan(self, held: str, length: int) -> list[Finding]:
-        """The findings that begin in the first ``length`` characters of ``held``, by offset in it."""
-        automaton = self._rules.automaton
+        """The findings to act on that begin in the first ``length`` characters of ``held``, by offset in it."""
+        automaton, table = self._rules.automaton, self._rules.table
         before = self._context_chars(held)
         beyond = after_seen(held, length, max(1, automaton.context_after))
         text = self._context[len(self._context) - before :] + held[:beyond]
@@ -193,7 +193,7 @@ class Redactor:
         found = [
             replace(f, start=max(f.start - before, 0), end=min(f.end - before, length))
             for f in self._rules.scanner.scan(text)
-            if first <= f.start < before + length and f.end > before
+            if first <= f.start < before + length and f.end > before and table.edits(f.rule)
         ]
         return found + [
             replace(f, start=f.start - self.decided, end=f.end - self.decided)

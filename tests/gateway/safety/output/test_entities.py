@@ -99,7 +99,7 @@ def test_the_stream_shows_what_the_whole_answer_would_however_it_arrives(seed: i
     shown, reader = stream(rules, tokens, draw)
     again, other = stream(rules, tokens, random.Random(seed + 1000))
     assert (again, other.windows) == (shown, reader.windows)
-    findings = [*rules.all_findings.scan(text), *reader.filter.entities]
+    findings = [*rules.rules.scanner.scan(text), *reader.filter.entities]
     assert shown == apply(rules.rules.table, text, findings, Placeholders((text,))).text
     for one in found_in(text):  # read in the whole answer
         assert any(f.start <= one.start and one.end <= f.end for f in findings), text[one.start :]
