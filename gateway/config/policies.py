@@ -15,9 +15,7 @@ from gateway.routing.prediction import HeadKey, LearnedHead, policy_key
 from gateway.routing.router import Router
 from gateway.safety.compiled import CompiledPolicies, compile_policies, rule_names
 from gateway.safety.inspector import Inspector
-from gateway.safety.patterns import PatternError
-from gateway.safety.policy import SECTION, Policies, load_policies
-from gateway.safety.rules.lexicon import Lexicon
+from gateway.safety.policy import Policies, load_policies
 from gateway.upstream.cascade import CHECKS
 from sluice.settings import ModelSettings, Settings, SettingsError
 from sluice.settings.routing import RoutingPolicy, Target
@@ -46,13 +44,7 @@ def read_policies(settings: Settings) -> Policies:
         SettingsError: one line that names what cannot work.
     """
     taggers = [one.name for one in settings.models if one.engine == "token_classifier"]
-    policies = load_policies(settings.safety, _read_list, rule_names(), _labels(settings), taggers)
-    try:
-        for policy in policies.by_name.values():
-            Lexicon(policy.deny, policy.allow)
-    except PatternError as error:
-        raise SettingsError(f"{SECTION}: {error}") from None
-    return policies
+    return load_policies(settings.safety, _read_list, rule_names(), _labels(settings), taggers)
 
 
 def load_policies_of(settings: Settings) -> CompiledPolicies:

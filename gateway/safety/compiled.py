@@ -1,6 +1,6 @@
 """Compiles policies for prompts and answers (once, off the event loop), and lists the names of all rules."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -33,16 +33,18 @@ _FAMILIES: Final = ("pii", "secret", "injection", "deny", CUSTOM)
 
 def rule_names() -> frozenset[str]:
     """Every name that a finding in a prompt can have."""
-    return frozenset(_names())
-
-
-def _names() -> Iterator[str]:
-    yield from (spec.id for spec in default_rules())
-    yield from (f"unicode.{name}" for name in UNICODE)
-    yield from (f"limit.{name}" for name in LIMITS)
-    yield from ("syntax.chat_template", DENY_LIST, "injection.encoded.nested")
     encodings = (*(encoding.name for encoding in ENCODINGS), "rot13", HIDDEN)
-    yield from (f"{family}.encoded.{name}" for family in _FAMILIES for name in encodings)
+    return frozenset(
+        (
+            "syntax.chat_template",
+            DENY_LIST,
+            "injection.encoded.nested",
+            *(spec.id for spec in default_rules()),
+            *(f"unicode.{name}" for name in UNICODE),
+            *(f"limit.{name}" for name in LIMITS),
+            *(f"{family}.encoded.{name}" for family in _FAMILIES for name in encodings),
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,6 @@ def compile_policies(
     """Takes about a second the first time and a fifth of one for each policy later; another thread may scan meanwhile.
 
     ``labels``: of the models that classify, by name.
-
-    Raises:
-        PatternError: a list cannot be used.
     """
     specs = (*default_rules(), *map(custom_rule, policies.settings.rules))
     compiled = {

@@ -44,6 +44,8 @@ NORMALIZED: Final = ("unicode.", "syntax.")
 ANSWER_RULES: Final = ("output.canary", "output.markdown_image", "output.ansi")
 
 
+ENTRY_CHARS_MAX: Final = 256
+"""The longest word or phrase of a list."""
 KeyPath = tuple[str | int, ...]
 """Keys and numbers of items from the section down to a value."""
 Problem = tuple[KeyPath, str]
@@ -260,8 +262,13 @@ def _list_lines(
         except (OSError, UnicodeDecodeError) as error:
             raise _error((*place, index), f"{path}: cannot be read: {error}") from None
         for line in content.splitlines():
-            if line.strip() and not line.startswith("#"):
-                yield line.strip()
+            entry = line.strip()
+            if not entry or line.startswith("#"):
+                continue
+            if len(entry) > ENTRY_CHARS_MAX:
+                said = f"{path}: an entry is longer than {ENTRY_CHARS_MAX} characters"
+                raise _error((*place, index), said)
+            yield entry
 
 
 def _error(place: KeyPath, problem: str) -> SettingsError:

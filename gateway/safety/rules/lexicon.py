@@ -13,13 +13,11 @@ from typing import Final
 from ahocorasick_rs import AhoCorasick
 
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.patterns import PatternError
 from gateway.safety.rules.spec import Span
 from gateway.safety.text.characters import UNSPACED
 
 DENY_LIST: Final = "deny.list"
 """What findings of the deny list are called."""
-ENTRY_CHARS_MAX: Final = 256
 
 _UNSPACED: Final = re.compile(f"[{UNSPACED}]")
 
@@ -28,9 +26,9 @@ class Lexicon:
     """A deny list and an allow list, compiled once. Entries that occur inside each other are all found."""
 
     def __init__(self, deny: Iterable[str] = (), allow: Iterable[str] = ()) -> None:
-        """Raises `PatternError` for empty and overlong entries."""
-        denied = [_checked(DENY_LIST, entry) for entry in dict.fromkeys(deny)]
-        allowed = [_checked("allow.list", entry) for entry in dict.fromkeys(allow)]
+        """Entries are not empty."""
+        denied = list(map(fold_case, dict.fromkeys(deny)))
+        allowed = list(map(fold_case, dict.fromkeys(allow)))
         self._denied = len(denied)
         self._automaton = AhoCorasick([*denied, *allowed]) if denied or allowed else None
 
@@ -85,14 +83,6 @@ def fold_case(text: str) -> str:
     if len(lower) != len(text):
         lower = "".join(low if len(low := char.lower()) == 1 else char for char in text)
     return lower if text.isascii() else lower.replace("ς", "σ")
-
-
-def _checked(name: str, entry: str) -> str:
-    if not entry.strip():
-        raise PatternError(f"{name}: an entry is empty")
-    if len(entry) > ENTRY_CHARS_MAX:
-        raise PatternError(f"{name}: an entry is longer than {ENTRY_CHARS_MAX} characters")
-    return fold_case(entry)
 
 
 def _is_whole(text: str, start: int, end: int) -> bool:

@@ -176,7 +176,9 @@ def test_an_entry_that_is_too_long_is_refused(tmp_path: Path) -> None:
     words = tmp_path / "words.txt"
     words.write_text("x" * 300, encoding="utf-8")
     text = f"safety: {{policies: {{default: {{deny: ['{words}']}}}}}}"
-    with pytest.raises(SettingsError, match=r"deny\.list: an entry is longer than 256"):
+    with pytest.raises(
+        SettingsError, match=r"default\.deny\.0: .*words\.txt: an entry is longer than 256"
+    ):
         read_policies(load(tmp_path, text))
 
 

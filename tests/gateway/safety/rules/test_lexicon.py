@@ -5,7 +5,6 @@ import random
 import pytest
 
 from gateway.safety.findings import Severity
-from gateway.safety.patterns import PatternError
 from gateway.safety.rules.lexicon import Lexicon, fold_case
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import default_rules
@@ -46,14 +45,6 @@ def test_an_allowed_phrase_takes_back_what_lies_inside() -> None:
 def test_allowed_phrases_inside_each_other() -> None:
     rules = RuleSet((), Lexicon(("b",), ("c", "d", "a b c d e")))
     assert rules.scan("a b c d e") == []
-
-
-@pytest.mark.parametrize("entry", ["", "  ", "x" * 257])
-def test_entries_that_cannot_be_used_are_refused(entry: str) -> None:
-    with pytest.raises(PatternError, match=r"deny\.list"):
-        Lexicon([entry])
-    with pytest.raises(PatternError, match=r"allow\.list"):
-        Lexicon(allow=[entry])
 
 
 def test_tens_of_thousands_of_entries_cost_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
