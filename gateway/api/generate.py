@@ -22,6 +22,7 @@ from opentelemetry.trace import Tracer
 
 from gateway.admission.calls import AnyCall, ClassLimiter, TimeLimit
 from gateway.admission.pipeline import AdmittedRequest, RowsOf
+from gateway.models.catalog import Catalog
 from gateway.models.tool_events import PartEvents
 from gateway.shared.state import SharedState
 from gateway.streaming.answer import Answer, Reader
@@ -54,7 +55,6 @@ from sluice.v1.inference_pb2 import (
     GenerateRequest,
     GenerateResponse,
     SamplingParams,
-    Started,
 )
 from sluice.wire.enums import word_of
 
@@ -99,6 +99,11 @@ class Generator:
     shadows: ShadowRunner
     tracer: Tracer
 
+    @property
+    def catalog(self) -> Catalog:
+        """The models of the policies in force."""
+        return self.upstream.admission.in_force.policies.catalog
+
     def ended(self, log: RequestLog) -> None:
         """A valid request has ended: it was refused, got an earlier answer, or its rows have ended."""
         self.metrics.ended(log, self.records.ended(log))
@@ -130,7 +135,7 @@ class Generator:
             log.asked(request, call.caller.tenant)
             valid = validate(
                 request,
-                self.upstream.admission.in_force.policies.catalog,
+                self.catalog,
                 self.timeout_s(call),
                 call.caller,
                 self.state.resume_key,
@@ -274,7 +279,7 @@ class _GenerateCall(RunningCall):
         except BaseException as error:
             self.refused(error, request)
             raise
-        catalog = self._upstream.admission.in_force.policies.catalog
+        catalog = self._shared.catalog
         if request.tools is not None or catalog.marks_reasoning:
             self._parts = PartEvents(
                 request.tools,
@@ -376,7 +381,11 @@ class _GenerateCall(RunningCall):
             while (started := answer.started(reader, request.resume_model)) is None:
                 await self._has_events.wait()
                 self._has_events.clear()
-            await self._write_started(started)
+            self._log.started(started)
+            # Not interrupted: gRPC sends the headers with this event, and takes no status until it has.
+            self.paused = True
+            await self._put(GenerateResponse(started=started))
+            self.resume()
             finished = False
             while not finished:
                 self._has_events.clear()
@@ -390,19 +399,12 @@ class _GenerateCall(RunningCall):
                     await self._has_events.wait()
         finally:
             answer.leave(reader, self.departure(request))
-            self._log.delivered(answer, self._upstream.admission.in_force.policies.catalog.settings)
+            self._log.delivered(answer, self._shared.catalog.settings)
 
     def _stop(self, error: SluiceError) -> None:
         """Ends the call with ``error``, whatever it waits for: a client that does not read blocks `_write`."""
         self._stopped = error
         self.expire()
-
-    async def _write_started(self, started: Started) -> None:
-        self._log.started(started)
-        # Not interrupted: gRPC sends the headers with this event, and takes no status until it has.
-        self.paused = True
-        await self._put(GenerateResponse(started=started))
-        self.resume()
 
     async def _put(self, event: GenerateResponse) -> None:
         if self._parts is None:

@@ -67,9 +67,7 @@ class InferenceService(InferenceServiceServicer):
     ) -> pb.CountTokensResponse:
         """See the proto."""
         admission, timeout_s = self.generator.upstream.admission, context.guards_timeout_s
-        asked = validate_count(
-            request, admission.in_force.policies.catalog, timeout_s, context.caller
-        )
+        asked = validate_count(request, self.generator.catalog, timeout_s, context.caller)
         async with self.generator.limiter.slot(asked.priority_class, asked.tenant):
             count, model = await admission.count(AdmittedRequest(asked, untraced()))
         return pb.CountTokensResponse(
@@ -82,7 +80,7 @@ class InferenceService(InferenceServiceServicer):
         """See the proto."""
         now = time.monotonic()
         names, next_page = _page_of(
-            self.generator.upstream.admission.in_force.policies.catalog.names,
+            self.generator.catalog.names,
             request.page_size,
             request.page_token,
         )
@@ -90,7 +88,7 @@ class InferenceService(InferenceServiceServicer):
         return pb.ListModelsResponse(models=models, next_page_token=next_page)
 
     def _model(self, name: str, now: float) -> pb.Model:
-        model = self.generator.upstream.admission.in_force.policies.catalog[name]
+        model = self.generator.catalog[name]
         load = self.loads.load(model.settings.task_name, now)
         return pb.Model(
             name=name,

@@ -7,7 +7,6 @@ request that it cannot parse; here it becomes an error of ours.
 """
 
 import asyncio
-import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -154,17 +153,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         """Of a method with many requests, which parses and counts them itself: items, jobs, reflection."""
         assert handler.stream_stream is not None, "others are ours"
         behaviour, roles = handler.stream_stream, roles_for(method)
-        generates, sends = inspect.isasyncgenfunction(behaviour), _sends_many(method)
+        sends = _sends_many(method)
 
         async def behave(requests: Any, call: GrpcCall) -> None:
             taken = self._one(requests, call.caller.tenant) if not sends else requests
             if sends and roles != _MESH_ONLY and method.startswith(_OURS):
                 taken = calls.in_time(aiter(requests), _late_piece)
-            if not generates:
-                await behaviour(taken, call)
-                return
-            async for response in behaviour(taken, call):
-                await call.write(response)
+            await behaviour(taken, call)
 
         async def answer(requests: Any, context: Any, entries: Metadata) -> None:
             call = await self._call(context, entries, method, roles)

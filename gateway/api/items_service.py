@@ -57,7 +57,7 @@ class ItemsService(ItemsServiceServicer):
         self, request: FindTokenEndsRequest, context: Any
     ) -> FindTokenEndsResponse:
         """See the proto."""
-        catalog = self._admission.in_force.policies.catalog
+        catalog = self._generator.catalog
         name = catalog.default if request.model in ("", AUTO) else request.model
         if name not in catalog.answering:
             raise UnknownModel(f"no model {name!r}")
@@ -96,7 +96,7 @@ class ItemsService(ItemsServiceServicer):
         return RunResponse(id=request.id, answer=answer, cost=self._cost(answer.finished.attempts))
 
     def _cost(self, attempts: Iterable[ModelUsage]) -> float:
-        settings = self._admission.in_force.policies.catalog.settings
+        settings = self._generator.catalog.settings
         return sum(
             settings[one.model].cost(
                 one.usage.prompt_tokens, one.usage.completion_tokens - one.usage.resumed_tokens

@@ -189,8 +189,14 @@ def add_reflection(services: Sequence[str], server: grpc.aio.Server) -> None:
     servicer = reflection_aio.ReflectionServicer(
         (*services, _V1, _V1ALPHA), pool=_MethodPool(Default())
     )
+
+    # A coroutine that writes, as all methods are that the interceptor takes.
+    async def answer(requests: Any, call: Any) -> None:
+        async for response in servicer.ServerReflectionInfo(requests, call):
+            await call.write(response)
+
     method = grpc.stream_stream_rpc_method_handler(
-        servicer.ServerReflectionInfo,
+        answer,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )

@@ -110,7 +110,7 @@ async def answer_texts(
     """
     with RequestLog(shared.tracer, kind.span, asked_by.metadata, kind.operation) as log:
         log.asked(wire, asked_by.caller.tenant)
-        catalog = shared.upstream.admission.in_force.policies.catalog
+        catalog = shared.catalog
         request = kind.validate(wire, catalog, shared.timeout_s(asked_by), asked_by.caller)
         log.valid(request)
         texts = len(request.conversation.documents) + len(request.conversation.answers)

@@ -12,7 +12,6 @@ from gateway.http.audio import HEADS, SpokenText, speech_request
 from gateway.http.call import SSE, HttpCall
 from gateway.http.requests import add_headers, chat_field_name, generate_request
 from gateway.http.responses import ResponseEvents, response_field_name, response_request
-from gateway.models.catalog import Catalog
 from sluice.defaults import AUTO
 from sluice.errors import UnknownModel
 from sluice.openai.answers import SHAPES
@@ -39,10 +38,6 @@ class ModelCalls:
         self._loads = loads
         self._created = int(time.time())
 
-    @property
-    def _catalog(self) -> Catalog:
-        return self._generator.upstream.admission.in_force.policies.catalog
-
     async def complete(self, call: HttpCall) -> None:
         """/v1/chat/completions and /v1/completions."""
         url = call.scope["path"]
@@ -66,10 +61,10 @@ class ModelCalls:
 
     async def transcribe(self, call: HttpCall) -> None:
         """/v1/audio/transcriptions and /v1/audio/translations."""
-        if not self._catalog.hearing:
+        if not self._generator.catalog.hearing:
             raise UnknownModel("no model of this mesh takes audio", metadata={"models": ""})
         request, form = await speech_request(call, self._generator.settings.audio_max_s)
-        spoken = SpokenText(request, form, self._catalog)
+        spoken = SpokenText(request, form, self._generator.catalog)
         await self._generate(call, request, spoken, HEADS.get(form, {}))
 
     async def embed(self, call: HttpCall) -> Json:
@@ -87,12 +82,12 @@ class ModelCalls:
 
     async def models(self, call: HttpCall) -> Json:
         """/v1/models: what can be named in a request, "auto" first."""
-        models = [self._model(name) for name in (AUTO, *self._catalog.callable)]
+        models = [self._model(name) for name in (AUTO, *self._generator.catalog.callable)]
         return {"object": "list", "data": models}
 
     async def model(self, call: HttpCall) -> Json:
         """/v1/models/NAME."""
-        name, known = call.path_params["name"], (AUTO, *self._catalog.callable)
+        name, known = call.path_params["name"], (AUTO, *self._generator.catalog.callable)
         if name not in known:
             raise UnknownModel(f"there is no model of that name; known: {', '.join(known)}")
         return self._model(name)
@@ -128,13 +123,13 @@ class ModelCalls:
         return response
 
     def _ends(self, model: str) -> Collection[int]:
-        return self._catalog[model].tokenizer.stop_token_ids
+        return self._generator.catalog[model].tokenizer.stop_token_ids
 
     def _model(self, name: str) -> Json:
         named = {"id": name, "object": "model", "created": self._created, "owned_by": "sluice"}
         if name == AUTO:
             return named
-        model = self._catalog[name]
+        model = self._generator.catalog[name]
         ready = self._loads.load(model.settings.task_name, time.monotonic()).ready
         facts = {"tier": model.settings.tier, "max_model_len": model.context_tokens}
         return {**named, **facts, "ready": ready}

@@ -198,7 +198,9 @@ class Answer(RowResult):
 
     def replaced(self, model: str) -> bool:
         """Whether ``model`` gave the answer before another one took over."""
-        return model != self.current.model and any(one.model == model for one in self.attempts)
+        if model in ("", self.current.model):
+            return False
+        return any(one.model == model for one in self.attempts)
 
     def record(self) -> KeyRecord:
         """What is kept of a complete answer: all of it, as far as a caller may see it."""

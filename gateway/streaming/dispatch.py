@@ -23,7 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
-from gateway.streaming.room import Line, Place, Room, SentRow, TakenRoom, WaitingLine, line_of
+from gateway.streaming.room import Line, Room, SentRow, TakenRoom, WaitingLine, line_of
 from sluice.errors import RETRY_AFTER_S, EngineFailed, ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.control_pb2 import AskedRow, Cancel, ControlMessage, RowsQuery
@@ -152,9 +152,9 @@ class Dispatch:
         self._gaps.pop(row_id, None)
         row = self._rows.pop(row_id, None)
         if row is not None:
-            if row.place is Place.WAITING:
+            if row.waits:
                 self._lines[row.line].remove(row)
-                row.place = Place.NOWHERE
+                row.waits = False
                 self._drop_empty(row.line)
             self._free(row)
             row.taken()
@@ -198,7 +198,7 @@ class Dispatch:
             return False
         if not waits:
             self._free(row)
-        row.place, row.was_held = Place.HELD, True
+        row.held = row.was_held = True
         row.outlived |= row.questions > 0
         row.questions = 0
         row.taken()
@@ -215,11 +215,11 @@ class Dispatch:
         for ref in refs:
             row = self._owned(batcher, ref.request_id, ref.attempt)
             if row is not None:
-                forgot |= row.place is Place.HELD
+                forgot |= row.held
                 self._recover(row, now)
         if forgot:
             for row in self._rows.values():
-                if row.batcher == batcher and row.place is Place.HELD:
+                if row.batcher == batcher and row.held:
                     row.ask_at = min(row.ask_at, now)
 
     def returned(self, batcher: str, frame: frame_pb2.Frame, now: float) -> None:
@@ -303,7 +303,7 @@ class Dispatch:
 
     def _check(self, row: SentRow, now: float) -> None:
         """A row is due: asks about it, or sends it again."""
-        if row.place is Place.WAITING:
+        if row.waits:
             # One that no batcher has taken yet waits for a limited time while there is none.
             row.ask_at = min(self._lines[row.line].without_since, now) + NO_BATCHER_S
             if row.ask_at <= now:
@@ -330,7 +330,7 @@ class Dispatch:
     def _recover(self, row: SentRow, now: float) -> None:
         """The batcher of a row is lost: sends the row again, if there is another one."""
         # What never reached the batcher did no harm there, nor what it outlived.
-        losses = row.losses_now() + (row.place is Place.HELD and not row.outlived)
+        losses = row.losses_now() + (row.held and not row.outlived)
         if losses >= LOSSES_MAX:
             self._give_up(row, "its batcher was lost")
         elif self._place(row, now):
@@ -371,8 +371,8 @@ class Dispatch:
             return False
         if row.batcher:
             self._take_back(row, "batcher")
-        row.place, row.batcher, row.needs_room = Place.SENT, batcher, False
-        row.questions, row.outlived = 0, False
+        row.batcher, row.questions = batcher, 0
+        row.waits = row.held = row.needs_room = row.outlived = False
         row.ask_at = now + self._stall_s
         row.tokens = row.attempt.completion_tokens
         self._taken.take(row, batcher)
@@ -385,7 +385,7 @@ class Dispatch:
 
     def _take_back(self, row: SentRow, lost: str) -> None:
         """The row has no batcher any more; ``lost``: what it goes on without, should its answer have begun."""
-        row.batcher, row.place = "", Place.NOWHERE
+        row.batcher, row.held = "", False
         self._gaps.pop(row.task.request_id, None)
         row.task.attempt = max(row.task.attempt, row.attempt.attempt) + 1
         row.attempt.fence(row.task.attempt, lost)
@@ -421,7 +421,7 @@ class Dispatch:
 
     def _wait_in_line(self, row: SentRow, now: float) -> None:
         """The row waits for room; while there is no batcher at all, for one."""
-        row.place = Place.WAITING
+        row.waits = True
         row.ask_at = math.inf if row.was_held else now + NO_BATCHER_S
         self._lines.setdefault(row.line, WaitingLine(self._taken.weights)).add(row)
 

@@ -17,7 +17,6 @@ from sluice.errors import IdempotencyConflict, SluiceError
 from sluice.internal.v1.gateway_pb2 import KeyRecord, StoredAnswer
 from sluice.v1.inference_pb2 import (
     NOTICE_KIND_REPLAYED,
-    Finished,
     GenerateResponse,
     Notice,
     Started,
@@ -36,27 +35,25 @@ REPLAYS_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class Replay(VisibleText):
-    """A complete answer; ``record`` `is_whole`."""
+    """A complete answer.
+
+    Attributes:
+        fingerprint: of the request that it answers.
+        finished: its last event.
+        request_id: of the request that it answers.
+    """
 
     def __init__(self, record: KeyRecord) -> None:
+        """``record`` `is_whole`."""
         assert record.HasField("answer"), "only complete answers are replayed"
         self.fingerprint = record.fingerprint
         self._stored: StoredAnswer = record.answer
+        self.finished, self.request_id = record.answer.finished, record.answer.started.request_id
         whole = record.answer.delta
         ends = (0, *accumulate(record.answer.text_lengths))
         self.visible_ids, self.logprobs = tokens_of(whole), whole.logprobs
         self.texts = [whole.text[start:end] for start, end in pairwise(ends)]
         self.tail = whole.text[ends[-1] :]
-
-    @property
-    def finished(self) -> Finished:
-        """The last event."""
-        return self._stored.finished
-
-    @property
-    def request_id(self) -> str:
-        """Of the request that it answers."""
-        return self._stored.started.request_id
 
     def join(self, reader: Reader, model: str) -> None:
         """``reader`` reads; it holds tokens of ``model``, or of the one that answered when that is empty."""

@@ -9,7 +9,6 @@ gets its share on top of what others have taken.
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from functools import lru_cache
 from math import inf
 from typing import NamedTuple
@@ -32,19 +31,6 @@ def line_of(model: str, priority_class: str) -> Line:
     return Line(model, priority_class)
 
 
-class Place(Enum):
-    """Where a row is, as far as is known."""
-
-    NOWHERE = auto()
-    """No batcher could be found for it."""
-    WAITING = auto()
-    """In this gateway, until a batcher has room for it."""
-    SENT = auto()
-    """On its way to its batcher."""
-    HELD = auto()
-    """Its batcher has it."""
-
-
 @dataclass(eq=False, slots=True)
 class SentRow:
     """A row that somebody waits for.
@@ -55,8 +41,10 @@ class SentRow:
         attempt: its tokens.
         deadline: seconds.
         line: its model and class, once it was sent.
-        batcher: that has it, or had it last; empty: none.
-        was_held: a batcher has said that it has it: it waits for a worker until its deadline.
+        waits: it is in this gateway, until a batcher has room for it.
+        batcher: that it was sent to; empty: none.
+        held: that batcher has said that it has it.
+        was_held: one has said so: it waits for a worker until its deadline.
         needs_room: whether it waits for room: once a batcher has taken it, it goes elsewhere without.
         room_at: the batcher whose room it takes; empty: none.
         size: of its task, bytes.
@@ -74,8 +62,9 @@ class SentRow:
     attempt: Row
     deadline: float
     line: Line = field(init=False)
-    place: Place = Place.NOWHERE
+    waits: bool = False
     batcher: str = ""
+    held: bool = False
     was_held: bool = False
     needs_room: bool = True
     room_at: str = ""

@@ -306,15 +306,12 @@ class StopMatcher:
         return held
 
     def _first_match(self, text: str) -> tuple[int, str] | None:
-        ends = []
-        for stop in self._stops:
-            start = text.find(stop)
-            if start >= 0:
-                ends.append((start + len(stop), start, stop))
-        if not ends:
-            return None
-        _, start, stop = min(ends)
-        return start, stop
+        found = [
+            (start + len(stop), start, stop)
+            for stop in self._stops
+            if (start := text.find(stop)) >= 0
+        ]
+        return min(found)[1:] if found else None
 
     def _possible_start(self, text: str) -> int:
         """Length of the longest end of ``text`` that begins a stop string."""
