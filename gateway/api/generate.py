@@ -120,8 +120,10 @@ class Generator:
         self.shadows.ended(context, answer)
 
     def timeout_s(self, call: AnyCall) -> float:
-        """How long ``call`` may take, seconds."""
+        """How long ``call`` may take, seconds; raises DeadlinePassed where no time is left."""
         remaining_s, settings = call.remaining_s, self.settings
+        if remaining_s is not None and remaining_s <= 0:
+            raise DeadlinePassed("the deadline passed before the request arrived")
         timeout_s = settings.default_timeout_s if remaining_s is None else remaining_s
         return min(timeout_s, settings.max_timeout_s)
 

@@ -22,7 +22,7 @@ from gateway.validation.conversation import (
     tools_of,
 )
 from sluice.defaults import AUTO, LABEL_KEY_CHARS_MAX, LABEL_VALUE_CHARS_MAX, LABELS_MAX
-from sluice.errors import DeadlinePassed, InvalidRequest
+from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.clock import ms_of
 from sluice.wire.tokens import VisibleToken, tokens_of
@@ -140,10 +140,7 @@ def validate(
     Raises:
         InvalidRequest: fields are wrong; the error names every one.
         UnknownModel: only the model is wrong.
-        DeadlinePassed: no time is left.
     """
-    if timeout_s <= 0:
-        raise DeadlinePassed("the deadline passed before the request arrived")
     found = FieldViolations()
     conversation = conversation_of(request, found)
     tools = tool_use_of(request, found)
@@ -464,10 +461,7 @@ def _valid(
 
     Raises:
         InvalidRequest: anything is; the error names every wrong field.
-        DeadlinePassed: no time is left.
     """
-    if timeout_s <= 0:
-        raise DeadlinePassed("the deadline passed before the request arrived")
     check_priority_and_labels(request, found)
     found.raise_if_any()
     priority_class = CLASSES_OF[request.priority]

@@ -23,7 +23,12 @@ from sluice.internal.v1.items_pb2_grpc import ItemsServiceStub
 from sluice.settings import CallShares, IdentitySettings, JobsSettings
 from sluice.startup import free_port
 from sluice.v1 import jobs_pb2
-from sluice.v1.inference_pb2 import FINISH_REASON_STOP, PRIORITY_BULK, GenerateRequest
+from sluice.v1.inference_pb2 import (
+    FINISH_REASON_STOP,
+    PRIORITY_BULK,
+    EmbedRequest,
+    GenerateRequest,
+)
 from sluice.v1.jobs_pb2_grpc import (
     JobServiceServicer,
     JobServiceStub,
@@ -69,6 +74,20 @@ async def test_items_of_one_call_are_answered_as_they_end(
         assert first.cost == usage.prompt_tokens + 2 * usage.completion_tokens
         error = from_status(status_pb2.Status.FromString(refused.error))
         assert isinstance(error, errors.UnknownModel)
+
+
+async def test_an_item_whose_time_is_over_is_not_begun(wire: Wire) -> None:
+    stub: Any = ItemsServiceStub(wire.channel)
+    call = stub.Run()
+    embed = EmbedRequest(texts=["hello"])
+    for late in (item(1, "hello"), RunRequest(id=2, embed=embed)):
+        late.timeout.SetInParent()
+        await call.write(late)
+        refused = await asyncio.wait_for(call.read(), BOUND_S)
+        error = from_status(status_pb2.Status.FromString(refused.error))
+        assert isinstance(error, errors.DeadlinePassed)
+        assert "before the request arrived" in error.message
+    await call.done_writing()
 
 
 async def test_items_beyond_what_a_tenant_may_have_are_not_read_and_none_is_refused(
