@@ -53,7 +53,7 @@ def load_policies_of(settings: Settings) -> CompiledPolicies:
     Raises:
         SettingsError: as `read_policies`.
     """
-    return compile_policies(read_policies(settings), _labels(settings))
+    return compile_policies(read_policies(settings))
 
 
 def _labels(settings: Settings) -> dict[str, tuple[str, ...]]:

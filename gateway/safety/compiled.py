@@ -87,16 +87,11 @@ class CompiledPolicies:
         return self.by_name[self.policies.settings.default]
 
 
-def compile_policies(
-    policies: Policies, labels: Mapping[str, Sequence[str]] | None = None
-) -> CompiledPolicies:
-    """Takes about a second the first time and a fifth of one for each policy later; another thread may scan meanwhile.
-
-    ``labels``: of the models that classify, by name.
-    """
+def compile_policies(policies: Policies) -> CompiledPolicies:
+    """Takes about a second at first, and a fifth of one for each policy later; another thread may scan meanwhile."""
     specs = (*default_rules(), *map(custom_rule, policies.settings.rules))
     compiled = {
-        name: _compiled(policy, specs, labels or {}) for name, policy in policies.by_name.items()
+        name: _compiled(policy, specs, policies.labels) for name, policy in policies.by_name.items()
     }
     return CompiledPolicies(policies, compiled, compiled.get(policies.settings.dry_run or ""))
 

@@ -111,10 +111,15 @@ class Policy:
 
 @dataclass(frozen=True)
 class Policies:
-    """All policies of a file; its settings say which request gets which."""
+    """All policies of a file; its settings say which request gets which.
+
+    Attributes:
+        labels: of the models that classify, by name.
+    """
 
     by_name: Mapping[str, Policy]
     settings: SafetySettings
+    labels: Mapping[str, Sequence[str]]
 
 
 def load_policies(
@@ -152,7 +157,7 @@ def load_policies(
         )
         for name, body in settings.policies.items()
     }
-    return Policies(policies, settings)
+    return Policies(policies, settings, known_models or {})
 
 
 def _unrouted(choice: Choice) -> Choice:

@@ -78,27 +78,6 @@ def view(text: str) -> tuple[str, Sequence[int]]:
     return "".join(plain for _, plain in kept), [index for index, _ in kept]
 
 
-def after_seen(text: str, at: int, chars: int) -> int:
-    """The offset ``chars`` characters of the view behind ``at``, or the end of ``text``."""
-    if text[at : at + chars].isascii():
-        return min(at + chars, len(text))
-    while chars > 0 and at < len(text):
-        chars -= bool(seen_as(text[at]))
-        at += 1
-    return at
-
-
-def before_seen(text: str, chars: int) -> int:
-    """The offset ``chars`` characters of the view before the end of ``text``, or 0."""
-    at = len(text)
-    if chars >= at:
-        return 0
-    while chars > 0 and at > 0:
-        at -= 1
-        chars -= bool(seen_as(text[at]))
-    return at
-
-
 class ViewScanner(Scanner):
     """Scanners that look at the view; their findings are spans of the text itself."""
 

@@ -24,8 +24,6 @@ from gateway.safety.output.automaton import (
     Automaton,
     Scanner,
     StreamWatch,
-    after_seen,
-    before_seen,
     view,
 )
 from gateway.safety.rules.spec import Span
@@ -160,7 +158,8 @@ class Redactor:
         """Decides about the older part of a chain of overlapping matches, which no match under way reaches."""
         held, reach = self._text(), self._reach()
         found = self._scan(held, len(held))
-        cut = _before(before_seen(held, reach), clusters((f.start, f.end) for f in found))
+        last = next(iter(view(held)[1][-reach:]), 0)
+        cut = _before(last, clusters((f.start, f.end) for f in found))
         rest = len(held) - max(cut, 0)
         if rest > 2 * reach:
             # Scanned again when it is twice as long: so every character is scanned a few times at most.
@@ -186,7 +185,8 @@ class Redactor:
         """The findings to act on that begin in the first ``length`` characters of ``held``, by offset in it."""
         automaton, table = self._rules.automaton, self._rules.table
         before = self._context_chars(held)
-        beyond = after_seen(held, length, max(1, automaton.context_after))
+        behind = view(held[length:])[1][: max(1, automaton.context_after)]
+        beyond = length + (behind[-1] + 1 if behind else 0)
         text = self._context[len(self._context) - before :] + held[:beyond]
         # Inside a chain a match may have begun before the place where the scanner started again.
         first = 0 if self._inside_chain else before

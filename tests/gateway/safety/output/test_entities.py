@@ -27,7 +27,7 @@ def rules_of(actions: str, window: int = 8) -> OutputRules:
     guard = f"{{model: ner, template: token_classifier, checks: [output], window_tokens: {window}}}"
     text = f"safety: {{policies: {{default: {{actions: {actions}, guard: {{n: {guard}}}}}}}}}"
     policies = load_policies(text, lambda path: "", known_models=LABELS, token_classifiers=("ner",))
-    output = compile_policies(policies, LABELS).by_name["default"].output
+    output = compile_policies(policies).by_name["default"].output
     assert output is not None
     return output
 
@@ -178,7 +178,7 @@ def test_the_allow_list_lets_a_name_pass() -> None:
     policies = load_policies(
         text, lambda path: "Anna Smith", known_models=LABELS, token_classifiers=("ner",)
     )
-    output = compile_policies(policies, LABELS).by_name["default"].output
+    output = compile_policies(policies).by_name["default"].output
     assert output is not None
     shown, _ = stream_all(output, "ask Anna Smith or Ben")
     assert shown == "ask Anna Smith or <PER_1>"
