@@ -20,7 +20,7 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -155,7 +155,7 @@ class CountLimit:
     def __init__(self, most: int, what: str) -> None:
         """``what``: of what there are too many, for callers."""
         self.most, self._what = most, what
-        self.taken: Counter[str] = Counter()
+        self.taken = defaultdict[str, int](int)
 
     def take(self, tenant: str, count: int = 1) -> None:
         """``tenant`` has so many more, until it gives them back.
@@ -163,7 +163,7 @@ class CountLimit:
         Raises:
             Overloaded: they would be too many; they are not counted.
         """
-        if self.taken[tenant] + count > self.most:
+        if self.taken.get(tenant, 0) + count > self.most:
             raise _overloaded(f"{self.most} {self._what}")
         self.taken[tenant] += count
 
@@ -212,7 +212,7 @@ class Arriving:
             HEALTH_MAX, "calls about health of your address are being answered"
         )
         self._receiving: dict[str, TenantSlots] = {}
-        self._arriving: Counter[str] = Counter()
+        self._arriving = defaultdict[str, int](int)
 
     async def receive(self, tenant: str, read: Callable[[], Awaitable[_Message]]) -> _Message:
         """One message of ``tenant`` by ``read``, after those that arrive already.

@@ -298,8 +298,9 @@ class OutputFilter:
         """The findings in the whole answer, to be called at its end. Computed once."""
         if self._outcome is None:
             decision = self.review()
-            taken = Counter((one.finding.rule, one.action) for one in decision.taken)
-            taken.update(self.echoes)
+            taken = Counter(self.echoes)
+            for one in decision.taken:
+                taken[one.finding.rule, one.action] += 1
             moves = self._rehearsed(decision)
             self._outcome = AnswerOutcome(self._shared.policy.version, taken, moves)
         return self._outcome
