@@ -113,12 +113,12 @@ def accuracy(
 class HeadMonitor:
     """One head of one artefact.
 
-    Args:
+    Attributes:
         held_out: the gains that it predicted for its held-out rows.
     """
 
     def __init__(self, by: HeadKey, held_out: NDArray[Any], settings: DriftSettings) -> None:
-        self._by = by
+        self._by, self.held_out = by, held_out
         self._reference = Reference(held_out)
         self._settings = settings
         self._gains = deque[float](maxlen=settings.window)
@@ -180,7 +180,6 @@ class DriftMonitor:
     def __init__(self, gateway_id: str, registry: MetricRegistry) -> None:
         self._gateway_id = gateway_id
         self._settings = DriftSettings()
-        self._held_out: HeldOut = {}
         self._monitors: Mapping[HeadKey, HeadMonitor] = {}
         for gauge in _GAUGES:
             registry.observe(gauge, partial(self._values, gauge))
@@ -190,9 +189,9 @@ class DriftMonitor:
         monitors = {}
         for by, gains in held_out.items():
             old = self._monitors.get(by)
-            same = settings == self._settings and old and np.array_equal(gains, self._held_out[by])
+            same = old and settings == self._settings and np.array_equal(gains, old.held_out)
             monitors[by] = old if old and same else HeadMonitor(by, gains, settings)
-        self._monitors, self._held_out, self._settings = monitors, held_out, settings
+        self._monitors, self._settings = monitors, settings
 
     def scored(self, score: RouterScore) -> None:
         """A head predicted something for a request."""

@@ -14,7 +14,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, RePublish, StreamConfig
 from sluice.settings import NatsSettings
 from sluice.startup import answers, free_port
 from sluice.wire import subjects
-from sluice.wire.connection import NatsUnreachable, connect, disconnect, settle
+from sluice.wire.connection import PENDING_BYTES_MAX, NatsUnreachable, connect, disconnect, settle
 from sluice.wire.permissions import OPERATOR
 from supervisor.nats import find_nats_server
 from tests.robustness.faults.proxy import Proxy
@@ -176,6 +176,25 @@ async def test_it_publishes_what_nats_py_does(
     await disconnect(client)
     with pytest.raises(ConnectionClosedError):
         await client.publish("word", b"", headers=headers)
+
+
+async def test_more_than_may_wait_and_what_the_server_does_not_read_is_not_sent_at_once(
+    nats_url: str,
+) -> None:
+    async with Proxy(int(nats_url.rsplit(":", 1)[1]), free_port()) as link:
+        url = f"nats://127.0.0.1:{link.port}"
+        client = await connect(NatsSettings(url=url), OPERATOR, "test", nothing)
+        part, parts = bytes(1024 * 1024), PENDING_BYTES_MAX // (1024 * 1024)
+        sent = [client.send("word", part) for _ in range(parts)]
+        assert (sent[0], sent[-1]) == (True, False)
+        await settle(client, BOUND_S)
+        assert client.send("word", part)
+        link.cut()
+        async with asyncio.timeout(BOUND_S):
+            while client.send("word", part):  # noqa: ASYNC110, until its buffer is full
+                await asyncio.sleep(0)
+        link.heal()
+        await disconnect(client)
 
 
 async def test_it_closes_while_the_server_is_away(tmp_path: Path) -> None:
