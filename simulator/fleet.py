@@ -39,7 +39,7 @@ CORES: Final[Mapping[str, float]] = {"gateway": 1.0, "batcher": 1.0, "nats": 4.0
 """Cores that one process can use: gateway and batcher have one event loop, nats-server is given four. Of triton what is
 counted are the cores of the server and of the stub's streams, which stand beside each worker's engine."""
 REPLICAS: Final[Mapping[str, int]] = {"nats": 3}
-"""Servers that store every task, where it is more than one; the cost is measured with one."""
+"""Servers that do the work of each task, where there is more than one: an upper bound, since none stores it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """Policies of the batcher: how tasks are ordered, how batches are filled, and named presets of that.
 
 docs/concepts/batching.md describes the presets. A policy in the YAML file is the name of a preset, or a mapping whose
-other
-keys override the preset:
+other keys override the preset:
 
     batcher:
       policy: {name: length, max_rows: 16, padding_max: 0.1}

@@ -253,6 +253,19 @@ def test_silence_proves_nothing_while_this_gateway_was_stopped() -> None:
     assert not desk.dispatch.drain().tasks
 
 
+def test_answers_that_came_while_this_gateway_was_stopped_are_waited_for() -> None:
+    desk = Desk()
+    desk.hold()
+    desk.tokens(1)
+    desk.dispatch.drain()
+    assert not desk.tick(3 * STALL_S - 0.1).tasks, "asked twice"
+    desk.now += 8.0
+    desk.dispatch.tick(desk.now)
+    assert not desk.dispatch.drain().tasks
+    desk.hold()
+    assert not desk.tick(STALL_S).tasks
+
+
 def test_a_row_that_is_lost_again_and_again_without_a_token_becomes_a_dead_letter() -> None:
     """With batchers and with workers, in any order; its last try is marked."""
     desk = Desk("b1")
