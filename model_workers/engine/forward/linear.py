@@ -42,6 +42,16 @@ class Linear(nn.Module):
         """The product, added to ``residual`` [..., outputs]."""
         return residual + self.forward(x)
 
+    def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The first and the second half of the outputs."""
+        if type(self) is not Linear or self.bias is not None:
+            first, second = self.forward(x).chunk(2, -1)
+        else:
+            # Two products in one call: each half lies in one piece, which a GPU goes through twice as fast.
+            weights = self.weight.view(2, -1, self.weight.shape[-1])
+            first, second = torch.matmul(x, weights.transpose(1, 2)).unbind(0)
+        return first, second
+
 
 class PackedLinear(Linear):
     """A linear layer on a CPU, the weight in oneDNN's layout."""

@@ -157,5 +157,5 @@ class FusedModel(CachedModel):
         return layer.out.add(flat, hidden)
 
     def _transformed(self, layer: FusedLayer, hidden: Tensor) -> Tensor:
-        gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, -1)
+        gate, up = layer.gate_up.halves(layer.mlp_norm(hidden))
         return layer.down.add(functional.silu(gate).mul_(up), hidden)

@@ -5,7 +5,7 @@ temperature; log-probabilities; top-k, top-p, min-p; draw. docs/use/sampling.md 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import Final
 
@@ -24,10 +24,6 @@ Token = tuple[int, TokenLogprobs | None]
 
 _MASK: Final = (1 << 64) - 1
 _GAMMA: Final = 0x9E3779B97F4A7C15
-_MINUS_INFINITY: Final = -2139095041
-"""Minus infinity as `_ordered_bits` has it."""
-TOP_K_FAST: Final = 1024
-"""Up to so many highest scores a device finds faster than the border between scores."""
 
 
 def draw_shaped(
@@ -156,8 +152,6 @@ def _lowest_ranked(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     # 2 is never reached, whatever the sum is rounded to.
     top_p = _column([s.top_p if s.top_p < 1 else 2.0 for s in samplings], scores)
     count = max(s.top_k or size for s in samplings)
-    if scores.device.type != "cpu" and count > TOP_K_FAST:
-        return lowest_bisected(scores, top_k, top_p)
     ordered = _ordered(scores, count)
     outside = torch.arange(ordered.shape[-1], device=scores.device) >= top_k
     share = ordered.masked_fill(outside, -torch.inf).double().softmax(dim=-1)
@@ -170,44 +164,10 @@ def _ordered(scores: Tensor, count: int) -> Tensor:
     """The ``count`` highest scores of each row, highest first."""
     if count < scores.shape[-1]:
         return scores.topk(count, dim=-1).values
+    if scores.device.type != "cpu":
+        return scores.sort(dim=-1, descending=True).values
     # numpy sorts values with vector instructions, many times faster than torch sorts values and places.
-    return torch.from_numpy(np.sort(scores.cpu().numpy(), axis=-1)).flip(-1).to(scores.device)
-
-
-def lowest_bisected(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """The lowest score that top-k and then top-p keep, shape (rows, 1), in float32 and without a sort.
-
-    A score stays when fewer than top-k scores are above it, and when the probabilities above it do not reach top-p.
-    Both only become true as the score rises, so halving finds the border. It runs over the bits of the numbers, which
-    are ordered like them, and so ends at the exact score. For devices, where sorting a vocabulary takes longest of all.
-
-    Args:
-        scores: the highest of each row is 0.
-        top_k, top_p: shape (rows, 1).
-    """
-    keys = _ordered_bits(scores.view(torch.int32))
-    weights = scores.exp()
-    lowest = _first(keys, lambda above: above.sum(-1, True) < top_k)
-    weights = weights.masked_fill(keys < lowest, 0.0)
-    enough = top_p * weights.sum(-1, True)
-    by_share = _first(keys, lambda above: (weights * above).sum(-1, True) < enough)
-    return _ordered_bits(torch.maximum(lowest, by_share)).view(torch.float32)
-
-
-def _first(keys: Tensor, holds: Callable[[Tensor], Tensor]) -> Tensor:
-    """The lowest key for which ``holds`` is true of those above it; 0, the highest, where there is none."""
-    low = torch.full_like(keys[:, :1], _MINUS_INFINITY)
-    high = torch.zeros_like(low)
-    for _ in range(31):
-        middle = low + (high - low) // 2
-        found = holds(keys > middle)
-        low, high = torch.where(found, low, middle + 1), torch.where(found, middle, high)
-    return high
-
-
-def _ordered_bits(bits: Tensor) -> Tensor:
-    """Bits of float32 as integers of the same order; and back."""
-    return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return torch.from_numpy(np.sort(scores.numpy(), axis=-1)).flip(-1)
 
 
 def _inverted(scores: Tensor, positions: Sequence[SamplingPosition]) -> Tensor:

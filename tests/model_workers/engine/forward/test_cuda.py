@@ -68,17 +68,27 @@ def stepped(model: PagedModel, block_tokens: int, context: int) -> Tensor:
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_logits_are_those_of_the_cpu(folder: Path, dtype: str) -> None:
-    on_cpu = load_model(str(folder), device="cpu", dtype="float32")
-    on_cuda = load_model(str(folder), device="cuda", dtype=dtype)
-    context = on_cpu.context_tokens
-    size = on_cuda.block_tokens()
-    expected = stepped(on_cpu.paged(8 * -(-context // 32), 32), 32, context)
-    found = stepped(on_cuda.paged(8 * -(-context // size), size, 8), size, context)
-    loose = dtype == "bfloat16"
-    scale = expected.abs().max().item()
-    assert (found - expected).abs().max().item() < (0.05 if loose else 1e-3) * scale
+def logits_of(folder: Path, device: str, dtype: str) -> Tensor:
+    loaded = load_model(str(folder), device=device, dtype=dtype)
+    context, size = loaded.context_tokens, loaded.block_tokens()
+    return stepped(loaded.paged(8 * -(-context // size), size, 8), size, context)
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    """The root of the mean square of the difference, relative to what is expected."""
+    return float((found - expected).pow(2).mean().sqrt() / expected.pow(2).mean().sqrt())
+
+
+def test_logits_are_those_of_the_cpu(folder: Path) -> None:
+    expected, found = (logits_of(folder, device, "float32") for device in ("cpu", "cuda"))
+    assert (found - expected).abs().max() < 1e-3 * expected.abs().max()
+
+
+def test_bfloat16_costs_no_more_than_on_a_cpu(folder: Path) -> None:
+    expected = logits_of(folder, "cpu", "float32")
+    on_cpu, on_cuda = (logits_of(folder, device, "bfloat16") for device in ("cpu", "cuda"))
+    # How much depends on the model: Qwen3 norms queries and keys, and is four times further away than Llama.
+    assert error(on_cuda, expected) < 1.5 * error(on_cpu, expected)
 
 
 def test_a_row_alone_and_among_others_with_graphs(tmp_path: Path) -> None:
@@ -117,7 +127,7 @@ def test_graphs_answer_as_steps_without(tmp_path: Path) -> None:
     steps = [
         [RowChunk(range(60), 0, (0,), 1), RowChunk(range(5, 50), 0, (1,), 1)],
         [RowChunk((3,), 60, (0,), 1), RowChunk((4, 5, 6), 45, (1,), 3)],
-        [RowChunk((4,), 61, (0,), 1), RowChunk(range(300), 0, (2, 3), 1)],
+        [RowChunk((4,), 61, (0,), 1), RowChunk([n % VOCABULARY for n in range(300)], 0, (2, 3), 1)],
     ]
     for chunks in steps:
         expected, found = plain.forward(chunks).clone(), captured.forward(chunks)
@@ -171,17 +181,22 @@ def test_steps_that_are_begun_ahead_answer_as_others_and_wait_once(tmp_path: Pat
     assert again.tokens == expected.tokens
 
 
-def test_eight_bits_answer_nearly_the_same(tmp_path: Path) -> None:
+def test_eight_bits_cost_no_more_than_on_a_cpu(tmp_path: Path) -> None:
     if torch.cuda.get_device_capability() < FP8_CAPABILITY:
         pytest.skip("this device multiplies no 8-bit floats")
     folder = str(save_model(tmp_path, "llama", **SIZES))
-    plain = load_model(folder, device="cuda").paged(16, FLASH_BLOCK_TOKENS, 8)
-    narrow = load_model(folder, device="cuda", quantization="fp8").paged(16, FLASH_BLOCK_TOKENS, 8)
     steps = [
         [RowChunk(range(90), 0, (0,), 1), RowChunk(range(5, 95), 0, (1,), 1)],
         [RowChunk((3,), 90, (0,), 1), RowChunk((4, 5, 6), 90, (1,), 3)],
     ]
-    for chunks in steps:
-        expected, found = plain.forward(chunks).clone(), narrow.forward(chunks)
-        difference = (found - expected).pow(2).mean().sqrt() / expected.pow(2).mean().sqrt()
-        assert 0 < difference < 0.15
+    errors: dict[str, list[float]] = {}
+    for device in ("cpu", "cuda"):
+        plain, narrow = (
+            load_model(folder, device=device, dtype="bfloat16", quantization=quantization).paged(
+                16, FLASH_BLOCK_TOKENS, 8
+            )
+            for quantization in ("none", "fp8")
+        )
+        errors[device] = [error(narrow.forward(chunks), plain.forward(chunks)) for chunks in steps]
+    for on_cpu, on_cuda in zip(errors["cpu"], errors["cuda"], strict=True):
+        assert 0 < on_cuda < 1.5 * on_cpu

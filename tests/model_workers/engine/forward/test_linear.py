@@ -51,6 +51,18 @@ def test_computes_the_product(kind: type[Linear], sizes: tuple[int, int], biased
     assert linear(torch.empty(0, sizes[1])).shape == (0, sizes[0])
 
 
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("kind", [Linear, PackedLinear, Fp8Linear])
+def test_halves_are_those_of_the_product(kind: type[Linear], biased: bool) -> None:
+    linear = kind(torch.randn(64, 48), torch.randn(64) if biased else None)
+    for rows in (1, 2, 33):
+        x = torch.randn(rows, 48)
+        halves = linear.halves(x)
+        torch.testing.assert_close(torch.cat(halves, -1), linear(x), atol=1e-4, rtol=1e-4)
+        if kind is Linear and not biased:
+            assert all(half.is_contiguous() for half in halves)
+
+
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_a_row_alone_is_computed_as_among_others_to_the_last_bit(sizes: tuple[int, int]) -> None:
     linear = PackedLinear(torch.randn(*sizes), None)
