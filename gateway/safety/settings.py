@@ -82,7 +82,7 @@ class GuardSettings(_Section):
 
     model: Name
     template: Template
-    checks: tuple[Stage, ...] = ("input",)
+    checks: tuple[Stage, ...] = Field(("input",), min_length=1)
     threshold: float | None = Field(None, gt=0, le=1)
     """From this score on the guard objects; unset: by its word, or the most probable label. Of a token classifier: the
     least probability of an entity."""
@@ -109,13 +109,6 @@ class GuardSettings(_Section):
     """A pattern that verdicts without objection match."""
     answer_tokens: int | None = Field(None, ge=1, le=512)
     """Longest answer of the guard."""
-
-    @field_validator("checks")
-    @classmethod
-    def _once_each(cls, checks: tuple[Stage, ...]) -> tuple[Stage, ...]:
-        if not checks or len(set(checks)) != len(checks):
-            raise ValueError("name input, output, or both")
-        return checks
 
     @field_validator("action")
     @classmethod
@@ -219,7 +212,7 @@ class OutputSettings(_Section):
 class PolicySettings(_Section):
     """One policy."""
 
-    version: str = "1"
+    version: str = Field("1", coerce_numbers_to_str=True)
     enabled: bool = True
     """False: no rule looks at prompts or answers. Normalization and the limit of length stay."""
     actions: dict[RuleName, ActionSpec] = Field(default_factory=dict)
@@ -235,11 +228,6 @@ class PolicySettings(_Section):
     output: OutputSettings = OutputSettings()
     guard: dict[Name, GuardSettings] = Field(default_factory=dict, max_length=8)
     """Guard models by a name of the operator's choice."""
-
-    @field_validator("version", mode="before")
-    @classmethod
-    def _text(cls, value: object) -> object:
-        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 class ChooseRule(_Section):

@@ -21,7 +21,7 @@ import sys
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import zip_longest
 from typing import Final, Protocol
@@ -187,27 +187,25 @@ Threads = tuple[int, tuple[str, ...]]
 """What began at one place: bits of positions, and beginnings of words."""
 
 
+@dataclass(slots=True, eq=False)
 class AutomatonState:
     """The partial matches at one offset of a text.
 
     Attributes:
-        edges: by character; see `Edge`.
-        alike: by what the automaton knows of a character.
         groups: partial matches, the oldest start first.
         heads: positions of partially matched heads.
         in_word: whether the last character was part of a word.
         reach: longest possible length of a partial match, with the characters after it that decide; or UNBOUNDED.
+        edges: by character; see `Edge`.
+        alike: by what the automaton knows of a character.
     """
 
-    __slots__ = ("alike", "edges", "groups", "heads", "in_word", "reach")
-
-    def __init__(self, groups: tuple[Threads, ...], heads: int, in_word: bool, reach: int) -> None:
-        self.edges: dict[str, Edge] = {}
-        self.alike: dict[tuple[int, bool, str], Edge] = {}
-        self.groups = groups
-        self.heads = heads
-        self.in_word = in_word
-        self.reach = reach
+    groups: tuple[Threads, ...]
+    heads: int
+    in_word: bool
+    reach: int
+    edges: "dict[str, Edge]" = field(default_factory=dict)
+    alike: "dict[tuple[int, bool, str], Edge]" = field(default_factory=dict)
 
 
 Edge = tuple[AutomatonState, tuple[int, ...] | None, int, int]

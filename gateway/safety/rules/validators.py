@@ -323,13 +323,10 @@ _STAND_IN: Final = re.compile(
 )
 _CODE: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+\Z|[A-Za-z_]+\Z|[A-Z][A-Z0-9_]+\Z")
 _ENTROPY_MIN: Final = 2.7
-_SAMPLES = (
-    "password passwd pass pw pwd secret changeme example mypassword user username "
-    "postgres root guest admin test foo bar"
-)
-_PASSWORDS_IN_DOCS: Final = frozenset(_SAMPLES.split())
 _PASSWORD_STAND_IN: Final = re.compile(
-    r"\*\*|xxx|\$|\{|^%[A-Z_]+%$|your|change_?me|password", re.IGNORECASE
+    r"\*\*|xxx|\$|\{|^%[A-Z_]+%$|your|change_?me|password"
+    r"|^(?:passwd|pass|pwd?|secret|example|user(?:name)?|postgres|root|guest|admin|test|foo|bar)\Z",
+    re.IGNORECASE,
 )
 
 
@@ -409,11 +406,7 @@ def connection_string(found: RuleMatch) -> Span | None:
     """A password in a URL that is more than the sample of a manual; from the user to the host."""
     scheme, _, rest = found.value.partition("://")
     user, _, password = rest.rpartition("@")[0].partition(":")
-    if (
-        password.lower() in _PASSWORDS_IN_DOCS
-        or password == user
-        or _PASSWORD_STAND_IN.search(password)
-    ):
+    if password == user or _PASSWORD_STAND_IN.search(password):
         return None
     return found.start + len(scheme) + 3, found.end
 

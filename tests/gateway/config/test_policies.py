@@ -80,7 +80,10 @@ def test_what_cannot_work_is_refused_with_its_place(tmp_path: Path, body: str, s
         ),
         ("{model: small, template: classifier, categories: [BAD]}", "small is no classifier"),
         ("{model: small, template: classifier}", "template classifier needs categories"),
-        ("{model: small, template: llama_guard, checks: []}", "name input, output, or both"),
+        (
+            "{model: small, template: llama_guard, checks: []}",
+            "guard.g.checks: Tuple should have at",
+        ),
         (
             "{model: small, template: llama_guard, checks: [inputs]}",
             "guard.g.checks.0: Input should",
