@@ -46,11 +46,8 @@ class Identities:
 
     async def run(self) -> None:
         """Keeps the keys up to date, until it is cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for issuer in self.issuers.values():
-                group.create_task(issuer.run())
-            if self.bucket is not None:
-                group.create_task(self.bucket.run())
+        sources = (*self.issuers.values(), self.bucket)
+        await asyncio.gather(*(one.run() for one in sources if one is not None))
 
 
 class Authenticator:

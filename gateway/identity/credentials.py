@@ -173,9 +173,9 @@ def _verified(token: str, settings: JwtSettings, keys: KeySet) -> Mapping[str, A
 
 def _time(claims: Mapping[str, Any], name: str) -> float:
     value = claims[name]
-    # NaN is not in the range, nor is a number that no float can hold.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not -_TIME_MAX <= value <= _TIME_MAX:
+    # NaN is not in the range, nor is a number that no float can hold.
+    if not is_number or not abs(value) <= _TIME_MAX:
         raise _invalid(f"has a claim {name!r} that is no time")
     return float(value)
 

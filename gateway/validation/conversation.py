@@ -24,6 +24,7 @@ from sluice.defaults import AUTO
 from sluice.errors import FieldViolation, InvalidRequest, UnknownModel
 from sluice.openai.fields import load_json, values_in
 from sluice.v1 import inference_pb2 as pb
+from sluice.wire.enums import word_of
 from sluice.wire.subjects import is_token
 
 NAMED_MAX: Final = 16
@@ -34,12 +35,6 @@ SYSTEM: Final = "system"
 USER: Final = "user"
 ASSISTANT: Final = "assistant"
 TOOL: Final = "tool"
-_ROLES: Final[Mapping[int, str]] = {
-    pb.ROLE_SYSTEM: SYSTEM,
-    pb.ROLE_USER: USER,
-    pb.ROLE_ASSISTANT: ASSISTANT,
-    pb.ROLE_TOOL: TOOL,
-}
 TOOLS_MAX: Final = 128
 TOOLS_BYTES_MAX: Final = 256 << 10
 VALUES_MAX: Final = 16_384
@@ -254,8 +249,9 @@ def _turn(message: pb.ChatMessage, at: str, known: set[str], found: FieldViolati
     calls = [
         _call(call, f"{at}.tool_calls[{i}]", found) for i, call in enumerate(message.tool_calls)
     ]
-    role, call_id = _ROLES.get(message.role, ""), message.tool_call_id
-    found.check(role != "", f"{at}.role", "must be system, user, assistant or tool")
+    role, call_id = word_of(pb.Role, message.role), message.tool_call_id
+    known_role = role in (SYSTEM, USER, ASSISTANT, TOOL)
+    found.check(known_role, f"{at}.role", "must be system, user, assistant or tool")
     found.check(role == ASSISTANT or not calls, f"{at}.tool_calls", "only the assistant has calls")
     found.check(
         call_id in known if role == TOOL else not call_id,
