@@ -40,6 +40,11 @@ def test_a_control_token_in_a_text_is_text(tokenizer: ModelTokenizer) -> None:
     assert VOCABULARY["▁hello"] in found
 
 
+def test_a_piece_that_is_a_control_token_is_unknown_in_a_text(tmp_path: Path) -> None:
+    tokenizer = load(save_marian_files(tmp_path, pad_token="中文"))
+    assert tokenizer.encode_text("中文") == [VOCABULARY["▁"], UNKNOWN, END]
+
+
 def test_answers_are_pieces_of_both_languages(tokenizer: ModelTokenizer) -> None:
     said = ("▁die", "▁katze", "▁", "中文", "▁hello", "s", "<unk>", "</s>")
     detokenizer = tokenizer.detokenizer()
