@@ -147,10 +147,6 @@ class GatewayDouble:
             if owner == batcher and self.answers[request_id].final is None:
                 await self._send_again(task)
 
-    def batcher_of(self, task: task_pb2.Task) -> str:
-        """The batcher that a task was sent to last."""
-        return self._sent[task.request_id][1]
-
     async def _send(self, task: task_pb2.Task) -> None:
         live = [
             name

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from sluice.internal.v1 import frame_pb2
 from sluice.settings import ModelSettings
 from tests.batcher.batchers import ECHO, running_batcher, settings_of
@@ -82,6 +84,7 @@ async def test_cancel_goes_to_the_worker_that_has_the_row(
         assert one.cancels == []
 
 
+@pytest.mark.long
 async def test_rows_survive_the_death_of_one_of_two_workers(
     nats_url: str, gateway: GatewayDouble, tmp_path: Path
 ) -> None:

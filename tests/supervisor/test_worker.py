@@ -57,6 +57,7 @@ async def heartbeats(address: str, model: str, count: int) -> list[str]:
     return workers
 
 
+@pytest.mark.long
 async def test_a_dead_stub_takes_its_server_along(tmp_path: Path) -> None:
     config = plan_triton(settings(), tmp_path, "triton", ("one", "two"), "127.0.0.1", free_port())
     render_repository(settings(), config.repository)
@@ -82,14 +83,18 @@ async def test_a_dead_stub_takes_its_server_along(tmp_path: Path) -> None:
     assert remove_shared_memory(config.shm_prefix) == 0
 
 
+@pytest.mark.long
 async def test_a_worker_alone() -> None:
     port = free_port()
     async with running_worker(settings(), "127.0.0.1", port) as address:
         assert address == f"127.0.0.1:{port}"
         assert await heartbeats(address, "two", 1)
-    held = socket.create_server(("127.0.0.1", port))
+
+
+async def test_a_port_that_is_in_use_is_named() -> None:
+    held = socket.create_server(("127.0.0.1", 0))
     with held, pytest.raises(SetupError, match=r"^triton\.port: .* is in use"):
-        async with running_worker(settings(), "127.0.0.1", port):
+        async with running_worker(settings(), "127.0.0.1", held.getsockname()[1]):
             pass
 
 
