@@ -254,7 +254,7 @@ async def stored(draw: Mutator) -> str:
         found = unpack(KeyRecord, draw.packed(record))
         if is_whole(found):
             replay = Replay(found)
-            held = replay._token_ids[: draw.random.randint(0, 3)]
+            held = replay.visible_ids[: draw.random.randint(0, 3)]
             if replay.matches(held, ""):
                 reader = Reader(len(held), 100, lambda: None)
                 replay.join(reader, "")
