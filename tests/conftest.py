@@ -146,9 +146,9 @@ def mesh() -> "RunningMesh":
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """A mesh that nobody asks would go on to compute beside the other tests."""
-    if nextitem is None or group_of(nextitem.nodeid) != MESH:
+    if nextitem is None or group_of(nextitem.nodeid) != group_of(item.nodeid):
         running_mesh.close()
 
 

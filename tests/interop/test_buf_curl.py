@@ -10,6 +10,7 @@ import pytest
 from google.rpc import error_details_pb2
 
 from tests.interop.tools import Ran, run
+from tests.support.mesh import RunningMesh
 
 pytestmark = pytest.mark.mesh
 
@@ -34,13 +35,13 @@ def objects(text: str) -> list[dict[str, Any]]:
     return found
 
 
-async def test_streams_an_answer(address: str) -> None:
+async def test_streams_an_answer(mesh: RunningMesh) -> None:
     request = {
         "prompt": "Sort ascending: 7, 3, 12",
         "model": "small",
         "sampling": {"maxTokens": 32},
     }
-    ran = await call(address, "Generate", request)
+    ran = await call(mesh.address, "Generate", request)
     assert ran.code == 0, ran.err
     events = objects(ran.out)
     assert [next(iter(event)) for event in (events[0], events[-1])] == ["started", "finished"]
@@ -53,22 +54,24 @@ async def test_streams_an_answer(address: str) -> None:
     assert usage["completionTokens"] == count
 
 
-async def test_lists_the_models(address: str) -> None:
-    ran = await call(address, "ListModels", {})
+async def test_lists_the_models(mesh: RunningMesh) -> None:
+    ran = await call(mesh.address, "ListModels", {})
     assert ran.code == 0, ran.err
     (listed,) = objects(ran.out)
     assert {"small", "large"} <= {model["name"] for model in listed["models"]}
 
 
-async def test_counts_tokens(address: str) -> None:
-    ran = await call(address, "CountTokens", {"prompt": "Sort ascending: 7, 3", "model": "small"})
+async def test_counts_tokens(mesh: RunningMesh) -> None:
+    ran = await call(
+        mesh.address, "CountTokens", {"prompt": "Sort ascending: 7, 3", "model": "small"}
+    )
     assert ran.code == 0, ran.err
     (count,) = objects(ran.out)
     assert 0 < count["tokenCount"] < count["contextTokens"]
 
 
-async def test_error_arrives_with_its_code_and_details(address: str) -> None:
-    ran = await call(address, "Generate", {"prompt": "hello", "model": "nobody"})
+async def test_error_arrives_with_its_code_and_details(mesh: RunningMesh) -> None:
+    ran = await call(mesh.address, "Generate", {"prompt": "hello", "model": "nobody"})
     assert ran.code != 0
     error = json.loads(ran.err)
     assert error["code"] == "not_found"

