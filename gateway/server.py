@@ -192,7 +192,13 @@ class Gateway:
         try:
             await self._start_store(client)
             # First: another process with the same id would get its frames twice, and cancel its rows.
-            await self.shared.peers.start(client, self._answers, (self.reload, self.shared.usage))
+            answers: dict[str, Answer] = {
+                "hand_over": self.shared.keys.hand_over,
+                "clear_answers": self.shared.answers.forget,
+                "dry_run": self._safety.answer_dry_run,
+                **self._admin.answers,
+            }
+            await self.shared.peers.start(client, answers, (self.reload, self.shared.usage))
         except BaseException:
             await disconnect(client)
             raise
@@ -281,16 +287,6 @@ class Gateway:
         await self.shared.open(client)
         self.authenticator.mesh_key = await self.shared.mesh_key()
         await self.authenticator.start(client)
-
-    @property
-    def _answers(self) -> dict[str, Answer]:
-        """What this gateway answers to what the others ask."""
-        return {
-            "hand_over": self.shared.keys.hand_over,
-            "clear_answers": self.shared.answers.forget,
-            "dry_run": self._safety.answer_dry_run,
-            **self._admin.answers,
-        }
 
     @property
     def _servers(self) -> list[GrpcServer | HttpServer]:

@@ -88,7 +88,9 @@ class JobCalls:
         uploads = self._all(call, "uploads", pb.ListUploadsRequest())
         files = [_upload_object(one.upload_id, one) async for one in uploads]
         async for job in self._all(call, "jobs", pb.ListJobsRequest()):
-            files += _result_objects(job)
+            batch = batch_object(job)
+            named = batch["output_file_id"], batch["error_file_id"]
+            files += [result_object(job, one) for one in named if one is not None]
         return file_page(files, call.query_params)
 
     async def delete(self, call: HttpCall) -> Json:
@@ -319,13 +321,6 @@ def file_page(files: list[Json], query: Mapping[str, str]) -> Json:
 
 def _upload_object(upload_id: str, one: Any) -> Json:
     return file_object(FILE + upload_id, one.name, one.size_bytes, one.create_time.seconds)
-
-
-def _result_objects(job: pb.Job) -> list[Json]:
-    """The files of results that a job has."""
-    batch = batch_object(job)
-    named = (batch["output_file_id"], batch["error_file_id"])
-    return [result_object(job, file_id) for file_id in named if file_id is not None]
 
 
 def result_object(job: pb.Job, file_id: str) -> Json:

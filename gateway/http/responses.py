@@ -83,7 +83,10 @@ def chat_of(body: Mapping[str, Any]) -> Json:
             raise BadField(f"{name}: is not served; {_STATELESS}")
     if "max_tool_calls" in said:  # of OpenAI's own tools
         check_kind("max_tool_calls", said.pop("max_tool_calls"), int)
-    _check_include(said.pop("include", []))
+    included = said.pop("include", [])
+    check_entries("include", included, list)
+    if _INCLUDED in included:
+        raise BadField(f"include: {_INCLUDED} is not served; /v1/chat/completions has them")
     _check_reasoning(said.pop("reasoning", {}))
     chat: Json = {"messages": _messages(said.pop("instructions", None), said.pop("input", None))}
     for name, value in said.items():
@@ -95,12 +98,6 @@ def chat_of(body: Mapping[str, Any]) -> Json:
         elif value not in _NO_EFFECT.get(name, ()):
             raise BadField(f"{name}: {_INSTEAD.get(name, 'is not served')}")
     return chat
-
-
-def _check_include(wanted: Any) -> None:
-    check_entries("include", wanted, list)
-    if _INCLUDED in wanted:
-        raise BadField(f"include: {_INCLUDED} is not served; /v1/chat/completions has them")
 
 
 def _check_reasoning(wanted: Any) -> None:

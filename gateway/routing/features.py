@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from itertools import islice
 from typing import Any, Final
 
 # 1,250.50 is one number; 3,4,5 are three.
@@ -64,7 +65,7 @@ class Features:
     @cached_property
     def numbers(self) -> int:
         """Numbers in the text."""
-        return sum(1 for _ in _NUMBER.finditer(self.text))
+        return len(_NUMBER.findall(self.text))
 
     @cached_property
     def language(self) -> str:
@@ -77,5 +78,4 @@ class Features:
         text = self.text[:_CODE_CHARS]
         if "```" in text:
             return True
-        signs = _CODE.finditer(text)
-        return sum(1 for _ in zip(signs, range(_CODE_SIGNS), strict=False)) == _CODE_SIGNS
+        return len([*islice(_CODE.finditer(text), _CODE_SIGNS)]) == _CODE_SIGNS

@@ -42,12 +42,9 @@ class Plan:
 
     def move(self, model: str, tier: str, reason: str, *, last: bool = False) -> None:
         """``model`` becomes the first candidate, or the last one, for ``reason``."""
-        moved, others = RouteCandidate(model=model, tier=tier), list[RouteCandidate]()
-        for one in self.route.candidates:
-            if one.model == model:
-                moved = one
-            else:
-                others.append(one)
+        others = {one.model: one for one in self.route.candidates}
+        moved = others.pop(model, RouteCandidate(model=model, tier=tier))
         moved.reason = reason
         del self.route.candidates[:]
-        self.route.candidates.extend((*others, moved) if last else (moved, *others))
+        ordered = (*others.values(), moved) if last else (moved, *others.values())
+        self.route.candidates.extend(ordered)

@@ -105,7 +105,9 @@ class Router:
             spent: what a tenant has spent in the last hour, in the currency of the prices.
             soft_limit: the model that answers instead of others while a tenant is near a limit, and why.
         """
-        name, policy = self._selected(features) if self._settings.select else ("", self._settings)
+        select, policies = self._settings.select, self._settings.policies
+        name = next((one.policy for one in select if selects(one, features)), "")
+        policy = policies.get(name, self._settings)
         plan = self._chosen(name, policy, features)
         route, governed = plan.route, features.governed is not None
         if not governed and not features.resumed:
@@ -137,12 +139,6 @@ class Router:
         route.versions["routing"] = self._version
         plan.policy = name
         return plan
-
-    def _selected(self, features: Features) -> tuple[str, RoutingPolicy]:
-        for selection in self._settings.select:
-            if selects(selection, features):
-                return selection.policy, self._settings.policies[selection.policy]
-        return "", self._settings
 
     def _chosen(self, name: str, policy: RoutingPolicy, features: Features) -> Plan:
         if features.governed is not None:

@@ -86,21 +86,22 @@ CHECKS: Final[Mapping[str, Check]] = {
 """By name."""
 
 
+@dataclass(eq=False)
 class CascadeRequest:
     """One request of a cascade.
 
     Attributes:
+        recent: the latest ones of its tenant.
         escalated: the second model is working on it, or answered it.
     """
 
-    def __init__(self, recent: deque["CascadeRequest"]) -> None:
-        self.escalated = False
-        self._recent = recent
+    recent: deque["CascadeRequest"]
+    escalated: bool = False
 
     def may_escalate(self, share: float) -> bool:
         """Whether the second model may start, with at most ``share`` of the tenant's latest requests using it."""
-        escalated = sum(request.escalated for request in self._recent)
-        return escalated + 1 <= max(ALWAYS_ALLOWED, share * len(self._recent))
+        escalated = sum(request.escalated for request in self.recent)
+        return escalated + 1 <= max(ALWAYS_ALLOWED, share * len(self.recent))
 
 
 class EscalationLimiter:

@@ -169,7 +169,7 @@ class NatsTransport:
             async with asyncio.timeout(PONG_S):
                 await self._nats.flush()
         except (TimeoutError, NatsError):
-            self._registry.dispatch.restart(time.monotonic())
+            self.on_reconnect()
 
     @property
     def _nats(self) -> MeshClient:
