@@ -147,6 +147,9 @@ class Gateway:
         self._grpc = self._make_grpc()
         http = settings.http.address
         self.http = None if http is None else self._make_http(http)
+        self._servers: list[GrpcServer | HttpServer] = [self._grpc]
+        if self.http is not None:
+            self._servers.append(self.http)
 
     @property
     def address(self) -> str:
@@ -218,10 +221,6 @@ class Gateway:
         """Calls that run."""
         return self._limiter.active
 
-    def ready(self, model: str) -> bool:
-        """Whether a worker that serves ``model`` (its task name) is alive, by the reports of batchers."""
-        return self._loads.load(model, time.monotonic()).ready
-
     async def run(self) -> None:
         """Checks deadlines, stalls and readiness, and writes records, until it is cancelled."""
         async with asyncio.TaskGroup() as group:
@@ -287,10 +286,6 @@ class Gateway:
         await self.shared.open(client)
         self.authenticator.mesh_key = await self.shared.mesh_key()
         await self.authenticator.start(client)
-
-    @property
-    def _servers(self) -> list[GrpcServer | HttpServer]:
-        return [self._grpc] if self.http is None else [self._grpc, self.http]
 
     def _make_generator(self, tracer: Tracer, metric_registry: MetricRegistry) -> Generator:
         settings = self._settings

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 import grpc
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
@@ -124,9 +125,7 @@ class HttpCall(Request):
             length = {} if more else {"content-length": str(len(data))}
             own = {"x-request-id": self.request_id, "content-type": _JSON}
             self.sent = {**own, **self.limit_headers(), **headers, **length}
-            raw = [
-                (name.encode("latin-1"), one.encode("latin-1")) for name, one in self.sent.items()
-            ]
+            raw = Headers(self.sent).raw
             await self._send({"type": "http.response.start", "status": status, "headers": raw})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 

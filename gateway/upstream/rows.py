@@ -5,7 +5,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
 from typing import Final
 
 from gateway.admission.calls import guarded
@@ -221,7 +220,8 @@ def _open_text(
         sampling.logprobs if sampling.HasField("logprobs") else None,
     )
     # From the first token that was hidden from the caller on, the answer is computed again.
-    for token_id in takewhile(lambda one: one is not None, held):
-        if token_id is not None and not transcript.closed:  # they may contain a stop string
-            transcript.append(token_id)
+    for token_id in held:
+        if token_id is None or transcript.closed:  # they may contain a stop string
+            break
+        transcript.append(token_id)
     return transcript

@@ -27,6 +27,7 @@ from sluice.settings import GatewaySettings, HttpSettings, ModelSettings, Settin
 from sluice.startup import free_port
 from sluice.telemetry.registry import MetricRegistry
 from tests.batcher.batchers import running_batcher, settings_of
+from tests.gateway.kit.wire import is_served
 from tests.support.sounds import sound, wav
 from tests.support.tiny_whisper import WORDS, extractor, save_whisper, tiny_whisper
 
@@ -116,7 +117,7 @@ async def whole(nats_url: str, model: ModelSettings) -> AsyncIterator[tuple[Gate
     settings = settings_of(nats_url, address, model).model_copy(update=parts)
     async with running_batcher(settings), served(settings) as gateway:
         async with asyncio.timeout(60):
-            while not gateway.ready("ears"):  # noqa: ASYNC110, it has no event for it
+            while not is_served(gateway, "ears"):  # noqa: ASYNC110, it has no event for it
                 await asyncio.sleep(0.01)
         yield gateway, worker
     await worker.stop()

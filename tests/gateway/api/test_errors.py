@@ -23,6 +23,7 @@ from tests.gateway.kit.wire import (
     Wire,
     error_of,
     events_of,
+    is_served,
     open_wire,
     prompt,
     text_of,
@@ -126,7 +127,7 @@ async def test_a_fault_of_ours_is_internal_and_logged(
 
 async def test_a_model_that_nobody_serves_is_refused_at_once(wire: Wire) -> None:
     await wire.batcher.report(leaving=True)
-    await wire.until(lambda: not wire.gateway.ready("small"))
+    await wire.until(lambda: not is_served(wire.gateway, "small"))
     code, error = await error_of(wire.stub.Generate(prompt()))
     assert (code.name, error.reason) == ("UNAVAILABLE", "MODEL_UNAVAILABLE")
     assert error.retry_after_s

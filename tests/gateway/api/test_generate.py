@@ -15,6 +15,7 @@ from tests.gateway.kit.wire import (
     Wire,
     error_of,
     events_of,
+    is_served,
     open_wire,
     prompt,
     text_of,
@@ -296,7 +297,7 @@ async def test_without_a_batcher_for_a_moment_no_call_ends(wire: Wire, nats_url:
     task = await wire.batcher.task()
     await wire.batcher.send(task, frame(0, wire.tokens("hello")))
     await wire.batcher.report(leaving=True)
-    await wire.until(lambda: not wire.gateway.ready("small"))
+    await wire.until(lambda: not is_served(wire.gateway, "small"))
     await wire.batcher.forget(task)
     async with wire_batcher(nats_url, "b2") as next_one:
         await next_one.report("small")

@@ -22,6 +22,7 @@ from tests.gateway.kit.wire import (
     Wire,
     error_of,
     events_of,
+    is_served,
     open_wire,
     prompt,
     text_of,
@@ -45,7 +46,7 @@ async def test_tokens_are_counted_as_generate_counts_them(wire: Wire) -> None:
 
 async def test_models_are_listed_with_their_load(wire: Wire) -> None:
     await wire.batcher.report("small", slots=8)
-    await wire.until(lambda: not wire.gateway.ready("large"))
+    await wire.until(lambda: not is_served(wire.gateway, "large"))
     answer = await wire.stub.ListModels(pb.ListModelsRequest())
     small, large = answer.models
     assert (small.name, small.tier, small.ready, small.slots, small.queued) == (

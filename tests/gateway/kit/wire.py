@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -93,6 +94,11 @@ def _model(name: str, folder: Path, prompt_price: float, answer_price: float) ->
     )
 
 
+def is_served(gateway: Gateway, model: str) -> bool:
+    """Whether a worker that serves ``model`` (its task name) is alive, by the reports of batchers."""
+    return gateway._loads.load(model, time.monotonic()).ready
+
+
 @dataclass
 class Wire:
     """What a test talks to."""
@@ -130,7 +136,7 @@ class Wire:
         await self.until(lambda: self._knows(models))
 
     def _knows(self, models: tuple[str, ...]) -> bool:
-        return all(self.gateway.ready(model) for model in models)
+        return all(is_served(self.gateway, model) for model in models)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits for something inside the gateway."""

@@ -10,7 +10,7 @@ from sluice.settings import ModelSettings, Settings, SettingsError
 from sluice.settings.routing import RoutingSettings
 from sluice.v1.inference_pb2 import GenerateRequest
 from tests.gateway.kit.batcher import last
-from tests.gateway.kit.wire import Wire, error_of, events_of, resumed, text_of, tokens_of
+from tests.gateway.kit.wire import Wire, error_of, events_of, is_served, resumed, text_of, tokens_of
 
 NOT_SERVING, SERVING = HealthCheckResponse.NOT_SERVING, HealthCheckResponse.SERVING
 
@@ -69,7 +69,7 @@ async def test_tokens_of_a_replaced_version_are_continued_by_it_alone(
     assert text_of(await events_of(call)) == ""
     # Without a worker of that version there is nobody who could go on.
     await wire.batcher.report("small--1", "large")
-    await wire.until(lambda: not wire.gateway.ready("small"))
+    await wire.until(lambda: not is_served(wire.gateway, "small"))
     code, error = await error_of(wire.stub.Generate(again))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert "is of a version of the model that was replaced" in str(error)

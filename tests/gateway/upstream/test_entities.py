@@ -20,7 +20,16 @@ from sluice.v1 import safety_pb2
 from sluice.v1.admin_pb2 import GetRequestRecordRequest, RequestRecord
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from tests.gateway.kit.batcher import TIMINGS, frame, last
-from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt, resumed, text_of
+from tests.gateway.kit.wire import (
+    Wire,
+    error_of,
+    events_of,
+    is_served,
+    open_wire,
+    prompt,
+    resumed,
+    text_of,
+)
 from tests.support.tiny_tagger import LABELS, WORDS, save_tagger
 
 ANSWER = "It was Anna Smith of New York who said so. Then she went home to Karlsruhe."
@@ -167,7 +176,7 @@ async def test_without_an_answer_about_a_prompt_the_policy_says_what_happens(
     async with opened(fail=fail, budget_s=0.05 if how == "timeout" else 30) as (wire, _):
         if how == "unavailable":
             await wire.batcher.report("small")
-            await wire.until(lambda: not wire.gateway.ready("ner"))
+            await wire.until(lambda: not is_served(wire.gateway, "ner"))
         call = wire.stub.Generate(prompt("call Mia"))
         if how != "unavailable":
             check = await wire.batcher.task("ner")

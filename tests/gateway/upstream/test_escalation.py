@@ -13,6 +13,7 @@ from tests.gateway.kit.wire import (
     Wire,
     error_of,
     events_of,
+    is_served,
     open_wire,
     prompt,
     resumed,
@@ -113,7 +114,7 @@ async def test_without_a_worker_for_the_second_model_the_first_answer_is_kept(
     routing = {"default": "small", "cascade": CASCADE}
     async with open_wire(nats_url, model_folder, routing=routing) as wire:
         await wire.batcher.report("small")
-        await wire.until(lambda: not wire.gateway.ready("large"))
+        await wire.until(lambda: not is_served(wire.gateway, "large"))
         call = wire.stub.Generate(prompt(model=""))
         task = await wire.batcher.task("small")
         await wire.batcher.send(task, saying(wire, BAD, -3.0, end=ROW_END_STOP))

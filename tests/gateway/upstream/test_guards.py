@@ -23,7 +23,16 @@ from sluice.v1.admin_pb2 import (
 )
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from tests.gateway.kit.batcher import BOUND_S, frame, last
-from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt, resumed, text_of
+from tests.gateway.kit.wire import (
+    Wire,
+    error_of,
+    events_of,
+    is_served,
+    open_wire,
+    prompt,
+    resumed,
+    text_of,
+)
 
 ANSWER = "hello world, how are you today?"
 UNSAFE = "unsafe\nS1"
@@ -138,12 +147,12 @@ async def test_without_a_verdict_the_policy_says_what_happens(
     async with opened(fail=fail, budget_s=budget_s) as wire:
         if how == "unavailable":
             await wire.batcher.report("small")
-            await wire.until(lambda: not wire.gateway.ready("large"))
+            await wire.until(lambda: not is_served(wire.gateway, "large"))
         if how == "overloaded":
             late = ClassReport(priority_class="interactive", expected_wait_ms=1e9)
             await wire.batcher.report("small", batcher="b1")
             await wire.batcher.report("large", batcher="b2", classes=[late])
-            await wire.until(lambda: wire.gateway.ready("large"))
+            await wire.until(lambda: is_served(wire.gateway, "large"))
         call = wire.stub.Generate(prompt(), timeout=60)
         task = await wire.batcher.task("small")
         if how in ("unparsable", "failed", "timeout"):

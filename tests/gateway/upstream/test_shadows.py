@@ -18,7 +18,7 @@ from sluice.v1 import safety_pb2
 from sluice.v1.admin_pb2 import GetRequestRecordRequest, RequestRecord
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from tests.gateway.kit.batcher import BOUND_S, frame, last
-from tests.gateway.kit.wire import Wire, events_of, open_wire, prompt, text_of, typed
+from tests.gateway.kit.wire import Wire, events_of, is_served, open_wire, prompt, text_of, typed
 
 ROUTING = {
     "default": "small",
@@ -129,7 +129,7 @@ async def test_only_the_share_is_drawn_and_a_pinned_request_may_be(opened: Any) 
 async def test_an_unavailable_model_gets_no_shadow(opened: Any) -> None:
     async with opened() as wire:
         await wire.batcher.report("small")
-        await wire.until(lambda: not wire.gateway.ready("large"))
+        await wire.until(lambda: not is_served(wire.gateway, "large"))
         task = await answered(wire)
         (run,) = (await explained(wire, task.request_id)).shadows
         assert run.dropped == "model_unavailable"
