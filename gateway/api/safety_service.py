@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from gateway.admission.calls import ClassLimiter
 from gateway.admission.pipeline import Admission, AdmittedRequest
-from gateway.safety.actions import Action
-from gateway.safety.inspector import PromptFinding, RequestInspection
+from gateway.safety.actions import Action, TakenAction
+from gateway.safety.inspector import RequestInspection
 from gateway.shared.peers import Peers
 from gateway.telemetry.request_log import untraced
 from gateway.validation.conversation import USER, Conversation, Turn
@@ -96,7 +96,7 @@ def _failure(failed: tuple[str, Action]) -> pb.SafetyFinding:
     return pb.SafetyFinding(rule=rule, action=_action(action))
 
 
-def _finding(found: PromptFinding) -> pb.SafetyFinding:
+def _finding(found: TakenAction) -> pb.SafetyFinding:
     return pb.SafetyFinding(
         rule=found.rule,
         severity=value_of(pb.SafetySeverity, found.severity.name),

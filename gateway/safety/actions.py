@@ -42,6 +42,24 @@ class Choice:
     model: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TakenAction:
+    """A finding with the action taken.
+
+    Attributes:
+        start: first character, an offset into the text that was decided about; of prompts into the original text.
+        end: one past the last one.
+        model: the governed model of a ROUTE.
+    """
+
+    rule: str
+    severity: Severity
+    action: Action
+    start: int
+    end: int
+    model: str | None = None
+
+
 @dataclass(frozen=True)
 class ActionTable:
     """Maps findings to actions.
@@ -61,6 +79,13 @@ class ActionTable:
             return named
         reached = [threshold for threshold in self.severities if threshold <= severity]
         return self.severities[max(reached)] if reached else self.default
+
+    def taken(self, finding: Finding) -> TakenAction:
+        """``finding`` with its action."""
+        choice = self.choose(finding.rule, finding.severity)
+        return TakenAction(
+            finding.rule, finding.severity, choice.action, finding.start, finding.end, choice.model
+        )
 
     def edits(self, rule: str) -> bool:
         """Whether a finding of ``rule`` can change or end a text, at any severity."""
@@ -129,14 +154,6 @@ def kind_of(rule: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenAction:
-    """A finding with the action taken."""
-
-    finding: Finding
-    action: Action
-
-
-@dataclass(frozen=True, slots=True)
 class Edit:
     """The replacement of one span of the text.
 
@@ -172,7 +189,7 @@ class TextDecision:
     @property
     def blocked(self) -> tuple[str, ...]:
         """The rules that block, in order, each once."""
-        rules = (one.finding.rule for one in self.taken if one.action is Action.BLOCK)
+        rules = (one.rule for one in self.taken if one.action is Action.BLOCK)
         return tuple(dict.fromkeys(rules))
 
 
@@ -193,7 +210,7 @@ def apply(
     ordered = sorted(set(findings), key=lambda f: (f.start, f.end, f.rule, f.severity))
     if not ordered:
         return TextDecision((), text)
-    taken = tuple(TakenAction(f, table.choose(f.rule, f.severity).action) for f in ordered)
+    taken = tuple(map(table.taken, ordered))
     edits = _edits(taken, text, placeholders or Placeholders((text,)))
     return TextDecision(taken, edited(text, edits), tuple(edits))
 
@@ -224,13 +241,13 @@ def clusters(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 def _edits(taken: Sequence[TakenAction], text: str, placeholders: Placeholders) -> list[Edit]:
     editing = [one for one in taken if one.action in _EDITS]
     edits, index = [], 0
-    for start, end in clusters((one.finding.start, one.finding.end) for one in editing):
+    for start, end in clusters((one.start, one.end) for one in editing):
         members = []
-        while index < len(editing) and editing[index].finding.start < end:
+        while index < len(editing) and editing[index].start < end:
             members.append(editing[index])
             index += 1
-        winner = min((one for one in members if one.finding.start < one.finding.end), key=_rank)
-        rule, action = winner.finding.rule, winner.action
+        winner = min((one for one in members if one.start < one.end), key=_rank)
+        rule, action = winner.rule, winner.action
         shown = placeholders.of(rule, text[start:end]) if action is Action.REDACT else ""
         edits.append(Edit(start, end, rule, action, shown))
         if action is Action.BLOCK:
@@ -239,5 +256,4 @@ def _edits(taken: Sequence[TakenAction], text: str, placeholders: Placeholders) 
 
 
 def _rank(one: TakenAction) -> tuple[int, int, int, int, str]:
-    f = one.finding
-    return -one.action, -f.severity, f.start - f.end, f.start, f.rule
+    return -one.action, -one.severity, one.start - one.end, one.start, one.rule

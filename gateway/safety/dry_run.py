@@ -5,10 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.safety.actions import Action
+from gateway.safety.actions import Action, TakenAction
 
-FindingKey = tuple[str, int, int]
-"""Rule, start and end of a finding."""
 Move = tuple[str, Action | None, Action | None]
 """Rule, action of the active policy, action of the dry run; None where only the other policy finds it."""
 
@@ -16,11 +14,11 @@ Move = tuple[str, Action | None, Action | None]
 _MOVES_SAID: Final = 10
 
 
-def moves_of(
-    now: Iterable[tuple[FindingKey, Action]], then: Iterable[tuple[FindingKey, Action]]
-) -> Counter[Move]:
+def moves_of(now: Iterable[TakenAction], then: Iterable[TakenAction]) -> Counter[Move]:
     """The findings of one text that two policies treat differently."""
-    ours, theirs = dict(now), dict(then)
+    ours, theirs = (
+        {(one.rule, one.start, one.end): one.action for one in taken} for taken in (now, then)
+    )
     pairs = {place: (ours.get(place), theirs.get(place)) for place in (*ours, *theirs)}
     return Counter((place[0], was, new) for place, (was, new) in pairs.items() if was is not new)
 

@@ -7,12 +7,12 @@ spell. Every finding has offsets in the original text.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from gateway.safety.actions import Action, Placeholders, apply
+from gateway.safety.actions import Action, Placeholders, TakenAction, apply
 from gateway.safety.compiled import HIDDEN, CompiledPolicies, CompiledPolicy
-from gateway.safety.dry_run import DryRun, FindingKey, Move, moves_of
+from gateway.safety.dry_run import DryRun, Move, moves_of
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.guards.checks import Decided
 from gateway.safety.output.filter import OutputFilter
@@ -23,24 +23,6 @@ from gateway.safety.text.skeleton import Skeleton
 
 _NOTICED: Final = frozenset({"limit.length", "unicode.invisible_only"})
 """What is found without a change of the text."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptFinding:
-    """A finding with the action taken.
-
-    Attributes:
-        start: first character, an offset into the original text.
-        end: one past the last one.
-        model: the governed model of a ROUTE.
-    """
-
-    rule: str
-    severity: Severity
-    action: Action
-    start: int
-    end: int
-    model: str | None = None
 
 
 @dataclass
@@ -55,7 +37,7 @@ class InspectedText:
 
     normalized: str
     text: str
-    found: tuple[PromptFinding, ...] = ()
+    found: tuple[TakenAction, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,7 +67,7 @@ class PromptVerdict:
     """
 
     blocked: tuple[str, ...]
-    route: PromptFinding | None
+    route: TakenAction | None
     taken: Mapping[tuple[str, Action], int]
 
     @property
@@ -155,7 +137,7 @@ class Inspector:
         """Counts and returns the differences between the active policy and the one in dry run, if that was tried."""
         total: Counter[Move] = Counter()
         for now, then in zip(inspected, tried, strict=False):
-            moves = moves_of(_places(now), _places(then))
+            moves = moves_of(now.found, then.found)
             if self.dry_run is not None:
                 self.dry_run.add(moves, _outcome(now) != _outcome(then))
             total += moves
@@ -251,14 +233,11 @@ class RequestInspection:
 
     def _decided(self, original: str, normalized: Normalized, seen: set[Finding]) -> InspectedText:
         decision = apply(self.policy.actions, normalized.text, seen, self.placeholders())
-        found = [
-            self._told(one, *normalized.original_span(one.start, one.end), edited=False)
-            for one in (taken.finding for taken in decision.taken)
-        ]
-        found += [
-            self._told(one, one.start, one.end, edited=True)
-            for one in (*normalized.findings, *self._hidden(original))
-        ]
+        found = []
+        for one in decision.taken:
+            start, end = normalized.original_span(one.start, one.end)
+            found.append(replace(one, start=start, end=end))
+        found += map(self._noticed, (*normalized.findings, *self._hidden(original)))
         found.sort(key=lambda each: (each.start, each.end, each.rule))
         return InspectedText(normalized.text, decision.text, tuple(found))
 
@@ -267,18 +246,14 @@ class RequestInspection:
             for start, end, payload in smuggled(original):
                 yield from self.compiled.rules.scan_hidden(payload, HIDDEN, (start, end))
 
-    def _told(self, finding: Finding, start: int, end: int, *, edited: bool) -> PromptFinding:
-        """``edited``: normalization has edited what was found; it may still end or route the request."""
-        choice = self.policy.actions.choose(finding.rule, finding.severity)
-        action = choice.action
-        if edited and action not in (Action.ROUTE, Action.BLOCK):
+    def _noticed(self, finding: Finding) -> TakenAction:
+        """What normalization has found, and edited; it may still end or route the request."""
+        taken = self.policy.actions.taken(finding)
+        action = taken.action
+        if action not in (Action.ROUTE, Action.BLOCK):
             noticed = Action.ALLOW if action is Action.ALLOW else Action.FLAG
             action = noticed if finding.rule in _NOTICED else Action.REMOVE
-        return PromptFinding(finding.rule, finding.severity, action, start, end, choice.model)
-
-
-def _places(inspected: InspectedText) -> Iterator[tuple[FindingKey, Action]]:
-    return (((each.rule, each.start, each.end), each.action) for each in inspected.found)
+        return replace(taken, action=action)
 
 
 def _outcome(inspected: InspectedText) -> tuple[str, tuple[str, ...], str | None]:

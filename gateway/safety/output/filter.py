@@ -10,7 +10,7 @@ alone, never on how it was split into pieces.
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +18,7 @@ import re2
 from typing_extensions import override
 
 from gateway.safety.actions import Action, Placeholders, TextDecision, apply
-from gateway.safety.dry_run import DryRun, FindingKey, Move, moves_of
+from gateway.safety.dry_run import DryRun, Move, moves_of
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.guards.checks import EntityGuard
 from gateway.safety.output.automaton import Automaton, Scanner, ViewScanner, WatchedRule, WordList
@@ -300,7 +300,7 @@ class OutputFilter:
             decision = self.review()
             taken = Counter(self.echoes)
             for one in decision.taken:
-                taken[one.finding.rule, one.action] += 1
+                taken[one.rule, one.action] += 1
             moves = self._rehearsed(decision)
             self._outcome = AnswerOutcome(self._shared.policy.version, taken, moves)
         return self._outcome
@@ -309,7 +309,7 @@ class OutputFilter:
         if self._tried is None or self._counts is None:
             return Counter()
         then = self._tried.review(self.raw, self.entities)
-        moves = moves_of(_places(decision), _places(then))
+        moves = moves_of(decision.taken, then.taken)
         self._counts.add(moves, (decision.text, decision.blocked) != (then.text, then.blocked))
         return moves
 
@@ -325,8 +325,3 @@ class OutputFilter:
         self._repeated.extend((whole(start), whole(end)) for start, end in self._echo.hidden)
         self._echo.hidden.clear()
         return text
-
-
-def _places(decision: TextDecision) -> Iterator[tuple[FindingKey, Action]]:
-    for one in decision.taken:
-        yield (one.finding.rule, one.finding.start, one.finding.end), one.action

@@ -176,7 +176,7 @@ def test_no_character_of_a_redacted_finding_shows(findings: list[Finding]) -> No
         char
         for one in decision.taken
         if one.action in {Action.REDACT, Action.REMOVE, Action.BLOCK}
-        for char in text[one.finding.start : one.finding.end]
+        for char in text[one.start : one.end]
     }
     kept, at = [], 0
     for edit in decision.edits:

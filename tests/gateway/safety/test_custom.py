@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.safety.actions import Action
+from gateway.safety.actions import Action, TakenAction
 from gateway.safety.compiled import CompiledPolicies, compile_policies
 from gateway.safety.dry_run import move_labels
 from gateway.safety.findings import Severity
-from gateway.safety.inspector import Inspector, PromptFinding
+from gateway.safety.inspector import Inspector
 from gateway.safety.output.filter import OutputFilter
 from gateway.safety.rules.spec import RuleMatch, RuleSpec
 from gateway.safety.rules.validators import FOR_ANY_PATTERN, VALIDATORS
@@ -48,7 +48,7 @@ def compiled() -> CompiledPolicies:
     return compile_policies(load_policies(FILE, lambda path: ""))
 
 
-def found(text: str, **labels: str) -> tuple[str, list[PromptFinding]]:
+def found(text: str, **labels: str) -> tuple[str, list[TakenAction]]:
     (result,) = Inspector(compiled()).begin("default", labels, [text]).results()
     return result.text, [each for each in result.found if each.rule.startswith("custom.")]
 
@@ -56,7 +56,7 @@ def found(text: str, **labels: str) -> tuple[str, list[PromptFinding]]:
 def test_a_finding_gets_the_action_of_its_rule() -> None:
     text, (ticket,) = found("About TCK-123456 today")
     assert text == "About <TICKET_1> today"
-    assert ticket == PromptFinding("custom.ticket", Severity.LOW, Action.REDACT, 6, 16)
+    assert ticket == TakenAction("custom.ticket", Severity.LOW, Action.REDACT, 6, 16)
 
 
 def test_a_policy_that_names_the_rule_decides() -> None:

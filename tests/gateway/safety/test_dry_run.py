@@ -1,8 +1,9 @@
 """A policy under trial is counted, never carried out."""
 
-from gateway.safety.actions import Action
+from gateway.safety.actions import Action, TakenAction
 from gateway.safety.compiled import compile_policies
 from gateway.safety.dry_run import DryRun, move_labels, moves_of
+from gateway.safety.findings import Severity
 from gateway.safety.inspector import InspectedText, Inspector, RequestInspection
 from tests.gateway.safety.written import load_policies
 
@@ -26,9 +27,13 @@ def inspected(made: Inspector, *texts: str) -> tuple[RequestInspection, list[Ins
     return inspection, list(inspection.results())
 
 
+def taken(rule: str, action: Action, start: int) -> TakenAction:
+    return TakenAction(rule, Severity.LOW, action, start, start + 1)
+
+
 def test_moves_are_where_two_decisions_differ() -> None:
-    now = [(("a", 0, 1), Action.FLAG), (("b", 1, 2), Action.FLAG), (("c", 3, 4), Action.FLAG)]
-    then = [(("a", 0, 1), Action.FLAG), (("b", 1, 2), Action.BLOCK), (("d", 5, 6), Action.FLAG)]
+    now = [taken("a", Action.FLAG, 0), taken("b", Action.FLAG, 1), taken("c", Action.FLAG, 3)]
+    then = [taken("a", Action.FLAG, 0), taken("b", Action.BLOCK, 1), taken("d", Action.FLAG, 5)]
     moves = moves_of(now, then)
     assert moves == {
         ("b", Action.FLAG, Action.BLOCK): 1,

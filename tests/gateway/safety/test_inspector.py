@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.safety.actions import Action
+from gateway.safety.actions import Action, TakenAction
 from gateway.safety.compiled import compile_policies, rule_names
 from gateway.safety.findings import Severity
-from gateway.safety.inspector import InspectedText, Inspector, PromptFinding, verdict_on
+from gateway.safety.inspector import InspectedText, Inspector, verdict_on
 from tests.gateway.safety.written import load_policies
 
 IBAN = "DE89370400440532013000"
@@ -109,7 +109,7 @@ def test_what_cannot_be_inspected_blocks(labels: dict[str, str]) -> None:
     longest = 4000 if labels else 200_000
     result = inspect("a b " * (longest // 4 + 1), labels)
     assert verdict_on([result]).blocked == ("limit.length",)
-    found = PromptFinding("limit.length", Severity.CRITICAL, Action.BLOCK, longest, longest + 4)
+    found = TakenAction("limit.length", Severity.CRITICAL, Action.BLOCK, longest, longest + 4)
     assert result == InspectedText("", "", (found,))
 
 
@@ -136,6 +136,6 @@ def test_any_text_is_inspected_and_rests(text: str) -> None:
 
 
 def test_the_most_severe_route_decides() -> None:
-    low = PromptFinding("injection.a", Severity.LOW, Action.ROUTE, 0, 1, "governed")
-    high = PromptFinding("injection.role", Severity.HIGH, Action.ROUTE, 2, 3, "other")
+    low = TakenAction("injection.a", Severity.LOW, Action.ROUTE, 0, 1, "governed")
+    high = TakenAction("injection.role", Severity.HIGH, Action.ROUTE, 2, 3, "other")
     assert verdict_on([InspectedText("abc", "abc", (low, high))]).route == high

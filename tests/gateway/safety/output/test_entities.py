@@ -159,9 +159,7 @@ def test_flagged_entities_delay_nothing_and_are_recorded() -> None:
     assert filter_.unread
     reader.ask()
     assert reader.answer() == ""
-    assert [(one.finding.rule, one.action) for one in filter_.review().taken] == [
-        ("ner.per", Action.FLAG)
-    ]
+    assert [(one.rule, one.action) for one in filter_.review().taken] == [("ner.per", Action.FLAG)]
 
 
 def test_what_nobody_has_read_is_dropped_when_the_answer_is_cut() -> None:

@@ -115,7 +115,7 @@ def test_a_policy_can_leave_answers_alone() -> None:
 def test_the_review_of_a_whole_answer_reports_flags() -> None:
     shown, filter_ = stream(shared(actions={"pii.*": "flag"}), "mail a@b.co")
     assert shown == "mail a@b.co"
-    assert [one.finding.rule for one in filter_.review().taken] == ["pii.email"]
+    assert [one.rule for one in filter_.review().taken] == ["pii.email"]
 
 
 def places_hidden(filter_: OutputFilter, text: str) -> list[bool]:
