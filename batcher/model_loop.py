@@ -86,6 +86,8 @@ class ModelLoop(WorkerEvents):
         process.metrics.serves(self._model, list(self._workers), self._requests)
         self._room_rows, self._room_bytes = batcher.room_rows, batcher.room_bytes
         self._woken = asyncio.Event()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = math.inf
         self._idle = asyncio.Event()
         self._chores = BackgroundTasks(self._on_fault)
         self._fault: Exception | None = None
@@ -242,15 +244,17 @@ class ModelLoop(WorkerEvents):
             await self._sleep(wake_at)
 
     async def _sleep(self, wake_at: float) -> None:
-        if self._woken.is_set() or wake_at == math.inf:
-            await self._woken.wait()
-            return
-        left_s = max(0.0, wake_at - time.monotonic())
-        alarm = asyncio.get_running_loop().call_later(left_s, self._woken.set)
-        try:
-            await self._woken.wait()
-        finally:
-            alarm.cancel()
+        if wake_at < self._alarm_at and not self._woken.is_set():
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm_at, left_s = wake_at, wake_at - time.monotonic()
+            self._alarm = asyncio.get_running_loop().call_later(left_s, self._ring)
+        await self._woken.wait()
+
+    def _ring(self) -> None:
+        """It is time, or was when the alarm was set: most turns of the loop need no other one."""
+        self._alarm_at = math.inf
+        self.wake()
 
     async def _until_idle(self) -> None:
         self._idle.clear()

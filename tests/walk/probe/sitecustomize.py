@@ -16,7 +16,11 @@ from types import CodeType
 from typing import Any, Final
 
 SOCKETS: Final = os.environ.get("SLUICE_WALK_SOCKETS")
-_NATS_CLIENT: Final = os.path.join("nats", "aio", "client.py")
+_PUBLISH: Final = (
+    (os.path.join("nats", "aio", "client.py"), "publish"),
+    (os.path.join("sluice", "wire", "connection.py"), "send"),
+)
+"""What publishes a task, by file and function: of nats-py, and of the client that publishes in one step."""
 _TOOL: Final = 4  # one that `sys.monitoring` leaves to everybody
 
 
@@ -38,7 +42,9 @@ class Probe:
         if code.co_filename.startswith(self._folder):
             if self._counts:
                 self._calls[code] += 1
-        elif code.co_filename.endswith(_NATS_CLIENT) and code.co_name == "publish":
+        elif any(
+            code.co_filename.endswith(file) and code.co_name == name for file, name in _PUBLISH
+        ):
             subject = sys._getframe(1).f_locals["subject"]
             if self._until_task and subject.endswith(".task"):
                 self._counts = False
