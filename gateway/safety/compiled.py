@@ -15,7 +15,7 @@ from gateway.safety.rules.lexicon import DENY_LIST, Lexicon
 from gateway.safety.rules.payloads import ENCODINGS
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import RuleSpec, default_rules
-from gateway.safety.settings import CUSTOM, LimitSettings
+from gateway.safety.settings import CUSTOM, LimitSettings, SafetySettings
 
 HIDDEN: Final = "invisible"
 """How payloads of invisible characters are called: "injection.encoded.invisible"."""
@@ -75,25 +75,26 @@ class CompiledPolicies:
         trial: the policy in dry run, if any.
     """
 
-    policies: Policies
+    settings: SafetySettings
     by_name: Mapping[str, CompiledPolicy]
     trial: CompiledPolicy | None
 
     def choose(self, tenant: str, labels: Mapping[str, str]) -> CompiledPolicy:
         """The policy of a request: that of the first rule that holds, else the default."""
-        for rule in self.policies.settings.choose:
+        for rule in self.settings.choose:
             if rule.holds(tenant, labels):
                 return self.by_name[rule.policy]
-        return self.by_name[self.policies.settings.default]
+        return self.by_name[self.settings.default]
 
 
 def compile_policies(policies: Policies) -> CompiledPolicies:
     """Takes about a second at first, and a fifth of one for each policy later; another thread may scan meanwhile."""
-    specs = (*default_rules(), *map(custom_rule, policies.settings.rules))
+    settings = policies.settings
+    specs = (*default_rules(), *map(custom_rule, settings.rules))
     compiled = {
         name: _compiled(policy, specs, policies.labels) for name, policy in policies.by_name.items()
     }
-    return CompiledPolicies(policies, compiled, compiled.get(policies.settings.dry_run or ""))
+    return CompiledPolicies(settings, compiled, compiled.get(settings.dry_run or ""))
 
 
 @lru_cache(maxsize=8)

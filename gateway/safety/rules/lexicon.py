@@ -86,14 +86,8 @@ def fold_case(text: str) -> str:
 
 
 def _is_whole(text: str, start: int, end: int) -> bool:
-    return not (
-        (start > 0 and _joined(text[start - 1], text[start]))
-        or (end < len(text) and _joined(text[end - 1], text[end]))
-    )
-
-
-def _joined(left: str, right: str) -> bool:
-    return _in_word(left) and _in_word(right)
+    inner = (at for at in (start, end) if 0 < at < len(text))
+    return not any(_in_word(text[at - 1]) and _in_word(text[at]) for at in inner)
 
 
 def _in_word(char: str) -> bool:

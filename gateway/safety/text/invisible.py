@@ -259,10 +259,6 @@ def smuggled(text: str) -> list[Smuggled]:
 
 
 def _of_selectors(selectors: str) -> str:
-    """The bytes that variation selectors stand for by their number, read as UTF-8."""
-    return bytes(_byte(ord(selector)) for selector in selectors).decode("utf-8", "replace")
-
-
-def _byte(code: int) -> int:
-    """The number of a variation selector: 0 to 255."""
-    return code - 0xFE00 if code < 0xFE10 else code - 0xE0100 + 16
+    """The bytes that variation selectors stand for by their number (0 to 255), read as UTF-8."""
+    numbers = (code - (0xFE00 if code < 0xFE10 else 0xE00F0) for code in map(ord, selectors))
+    return bytes(numbers).decode("utf-8", "replace")

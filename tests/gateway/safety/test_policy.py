@@ -62,7 +62,7 @@ def test_the_first_rule_that_holds_chooses() -> None:
     policies = load()
     rules = RuleSet(())
     by_name = {name: CompiledPolicy(policy, rules) for name, policy in policies.by_name.items()}
-    compiled = CompiledPolicies(policies, by_name, None)
+    compiled = CompiledPolicies(policies.settings, by_name, None)
     assert compiled.choose("acme", {}).policy.name == "strict"
     assert compiled.choose("x", {"team": "lab", "kind": "test"}).policy.name == "strict"
     assert compiled.choose("x", {"team": "lab"}).policy.name == "standard"
