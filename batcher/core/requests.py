@@ -175,7 +175,8 @@ class Requests:
         for admission in report.admissions:
             for taken in state.admitted(admission.batch_id):
                 taken.taken_at = now
-            self._refused(state, admission, now)
+            if admission.refused:
+                self._refused(state, admission, now)
         succeeded = failed = False
         for frame in report.frames:
             row = state.rows.get(frame.request_id)

@@ -247,8 +247,8 @@ class Workers:
         for name, state in self._states.items():
             if name in formed:
                 state.told = waiting
-            gets_rows = name in active and self._rows_max(name, now) > len(state.rows)
-            told = waiting if gets_rows else _NOTHING
+            asks = any(waiting) and name in active
+            told = waiting if asks and self._rows_max(name, now) > len(state.rows) else _NOTHING
             if state.live and list(map(bool, told)) != list(map(bool, state.told)):
                 state.told = told
                 demands.append((name, told))
