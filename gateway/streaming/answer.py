@@ -470,7 +470,6 @@ class Answer(RowResult):
 
     @override
     def _end(self, outcome: "FinishReason.ValueType | SluiceError") -> None:
-        self.commit()
         if isinstance(outcome, SluiceError) and self.reader is not None:
             self.reader.stop(outcome)
         super()._end(outcome)

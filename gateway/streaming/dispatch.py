@@ -385,7 +385,7 @@ class Dispatch:
 
     def _take_back(self, row: SentRow, lost: str) -> None:
         """The row has no batcher any more; ``lost``: what it goes on without, should its answer have begun."""
-        row.batcher, row.held = "", False
+        row.batcher = ""
         self._gaps.pop(row.task.request_id, None)
         row.task.attempt = max(row.task.attempt, row.attempt.attempt) + 1
         row.attempt.fence(row.task.attempt, lost)

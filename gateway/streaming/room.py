@@ -185,7 +185,6 @@ class WaitingLine:
 
     def add(self, row: SentRow) -> None:
         """A row waits."""
-        self.freed = True
         rows = self._rows.setdefault(row.task.tenant, deque())
         if not rows:
             self._turns[row.task.tenant] = max(self._turns.get(row.task.tenant, 0.0), self._reached)

@@ -3,6 +3,7 @@
 import pytest
 
 from gateway.streaming.dispatch import (
+    AVOID_S,
     BATCHERS_MAX,
     LOSSES_MAX,
     NO_BATCHER_S,
@@ -426,6 +427,45 @@ def test_a_row_that_never_reached_a_batcher_is_innocent() -> None:
     for number in range(3 * LOSSES_MAX):
         desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=number)], desk.now)
     assert not desk.failed
+
+
+def test_what_took_a_row_with_it_once_is_not_counted_for_the_next_batcher_which_never_had_it() -> (
+    None
+):
+    desk = Desk("b1", "b2", "b3")
+    desk.hold()
+    desk.dispatch.gone("b1", desk.now)
+    assert desk.row.losses == 1
+    desk.dispatch.gone("b2", desk.now)
+    assert (desk.row.losses, desk.row.batcher) == (1, "b3")
+
+
+def next_batcher(desk: Desk, row_id: str) -> str:
+    """The batcher that gets another row now."""
+    row = sent_row(new_attempt(row_id), desk.now + 1000)
+    desk.dispatch.send(row, desk.now)
+    return row.batcher
+
+
+def test_a_batcher_that_gave_a_row_back_gets_no_other_for_a_second_whatever_it_says() -> None:
+    desk = Desk()
+    desk.returned()
+    desk.dispatch.heard("b1", desk.now)
+    assert next_batcher(desk, "r1") == "b2"
+    desk.now += AVOID_S
+    assert next_batcher(desk, "r2") == "b1"
+
+
+def test_a_lost_batcher_gets_rows_again_once_it_is_heard_of() -> None:
+    desk = Desk()
+    desk.dispatch.gone("b1", desk.now)
+    desk.now += 60.0
+    assert next_batcher(desk, "r1") == "b2"
+    desk.dispatch.heard("b1", desk.now)
+    assert next_batcher(desk, "r2") == "b1"
+    desk.dispatch.gone("b1", desk.now)
+    desk.dispatch.restart(desk.now)
+    assert next_batcher(desk, "r3") == "b1", "it was this gateway that was cut off"
 
 
 def test_rows_that_are_given_back_go_elsewhere_however_often() -> None:

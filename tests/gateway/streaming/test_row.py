@@ -16,7 +16,9 @@ STALL_S = 3.0
 
 def test_frames_in_order_are_taken() -> None:
     a = new_row(stall_s=STALL_S)
+    assert not a.taken
     assert list(a.accept(frame(0, [5, 6]), 1).token_ids) == [5, 6]
+    assert a.taken, "a frame proves that a batcher has it"
     assert list(a.accept(last(2, [7]), 1).token_ids) == [7]
     assert a.final is not None
 
