@@ -233,10 +233,16 @@ class RequestInspection:
 
     def _decided(self, original: str, normalized: Normalized, seen: set[Finding]) -> InspectedText:
         decision = apply(self.policy.actions, normalized.text, seen, self.placeholders())
-        found = []
-        for one in decision.taken:
-            start, end = normalized.original_span(one.start, one.end)
-            found.append(replace(one, start=start, end=end))
+        found = [
+            TakenAction(
+                one.rule,
+                one.severity,
+                one.action,
+                *normalized.original_span(one.start, one.end),
+                one.model,
+            )
+            for one in decision.taken
+        ]
         found += map(self._noticed, (*normalized.findings, *self._hidden(original)))
         found.sort(key=lambda each: (each.start, each.end, each.rule))
         return InspectedText(normalized.text, decision.text, tuple(found))

@@ -159,7 +159,8 @@ class Redactor:
         held, reach = self._text(), self._reach()
         found = self._scan(held, len(held))
         last = next(iter(view(held)[1][-reach:]), 0)
-        cut = _before(last, clusters((f.start, f.end) for f in found))
+        table = self._rules.table
+        cut = _before(last, clusters((f.start, f.end) for f in found if table.edits(f.rule)))
         rest = len(held) - max(cut, 0)
         if rest > 2 * reach:
             # Scanned again when it is twice as long: so every character is scanned a few times at most.
@@ -182,8 +183,8 @@ class Redactor:
         return self._held[0]
 
     def _scan(self, held: str, length: int) -> list[Finding]:
-        """The findings to act on that begin in the first ``length`` characters of ``held``, by offset in it."""
-        automaton, table = self._rules.automaton, self._rules.table
+        """The findings that begin in the first ``length`` characters of ``held``, by offset in it."""
+        automaton = self._rules.automaton
         before = self._context_chars(held)
         behind = view(held[length:])[1][: max(1, automaton.context_after)]
         beyond = length + (behind[-1] + 1 if behind else 0)
@@ -193,7 +194,7 @@ class Redactor:
         found = [
             replace(f, start=max(f.start - before, 0), end=min(f.end - before, length))
             for f in self._rules.scanner.scan(text)
-            if first <= f.start < before + length and f.end > before and table.edits(f.rule)
+            if first <= f.start < before + length and f.end > before
         ]
         return found + [
             replace(f, start=f.start - self.decided, end=f.end - self.decided)
