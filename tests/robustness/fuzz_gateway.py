@@ -158,9 +158,14 @@ class FuzzedGateway:
     async def start(self) -> None:
         """Subscribes to everything."""
         gateway = self.gateway
-        await gateway.shared.peers.start(
-            self.nats, gateway._answers, (gateway.reload, gateway.shared.usage)
-        )
+        shared = gateway.shared
+        answers = {
+            "hand_over": shared.keys.hand_over,
+            "clear_answers": shared.answers.forget,
+            "dry_run": gateway._safety.answer_dry_run,
+            **gateway._admin.answers,
+        }
+        await shared.peers.start(self.nats, answers, (gateway.reload, shared.usage))
         await gateway._exchange.start(self.nats)
         await gateway._transport.start(self.nats)
         gateway.shared.idempotency_keys._jetstream = self.nats
