@@ -88,6 +88,15 @@ async def cut(kind: str, mesh: FaultMesh) -> None:
     await _hold_and_heal(mesh)
 
 
+async def cut_and_kill(mesh: FaultMesh) -> None:
+    """Nothing goes through the links between gateways and NATS, and meanwhile a worker ends."""
+    for proxy in mesh.proxies(GATEWAY_NATS):
+        proxy.cut()
+    await asyncio.sleep(SETTLE_S)
+    mesh.kill("worker")
+    await _hold_and_heal(mesh)
+
+
 async def slow(kind: str, mesh: FaultMesh) -> None:
     """Everything takes longer on the links of a kind."""
     for proxy in mesh.proxies(kind):
@@ -292,6 +301,11 @@ FAULTS: Final[dict[str, Fault]] = {
         )
         for link in LINKS
     },
+    "gateway-nats-drop-worker-kill": Fault(
+        f"nothing goes through {GATEWAY_NATS} for {HOLD_S:g} s, and a worker is killed meanwhile",
+        cut_and_kill,
+        _links(GATEWAY_NATS),
+    ),
     **{
         f"{link}-delay": Fault(
             f"{link} is {DELAY_S * 1000:g} ms slower each way for {HOLD_S:g} s",
