@@ -1,6 +1,6 @@
 """Attention over the paged cache on CUDA, by the flash kernel that torch has for block tables; and CUDA graphs.
 
-What the kernel asks for (torch 2.13; `flash_fits` checks it): a cache [blocks, block tokens, kv heads, size] with a
+What the kernel asks for (torch from 2.12 on; `flash_fits`): a cache [blocks, block tokens, kv heads, size] with a
 multiple of 256 tokens, half precision, head sizes up to 256 in steps of 8, no cap on scores. Keys of a row are never
 split between thread blocks: with the automatic split the kernel gives NaN now and then over block tables
 (github.com/pytorch/torchtitan/issues/3235), and without it a row's numbers do not depend on the other rows.
@@ -53,15 +53,19 @@ def flash_fits(shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.d
     """Whether the kernel computes such layers here."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
         return False
-    if not {"block_table", "num_splits"} <= set(signature(_varlen_attn()).parameters):
-        return False
-    return dtype in (torch.bfloat16, torch.float16) and all(
+    fits = dtype in (torch.bfloat16, torch.float16) and all(
         s.key_size == s.value_size
         and s.key_size <= 256
         and s.key_size % 8 == 0
         and s.softcap is None
         for s in shapes
     )
+    if fits and not {"block_table", "num_splits"} <= set(signature(_varlen_attn()).parameters):
+        log.warning(
+            "torch before 2.12 has no kernel for block tables: attention is slower, and there are no CUDA graphs"
+        )
+        return False
+    return fits
 
 
 def _varlen_attn() -> Callable[..., Any]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_workers.engine.forward import load_model
+from model_workers.engine.forward import flash, load_model
 from model_workers.engine.forward.flash import (
     SIZES,
     DecodeGraphs,
@@ -213,3 +213,15 @@ def test_tokens_that_only_the_device_knows(models: Models) -> None:
 
 def test_the_kernel_is_not_for_cpus() -> None:
     assert not flash_fits([LayerShape(4, 2, 64, 64)], torch.bfloat16, torch.device("cpu"))
+
+
+def test_a_torch_without_the_kernel_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    device, shapes = torch.device("cuda"), [LayerShape(4, 2, 64, 64)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert flash_fits(shapes, torch.bfloat16, device)
+    assert not flash_fits(shapes, torch.float32, device)
+    monkeypatch.setattr(flash, "_varlen_attn", lambda: lambda query, window_size: None)
+    assert not flash_fits(shapes, torch.bfloat16, device)
+    assert "torch before 2.12" in caplog.text
