@@ -80,10 +80,6 @@ class Outcome:
         return self.job.progress.succeeded
 
     @property
-    def items_per_s(self) -> float:
-        return self.items / self.took_s
-
-    @property
     def tokens(self) -> int:
         """Computed, of prompts and answers."""
         return self.job.progress.prompt_tokens + self.job.progress.completion_tokens
@@ -124,17 +120,6 @@ class JobClient:
         with suppress(WrongJobState):
             await self._client.jobs.cancel(job)
         await self._client.jobs.delete(job)
-
-    async def first_result_s(self, lines: Iterator[Line] | Sequence[Line]) -> tuple[float, str]:
-        """Seconds from the call that creates a job to its first result at the client, and the job."""
-        whole = list(pieces(lines))
-        upload = await self._client.jobs.upload("in.jsonl", lambda: iter(whole))
-        spec = pb.JobSpec(model=self._model, input=pb.JobInput(upload_id=upload))
-        begun = time.perf_counter()
-        job = (await self._client.jobs.create(spec, uuid.uuid4().hex)).id
-        async for _ in self._client.jobs.results(job, follow=True):
-            break
-        return time.perf_counter() - begun, job
 
     async def answers(self, job: str) -> list[tuple[str, str]]:
         """Ids and answers, in order."""

@@ -115,17 +115,6 @@ def _work(history: History, priority_class: str) -> float:
     )
 
 
-def leftover_share(seed: int) -> tuple[float, float]:
-    """Tokens/s that bulk got beside interactive traffic, and what that leaves of what bulk gets alone.
-
-    Left is the part of the worker's time that interactive requests of this rate do not need when the worker is full.
-    """
-    urgent, flood = interactive(seed), bulk(seed)
-    mixed = play(together(urgent, flood), OURS).work_per_s["bulk"]
-    alone = play(flood, OURS).work_per_s["bulk"]
-    return mixed, alone * (1 - SHARE)
-
-
 def flooded_tenant_error(policy: Policy, seed: int) -> float:
     """One tenant sends `FLOODED` documents, then another a tenth of them."""
     trace = together(
