@@ -75,9 +75,9 @@ class StoredAnswer(_message.Message):
     restart_notice: _builtins.int
     """Index of the notice with which the last model began; 0 when there was one model alone."""
     escalation_reason: _builtins.str
-    """Why another model took over, if one did."""
+    """Why another model took over, if one did. Gateways do not write this any more."""
     first_token_s: _builtins.float
-    """From the arrival of the request to its first token, seconds; unset when there was none."""
+    """From the arrival of the request to its first token, seconds. Gateways do not write this any more."""
     @_builtins.property
     def started(self) -> _inference_pb2.Started:
         """The first event, with the model that gave the answer."""
