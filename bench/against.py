@@ -14,6 +14,7 @@ before them is left out.
 better; `also` has the 95 % interval of that median (bootstrap over rounds, 10,000 draws, seed 1).
 
 - `against_gateway_cpu`: 32 callers; milliseconds of CPU of the gateway's process a request.
+- `against_both_cpu`: the same runs; of the gateway's process and the batcher's.
 - `against_mesh_cpu`: the same runs; of all processes.
 - `against_requests_per_s`: the same runs; requests answered a second.
 - `against_lone_cpu`: one caller; of all processes.
@@ -148,14 +149,15 @@ async def measure(checkout: Path, head: str, rounds: int) -> list[Figure]:
                     side.extend(of_round)
     note = f"a one-token request; peer: {head}"
 
-    def gateway(cost: Cost) -> float:
-        return cost.cpu_ms["gateway"]
+    def cpu_ms(*processes: str) -> Callable[[Cost], float]:
+        return lambda cost: sum(cost.cpu_ms[process] for process in processes)
 
     def every(cost: Cost) -> float:
         return sum(cost.cpu_ms.values())
 
     return [
-        paired("against_gateway_cpu", "ms of CPU", note, many, gateway, MANY),
+        paired("against_gateway_cpu", "ms of CPU", note, many, cpu_ms("gateway"), MANY),
+        paired("against_both_cpu", "ms of CPU", note, many, cpu_ms("gateway", "batcher"), MANY),
         paired("against_mesh_cpu", "ms of CPU", note, many, every, MANY),
         paired("against_requests_per_s", "requests/s", note, many, lambda c: c.requests_per_s, MANY),
         paired("against_lone_cpu", "ms of CPU", note, lone, every, 1),
