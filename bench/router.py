@@ -94,7 +94,7 @@ def show(found: Sequence[Tradeoff], picture: Path | None, as_json: bool) -> None
 def decision(runs: int) -> Figure:
     """The median over runs of the 99th percentile of the worst corpus."""
     router = train(list(_made_up(LEARN_FROM)))
-    sides = (router.score, _dot_product)
+    sides = (router.prompts.score, _dot_product)
     by_corpus = {
         corpus: quantiles_ms(sides, list(islice(prompts(lines, SIZE_BYTES), COUNT)), runs)
         for corpus, lines in CORPORA.items()
