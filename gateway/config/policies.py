@@ -15,7 +15,7 @@ from gateway.routing.prediction import HeadKey, LearnedHead, policy_key
 from gateway.routing.router import Router
 from gateway.safety.compiled import CompiledPolicies, compile_policies, rule_names
 from gateway.safety.inspector import Inspector
-from gateway.safety.policy import Policies, load_policies
+from gateway.safety.policy import SafetyPolicies, load_policies
 from gateway.upstream.cascade import CHECKS
 from sluice.settings import ModelSettings, Settings, SettingsError
 from sluice.settings.routing import RoutingPolicy, Target
@@ -37,7 +37,7 @@ def load_all(settings: Settings, before: policies.Policies | None = None) -> pol
     return policies.Policies(settings, catalog, router, inspector)
 
 
-def read_policies(settings: Settings) -> Policies:
+def read_policies(settings: Settings) -> SafetyPolicies:
     """The policies of ``settings``, checked.
 
     Raises:

@@ -10,7 +10,7 @@ from gateway.safety.guards.entities import EntityTags
 from gateway.safety.guards.families import family_of
 from gateway.safety.output.automaton import watched_rules
 from gateway.safety.output.filter import OutputRules, output_rules
-from gateway.safety.policy import Policies, Policy, custom_rule
+from gateway.safety.policy import Policy, SafetyPolicies, custom_rule
 from gateway.safety.rules.lexicon import DENY_LIST, Lexicon
 from gateway.safety.rules.payloads import ENCODINGS
 from gateway.safety.rules.ruleset import RuleSet
@@ -87,7 +87,7 @@ class CompiledPolicies:
         return self.by_name[self.settings.default]
 
 
-def compile_policies(policies: Policies) -> CompiledPolicies:
+def compile_policies(policies: SafetyPolicies) -> CompiledPolicies:
     """Takes about a second at first, and a fifth of one for each policy later; another thread may scan meanwhile."""
     settings = policies.settings
     specs = (*default_rules(), *map(custom_rule, settings.rules))

@@ -14,7 +14,7 @@
         - {tenant: acme, policy: strict}
       dry_run: next
 
-A `Policies` never changes once it is loaded. A request keeps the policy that it began with.
+A `SafetyPolicies` never changes once it is loaded. A request keeps the policy that it began with.
 """
 
 import hashlib
@@ -110,7 +110,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Policies:
+class SafetyPolicies:
     """All policies of a file; its settings say which request gets which.
 
     Attributes:
@@ -128,7 +128,7 @@ def load_policies(
     known_rules: Collection[str] = (),
     known_models: Mapping[str, Sequence[str]] | None = None,
     token_classifiers: Collection[str] = (),
-) -> Policies:
+) -> SafetyPolicies:
     """The policies of a configuration.
 
     Args:
@@ -157,7 +157,7 @@ def load_policies(
         )
         for name, body in settings.policies.items()
     }
-    return Policies(policies, settings, known_models or {})
+    return SafetyPolicies(policies, settings, known_models or {})
 
 
 def _unrouted(choice: Choice) -> Choice:

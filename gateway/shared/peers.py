@@ -44,7 +44,7 @@ Answer = Callable[[Any], Awaitable[GatewayAnswer]]
 """What a gateway answers to the message that asks."""
 
 
-class Part(Protocol):
+class HelloPart(Protocol):
     """What says something with each hello."""
 
     def tell(self, hello: GatewayHello) -> None:
@@ -66,7 +66,7 @@ class Peers:
         self.gateway_id = gateway_id
         self.instance = secrets.token_hex(8)
         self._questions: Mapping[str, Answer] = {}
-        self._parts: Sequence[Part] = ()
+        self._parts: Sequence[HelloPart] = ()
         self._known: dict[str, tuple[float, GatewayHello]] = {}
         """When each was heard last, and what it said, by id."""
         self._client: Client | None = None
@@ -85,7 +85,7 @@ class Peers:
         return list(self.hellos)
 
     async def start(
-        self, client: Client, questions: Mapping[str, Answer], parts: Sequence[Part]
+        self, client: Client, questions: Mapping[str, Answer], parts: Sequence[HelloPart]
     ) -> None:
         """Takes the id and subscribes; ``questions``: what it answers, by the field of `GatewayQuestion` that asks.
 

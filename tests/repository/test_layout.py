@@ -1,6 +1,8 @@
 """The tree keeps its shape: what lies at the top, and how large files are."""
 
+import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,17 @@ TOP = {
     "supervisor",
     "tests",
 }
+PACKAGES = (
+    "batcher",
+    "cli",
+    "gateway",
+    "jobs",
+    "learning",
+    "model_workers",
+    "simulator",
+    "sluice",
+    "supervisor",
+)
 WEIGHTS = Path("model_workers/models")
 MIB = 1024 * 1024
 
@@ -81,3 +94,15 @@ def test_scripts_can_be_executed() -> None:
     assert scripts
     for script in scripts:
         assert (ROOT / script).stat().st_mode & 0o111, script
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_name_of_a_class_stands_for_two_in_a_package(package: str) -> None:
+    names = Counter(
+        name
+        for path in tracked_files()
+        if path.parts[0] == package and path.suffix == ".py" and "_pb2" not in path.name
+        for name in re.findall(r"^class (\w+)", (ROOT / path).read_text(encoding="utf-8"), re.M)
+    )
+    assert names
+    assert [name for name, count in names.items() if count > 1] == []

@@ -5,7 +5,7 @@ import pytest
 from gateway.safety.actions import Action, Choice
 from gateway.safety.compiled import CompiledPolicies, CompiledPolicy
 from gateway.safety.findings import Severity
-from gateway.safety.policy import Policies
+from gateway.safety.policy import SafetyPolicies
 from gateway.safety.rules.ruleset import RuleSet
 from sluice.errors import SettingsError
 from tests.gateway.safety.written import load_policies
@@ -36,7 +36,7 @@ safety:
 LISTS = {"deny.txt": "# words\nzebra\n\n  blue heron \n"}
 
 
-def load(text: str = FILE, **known: list[str]) -> Policies:
+def load(text: str = FILE, **known: list[str]) -> SafetyPolicies:
     return load_policies(text, LISTS.__getitem__, **known)
 
 
