@@ -97,7 +97,8 @@ class WorkerState:
         self.live, self.refuses = report.ready, False
         if report.HasField("counts"):
             self.counts = report.counts
-            self.told = self.told if not any(self.told) else ()
+            if any(self.told):
+                self.told = ()
 
     def admitted(self, batch_id: str) -> Sequence[Row]:
         """Its engine has taken a batch; returns the rows of it."""
