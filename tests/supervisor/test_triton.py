@@ -240,6 +240,23 @@ async def test_a_stopped_process_is_noticed(config: TritonConfig, server: bool) 
             os.kill(stopped, signal.SIGCONT)
 
 
+async def test_a_stub_that_stood_still_with_a_request_dies_when_it_goes_on(
+    config: TritonConfig,
+) -> None:
+    # As on a machine that pauses for more than a second: the supervisor replaces both.
+    async with running(config) as triton_:
+        [stub] = stub_pids(triton_.child.pid).values()
+        os.kill(stub, signal.SIGSTOP)
+        try:
+            with pytest.raises(aio.AioRpcError, match="not healthy"):
+                await answers(triton_, b"late")
+            watching = asyncio.create_task(until_lost(triton_.child, config, READY_S))
+        finally:
+            os.kill(stub, signal.SIGCONT)
+        await asyncio.wait_for(watching, BOUND_S)
+        assert stub_pids(triton_.child.pid) == {}
+
+
 async def test_a_killed_server_is_noticed_at_once_and_nothing_is_left(config: TritonConfig) -> None:
     async with running(config) as triton_, asyncio.timeout(BOUND_S):
         held = ask(triton_, b"open", {"hold": True})
