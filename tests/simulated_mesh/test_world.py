@@ -2,9 +2,15 @@
 
 import pytest
 
-from tests.simulated_mesh.mixed import FAST_S, INTERACTIVE, SLOW_S, TOKENS, MixedWorkersWorld
+from tests.simulated_mesh.backlogs import (
+    FAST_S,
+    INTERACTIVE,
+    SLOW_S,
+    TOKENS,
+    MixedWorkersWorld,
+    StoppedBatcherWorld,
+)
 from tests.simulated_mesh.poison import PoisonedWorld
-from tests.simulated_mesh.stopped import StoppedBatcherWorld
 from tests.simulated_mesh.world import World
 
 
