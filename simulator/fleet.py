@@ -38,8 +38,9 @@ SHIPPED: Final[Mapping[str, ProcessCost]] = {
 CORES: Final[Mapping[str, float]] = {"gateway": 1.0, "batcher": 1.0, "nats": 4.0, "triton": 1.0}
 """Cores that one process can use: gateway and batcher have one event loop, nats-server is given four. Of triton what is
 counted are the cores of the server and of the stub's streams, which stand beside each worker's engine."""
-REPLICAS: Final[Mapping[str, int]] = {"nats": 3}
-"""Servers that do the work of each task, where there is more than one: an upper bound, since none stores it."""
+SERVERS: Final[Mapping[str, int]] = {"nats": 2}
+"""Processes of a kind that a message passes at most, where there are so many: nats-servers pass it on from the one that
+its sender is connected to, to that of its reader. None stores it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,6 @@ def fleets(
     found = []
     for name, cost in costs.items():
         core_s, error_s = cost.core_s(tokens)
-        cores = requests_per_s * core_s * REPLICAS.get(name, 1)
+        cores = requests_per_s * core_s * min(SERVERS.get(name, 1), sizing.zones)
         found.append(fleet(name, cores / CORES.get(name, 1.0), error_s / core_s, sizing))
     return found

@@ -34,10 +34,16 @@ def test_the_error_widens_the_count() -> None:
     assert found.low < found.processes < found.high
 
 
-def test_nats_servers_store_each_task_three_times() -> None:
-    one, three = (fleets(1.0, 1.0, Sizing(), {name: COST})[0] for name in ("gateway", "nats"))
+@pytest.mark.parametrize(("zones", "servers"), [(1, 1), (2, 2), (3, 2), (5, 2)])
+def test_a_message_passes_the_servers_of_its_sender_and_its_reader(
+    zones: int, servers: int
+) -> None:
+    sizing = Sizing(0.3, zones)
+    gateway, nats = (fleets(1.0, 1.0, sizing, {name: COST})[0] for name in ("gateway", "nats"))
 
-    assert three.needed * 4 == pytest.approx(one.needed * 3)
+    assert nats.needed == pytest.approx(servers * gateway.needed / 4), (
+        "of four cores, stored nowhere"
+    )
 
 
 def test_the_shipped_costs_are_those_of_the_results() -> None:
