@@ -236,6 +236,7 @@ class Requests:
         self._end_late(now)
         while self._ended and (self._ended[0][0] <= now or len(self._ended) > ENDED_MAX):
             row = self._ended.popleft()[1]
+            row.batch = None  # which holds it
             if row.state is RowState.ENDED:
                 self._close(row, now)
         if self.queue.order.waiting or self._demanding:

@@ -13,8 +13,10 @@ from sluice.telemetry.tracing import TRACEPARENT
 from sluice.tls import open_channel
 from sluice.wire.codec import MalformedMessage, pack, unpack
 
-RENEWAL_REPORTS: Final = 4096
-"""Responses of a channel's request: Triton keeps 4.5 MB of them."""
+RENEWAL_BYTES: Final = 1024 * 1024
+"""Of the responses of a channel's request: Triton keeps them."""
+RESPONSE_BYTES: Final = 1100
+"""What Triton keeps of a response beside its report."""
 STREAM_END_S: Final = 1.0
 """How long a queued batch's stream may take to end by itself, so that Triton's spans are complete."""
 REQUEST_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -84,8 +86,8 @@ class WorkerClient:
 class Reports:
     """The reports of a channel in their order, while its request is now and then replaced by a new one.
 
-    Triton 2.51 keeps 1.1 KB of each response of a request until the request is complete
-    (docs/internals/notes-triton.md). The first responses of the new request may overtake the last ones of the old.
+    Triton 2.51 keeps each response of a request until the request is complete (docs/internals/notes-triton.md). The
+    first responses of the new request may overtake the last ones of the old.
 
     Attributes:
         renewing: the old request is not complete yet.
@@ -94,13 +96,13 @@ class Reports:
     def __init__(self, call: Call) -> None:
         self.renewing = False
         self._call = call
-        self._next = 0
+        self._next = self._kept = 0
         self._early: dict[int, worker_pb2.StepReport] = {}
 
     @property
     def wants_renewal(self) -> bool:
-        """Whether the request has had so many responses that it is to be replaced."""
-        return self._next > 0 and self._next % RENEWAL_REPORTS == 0 and not self.renewing
+        """Whether Triton keeps so much of the request's responses that it is to be replaced."""
+        return self._kept > RENEWAL_BYTES and not self.renewing
 
     async def next(self) -> worker_pb2.StepReport:
         """The next report; raises one of `FAULTS`."""
@@ -110,9 +112,10 @@ class Reports:
                 self._early[report.sequence] = report
             elif report is not None:
                 self._next = report.sequence + 1
+                self._kept += RESPONSE_BYTES + report.ByteSize()
                 return report
             elif self.renewing and not self._early:
-                self.renewing = False
+                self.renewing, self._kept = False, 0
             else:
                 raise ChannelBroken("the worker closed the channel")
         self._next += 1

@@ -8,6 +8,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from batcher.core.workers import ChannelBroken
+from batcher.workers import client
 from batcher.workers.client import Reports, WorkerRefused, step_report
 from sluice.internal.v1 import worker_pb2
 
@@ -18,8 +19,9 @@ COMPLETE = -1
 class Stream:
     """What comes on a stream: reports by number."""
 
-    def __init__(self, *numbers: int) -> None:
+    def __init__(self, *numbers: int, worker: str = "") -> None:
         self._numbers = list(numbers)
+        self._worker = worker
 
     async def read(self) -> Any:
         if not self._numbers:
@@ -27,7 +29,8 @@ class Stream:
         number = self._numbers.pop(0)
         contents = []
         if number != COMPLETE:
-            contents.append(worker_pb2.StepReport(sequence=number).SerializeToString())
+            report = worker_pb2.StepReport(worker=self._worker, sequence=number)
+            contents.append(report.SerializeToString())
         infer = service_pb2.ModelInferResponse(raw_output_contents=contents)
         return service_pb2.ModelStreamInferResponse(infer_response=infer)
 
@@ -61,6 +64,24 @@ async def test_reports_of_the_new_request_may_overtake_those_of_the_old(
 async def test_what_is_missing_breaks_the_channel(numbers: Iterable[int]) -> None:
     with pytest.raises(ChannelBroken):
         await renewed(*numbers, count=6)
+
+
+@pytest.mark.parametrize(("names", "reports"), [(0, 9), (10 * client.RESPONSE_BYTES, 1)])
+async def test_a_request_is_replaced_when_triton_keeps_much_of_its_responses(
+    names: int, reports: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "RENEWAL_BYTES", 9 * client.RESPONSE_BYTES)
+    stream: Any = Stream(*range(20), COMPLETE, 20, worker="w" * names)
+    found = Reports(stream)
+    for _ in range(reports):
+        assert not found.wants_renewal
+        await found.next()
+    assert found.wants_renewal
+    found.renewing = True
+    while found.renewing:
+        assert not found.wants_renewal
+        await found.next()
+    assert found.wants_renewal == bool(names)  # of the new request
 
 
 def test_a_request_that_the_worker_did_not_take_is_told_from_a_report() -> None:

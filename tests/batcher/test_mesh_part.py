@@ -163,7 +163,7 @@ async def test_a_channel_is_renewed_under_running_rows(
         await send(worker, request)
 
     monkeypatch.setattr(Worker, "_send", counted)
-    monkeypatch.setattr(client, "RENEWAL_REPORTS", 8)
+    monkeypatch.setattr(client, "RENEWAL_BYTES", 8 * client.RESPONSE_BYTES)
     tasks = [await gateway.ask(prompt=range(n, 99), max_tokens=LONG) for n in range(1, 4)]
     for task in tasks:
         answer = await gateway.finished(task, 30.0)

@@ -1,3 +1,5 @@
+import gc
+import weakref
 from collections.abc import Sequence
 
 import pytest
@@ -289,6 +291,20 @@ def test_only_so_many_ended_rows_are_kept(desk: Desk) -> None:
     desk.advance()
     assert len(desk.requests._rows) == ENDED_MAX
     assert "r0" not in desk.requests._rows
+
+
+def test_no_collection_is_needed_to_free_rows_that_are_forgotten(desk: Desk) -> None:
+    desk.run("a", "b")
+    rows = [weakref.ref(row) for row in desk.requests._rows.values()]
+    gc.disable()
+    try:
+        desk.step("a", 0, 1, end=frame_pb2.ROW_END_STOP)
+        desk.step("b", 0, 1, end=frame_pb2.ROW_END_STOP)
+        desk.advance(after_s=1)
+        desk.advance(after_s=ENDED_S)
+        assert [row() for row in rows] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_the_final_frame_carries_the_times_of_batcher_and_worker(desk: Desk) -> None:
