@@ -89,8 +89,8 @@ class OpenChannel(_message.Message):
     opening: _builtins.int
     """Counts the channels that this batcher has opened to this worker: a batch of another one is not taken."""
     renews: _builtins.bool
-    """Goes on with the channel of this opening: only its request is replaced, which ends. Triton keeps a part of every
-    response of a request until that ends.
+    """Goes on with the channel of this opening: only its request is replaced, which ends. Triton keeps every response of a
+    request until that ends.
     """
     def __init__(
         self,
