@@ -5,8 +5,10 @@
 CHECKOUT has a complete .venv of its own (`scripts/environment dev` there). Each round begins both meshes anew, which
 first alternates, because a process keeps the luck of its addresses for life: of one tree against itself such a pair
 differs by up to 5 %. Each is started by its own `sluice up` with one `engine: echo` model, 64 slots and everything else
-as shipped; one load generator of this tree, the plain stub, calls one mesh and then the other. What the idle one takes
-meanwhile counts for neither.
+as shipped; one load generator of this tree calls one mesh and then the other. It sends the same bytes to both, with the
+prompt where either reads it, parses nothing of the answer, and counts a request when its stream has ended: so trees
+with other messages are compared, and the client costs both the same. What the idle one takes meanwhile counts for
+neither.
 
 A round is `SLICES` times `REQUESTS` one-token requests to each side in turn, which goes first alternates; one slice
 before them is left out.
@@ -51,7 +53,6 @@ from bench.support.request_cost import (
     Server,
     interleaved,
 )
-from sluice.v1 import inference_pb2_grpc
 
 ROUNDS: Final = 7
 SLICES: Final = 6
@@ -81,7 +82,7 @@ async def mesh_of(checkout: Path, folder: Path) -> AsyncIterator[Server]:
             for number, child in enumerate(process.children(recursive=True)):
                 processes[f"{one['name']} child {number}"] = child
         async with grpc.aio.insecure_channel(found["address"]) as channel:
-            yield Server(inference_pb2_grpc.InferenceServiceStub(channel), MODEL, processes)
+            yield Server(channel, MODEL, processes)
     finally:
         down = [sluice, "down", "--state-dir", state]
         await asyncio.to_thread(subprocess.run, down, check=True, timeout=UP_S, cwd=folder)

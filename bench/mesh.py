@@ -169,7 +169,7 @@ async def bench_echo(gateway: "Stub", runs: int) -> list[Figure]:
     """The echo engine through the mesh beside a bare stream of one-token messages."""
     mesh = MeshClient(gateway, "echo")
     async with bare_server() as server:
-        bare = MeshClient(server.stub, "bare")
+        bare = MeshClient(inference_pb2_grpc.InferenceServiceStub(server.channel), "bare")
 
         async def through_mesh() -> float:
             return await mesh.tokens_per_s(STREAMS, ECHO_TOKENS)

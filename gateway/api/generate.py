@@ -1,4 +1,4 @@
-"""One call of Generate, from the request to its last event.
+"""One call of Generate, from the request to its last message.
 
 Several answers to one request (``n``) are a call each, inside the caller's. Each is admitted, limited, recorded, traced
 and kept by idempotency key for itself, so all that holds of one answer holds of each. Their rows have one prompt: a
@@ -128,7 +128,7 @@ class Generator:
         return min(timeout_s, settings.max_timeout_s)
 
     async def answer(self, request: GenerateRequest, call: AnyCall, write: Write) -> None:
-        """Passes all events of the answer to ``write``.
+        """Passes all messages of the answer to ``write``, which may keep and change them.
 
         Raises:
             SluiceError: the call ends with it.
@@ -153,7 +153,7 @@ class Generator:
     async def _answer_several(
         self, wire: GenerateRequest, request: ValidRequest, write: Write, log: RequestLog
     ) -> None:
-        """The events of all answers go to ``write``, one at a time and with the index of the answer.
+        """The messages of all answers go to ``write``, one at a time and with the index of the answer.
 
         Raises:
             SluiceError: the first that one of them raised; the others were cancelled.
@@ -161,13 +161,12 @@ class Generator:
         turn, reasons = asyncio.Lock(), dict[int, str]()
 
         async def answer(one: ValidRequest) -> None:
-            async def write_one(event: GenerateResponse) -> None:
-                if event.HasField("finished"):
-                    reasons[one.answer_index] = word_of(FinishReason, event.finished.reason)
-                numbered = GenerateResponse(answer_index=one.answer_index)
-                numbered.MergeFrom(event)
+            async def write_one(response: GenerateResponse) -> None:
+                if response.HasField("finished"):
+                    reasons[one.answer_index] = word_of(FinishReason, response.finished.reason)
+                response.answer_index = one.answer_index
                 async with turn:
-                    await write(numbered)
+                    await write(response)
 
             own = RequestLog(self.tracer, GENERATE.span, headers_of(log.server))
             further = self.limiter.call(one.priority_class, one.tenant)
@@ -373,7 +372,7 @@ class _GenerateCall(RunningCall):
         self._shared.answered(context, score, answer)
 
     async def _read(self, request: ValidRequest, answer: Answer | Replay) -> None:
-        """Writes the events of an answer as they come."""
+        """Writes the events of an answer as they come; those that are there together in one message."""
         self._request_id = answer.request_id
         limit = self._shared.settings.reader_buffer_tokens
         reader = Reader(len(request.resume), limit, self._has_events.set, self._stop)
@@ -384,21 +383,18 @@ class _GenerateCall(RunningCall):
                 await self._has_events.wait()
                 self._has_events.clear()
             self._log.started(started)
-            # Not interrupted: gRPC sends the headers with this event, and takes no status until it has.
+            response = answer.read(reader) or GenerateResponse()
+            response.started.CopyFrom(started)
+            # Not interrupted: gRPC sends the headers with this message, and takes no status until it has.
             self.paused = True
-            await self._put(GenerateResponse(started=started))
+            await self._put(request, response)
             self.resume()
-            finished = False
-            while not finished:
+            while not response.HasField("finished"):
+                await self._has_events.wait()
                 self._has_events.clear()
-                for event in answer.read(reader):
-                    if event.HasField("finished"):
-                        # Whoever has the whole answer gets it again from every gateway.
-                        await self._shared.state.keys.stored(request.key)
-                        finished = True
-                    await self._put(event)
-                if not finished:
-                    await self._has_events.wait()
+                if (new := answer.read(reader)) is not None:
+                    response = new
+                    await self._put(request, response)
         finally:
             answer.leave(reader, self.departure(request))
             self._log.delivered(answer, self._shared.catalog.settings)
@@ -408,12 +404,12 @@ class _GenerateCall(RunningCall):
         self._stopped = error
         self.expire()
 
-    async def _put(self, event: GenerateResponse) -> None:
-        if self._parts is None:
-            await self._write(event)
-            return
-        for one in self._parts.events(event):
-            await self._write(one)
+    async def _put(self, request: ValidRequest, response: GenerateResponse) -> None:
+        if response.HasField("finished"):
+            # Whoever has the whole answer gets it again from every gateway.
+            await self._shared.state.keys.stored(request.key)
+        if self._parts is None or self._parts.change(response):
+            await self._write(response)
 
 
 def _log_failure(error: SluiceError, tenant: str) -> None:

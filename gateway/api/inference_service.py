@@ -33,13 +33,13 @@ class InferenceService(InferenceServiceServicer):
         """See the proto."""
         unfinished, last = max(1, request.sampling.n), pb.GenerateResponse()
 
-        async def write(event: pb.GenerateResponse) -> None:
+        async def write(response: pb.GenerateResponse) -> None:
             nonlocal unfinished, last
-            unfinished -= event.HasField("finished")
+            unfinished -= response.HasField("finished")
             if unfinished:  # gRPC packs only what a method returns
-                await context.write(event.SerializeToString())
+                await context.write(response.SerializeToString())
             else:
-                last = event
+                last = response
 
         await self.generator.answer(request, context, write)
         return last
@@ -113,8 +113,8 @@ async def whole_answer(
         raise InvalidRequest.of("sampling.n", "must be 1 here; Generate gives several answers")
     answer = pb.GenerateTextResponse()
 
-    async def collect(event: pb.GenerateResponse) -> None:
-        add_event(answer, event)
+    async def collect(response: pb.GenerateResponse) -> None:
+        add_events(answer, response)
 
     await generator.answer(request, call, collect)
     return answer
@@ -124,25 +124,24 @@ _OF_MODEL: Final = "text", "reasoning", "token_ids", "logprobs", "hidden_indexes
 """Fields of an answer that are void when another model takes over."""
 
 
-def add_event(response: pb.GenerateTextResponse, event: pb.GenerateResponse) -> None:
-    """Adds the next ``event`` of a stream to the whole answer."""
-    match event.WhichOneof("event"):
-        case "started":
-            response.started.CopyFrom(event.started)
-        case "delta":
-            response.text += event.delta.text
-            response.reasoning += event.delta.reasoning
-            response.token_ids.extend(event.delta.token_ids)
-            response.logprobs.extend(event.delta.logprobs)
-            response.hidden_indexes.extend(event.delta.hidden_indexes)
-            response.tool_calls.extend(event.delta.tool_calls)
-        case "notice":
-            if event.notice.kind == pb.NOTICE_KIND_ESCALATED:
-                for field in _OF_MODEL:
-                    response.ClearField(field)
-            response.notices.append(event.notice)
-        case "finished":
-            response.finished.CopyFrom(event.finished)
+def add_events(whole: pb.GenerateTextResponse, response: pb.GenerateResponse) -> None:
+    """Adds the next message of a stream to the whole answer."""
+    if response.HasField("started"):
+        whole.started.CopyFrom(response.started)
+    if any(notice.kind == pb.NOTICE_KIND_ESCALATED for notice in response.notices):
+        for field in _OF_MODEL:
+            whole.ClearField(field)
+    whole.notices.extend(response.notices)
+    if response.HasField("delta"):
+        delta = response.delta
+        whole.text += delta.text
+        whole.reasoning += delta.reasoning
+        whole.token_ids.extend(delta.token_ids)
+        whole.logprobs.extend(delta.logprobs)
+        whole.hidden_indexes.extend(delta.hidden_indexes)
+        whole.tool_calls.extend(delta.tool_calls)
+    if response.HasField("finished"):
+        whole.finished.CopyFrom(response.finished)
 
 
 def _page_of(names: Sequence[str], size: int, token: str) -> tuple[Sequence[str], str]:

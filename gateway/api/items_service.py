@@ -12,9 +12,10 @@ from gateway.api.inference_service import whole_answer
 from gateway.api.interceptor import GrpcCall
 from gateway.api.texts import EMBED, answer_texts
 from gateway.identity.caller import Caller
+from gateway.validation.conversation import is_outdated
 from gateway.validation.requests import class_of
 from sluice.defaults import AUTO
-from sluice.errors import SluiceError, UnknownModel
+from sluice.errors import SluiceError, TransportUnavailable, UnknownModel
 from sluice.internal.v1.items_pb2 import (
     FindTokenEndsRequest,
     FindTokenEndsResponse,
@@ -91,6 +92,9 @@ class ItemsService(ItemsServiceServicer):
                 found = await answer_texts(self._generator, EMBED, asked, item)
                 used = ModelUsage(model=found.model, usage=found.usage)
                 return RunResponse(id=request.id, embedded=found, cost=self._cost([used]))
+            if asked.WhichOneof("input") is None and is_outdated(asked):
+                # No fault of the item: it waits at the sender.
+                raise TransportUnavailable("jobs is of an earlier release than gateways: update it")
             answer = await whole_answer(self._generator, asked, item)
         answer.ClearField("token_ids")
         return RunResponse(id=request.id, answer=answer, cost=self._cost(answer.finished.attempts))

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from gateway.api.inference_service import add_event
+from gateway.api.inference_service import add_events
 from gateway.http.requests import field_name
 from sluice.errors import InvalidRequest, PromptTooLong, SluiceError, UnknownModel
 from sluice.openai.answers import Shape, calls_of, choice, finish_reason, usage_of, whole_answer
@@ -33,7 +33,7 @@ def sse(value: Mapping[str, Any]) -> bytes:
 
 
 class HttpAnswer:
-    """The body of an answer that is written as its events come, or at their end.
+    """The body of an answer that is written as its messages come, or at their end.
 
     Attributes:
         request_id: of the request; empty until it is known. Of several answers it is the first that began.
@@ -43,20 +43,21 @@ class HttpAnswer:
     def __init__(self) -> None:
         self.request_id = self.model = ""
 
-    def take(self, event: pb.GenerateResponse) -> bytes:
-        """What the next ``event`` adds to a stream; may be empty."""
-        match event.WhichOneof("event"):
-            case "started":
-                self.request_id = self.request_id or event.started.request_id
-                self.model = event.started.model
-            case "delta":
-                return self.add(event.answer_index, event.delta)
-            case "notice" if event.notice.kind == pb.NOTICE_KIND_ESCALATED:
+    def take(self, response: pb.GenerateResponse) -> bytes:
+        """What the next message adds to a stream; may be empty."""
+        if response.HasField("started"):
+            self.request_id = self.request_id or response.started.request_id
+            self.model = response.started.model
+        for notice in response.notices:
+            if notice.kind == pb.NOTICE_KIND_ESCALATED:
                 # Nothing of the first model's answer was sent: requests of this API do not set accept_replace.
-                self.model = event.notice.model
-            case "finished":
-                return self.finish(event.answer_index, event.finished)
-        return b""
+                self.model = notice.model
+        index, sent = response.answer_index, b""
+        if response.HasField("delta"):
+            sent = self.add(index, response.delta)
+        if response.HasField("finished"):
+            sent += self.finish(index, response.finished)
+        return sent
 
     def add(self, index: int, delta: pb.Delta) -> bytes:
         """As `take`, of a piece of an answer."""
@@ -81,8 +82,8 @@ class WholeBody(HttpAnswer):
         self._answers = defaultdict[int, pb.GenerateTextResponse](pb.GenerateTextResponse)
 
     @override
-    def take(self, event: pb.GenerateResponse) -> bytes:
-        add_event(self._answers[event.answer_index], event)
+    def take(self, response: pb.GenerateResponse) -> bytes:
+        add_events(self._answers[response.answer_index], response)
         self.request_id = self._answers[0].started.request_id
         return b""
 

@@ -104,8 +104,8 @@ class ModelCalls:
         call.remaining_s = add_headers(call.metadata, request, streams=streams)
 
         # The head is sent with the first text: an error before it has a status of its own.
-        async def write(event: pb.GenerateResponse) -> None:
-            if (sent := answer.take(event)) and streams:
+        async def write(response: pb.GenerateResponse) -> None:
+            if (sent := answer.take(response)) and streams:
                 call.request_id = answer.request_id
                 await call.write(sent, head, more=True)
 

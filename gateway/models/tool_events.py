@@ -1,4 +1,4 @@
-"""Calls of tools, and reasoning, in the events of an answer whose text arrives in pieces.
+"""Calls of tools, and reasoning, in an answer whose text arrives in pieces.
 
 What has been found after some text depends on the text alone, not on how it was cut into pieces. A call is given out
 when its JSON is complete. What looks like a call and is none stays text: broken JSON, a tool that the request does not
@@ -57,8 +57,8 @@ class ToolCallParser:
         next(self._reading)
         return self._take()
 
-    def flush(self) -> Parsed:
-        """The rest, when no more text comes."""
+    def flush(self) -> str:
+        """The rest, when no more text comes: it is text."""
         end = self._rest.strip(_BLANKS + self._form.separators)
         if not (self._may_end and self._form.closing.startswith(end)):
             self._show(self._rest)
@@ -66,7 +66,7 @@ class ToolCallParser:
         if not self.calls:
             self._parsed.text += self._blanks
         self._blanks = ""
-        return self._take()
+        return self._take().text
 
     def _take(self) -> Parsed:
         parsed, self._parsed = self._parsed, Parsed()
@@ -186,7 +186,7 @@ _MARKS: Final = re.compile(f"([{REASONING}{REASONING_END}])")
 
 
 class PartEvents:
-    """Turns the events of one answer, as far as one call reads them, into events with calls and reasoning."""
+    """Finds calls and reasoning in the messages of one answer, as far as one call reads them."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class PartEvents:
         text_before: Callable[[int], str],
         held: int = 0,
     ) -> None:
-        """The events of an answer.
+        """The messages of an answer.
 
         Args:
             use: the tools of the request; None: it has none.
@@ -211,22 +211,19 @@ class PartEvents:
         """Tokens of the answer so far."""
         self._has_begun = False
 
-    def events(self, event: pb.GenerateResponse) -> Iterator[pb.GenerateResponse]:
-        """What the caller gets for the next ``event``."""
-        match event.WhichOneof("event"):
-            case "started":
-                self._request_id = event.started.request_id
-                self._use_model(event.started.model)
-            case "notice" if event.notice.kind == pb.NOTICE_KIND_ESCALATED:
-                self._use_model(event.notice.model)
+    def change(self, response: pb.GenerateResponse) -> bool:
+        """Makes the next message what the caller gets; whether anything is left of it."""
+        if response.HasField("started"):
+            self._request_id = response.started.request_id
+            self._use_model(response.started.model)
+        for notice in response.notices:
+            if notice.kind == pb.NOTICE_KIND_ESCALATED:
+                self._use_model(notice.model)
                 self._index = 0  # what a caller had of another model's answer is void
-            case "delta":
-                yield from self._delta(event.delta)
-                return
-            case "finished":
-                yield from self._finished(event.finished)
-                return
-        yield event
+        if response.HasField("delta") or response.HasField("finished"):
+            self._begin()
+            self._change_delta(response)
+        return bool(response.ListFields())
 
     def _use_model(self, model: str) -> None:
         tokenizer = self._tokenizer_of(model)
@@ -248,27 +245,21 @@ class PartEvents:
                 _, found = self._parse(self._text_before(self._index))
                 self._calls += len(found.calls)
 
-    def _delta(self, delta: pb.Delta) -> Iterator[pb.GenerateResponse]:
-        self._begin()
-        self._index = delta.index + len(delta.token_ids)
-        changed = pb.Delta()
-        changed.CopyFrom(delta)
-        changed.reasoning, found = self._parse(delta.text)
-        self._put(changed, found)
-        if changed.token_ids or changed.text or changed.tool_calls or changed.reasoning:
-            yield pb.GenerateResponse(delta=changed)
-
-    def _finished(self, finished: pb.Finished) -> Iterator[pb.GenerateResponse]:
-        self._begin()
-        tail = pb.Delta(index=self._index)
-        self._put(tail, Parsed() if self._parser is None else self._parser.flush())
-        if tail.text or tail.tool_calls:
-            yield pb.GenerateResponse(delta=tail)
-        changed = pb.Finished()
-        changed.CopyFrom(finished)
-        if self._calls and finished.reason == pb.FINISH_REASON_STOP:
-            changed.reason = pb.FINISH_REASON_TOOL_CALLS
-        yield pb.GenerateResponse(finished=changed)
+    def _change_delta(self, response: pb.GenerateResponse) -> None:
+        """Reads the text, and at the end of the answer what was held back of it."""
+        delta, finished, found = response.delta, response.HasField("finished"), Parsed()
+        if response.HasField("delta"):
+            self._index = delta.index + len(delta.token_ids)
+            delta.reasoning, found = self._parse(delta.text)
+        else:
+            delta.index = self._index
+        if finished and self._parser is not None:
+            found.text += self._parser.flush()
+        self._put(delta, found)
+        if not (delta.token_ids or delta.text or delta.tool_calls or delta.reasoning):
+            response.ClearField("delta")
+        if finished and self._calls and response.finished.reason == pb.FINISH_REASON_STOP:
+            response.finished.reason = pb.FINISH_REASON_TOOL_CALLS
 
     def _parse(self, text: str) -> tuple[str, Parsed]:
         """Of the next text the reasoning, and what the rest has."""

@@ -1,4 +1,4 @@
-"""One request that waits for its answer: frames go in, events come out.
+"""One request that waits for its answer: frames go in, messages with events come out.
 
 An `Answer` alone changes how far the answer is (`gateway.streaming.state`), which model gives it,
 and how many of the tokens are delivered. The text is that of its current row.
@@ -267,29 +267,27 @@ class Answer(RowResult):
         """What callers see of the tokens before ``index``."""
         return self.current.transcript.text_before(index) if index else ""
 
-    def read(self, reader: Reader) -> list[GenerateResponse]:
-        """The events that ``reader`` has not had, all unread tokens in one delta.
+    def read(self, reader: Reader) -> GenerateResponse | None:
+        """The events that ``reader`` has not had, all unread tokens in one delta; None: it has had all.
 
         Raises:
             SluiceError: the stream ended with it, or another call took over.
         """
         self._raise_error(reader)
-        events = [GenerateResponse(notice=notice) for notice in self._notices[reader.notices :]]
+        notices = self._notices[reader.notices :]
         reader.notices = len(self._notices)
         if self.hidden or (not self.current.shown and self.finished is None):
-            return events
+            return GenerateResponse(notices=notices) if notices else None
         text, end = self.current.transcript, self._end_index
-        delta = text.delta(reader.index, self.request.with_logprobs, end)
-        if delta is not None:
+        with_tail = end is None and self.finished is not None
+        delta = text.delta(reader.index, self.request.with_logprobs, end, with_tail=with_tail)
+        if delta is not None and delta.token_ids:
             self._add_resume_token(delta)
-            events.append(GenerateResponse(delta=delta))
         reader.advance(len(text.visible_ids[:end]))
         self._delivered = max(self._delivered, reader.index)
-        if self.finished is not None:
-            if end is None and (tail := text.tail_delta()) is not None:
-                events.append(GenerateResponse(delta=tail))
-            events.append(GenerateResponse(finished=self.finished))
-        return events
+        if delta is None and not notices and self.finished is None:
+            return None
+        return GenerateResponse(notices=notices, delta=delta, finished=self.finished)
 
     def _raise_error(self, reader: Reader) -> None:
         error = reader.displaced_by or self.error

@@ -99,19 +99,16 @@ class Replay(VisibleText):
         """Whether ``held``, tokens of ``model``, are the beginning of the answer, as far as a caller can know it."""
         return self._replaced(model) or self.visible_ids[: len(held)] == tuple(held)
 
-    def read(self, reader: Reader) -> list[GenerateResponse]:
+    def read(self, reader: Reader) -> GenerateResponse:
         """All events after the first one."""
         stored = self._stored
         notices = stored.notices[reader.notices :]
         if not stored.finished.usage.cached:
             notices = [_REPLAYED, *notices]
-        events = [GenerateResponse(notice=notice) for notice in notices]
-        if (delta := self.delta(reader.index, bool(self.logprobs))) is not None:
+        delta = self.delta(reader.index, bool(self.logprobs), with_tail=True)
+        if delta is not None and delta.token_ids:
             delta.resume_token = stored.delta.resume_token
-            events.append(GenerateResponse(delta=delta))
-        if (tail := self.tail_delta()) is not None:
-            events.append(GenerateResponse(delta=tail))
-        return [*events, GenerateResponse(finished=stored.finished)]
+        return GenerateResponse(notices=notices, delta=delta, finished=stored.finished)
 
     def _replaced(self, model: str) -> bool:
         return any(one.model == model for one in self._stored.replaced)

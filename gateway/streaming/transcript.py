@@ -46,12 +46,15 @@ class VisibleText:
     logprobs: Sequence[TokenLogprobs | None]
     tail = ""
 
-    def delta(self, start: int, with_logprobs: bool, end: int | None = None) -> Delta | None:
+    def delta(
+        self, start: int, with_logprobs: bool, end: int | None = None, *, with_tail: bool = False
+    ) -> Delta | None:
         """What is visible from token ``start`` to ``end`` (None: to the last), in one piece; None when it is empty."""
-        if start >= len(self.visible_ids[:end]):
+        tail = self.tail if with_tail else ""
+        if start >= len(self.visible_ids[:end]) and not tail:
             return None
         delta = Delta(
-            text="".join(self.texts[start:end]),
+            text="".join(self.texts[start:end]) + tail,
             index=start,
             logprobs=(
                 [one or _UNKNOWN for one in self.logprobs[start:end]] if with_logprobs else ()
@@ -59,10 +62,6 @@ class VisibleText:
         )
         put_tokens(delta, self.visible_ids[start:end], start)
         return delta
-
-    def tail_delta(self) -> Delta | None:
-        """The tail in a delta without tokens: a caller that reconnects at the end can tell it from known text."""
-        return Delta(text=self.tail, index=len(self.visible_ids)) if self.tail else None
 
     def text_before(self, index: int) -> str:
         """The text of the tokens before ``index``."""
@@ -185,9 +184,8 @@ class Transcript(VisibleText):
 
     def whole(self, with_logprobs: bool, end: int | None) -> tuple[Delta, list[int]]:
         """All that is visible up to token ``end`` (None: to the tail), and the length of each token's text."""
-        delta = self.delta(0, with_logprobs, end) or Delta()
-        delta.text += "" if end is not None else self.tail
-        return delta, [len(text) for text in self.texts[:end]]
+        delta = self.delta(0, with_logprobs, end, with_tail=end is None)
+        return delta or Delta(), [len(text) for text in self.texts[:end]]
 
     def starts_with(self, token_ids: Sequence[VisibleToken]) -> bool:
         """Whether ``token_ids`` are the beginning of the answer, as far as a caller can know it."""

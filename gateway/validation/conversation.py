@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
 from gateway.models.catalog import Catalog
 from gateway.models.speech import (
     BYTES_A_SECOND,
@@ -40,6 +43,12 @@ TOOLS_BYTES_MAX: Final = 256 << 10
 VALUES_MAX: Final = 16_384
 """Values in the JSON of all tools, or of all calls, of a request: each string is inspected like a message."""
 DEPTH_MAX: Final = 64
+_EARLIER_INPUTS: Final = frozenset({1, 2, 21})
+"""Numbers that prompt, chat and audio of a GenerateRequest had."""
+_OUTDATED: Final = (
+    "comes from a client of an earlier release, which would not read the answer: "
+    "generate its stubs again, or update the SDK; CHANGELOG.md says what changed in GenerateResponse"
+)
 _CALL_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -209,10 +218,16 @@ def conversation_of(
     if isinstance(request, pb.GenerateRequest) and kind == "audio":
         return Conversation((Turn(USER, request.audio.prompt),), raw=True)
     if kind is None:
-        found.add("input", "set prompt, chat or audio")
+        found.add("input", _OUTDATED if is_outdated(request) else "set prompt, chat or audio")
     else:
         found.check(bool(request.prompt.strip()), "prompt", "must not be empty")
     return Conversation((Turn(USER, request.prompt),), raw=request.raw_prompt)
+
+
+def is_outdated(request: Message) -> bool:
+    """Whether an input stands where clients put it that read one event a message: they would lose the others."""
+    unknown = UnknownFieldSet(request)
+    return any(unknown[at].field_number in _EARLIER_INPUTS for at in range(len(unknown)))
 
 
 def _chat(messages: Sequence[pb.ChatMessage], found: FieldViolations) -> Conversation:

@@ -498,7 +498,7 @@ class AsyncClient(AsyncCaller):
             try:
                 with channel.reading(call):
                     async for response in call:
-                        if (event := answer.accept(response)) is not None:
+                        for event in answer.accept(response):
                             retries.saw(event)
                             yield event
             except SluiceError as failed:

@@ -496,7 +496,7 @@ class Client(Caller):
             try:
                 with channel.reading(call):
                     for response in call:
-                        if (event := answer.accept(response)) is not None:
+                        for event in answer.accept(response):
                             retries.saw(event)
                             yield event
             except SluiceError as failed:

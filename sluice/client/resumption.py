@@ -98,26 +98,25 @@ class ResumableAnswer:
         request.resume.resume_token = self._resume_token
         return request
 
-    def accept(self, response: pb.GenerateResponse) -> Event | None:
-        """The event in `response`, or None when the caller has seen all of it.
+    def accept(self, response: pb.GenerateResponse) -> list[Event]:
+        """The events in `response` that the caller has not seen.
 
         Raises:
             InternalError: the message does not follow what came before it.
         """
-        kind = response.WhichOneof("event")
-        if kind != "started" and not self._call_started:
-            raise InternalError(f"the stream began with {kind} instead of started")
-        match kind:
-            case "started":
-                return self._accept_started(started_of(response.started))
-            case "delta":
-                return self._accept_delta(delta_of(response.delta), response.delta.resume_token)
-            case "notice":
-                return self._accept_notice(notice_of(response.notice))
-            case "finished":
-                self.complete = True
-                return finished_of(response.finished)
-        return None  # an event that this client is too old to know
+        events: list[Event] = []
+        if response.HasField("started"):
+            events.append(self._accept_started(started_of(response.started)))
+        elif not self._call_started:
+            raise InternalError("the stream began without started")
+        events += [self._accept_notice(notice_of(notice)) for notice in response.notices]
+        if response.HasField("delta"):
+            new = self._accept_delta(delta_of(response.delta), response.delta.resume_token)
+            events += () if new is None else (new,)
+        if response.HasField("finished"):
+            self.complete = True
+            events.append(finished_of(response.finished))
+        return events
 
     def _accept_started(self, event: Started) -> Event:
         self._call_started = True
@@ -196,8 +195,8 @@ class SeveralAnswers:
         self._parts = [(ResumableAnswer(self._request), AnswerBuilder()) for _ in range(count)]
         return self._request
 
-    def accept(self, response: pb.GenerateResponse) -> None:
-        """Takes the next message.
+    def accept(self, response: pb.GenerateResponse) -> list[Event]:
+        """Takes the next message; callers see no events.
 
         Raises:
             InternalError: it does not follow what came before it.
@@ -207,8 +206,9 @@ class SeveralAnswers:
                 f"the mesh sent answer {response.answer_index}, which was not asked for"
             )
         answer, builder = self._parts[response.answer_index]
-        if (event := answer.accept(response)) is not None:
+        for event in answer.accept(response):
             builder.add(event)
+        return []
 
     def build(self) -> tuple[Answer, ...]:
         """The answers; only when `complete`."""

@@ -853,49 +853,51 @@ Global___Resume: _TypeAlias = Resume  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):
-    """One event of an answer."""
+    """What is new of an answer: one event or several that are there together. Its fields are read in the order in which they
+    stand here. At least one event is set.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    STARTED_FIELD_NUMBER: _builtins.int
-    DELTA_FIELD_NUMBER: _builtins.int
-    NOTICE_FIELD_NUMBER: _builtins.int
-    FINISHED_FIELD_NUMBER: _builtins.int
     ANSWER_INDEX_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
+    NOTICES_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
     answer_index: _builtins.int
-    """Which of the n answers the event belongs to, from 0. Each answer has its own Started and Finished."""
+    """Which of the n answers the message belongs to, from 0. Each answer has its own Started and Finished."""
     @_builtins.property
     def started(self) -> Global___Started:
-        """Always the first."""
+        """In the first message of an answer, and in no other."""
+
+    @_builtins.property
+    def notices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Notice]:
+        """Information for the client, in order; the stream continues. They come before `delta`: behind all deltas of the
+        messages before, with or before the next one.
+        """
 
     @_builtins.property
     def delta(self) -> Global___Delta:
         """Text and tokens."""
 
     @_builtins.property
-    def notice(self) -> Global___Notice:
-        """Information for the client; the stream continues."""
-
-    @_builtins.property
     def finished(self) -> Global___Finished:
-        """Always the last."""
+        """In the last message of an answer, and in no other."""
 
     def __init__(
         self,
         *,
-        started: Global___Started | None = ...,
-        delta: Global___Delta | None = ...,
-        notice: Global___Notice | None = ...,
-        finished: Global___Finished | None = ...,
         answer_index: _builtins.int = ...,
+        started: Global___Started | None = ...,
+        notices: _abc.Iterable[Global___Notice] | None = ...,
+        delta: Global___Delta | None = ...,
+        finished: Global___Finished | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "notice", b"notice", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "finished", b"finished", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_index", b"answer_index", "delta", b"delta", "event", b"event", "finished", b"finished", "notice", b"notice", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_index", b"answer_index", "delta", b"delta", "finished", b"finished", "notices", b"notices", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "delta", "notice", "finished"]  # noqa: Y015
-    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 
@@ -1174,7 +1176,7 @@ Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
 
 @_typing.final
 class Notice(_message.Message):
-    """An event that does not end the stream."""
+    """Information that does not end the stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

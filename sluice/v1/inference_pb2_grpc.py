@@ -81,8 +81,9 @@ class InferenceServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Streams one answer: Started, then any number of Delta and Notice, then exactly one Finished. A stream that ends
-        without Finished ended with an error status.
+        """Streams one answer: Started, then any number of Delta and Notice, then exactly one Finished. What is there together
+        is in one message, so that a short answer may be one message. A stream that ends without Finished ended with an error
+        status.
         buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

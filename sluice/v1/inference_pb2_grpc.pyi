@@ -43,8 +43,9 @@ class InferenceServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
-    """Streams one answer: Started, then any number of Delta and Notice, then exactly one Finished. A stream that ends
-    without Finished ended with an error status.
+    """Streams one answer: Started, then any number of Delta and Notice, then exactly one Finished. What is there together
+    is in one message, so that a short answer may be one message. A stream that ends without Finished ended with an error
+    status.
     buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
     GenerateText: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateTextResponse]
@@ -72,8 +73,9 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Streams one answer: Started, then any number of Delta and Notice, then exactly one Finished. A stream that ends
-    without Finished ended with an error status.
+    """Streams one answer: Started, then any number of Delta and Notice, then exactly one Finished. What is there together
+    is in one message, so that a short answer may be one message. A stream that ends without Finished ended with an error
+    status.
     buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
     GenerateText: _aio.UnaryUnaryMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateTextResponse]  # type: ignore[assignment]
@@ -104,8 +106,9 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
-        """Streams one answer: Started, then any number of Delta and Notice, then exactly one Finished. A stream that ends
-        without Finished ended with an error status.
+        """Streams one answer: Started, then any number of Delta and Notice, then exactly one Finished. What is there together
+        is in one message, so that a short answer may be one message. A stream that ends without Finished ended with an error
+        status.
         buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """
 

@@ -56,7 +56,7 @@ async def test_json_has_logprobs_stop_and_notices(cli: Cli) -> None:
     notice = pb.Notice(kind=pb.NOTICE_KIND_RECOVERED, message="m")
     end = finished(1, pb.FINISH_REASON_STOP_SEQUENCE)
     end.finished.stop = "END"
-    script = [started(), pb.GenerateResponse(notice=notice), piece, end]
+    script = [started(), pb.GenerateResponse(notices=[notice]), piece, end]
     async with ScriptedService.serve([script]) as service:
         ran = await cli("generate", "p", "--json", "--logprobs", "1", "--address", service.address)
     answer = json.loads(ran.out)

@@ -187,7 +187,7 @@ async def test_the_services_of_compose_answer_and_are_healthy(tmp_path: Path) ->
             for model in ("small", "large"):
                 events = await ask(address, model)
                 assert events[0].started.model == model
-                assert events[-1].WhichOneof("event") == "finished"
+                assert events[-1].HasField("finished")
             for name in processes:
                 assert await asyncio.to_thread(deployed.healthy, name) is None
             await spans_of_every_service(receiver, address)

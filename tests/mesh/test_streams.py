@@ -73,17 +73,14 @@ async def ask(
     """Reads one answer to its end; the indexes of its tokens must follow one another."""
     received = Received()
     async for event in stub.Generate(request, timeout=TIMEOUT_S):
-        kind = event.WhichOneof("event")
-        if kind == "delta":
+        if event.HasField("delta"):
             assert event.delta.index == len(received.token_ids)
             if progress is not None and not received.token_ids:
                 progress.begin(received)
             received.text += event.delta.text
             received.token_ids += event.delta.token_ids
-        elif kind == "notice":
-            received.recovered |= event.notice.kind == pb.NOTICE_KIND_RECOVERED
-        elif kind == "finished":
-            received.reason = event.finished.reason
+        received.recovered |= any(one.kind == pb.NOTICE_KIND_RECOVERED for one in event.notices)
+        received.reason = received.reason or event.finished.reason
     assert received.reason, "the stream ended without Finished"
     return received
 

@@ -202,11 +202,11 @@ class GatewayProcess:
     ) -> None:
         while not request.finished:
             woken.clear()
-            for event in stream.read(reader):
-                if event.HasField("delta"):
-                    assert event.delta.index == len(request.tokens), "a gap or a doubled token"
-                    request.tokens += event.delta.token_ids
-                request.finished += event.HasField("finished")
+            if (response := stream.read(reader)) is not None:
+                if response.HasField("delta"):
+                    assert response.delta.index == len(request.tokens), "a gap or a doubled token"
+                    request.tokens += response.delta.token_ids
+                request.finished += response.HasField("finished")
             if not request.finished:
                 await woken.wait()
 

@@ -70,14 +70,8 @@ class StoredAnswer(_message.Message):
     RESTART_NOTICE_FIELD_NUMBER: _builtins.int
     REPLACED_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
-    ESCALATION_REASON_FIELD_NUMBER: _builtins.int
-    FIRST_TOKEN_S_FIELD_NUMBER: _builtins.int
     restart_notice: _builtins.int
     """Index of the notice with which the last model began; 0 when there was one model alone."""
-    escalation_reason: _builtins.str
-    """Why another model took over, if one did. Gateways do not write this any more."""
-    first_token_s: _builtins.float
-    """From the arrival of the request to its first token, seconds. Gateways do not write this any more."""
     @_builtins.property
     def started(self) -> _inference_pb2.Started:
         """The first event, with the model that gave the answer."""
@@ -112,16 +106,12 @@ class StoredAnswer(_message.Message):
         restart_notice: _builtins.int = ...,
         replaced: _abc.Iterable[Global___ReplacedModel] | None = ...,
         finished: _inference_pb2.Finished | None = ...,
-        escalation_reason: _builtins.str = ...,
-        first_token_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s", "delta", b"delta", "finished", b"finished", "first_token_s", b"first_token_s", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "finished", b"finished", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s", "delta", b"delta", "escalation_reason", b"escalation_reason", "finished", b"finished", "first_token_s", b"first_token_s", "notices", b"notices", "replaced", b"replaced", "restart_notice", b"restart_notice", "started", b"started", "text_lengths", b"text_lengths"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "finished", b"finished", "notices", b"notices", "replaced", b"replaced", "restart_notice", b"restart_notice", "started", b"started", "text_lengths", b"text_lengths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__first_token_s: _TypeAlias = _typing.Literal["first_token_s"]  # noqa: Y015
-    _WhichOneofArgType__first_token_s: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_token_s) -> _WhichOneofReturnType__first_token_s | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StoredAnswer: _TypeAlias = StoredAnswer  # noqa: Y015
 
@@ -423,11 +413,9 @@ class GatewayQuestion(_message.Message):
 
     WHO_FIELD_NUMBER: _builtins.int
     HAND_OVER_FIELD_NUMBER: _builtins.int
-    PREPARE_FIELD_NUMBER: _builtins.int
     ROUTER_HEALTH_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
     FORGET_FIELD_NUMBER: _builtins.int
-    TAKE_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     CLEAR_ANSWERS_FIELD_NUMBER: _builtins.int
@@ -440,10 +428,6 @@ class GatewayQuestion(_message.Message):
         """Hand over an idempotency key."""
 
     @_builtins.property
-    def prepare(self) -> Global___PrepareQuestion:
-        """Of an earlier release; nobody answers it."""
-
-    @_builtins.property
     def router_health(self) -> Global___RouterHealthQuestion:
         """How are the learned routers?"""
 
@@ -454,10 +438,6 @@ class GatewayQuestion(_message.Message):
     @_builtins.property
     def forget(self) -> Global___ForgetQuestion:
         """Drop what is in memory of a tenant, and write what is queued."""
-
-    @_builtins.property
-    def take(self) -> Global___TakeQuestion:
-        """Of an earlier release; nobody answers it."""
 
     @_builtins.property
     def running(self) -> _admin_pb2.ListRequestsRequest:
@@ -476,20 +456,18 @@ class GatewayQuestion(_message.Message):
         *,
         who: Global___WhoQuestion | None = ...,
         hand_over: Global___HandOverQuestion | None = ...,
-        prepare: Global___PrepareQuestion | None = ...,
         router_health: Global___RouterHealthQuestion | None = ...,
         dry_run: Global___DryRunQuestion | None = ...,
         forget: Global___ForgetQuestion | None = ...,
-        take: Global___TakeQuestion | None = ...,
         running: _admin_pb2.ListRequestsRequest | None = ...,
         cancel: _admin_pb2.CancelRequestsRequest | None = ...,
         clear_answers: _admin_pb2.ClearAnswersRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_answers", b"clear_answers", "dry_run", b"dry_run", "forget", b"forget", "hand_over", b"hand_over", "prepare", b"prepare", "question", b"question", "router_health", b"router_health", "running", b"running", "take", b"take", "who", b"who"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_answers", b"clear_answers", "dry_run", b"dry_run", "forget", b"forget", "hand_over", b"hand_over", "question", b"question", "router_health", b"router_health", "running", b"running", "who", b"who"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_answers", b"clear_answers", "dry_run", b"dry_run", "forget", b"forget", "hand_over", b"hand_over", "prepare", b"prepare", "question", b"question", "router_health", b"router_health", "running", b"running", "take", b"take", "who", b"who"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_answers", b"clear_answers", "dry_run", b"dry_run", "forget", b"forget", "hand_over", b"hand_over", "question", b"question", "router_health", b"router_health", "running", b"running", "who", b"who"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_question: _TypeAlias = _typing.Literal["who", "hand_over", "prepare", "router_health", "dry_run", "forget", "take", "running", "cancel", "clear_answers"]  # noqa: Y015
+    _WhichOneofReturnType_question: _TypeAlias = _typing.Literal["who", "hand_over", "router_health", "dry_run", "forget", "running", "cancel", "clear_answers"]  # noqa: Y015
     _WhichOneofArgType_question: _TypeAlias = _typing.Literal["question", b"question"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_question) -> _WhichOneofReturnType_question | None: ...
 
@@ -564,49 +542,6 @@ class ForgetQuestion(_message.Message):
 Global___ForgetQuestion: _TypeAlias = ForgetQuestion  # noqa: Y015
 
 @_typing.final
-class PrepareQuestion(_message.Message):
-    """Asked by gateways of an earlier release before policies are changed."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SECTIONS_FIELD_NUMBER: _builtins.int
-    COMPILED_FIELD_NUMBER: _builtins.int
-    sections: _builtins.str
-    """See PolicyRecord."""
-    compiled: _builtins.str
-    """Hash of what the sections compile to, with the lists and routers that they name."""
-    def __init__(
-        self,
-        *,
-        sections: _builtins.str = ...,
-        compiled: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compiled", b"compiled", "sections", b"sections"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PrepareQuestion: _TypeAlias = PrepareQuestion  # noqa: Y015
-
-@_typing.final
-class TakeQuestion(_message.Message):
-    """Asked by gateways of an earlier release when policies are changed."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TakeQuestion: _TypeAlias = TakeQuestion  # noqa: Y015
-
-@_typing.final
 class RouterHealthQuestion(_message.Message):
     """Asked to sum what each gateway has seen."""
 
@@ -648,7 +583,6 @@ class GatewayAnswer(_message.Message):
 
     INSTANCE_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
-    POLICIES_FIELD_NUMBER: _builtins.int
     ROUTER_HEALTH_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
@@ -657,8 +591,6 @@ class GatewayAnswer(_message.Message):
     """The process that answers."""
     problem: _builtins.str
     """Why it cannot do what is asked; empty when it can."""
-    policies: _builtins.str
-    """To PrepareQuestion."""
     @_builtins.property
     def router_health(self) -> _admin_pb2.GetRouterHealthResponse:
         """To RouterHealthQuestion."""
@@ -680,7 +612,6 @@ class GatewayAnswer(_message.Message):
         *,
         instance: _builtins.str = ...,
         problem: _builtins.str = ...,
-        policies: _builtins.str = ...,
         router_health: _admin_pb2.GetRouterHealthResponse | None = ...,
         dry_run: _safety_pb2.GetDryRunResponse | None = ...,
         running: _admin_pb2.ListRequestsResponse | None = ...,
@@ -688,7 +619,7 @@ class GatewayAnswer(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "dry_run", b"dry_run", "router_health", b"router_health", "running", b"running"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "dry_run", b"dry_run", "instance", b"instance", "policies", b"policies", "problem", b"problem", "router_health", b"router_health", "running", b"running"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "dry_run", b"dry_run", "instance", b"instance", "problem", b"problem", "router_health", b"router_health", "running", b"running"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

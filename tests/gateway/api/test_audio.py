@@ -224,7 +224,7 @@ async def test_a_chunk_that_was_lost_is_sent_again_with_its_audio(ears: Wire) ->
     await ears.batcher.send(again, frame(1, [13, 14, END], end=ROW_END_STOP))
     events = await events_of(call)
     assert text_of(events) == " w9 w10 w11 w12 w13 w14"
-    kinds = [event.notice.kind for event in events if event.HasField("notice")]
+    kinds = [event.notices[0].kind for event in events if event.notices]
     assert kinds == [pb.NOTICE_KIND_RECOVERED]
 
 

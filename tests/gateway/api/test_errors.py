@@ -29,8 +29,10 @@ from tests.gateway.kit.wire import (
     text_of,
     tokens_of,
 )
+from tests.support.events import EventStub
 
 GENERATE = "/sluice.v1.InferenceService/Generate"
+GENERATE_TEXT = "/sluice.v1.InferenceService/GenerateText"
 
 
 async def still_answers(wire: Wire) -> None:
@@ -40,9 +42,11 @@ async def still_answers(wire: Wire) -> None:
     assert text_of(await events_of(call)) == "hello"
 
 
-async def send_bytes(wire: Wire, payload: bytes) -> tuple[grpc.StatusCode, SluiceError]:
-    method: Any = wire.channel.unary_stream(GENERATE)
-    return await error_of(method(payload))
+async def send_bytes(
+    wire: Wire, payload: bytes, method: str = GENERATE
+) -> tuple[grpc.StatusCode, SluiceError]:
+    send: Any = wire.channel.unary_stream(method)
+    return await error_of(send(payload))
 
 
 BAD: list[tuple[pb.GenerateRequest, str, str, list[str]]] = [
@@ -85,10 +89,25 @@ async def test_every_bad_request_gets_its_typed_error(wire: Wire) -> None:
 
 
 async def test_bytes_that_are_not_utf_8(wire: Wire) -> None:
-    code, error = await send_bytes(wire, b"\x0a\x02\xff\xfe")
+    code, error = await send_bytes(wire, b"\xb2\x01\x02\xff\xfe")
     assert (code.name, error.reason) == ("INVALID_ARGUMENT", "REQUEST_INVALID")
     assert "UTF-8" in error.message
     await still_answers(wire)
+
+
+@pytest.mark.parametrize("method", [GENERATE, GENERATE_TEXT])
+@pytest.mark.parametrize("tag", [b"\x0a", b"\x12", b"\xaa\x01"])
+async def test_a_client_of_the_release_before_is_told_so(
+    wire: Wire, method: str, tag: bytes
+) -> None:
+    """It has prompt, chat and audio at 1, 2 and 21, and would find no event in the messages of an answer."""
+    request = prompt(sampling=pb.SamplingParams(max_tokens=1))
+    request.ClearField("input")
+    code, error = await send_bytes(wire, tag + b"\x02hi" + request.SerializeToString(), method)
+    assert (code.name, error.reason) == ("INVALID_ARGUMENT", "REQUEST_INVALID")
+    assert [violation.field for violation in error.violations] == ["input"]
+    assert "earlier release" in error.message
+    assert "generate its stubs again" in error.message
 
 
 async def test_bytes_that_are_no_message(wire: Wire) -> None:
@@ -286,7 +305,7 @@ async def test_a_newer_call_ends_one_that_is_not_read(nats_url: str, model_folde
         end = sum(len(one.token_ids) for one in frames)
         own = (("grpc.use_local_subchannel_pool", 1),)  # another connection
         async with grpc.aio.insecure_channel(wire.gateway.address, own) as channel:
-            second = InferenceServiceStub(channel).Generate(request)
+            second = EventStub(InferenceServiceStub(channel)).Generate(request)
             await second.read()
             await wire.until(lambda: wire.gateway.active == 1)
             await wire.batcher.send(task, last(end))

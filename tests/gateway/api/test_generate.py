@@ -126,7 +126,7 @@ async def test_frames_of_an_earlier_attempt_are_fenced_out(wire: Wire) -> None:
     await wire.batcher.send(task, frame(2, stale, attempt=0), last(2, answer[2:], attempt=1))
     events = await events_of(call)
     assert tokens_of(events) == answer
-    assert [e.notice.kind for e in events if e.HasField("notice")] == [pb.NOTICE_KIND_RECOVERED]
+    assert [e.notices[0].kind for e in events if e.notices] == [pb.NOTICE_KIND_RECOVERED]
 
 
 async def test_bytes_that_are_no_frames_change_nothing(wire: Wire) -> None:
@@ -265,7 +265,7 @@ async def test_a_row_goes_on_at_another_batcher_behind_the_tokens_that_arrived(
         await other.send(again, last(1, answer[1:]))
         events = await events_of(call)
     assert tokens_of(events) == answer
-    assert [e.notice.kind for e in events if e.HasField("notice")] == [pb.NOTICE_KIND_RECOVERED]
+    assert [e.notices[0].kind for e in events if e.notices] == [pb.NOTICE_KIND_RECOVERED]
 
 
 async def test_a_batcher_that_nobody_has_subscribed_for_is_passed_over_at_once(

@@ -5,6 +5,7 @@ from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.tokenizer import END, SPECIALS
 from tests.gateway.kit.wire import Wire, error_of, events_of, prompt, resumed, text_of, tokens_of
+from tests.support.events import kind_of
 
 
 def keyed(
@@ -19,7 +20,7 @@ async def test_a_newer_call_takes_over_from_what_it_holds(wire: Wire) -> None:
     task = await wire.batcher.task()
     answer = wire.tokens("hello world, how are you?")
     await wire.batcher.send(task, frame(0, answer[:3]))
-    while (event := await first.read()).WhichOneof("event") != "delta":
+    while kind_of(event := await first.read()) != "delta":
         started = event.started
     second = wire.stub.Generate(keyed(held=answer[:2]))
     assert (await second.read()).started.request_id == started.request_id
@@ -37,7 +38,7 @@ async def test_a_newer_call_without_tokens_gets_all_of_it(wire: Wire) -> None:
     task = await wire.batcher.task()
     answer = wire.tokens("hello world")
     await wire.batcher.send(task, frame(0, answer[:2]))
-    while (await first.read()).WhichOneof("event") != "delta":
+    while kind_of(await first.read()) != "delta":
         pass
     second = wire.stub.Generate(keyed())
     await second.read()
@@ -54,7 +55,7 @@ async def test_a_finished_answer_is_replayed(wire: Wire) -> None:
     again = await events_of(wire.stub.Generate(keyed()))
     assert text_of(again) == text_of(once)
     assert again[0].started == once[0].started
-    assert again[1].notice.kind == pb.NOTICE_KIND_REPLAYED
+    assert again[1].notices[0].kind == pb.NOTICE_KIND_REPLAYED
     assert again[-1].finished == once[-1].finished
     rest = await events_of(wire.stub.Generate(keyed(held=answer[:1])))
     assert tokens_of(rest) == answer[1:]

@@ -90,6 +90,20 @@ async def test_an_item_whose_time_is_over_is_not_begun(wire: Wire) -> None:
     await call.done_writing()
 
 
+async def test_items_of_an_earlier_release_wait_until_it_is_updated(wire: Wire) -> None:
+    """Its gateway's error would make dead letters of them."""
+    earlier = item(1, "hello")
+    earlier.request.ClearField("input")
+    earlier.request.MergeFromString(b"\x0a\x05hello")
+    call: Any = ItemsServiceStub(wire.channel).Run()
+    await call.write(earlier)
+    await call.done_writing()
+    refused = await asyncio.wait_for(call.read(), BOUND_S)
+    error = from_status(status_pb2.Status.FromString(refused.error))
+    assert isinstance(error, errors.TransportUnavailable)
+    assert "earlier release" in error.message
+
+
 async def test_items_beyond_what_a_tenant_may_have_are_not_read_and_none_is_refused(
     nats_url: str, model_folder: Path
 ) -> None:

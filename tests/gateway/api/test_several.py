@@ -9,6 +9,7 @@ from sluice.internal.v1.task_pb2 import Task
 from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.wire import Wire, error_of, events_of, prompt, resumed, text_of
+from tests.support.events import kinds_of
 
 
 def several(n: int = 3, **fields: Any) -> pb.GenerateRequest:
@@ -56,7 +57,7 @@ async def test_each_answer_is_one_of_its_own(wire: Wire) -> None:
     answers = by_answer(await events_of(call))
     assert sorted(answers) == [0, 1, 2]
     for index, events in answers.items():
-        assert [event.WhichOneof("event") for event in events] == ["started", "delta", "finished"]
+        assert kinds_of(events) == ["started", "delta", "finished"]
         assert text_of(events) == ("another" if index else "the first")
         assert events[-1].finished.reason == pb.FINISH_REASON_LENGTH
     counted = [answers[i][-1].finished.usage.prompt_tokens for i in range(3)]
@@ -73,7 +74,7 @@ async def test_a_key_names_all_answers(wire: Wire) -> None:
     assert {i: text_of(events) for i, events in again.items()} == {
         i: text_of(events) for i, events in first.items()
     }
-    assert all(e[1].notice.kind == pb.NOTICE_KIND_REPLAYED for e in again.values())
+    assert all(e[1].notices[0].kind == pb.NOTICE_KIND_REPLAYED for e in again.values())
 
 
 async def test_a_caller_that_leaves_cancels_all_rows(wire: Wire) -> None:

@@ -30,7 +30,7 @@ def saying(
 
 
 def notices(events: Sequence[pb.GenerateResponse]) -> list[pb.Notice]:
-    return [event.notice for event in events if event.HasField("notice")]
+    return [event.notices[0] for event in events if event.notices]
 
 
 async def explained(wire: Wire, request_id: str) -> RequestRecord:

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gateway.identity.resume_token import ResumeKey, ResumeToken
+from gateway.streaming.answer import Answer, Reader
 from gateway.streaming.dispatch import Dispatch, Outgoing
+from gateway.streaming.idempotency import Replay
 from gateway.streaming.registry import Registry
 from gateway.streaming.room import Line, Room, SentRow, line_of
 from gateway.streaming.row import Row
@@ -13,8 +15,9 @@ from gateway.streaming.transcript import Transcript
 from sluice.internal.v1.frame_pb2 import Frame, FrameBundle, RowRef, RowTimings
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import ModelSettings
-from sluice.v1.inference_pb2 import Started, Timings
+from sluice.v1.inference_pb2 import GenerateResponse, Started, Timings
 from sluice.wire.clock import duration
+from tests.support.events import events_in
 
 BATCHER: Final = "b1"
 RESUME_KEY: Final = ResumeKey("secret")
@@ -131,3 +134,9 @@ def said(outgoing: Outgoing) -> dict[str, list[str]]:
         told["cancel"] += [ref.request_id for ref in message.cancel.rows]
         told["ask"] += [asked.request_id for asked in message.query.rows]
     return {word: rows for word, rows in told.items() if rows}
+
+
+def read(answer: Answer | Replay, reader: Reader) -> list[GenerateResponse]:
+    """The events that the reader has not had, each in a message of its own."""
+    response = answer.read(reader)
+    return [] if response is None else list(events_in(response))

@@ -47,6 +47,7 @@ from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from sluice.v1.safety_pb2_grpc import SafetyServiceStub
 from sluice.wire import tokens
 from tests.gateway.kit.batcher import BOUND_S, WireBatcher, wire_batcher
+from tests.support.events import EventStub
 
 MODELS: Final = ("small", "large")
 RESUME_KEY: Final = "of all gateways of a test"
@@ -114,7 +115,8 @@ class Wire:
 
     @property
     def stub(self) -> Any:
-        return InferenceServiceStub(self.channel)
+        """Its calls of Generate give one event at a time, so that no test depends on what came in one message."""
+        return EventStub(InferenceServiceStub(self.channel))
 
     @property
     def http(self) -> str:

@@ -31,7 +31,7 @@ NAMES = ("now", "weather")
 
 def parse(form: ToolFormat, pieces: Sequence[str], **options: Any) -> Parsed:
     parser, whole = ToolCallParser(form, NAMES, **options), Parsed()
-    for parsed in (*map(parser.push, pieces), parser.flush()):
+    for parsed in (*map(parser.push, pieces), Parsed(parser.flush())):
         whole.text += parsed.text
         whole.calls += parsed.calls
     return whole

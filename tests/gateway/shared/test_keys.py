@@ -21,6 +21,7 @@ from tests.gateway.kit.wire import (
     text_of,
     tokens_of,
 )
+from tests.support.events import kind_of
 
 
 def keyed(
@@ -62,7 +63,7 @@ async def test_the_other_gateway_takes_a_running_call_over(wires: tuple[Wire, Wi
     task = await one.batcher.task()
     answer = one.tokens("hello world, how are you?")
     await one.batcher.send(task, frame(0, answer[:3]))
-    while (event := await first.read()).WhichOneof("event") != "delta":
+    while kind_of(event := await first.read()) != "delta":
         seed = event.started.seed
     second = two.stub.Generate(keyed(held=answer[:2]))
     code, error = await error_of(first)
@@ -90,7 +91,7 @@ async def test_the_other_gateway_replays_a_complete_answer(
     again = await events_of(two.stub.Generate(keyed()))
     assert text_of(again) == text_of(once)
     assert again[0].started == once[0].started
-    assert again[1].notice.kind == pb.NOTICE_KIND_REPLAYED
+    assert again[1].notices[0].kind == pb.NOTICE_KIND_REPLAYED
     assert again[-1].finished == once[-1].finished
     rest = await events_of(two.stub.Generate(keyed(held=answer[:1])))
     assert tokens_of(rest) == answer[1:]
@@ -130,7 +131,7 @@ async def test_a_gateway_that_is_gone_is_not_waited_for(wires: tuple[Wire, Wire]
     task = await one.batcher.task()
     answer = two.tokens("hello world, how are you?")
     await two.batcher.send(task, frame(0, answer[:3]))
-    while (await first.read()).WhichOneof("event") != "delta":
+    while kind_of(await first.read()) != "delta":
         pass
     # As when the process is killed: its connection to NATS is gone, its record stays.
     assert one.gateway.shared.peers._client is not None

@@ -6,8 +6,10 @@ from sluice.errors import Cancelled, SlowReader
 from sluice.internal.v1.gateway_pb2 import StoredAnswer
 from sluice.v1.inference_pb2 import Delta, Finished, GenerateResponse, Notice, Started
 from sluice.wire.tokens import tokens_of
+from tests.gateway.kit import rows
 from tests.gateway.kit.rows import RESUME_KEY, Asked, dispatch_to, new_row
 from tests.gateway.streaming.test_registry import ids
+from tests.support.events import kinds_of
 
 FINISHED = Finished(model="m")
 
@@ -44,7 +46,7 @@ def reader_of(made: Answer, index: int = 0, model: str = "", limit: int = 4) -> 
 def read(made: Answer, reader: Reader, *, ended: bool = False) -> list[GenerateResponse]:
     if ended:
         made.finished = FINISHED
-    return made.read(reader)
+    return rows.read(made, reader)
 
 
 def stored_of(made: Answer) -> StoredAnswer:
@@ -133,14 +135,14 @@ def test_a_restart_begins_with_its_notice_and_all_of_the_new_answer() -> None:
     escalated(made, "xy", "large", 7)
     made._notices.append(Notice(message="later"))
     notice, later, event = read(made, reader)
-    assert notice.notice.model == "large"
-    assert later.notice.message == "later"
+    assert notice.notices[0].model == "large"
+    assert later.notices[0].message == "later"
     assert (event.delta.text, event.delta.index) == ("xy", 0)
     assert proven(event.delta, "xy", "large")
     # A caller that comes again with tokens of the first model begins at the restart.
     events = read(made, reader_of(made, 2, "m"))
-    assert [one.WhichOneof("event") for one in events] == ["notice", "notice", "delta"]
-    assert (events[0].notice.model, events[2].delta.text) == ("large", "xy")
+    assert kinds_of(events) == ["notices", "notices", "delta"]
+    assert (events[0].notices[0].model, events[2].delta.text) == ("large", "xy")
     # One with tokens of the second goes on behind them, and has heard all notices.
     (event,) = read(made, reader_of(made, 1, "large"))
     assert event.delta.text == "y"
@@ -188,7 +190,7 @@ def test_what_rules_withhold_is_shown_as_far_as_it_was_and_no_further() -> None:
     made.block(("rule",), 1.0)
     assert made.withheld_by == ("rule",)
     events = read(made, reader_of(made))
-    assert [one.WhichOneof("event") for one in events] == ["delta", "finished"]
+    assert kinds_of(events) == ["delta", "finished"]
     assert events[0].delta.text == "abcd"
     assert proven(events[0].delta, "abcd")
     stored = stored_of(made)
@@ -204,7 +206,7 @@ def test_what_a_caller_holds_already_is_not_withheld_from_it() -> None:
     assert event.delta.text == "abc"
     other = answer_of(attempt("abcd"))
     other.block(("rule",), 1.0)
-    assert [one.WhichOneof("event") for one in read(other, reader_of(other))] == ["finished"]
+    assert kinds_of(read(other, reader_of(other))) == ["finished"]
 
 
 def test_what_was_delivered_of_a_void_answer_does_not_count_for_the_next() -> None:
@@ -213,7 +215,7 @@ def test_what_was_delivered_of_a_void_answer_does_not_count_for_the_next() -> No
     escalated(made, "secret", "large")
     made.block(("rule",), 1.0)
     events = read(made, reader_of(made))
-    assert [one.WhichOneof("event") for one in events] == ["finished"]
+    assert kinds_of(events) == ["finished"]
     assert stored_of(made).delta.text == ""
 
 
@@ -222,9 +224,9 @@ def test_while_the_answer_is_hidden_notices_are_read_alone() -> None:
     reader = reader_of(made)
     made._notices.append(Notice(message="waits"))
     made.holding = True
-    (notice,) = made.read(reader)
-    assert (notice.notice.message, reader.index) == ("waits", 0)
-    assert made.read(reader) == []
+    (notice,) = read(made, reader)
+    assert (notice.notices[0].message, reader.index) == ("waits", 0)
+    assert made.read(reader) is None
     made.holding = False
     delta, finished = read(made, reader, ended=True)
     assert (delta.delta.text, finished.finished) == ("abc", FINISHED)
@@ -237,7 +239,7 @@ def test_a_caller_that_reads_before_the_first_token_makes_no_text() -> None:
     reader = reader_of(made)
     made._notices.append(Notice(message="waits"))
     (notice,) = read(made, reader)
-    assert notice.notice.message == "waits"
+    assert notice.notices[0].message == "waits"
     assert first._text is None
     say(first, "a")
     (event,) = read(made, reader)

@@ -12,7 +12,7 @@ from gateway.streaming.state import StreamState
 from sluice.errors import DeadlinePassed
 from sluice.v1.inference_pb2 import FINISH_REASON_CONTENT_FILTER, FINISH_REASON_STOP, Started
 from tests.gateway.kit.batcher import frame, last
-from tests.gateway.kit.rows import Asked, dispatch_to, hold, new_row, said, sent_row, take
+from tests.gateway.kit.rows import Asked, dispatch_to, hold, new_row, read, said, sent_row, take
 
 SAFE, UNSAFE = GuardVerdict(flagged=False), GuardVerdict(True, ("S1",))
 STALL_S = 3.0
@@ -60,7 +60,7 @@ class Bench:
         self.stream.verdict_passed(2.0)
 
     def text(self) -> str:
-        return "".join(event.delta.text for event in self.stream.read(self.reader))
+        return "".join(event.delta.text for event in read(self.stream, self.reader))
 
 
 def test_held_back_text_of_any_length_is_released_whole() -> None:
@@ -81,7 +81,7 @@ def test_an_ended_row_is_not_asked_about_while_its_answer_waits_for_a_verdict() 
     bench.registry.tick(5.0)
     assert said(bench.dispatch.drain()) == {}
     bench.decide(SAFE)
-    delta, finished = bench.stream.read(bench.reader)
+    delta, finished = read(bench.stream, bench.reader)
     assert (delta.delta.text, finished.finished.reason) == ("abc", FINISH_REASON_STOP)
     assert len(bench.registry) == 0
 
@@ -91,7 +91,7 @@ def test_the_deadline_ends_an_answer_without_a_verdict() -> None:
     bench.take("abc", final=True)
     bench.registry.tick(10.0)
     with pytest.raises(DeadlinePassed):
-        bench.stream.read(bench.reader)
+        read(bench.stream, bench.reader)
 
 
 @pytest.mark.parametrize("final", [False, True])
@@ -102,13 +102,13 @@ def test_a_blocked_answer_shows_what_was_taken_and_no_more(final: bool) -> None:
     bench.take("cd", 2, final=final)
     bench.dispatch.drain()
     bench.stream.block(("guard.g.S1",), 2.0)
-    (finished,) = bench.stream.read(bench.reader)
+    (finished,) = read(bench.stream, bench.reader)
     assert finished.finished.reason == FINISH_REASON_CONTENT_FILTER
     assert finished.finished.usage.completion_tokens == 4
     assert said(bench.dispatch.drain()) == ({} if final else {"cancel": ["r1"]})
     again = Reader(0, 4, lambda: None)
     bench.stream.join(again)
-    assert bench.stream.read(again)[0].delta.text == "ab"
+    assert read(bench.stream, again)[0].delta.text == "ab"
 
 
 def test_a_reroute_restarts_the_answer_and_voids_the_first_one() -> None:
@@ -122,8 +122,8 @@ def test_a_reroute_restarts_the_answer_and_voids_the_first_one() -> None:
     assert bench.guards.checks.decide(stale[0], UNSAFE) is None
     bench.guards.checks.decide(prompt, SAFE)
     bench.take("late", 3)  # of the first row: nobody takes it
-    notice, *rest = bench.stream.read(bench.reader)
-    assert notice.notice.model == "n"
+    notice, *rest = read(bench.stream, bench.reader)
+    assert notice.notices[0].model == "n"
     assert rest == []
     sent = frame(0, [ord("z")])
     sent.request_id = "r2"

@@ -26,6 +26,7 @@ from sluice.v1.inference_pb2 import (
     TokenLogprobs,
 )
 from sluice.wire.tokens import put_tokens, tokens_of
+from tests.support.events import events_in, kinds_of
 
 
 def record(tail: str = "", **fields: Any) -> KeyRecord:
@@ -48,9 +49,9 @@ def read_by(replay: Replay, held: int, model: str) -> tuple[Started, list[Genera
     """What a caller gets who holds so many tokens of a model, but for the notice that it is a replay."""
     reader = Reader(held, 100, lambda: None)
     replay.join(reader, model)
-    events = replay.read(reader)
+    events = list(events_in(replay.read(reader)))
     if not replay.finished.usage.cached:
-        assert events.pop(0).notice.kind == NOTICE_KIND_REPLAYED
+        assert events.pop(0).notices[0].kind == NOTICE_KIND_REPLAYED
     return replay.started(reader, model), events
 
 
@@ -60,10 +61,6 @@ def events_of(replay: Replay, held: int, model: str) -> list[GenerateResponse]:
 
 def begun(replay: Replay, model: str) -> Started:
     return read_by(replay, 0, model)[0]
-
-
-def kinds(events: list[GenerateResponse]) -> list[str | None]:
-    return [one.WhichOneof("event") for one in events]
 
 
 def test_a_replay_is_what_a_caller_may_see() -> None:
@@ -83,16 +80,13 @@ def test_a_replay_goes_on_behind_what_the_caller_holds(
     for tail in ("", "!"):
         events = events_of(Replay(record(tail)), held, "m")
         deltas = [one.delta for one in events if one.HasField("delta")]
-        assert len(deltas) == (text is not None) + bool(tail)
-        if text is not None:
-            first = deltas[0]
-            assert (first.text, first.index, first.resume_token) == (text, held, b"proof")
-            assert tokens_of(first, held) == tokens
-        if tail:
-            assert (deltas[-1].text, deltas[-1].index) == ("!", 3)
-            assert not deltas[-1].token_ids
-        assert kinds(events)[-1] == "finished"
-        assert "notice" not in kinds(events)
+        assert len(deltas) == bool(text or tail)
+        for delta in deltas:
+            assert (delta.text, delta.index) == ((text or "") + tail, held)
+            assert delta.resume_token == (b"proof" if tokens else b"")
+            assert tokens_of(delta, held) == tokens
+        assert kinds_of(events)[-1] == "finished"
+        assert "notices" not in kinds_of(events)
 
 
 def test_logprobs_go_with_their_tokens() -> None:
@@ -105,8 +99,8 @@ def test_logprobs_go_with_their_tokens() -> None:
 def test_who_holds_tokens_of_a_replaced_model_begins_where_it_was_replaced() -> None:
     replay = Replay(record())
     events = events_of(replay, 2, "small")
-    assert kinds(events) == ["notice", "notice", "delta", "finished"]
-    assert [one.notice.message for one in events[:2]] == ["two", "three"]
+    assert kinds_of(events) == ["notices", "notices", "delta", "finished"]
+    assert [one.notices[0].message for one in events[:2]] == ["two", "three"]
     assert events[2].delta.text == "ab"
     assert replay.matches((1, 2, 3, 4), "small")
     started = begun(replay, "small")
@@ -135,7 +129,7 @@ def test_an_answer_to_an_equal_request_has_nothing_of_the_first_call() -> None:
     assert (begun(replay, "").prompt_tokens, begun(replay, "").seed) == (3, 4)
     assert begun(replay, "small").model == "m"
     events = events_of(replay, 0, "")
-    assert kinds(events) == ["delta", "delta", "finished"]
+    assert kinds_of(events) == ["delta", "finished"]
     assert key.issued(events[0].delta.resume_token, b"g", "m", 4, (7, None, 8))
     finished = events[-1].finished
     assert (finished.usage.cached, finished.timings, len(finished.attempts)) == (True, timings, 0)

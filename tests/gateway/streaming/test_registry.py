@@ -35,7 +35,17 @@ from sluice.v1.inference_pb2 import (
 )
 from sluice.wire.clock import ms_of
 from tests.gateway.kit.batcher import TIMINGS, frame, last
-from tests.gateway.kit.rows import BATCHER, Asked, dispatch_to, hold, new_row, said, sent_row, take
+from tests.gateway.kit.rows import (
+    BATCHER,
+    Asked,
+    dispatch_to,
+    hold,
+    new_row,
+    read,
+    said,
+    sent_row,
+    take,
+)
 
 STALL_S = 3.0
 
@@ -158,7 +168,7 @@ def test_an_answer_is_read_in_one_delta_and_its_row_is_forgotten() -> None:
     reader = bench.reader(stream)
     bench.take(frame(0, ids("ab")))
     bench.take(last(2, ids("c")), now=2)
-    delta, finished = stream.read(reader)
+    delta, finished = read(stream, reader)
     assert delta.delta.text == "abc"
     assert finished.finished.reason == FINISH_REASON_STOP
     assert finished.finished.usage.completion_tokens == 3
@@ -175,7 +185,7 @@ def test_length_is_a_finish_reason() -> None:
     stream = bench.stream()
     reader = bench.reader(stream)
     bench.take(frame(0, ids("a"), end=frame_pb2.ROW_END_LENGTH))
-    assert stream.read(reader)[-1].finished.reason == FINISH_REASON_LENGTH
+    assert read(stream, reader)[-1].finished.reason == FINISH_REASON_LENGTH
 
 
 def test_a_stop_string_finishes_and_cancels_the_row() -> None:
@@ -183,7 +193,7 @@ def test_a_stop_string_finishes_and_cancels_the_row() -> None:
     stream = bench.stream(stop="bc")
     reader = bench.reader(stream)
     bench.take(frame(0, ids("abcd")))
-    delta, finished = stream.read(reader)
+    delta, finished = read(stream, reader)
     assert delta.delta.text == "a"
     assert list(delta.delta.token_ids) == ids("abc")
     assert finished.finished.reason == FINISH_REASON_STOP_SEQUENCE
@@ -196,7 +206,7 @@ def test_a_stop_string_in_the_final_frame_needs_no_cancel() -> None:
     stream = bench.stream(stop="bc")
     reader = bench.reader(stream)
     bench.take(last(0, ids("abc")))
-    assert stream.read(reader)[-1].finished.reason == FINISH_REASON_STOP_SEQUENCE
+    assert read(stream, reader)[-1].finished.reason == FINISH_REASON_STOP_SEQUENCE
     assert bench.said() == {}
 
 
@@ -218,7 +228,7 @@ def test_rows_that_end_badly_end_with_their_error(
     reader = bench.reader(stream)
     bench.take(frame(0, end=end, error=RowError(reason=reason, message="no")))
     with pytest.raises(kind):
-        stream.read(reader)
+        read(stream, reader)
     assert len(bench.registry) == 0
 
 
@@ -230,7 +240,7 @@ def test_a_slow_reader_is_ended_and_its_row_cancelled() -> None:
     for index in range(1, 8):
         bench.take(frame(index, ids("b")))
     with pytest.raises(SlowReader):
-        stream.read(reader)
+        read(stream, reader)
     assert bench.said() == {"cancel": ["r1"]}
 
 
@@ -240,7 +250,7 @@ def test_one_large_frame_is_not_the_readers_fault() -> None:
     reader = bench.reader(stream, limit=4)
     bench.take(frame(0, ids("a" * 100)))
     bench.take(frame(100, ids("b")))
-    (event,) = stream.read(reader)
+    (event,) = read(stream, reader)
     assert len(event.delta.token_ids) == 101
 
 
@@ -250,7 +260,7 @@ def test_the_deadline_ends_the_stream() -> None:
     reader = bench.reader(stream)
     bench.registry.tick(10)
     with pytest.raises(DeadlinePassed):
-        stream.read(reader)
+        read(stream, reader)
     assert bench.said() == {"cancel": ["r1"]}
 
 
@@ -287,10 +297,10 @@ def test_a_later_attempt_is_noticed_by_the_reader() -> None:
     reader = bench.reader(stream)
     bench.take(frame(0, ids("a")))
     bench.take(frame(1, ids("b"), attempt=1))
-    notice, delta = stream.read(reader)
-    assert notice.notice.kind == NOTICE_KIND_RECOVERED
+    notice, delta = read(stream, reader)
+    assert notice.notices[0].kind == NOTICE_KIND_RECOVERED
     assert delta.delta.text == "ab"
-    assert stream.read(reader) == []
+    assert read(stream, reader) == []
 
 
 def test_one_bad_row_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -300,8 +310,8 @@ def test_one_bad_row_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) 
     bench.take(frame(0, [0x110000]), name="bad")  # no such character
     bench.take(frame(0, ids("a")), name="good")
     with pytest.raises(InternalError):
-        bad.read(reader)
-    assert good.read(other)[0].delta.text == "a"
+        read(bad, reader)
+    assert read(good, other)[0].delta.text == "a"
     assert "a frame could not be processed" in caplog.text
 
 
@@ -316,8 +326,8 @@ def test_what_fails_at_the_end_of_one_stream_does_not_stop_the_others(
     reader, other = bench.reader(bad), bench.reader(good)
     bench.take(last(0, ids("a")), name="bad")
     bench.take(last(0, ids("b")), name="good")
-    assert bad.read(reader)[0].delta.text == "a"
-    assert good.read(other)[0].delta.text == "b"
+    assert read(bad, reader)[0].delta.text == "a"
+    assert read(good, other)[0].delta.text == "b"
     assert "its end could not be recorded" in caplog.text
 
 
@@ -329,9 +339,9 @@ def test_the_same_key_finds_the_live_stream_and_takes_it_over() -> None:
     assert bench.registry.find("k", b"f", ids("a"), "", 1) is stream
     new = bench.reader(stream, index=1)
     with pytest.raises(Cancelled):
-        stream.read(old)
+        read(stream, old)
     stream.leave(old)
-    assert stream.read(new)[0].delta.text == "b"
+    assert read(stream, new)[0].delta.text == "b"
     assert bench.said() == {}
 
 
@@ -406,8 +416,8 @@ def test_a_replay_continues_behind_the_held_tokens_and_keeps_nothing_of_the_call
     for _ in range(2):
         reader = Reader(1, 100, lambda: None)
         replay.join(reader, "")
-        notice, delta, finished = replay.read(reader)
-        assert notice.notice.kind == NOTICE_KIND_REPLAYED
+        notice, delta, finished = read(replay, reader)
+        assert notice.notices[0].kind == NOTICE_KIND_REPLAYED
         assert (delta.delta.index, delta.delta.text) == (1, "bc")
         assert finished.finished.reason == FINISH_REASON_STOP
     with pytest.raises(InvalidRequest):
@@ -466,7 +476,7 @@ def test_failing_all_streams_leaves_none_open() -> None:
     reader = bench.reader(stream)
     bench.registry.fail_all(ShuttingDown("bye"))
     with pytest.raises(ShuttingDown):
-        stream.read(reader)
+        read(stream, reader)
     assert len(bench.registry) == 0
     assert bench.registry.find("k", b"f", (), "", 1) is None
 
@@ -481,7 +491,7 @@ def test_reading_at_any_moment_gives_every_token_once(reads: list[int]) -> None:
         sent = last if index == len(answer) - 1 else frame
         bench.take(sent(index, ids(letter)))
         if index in reads:
-            got += "".join(event.delta.text for event in stream.read(reader))
+            got += "".join(event.delta.text for event in read(stream, reader))
     if len(answer) - 1 not in reads:
-        got += "".join(event.delta.text for event in stream.read(reader))
+        got += "".join(event.delta.text for event in read(stream, reader))
     assert got == answer

@@ -159,14 +159,14 @@ async def test_a_reconnecting_caller_gets_the_escalation_notice(cascade: Wire) -
     assert (await call.read()).started.model == "small"
     await cascade.batcher.send(first, saying(cascade, BAD, -3.0))
     second = await cascade.batcher.task("large")
-    assert (await call.read()).notice.model == "large"
+    assert (await call.read()).notices[0].model == "large"
 
     stale = pb.GenerateRequest()
     stale.CopyFrom(asked)
     stale.resume.model = "small"
     again = cascade.stub.Generate(stale)
     assert (await again.read()).started.model == "small"
-    assert (await again.read()).notice.kind == pb.NOTICE_KIND_ESCALATED
+    assert (await again.read()).notices[0].kind == pb.NOTICE_KIND_ESCALATED
     await cascade.batcher.send(second, frame(0, cascade.tokens("hello world")))
     assert (await again.read()).delta.text
 

@@ -309,7 +309,7 @@ async def test_a_governed_model_takes_over_before_anything_is_shown(opened: Any)
         await wire.batcher.send(second, last(0, wire.tokens("hello")))
         events = await events_of(call)
         assert text_of(events) == "hello"
-        (notice,) = [event.notice for event in events if event.HasField("notice")]
+        (notice,) = [event.notices[0] for event in events if event.notices]
         assert (notice.kind, notice.model) == (pb.NOTICE_KIND_ESCALATED, "large")
         assert events[-1].finished.model == "large"
         record = await explained(wire, first.request_id)
@@ -328,7 +328,7 @@ async def test_a_caller_with_tokens_of_the_governed_model_continues_with_it(open
         await wire.batcher.send(task, last(1, wire.tokens(" world")))
         events = await events_of(call)
         assert text_of(events) == " world"
-        assert not any(event.HasField("notice") for event in events)
+        assert not any(event.notices for event in events)
 
 
 async def test_an_answer_of_the_governed_model_continues(opened: Any) -> None:
@@ -339,7 +339,7 @@ async def test_an_answer_of_the_governed_model_continues(opened: Any) -> None:
         await wire.batcher.send(task, last(0, wire.tokens(ANSWER)))
         events = await events_of(call)
         assert text_of(events) == ANSWER
-        assert not any(event.HasField("notice") for event in events)
+        assert not any(event.notices for event in events)
 
 
 async def test_after_an_escalation_the_second_answer_is_checked(opened: Any) -> None:

@@ -159,15 +159,13 @@ class PlainCaller(Caller):
     def _note(self, call: Call, response: pb.GenerateResponse, tally: Tally) -> None:
         now = time.monotonic()
         call.event(now)
-        kind = response.WhichOneof("event")
-        if kind == "started":
+        if response.HasField("started"):
             call.request_id = response.started.request_id
-        elif kind == "delta":
+        if response.HasField("delta"):
             token_ids = tokens_of(response.delta, response.delta.index)
             call.delta(response.delta.index, token_ids, response.delta.text)
             tally.tokens(len(token_ids), now)
-        elif kind == "finished":
-            call.finished = True
+        call.finished |= response.HasField("finished")
 
     async def close(self) -> None:
         await self._channel.close()
