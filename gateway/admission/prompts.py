@@ -43,7 +43,7 @@ class PreparedPrompt:
     """A prompt for one model."""
 
     model: ServedModel
-    prompt_token_ids: list[int]
+    prompt_token_ids: Sequence[int]
     sampling: Sampling
     inspect: Callable[[], OutputFilter | None] | None
     """Starts the inspection of an answer; None: answers are not inspected."""

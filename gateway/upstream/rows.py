@@ -77,7 +77,7 @@ class Upstream:
 
     def task_of(self, row: Row, request: ValidRequest, prepared: PreparedPrompt) -> Task:
         """The task of ``row``; `Dispatch` adds what it has of the answer, and the time that is left."""
-        return Task(
+        task = Task(
             request_id=row.row_id,
             gateway=self.transport.gateway_id,
             model=prepared.model.settings.task_name,
@@ -90,6 +90,9 @@ class Upstream:
             values=prepared.values,
             audio=prepared.audio,
         )
+        # The task's take 4 bytes a token, those of a list 36: they are kept while the row waits and runs.
+        prepared.prompt_token_ids = task.prompt_token_ids
+        return task
 
     def send(self, context: AdmittedRequest, row: Row, prepared: PreparedPrompt) -> None:
         """Sends ``row`` for the request; returns at once."""
