@@ -14,7 +14,7 @@ from typing import Final
 from batcher.core.scheduler.task import Batch, QueuedTask
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
 from sluice.wire import subjects
-from sluice.wire.codec import MalformedMessage, unpack
+from sluice.wire.codec import MalformedMessage, unpack_to_keep
 
 PREFIX_TOKENS: Final = 64
 """Prompts that begin with the same this many tokens go to the same worker if nothing speaks against it."""
@@ -129,7 +129,7 @@ def checked_task(payload: bytes) -> task_pb2.Task:
     Raises:
         MalformedMessage: it is not a task, or not one that can be answered; says which field is wrong.
     """
-    task = unpack(task_pb2.Task, payload)
+    task = unpack_to_keep(task_pb2.Task, payload)
     problem = _problem(task)
     if problem:
         raise MalformedMessage(problem)

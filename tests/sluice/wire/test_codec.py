@@ -2,6 +2,7 @@
 
 import contextlib
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,16 @@ token_ids = st.lists(st.integers(0, 2**32 - 1), max_size=200)
 def test_a_task_survives(prompt: list[int], produced: list[int]) -> None:
     task = task_pb2.Task(request_id="req-1", prompt_token_ids=prompt, produced_token_ids=produced)
     assert codec.unpack(task_pb2.Task, codec.pack(task)) == task
+
+
+def test_a_long_task_that_is_kept_takes_5_bytes_a_token() -> None:
+    tokens, count = 8000, 500
+    payload = codec.pack(task_pb2.Task(prompt_token_ids=range(tokens)))
+    before = psutil.Process().memory_full_info().uss
+    kept = [codec.unpack_to_keep(task_pb2.Task, payload) for _ in range(count)]
+    grown = psutil.Process().memory_full_info().uss - before
+    assert grown < 5 * tokens * count
+    assert list(kept[-1].prompt_token_ids) == list(range(tokens))
 
 
 def test_a_message_over_the_limit_is_told_with_both_numbers() -> None:
