@@ -93,7 +93,7 @@ class Gateway:
         self._settings = settings
         self._exchange = MetricsExchange(SERVICE_GATEWAY, gateway_id, metric_registry)
         self._loads = loads = ModelLoadTable()
-        dispatch = Dispatch(gateway_id, loads, limits.stall_s)
+        dispatch = Dispatch(gateway_id, loads, limits.stall_s, limits.stream_interval_ms)
         self.registry = Registry(dispatch, ReplayCache(limits.replay_entries, limits.replay_s))
         self._transport = NatsTransport(gateway_id, self.registry, loads, tracer)
         self.in_force = in_force = InForce(policies, self.registry)
@@ -243,7 +243,10 @@ class Gateway:
                 await self._health.refresh(now)
             except Exception:  # without this loop no stall would be noticed
                 _log.exception("tick failed")
+            due_at = time.monotonic() + TICK_S
             await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            self.registry.dispatch.late(now - due_at, now)
 
     async def drain(self) -> None:
         """Reports NOT_SERVING and refuses new calls; running calls get ``drain_s`` seconds to finish."""

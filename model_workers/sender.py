@@ -7,9 +7,10 @@ Sending blocks for a round trip through shared memory, which must not delay the 
 - There is one channel per batcher; its request may be replaced by another one (`OpenChannel.renews`).
 - A report carries all frames that are due: when sending is slower than stepping,
   steps share a report, in order.
-- Frames of urgent rows are due at once. A row that may wait gathers its tokens in one frame until its time is over; its
-  end waits `SOON_S` at most, and `GATHER_TOKENS_MAX` tokens go as they are. So full batches of such rows cost few
-  messages, and urgent frames meet short queues everywhere behind the worker.
+- Frames that may not wait are due at once (`RowSpec.wait_s`: the first token of an answer, the end of an urgent row).
+  Others gather the tokens of their row until its time is over; an end waits `SOON_S` at most, and `GATHER_TOKENS_MAX`
+  tokens go as they are. So full batches of such rows cost few messages, and urgent frames meet short queues everywhere
+  behind the worker.
 - Reports are numbered from 0 per channel; the first one is a heartbeat, sent when the channel opens.
 - Every ``heartbeat_s`` a heartbeat is sent, with or without frames; before it the channel is checked for cancellation.
 - When rows come or go, every channel gets the new load within `LOAD_UPDATE_S`, with frames or without: batchers share

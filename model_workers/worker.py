@@ -264,7 +264,7 @@ class EngineLoop:
             frame = messages.frame(step, timings)
             if cause:
                 frame.final.returned = cause
-            by_batcher[step.owner].append((frame, step.gather_s))
+            by_batcher[step.owner].append((frame, step.wait_s))
             if step.end is not None:
                 self._grants.left(step.owner)
             self._left_alone(step.request_id)

@@ -11,6 +11,7 @@ from functools import partial
 
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import Batch, QueuedTask
+from model_workers.engine.protocol import READ_S
 from model_workers.sender import end_wait_s, gathered_until
 from simulator.admission import REPORT_S, Admission
 from simulator.cost import StepCost
@@ -229,7 +230,9 @@ class Simulation:
         now, links = self._events.now, self._setup.links
         for request_id in progress.first:
             outcome = self._outcomes[int(request_id)]
-            outcome.first_at = gathered_until(now, self._gather_s(outcome)) + links.out_s
+            gather_s = self._gather_s(outcome)
+            first_at = now if gather_s <= READ_S else gathered_until(now, gather_s)
+            outcome.first_at = first_at + links.out_s
         # The batcher hears at once of prompts that are computed, and with them of ends: there may be room for more.
         ended: dict[float, list[str]] = {now: []} if progress.first else {}
         for request_id in progress.ended:

@@ -13,6 +13,8 @@ The gateway leads: it knows every row that somebody waits for, and the tokens th
 - A row that was lost `LOSSES_MAX` times in succession without a new token, with its worker or with its batcher, fails
   and becomes a dead letter: it may be the cause. Before that it is tried alone: see `Task.last_try`. What a batcher
   returns because it drains, or has no room, does not count.
+- While this gateway is busy, an interactive row is sent with the least time between two frames of it: fewer, larger
+  messages cost less in all processes. Its first token and its end do not wait.
 - Silence proves nothing while this gateway itself was cut off or stopped: then everything is asked about anew.
 
 Neither clock nor I/O: the owner calls `tick`, and takes what is to be sent with `drain`.
@@ -38,6 +40,10 @@ RETRY_S: Final = 0.1
 """How often a row whose batcher may come back is tried with another one, seconds."""
 AVOID_S: Final = 1.0
 """A batcher that returned a row gets no other for this long, seconds."""
+LAG_S: Final = 0.005
+"""A gateway whose event loop comes later than this is busy."""
+BUSY_S: Final = 1.0
+"""For so long, seconds."""
 WAITING_FACTOR: Final = 4
 """A row that waits in a batcher is asked about this many times less often than one with tokens."""
 QUESTIONS_MAX: Final = 4
@@ -85,6 +91,7 @@ class Dispatch:
     Args:
         gateway: this gateway's id.
         stall_s: longest silence of a row, seconds.
+        interval_ms: how long tokens of an urgent row that is sent while this gateway is busy are gathered.
 
     Attributes:
         on_first: called when there is something to send.
@@ -93,7 +100,9 @@ class Dispatch:
         given_up: rows that became dead letters.
     """
 
-    def __init__(self, gateway: str, batchers: Batchers, stall_s: float) -> None:
+    def __init__(
+        self, gateway: str, batchers: Batchers, stall_s: float, interval_ms: int = 0
+    ) -> None:
         self.on_first: Callable[[], None] = lambda: None
         self.on_failed: Callable[[str, SluiceError], None] = lambda *_: None
         self.resent: Counter[tuple[str, str, str]] = Counter()
@@ -101,6 +110,8 @@ class Dispatch:
         self._gateway = gateway
         self._batchers = batchers
         self._stall_s = stall_s
+        self._interval_ms = interval_ms
+        self._busy_until = -math.inf
         self._rows: dict[str, SentRow] = {}
         self._taken = TakenRoom()
         self._lines: dict[Line, WaitingLine] = {}
@@ -132,6 +143,9 @@ class Dispatch:
         self._rows[row.task.request_id] = row
         row.sent_at, row.size = now, row.task.ByteSize()
         row.line = line_of(row.task.model, row.task.priority_class)
+        busy = now < self._busy_until and row.task.priority_class == URGENT_CLASS
+        if busy and not row.task.HasField("gather_ms"):
+            row.task.gather_ms = self._interval_ms
         line = self._lines.get(row.line)
         if (line is not None and line.of(row.task.tenant)) or not self._place(row, now):
             self._wait_in_line(row, now)
@@ -267,6 +281,11 @@ class Dispatch:
         for line in self._lines.values():
             line.freed = True  # reports may have brought room
         self.fill(now)
+
+    def late(self, lag_s: float, now: float) -> None:
+        """The event loop came so much later than it should: with more than `LAG_S` this gateway is busy."""
+        if lag_s > LAG_S:
+            self._busy_until = now + BUSY_S
 
     def restart(self, now: float) -> None:
         """This gateway heard nothing for a while, through no fault of the batchers: their time begins anew."""

@@ -13,6 +13,8 @@ from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.settings import SettingsError
 
 ENGINE_FAILED: Final = "ENGINE_FAILED"
+READ_S: Final = 1.0
+"""The tokens of a row that gathers them for longer are read when it has ended: its first one waits too, seconds."""
 
 
 class RowEnd(IntEnum):
@@ -96,7 +98,7 @@ class RowSpec:
     rank: int = 0
     """The rank of its class: 0 is the most urgent. Rows of a higher rank may be preempted for those of a lower one."""
     gather_s: float = 0.0
-    """How long its tokens may wait for more before they are sent, seconds."""
+    """How long its tokens may wait for more before they are sent, seconds; see `wait_s`."""
     values: ValuesSpec | None = None
     """None: tokens are wanted."""
     audio: AudioSpec | None = None
@@ -105,6 +107,14 @@ class RowSpec:
     """The tenant whose row it is: the prefix cache is shared by the rows of a tenant."""
     last_try: bool = False
     """Whether the worker computes no other row with it."""
+
+    def wait_s(self, index: int, end: RowEnd | None) -> float:
+        """How long what a step brings, from token ``index`` of the answer on, may wait for more of the row, seconds.
+
+        The first token does not wait where somebody reads tokens as they come, nor does the end of an urgent row.
+        """
+        first = index == len(self.produced) and self.gather_s <= READ_S
+        return 0.0 if first or (end is not None and not self.rank) else self.gather_s
 
     def ended(
         self, end: RowEnd, error: str = "", reason: str = ENGINE_FAILED, tokens: int = 0
@@ -118,7 +128,6 @@ class RowSpec:
             end=end,
             error=error,
             reason=reason,
-            gather_s=self.gather_s,
         )
 
 
@@ -150,7 +159,7 @@ class RowStep:
             ``retry_after_s``: when a new try may succeed, 0 where that is not known.
         cached_prompt_tokens: tokens of the prompt that were found in the prefix cache.
         server_tokens: of prompt and answer, as the server that computed the row counts and bills them.
-        gather_s: as in `RowSpec`.
+        wait_s: how long it may wait for more of the row before it is sent, seconds.
         values: the numbers that `RowSpec.values` asked for, float32, little-endian; only with the end.
     """
 
@@ -165,7 +174,7 @@ class RowStep:
     reason: str = ENGINE_FAILED
     cached_prompt_tokens: int = 0
     server_tokens: tuple[int, int] | None = None
-    gather_s: float = 0.0
+    wait_s: float = 0.0
     values: bytes = b""
     retry_after_s: float = 0.0
 

@@ -47,7 +47,8 @@ class RemoteRow:
         """``event`` behind what was reported before."""
         index, self.next_index = self.next_index, self.next_index + len(event.token_ids)
         self.ended = event.end is not None
-        return replace(event, start_index=index)
+        wait_s = self.spec.wait_s(index, event.end)
+        return replace(event, start_index=index, wait_s=wait_s)
 
     def answered(self, end: RowEnd, usage: ServerUsage | None) -> RowStep:
         """Its end, with what was billed; of a row that was begun before, nobody knows what was billed then."""
@@ -161,8 +162,9 @@ class RemoteEngine(Engine):
 
         def emit(token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]) -> None:
             row.begun = True
-            step = RowStep(spec.request_id, spec.owner, spec.attempt, 0, token_ids, logprobs)
-            self._tell(row, replace(step, gather_s=spec.gather_s))
+            self._tell(
+                row, RowStep(spec.request_id, spec.owner, spec.attempt, 0, token_ids, logprobs)
+            )
 
         try:
             async with asyncio.timeout_at(spec.deadline), self._slots:

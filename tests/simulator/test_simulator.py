@@ -1,15 +1,16 @@
 """The simulated mesh: nothing lost, times that add up, deadlines kept, and the same numbers every time."""
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
 
-from model_workers.sender import SOON_S, gathered_until
+from model_workers.sender import SOON_S
 from simulator.engines import EngineLimits
 from simulator.results import Ending
 from simulator.simulator import simulate
 from simulator.trace import SimulationError
-from sluice.settings.batching import PolicyName
+from sluice.settings.batching import ClassPolicies, ClassPolicy, Policy, PolicyName
 from tests.simulator.kit import COST, LINKS, arrival, setup, trace
 
 POLICIES = get_args(PolicyName)
@@ -31,15 +32,19 @@ def test_the_time_of_one_request_is_the_sum_of_its_ways() -> None:
     assert outcome.wait_s == 0
 
 
-@pytest.mark.parametrize(("answer", "gathered"), [(200, True), (3, False)])
-def test_tokens_of_bulk_requests_are_gathered_in_the_worker(answer: int, gathered: bool) -> None:
-    history = simulate([arrival(1.0, answer=answer, priority_class="bulk")], setup())
+@pytest.mark.parametrize(("answer", "gather_s"), [(200, 0.25), (3, 0.25), (200, 3.0)])
+def test_tokens_of_bulk_requests_are_gathered_in_the_worker_but_the_first_that_is_read(
+    answer: int, gather_s: float
+) -> None:
+    policy = Policy(classes=ClassPolicies(bulk=ClassPolicy(gather_s=gather_s)))
+    asked = [arrival(1.0, answer=answer, priority_class="bulk")]
+    history = simulate(asked, replace(setup(), policy=policy))
     (outcome,) = history.outcomes
     assert outcome.ttft_s is not None
     assert outcome.latency_s is not None
-    if gathered:
-        goes_at = gathered_until(1.0 + LINKS.in_s + LINKS.send_s + COST(10, 0, 0), 0.25)
-        assert outcome.ttft_s == pytest.approx(goes_at + LINKS.out_s - 1.0)
+    computed_at = 1.0 + LINKS.in_s + LINKS.send_s + COST(10, 0, 0)
+    if gather_s == 0.25:
+        assert outcome.ttft_s == pytest.approx(computed_at + LINKS.out_s - 1.0)
     else:
         assert outcome.ttft_s == outcome.latency_s, "a short answer goes as a whole"
     steps = [COST(10, 0, 0), *(COST(0, 1, 10 + one) for one in range(1, answer))]

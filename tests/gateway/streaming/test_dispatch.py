@@ -5,10 +5,13 @@ import pytest
 from gateway.streaming.dispatch import (
     AVOID_S,
     BATCHERS_MAX,
+    BUSY_S,
+    LAG_S,
     LOSSES_MAX,
     NO_BATCHER_S,
     QUERY_ROWS_MAX,
     ROW_ID_CHARS_MAX,
+    Dispatch,
     Outgoing,
 )
 from gateway.streaming.room import Room, SentRow
@@ -285,6 +288,30 @@ def test_a_row_that_is_lost_again_and_again_without_a_token_becomes_a_dead_lette
     assert "r" not in desk.dispatch
     assert desk.dispatch.resent == {("m", "interactive", what): 2 for what in ("worker", "batcher")}
     assert desk.dispatch.given_up == {("m", "interactive"): 1}
+
+
+@pytest.mark.parametrize(
+    ("lag_s", "after_s", "priority_class", "asked", "gather_ms"),
+    [
+        (2 * LAG_S, 0.5, "interactive", None, 20),
+        (LAG_S, 0.0, "interactive", None, None),
+        (2 * LAG_S, BUSY_S, "interactive", None, None),
+        (2 * LAG_S, 0.5, "interactive", 0, 0),
+        (2 * LAG_S, 0.5, "bulk", None, None),
+    ],
+)
+def test_while_its_gateway_is_busy_an_urgent_answer_comes_in_fewer_messages(
+    lag_s: float, after_s: float, priority_class: str, asked: int | None, gather_ms: int | None
+) -> None:
+    dispatch = Dispatch("g", Batchers("b1"), STALL_S, interval_ms=20)
+    dispatch.late(lag_s, 100.0)
+    dispatch.late(0.0, 100.0 + after_s)
+    row = sent_row(new_attempt("r"), 1000.0, priority_class)
+    if asked is not None:
+        row.task.gather_ms = asked
+    dispatch.send(row, 100.0 + after_s)
+    ((_, sent),) = dispatch.drain().tasks
+    assert (sent.task.gather_ms if sent.task.HasField("gather_ms") else None) == gather_ms
 
 
 def test_a_row_whose_worker_was_lost_goes_on_at_once_with_what_it_has() -> None:

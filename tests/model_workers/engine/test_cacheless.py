@@ -1,5 +1,8 @@
 import subprocess
 import sys
+from dataclasses import replace
+
+import pytest
 
 from model_workers.engine.cacheless import EchoEngine
 from model_workers.engine.protocol import RowEnd, Sampling, TokenLogprobs
@@ -31,6 +34,19 @@ def test_a_resumed_row_goes_on_where_it_was() -> None:
     echo.add(row, 0.0)
     first = echo.step(0.0)[0]
     assert (first.start_index, first.token_ids) == (2, (7,))
+
+
+@pytest.mark.parametrize(
+    ("rank", "gather_s", "waits_s"),
+    [(0, 0.0, [0, 0, 0]), (0, 0.02, [0, 0.02, 0]), (2, 0.25, [0, 0.25, 0.25]), (0, 9.0, [9, 9, 0])],
+)
+def test_neither_the_first_token_that_is_read_waits_nor_the_end_of_an_urgent_row(
+    rank: int, gather_s: float, waits_s: list[float]
+) -> None:
+    row = row_spec("r", [5, 6, 7], Sampling(max_tokens=5), produced=[5, 6], rank=rank)
+    echo = engine()
+    echo.add(replace(row, gather_s=gather_s), 0.0)
+    assert [echo.step(0.0)[0].wait_s for _ in range(3)] == waits_s
 
 
 def test_stop_tokens_of_a_template_do_not_end_an_echo() -> None:
