@@ -111,14 +111,16 @@ class Channel:
 
     def post(self, frame: frame_pb2.Frame, gather_s: float, now: float) -> None:
         """Takes a frame."""
-        gathered = self.gathered.pop(frame.request_id, None)
+        name, gathered = frame.request_id, self.gathered.get(frame.request_id)
         if gathered is not None and gathered.frame.attempt == frame.attempt:
             frame = _joined(gathered.frame, frame)
         if not frame.HasField("final") and len(frame.token_ids) < GATHER_TOKENS_MAX and gather_s:
-            due_at = gathered.due_at if gathered else gathered_until(now, gather_s)
-            self.gathered[frame.request_id] = Gathered(frame, due_at)
-            self.gathered_at = min(self.gathered_at, due_at)
+            if gathered is None or gathered.frame is not frame:
+                due_at = gathered.due_at if gathered else gathered_until(now, gather_s)
+                self.gathered[name] = Gathered(frame, due_at)
+                self.gathered_at = min(self.gathered_at, due_at)
         else:
+            self.gathered.pop(name, None)
             self.waiting.append(frame)
             self.waiting_at = min(self.waiting_at, now + end_wait_s(gather_s))
 
@@ -159,10 +161,9 @@ def _update_s(before: worker_pb2.WorkerLoad, load: worker_pb2.WorkerLoad) -> flo
 
 def _joined(head: frame_pb2.Frame, tail: frame_pb2.Frame) -> frame_pb2.Frame:
     """Two frames of a row that follow each other."""
-    head.token_ids.extend(tail.token_ids)
-    head.logprobs.extend(tail.logprobs)
-    if tail.HasField("final"):
-        head.final.CopyFrom(tail.final)
+    index = head.start_index
+    head.MergeFrom(tail)
+    head.start_index = index
     return head
 
 
