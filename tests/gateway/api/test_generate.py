@@ -1,10 +1,14 @@
 """Answers, and what the wire may do to them: a real gateway, a real nats-server, the test as batcher."""
 
 import asyncio
+import math
+import time
 from pathlib import Path
 
 import pytest
 
+from gateway.server import TICK_S
+from gateway.streaming import dispatch
 from sluice.internal.v1.frame_pb2 import ROW_END_DEADLINE, ROW_END_FAILED, Logprobs, RowError
 from sluice.internal.v1.task_pb2 import Task
 from sluice.v1 import inference_pb2 as pb
@@ -48,6 +52,20 @@ async def test_an_answer_streams_from_started_to_finished(wire: Wire) -> None:
     assert ms_of(finished.timings.publish) > 0
     assert len(wire.gateway.registry) == 0
     assert wire.batcher.control == []
+
+
+async def test_a_gateway_whose_event_loop_is_late_asks_for_fewer_messages(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "BUSY_S", math.inf)
+    until = time.monotonic() + 2 * TICK_S
+    while time.monotonic() < until:
+        pass  # nothing else runs in the loop
+    await wire.until(lambda: wire.gateway.registry.dispatch._busy_until == math.inf)
+    call = wire.stub.Generate(prompt("hello"))
+    task = await wire.batcher.task()
+    assert task.gather_ms == wire.settings.gateway.stream_interval_ms == 20
+    call.cancel()
 
 
 async def test_the_task_says_all_an_engine_must_know(wire: Wire) -> None:
