@@ -7,10 +7,13 @@ from supervisor.model_processes import stub_pids
 from supervisor.plan import is_worker
 
 
-def memory_of(mesh: Mesh) -> dict[str, float]:
-    """KiB by process; the Python process of a model is the stub of its Triton."""
+def memory_of(mesh: Mesh, *, private: bool = False) -> dict[str, float]:
+    """KiB by process; the Python process of a model is the stub of its Triton. ``private``: only pages of its own."""
     pids = dict(mesh.supervisor.pids)
     for name, server in mesh.supervisor.pids.items():
         if is_worker(name):
             pids |= {f"{name}-stub": pid for pid in stub_pids(server).values()}
-    return {name: psutil.Process(pid).memory_info().rss / 1024 for name, pid in pids.items()}
+    processes = {name: psutil.Process(pid) for name, pid in pids.items()}
+    if private:
+        return {name: one.memory_full_info().uss / 1024 for name, one in processes.items()}
+    return {name: one.memory_info().rss / 1024 for name, one in processes.items()}

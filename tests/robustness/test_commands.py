@@ -50,6 +50,16 @@ async def test_memory_of_a_short_soak_is_printed() -> None:
 @pytest.mark.long
 @pytest.mark.mesh
 @pytest.mark.timeout(300)
+async def test_what_a_held_request_costs_is_printed_by_state_and_process() -> None:
+    found = await asyncio.to_thread(lines, "soak", "--hold", "16", "--prompt-words", "8")
+    names = {figure["figure"] for figure in found}
+    states = ("waiting", "running", "token", "waiting_ended", "running_ended")
+    assert names >= {f"held_{state}_gateway" for state in states}
+
+
+@pytest.mark.long
+@pytest.mark.mesh
+@pytest.mark.timeout(300)
 async def test_hostile_calls_end_with_typed_errors_and_cost_an_interactive_caller_no_call() -> None:
     options = ["--size", "100", "--hold", "1"]
     found = await asyncio.to_thread(lines, "abuse", *options)
