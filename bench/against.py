@@ -1,86 +1,78 @@
-"""What a one-token request costs this tree and another checkout of Sluice, interleaved: is anything slower than it was?
+"""What a request and a token cost this tree and another checkout of Sluice, interleaved.
 
-    python bench/against.py CHECKOUT [--json] [--runs N]
+    python bench/against.py CHECKOUT [PART ...] [--json] [--runs N]
 
 CHECKOUT has a complete .venv of its own (`scripts/environment dev` there). Each round begins both meshes anew, which
 first alternates, because a process keeps the luck of its addresses for life: of one tree against itself such a pair
 differs by up to 5 %. Each is started by its own `sluice up` with one `engine: echo` model, 64 slots and everything else
-as shipped; one load generator of this tree calls one mesh and then the other. It sends the same bytes to both, with the
-prompt where either reads it, parses nothing of the answer, and counts a request when its stream has ended: so trees
-with other messages are compared, and the client costs both the same. What the idle one takes meanwhile counts for
-neither.
+as shipped; one load generator (bench/support/load.py, which defines prompts and CPU time) calls one mesh and then the
+other. What the idle one takes meanwhile counts for neither. A round is `SLICES` times the answers of a load to each
+side in turn, which goes first alternates; one slice before them is left out.
 
-A round is `SLICES` times `REQUESTS` one-token requests to each side in turn, which goes first alternates; one slice
-before them is left out.
-`ours` and `peer` are medians over rounds; `ratio` is the median of the rounds' own ratios, above 1 where this tree is
-better; `also` has the 95 % interval of that median (bootstrap over rounds, 10,000 draws, seed 1).
-
+`requests` (without a PART): one-token answers.
 - `against_gateway_cpu`: 32 callers; milliseconds of CPU of the gateway's process a request.
-- `against_both_cpu`: the same runs; of the gateway's process and the batcher's.
 - `against_mesh_cpu`: the same runs; of all processes.
-- `against_requests_per_s`: the same runs; requests answered a second.
+- `against_requests_per_s`: the same runs; requests answered a second, client on the same machine.
 - `against_lone_cpu`: one caller; of all processes.
-- `against_lone_latency`: the same runs; milliseconds from call to end of the answer, mean.
+- `gateway_cpu_vs_bare_grpc`: the same runs with 32 callers; the gateway's process and that of a grpc.aio server that
+  sends the messages that the gateway sends (bench/support/bare_stream.py), whose runs alternate with the others.
+
+`tokens`: `against_token_cpu`, 64 callers, answers of 128 to 512 tokens; microseconds of CPU of all processes a token.
+
+`idle`: `against_idle_cpu`, both meshes as `sluice up` starts them without a configuration, both shipped tiers, on the
+same cores at the same time, `SETTLE_S` after their start; CPU of all processes over `IDLE_S`, percent of one core.
 """
 
-import argparse
 import asyncio
 import json
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
-import psutil
 import uvloop
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.support.harness import Figure, emit, machine, run_count
-from bench.support.request_cost import (
-    MANY,
-    MODEL,
-    REQUESTS,
-    SLOTS,
-    Cost,
-    Server,
-    interleaved,
-)
+from bench.support.harness import ROOT, Figure, emit, options_of, paired
+from bench.support.load import Cost, Load, Server, bare_server, cost, families, interleaved
 
-ROUNDS: Final = 7
+MODEL: Final = "echo"
+SLOTS: Final = 64
 SLICES: Final = 6
-ROOT: Final = Path(__file__).parents[1]
-CONFIG: Final = {
+MANY: Final = Load(32, 1000)
+LONE: Final = Load(1, 300)
+STREAMS: Final = Load(64, 128, (128, 256, 384, 512))
+TOKEN_SLICES: Final = 3
+CONFIG: Final[dict[str, Any]] = {
     "models": [
         {"name": MODEL, "tier": "small", "path": "builtin:small", "engine": "echo", "slots": SLOTS}
     ],
     "routing": {"default": MODEL},
 }
-UP_S: Final = 120
-DRAWS: Final = 10_000
+UP_S: Final = 600
+SETTLE_S: Final = 15.0
+IDLE_S: Final = 20.0
+
+Sides = tuple[list[Cost], list[Cost]]
 
 
 @asynccontextmanager
-async def mesh_of(checkout: Path, folder: Path) -> AsyncIterator[Server]:
+async def mesh_of(checkout: Path, folder: Path, config: dict[str, Any]) -> AsyncIterator[Server]:
     """A mesh of ``checkout``, with its state in ``folder``."""
-    sluice, state = _prepared(checkout, folder)
+    sluice, state = str(checkout / ".venv/bin/sluice"), str(folder / "state")
     up = [sluice, "up", "--detach", "--address", "127.0.0.1:0", "--http", "off"]
-    up += ["--config", str(folder / "sluice.yaml"), "--state-dir", state]
+    up += ["--config", _written(folder, config), "--state-dir", state]
     await asyncio.to_thread(subprocess.run, up, check=True, timeout=UP_S, cwd=folder)
     try:
         found = json.loads((folder / "state/state.json").read_text(encoding="utf-8"))
-        processes = {}
-        for one in found["processes"]:
-            process = processes[one["name"]] = psutil.Process(one["pid"])
-            for number, child in enumerate(process.children(recursive=True)):
-                processes[f"{one['name']} child {number}"] = child
+        processes = families({one["name"]: one["pid"] for one in found["processes"]})
         async with grpc.aio.insecure_channel(found["address"]) as channel:
             yield Server(channel, MODEL, processes)
     finally:
@@ -89,96 +81,139 @@ async def mesh_of(checkout: Path, folder: Path) -> AsyncIterator[Server]:
 
 
 @asynccontextmanager
-async def _pair(checkout: Path, *, ours_first: bool) -> AsyncIterator[tuple[Server, Server]]:
+async def pair(
+    checkout: Path, *, ours_first: bool = True, config: dict[str, Any] = CONFIG
+) -> AsyncIterator[tuple[Server, Server]]:
     """A mesh of this tree and one of ``checkout``."""
     with tempfile.TemporaryDirectory(prefix="sluice-against-") as folder:
-        ours, theirs = (
-            mesh_of(ROOT, Path(folder, "ours")),
-            mesh_of(checkout, Path(folder, "theirs")),
-        )
-        if ours_first:
-            async with ours as a, theirs as b:
-                yield a, b
-        else:
-            async with theirs as b, ours as a:
-                yield a, b
+        async with AsyncExitStack() as stack:
+            started = {}
+            for tree in (ROOT, checkout) if ours_first else (checkout, ROOT):
+                mesh = mesh_of(tree, Path(folder, str(len(started))), config)
+                started[tree] = await stack.enter_async_context(mesh)
+            yield started[ROOT], started[checkout]
 
 
-def _prepared(checkout: Path, folder: Path) -> tuple[str, str]:
+def _written(folder: Path, config: dict[str, Any]) -> str:
+    """A file with ``config`` in a new folder."""
     folder.mkdir()
-    (folder / "sluice.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
-    return str(checkout / ".venv/bin/sluice"), str(folder / "state")
+    (folder / "sluice.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    return str(folder / "sluice.yaml")
 
 
-def interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """95 % of the medians of draws with replacement."""
-    draw = random.Random(1)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(DRAWS))
-    return medians[DRAWS // 40], medians[-DRAWS // 40]
+class Against:
+    """The parts, each against one checkout."""
 
+    def __init__(self, checkout: Path, rounds: int) -> None:
+        self._checkout = checkout
+        self._rounds = rounds
+        git = ["git", "-C", str(checkout), "rev-parse", "--short=8", "HEAD"]
+        done = subprocess.run(git, capture_output=True, text=True, check=True, timeout=30)
+        self._head = done.stdout.strip()
 
-def paired(
-    name: str,
-    unit: str,
-    note: str,
-    runs: tuple[list[Cost], list[Cost]],
-    of: Callable[[Cost], float],
-    callers: int,
-) -> Figure:
-    """A figure of rounds; the ratio is theirs over ours, of rates ours over theirs."""
-    ours, theirs = ([of(one) for one in side] for side in runs)
-    pairs = zip(ours, theirs, strict=True)
-    ratios = [a / b if unit.endswith("/s") else b / a for a, b in pairs]
-    low, high = interval(ratios)
-    also = {"ratio_low": low, "ratio_high": high}
-    also |= {f"ours_{number}": value for number, value in enumerate(ours)}
-    also |= {f"peer_{number}": value for number, value in enumerate(theirs)}
-    settings = {"callers": callers, "slots": SLOTS, "requests": SLICES * REQUESTS[callers]}
-    values = statistics.median(ours), statistics.median(theirs), statistics.median(ratios)
-    return Figure(name, *values, unit, len(ours), machine(), note, settings, also)
+    async def requests(self) -> list[Figure]:
+        many: list[list[Cost]] = [[], [], []]
+        lone: list[list[Cost]] = [[], []]
+        async with bare_server() as bare:
+            for number in range(self._rounds):
+                async with pair(self._checkout, ours_first=number % 2 == 0) as meshes:
+                    for found, load, servers in (
+                        (many, MANY, (*meshes, bare)), (lone, LONE, meshes)
+                    ):  # fmt: skip
+                        costs = await interleaved(servers, load, SLICES, number)
+                        for side, of_round in zip(found, costs, strict=True):
+                            side.append(of_round)
+        ours, theirs, bare_costs = many
+        what, answers = "a one-token request", SLICES * MANY.answers
+        gateway, every = _cpu_of(1e3 / answers, "gateway", "bare"), _cpu_of(1e3 / answers)
+        lonely, bare_words = _cpu_of(1e3 / (SLICES * LONE.answers)), "a bare grpc.aio server"
+        pair_ = (ours, theirs)
+        return [
+            self._figure("against_gateway_cpu", "ms of CPU", what, pair_, gateway, MANY),
+            self._figure("against_mesh_cpu", "ms of CPU", what, pair_, every, MANY),
+            self._figure(
+                *("against_requests_per_s", "requests/s", what, pair_),
+                *(lambda one: answers / one.wall_s, MANY),
+            ),
+            self._figure("against_lone_cpu", "ms of CPU", what, (lone[0], lone[1]), lonely, LONE),
+            self._figure(
+                *("gateway_cpu_vs_bare_grpc", "ms of CPU", what, (ours, bare_costs)),
+                *(gateway, MANY, bare_words),
+            ),
+        ]
 
-
-async def measure(checkout: Path, head: str, rounds: int) -> list[Figure]:
-    """The figures above."""
-    many: tuple[list[Cost], list[Cost]] = ([], [])
-    lone: tuple[list[Cost], list[Cost]] = ([], [])
-    for number in range(rounds):
-        async with _pair(checkout, ours_first=number % 2 == 0) as (ours, theirs):
-            for callers, found in ((MANY, many), (1, lone)):
-                costs = await interleaved(ours, theirs, callers, 1, SLICES)
+    async def tokens(self) -> list[Figure]:
+        found: Sides = ([], [])
+        for number in range(self._rounds):
+            async with pair(self._checkout, ours_first=number % 2 == 0) as meshes:
+                costs = await interleaved(meshes, STREAMS, TOKEN_SLICES, number)
                 for side, of_round in zip(found, costs, strict=True):
-                    side.extend(of_round)
-    note = f"a one-token request; peer: {head}"
+                    side.append(of_round)
+        cpu = _cpu_of(1e6 / (TOKEN_SLICES * STREAMS.answer_tokens))
+        what = "a token of a stream, all processes"
+        return [self._figure("against_token_cpu", "us of CPU", what, found, cpu, STREAMS)]
 
-    def cpu_ms(*processes: str) -> Callable[[Cost], float]:
-        return lambda cost: sum(cost.cpu_ms[process] for process in processes)
+    async def idle(self) -> list[Figure]:
+        found: Sides = ([], [])
+        async with pair(self._checkout, config={}) as meshes:
+            await asyncio.sleep(SETTLE_S)
+            for _ in range(self._rounds):
+                costs = await asyncio.gather(*(cost(one.processes, _idle) for one in meshes))
+                for side, of_round in zip(found, costs, strict=True):
+                    side.append(of_round)
+        what = f"all {len(found[0][0].cpu_s)} processes of an idle mesh"
+        cpu = _cpu_of(100 / IDLE_S)
+        return [self._figure("against_idle_cpu", "% of one core", what, found, cpu, Load(0, 0))]
 
-    def every(cost: Cost) -> float:
-        return sum(cost.cpu_ms.values())
+    def _figure(
+        self,
+        name: str,
+        unit: str,
+        what: str,
+        sides: Sides,
+        of: Callable[[Cost], float],
+        load: Load,
+        peer: str = "",
+    ) -> Figure:
+        return paired(
+            name,
+            *([of(one) for one in side] for side in sides),
+            unit=unit,
+            higher_is_better=unit.endswith("/s"),
+            note=f"{what}; peer: {peer or self._head}",
+            settings={"callers": load.callers, "answers": load.answers, "tokens": load.tokens, "slots": SLOTS},
+            also={name: statistics.median(one.cpu_s[name] for one in sides[0]) for name in sides[0][0].cpu_s},
+        )  # fmt: skip
 
-    return [
-        paired("against_gateway_cpu", "ms of CPU", note, many, cpu_ms("gateway"), MANY),
-        paired("against_both_cpu", "ms of CPU", note, many, cpu_ms("gateway", "batcher"), MANY),
-        paired("against_mesh_cpu", "ms of CPU", note, many, every, MANY),
-        paired("against_requests_per_s", "requests/s", note, many, lambda c: c.requests_per_s, MANY),
-        paired("against_lone_cpu", "ms of CPU", note, lone, every, 1),
-        paired("against_lone_latency", "ms", note, lone, lambda c: 1e3 / c.requests_per_s, 1),
-    ]  # fmt: skip
+
+def _cpu_of(scale: float, *names: str) -> Callable[[Cost], float]:
+    """CPU of the processes of these names, without any of all, times ``scale``."""
+    return lambda one: scale * sum(s for name, s in one.cpu_s.items() if name in names or not names)
+
+
+async def _idle() -> float:
+    await asyncio.sleep(IDLE_S)
+    return IDLE_S
+
+
+PARTS: Final = ("requests", "tokens", "idle")
+
+
+async def measure(against: Against, parts: Sequence[str], as_json: bool) -> None:
+    """Prints the figures of each part as soon as they are there."""
+    for name in parts:
+        emit(await getattr(against, name)(), as_json)
 
 
 def main() -> None:
     """Prints the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = options_of(__doc__, "rounds, each with new meshes")
     parser.add_argument("checkout", type=Path)
-    parser.add_argument("--json", action="store_true", help="one JSON object a figure")
-    parser.add_argument("--runs", type=run_count, default=ROUNDS, help="paired rounds")
+    # The default of "*" must be one of the choices as a whole.
+    parser.add_argument("part", nargs="*", choices=(*PARTS, []), metavar="PART")
     options = parser.parse_args()
-    checkout = options.checkout.resolve()
-    head = subprocess.run(
-        ["git", "-C", str(checkout), "rev-parse", "--short=8", "HEAD"],
-        capture_output=True, text=True, check=True, timeout=30,
-    ).stdout.strip()  # fmt: skip
-    emit(uvloop.run(measure(checkout, head, options.runs)), options.json)
+    against = Against(options.checkout.resolve(), options.runs)
+    uvloop.run(measure(against, options.part or PARTS[:1], options.json))
 
 
 if __name__ == "__main__":

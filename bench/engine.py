@@ -4,10 +4,15 @@
     python bench/engine.py --device cuda [--profile FILE]             on a GPU: 8 B parameters, 128 rows
     python bench/engine.py --fit                                      what steps cost, for the simulator
 
-Every side computes in bfloat16, or with --dtype float32 in float32, the default of a worker on a CPU (names of such
-figures end with _float32), with the same weights and prompts, greedy and without stop tokens, in a process of its own
-that sleeps while another side runs. Prompts are new in every round, so that no prefix cache helps anybody. Peers try
-out their settings first, on work like that of a round, and keep the fastest. llama.cpp is compared in bfloat16 alone.
+Every side computes in bfloat16, or with --dtype float32 in float32 (names of such figures end with _float32), with the
+same weights and prompts, greedy and without stop tokens, in a process of its own that sleeps while another side runs.
+Prompts are new in every round, so that no prefix cache helps anybody. Peers try out their settings first, on work like
+that of a round, and keep the fastest.
+
+- `engine_single_vs_generate`: tokens/s of one row, a prompt of 64 tokens and 64 new ones; peer: `generate`.
+- `engine_vs_generate`: of 32 rows, prompts of 16 to 128 tokens; peer: `generate`, padded on the left.
+- `engine_vs_generate_batch`, `engine_vs_llamacpp`: the same work; peer: continuous batching of transformers, llama.cpp.
+- `decode_vs_memory_floor` (GPU): a step of 4 rows; peer: reading weights and cache at the speed of a copy.
 """
 
 import argparse
@@ -15,7 +20,7 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -26,14 +31,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.engine_side import copy_bandwidth
-from bench.support.harness import Figure, compare, emit, machine, options_of
-from bench.support.llama_model import LARGE, SMALL, prompts, write_model
+from bench.support.harness import Figure, compare, emit, machine, missing, options_of
+from bench.support.llama_model import LARGE, SMALL, write_model
 from bench.support.setup import Setup, Work, costs
 from bench.support.sides import Side
 
-PREFIX_TOKENS: Final = 1024
-PREFIX_ROWS: Final = 32
-ROW_COUNTS: Final = (1, 8, 32)
 FLOOR_ROWS: Final = 4
 """A small batch: reading the weights is what a step takes."""
 
@@ -73,16 +75,10 @@ async def against(setup: Setup, figure: str, ours: Side, peer: Side, work: Work)
     )
 
 
-async def vs_transformers_cb(setup: Setup) -> Figure:
+async def vs_generate_batch(setup: Setup) -> Figure:
     work = setup.batch
-    with setup.engine() as ours, setup.continuous(work, tuned=True) as peer:
-        return await against(setup, "engine_vs_transformers_cb", ours, peer, work)
-
-
-async def vs_transformers_cb_defaults(setup: Setup) -> Figure:
-    work = setup.batch
-    with setup.engine() as ours, setup.continuous(work, tuned=False) as peer:
-        return await against(setup, "engine_vs_transformers_cb_defaults", ours, peer, work)
+    with setup.engine() as ours, setup.continuous(work) as peer:
+        return await against(setup, "engine_vs_generate_batch", ours, peer, work)
 
 
 async def vs_generate(setup: Setup) -> Figure:
@@ -102,62 +98,15 @@ async def vs_llamacpp(setup: Setup) -> Figure:
     try:
         peer = setup.llamacpp(work)
     except ImportError as error:
-        note = f"the peer is missing: {error}; pip install '.[peers]' brings it"
-        return Figure(name, None, None, None, "tokens/s", 0, machine(), note)
+        return missing(name, "tokens/s", f"{error}; pip install '.[peers]' brings it")
     with setup.engine() as ours, peer:
         return await against(setup, name, ours, peer, work)
-
-
-async def prefix_cache_gain(setup: Setup) -> Figure:
-    """Rows that come all at once and begin alike; the prefix is not in the cache when they come."""
-    vocab, rounds = setup.shape.vocab, (count(), count())
-
-    def first_tokens(side: Side, number: int) -> Callable[[], Awaitable[float]]:
-        async def run() -> float:
-            seed = next(rounds[number])
-            (prefix,) = prompts(seed, 1, PREFIX_TOKENS, PREFIX_TOKENS, vocab)
-            tails = prompts(seed + 1_000_000, PREFIX_ROWS, 16, 32, vocab)
-            batch = [prefix + tail for tail in tails]
-            return float(side.call("first_tokens_s", batch)) * 1000
-
-        return run
-
-    with setup.engine(prefix_cache=True) as ours, setup.engine(prefix_cache=False) as peer:
-        return await compare(
-            "prefix_cache_ttft_gain",
-            first_tokens(ours, 0),
-            first_tokens(peer, 1),
-            unit="ms",
-            higher_is_better=False,
-            note=f"mean time to first token of {PREFIX_ROWS} rows at once that share {PREFIX_TOKENS} tokens, which "
-            "nobody has computed before; the peer is the engine without its prefix cache",
-            runs=setup.runs,
-        )
-
-
-async def rates_by_rows(setup: Setup) -> list[Figure]:
-    """Tokens per second of the engine alone."""
-    figures = []
-    with setup.engine() as ours:
-        for rows in ROW_COUNTS:
-            work = replace(setup.batch, rows=rows)
-            rate = Rate(ours, work)
-            await rate()
-            found = sorted([await rate() for _ in range(setup.runs)])
-            note = f"{work}; no peer; {found[0]:.4g} to {found[-1]:.4g}"
-            middle = found[len(found) // 2]
-            name = f"engine_{rows}_rows"
-            figures.append(
-                Figure(name, middle, None, None, "tokens/s", setup.runs, machine(), note)
-            )
-    return figures
 
 
 async def decode_vs_memory_floor(setup: Setup) -> Figure:
     """One step of a small batch, and the time that reading weights and cache takes at the speed of a copy."""
     if not setup.on_cuda:
-        note = "a GPU's figure: run with --device cuda"
-        return Figure("decode_vs_memory_floor", None, None, None, "ms", 0, machine(), note)
+        return missing("decode_vs_memory_floor", "ms", "run with --device cuda")
     bandwidth = copy_bandwidth(4.0)
     with setup.engine() as ours:
         runs = [ours.call("decode_ms", FLOOR_ROWS, 512, 32) for _ in range(setup.runs)]
@@ -171,50 +120,21 @@ async def decode_vs_memory_floor(setup: Setup) -> Figure:
     )
 
 
-async def graphs_vs_none(setup: Setup) -> Figure:
-    """Tokens per second of a small batch."""
-    work = replace(setup.batch, rows=FLOOR_ROWS)
-    with setup.engine() as ours, setup.engine(graphs=False) as peer:
-        return await against(setup, "graphs_vs_none", ours, peer, work)
-
-
-async def overlap_vs_none(setup: Setup) -> Figure:
-    """Tokens per second of the whole batch, the next step begun while one runs, against one after the other."""
-    with setup.engine() as ours, setup.engine(overlap=False) as peer:
-        return await against(setup, "overlap_vs_none", ours, peer, setup.batch)
-
-
-async def fp8_vs_bf16(setup: Setup) -> Figure:
-    """Tokens per second of the whole batch with weights in 8 bits."""
-    with setup.engine(quantization="fp8") as ours, setup.engine() as peer:
-        return await against(setup, "fp8_vs_bf16", ours, peer, setup.batch)
-
-
 FIGURES: Final[Mapping[str, Callable[[Setup], Awaitable[Figure]]]] = {
-    "engine_vs_transformers_cb": vs_transformers_cb,
-    "engine_vs_transformers_cb_defaults": vs_transformers_cb_defaults,
-    "engine_vs_generate": vs_generate,
-    "engine_vs_llamacpp": vs_llamacpp,
     "engine_single_vs_generate": single_vs_generate,
-    "prefix_cache_ttft_gain": prefix_cache_gain,
+    "engine_vs_generate": vs_generate,
+    "engine_vs_generate_batch": vs_generate_batch,
+    "engine_vs_llamacpp": vs_llamacpp,
     "decode_vs_memory_floor": decode_vs_memory_floor,
-    "graphs_vs_none": graphs_vs_none,
-    "overlap_vs_none": overlap_vs_none,
-    "fp8_vs_bf16": fp8_vs_bf16,
 }
-CPU_FIGURES: Final = tuple(FIGURES)[:6]
-CUDA_FIGURES: Final = (
-    "decode_vs_memory_floor",
-    "engine_vs_generate",
-    "graphs_vs_none",
-    "engine_vs_transformers_cb",
-    "fp8_vs_bf16",
-    "prefix_cache_ttft_gain",
-    "overlap_vs_none",
-)
+CPU_FIGURES: Final[Mapping[str, tuple[str, ...]]] = {
+    "float32": tuple(FIGURES)[:4],
+    "bfloat16": tuple(FIGURES)[:2],
+}
+CUDA_FIGURES: Final = ("decode_vs_memory_floor", "engine_vs_generate", "engine_vs_generate_batch")
 
 
-async def bench(setup: Setup, names: list[str], *, by_rows: bool, as_json: bool) -> None:
+async def bench(setup: Setup, names: Sequence[str], *, as_json: bool) -> None:
     """Prints each figure as soon as it is there: a run that is ended early keeps what it has."""
     suffix = "" if setup.dtype == "bfloat16" else f"_{setup.dtype}"
 
@@ -230,8 +150,6 @@ async def bench(setup: Setup, names: list[str], *, by_rows: bool, as_json: bool)
 
     for name in names:
         show(await FIGURES[name](setup))
-    if by_rows:
-        show(*await rates_by_rows(setup))
 
 
 def profile(setup: Setup, file: Path) -> None:
@@ -252,13 +170,10 @@ def main() -> None:
                 for line in costs(ours, options.runs):
                     print(json.dumps(line), flush=True)
             return
-        default = CUDA_FIGURES if setup.on_cuda else CPU_FIGURES
-        if options.dtype == "float32":
-            default = tuple(name for name in default if name != "engine_vs_llamacpp")
-        names = options.figure or list(default)
+        names = options.figure or (CUDA_FIGURES if setup.on_cuda else CPU_FIGURES[setup.dtype])
         if options.profile:
             profile(setup, options.profile)
-        asyncio.run(bench(setup, names, by_rows=not options.figure, as_json=options.json))
+        asyncio.run(bench(setup, names, as_json=options.json))
 
 
 def arguments() -> argparse.Namespace:

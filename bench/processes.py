@@ -22,9 +22,9 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.harness import Figure, emit, machine, options_of
+from bench.support.load import processes_of
 from bench.support.meshes import echo, mesh_of, mesh_settings
 from bench.support.open_load import OpenLoad
-from bench.support.request_cost import processes_of
 from simulator.fleet import SHIPPED
 from simulator.trace import Arrival
 from sluice.v1 import inference_pb2_grpc

@@ -2,12 +2,13 @@
 
 In each run, steps of the mesh's own worker are measured first, straight through Triton, and a cost is fitted to them;
 the ways in and out are those of single requests on the idle mesh. Then a generated trace is played on the mesh, open
-loop, at several shares of its capacity, and what was really sent is simulated.
+loop, at a share of its capacity, and what was really sent is simulated.
 
     python bench/simulation.py [--json] [--runs N] [--model echo|small|large]
 
-`ours` is simulated, `peer` measured, and their ratio best at 1. The engine `echo` takes a fixed time a step and leaves
-the cores to the mesh: it shows how true the queueing is. The tiers show how true the cost is, too.
+`simulation_error_MODEL_at_60`: the largest error of p50 and p95 of first token and latency, simulated beside measured,
+of a trace; peer: the bound. `also` has simulated over measured of each, medians. The engine `echo` takes a fixed time
+a step and leaves the cores to the mesh: it shows how true the queueing is. The tiers show how true the cost is, too.
 
 An engine is simulated as if it had its cores to itself, as it has in a cluster. So the model's process gets the last
 core of this machine, and everything else, callers too, shares the others. A tier has 4 slots, so that the engine and
@@ -31,10 +32,10 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.engine_cost import Measured, StepProbe
-from bench.support.harness import Figure, emit, machine, options_of
+from bench.support.harness import Figure, emit, options_of, paired
+from bench.support.load import processes_of
 from bench.support.meshes import echo, mesh_of, mesh_settings
 from bench.support.open_load import OpenLoad
-from bench.support.request_cost import processes_of
 from bench.support.triton_direct import DirectWorker
 from gateway.config.models import load_catalog
 from simulator.arrivals import generate, parse_stream
@@ -47,8 +48,9 @@ from sluice.v1 import inference_pb2_grpc
 from supervisor.mesh import Mesh
 from supervisor.model_processes import stub_pids
 
-SHARES: Final = (0.3, 0.6, 0.9)
+SHARE: Final = 0.6
 """Of the capacity."""
+ERROR_MAX: Final = 0.25
 SECONDS: Final = 15.0
 ECHO: Final = "echo"
 SLOTS: Final = {ECHO: 16, "small": 4, "large": 4}
@@ -137,19 +139,18 @@ async def play(load: OpenLoad, setup: Setup, rate: float, seed: int) -> Pair:
     return numbers(simulated(answered, setup)), numbers(answered)
 
 
-def _figure(model: str, name: str, share: float, pairs: list[Pair]) -> Figure:
-    ours, peer = (
-        statistics.median(side[name] for side in sides) for sides in zip(*pairs, strict=True)
+def _figure(model: str, pairs: list[Pair]) -> Figure:
+    names = QUANTITIES[:-1]
+    errors = [max(abs(a[name] / b[name] - 1) for name in names) for a, b in pairs]
+    return paired(
+        f"simulation_error_{model}_at_{round(100 * SHARE)}",
+        errors,
+        [ERROR_MAX] * len(pairs),
+        unit="share",
+        higher_is_better=False,
+        note=f"{SLOTS[model]} slots, engine on a core of its own, {SHARE:.0%} of capacity; peer: the bound",
+        also={name: statistics.median(a[name] / b[name] for a, b in pairs) for name in QUANTITIES},
     )
-    ratios = [a[name] / b[name] for a, b in pairs]
-    spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    note = (
-        f"{SLOTS[model]} slots, engine on a core of its own, {share:.0%} of capacity; "
-        f"simulated beside measured; error {ours / peer - 1:+.0%}; ratios {spread}"
-    )
-    unit = "tokens/s" if name == "tokens_per_s" else "s"
-    figure = f"simulated_{model}_{name}_at_{share:.0%}".rstrip("%")
-    return Figure(figure, ours, peer, ours / peer, unit, len(pairs), machine(), note)
 
 
 @contextmanager
@@ -177,7 +178,7 @@ async def bench(model: str, runs: int) -> list[Figure]:
     """Measures, plays and simulates one model, on a mesh of its own."""
     settings = bench_settings(model)
     vocabulary = load_catalog(settings)[model].tokenizer.vocab_size
-    pairs: dict[float, list[Pair]] = {share: [] for share in SHARES}
+    pairs: list[Pair] = []
     async with (
         mesh_of(settings) as mesh,
         grpc.aio.insecure_channel(mesh.address) as channel,
@@ -188,9 +189,8 @@ async def bench(model: str, runs: int) -> list[Figure]:
             capacity = await capacity_per_s(load, SLOTS[model])
             for seed in range(1, runs + 1):
                 setup = await measured_setup(load, worker, settings, vocabulary)
-                for share in SHARES:
-                    pairs[share].append(await play(load, setup, share * capacity, seed))
-    return [_figure(model, name, share, pairs[share]) for share in SHARES for name in QUANTITIES]
+                pairs.append(await play(load, setup, SHARE * capacity, seed))
+    return [_figure(model, pairs)]
 
 
 async def main(args: argparse.Namespace) -> None:

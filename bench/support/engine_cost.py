@@ -14,7 +14,7 @@ from itertools import pairwise
 from random import Random
 from typing import Final
 
-from bench.support.triton_direct import DirectWorker, rows
+from bench.support.triton_direct import DirectWorker, row
 from simulator.cost import CostFit, StepSample, fit
 from sluice.internal.v1 import worker_pb2
 
@@ -147,10 +147,7 @@ class StepProbe:
             [self._chance.randrange(6, self._vocabulary) for _ in range(prompt)]
             for _ in range(count)
         ]
-        batch = rows(prompts, answer, [])
-        for row in batch if self._min_tokens else ():
-            row.task.sampling.min_tokens = answer
-        return batch
+        return [row(one, answer, answer if self._min_tokens else 0) for one in prompts]
 
 
 def _middle(samples: list[StepSample]) -> StepSample:

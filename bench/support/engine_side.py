@@ -27,8 +27,6 @@ class OurEngine:
         device: str,
         dtype: str,
         threads: int,
-        graphs: bool = True,
-        overlap: bool = True,
         **options: Any,
     ) -> None:
         limit_threads(threads)
@@ -42,32 +40,22 @@ class OurEngine:
             **options,
         )
         self._engine = load_engine(settings)
-        if not graphs:
-            # No setting: nobody needs to serve without them.
-            self._engine._runner.model._graphs = None  # type: ignore[attr-defined]
-        if not overlap:
-            self._engine._overlap = False
         self._vocab = vocab
         self._names = count()
         told = [f"{name}={value}" for name, value in options.items()]
-        told += [] if graphs else ["without graphs"]
-        told += [] if overlap else ["without overlap"]
         self.about = ", ".join(["our engine", *told])
 
     def run(self, prompts: Prompts, new_tokens: int) -> tuple[float, list[list[int]]]:
         """Seconds and answers."""
         return timed(self._generate, prompts, new_tokens)
 
-    def first_tokens_s(self, prompts: Prompts) -> float:
-        """The mean time to the first token of rows that come all at once, seconds."""
+    def answer_s(self, prompts: Prompts, tokens: Sequence[int]) -> float:
+        """Seconds until all rows, which come at once, have so many tokens each."""
         start = time.perf_counter()
-        self._add(prompts, 1)
-        came: list[float] = []
+        self._add(prompts, tokens)
         while self._engine.has_rows():
-            steps = self._engine.step(0.0)
-            came += [time.perf_counter() - start] * sum(len(step.token_ids) for step in steps)
-        assert len(came) == len(prompts)
-        return sum(came) / len(came)
+            self._engine.step(0.0)
+        return time.perf_counter() - start
 
     def decode_ms(self, rows: int, context_tokens: int, steps: int) -> tuple[float, int]:
         """The median of the times of ``steps`` steps in which ``rows`` rows decode, milliseconds; and the tokens that
@@ -84,7 +72,7 @@ class OurEngine:
         (prompt,) = self._prompts(1, context_tokens + tokens)
         if context_tokens:
             self._generate([prompt[: context_tokens + 1]], 1)
-        self._add([prompt], 1)
+        self._add([prompt], [1])
         took_ms = 0.0
         while self._engine.has_rows():
             took_ms += self._step_ms()
@@ -103,22 +91,24 @@ class OurEngine:
         return str(profiler.key_averages().table(sort_by=key, row_limit=25))
 
     def _generate(self, prompts: Prompts, new_tokens: int) -> list[list[int]]:
-        answers: dict[str, list[int]] = {name: [] for name in self._add(prompts, new_tokens)}
+        answers: dict[str, list[int]] = {
+            name: [] for name in self._add(prompts, [new_tokens] * len(prompts))
+        }
         while self._engine.has_rows():
             for step in self._engine.step(0.0):
                 answers[step.request_id] += step.token_ids
         return list(answers.values())
 
-    def _add(self, prompts: Prompts, new_tokens: int) -> list[str]:
+    def _add(self, prompts: Prompts, tokens: Sequence[int]) -> list[str]:
         names = [str(next(self._names)) for _ in prompts]
-        for name, prompt in zip(names, prompts, strict=True):
-            spec = RowSpec(name, "bench", 0, tuple(prompt), (), Sampling(max_tokens=new_tokens))
+        for name, prompt, length in zip(names, prompts, tokens, strict=True):
+            spec = RowSpec(name, "bench", 0, tuple(prompt), (), Sampling(max_tokens=length))
             self._engine.add(spec, 0.0)
         return names
 
     def _decoding(self, rows: int, context_tokens: int) -> list[str]:
         """Rows of that length, behind their prompts and a few steps more."""
-        names = self._add(self._prompts(rows, context_tokens), 1 << 20)
+        names = self._add(self._prompts(rows, context_tokens), [1 << 20] * rows)
         while self._engine.load().waiting_tokens:
             self._engine.step(0.0)
         for _ in range(3):

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import json
-import statistics
 import tempfile
 import time
 import uuid
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.support.engine_side import OurEngine
-from bench.support.harness import Figure, compare, machine
+from bench.support.harness import Figure, compare, paired, percentiles
 from bench.support.llama_model import write_served_model
 from bench.support.meshes import mesh_of, mesh_settings
-from bench.support.open_loop import QUANTILES, RATE, SECONDS, Client, client, quantile
 from bench.support.sides import Side
+from bench.tails import RATE, client
 from gateway.config.models import load_catalog
 from model_workers.tiers.tasks import heldout
 from sluice import settings as config
@@ -36,15 +35,14 @@ KINDS: Final = 7
 Line = dict[str, Any]
 
 
-def task_lines(count: int, seed: int, tokens: int) -> list[Line]:
-    """Shipped tasks, none twice, each with exactly ``tokens`` tokens of answer."""
+def task_lines(count: int, seed: int, *tokens: int) -> list[Line]:
+    """Shipped tasks, none twice, with exactly so many tokens of answer, in turn."""
     examples = heldout(n_per_cell=-(-count // KINDS), seed=seed)[:count]
-    sampling = {"max_tokens": tokens, "min_tokens": tokens}
     return [
         # The number makes two examples of the same text two prompts.
-        {"id": f"i{number}", "prompt": f"{number}: {example.prompt}", **sampling}
-        for number, example in enumerate(examples)
-    ]
+        {"id": f"i{number}", "prompt": f"{number}: {example.prompt}", "max_tokens": length, "min_tokens": length}
+        for number, (example, length) in enumerate(zip(examples, itertools.cycle(tokens)))
+    ]  # fmt: skip
 
 
 def short_lines(count: int, tokens: int) -> Iterator[Line]:
@@ -133,14 +131,16 @@ async def job_client(address: str, model: str) -> AsyncIterator[JobClient]:
         yield JobClient(client, model)
 
 
-ANSWER_TOKENS: Final = 16
+ANSWER_TOKENS: Final = (8, 16, 24)
 SLOTS: Final = 32
 WARM: Final = 200
 """Items of a warm-up."""
 BACKGROUND: Final = 20_000
 """Items of the job beside interactive callers: more than it gets through."""
 SETTLE_S: Final = 5.0
-ALONE_S: Final = 4.0
+ALONE_S: Final = 6.0
+BESIDE_S: Final = 13.0
+"""Less than the interactive calls take."""
 CHANGE_S: Final = 30.0
 POLL_S: Final = 0.05
 
@@ -170,24 +170,29 @@ async def _throughput(name: str, path: str, runs: int, items: int) -> Figure:
     options = {"device": "cpu", "dtype": "float32", "threads": model.threads, "slots": SLOTS}
     tokenizer = load_catalog(mesh_settings(model))[name].tokenizer
 
-    def prompts_of(lines: list[Line]) -> list[list[int]]:
-        turns = ([{"role": "user", "content": line["prompt"]}] for line in lines)
-        return sorted((tokenizer.encode_chat(turn) for turn in turns), key=len)
+    def work(number: int) -> list[Line]:
+        return task_lines(items, number, *ANSWER_TOKENS)
 
     folder = Path(resolve_model_path(path))
     with Side(OurEngine, folder, vocab=tokenizer.vocab_size, **options) as engine:
         async with jobs_mesh(model) as (_, jobs):
-            await jobs.run(task_lines(WARM, 0, ANSWER_TOKENS))
+            await jobs.run(task_lines(WARM, 0, *ANSWER_TOKENS))
 
             async def ours() -> float:
-                done = await jobs.run(task_lines(items, next(rounds[0]), ANSWER_TOKENS))
-                assert done.job.progress.completion_tokens == items * ANSWER_TOKENS
+                done = await jobs.run(work(next(rounds[0])))
                 return done.job.progress.completion_tokens / done.took_s
 
             async def peer() -> float:
-                prompts = prompts_of(task_lines(items, next(rounds[1]), ANSWER_TOKENS))
-                took_s, _ = await asyncio.to_thread(engine.call, "run", prompts, ANSWER_TOKENS)
-                return items * ANSWER_TOKENS / float(took_s)
+                lines = work(next(rounds[1]))
+                rows = sorted(
+                    (
+                        (tokenizer.encode_chat([{"role": "user", "content": line["prompt"]}]), line["max_tokens"])
+                        for line in lines
+                    ),
+                    key=lambda row: len(row[0]),
+                )  # fmt: skip
+                took_s = await asyncio.to_thread(engine.call, "answer_s", *zip(*rows, strict=True))
+                return sum(line["max_tokens"] for line in lines) / float(took_s)
 
             return await compare(
                 f"jobs_vs_engine_throughput_{name}",
@@ -195,7 +200,7 @@ async def _throughput(name: str, path: str, runs: int, items: int) -> Figure:
                 peer,
                 unit="tokens/s",
                 higher_is_better=True,
-                note=f"{items:,} items, answers of {ANSWER_TOKENS} tokens; peer: {engine.about}, all items at once",
+                note=f"{items:,} items; peer: {engine.about}, all items at once",
                 runs=runs,
                 settings={"items": items, "slots": SLOTS, "answer_tokens": ANSWER_TOKENS},
             )
@@ -204,36 +209,28 @@ async def _throughput(name: str, path: str, runs: int, items: int) -> Figure:
 async def interactive(runs: int) -> list[Figure]:
     """See bench/jobs.py."""
     model = config.ModelSettings(name="small", tier="small", path="builtin:small", slots=SLOTS)
-    beside: list[float] = []
-    alone: list[float] = []
+    beside: list[list[float]] = []
+    alone: list[list[float]] = []
     rates: list[tuple[float, float]] = []
     async with jobs_mesh(model) as (mesh, jobs), client(mesh.address) as person:
-        await jobs.run(task_lines(WARM, 0, ANSWER_TOKENS))
+        await jobs.run(task_lines(WARM, 0, *ANSWER_TOKENS))
         for round_ in range(1, runs + 1):
-            alone += await _ask(person, round_)
-            job = await jobs.submit(task_lines(BACKGROUND, round_, ANSWER_TOKENS))
+            alone.append(await person.interactive(round_))
+            job = await jobs.submit(task_lines(BACKGROUND, round_, *ANSWER_TOKENS))
             await asyncio.sleep(SETTLE_S)
             before = await _items_per_s(jobs, job, ALONE_S)
-            counting = asyncio.ensure_future(_items_per_s(jobs, job, SECONDS))
-            beside += await _ask(person, round_)
+            counting = asyncio.ensure_future(_items_per_s(jobs, job, BESIDE_S))
+            beside.append(await person.interactive(round_))
             rates.append((await counting, before))
             await jobs.stop(job)
-    ours, peer = (statistics.median(side) for side in zip(*rates, strict=True))
-    note = f"{len(beside)} one-token calls, {RATE:g} a second"
+    note = f"one-token calls, {RATE:g} a second"
+    kept, items = zip(*rates, strict=True)
     return [
-        *(
-            Figure(f"jobs_interactive_p{q}", a, b, b / a, "ms", runs, machine(), note)
-            for q in QUANTILES
-            for a, b in [(quantile(beside, q), quantile(alone, q))]
-        ),
-        Figure(
-            "jobs_beside_interactive", ours, peer, ours / peer, "items/s", runs, machine(), note
+        *percentiles("jobs_interactive", beside, alone, note),
+        paired(
+            "jobs_beside_interactive", kept, items, unit="items/s", higher_is_better=True, note=note
         ),
     ]
-
-
-async def _ask(person: Client, seed: int) -> list[float]:
-    return await person.do(do="open", model="small", rate=RATE, seconds=SECONDS, seed=seed)
 
 
 async def _items_per_s(jobs: JobClient, job: str, seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""The weights of a saved Llama as a GGUF file in bfloat16, for llama.cpp. Needs the package ``gguf``."""
+"""The weights of a saved Llama as a GGUF file, for llama.cpp. Needs the package ``gguf``."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -29,11 +29,13 @@ _REST: Final = {
 }
 
 
-def write_gguf(file: Path, model_folder: Path, shape: Shape) -> Path:
+def write_gguf(file: Path, model_folder: Path, shape: Shape, dtype: str) -> Path:
     """Writes the model in ``model_folder`` to ``file``; without a tokenizer, since it is asked with token ids."""
     writer: Any = gguf.GGUFWriter(file, "llama")
     config = shape.config()
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    whole = dtype == "float32"
+    kinds = gguf.LlamaFileType
+    writer.add_file_type(kinds.ALL_F32 if whole else kinds.MOSTLY_BF16)
     writer.add_vocab_size(shape.vocab)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.hidden)
@@ -46,7 +48,7 @@ def write_gguf(file: Path, model_folder: Path, shape: Shape) -> Path:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_tokenizer_model("no_vocab")
     for name, tensor in load_file(model_folder / "model.safetensors").items():
-        _add(writer, _gguf_name(name), _rope_order(name, tensor, shape))
+        _add(writer, _gguf_name(name), _rope_order(name, tensor, shape), whole=whole)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -69,9 +71,9 @@ def _rope_order(name: str, weight: Tensor, shape: Shape) -> Tensor:
     return weight.view(heads, 2, -1, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
 
 
-def _add(writer: Any, name: str, tensor: Tensor) -> None:
-    if tensor.dim() == 1:
-        writer.add_tensor(name, tensor.float().numpy())
+def _add(writer: Any, name: str, tensor: Tensor, *, whole: bool) -> None:
+    if whole or tensor.dim() == 1:
+        writer.add_tensor(name, tensor.float().contiguous().numpy())
         return
     bits = tensor.contiguous().view(torch.int16).numpy().view(np.uint8)
     writer.add_tensor(name, bits, raw_dtype=gguf.GGMLQuantizationType.BF16)

@@ -1,53 +1,52 @@
 """Numbers on pages are those of bench/results: `render` writes them, and a test compares.
 
-A table whose first header is "figure" has a row for each figure, named in backticks in its first cell, or in a comment
-there, `<!-- NAME -->`. The first number of a cell is written in the columns "ours", "peer" and "ratio" and in those
-whose header has a comment with the key of a further value, `<!-- ttft_p50_ms -->`. The column "measured" gets
-the commit and what limits the figure. A row without numbers is of a figure that has not been measured.
-In other text a number is followed by `<!-- NAME.ours -->`, with peer, ratio or the key of a value.
-A number with " %" behind it is written in percent. `<!-- results: SUFFIX -->` sets
-whose files the rest of the page is from, else `cpu-2-cores`.
+A table whose first header is "figure" has a row for each figure, named in backticks in its first cell; a row without
+such a name stays as it is. Written are the
+columns "ours", "peer", "ratio" (with its interval) and "measured" (commit, processor, busy cores before, what limits
+the figure), and those whose header has a comment with the key of a further value, `<!-- ttft_p50_ms -->`; a cell has a
+line for each processor that measured the figure. A row whose figure is in no result says "not measured".
+In other text a number is followed by `<!-- NAME.ours -->`, with peer, ratio or the key of a value, of the processor
+that measured last; one with " %" behind it is written in percent.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-SUFFIX: Final = "cpu-2-cores"
 FIELDS: Final = ("ours", "peer", "ratio")
-LOAD_MAX: Final = 3.0
-UNITS: Final = ("ms", "us", "tokens/s")
-"""Written behind the number of a new cell."""
-NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+LOAD_MAX: Final = 0.5
+UNITS: Final = ("ms", "us", "tokens/s", "requests/s", "ms of CPU", "us of CPU", "documents/s", "s")
+"""Written behind a number."""
 MARKED: Final = re.compile(r"(-?\d[\d,]*(?:\.\d+)?)([^\d<|]*)<!-- (\w+)\.(\w+) -->")
 COMMENT: Final = re.compile(r"<!-- (\w+) -->")
-CHOICE: Final = re.compile(r"<!-- results: (\S+) -->")
+NAME: Final = re.compile(r"`(\w+)`")
 
 Line = Mapping[str, Any]
-Lines = Mapping[str, Line]
+Results = Mapping[str, Sequence[Line]]
+"""The lines of each figure, one a processor."""
 
 
 class PageError(ValueError):
     """A page names what bench/results does not hold."""
 
 
-def load_results(folder: Path) -> dict[str, Lines]:
-    """The lines of all files by suffix and figure.
+def load_results(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The lines of all files by figure.
 
     Raises:
-        PageError: two lines of one suffix have the same figure.
+        PageError: two lines have the same figure and processor.
     """
-    found: dict[str, dict[str, Line]] = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(folder.glob("*.jsonl")):
-        lines = found.setdefault(path.stem.partition("-")[2], {})
         for line in read_lines(path):
-            if line["figure"] in lines:
+            lines = found.setdefault(line["figure"], [])
+            if processor(line) in map(processor, lines):
                 raise PageError(f"{path.name}: {line['figure']} is there twice")
-            lines[line["figure"]] = line
-    return dict(found)
+            lines.append(line)
+    return found
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -58,26 +57,39 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [line for line in lines if "ours" in line]
 
 
-def render(page: str, results: Mapping[str, Lines]) -> str:
+def processor(line: Line) -> str:
+    """Processor and number of cores."""
+    return str(line["machine"].rpartition(", Python")[0])
+
+
+def render(page: str, results: Results) -> str:
     """The page with the numbers of ``results``.
 
     Raises:
         PageError: a figure or a value of it is missing; with the line's number.
     """
-    suffix, columns, done = SUFFIX, list[str](), []
-    for number, line in enumerate(page.split("\n"), start=1):
-        if choice := CHOICE.search(line):
-            suffix = choice[1]
-        cells = line.split("|")
+    columns, done = list[str](), []
+    for number, text in enumerate(page.split("\n"), start=1):
+        cells = text.split("|")
         columns = _columns(cells, columns)
-        lines = results.get(suffix, {})
         try:
-            if columns and not _is_header(cells):
-                line = "|".join(_row(cells, columns, lines))
-            done.append(MARKED.sub(partial(_marked, lines), line))
+            if columns and not _is_header(cells) and NAME.search(cells[1]):
+                text = "|".join(_row(cells, columns, results))
+            done.append(MARKED.sub(partial(_marked, results), text))
         except PageError as error:
             raise PageError(f"line {number}: {error}") from error
     return "\n".join(done)
+
+
+def figures_of(page: str) -> Iterator[str]:
+    """The names of all figures in tables and text."""
+    columns = list[str]()
+    for text in page.split("\n"):
+        cells = text.split("|")
+        columns = _columns(cells, columns)
+        if columns and not _is_header(cells) and NAME.search(cells[1]):
+            yield _name(cells, columns)
+        yield from (found[3] for found in MARKED.finditer(text))
 
 
 def shown(value: float) -> str:
@@ -94,11 +106,11 @@ def shown(value: float) -> str:
 
 
 def measured(line: Line) -> str:
-    """The cell of the column "measured"; other programs that wanted the cores are a limit."""
+    """Where and when; other programs that wanted the cores are a limit."""
     load = line.get("load", 0.0)
-    busy = f"load {load:.0f}" if load > LOAD_MAX else ""
+    busy = f"load {load:.1f}" if load > LOAD_MAX else ""
     limits = [line.get("label"), line.get("limits"), busy]
-    return ", ".join([line["commit"], *(limit for limit in limits if limit)])
+    return ", ".join([processor(line), line["commit"], *(limit for limit in limits if limit)])
 
 
 def _is_header(cells: list[str]) -> bool:
@@ -121,60 +133,50 @@ def _key(cell: str) -> str:
     return comment[1] if comment else cell.strip()
 
 
-def _row(cells: list[str], columns: list[str], lines: Lines) -> Iterator[str]:
-    named = COMMENT.search(cells[1]) or re.search(r"`(\w+)`", cells[1])
+def _name(cells: list[str], columns: list[str]) -> str:
+    named = NAME.search(cells[1])
     if named is None or len(cells) != len(columns):
-        raise PageError("a row of a table of figures names one, and has a cell for each column")
-    if named[1] not in lines and not _numbers(cells, columns):
-        blank = zip(columns, cells, strict=True)
-        yield from (" not measured " if key == "measured" else cell for key, cell in blank)
-        return
-    line = _line(lines, named[1])
+        raise PageError("a row of a table of figures has a cell for each column")
+    return named[1]
+
+
+def _row(cells: list[str], columns: list[str], results: Results) -> Iterator[str]:
+    lines = results.get(_name(cells, columns), ())
     for key, cell in zip(columns, cells, strict=True):
         if key == "measured":
-            yield f" {measured(line)} "
-        elif not cell.strip() and (key in FIELDS or key in line.get("also", {})):
-            yield _new_cell(line, key)
-        elif (key in FIELDS or key in line.get("also", {})) and NUMBER.search(cell):
-            yield NUMBER.sub(partial(_text, line, key), cell, count=1)
+            yield f" {'<br>'.join(map(measured, lines)) or 'not measured'} "
+        elif key in FIELDS or any(key in line.get("also", {}) for line in lines):
+            yield f" {'<br>'.join(_cell(line, key) for line in lines)} ".replace("  ", " ")
         else:
             yield cell
 
 
-def _new_cell(line: Line, key: str) -> str:
-    """What an empty cell of a figure that has been measured gets."""
-    value = line[key] if key in FIELDS else line["also"][key]
+def _cell(line: Line, key: str) -> str:
+    value = _value(line, key)
     if value is None:
-        return " - "
-    if (line["unit"] == "share" or line["unit"].startswith("of ")) and key != "ratio":
-        return f" {100 * value:.1f} % "
-    unit = line["unit"] if line["unit"] in UNITS and key in ("ours", "peer") else ""
-    return f" {shown(value)} {unit}".rstrip() + " "
+        return "-"
+    if key == "ratio":
+        low, high = line.get("low"), line.get("high")
+        return shown(value) + (f" ({shown(low)} to {shown(high)})" if low is not None else "")
+    if line["unit"].startswith(("share", "of ")):
+        return f"{100 * value:.1f} %"
+    return (
+        f"{shown(value)} {line['unit'] if key in FIELDS and line['unit'] in UNITS else ''}".rstrip()
+    )
 
 
-def _numbers(cells: list[str], columns: list[str]) -> bool:
-    """Whether the row says what was measured; one that does not is of a figure that nobody has measured yet."""
-    kept = [cell for key, cell in zip(columns, cells, strict=True) if key in FIELDS]
-    return any(NUMBER.search(cell) for cell in kept)
+def _value(line: Line, key: str) -> float | None:
+    value: float | None = line[key] if key in FIELDS else line.get("also", {}).get(key)
+    return value
 
 
-def _marked(lines: Lines, found: re.Match[str]) -> str:
-    line = _line(lines, found[3])
-    text = _text(line, found[4], found)
+def _marked(results: Results, found: re.Match[str]) -> str:
+    if found[3] not in results:
+        raise PageError(f"bench/results has no figure {found[3]}")
+    line = results[found[3]][-1]
+    value = _value(line, found[4])
+    if value is None:
+        raise PageError(f"{found[3]} has no {found[4]}")
+    percent = found[2].startswith(" %") and not line["unit"].startswith("%")
+    text = f"{100 * value:.1f}" if percent else shown(value)
     return f"{text}{found[2]}<!-- {found[3]}.{found[4]} -->"
-
-
-def _line(lines: Lines, figure: str) -> Line:
-    if figure not in lines:
-        raise PageError(f"bench/results has no figure {figure}")
-    return lines[figure]
-
-
-def _text(line: Line, key: str, found: re.Match[str]) -> str:
-    value = line[key] if key in FIELDS else line.get("also", {}).get(key)
-    if value is None:
-        raise PageError(f"{line['figure']} has no {key}")
-    percent = found.string[found.end(1 if found.re is MARKED else 0) :].startswith(" %")
-    if percent and not line["unit"].startswith("%") and not key.endswith("_percent"):
-        return f"{100 * value:.1f}"
-    return shown(value)

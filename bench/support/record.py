@@ -1,63 +1,63 @@
-"""Runs parts of the benchmarks, keeps their lines in bench/results, and writes the numbers into the pages.
+"""Measures the figures of docs/internals/benchmarks.md, keeps their lines in bench/results, and writes the pages.
 
-    scripts/bench [--list] [--runs N] [--pages] [--outcomes FILE ...] [PART ...]
+    scripts/figures [--list] [--runs N] [--then CHECKOUT] [PART ...]         all but the tails
+    scripts/figures tails [--list] [--runs N] [PART ...]                     percentiles in open loop
+    scripts/figures --pages                                                  measures nothing
 
-Without a PART all of them, in the order of `PARTS`; that takes hours, and an otherwise idle machine. --pages measures
-nothing and writes what bench/results holds into README.md and docs.
+--then names a checkout of 944fd4c with a complete .venv of its own; without it the figures against it are not measured.
+Published are figures of one clean commit and at least `ROUNDS` rounds: a changed tree is refused, and --runs 1 prints
+and keeps nothing. At the end it says which figures differ from the last page by more than their intervals.
 """
 
 import argparse
 import json
-import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bench.support.harness import ROOT, run_count
-from bench.support.pages import load_results, read_lines, render
+from bench.support.harness import ROOT, ROUNDS, commit, run_count
+from bench.support.pages import load_results, processor, read_lines, render, shown
 
-PARTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "mesh": ("mesh",),
-    "request-cost": ("mesh", "request_cost"),
-    "interactive": ("mesh", "interactive_beside_bulk"),
-    "open-loop": ("mesh", "openloop_ttft"),
-    "secured": ("mesh", "secured_vs_open", "tls_vs_plain"),
-    "processes": ("processes",),
-    "plan": ("plan",),
-    "http": ("api", "http_vs_grpc"),
-    "http-litellm": ("api", "http_vs_litellm"),
-    "http-smg": ("api", "http_vs_smg"),
-    "engine": ("engine",),
+Parts = Mapping[str, tuple[str, ...]]
+FIGURES: Final[Parts] = {
+    "requests": ("against", "requests", "tokens", "idle"),
+    "proxies": ("api",),
+    "share": ("mesh", "engine_share"),
+    "echo": ("mesh", "echo"),
+    "traced": ("telemetry",),
+    "jobs": ("jobs", "throughput"),
     "engine-float32": ("engine", "--dtype", "float32"),
-    "batcher": ("batcher",),
-    "safety-input": ("safety", "--only", "input"),
-    "safety-output": ("safety", "--only", "output"),
-    "safety-mesh": ("safety", "--only", "mesh"),
-    "router-decision": ("router", "--decision"),
-    "router-rules": ("router", "--rules"),
-    "router-tiers": ("router", "--tiers", "--plot", "docs/concepts/strategies.png"),
-    "router-outcomes": ("router",),
-    "telemetry": ("telemetry",),
-    "simulation": ("simulation",),
-    "jobs-throughput": ("jobs", "throughput"),
-    "jobs-interactive": ("jobs", "interactive"),
+    "engine": ("engine",),
+    "simulation": ("simulation", "--model", "small"),
+    "router": ("router",),
+}
+TAILS: Final[Parts] = {
+    "open-loop": ("tails", "open_loop"),
+    "bulk": ("tails", "bulk"),
+    "job": ("jobs", "interactive"),
 }
 """By name: a benchmark, and the options that make the part."""
-OUTCOMES: Final = "router-outcomes"
-"""The part that needs files, which are not in this repository; without --outcomes it is left out."""
+AGAINST: Final = "against"
 
 RESULTS: Final = ROOT / "bench" / "results"
+FILE: Final = RESULTS / "figures.jsonl"
 PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
+    parts = TAILS if options.tails else FIGURES
     if options.list:
-        print("\n".join(f"{name:16} sluice bench {' '.join(part)}" for name, part in PARTS.items()))
+        print("\n".join(f"{name:16} sluice bench {' '.join(part)}" for name, part in parts.items()))
         return 0
-    failed = [] if options.pages else [name for name in _parts(options) if _fails(name, options)]
+    failed = []
+    if not options.pages:
+        before = {name: list(lines) for name, lines in load_results(RESULTS).items()}
+        failed = [name for name in options.part or parts if _fails(parts[name], options)]
+        print("\n".join(differences(before, load_results(RESULTS))))
     write_pages()
     if failed:
         print(f"not measured: {', '.join(failed)}", file=sys.stderr)
@@ -66,51 +66,82 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="scripts/bench",
+        prog="scripts/figures",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--list", action="store_true", help="the parts, and what each runs")
     parser.add_argument("--pages", action="store_true", help="only write the pages")
-    parser.add_argument("--outcomes", type=Path, action="append", default=[], metavar="FILE")
-    parser.add_argument("--runs", type=run_count, help="of each figure")
+    parser.add_argument("--then", type=Path, metavar="CHECKOUT", help="a checkout of 944fd4c")
+    parser.add_argument("--runs", type=run_count, default=ROUNDS, help="rounds of each figure")
     parser.add_argument("part", nargs="*", metavar="PART")
     options = parser.parse_args(arguments)
+    options.tails = options.part[:1] == ["tails"]
+    del options.part[: options.tails]
+    parts = TAILS if options.tails else FIGURES
     for name in options.part:
-        if name not in PARTS:
-            parser.error(f"no part {name!r}; there are {', '.join(PARTS)}")
-        if name == OUTCOMES and not options.outcomes:
-            parser.error(f"{name} needs --outcomes FILE")
+        if name not in parts:
+            parser.error(f"no part {name!r}; there are {', '.join(parts)}")
+    if not (options.list or options.pages or options.runs < ROUNDS) and commit().endswith("+"):
+        parser.error(f"{commit()}: figures are of a commit, and files have been changed since")
     return options
 
 
-def _parts(options: argparse.Namespace) -> list[str]:
-    return [name for name in options.part or PARTS if name != OUTCOMES or options.outcomes]
-
-
-def _fails(name: str, options: argparse.Namespace) -> bool:
+def _fails(part: tuple[str, ...], options: argparse.Namespace) -> bool:
     """Runs one part, which prints what it does; whether it failed."""
-    benchmark, *rest = PARTS[name]
-    for path in options.outcomes if name == OUTCOMES else ():
-        rest += ["--outcomes", str(path.resolve())]
+    benchmark, *rest = part
+    if benchmark == AGAINST:
+        if options.then is None:
+            print("against: --then CHECKOUT is missing", file=sys.stderr)
+            return True
+        rest.insert(0, str(options.then.resolve()))
     command = [sys.executable, str(ROOT / "bench" / f"{benchmark}.py"), "--json", *rest]
-    command += ["--runs", str(options.runs)] if options.runs is not None else []
-    print(f"{name}: {' '.join(command[1:])}", file=sys.stderr, flush=True)
+    command += ["--runs", str(options.runs)]
+    print(" ".join(command[1:]), file=sys.stderr, flush=True)
+    begun = time.monotonic()
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    print(f"  {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     for line in found:
-        if line.get("ours") is None:
-            print(f"{line['figure']}: not measured: {line['note']}", file=sys.stderr)
-    keep(RESULTS / f"{benchmark}-cpu-{os.cpu_count()}-cores.jsonl", found)
+        if line.get("ours") is None or options.runs < ROUNDS:
+            print(f"{line['figure']}: {line['ratio']}: {line['note']}", file=sys.stderr)
+    if options.runs >= ROUNDS:
+        keep(FILE, found)
     return bool(done.returncode)
 
 
 def keep(path: Path, found: Iterable[Mapping[str, Any]]) -> None:
-    """Puts lines into a file, each in the place of the one with the same figure; missing peers replace nothing."""
-    lines = {line["figure"]: line for line in read_lines(path)}
-    lines |= {line["figure"]: dict(line) for line in found if line.get("ours") is not None}
+    """Puts lines into a file, each in the place of the one of the same figure and processor; missing peers replace
+    nothing."""
+    lines = {(line["figure"], processor(line)): line for line in read_lines(path)}
+    lines |= {
+        (line["figure"], processor(line)): dict(line)
+        for line in found
+        if line.get("ours") is not None
+    }
     text = "".join(json.dumps(line) + "\n" for line in lines.values())
     path.write_text(text, encoding="utf-8")
+
+
+Results = Mapping[str, Iterable[Mapping[str, Any]]]
+
+
+def differences(before: Results, after: Results) -> Iterable[str]:
+    """A sentence for each figure whose interval lies outside of the one that it had on the same processor."""
+    for name, lines in after.items():
+        for line in lines:
+            for old in before.get(name, ()):
+                same = processor(old) == processor(line) and old.get("ratio") is not None
+                if same and (_low(line) > _high(old) or _high(line) < _low(old)):
+                    yield f"{name}: {shown(old['ratio'])} at {old['commit']}, now {shown(line['ratio'])}"
+
+
+def _low(line: Mapping[str, Any]) -> float:
+    return float(line["ratio"] if line.get("low") is None else line["low"])
+
+
+def _high(line: Mapping[str, Any]) -> float:
+    return float(line["ratio"] if line.get("high") is None else line["high"])
 
 
 def write_pages() -> None:

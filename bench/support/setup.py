@@ -78,14 +78,13 @@ class Setup:
             StaticBatch, self.folder, **self._common, trial=trial, new_tokens=work.new_tokens
         )
 
-    def continuous(self, work: Work, *, tuned: bool) -> Side:
+    def continuous(self, work: Work) -> Side:
         return Side(
             ContinuousBatch,
             self.folder,
             **self._common,
             trial=work.prompts(TRIAL_SEED),
             new_tokens=work.new_tokens,
-            tuned=tuned,
         )
 
     def llamacpp(self, work: Work) -> Side:
@@ -93,7 +92,7 @@ class Setup:
         from bench.support.llama_gguf import write_gguf
         from bench.support.llamacpp_side import LlamaCppSide
 
-        file = write_gguf(self.folder / "model.gguf", self.folder, self.shape)
+        file = write_gguf(self.folder / "model.gguf", self.folder, self.shape, self.dtype)
         trial = work.prompts(TRIAL_SEED)
         return Side(
             LlamaCppSide, file, threads=self.threads, trial=trial, new_tokens=work.new_tokens

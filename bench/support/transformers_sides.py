@@ -81,16 +81,12 @@ class ContinuousBatch:
         threads: int,
         trial: Prompts,
         new_tokens: int,
-        tuned: bool,
     ) -> None:
-        """Without ``tuned`` as it is when nothing is set."""
         torch.set_num_threads(threads)
         longest = max(map(len, trial)) + new_tokens
         sizes = CUDA_SIZES if device == "cuda" else CPU_SIZES
         made, told = fastest(
-            [{"attention": name, **size} for name in ATTENTIONS for size in sizes]
-            if tuned
-            else [{"attention": "sdpa"}],
+            [{"attention": name, **size} for name in ATTENTIONS for size in sizes],
             lambda **setting: Manager(folder, device, dtype, len(trial), longest, **setting),
             lambda manager: timed(manager.generate, trial, new_tokens)[0],
         )

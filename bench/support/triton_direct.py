@@ -1,11 +1,17 @@
-"""Asks a worker without the mesh: one channel and one batch straight into Triton, as the batcher does it."""
+"""Asks a worker without the mesh: one channel and batches straight into Triton, as the batcher sends them.
+
+`ask` is what a program does that has Triton alone: rows that wait go together in one batch, at most `ROWS_MAX` are
+under way (what a worker with the shipped settings takes), and with a queue delay a row waits so long for others, as
+with `max_queue_delay_microseconds` of Triton's dynamic batcher.
+"""
 
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -13,44 +19,52 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from batcher.workers.client import infer_request, step_report
 from sluice.internal.v1 import task_pb2, worker_pb2
 
-ANSWER_S = 120.0
+ANSWER_S: Final = 120.0
+ROWS_MAX: Final = 64
 
 
-def rows(
-    prompts: list[list[int]], max_tokens: int, stop_token_ids: list[int]
-) -> list[worker_pb2.Row]:
-    """Greedy rows, one a prompt."""
-    return [
-        worker_pb2.Row(
-            task=task_pb2.Task(
-                request_id=f"bench-{uuid.uuid4().hex}",
-                prompt_token_ids=prompt,
-                priority_class="interactive",
-                sampling=task_pb2.Sampling(
-                    max_tokens=max_tokens,
-                    top_p=1.0,
-                    repetition_penalty=1.0,
-                    stop_token_ids=stop_token_ids,
-                ),
-            )
+def row(prompt: list[int], max_tokens: int, min_tokens: int = 0) -> worker_pb2.Row:
+    """A greedy row."""
+    return worker_pb2.Row(
+        task=task_pb2.Task(
+            request_id=f"bench-{uuid.uuid4().hex}",
+            prompt_token_ids=prompt,
+            priority_class="interactive",
+            sampling=task_pb2.Sampling(
+                max_tokens=max_tokens, min_tokens=min_tokens, top_p=1.0, repetition_penalty=1.0
+            ),
         )
-        for prompt in prompts
-    ]
+    )
+
+
+@dataclass
+class Asked:
+    """A row that is under way; seconds of the clock."""
+
+    begun: float
+    ended: "asyncio.Future[float]"
+    first_ms: float = 0.0
 
 
 class DirectWorker:
     """A channel to one model in Triton."""
 
-    def __init__(self, url: str, model: str, heartbeat_ms: int = 1000) -> None:
+    def __init__(
+        self, url: str, model: str, *, queue_s: float = 0.0, heartbeat_ms: int = 1000
+    ) -> None:
         self._heartbeat_ms = heartbeat_ms
+        self._queue_s = queue_s
         self._channel = grpc.aio.insecure_channel(url)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._model = model
         self._id = f"bench-{uuid.uuid4().hex[:8]}"
         self._frames: Any = None
         self._open = 0
-        self._first: dict[str, asyncio.Future[None]] = {}
-        self._reading: asyncio.Task[None] | None = None
+        self._asked: dict[str, Asked] = {}
+        self._waiting: list[worker_pb2.Row] = []
+        self._flushing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.tokens = 0
 
     async def __aenter__(self) -> Self:
         opening = worker_pb2.WorkerRequest(
@@ -67,15 +81,25 @@ class DirectWorker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
+        for task in self._tasks:
+            task.cancel()
         self._frames.cancel()
         await self._channel.close()
 
+    async def ask(self, asked: worker_pb2.Row) -> float:
+        """Milliseconds to the first token of a row, when it has ended; many at a time, and no other method then."""
+        if not self._tasks:
+            self._spawn(self._read_all())
+        ended: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._asked[asked.task.request_id] = Asked(time.perf_counter(), ended)
+        self._waiting.append(asked)
+        self._flush()
+        return await asyncio.wait_for(ended, ANSWER_S)
+
     async def send(self, batch: list[worker_pb2.Row]) -> None:
         """Sends the batch, and returns when the worker has queued it."""
-        await self._send(batch)
         self._open += len(batch)
+        await self._send(batch)
 
     async def report(self) -> worker_pb2.StepReport:
         """The next report of the channel."""
@@ -85,45 +109,46 @@ class DirectWorker:
 
     async def first_token(self, batch: list[worker_pb2.Row]) -> None:
         """Sends the batch and returns at its first token; `finish` must be called before the next batch."""
-        await self._send(batch)
-        self._open = len(batch)
-        while not await self._read():
+        await self.send(batch)
+        while not sum(len(frame.token_ids) for frame in (await self.report()).frames):
             pass
 
-    async def first_ms(self, batch: list[worker_pb2.Row]) -> float:
-        """Milliseconds to the first token of a batch of one row; many calls at a time, and no other method then."""
-        if self._reading is None:
-            self._reading = asyncio.ensure_future(self._read_all())
-        arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._first[batch[0].task.request_id] = arrived
-        begun = time.perf_counter()
-        sending = asyncio.ensure_future(self._send(batch))
-        await asyncio.wait_for(arrived, ANSWER_S)
-        elapsed_ms = (time.perf_counter() - begun) * 1000
-        await sending
-        return elapsed_ms
+    async def finish(self) -> None:
+        """Reads to the end of the rows that are under way."""
+        while self._open:
+            await self.report()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _flush(self) -> None:
+        if self._waiting and not self._flushing and self._open < ROWS_MAX:
+            self._flushing = True
+            self._spawn(self._send_waiting())
+
+    async def _send_waiting(self) -> None:
+        # Also without a delay: rows whose callers woke up with this one go with it.
+        await asyncio.sleep(self._queue_s)
+        self._flushing = False
+        room = ROWS_MAX - self._open
+        batch, self._waiting = self._waiting[:room], self._waiting[room:]
+        await self.send(batch)
 
     async def _read_all(self) -> None:
         while True:
-            for frame in (await self._next()).frames:
-                self._first.pop(frame.request_id).set_result(None)
-
-    async def finish(self) -> int:
-        """Reads to the end of the rows that are under way; the number of tokens."""
-        tokens = 0
-        while self._open:
-            tokens += await self._read()
-        return tokens
-
-    async def answer(self, batch: list[worker_pb2.Row]) -> int:
-        """Sends the batch and reads to the end of all rows; the number of tokens."""
-        await self._send(batch)
-        self._open = len(batch)
-        return await self.finish()
-
-    async def _read(self) -> int:
-        """Takes one report; the number of tokens in it."""
-        return sum(len(frame.token_ids) for frame in (await self.report()).frames)
+            step = await self.report()
+            now = time.perf_counter()
+            for frame in step.frames:
+                asked = self._asked[frame.request_id]
+                self.tokens += len(frame.token_ids)
+                if frame.token_ids and not asked.first_ms:
+                    asked.first_ms = 1e3 * (now - asked.begun)
+                if frame.HasField("final"):
+                    del self._asked[frame.request_id]
+                    asked.ended.set_result(asked.first_ms)
+            self._flush()
 
     async def _send(self, batch: list[worker_pb2.Row]) -> None:
         request = worker_pb2.WorkerRequest(

@@ -17,18 +17,17 @@ from model_workers.engine.forward.flash import FLASH_BLOCK_TOKENS
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "bench").glob("*.py") if path.stem != "__init__")
 SHORT = {
-    "batcher": ["--runs", "1"],
     "engine": ["--runs", "1", "--figure", "engine_single_vs_generate"],
-    "router": ["--runs", "1", "--decision"],
-    "safety": ["--runs", "1", "--only", "output"],
+    "router": ["--runs", "1", "--n", "3"],
     "simulation": ["--runs", "1", "--model", "small"],
 }
 """Arguments of a run without a mesh."""
 ON_A_MESH = {
-    "jobs": ["--runs", "1", "--items", "60", "interactive"],
-    "mesh": ["--runs", "1"],
+    "jobs": ["--runs", "1", "--items", "60", "throughput"],
+    "mesh": ["--runs", "1", "echo"],
     "processes": ["--runs", "1"],
-    "telemetry": ["--runs", "1", "--seconds", "2"],
+    "tails": ["--runs", "1", "bulk"],
+    "telemetry": ["--runs", "1"],
 }
 
 
@@ -68,7 +67,8 @@ def check(found: list[dict[str, object]]) -> None:
     assert found
     for figure in found:
         assert {"figure", "ours", "peer", "ratio", "unit", "runs", "machine", "note"} <= set(figure)
-        assert figure["ours"] is not None
+        # A single run has too few calls.
+        assert figure["ours"] is not None or str(figure["figure"]).endswith("_p99")
 
 
 @pytest.mark.parametrize("size", transformers_sides.CUDA_SIZES, ids=str)

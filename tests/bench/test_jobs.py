@@ -11,6 +11,7 @@ def test_tasks_are_new_for_each_seed_and_none_is_there_twice() -> None:
     assert len(one) == len({line["id"] for line in one}) == 300
     assert len(set(prompts)) == 600
     assert all(line["min_tokens"] == line["max_tokens"] == 16 for line in one)
+    assert [line["max_tokens"] for line in task_lines(3, 1, 8, 16)] == [8, 16, 8]
 
 
 def test_a_file_is_sent_in_pieces_that_a_call_takes() -> None:

@@ -1,38 +1,107 @@
-"""Numbers on pages are those of bench/results, and bench/results holds figures that can be told from each other."""
+"""Numbers on pages are those of bench/results, bench/results holds what the page of figures shows, and what is said of
+speed elsewhere names its figure."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import pytest
 
-from bench.support.harness import MIN_RUNS
-from bench.support.pages import load_results, render
+from bench.support.harness import ROUNDS
+from bench.support.pages import figures_of, load_results, render
 from bench.support.record import PAGES, RESULTS, ROOT
 
-RATE = re.compile(r"\d (?:tokens|requests|answers|documents|decisions)/s\b(?!<!--)")
+PAGE = ROOT / "docs/internals/benchmarks.md"
+FIGURES_MAX = 40
+PLANS = ("process_cost_", "plan_")
+"""What `sluice plan` computes with, and what it says beside measured meshes: on its own page."""
+SPEED = re.compile(
+    r"\d (?:tokens|requests|calls|answers|documents|items|decisions|messages|publishes|responses|rows)/s\b(?!<!--)"
+    r"|\d (?:tokens|requests|calls|messages|publishes|responses|rows) (?:a|per) second\b"
+    r"|\d (?:us|µs|microseconds)\b(?!<!--)"
+    r"|\d(?: times|x) (?:faster|slower|as fast|as slow)\b"
+)
+FAULTS = ROOT / "docs/concepts/faults.md"
+DECISIONS = ROOT / "docs/internals/decisions"
+"""Decisions have what was measured for them then."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_numbers_on_a_page_are_those_of_the_results(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
 
-    # scripts/bench --pages writes them.
+    # scripts/figures --pages writes them.
     assert text == render(text, load_results(RESULTS))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_rates_stand_in_tables_of_figures_or_name_theirs(page: Path) -> None:
-    lines = page.read_text(encoding="utf-8").splitlines()
+def test_a_page_quotes_figures_of_the_one_page_alone(page: Path) -> None:
+    shown = set(figures_of(PAGE.read_text(encoding="utf-8")))
+    quoted = set(figures_of(page.read_text(encoding="utf-8")))
 
-    assert [line for line in lines if RATE.search(line) and not line.startswith("| `")] == []
+    assert {name for name in quoted - shown if not name.startswith(PLANS)} == set()
 
 
-def test_every_figure_has_enough_runs_and_says_where_it_was_measured() -> None:
-    lines = [line for lines in load_results(RESULTS).values() for line in lines.values()]
+def test_the_page_has_few_figures_and_results_have_no_others() -> None:
+    shown = list(figures_of(PAGE.read_text(encoding="utf-8")))
 
-    assert len(lines) > 20
-    for line in lines:
+    assert len(set(shown)) <= FIGURES_MAX
+    names = {name for name in load_results(RESULTS) if not name.startswith(PLANS)}
+    assert names <= set(shown)
+
+
+def speeds(page: Path) -> Iterator[str]:
+    """Lines of a page that say how fast something is, without a table of figures or the name of one."""
+    in_code = False
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        in_code ^= line.startswith("```")
+        if SPEED.search(line) and not in_code and not line.startswith(("| `", "    ")):
+            yield f"{number}: {line}"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page != FAULTS and DECISIONS not in page.parents],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_speed_stands_in_tables_of_figures_or_names_its_figure(page: Path) -> None:
+    assert list(speeds(page)) == []
+
+
+def test_every_figure_has_enough_rounds_and_says_where_it_was_measured() -> None:
+    for line in (line for lines in load_results(RESULTS).values() for line in lines):
         assert line["commit"], line["figure"]
         assert {"settings", "versions", "label"} <= set(line), line["figure"]
         # Lines of before this rule say it themselves.
-        assert line["runs"] >= MIN_RUNS or line["label"] or line.get("limits"), line["figure"]
+        assert line["runs"] >= ROUNDS or line.get("limits"), line["figure"]
+
+
+def test_a_ratio_is_that_of_its_samples_and_lies_in_its_interval() -> None:
+    for line in (line for lines in load_results(RESULTS).values() for line in lines):
+        ours, peer = (line.get("samples", {}).get(side, ()) for side in ("ours", "peer"))
+        if ours:
+            assert line["low"] <= line["ratio"] <= line["high"]
+        if ours and not isinstance(ours[0], list):
+            pairs = [(a / b, b / a) for a, b in zip(ours, peer, strict=True)]
+            assert any(
+                median(side) == pytest.approx(line["ratio"], rel=1e-3)
+                for side in zip(*pairs, strict=True)
+            )
+
+
+def test_what_kills_cost_is_what_the_page_of_faults_says() -> None:
+    rows = [
+        [cell.strip() for cell in line.split("|")]
+        for line in FAULTS.read_text(encoding="utf-8").splitlines()
+    ]
+    page = {row[1]: row for row in reversed(rows) if len(row) > 8}
+    kills = re.findall(
+        r"\(`([a-z-]+)`\) \| 1 \| ([\d.]+ s) \| ([\d.]+ s) \| ([\d.]+) \|",
+        (ROOT / "README.md").read_text(encoding="utf-8"),
+    )
+
+    assert len(kills) == 4
+    for name, gap, bound, ratio in kills:
+        assert (page[f"`{name}`"][5:7], page[f"`{name}`"][8]) == (["0", gap], bound)
+        assert float(ratio) == pytest.approx(float(bound[:-2]) / float(gap[:-2]), abs=0.05)
