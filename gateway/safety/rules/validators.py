@@ -233,7 +233,7 @@ _ENDINGS = "png jpg jpeg gif svg webp bmp css js jsx ts tsx json html htm xml tx
 _FILE_ENDINGS: Final = frozenset(_ENDINGS.split())
 _LOCAL_START: Final = "'%+-."
 _NO_DIGITS: Final = re.compile(r"[^0-9]+")
-# How national numbers start and how long they can be: a look at the library costs 50 microseconds.
+# How national numbers start and how long they can be: a look at the library takes longer.
 _SHAPES: Final = {
     region: re.compile(shape)
     for region, shape in {

@@ -1,6 +1,6 @@
 """Linear layers: plain, packed for oneDNN on CPUs, and quantized to 8-bit integers or floats.
 
-On a CPU the weight is laid out for oneDNN once, at load: 1.3 to 2.5 times faster than a plain product, and a row's
+On a CPU the weight is laid out for oneDNN once, at load: faster than a plain product, and a row's
 result does not depend on how many rows are computed with it (docs/internals/decisions/engine-numerics.md). The
 operators are those of torch's own compiler; a torch without them computes a plain product.
 """
