@@ -3,16 +3,15 @@ jobs is scripts/robustness jobs.
 
     python -m bench.jobs [--json] [--runs N] [--items N] [PART ...]
 
-Without a PART: all of them. A job's time is from its creation to its end by the clock of
-the service; the upload is before. Every answer of `throughput` and `interactive` has exactly `ANSWER_TOKENS` tokens,
-greedy.
+Without a PART: all of them. A job's time is from its creation to its end by the clock of the service; the upload is
+before. Prompts are held-out tasks with a number before each; answers have exactly 8, 16 and 24 tokens in turn, greedy.
 
 `throughput`  `jobs_vs_engine_throughput_29m`, `jobs_vs_engine_throughput_large`: tokens/s of answers of a job of
               --items items (1,000) through a mesh with one worker; peer: the worker's engine in a process of its own,
-              same weights, type, threads, slots and tokens, given all items at once, sorted by length. Prompts are new
-              in every round. Both sides may use 2 cores; the engine has one thread on both.
+              same weights, type (float32), threads, slots and tokens, given all items at once, sorted by length.
+              Prompts are new in every round. Both sides may use 2 cores; the engine has one thread on both.
 `interactive` `jobs_interactive_pQQ`: milliseconds to the first token of interactive callers beside a running job, small
-              tier, arrivals as in `interactive_beside_bulk` (bench/mesh.py); peer: without the job.
+              tier, calls as in `interactive_beside_bulk` (bench/tails.py); peer: without the job.
               `jobs_beside_interactive`: items/s of the job beside them; peer: alone.
 """
 
