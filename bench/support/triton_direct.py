@@ -121,7 +121,15 @@ class DirectWorker:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        """A part that fails fails all rows that are under way."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            for asked in self._asked.values():
+                if not asked.ended.done():
+                    asked.ended.set_exception(error)
 
     def _flush(self) -> None:
         if self._waiting and not self._flushing and self._open < ROWS_MAX:
