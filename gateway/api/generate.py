@@ -61,6 +61,8 @@ from sluice.wire.enums import word_of
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+STARTED_S: Final = 0.02
+"""So long `Started` waits for the first token once a batcher has the task, to leave in one message with it, seconds."""
 Write = Callable[[GenerateResponse], Awaitable[None]]
 
 
@@ -375,7 +377,8 @@ class _GenerateCall(RunningCall):
         """Writes the events of an answer as they come; those that are there together in one message."""
         self._request_id = answer.request_id
         limit = self._shared.settings.reader_buffer_tokens
-        reader = Reader(len(request.resume), limit, self._has_events.set, self._stop)
+        wake = self._has_events.set
+        reader = Reader(len(request.resume), limit, wake, self._stop, self._accepted)
         answer.join(reader, request.resume_model)
         try:
             # The first event comes once a batcher has the task, or frames prove it.
@@ -398,6 +401,10 @@ class _GenerateCall(RunningCall):
         finally:
             answer.leave(reader, self.departure(request))
             self._log.delivered(answer, self._shared.catalog.settings)
+
+    def _accepted(self) -> None:
+        """`Started` may go: with the first token, or alone when that takes longer."""
+        asyncio.get_running_loop().call_later(STARTED_S, self._has_events.set)
 
     def _stop(self, error: SluiceError) -> None:
         """Ends the call with ``error``, whatever it waits for: a client that does not read blocks `_write`."""

@@ -76,6 +76,7 @@ class Reader:
         index: tokens read so far.
         notices: notices read so far.
         wake: called when there is something to read.
+        accepted: called when a batcher has the task, and nothing is to be read but that.
         stop: called with the error that ends the call, which may be waiting for a client that does not read.
         displaced_by: the error that ends this call although the answer may go on for another one.
     """
@@ -86,11 +87,13 @@ class Reader:
         limit: int,
         wake: Callable[[], None],
         stop: Callable[[SluiceError], None] = lambda _: None,
+        accepted: Callable[[], None] = lambda: None,
     ) -> None:
         self.index = index
         self.notices = 0
         self.wake = wake
         self.stop = stop
+        self.accepted = accepted
         self.displaced_by: SluiceError | None = None
         self._limit = limit
         self._burst = 0
@@ -325,7 +328,8 @@ class Answer(RowResult):
     @override
     def published(self, row_id: str) -> None:
         super().published(row_id)
-        self._wake()
+        if self.reader is not None:
+            self.reader.accepted()
 
     @override
     def accept(self, frame: Frame, now: float) -> None:

@@ -258,8 +258,7 @@ async def stored(draw: Mutator) -> str:
             if replay.matches(held, ""):
                 reader = Reader(len(held), 100, lambda: None)
                 replay.join(reader, "")
-                for event in replay.read(reader):
-                    event.SerializeToString()
+                replay.read(reader).SerializeToString()
     except (SluiceError, MalformedMessage) as error:
         return type(error).__name__
     return "taken"

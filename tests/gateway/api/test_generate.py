@@ -4,16 +4,19 @@ import asyncio
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway.server import TICK_S
 from gateway.streaming import dispatch
+from gateway.streaming.state import StreamState
 from sluice.internal.v1.frame_pb2 import ROW_END_DEADLINE, ROW_END_FAILED, Logprobs, RowError
 from sluice.internal.v1.task_pb2 import Task
 from sluice.v1 import inference_pb2 as pb
+from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from sluice.wire.clock import ms_of
-from tests.gateway.kit.batcher import TIMINGS, frame, last, wire_batcher
+from tests.gateway.kit.batcher import BOUND_S, TIMINGS, frame, last, wire_batcher
 from tests.gateway.kit.tokenizer import ASSISTANT, BOS, END, SYSTEM, USER, id_of
 from tests.gateway.kit.wire import (
     Wire,
@@ -25,6 +28,7 @@ from tests.gateway.kit.wire import (
     text_of,
     tokens_of,
 )
+from tests.support.events import events_in, kinds_of
 
 
 async def test_an_answer_streams_from_started_to_finished(wire: Wire) -> None:
@@ -372,3 +376,26 @@ async def test_a_stop_token_of_the_caller_ends_the_answer_without_its_text(wire:
     )
     assert finished.usage.completion_tokens == len(tokens)
     assert finished.usage.cached_prompt_tokens == 2
+
+
+async def test_a_token_that_comes_soon_leaves_in_one_message_with_started_and_the_end(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.api.generate.STARTED_S", 10 * BOUND_S)
+    call: Any = InferenceServiceStub(wire.channel).Generate(prompt())
+    task = await wire.batcher.task()
+    await wire.until(lambda: [one.state for one in wire.gateway.registry] == [StreamState.WAITING])
+    await wire.batcher.send(task, last(0, wire.tokens("hello")))
+    (message,) = await events_of(call)
+    assert kinds_of(list(events_in(message))) == ["started", "delta", "finished"]
+
+
+async def test_started_does_not_wait_for_a_token_that_takes_longer(wire: Wire) -> None:
+    call: Any = InferenceServiceStub(wire.channel).Generate(prompt())
+    task = await wire.batcher.task()
+    async with asyncio.timeout(BOUND_S):
+        message = await call.read()
+    assert kinds_of(list(events_in(message))) == ["started"]
+    await wire.batcher.send(task, last(0, wire.tokens("hello")))
+    (message,) = await events_of(call)
+    assert kinds_of(list(events_in(message))) == ["delta", "finished"]
