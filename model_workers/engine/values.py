@@ -252,7 +252,7 @@ def _load_compute(
     unused = () if pipeline is None else ("pooler.",)
     model = read_whole(_MODELS[engine], folder.transformer, unused=unused, dtype=dtype)
     model = model.to(device).eval()
-    replace_linear_layers(model, settings.quantization)
+    replace_linear_layers(model, settings.quantization, decodes=False)
     if pipeline is not None:
         return Embedder(model, pipeline), config
     return Reranker(model) if engine == "reranker" else TokenClassifier(model), config

@@ -198,7 +198,7 @@ def layer_shapes(model: Any) -> list[LayerShape]:
     return [shapes[layer] for layer in sorted(shapes)]
 
 
-def replace_linear_layers(model: Any, quantization: str) -> None:
+def replace_linear_layers(model: Any, quantization: str, *, decodes: bool = True) -> None:
     """Replaces a model's linear layers by ours (`make_linear`), in place. The output layer is never quantized."""
     head = model.get_output_embeddings()
     for parent in list(model.modules()):
@@ -206,7 +206,7 @@ def replace_linear_layers(model: Any, quantization: str) -> None:
             if type(child) in (nn.Linear, Conv1D):
                 weight = child.weight.T if type(child) is Conv1D else child.weight
                 kind = "none" if child is head else quantization
-                setattr(parent, name, make_linear(weight, child.bias, kind))
+                setattr(parent, name, make_linear(weight, child.bias, kind, decodes=decodes))
 
 
 class HubModel(CachedModel):

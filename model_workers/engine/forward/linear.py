@@ -1,8 +1,9 @@
-"""Linear layers: plain, packed for oneDNN on CPUs, and quantized to 8-bit integers or floats.
+"""Linear layers: plain, packed for CPUs, and quantized to 8-bit integers or floats.
 
-On a CPU the weight is laid out for oneDNN once, at load: faster than a plain product, and a row's
-result does not depend on how many rows are computed with it (docs/internals/decisions/engine-numerics.md). The
-operators are those of torch's own compiler; a torch without them computes a plain product.
+On a CPU the weight is laid out once, at load, and a row's result does not depend on how many rows are computed with it
+(docs/internals/decisions/engine-numerics.md). In float32 FBGEMM multiplies a weight that it keeps in 16-bit floats, if
+these hold it whole; other weights are laid out for oneDNN, by the operators of torch's own compiler. A torch without
+either computes a plain product.
 """
 
 from functools import cache
@@ -13,6 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
+HALF_EXPONENT: Final = 15
+"""The largest weight that is kept in 16 bits is scaled to below two to this."""
+HALF_ERROR: Final = 2.0**-25
+"""What 16 bits lose of a scaled weight that is too small for them: 2**-39 of the largest one, at most."""
 LAYOUT_ROWS: Final = 32
 """For how many rows the layout is chosen; it holds for any number."""
 INT8_MAX: Final = 127
@@ -71,6 +76,49 @@ class PackedLinear(Linear):
         if _is_alone(x):
             return self.add(_doubled(x), _doubled(residual))[..., :1, :]
         return _product_and(x, residual, self.weight, self.bias, "add")
+
+
+class HalfLinear(Linear):
+    """A linear layer on a CPU in float32, the weight in 16-bit floats that become wide in the product's registers.
+
+    A product of one row takes as long as its weight takes to read, which is half of float32's. The numbers are those of
+    float32: only a weight that `fits_half` is kept like this. A row is summed in the same order among any number.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        # Nobody reads the weight; transformers asks for its type.
+        super().__init__(weight.new_empty(0), bias)
+        scale = _half_scale(weight)
+        bias = None if bias is None else bias.detach() * scale
+        self._packed = torch.ops.quantized.linear_prepack_fp16(weight.detach() * scale, bias)
+        self._unscale = 1 / scale
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self._scaled(x).mul_(self._unscale)
+
+    @override
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return torch.add(residual, self._scaled(x), alpha=self._unscale)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
+        return product
+
+
+def fits_half(weight: Tensor) -> bool:
+    """Whether 16-bit floats hold a float32 weight whole, as they do where the checkpoint has 16 bits, of either kind.
+
+    Numbers that are too small for them lose what any float32 sum with the largest one loses anyway.
+    """
+    scaled = weight.detach() * _half_scale(weight)
+    return bool(((scaled.half().float() - scaled).abs() <= HALF_ERROR).all())
+
+
+def _half_scale(weight: Tensor) -> float:
+    """A power of two, so that nothing is rounded."""
+    largest = weight.detach().abs().max()
+    return float(2.0 ** (HALF_EXPONENT - int(torch.frexp(largest).exponent)))
 
 
 class Int8Linear(Linear):
@@ -154,23 +202,39 @@ def _in_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (rows / scales).clamp_(-FP8_MAX, FP8_MAX).to(FP8), scales
 
 
-def make_linear(weight: Tensor, bias: Tensor | None = None, quantization: str = "none") -> Linear:
-    """The fastest layer for a weight [outputs, inputs] where it lies, quantized to "int8", "fp8" or "none"."""
+def make_linear(
+    weight: Tensor,
+    bias: Tensor | None = None,
+    quantization: str = "none",
+    *,
+    decodes: bool = True,
+) -> Linear:
+    """The fastest layer for a weight [outputs, inputs] where it lies, quantized to "int8", "fp8" or "none".
+
+    Args:
+        decodes: most products are of the few rows that decode, not of whole texts.
+    """
     if quantization == "int8":
         return Int8Linear(weight, bias)
     if quantization == "fp8" and not any(size % FP8_MULTIPLE for size in weight.shape):
         return Fp8Linear(weight, bias)
-    if weight.device.type == "cpu" and can_pack():
-        return PackedLinear(weight, bias)
+    if weight.device.type == "cpu":
+        return _packed(weight, bias, decodes)
     return Linear(weight.detach(), bias)
 
 
+def _packed(weight: Tensor, bias: Tensor | None, decodes: bool) -> Linear:
+    is_wide = decodes and weight.dtype is torch.float32
+    if is_wide and can_pack(HalfLinear) and fits_half(weight):
+        return HalfLinear(weight, bias)
+    return (PackedLinear if can_pack(PackedLinear) else Linear)(weight.detach(), bias)
+
+
 @cache
-def can_pack() -> bool:
-    """Whether this torch packs weights; tried once."""
-    weight, x = torch.eye(16), torch.ones(2, 16)
+def can_pack(kind: type[Linear]) -> bool:
+    """Whether this torch has what a kind of layer is computed by; tried once."""
     try:
-        return torch.equal(PackedLinear(weight, None)(x), x)
+        return torch.equal(kind(torch.eye(16), None)(torch.ones(2, 16)), torch.ones(2, 16))
     except (AttributeError, RuntimeError):
         return False
 

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional
@@ -6,29 +8,77 @@ from model_workers.engine.forward import linear as linears
 from model_workers.engine.forward.linear import (
     INT8_ROWS,
     Fp8Linear,
+    HalfLinear,
     Int8Linear,
     Linear,
     PackedLinear,
     can_pack,
+    fits_half,
     make_linear,
 )
 
 SIZES = ((64, 48), (48, 1536), (97, 32))
 
 
+def stored(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Random weights of a checkpoint of that type, in float32."""
+    return torch.randn(*sizes).to(dtype).float()
+
+
 def test_this_torch_packs() -> None:
-    assert can_pack()
-    assert isinstance(make_linear(torch.randn(8, 8)), PackedLinear)
+    assert can_pack(HalfLinear)
+    assert can_pack(PackedLinear)
 
 
-def test_a_torch_that_cannot_pack_computes_a_plain_product(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits_stay_in_16_bits(dtype: torch.dtype) -> None:
+    assert type(make_linear(stored(64, 512, dtype=dtype))) is HalfLinear
+    assert type(make_linear(torch.zeros(8, 8))) is HalfLinear
+    assert type(make_linear(stored(8, 8).bfloat16())) is PackedLinear, "computed in bfloat16"
+    assert type(make_linear(stored(8, 8), decodes=False)) is PackedLinear, "of whole texts"
+
+
+def test_weights_of_32_bits_stay_in_32_bits() -> None:
+    assert type(make_linear(torch.randn(8, 8))) is PackedLinear
+    broken = stored(8, 8)
+    broken[0, 0] = torch.nan
+    assert not fits_half(broken)
+    one_more_bit = torch.ones(8, 8)
+    one_more_bit[3, 3] += 2**-11
+    assert not fits_half(one_more_bit)
+
+
+def test_what_16_bits_lose_no_float32_sum_would_keep() -> None:
+    weight = torch.tensor([[1.0, (1 + 2**-7) * 2**-37]])
+    assert fits_half(weight)
+    found = HalfLinear(weight, None)(torch.eye(2))[:, 0]
+    assert found[0] == 1
+    assert (found[1] - weight[0, 1]).abs() <= 2**-39
+
+
+@pytest.mark.parametrize("size", [2.0**-90, 1.0, 2.0**90])
+def test_weights_of_any_size_come_out_as_they_are(size: float) -> None:
+    weight = stored(48, 32) * size
+    assert torch.equal(HalfLinear(weight, None)(torch.eye(32)).T, weight)
+
+
+@pytest.mark.parametrize(
+    ("library", "name", "kinds"),
+    [
+        (torch.ops.quantized, "linear_prepack_fp16", (PackedLinear, PackedLinear)),
+        (torch.ops.mkldnn, "_reorder_linear_weight", (HalfLinear, Linear)),
+    ],
+)
+def test_a_torch_that_cannot_pack_computes_another_product(
+    library: Any, name: str, kinds: tuple[type[Linear], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def missing(*_: object) -> None:
         raise AttributeError
 
-    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", missing)
+    monkeypatch.setattr(library, name, missing)
     can_pack.cache_clear()
     try:
-        assert type(make_linear(torch.randn(8, 8))) is Linear
+        assert tuple(type(make_linear(w)) for w in (stored(8, 8), torch.randn(8, 8))) == kinds
     finally:
         monkeypatch.undo()
         can_pack.cache_clear()
@@ -36,9 +86,9 @@ def test_a_torch_that_cannot_pack_computes_a_plain_product(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("kind", [Linear, PackedLinear])
+@pytest.mark.parametrize("kind", [Linear, PackedLinear, HalfLinear])
 def test_computes_the_product(kind: type[Linear], sizes: tuple[int, int], biased: bool) -> None:
-    weight, bias = torch.randn(*sizes), torch.randn(sizes[0]) if biased else None
+    weight, bias = stored(*sizes), torch.randn(sizes[0]) if biased else None
     linear = kind(weight, bias)
     for rows in (1, 2, 33):
         x, residual = torch.randn(rows, sizes[1]), torch.randn(rows, sizes[0])
@@ -52,7 +102,7 @@ def test_computes_the_product(kind: type[Linear], sizes: tuple[int, int], biased
 
 
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("kind", [Linear, PackedLinear, Fp8Linear])
+@pytest.mark.parametrize("kind", [Linear, PackedLinear, HalfLinear, Fp8Linear])
 def test_halves_are_those_of_the_product(kind: type[Linear], biased: bool) -> None:
     linear = kind(torch.randn(64, 48), torch.randn(64) if biased else None)
     for rows in (1, 2, 33):
@@ -64,8 +114,11 @@ def test_halves_are_those_of_the_product(kind: type[Linear], biased: bool) -> No
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_a_row_alone_is_computed_as_among_others_to_the_last_bit(sizes: tuple[int, int]) -> None:
-    linear = PackedLinear(torch.randn(*sizes), None)
+@pytest.mark.parametrize("kind", [PackedLinear, HalfLinear])
+def test_a_row_alone_is_computed_as_among_others_to_the_last_bit(
+    kind: type[Linear], sizes: tuple[int, int]
+) -> None:
+    linear = kind(stored(*sizes), None)
     x, residual = torch.randn(70, sizes[1]), torch.randn(70, sizes[0])
     all_rows, added = linear(x), linear.add(x, residual)
     for rows in (1, 2, 3, 7, 16, 32, 33):
