@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Final
 
@@ -105,7 +106,7 @@ async def _flood(load: OpenLoad, size: Size, gateways: int) -> list[float]:
     """When each answer ended, seconds."""
     document = Arrival(0.0, PROMPT, ANSWER, ANSWER, "bulk")
     waiting = WAITING * SLOTS * size.workers // gateways
-    answered = await load.flood(document, waiting, WARM_S + SECONDS + 1.0)
+    answered = await load.flood(repeat(document), waiting, WARM_S + SECONDS + 1.0)
     return [one.at_s + (one.latency_s or 0.0) for one in answered]
 
 

@@ -8,7 +8,6 @@ engine, so that what a model computes counts nowhere. triton is tritonserver wit
 hardly depends on what else runs on the machine; how many requests share a wake-up does. There is no peer.
 """
 
-import asyncio
 import statistics
 import sys
 from collections import defaultdict
@@ -47,12 +46,8 @@ def used_s(mesh: Mesh) -> dict[str, float]:
 async def round_us(mesh: Mesh, load: OpenLoad, tokens: int) -> dict[str, float]:
     """Microseconds of a request, by process."""
     arrival = Arrival(0.0, PROMPT, tokens, tokens, "bulk")
-
-    async def caller() -> int:
-        return sum([await load.ask(arrival, 0.0) is not None for _ in range(REQUESTS)])
-
     before = used_s(mesh)
-    answered = sum(await asyncio.gather(*(caller() for _ in range(CALLERS))))
+    answered = await load.repeat(arrival, CALLERS, REQUESTS)
     after = used_s(mesh)
     assert answered, "no request was answered"
     return {name: (after[name] - before[name]) / answered * 1e6 for name in after}

@@ -24,19 +24,30 @@ def bench(
     runs: int | None = option(None, "Interleaved runs of both sides.", min=1),
 ) -> None:
     """Run a benchmark and print its figures, ours beside a peer's. Its other options: python bench/NAME.py --help."""
+    options = ["--runs", str(runs)] if runs is not None else []
+    options += ["--json"] if wants_json() else []
+    run(name, *options, *context.args)
+
+
+def run(name: str, *options: str, stdout: int | None = None) -> str:
+    """Runs a benchmark; what it prints with ``stdout`` `subprocess.PIPE`, else nothing.
+
+    Raises:
+        CommandFailed: there is none of that name, or it fails.
+    """
     names = known()
     if name not in names:
         there = f"there are: {', '.join(names)}" if names else f"no benchmarks in {FOLDER}"
         raise CommandFailed("BENCHMARK_UNKNOWN", f"no benchmark {name!r}; {there}")
-    command = [sys.executable, str(FOLDER / f"{name}.py")]
-    command += ["--runs", str(runs)] if runs is not None else []
-    command += ["--json"] if wants_json() else []
-    command += context.args
+    command = [sys.executable, str(FOLDER / f"{name}.py"), *options]
     # Benchmarks fork while gRPC threads run, which gRPC would log each time.
     environment = {"GRPC_VERBOSITY": "ERROR", **os.environ}
-    code = subprocess.run(command, env=environment, check=False).returncode
-    if code:
-        raise CommandFailed("BENCHMARK_FAILED", f"bench/{name}.py ended with exit code {code}")
+    ran = subprocess.run(command, env=environment, check=False, stdout=stdout, text=True)
+    if ran.returncode:
+        raise CommandFailed(
+            "BENCHMARK_FAILED", f"bench/{name}.py ended with exit code {ran.returncode}"
+        )
+    return ran.stdout or ""
 
 
 def known() -> list[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from subprocess import PIPE
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from typer import BadParameter
@@ -13,8 +14,8 @@ from cli.failure import CommandFailed
 
 if TYPE_CHECKING:
     from simulator.arrivals import LengthMix
-    from simulator.cost import StepCost
     from simulator.engines import EngineLimits
+    from simulator.measured import Costs
     from simulator.planner import JobPlan, TracePlan
     from simulator.results import ClassSummary, Slo, Summary
     from simulator.simulator import Setup
@@ -75,8 +76,15 @@ class Workers:
     )
     cost: str = option(
         "large-cpu",
-        "What a step takes: a shipped cost, or a file of `sluice bench engine --fit`.",
+        "What a step takes: a shipped cost, or a file of `sluice plan --measure` or `sluice bench engine --fit`.",
         metavar="NAME|FILE",
+    )
+    cores: int = option(
+        0,
+        "Cores that all workers share with the other processes, callers too, as measured in the file of --cost; "
+        "0: workers have their own.",
+        min=0,
+        max=256,
     )
     engine: Literal["continuous", "padded"] = option(
         "continuous", "continuous: rows join at each step. padded: static batches."
@@ -99,9 +107,10 @@ class Workers:
 
         mesh = settings.load(self.config)
         found = _policies(policies, mesh, model)
+        costs = self.costs()
         first = Setup(
             policy=next(iter(found.values())),
-            cost=self.fitted()[0],
+            cost=costs.step,
             workers=workers,
             limits=self._limits(mesh, model),
             engine=self.engine,
@@ -109,17 +118,24 @@ class Workers:
             admission=self.admission,
             until_s=until_s,
         )
+        if self.cores and costs.mesh is None:
+            raise CommandFailed(
+                "CANNOT_SIMULATE", "--cores: --cost names no file that says what sharing them does"
+            )
+        if self.cores and costs.mesh is not None:
+            sharing = replace(costs.mesh.sharing, cores=self.cores)
+            first = replace(first, links=costs.mesh.links, sharing=sharing)
         return {name: replace(first, policy=policy) for name, policy in found.items()}
 
-    def fitted(self) -> "tuple[StepCost, float]":
-        """A shipped cost, or one fitted to the steps of a file, and the median error of the fit: of a shipped one 0."""
-        from simulator.cost import SHIPPED, fit, named_cost, parse_samples
+    def costs(self) -> "Costs":
+        """What --cost names."""
+        from simulator.cost import SHIPPED, named_cost
+        from simulator.measured import Costs, parse_costs
 
         name = self.cost
         if name in SHIPPED or not Path(name).is_file():
-            return checked(lambda: named_cost(name), "--cost"), 0.0
-        found = checked(lambda: fit(parse_samples(lines_of(Path(name)))), name)
-        return found.cost, found.error
+            return Costs(checked(lambda: named_cost(name), "--cost"))
+        return checked(lambda: parse_costs(lines_of(Path(name))), name)
 
     def _limits(self, mesh: "Settings", model: str | None) -> "EngineLimits":
         """What a worker takes; blocks are as large as the configuration says for ``model``."""
@@ -290,6 +306,10 @@ def plan(
     workers_max: int = option(256, "", min=1, max=4096),
     policy: str = option("continuous", "Policy of the batcher."),
     workers: Workers,
+    measure: bool = option(
+        False,
+        "First measure, for minutes, what --model (small or large) takes on this machine, into the file of --cost.",
+    ),
     objectives: Objectives,
 ) -> None:
     """Compute how many workers are needed: for a trace under SLOs, or for a job of documents in a given time.
@@ -299,6 +319,8 @@ def plan(
     from simulator.fleet import Sizing
     from simulator.planner import plan_job, plan_trace
 
+    if measure:
+        _measure(Path(workers.cost), traffic.model or "large")
     setups = workers.setups(policy, traffic.model)
     if len(setups) != 1:
         raise BadParameter(f"{policy!r} is more than one policy")
@@ -315,6 +337,7 @@ def plan(
         return
     if traffic.trace is not None or traffic.arrivals:
         raise BadParameter("give either --documents or traffic")
+    costs = workers.costs()
     computed = plan_job(
         job.documents,
         job.hours,
@@ -322,10 +345,23 @@ def plan(
         setup,
         seed=traffic.seed,
         sizing=Sizing(job.headroom, job.zones),
-        cost_error=workers.fitted()[1],
+        cost_error=costs.error,
+        processes=costs.processes,
         worker_hour_price=price,
     )
     output.show(asdict(computed), lambda: _show_job(computed))
+
+
+def _measure(file: Path, model: str) -> None:
+    """Writes what this machine takes."""
+    from cli.bench import run
+    from simulator.cost import SHIPPED
+
+    if str(file) in SHIPPED:
+        raise BadParameter("--measure needs --cost FILE")
+    lines = run("processes", "--json", "--runs", "2", stdout=PIPE)
+    lines += run("simulation", "--json", "--fit", "--model", model, stdout=PIPE)
+    file.write_text(lines, encoding="utf-8")
 
 
 def _show_trace(planned: "TracePlan") -> None:

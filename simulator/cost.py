@@ -5,24 +5,16 @@
 
 ``attended`` counts, for each computed token of a prompt, the tokens before it that it attends to.
 
-Fitted from measured steps. A file of them holds JSON lines as ``sluice bench engine --fit`` prints them, one a phase;
-lines of other figures are skipped:
-
-    {"figure": "engine_cost", "phase": "decode", "points": [[rows, context tokens of all rows, ms], ...]}
-    {"figure": "engine_cost", "phase": "prefill", "points": [[tokens, attended, ms], ...]}
+Fitted from measured steps, which `simulator/measured.py` reads from a file.
 """
 
-import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import Final
 
 from simulator.trace import SimulationError
 
-FIGURE: Final = "engine_cost"
 SAMPLES_MIN: Final = 8
 REWEIGHTINGS: Final = 3
 OUTLIER: Final = 5.0
@@ -98,22 +90,6 @@ def named_cost(name: str) -> StepCost:
     return SHIPPED[name]
 
 
-def parse_samples(lines: Iterable[str]) -> list[StepSample]:
-    """The steps of a file.
-
-    Raises:
-        SimulationError: a line is not as above, with its number.
-    """
-    samples = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                samples += _of_line(line)
-            except SimulationError as error:
-                raise SimulationError(f"line {number}: {error}") from error
-    return samples
-
-
 def fit(samples: Sequence[StepSample]) -> CostFit:
     """The cost with the least squares of the relative errors, none of its parts negative.
 
@@ -124,7 +100,7 @@ def fit(samples: Sequence[StepSample]) -> CostFit:
     """
     if len(samples) < SAMPLES_MIN or not any(sample.decode_rows for sample in samples):
         raise SimulationError(
-            f"{len(samples)} steps of figure {FIGURE}: a cost needs {SAMPLES_MIN}, with decoding ones"
+            f"{len(samples)} steps were measured: a cost needs {SAMPLES_MIN}, with decoding ones"
         )
     cost = _solve(samples, [1.0] * len(samples))
     cost = _solve(samples, _said(cost, samples))
@@ -167,32 +143,3 @@ def _said(cost: StepCost, samples: Sequence[StepSample]) -> list[float]:
 def _errors(cost: StepCost, samples: Sequence[StepSample]) -> list[float]:
     said = _said(cost, samples)
     return [abs(s.seconds - seconds) / seconds for s, seconds in zip(samples, said, strict=True)]
-
-
-_Above0 = Annotated[float, Field(gt=0, lt=1e12)]
-
-
-class _Measured(BaseModel):
-    """A line of a file: steps of one phase, each an amount, a context and milliseconds."""
-
-    model_config = ConfigDict(strict=True)
-
-    phase: Literal["decode", "prefill"]
-    points: list[tuple[_Above0, Annotated[float, Field(ge=0, lt=1e12)], _Above0]]
-
-
-def _of_line(line: str) -> list[StepSample]:
-    try:
-        values = json.loads(line)
-        if not isinstance(values, dict):
-            raise SimulationError("is not a JSON object")
-        if values.get("figure") != FIGURE:
-            return []
-        found = _Measured.model_validate_json(line)
-    except ValidationError as error:
-        raise SimulationError.of(error) from error
-    except json.JSONDecodeError as error:
-        raise SimulationError(f"is not JSON: {error}") from error
-    if found.phase == "decode":
-        return [StepSample(0, rows, context, ms / 1e3) for rows, context, ms in found.points]
-    return [StepSample(tokens, 0, 0, ms / 1e3, attended) for tokens, attended, ms in found.points]

@@ -30,12 +30,14 @@ class EngineRow:
 
     Attributes:
         rank: of its class; 0 is the most urgent.
+        gather_s: how long its tokens wait for others before they are sent; 0: each goes at once, it streams.
     """
 
     request_id: str
     rank: int
     prompt: int
     answer: int
+    gather_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class Progress:
     ended: list[str] = field(default_factory=list)
     tokens: int = 0
     """Tokens of answers."""
+    streamed: int = 0
+    """Those of them that are sent at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +197,7 @@ class ContinuousEngine(Engine):
             produced=(),
             sampling=Sampling(max_tokens=row.answer),
             rank=row.rank,
+            gather_s=row.gather_s,
         )
 
     def _equal_steps(self, decoding: Sequence[Row]) -> int:
@@ -206,6 +211,7 @@ class ContinuousEngine(Engine):
         if not row.answered:
             progress.first.append(row.spec.request_id)
         progress.tokens += steps
+        progress.streamed += 0 if row.spec.gather_s else steps
         step = row.take(row.spec.prompt[:1] * steps)
         fits = self._scheduler.blocks.grow(row.table, len(row.tokens) - 1)
         assert fits, "a stretch has no more steps than the cache has room for"

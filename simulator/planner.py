@@ -9,7 +9,7 @@ from typing import Final
 from simulator.arrivals import LengthMix
 from simulator.cost import StepCost
 from simulator.engines import EngineLimits
-from simulator.fleet import DEFAULT_SIZING, Fleet, Sizing, fleet, fleets
+from simulator.fleet import DEFAULT_SIZING, SHIPPED, Fleet, ProcessCost, Sizing, fleet, fleets
 from simulator.results import Ending, Slo, Summary, summarize
 from simulator.simulator import Setup, simulate
 from simulator.trace import Arrival, SimulationError
@@ -117,12 +117,14 @@ def plan_job(
     seed: int,
     sizing: Sizing = DEFAULT_SIZING,
     cost_error: float = 0.0,
+    processes: Mapping[str, ProcessCost] = SHIPPED,
     worker_hour_price: float | None = None,
 ) -> JobPlan:
     """Plans with workers that are full all the time, as bulk work keeps them.
 
     Args:
         cost_error: of the cost of a step, a share of it.
+        processes: what a document costs those beside the workers.
     """
     needed = documents / (hours * 3600)
     prompt, answer = _means(mix, seed)
@@ -142,7 +144,7 @@ def plan_job(
         worker_hours=worker_hours,
         cost=None if worker_hour_price is None else worker_hours * worker_hour_price,
         fleet=(
-            *fleets(needed, answer, sizing),
+            *fleets(needed, answer, sizing, processes),
             fleet("worker", needed / slower, cost_error + abs(fluid / simulated - 1), sizing),
         ),
     )

@@ -14,11 +14,12 @@ from batcher.core.scheduler.task import Batch, QueuedTask
 from model_workers.engine.protocol import READ_S
 from model_workers.sender import end_wait_s, gathered_until
 from simulator.admission import REPORT_S, Admission
+from simulator.cores import Action, Cores, EventQueue, Sharing
 from simulator.cost import StepCost
 from simulator.engines import ENGINES, EngineKind, EngineLimits, EngineRow, Progress
 from simulator.results import Ending, History, Outcome
 from simulator.trace import Arrival
-from simulator.worker import EventQueue, SimulatedWorker
+from simulator.worker import SimulatedWorker
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import RANKS
 
@@ -41,6 +42,8 @@ class Setup:
 
     Attributes:
         weights: shares of tenants that differ from 1.
+        sharing: what all processes do on cores that engines share with them; None: engines have their own, and what the
+            other processes do is in ``links``.
         admission: whether the gateway refuses what would be late.
         until_s: when to stop; None: when everything has ended.
     """
@@ -51,6 +54,7 @@ class Setup:
     limits: EngineLimits = field(default_factory=EngineLimits)
     engine: EngineKind = "continuous"
     links: Links = field(default_factory=Links)
+    sharing: Sharing | None = None
     weights: Mapping[str, float] = field(default_factory=dict)
     admission: bool = False
     until_s: float | None = None
@@ -73,6 +77,7 @@ class Simulation:
         self._events = EventQueue()
         self._queue = Queue(setup.policy, dict(setup.weights))
         self._admission = Admission(self._queue) if setup.admission else None
+        self._cores = Cores(setup.sharing, self._events) if setup.sharing else None
         self._outcomes = [Outcome(arrival) for arrival in trace]
         longest = max(arrival.prompt_tokens + arrival.answer_tokens for arrival in trace)
         self._workers = {
@@ -82,6 +87,7 @@ class Simulation:
                 setup.cost,
                 setup.links.send_s,
                 self._events,
+                self._cores,
                 self._admitted,
                 self._progressed,
             )
@@ -121,9 +127,20 @@ class Simulation:
         if self._admission is not None and not self._admission.admits(arrival, now):
             self._end(self._outcomes[number], Ending.REFUSED, now)
             return
-        self._events.at(now + self._setup.links.in_s, partial(self._publish, number))
+        self._handle(partial(self._pass_on, number))
         if arrival.timeout_s is not None:
             self._events.at(arrival.at_s + arrival.timeout_s, partial(self._expire, number))
+
+    def _handle(self, then: Action) -> None:
+        """Half of what a request costs all processes but the engine, and ``then``."""
+        if self._cores is None:
+            then()
+        else:
+            self._cores.work(self._cores.sharing.request_s / 2, then)
+
+    def _pass_on(self, number: int) -> None:
+        at = self._events.now + self._setup.links.in_s
+        self._events.at(at, partial(self._publish, number))
 
     def _report_load(self, admission: Admission) -> None:
         """The batcher's report, now and from now on."""
@@ -189,6 +206,7 @@ class Simulation:
             RANKS[arrival.priority_class],
             arrival.prompt_tokens,
             arrival.answer_tokens,
+            self._setup.policy.of_class(arrival.priority_class).gather_s,
         )
 
     def _leave_queue(self, request_id: str) -> None:
@@ -241,6 +259,7 @@ class Simulation:
             ended.setdefault(sent_at, []).append(request_id)
             if outcome.ending is Ending.OPEN:
                 self._end(outcome, Ending.FINISHED, sent_at + links.out_s)
+                self._handle(lambda: None)
                 outcome.first_at = min(outcome.first_at or math.inf, sent_at + links.out_s)
         for sent_at, names in ended.items():
             self._events.at(sent_at + links.send_s, partial(self._report, worker, names))

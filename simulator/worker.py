@@ -1,39 +1,15 @@
 """A simulated worker: the batches in flight to it, the steps of its engine, and the batcher's view of it."""
 
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from functools import partial
 from itertools import accumulate
 
 from batcher.core.scheduler.capacity import Capacity, Room
 from model_workers.grants import Room as Granted
 from model_workers.grants import rooms_of
+from simulator.cores import Action, Cores, EventQueue
 from simulator.cost import StepCost
 from simulator.engines import Engine, EngineRow, Progress, Stretch
-
-Action = Callable[[], None]
-
-
-class EventQueue:
-    """Virtual time: actions by their time; those of one time happen in the order they were added."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._heap: list[tuple[float, int, Action]] = []
-        self._added = 0
-
-    def at(self, when: float, action: Action) -> None:
-        """Does ``action`` at ``when``, or now when that has passed."""
-        self._added += 1
-        heappush(self._heap, (max(self.now, when), self._added, action))
-
-    def next_at(self) -> float | None:
-        """When the next action is due; None without any."""
-        return self._heap[0][0] if self._heap else None
-
-    def step(self) -> None:
-        """Advances to the next action, and does it."""
-        self.now, _, action = heappop(self._heap)
-        action()
 
 
 class SimulatedWorker:
@@ -51,11 +27,13 @@ class SimulatedWorker:
         cost: StepCost,
         send_s: float,
         events: EventQueue,
+        cores: Cores | None,
         on_admitted: Callable[[Sequence[str]], None],
         on_progress: "Callable[[SimulatedWorker, Progress], None]",
     ) -> None:
-        """``on_admitted``: the answer to a batch has arrived, with the rows that are refused.
+        """``cores``: which the engine shares; None: it has its own.
 
+        ``on_admitted``: the answer to a batch has arrived, with the rows that are refused.
         ``on_progress``: steps are done; their frames have been sent.
         """
         self.name = name
@@ -65,6 +43,7 @@ class SimulatedWorker:
         self._cost = cost
         self._send_s = send_s
         self._events = events
+        self._cores = cores
         self._on_admitted, self._on_progress = on_admitted, on_progress
         self._stretch: Stretch | None = None
         self._started_at = 0.0
@@ -76,6 +55,9 @@ class SimulatedWorker:
         """Rows that the batcher counts as here, with the tokens of cache that it reserved for each."""
         self._in_flight: dict[str, EngineRow] = {}
         self._unanswered = 0
+        self._unsent: list[Progress] = []
+        self._sends = False
+        """Whether a report is on its way over the shared cores."""
 
     def capacity(self) -> Capacity:
         """What the batcher knows: the worker's last report, and what it sent since."""
@@ -154,12 +136,14 @@ class SimulatedWorker:
         self._arrived.clear()
         self._started_at = self._events.now
         self._stretch = self._engine.stretch(self._started_at)
-        if self._stretch is not None:
+        if self._stretch is not None and self._cores is not None:
+            self._share(self._cores)
+        elif self._stretch is not None:
             self._finish_after(self._stretch.steps)
 
     def _cut_short(self) -> None:
         """Ends the stretch after the step that is running: a row waits to join or to leave."""
-        if self._stretch is None:
+        if self._stretch is None or self._cores is not None:
             return
         steps = self._stretch.steps_within(self._events.now - self._started_at)
         self._finish_after(steps)
@@ -170,14 +154,40 @@ class SimulatedWorker:
         version, end = self._version, self._started_at + self._stretch.seconds(steps)
         self._events.at(end, lambda: self._finish(version, steps))
 
+    def _share(self, cores: Cores) -> None:
+        """One step, on the shared cores."""
+        assert self._stretch is not None
+        seconds, share = self._stretch.seconds(1), cores.sharing.step_share
+        computed = partial(cores.work, share * seconds, lambda: self._finish(self._version, 1))
+        self._events.at(self._started_at + (1 - share) * seconds, computed)
+
     def _finish(self, version: int, steps: int) -> None:
         if version != self._version:
             return
         self._count_time(self._events.now - self._started_at)
         progress = self._engine.advance(steps)
         self._stretch = None
-        self._on_progress(self, progress)
+        if self._cores is None:
+            self._on_progress(self, progress)
+        elif progress.first or progress.ended or progress.streamed:
+            self._unsent.append(progress)
+            self._send_report(self._cores)
         self._start()
+
+    def _send_report(self, cores: Cores) -> None:
+        """The frames of all steps that are done, once the last report has arrived."""
+        if self._unsent and not self._sends:
+            self._sends = True
+            sent, self._unsent = self._unsent, []
+            streamed = sum(progress.streamed for progress in sent)
+            seconds = cores.sharing.report_s + cores.sharing.token_s * streamed
+            cores.work(seconds, lambda: self._arrived_at_callers(sent, cores))
+
+    def _arrived_at_callers(self, sent: Sequence[Progress], cores: Cores) -> None:
+        self._sends = False
+        for progress in sent:
+            self._on_progress(self, progress)
+        self._send_report(cores)
 
     def _count_time(self, seconds: float) -> None:
         self.busy_s += seconds

@@ -23,7 +23,7 @@ PROMPTS: Final = (16, 64, 192, 400)
 ANSWER_TOKENS: Final = 48
 WINDOW_STEPS: Final = 8
 SHORT_PROMPT: Final = 4
-REPEATS: Final = 5
+REPEATS: Final = 3
 
 Rows = list[worker_pb2.Row]
 

@@ -5,7 +5,7 @@ What comes back is a trace as well: what was sent and measured, so that the very
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Final
@@ -47,13 +47,23 @@ class OpenLoad:
         answered = await asyncio.gather(*calls)
         return [arrival for arrival in answered if arrival is not None]
 
-    async def flood(self, arrival: Arrival, outstanding: int, seconds: float) -> list[Arrival]:
-        """Requests like ``arrival``, so many at a time, for ``seconds``; those that were answered in that time."""
+    async def repeat(self, arrival: Arrival, callers: int, requests: int) -> int:
+        """``requests`` like ``arrival`` of each of ``callers``, one after the other; how many were answered."""
+
+        async def caller() -> int:
+            return sum([await self.ask(arrival, 0.0) is not None for _ in range(requests)])
+
+        return sum(await asyncio.gather(*(caller() for _ in range(callers))))
+
+    async def flood(
+        self, arrivals: Iterator[Arrival], outstanding: int, seconds: float
+    ) -> list[Arrival]:
+        """Requests of ``arrivals``, so many at a time, for ``seconds``; those that were answered in that time."""
         begun = time.perf_counter()
         answered: list[Arrival] = []
 
         async def one_after_the_other() -> None:
-            while True:
+            for arrival in arrivals:
                 done = await self.ask(arrival, begun)
                 if done is not None:
                     answered.append(done)

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from cli import bench
+from cli.main import run
+from simulator.measured import MeshCost
 from tests.cli.commands import Cli
+from tests.simulator.kit import COST, LINKS, SHARING
 
 LOAD = ("--arrivals", "poisson:rate=10,class=interactive,lengths=desk", "--seconds", "5")
 LINE = '{"at_s": %s, "prompt_tokens": 30, "answer_tokens": 9, "class": "bulk", "model": "%s"}'
@@ -45,6 +49,18 @@ async def test_a_cost_may_be_fitted_to_a_file(cli: Cli, tmp_path: Path) -> None:
     assert summary["classes"][0]["latency_s"]["p50"] > 5
 
 
+async def test_workers_may_share_cores_as_a_measured_mesh_did(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "costs.jsonl"
+    file.write_text(MeshCost(COST, 0.1, LINKS, SHARING).line())
+    p50 = []
+    for cores in ("0", "4", "2"):
+        ran = await cli("simulate", *LOAD, "--cost", str(file), "--cores", cores, "--json")
+        summary = json.loads(ran.out)["policies"]["continuous"]
+        p50.append(summary["classes"][0]["latency_s"]["p50"])
+    assert p50 == sorted(p50)
+    assert p50[0] < p50[2]
+
+
 async def test_a_policy_of_the_configuration_can_be_simulated(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "sluice.yaml"
     file.write_text("batcher: {policy: {max_rows: 3}}\n")
@@ -66,6 +82,7 @@ async def test_a_policy_of_the_configuration_can_be_simulated(cli: Cli, tmp_path
         ((*LOAD, "--policies", "fastest"), 2, "no policy 'fastest'; there are fixed"),
         ((*LOAD, "--engine", "steam"), 2, "'steam' is not one of 'continuous', 'padded'"),
         ((*LOAD, "--cost", "huge"), 1, "--cost: no cost 'huge'"),
+        ((*LOAD, "--cores", "2"), 1, "--cores: --cost names no file that says"),
         ((*LOAD, "--slo", "bulk:now"), 1, "--slo: 'bulk:now'"),
         (("--trace", "/no/such/file"), 1, "/no/such/file cannot be read"),
     ],
@@ -115,6 +132,32 @@ async def test_a_plan_for_a_job(cli: Cli) -> None:
     assert "computed against simulated" in ran.out
     ran = await cli("plan", *job, *LOAD)
     assert ran.code == 2
+
+
+def test_a_plan_may_measure_its_costs_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = {"figure": "process_cost_nats", "also": {"request_us": 4e6, "token_us": 0}}
+    lines = {
+        "processes": json.dumps(process),
+        "simulation": MeshCost(COST, 0.1, LINKS, SHARING).line(),
+    }
+    for name, line in lines.items():
+        script = f"import sys\nprint({line!r} if 'large' not in sys.argv else 'the wrong model')\n"
+        (tmp_path / f"{name}.py").write_text(script)
+    monkeypatch.setattr(bench, "FOLDER", tmp_path)
+    costs, job = tmp_path / "costs.jsonl", ("plan", "--documents", "3600", "--hours", "1", "--json")
+
+    assert run([*job, "--measure", "--model", "small", "--cost", str(costs)]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert costs.read_text().splitlines() == list(lines.values())
+    nats = next(kind for kind in measured["fleet"] if kind["name"] == "nats")
+    assert nats["needed"] == pytest.approx(2.0), "a document a second, in two servers of four cores"
+    assert run([*job, "--cost", str(costs)]) == 0
+    assert json.loads(capsys.readouterr().out) == measured
+
+    assert run([*job, "--measure"]) == 2
+    assert "--measure needs --cost FILE" in capsys.readouterr().err
 
 
 @pytest.mark.long

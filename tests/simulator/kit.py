@@ -1,6 +1,7 @@
 """What tests of the simulator share."""
 
 from simulator.arrivals import generate, parse_stream
+from simulator.cores import Sharing
 from simulator.cost import StepCost
 from simulator.engines import EngineLimits
 from simulator.simulator import Links, Setup
@@ -9,6 +10,7 @@ from sluice.settings.batching import Policy
 
 COST = StepCost(5e-3, 2e-5, 2e-4, 5e-7)
 LINKS = Links(0.002, 0.001, 0.003)
+SHARING = Sharing(2, request_s=4e-3, report_s=1e-3, token_s=1e-4, slowdown=0.5)
 LIMITS = EngineLimits(slots=8)
 
 

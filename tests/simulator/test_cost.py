@@ -1,11 +1,10 @@
 """The cost of a step comes back out of steps that were measured with it."""
 
-import json
 from random import Random
 
 import pytest
 
-from simulator.cost import SHIPPED, StepCost, StepSample, fit, named_cost, parse_samples
+from simulator.cost import SHIPPED, StepCost, StepSample, fit, named_cost
 from simulator.trace import SimulationError
 
 COST = StepCost(4e-3, 4e-5, 2e-4, 5e-7)
@@ -43,47 +42,6 @@ def test_no_part_is_negative() -> None:
     cost = fit(samples).cost
     assert min(cost.base_s, cost.prefill_token_s, cost.decode_row_s, cost.context_token_s) >= 0
     assert cost(0, 5, 500) == pytest.approx(0.0095, rel=0.2)
-
-
-DECODE = {"figure": "engine_cost", "phase": "decode", "fixed_ms": 4, "points": [[2, 50, 10.0]]}
-PREFILL = {"figure": "engine_cost", "phase": "prefill", "points": [[16, 128.0, 3], [64, 2048, 9]]}
-
-
-def test_lines_of_other_figures_are_skipped() -> None:
-    lines = [
-        json.dumps({"figure": "engine_vs_generate", "ours": 1}),
-        "",
-        json.dumps(DECODE),
-        json.dumps(PREFILL),
-    ]
-    assert parse_samples(lines) == [
-        StepSample(0, 2, 50, 0.01),
-        StepSample(16, 0, 0, 0.003, attended=128),
-        StepSample(64, 0, 0, 0.009, attended=2048),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("nonsense", "line 2: is not JSON"),
-        ("[]", "line 2: is not a JSON object"),
-        ('{"figure": "engine_cost", "points": []}', "line 2: phase is missing"),
-        (json.dumps({**DECODE, "points": [[1, 2]]}), "line 2: points.0.2 is missing"),
-        (
-            json.dumps({**DECODE, "points": [[1, 2, 3], [1, -2, 3]]}),
-            "line 2: points.1.1: -2: Input should be greater",
-        ),
-        (
-            json.dumps({**DECODE, "points": [[1, 2, 0]]}),
-            "line 2: points.0.2: 0: Input should be greater than 0",
-        ),
-    ],
-)
-def test_a_wrong_line_is_told_by_its_number(line: str, said: str) -> None:
-    with pytest.raises(SimulationError) as raised:
-        parse_samples([json.dumps(PREFILL), line])
-    assert said in str(raised.value)
 
 
 def test_too_few_steps_are_told() -> None:

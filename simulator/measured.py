@@ -1,0 +1,166 @@
+"""Costs measured on a real mesh: of steps, of requests in each process, and of both on the cores that they share.
+
+A file of them holds JSON lines; lines of other figures are skipped:
+
+    {"figure": "engine_cost", "phase": "decode", "points": [[rows, context tokens of all rows, ms], ...]}
+    {"figure": "engine_cost", "phase": "prefill", "points": [[tokens, attended, ms], ...]}
+    {"figure": "mesh_cost", ...}                a `MeshCost`, whose step is used instead of one fitted to those above
+    {"figure": "process_cost_NAME", "also": ...}    a `ProcessCost`, instead of the shipped one
+
+``sluice bench engine --fit``, ``sluice bench simulation --fit`` and ``sluice bench processes --json`` print them.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from simulator.cores import Sharing
+from simulator.cost import StepCost, StepSample, fit
+from simulator.fleet import SHIPPED, ProcessCost
+from simulator.results import Ending, percentiles
+from simulator.simulator import Links, Setup, simulate
+from simulator.trace import Arrival, SimulationError
+
+TIMES: Final = ("ttft_p50", "ttft_p95", "latency_p50", "latency_p95")
+STEPS: Final = "engine_cost"
+MESH: Final = "mesh_cost"
+PROCESS: Final = "process_cost_"
+BOUNDS: Final = ((0.0, 3.0), (0.0, 0.1))
+"""Of a fitted slowdown, and of the ways in and out together, seconds."""
+START: Final = ((0.3, 0.002), (0.9, 0.002), (0.3, 0.006))
+SIMULATIONS: Final = 60
+"""Most of them in a fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeshCost:
+    """A model of a mesh on a machine; ``error`` is the median one of its steps, a share of their time."""
+
+    step: StepCost
+    error: float
+    links: Links
+    sharing: Sharing
+
+    def line(self) -> str:
+        """As it stands in a file."""
+        return json.dumps({"figure": MESH, **asdict(self)})
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Of a step, with its error; of the processes; and of a mesh on shared cores, where that was measured."""
+
+    step: StepCost
+    error: float = 0.0
+    processes: Mapping[str, ProcessCost] = field(default_factory=lambda: SHIPPED)
+    mesh: MeshCost | None = None
+
+
+_Above0 = Annotated[float, Field(gt=0, lt=1e12)]
+
+
+class _Steps(BaseModel):
+    """Steps of one phase, each an amount, a context and milliseconds."""
+
+    model_config = ConfigDict(strict=True)
+
+    phase: Literal["decode", "prefill"]
+    points: list[tuple[_Above0, Annotated[float, Field(ge=0, lt=1e12)], _Above0]]
+
+    def samples(self) -> list[StepSample]:
+        if self.phase == "decode":
+            return [StepSample(0, rows, context, ms / 1e3) for rows, context, ms in self.points]
+        return [StepSample(tokens, 0, 0, ms / 1e3, context) for tokens, context, ms in self.points]
+
+
+class _Process(BaseModel):
+    also: ProcessCost
+
+
+_MESH: Final = TypeAdapter(MeshCost)
+
+
+def parse_costs(lines: Iterable[str]) -> Costs:
+    """The costs of a file.
+
+    Raises:
+        SimulationError: a line is not as above, with its number; or there are too few steps.
+    """
+    samples: list[StepSample] = []
+    processes, mesh = dict(SHIPPED), None
+    for number, line in enumerate(lines, start=1):
+        try:
+            figure = _figure(line) if line.strip() else ""
+            if figure == STEPS:
+                samples += _Steps.model_validate_json(line).samples()
+            elif figure == MESH:
+                mesh = _MESH.validate_json(line)
+            elif figure.startswith(PROCESS):
+                process = _Process.model_validate_json(line)
+                processes[figure.removeprefix(PROCESS)] = process.also
+        except ValidationError as error:
+            raise SimulationError(f"line {number}: {SimulationError.of(error)}") from error
+        except SimulationError as error:
+            raise SimulationError(f"line {number}: {error}") from error
+    if mesh is not None:
+        return Costs(mesh.step, mesh.error, processes, mesh)
+    fitted = fit(samples)
+    return Costs(fitted.cost, fitted.error, processes)
+
+
+def _figure(line: str) -> str:
+    try:
+        values = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise SimulationError(f"is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise SimulationError("is not a JSON object")
+    return str(values.get("figure"))
+
+
+def times(trace: Iterable[Arrival]) -> dict[str, float]:
+    """Percentiles of the time to the first token and to the end of interactive requests that were answered, seconds."""
+    answered = [arrival for arrival in trace if arrival.priority_class == "interactive"]
+    first = percentiles(a.ttft_s for a in answered if a.ttft_s is not None)
+    last = percentiles(a.latency_s for a in answered if a.latency_s is not None)
+    values = (first.p50, first.p95, last.p50, last.p95)
+    return {name: value or 0.0 for name, value in zip(TIMES, values, strict=True)}
+
+
+def simulated(trace: Sequence[Arrival], setup: Setup) -> list[Arrival]:
+    """The same requests with the times that they take in a simulation; all of them end."""
+    outcomes = simulate(sorted(trace, key=lambda arrival: arrival.at_s), setup).outcomes
+    assert all(outcome.ending is Ending.FINISHED for outcome in outcomes)
+    return [replace(o.arrival, ttft_s=o.ttft_s, latency_s=o.latency_s) for o in outcomes]
+
+
+def fit_load(trace: Sequence[Arrival], setup: Setup) -> Setup:
+    """Fits how much slower the shared cores of ``setup`` are together, and what a request waits for on its ways in and
+    out beside processor time, to the `times` of a trace that a mesh answered under load: least squares of their logs.
+    """
+    from scipy.optimize import minimize
+
+    measured = times(trace)
+
+    def error(point: Sequence[float]) -> float:
+        said = times(simulated(trace, _with(setup, *point)))
+        return sum(math.log(said[name] / seconds) ** 2 for name, seconds in measured.items())
+
+    found = minimize(
+        error,
+        START[0],
+        method="Nelder-Mead",
+        bounds=BOUNDS,
+        options={"initial_simplex": START, "maxfev": SIMULATIONS, "xatol": 1e-4, "fatol": 1e-4},
+    )
+    return _with(setup, *map(float, found.x))
+
+
+def _with(setup: Setup, slowdown: float, ways_s: float) -> Setup:
+    assert setup.sharing is not None
+    links = replace(setup.links, in_s=ways_s / 2, out_s=ways_s / 2)
+    return replace(setup, sharing=replace(setup.sharing, slowdown=slowdown), links=links)
