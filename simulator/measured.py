@@ -145,6 +145,7 @@ def fit_load(trace: Sequence[Arrival], setup: Setup) -> Setup:
     from scipy.optimize import minimize
 
     measured = times(trace)
+    assert all(measured.values()), "no interactive request was answered"
 
     def error(point: Sequence[float]) -> float:
         said = times(simulated(trace, _with(setup, *point)))
