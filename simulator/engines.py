@@ -132,7 +132,7 @@ class ContinuousEngine(Engine):
                 limits.slots, limits.waiting, longest, limits.prefill_tokens or blocks * size
             ),
         )
-        self._pace = BulkPace(cost.prefill_token_s)
+        self._pace = BulkPace(cost.prefill_token_s, cost(0, limits.slots, 0))
         self._plan: list[tuple[Row, int]] = []
         self._steps = 0
         self._admitted = 0

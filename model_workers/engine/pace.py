@@ -6,8 +6,10 @@ from typing import Final
 from sluice.wire.subjects import CLASSES
 
 BULK_RANK: Final = len(CLASSES) - 1
-BULK_STEP_S: Final = 0.02
-"""What the prompts of a step with bulk prompts may add to it, seconds."""
+BULK_STEP_S: Final = 0.012
+"""How long a step with bulk prompts may take, seconds."""
+PROMPT_SHARE: Final = 0.5
+"""What these prompts may add all the same, a share of a step without prompts: they would never end."""
 URGENT_S: Final = 10.0
 """How long the limit holds after the last row of a more urgent class, seconds."""
 MEAN_SHARE: Final = 0.1
@@ -20,11 +22,10 @@ class BulkPace:
     A step lasts until the next one begins: with steps that overlap on a device, this is what one costs.
     """
 
-    def __init__(self, token_s: float = 0.0) -> None:
-        """``token_s``: seconds a prompt token, where they are known; 0: they are measured."""
+    def __init__(self, token_s: float = 0.0, step_s: float = 0.0) -> None:
+        """Seconds of a prompt token, and of a step without any, where they are known; 0: they are measured."""
         self._known = token_s > 0
-        self._token_s = token_s
-        self._step_s = 0.0
+        self._token_s, self._step_s = token_s, step_s
         self._urgent_at = -math.inf
         self._begun_at: float | None = None
         self._tokens = 0
@@ -35,7 +36,8 @@ class BulkPace:
             self._urgent_at = now
         if not self._token_s or now > self._urgent_at + URGENT_S:
             return 0
-        return max(1, int(BULK_STEP_S / self._token_s))
+        prompts_s = max(BULK_STEP_S - self._step_s, PROMPT_SHARE * self._step_s)
+        return max(1, int(prompts_s / self._token_s))
 
     def begin(self, tokens: int, now: float) -> None:
         """A step with so many prompt tokens begins, and the one before it has ended."""

@@ -125,7 +125,7 @@ class PagedEngine(ScheduledEngine):
         """
         blocks = BlockManager(model.num_blocks, model.block_tokens, prefix_cache=prefix_cache)
         limits = RowLimits(slots, max_waiting, model.context_tokens, prefill_tokens)
-        super().__init__(Scheduler(blocks, limits))
+        super().__init__(Scheduler(blocks, limits, rows_cost_time=device.type == "cpu"))
         self._runner = FaultIsolator(model)
         self.sampler = sampler
         self._speculator = speculator

@@ -18,7 +18,8 @@ and hold no blocks; RUNNING rows hold blocks for all their tokens. A step is pla
    running rows of less urgent ranks are preempted. No row joins before the head of the queue.
    While more urgent rows come, a step with a part of a bulk prompt has no more prompt tokens than ``bulk_tokens``. A
    step with prompts of a more urgent rank then has none of it, so that they are answered after a short one; but not
-   more than `WITHHELD_STEPS` times in a row.
+   more than `WITHHELD_STEPS` times in a row. Where each row makes a step longer, bulk rows do not decode in such a step
+   either, if they are most of its rows.
 
 A step may be planned while the one before is computed: then the last token of a row may be one that is being drawn
 (`Row.expect`). Such a row decodes as if it were known, unless it is the last one it has room for.
@@ -42,7 +43,7 @@ from sluice.internal.v1 import worker_pb2
 SCORED_TOKENS: Final = 256
 """Positions of a step whose logits are kept for log-probabilities: each has as many numbers as the vocabulary."""
 WITHHELD_STEPS: Final = 4
-"""Steps in a row in which bulk prompts that are limited wait for those of more urgent ranks."""
+"""Steps in a row in which bulk rows that are limited wait for prompts of more urgent ranks."""
 LOAD_RANKS: Final = BULK_RANK + 1
 """Ranks that a load distinguishes; rows of higher ranks count with the last."""
 
@@ -50,7 +51,10 @@ LOAD_RANKS: Final = BULK_RANK + 1
 class Scheduler:
     """Schedules the rows of one engine. Independent of tensors."""
 
-    def __init__(self, blocks: BlockManager, limits: RowLimits) -> None:
+    def __init__(
+        self, blocks: BlockManager, limits: RowLimits, *, rows_cost_time: bool = True
+    ) -> None:
+        """``rows_cost_time``: each row makes a step longer."""
         assert blocks.num_blocks >= blocks.blocks_for(limits.context_tokens)
         self.blocks = blocks
         self.limits = limits
@@ -63,7 +67,10 @@ class Scheduler:
         self._plan: dict[Row, int] = {}
         self._computing: set[bytes] = set()
         self._scored_left = SCORED_TOKENS
+        self._rows_cost_time = rows_cost_time
         self._bulk_tokens = self._withheld = 0
+        self._first_rank = BULK_RANK
+        """Of the first prompt in the step that is planned."""
 
     def add(self, spec: RowSpec) -> Row:
         """Takes a row; see `Engine.add`."""
@@ -102,8 +109,13 @@ class Scheduler:
             if decodes and row.state is RowState.RUNNING and self._make_room(row):
                 self._plan[row] = 1
         self._plan_prompts()
-        plan, self._plan = self._plan, {}
-        return list(plan.items())
+        plan, self._plan = list(self._plan.items()), {}
+        waits = self._bulk_waits()
+        self._withheld = self._withheld + 1 if waits else 0
+        if waits and self._rows_cost_time:
+            urgent = [pair for pair in plan if pair[0].spec.rank < BULK_RANK]
+            return urgent if 2 * len(urgent) < len(plan) else plan
+        return plan
 
     def widen(self, row: Row, tokens: int) -> bool:
         """Makes room for ``tokens`` after those of a planned row, if free blocks suffice."""
@@ -183,9 +195,8 @@ class Scheduler:
         spent = 0
         self._scored_left = SCORED_TOKENS
         begun = [row for row in self._running if row not in self._plan and not row.full]
-        urgent_rank: int | None = None
+        self._first_rank = BULK_RANK
         limit = self.limits.prefill_tokens
-        withheld = False
         queue_moves = True
         while True:
             row = next((row for row in begun if row.state is RowState.RUNNING), None)
@@ -194,8 +205,7 @@ class Scheduler:
             following = head if is_head else row
             if following is None:
                 break
-            most = min(limit, self._prefill_tokens(following, urgent_rank))
-            withheld = not most
+            most = min(limit, self._prefill_tokens(following))
             if spent >= most:
                 break
             if is_head:
@@ -206,19 +216,19 @@ class Scheduler:
                 begun.remove(following)
             limit = most
             spent += self._plan_chunk(following, most - spent)
-            if urgent_rank is None:
-                urgent_rank = following.spec.rank
-        self._withheld = self._withheld + 1 if withheld else 0
+            self._first_rank = min(self._first_rank, following.spec.rank)
 
-    def _prefill_tokens(self, row: Row, urgent_rank: int | None) -> int:
-        """Most prompt tokens of a step with a part of the row's prompt; ``urgent_rank``: of the first prompt in it."""
-        own = self._bulk_tokens
-        if not own or row.spec.rank < BULK_RANK:
-            return self.limits.prefill_tokens
-        is_urgent = urgent_rank is not None and urgent_rank < row.spec.rank
-        if is_urgent and self._withheld < WITHHELD_STEPS:
-            return 0
-        return min(own, self.limits.prefill_tokens)
+    def _prefill_tokens(self, row: Row) -> int:
+        """Most prompt tokens of a step with a part of the row's prompt."""
+        most = self.limits.prefill_tokens
+        if not self._bulk_tokens or row.spec.rank < BULK_RANK:
+            return most
+        return 0 if self._bulk_waits() else min(self._bulk_tokens, most)
+
+    def _bulk_waits(self) -> bool:
+        """Whether the step is for prompts of more urgent ranks."""
+        is_urgent = self._bulk_tokens > 0 and self._first_rank < BULK_RANK
+        return is_urgent and self._withheld < WITHHELD_STEPS
 
     def _plan_chunk(self, row: Row, budget: int) -> int:
         count = min(row.pending, budget)

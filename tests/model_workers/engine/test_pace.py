@@ -1,25 +1,36 @@
 from model_workers.engine.pace import BULK_RANK, URGENT_S, BulkPace
 
-STEP_S = 0.01
 TOKEN_S = 0.001
 
 
-def measured() -> tuple[BulkPace, float]:
+def measured(step_s: float = 0.0045) -> tuple[BulkPace, float]:
     """A pace that has seen 20 steps without prompts and 20 with 100 tokens of them, and the time after them."""
     pace, now = BulkPace(), 0.0
     for tokens in (*[0] * 20, *[100] * 20):
         pace.begin(tokens, now)
-        now += STEP_S + tokens * TOKEN_S
+        now += step_s + tokens * TOKEN_S
     pace.begin(0, now)
     return pace, now
 
 
-def test_bulk_prompts_may_add_20_ms_to_a_step_while_urgent_rows_come() -> None:
-    pace, now = measured()
-    assert pace.limit(BULK_RANK, now) == 0, "no row of a more urgent class came"
-    assert 19 <= pace.limit(0, now) <= 20
-    assert 19 <= pace.limit(BULK_RANK, now + URGENT_S) <= 20
-    assert pace.limit(BULK_RANK, now + URGENT_S + 0.1) == 0
+def test_a_step_with_bulk_prompts_takes_12_ms_while_urgent_rows_come() -> None:
+    pace = BulkPace(token_s=0.001, step_s=0.006)
+    assert pace.limit(BULK_RANK, 0.0) == 0, "no row of a more urgent class came"
+    assert pace.limit(0, 0.0) == 6
+    assert pace.limit(BULK_RANK, URGENT_S) == 6
+    assert pace.limit(BULK_RANK, URGENT_S + 0.1) == 0
+
+
+def test_prompts_add_half_of_a_step_where_that_is_more_than_12_ms_leave() -> None:
+    assert BulkPace(token_s=0.001, step_s=0.01).limit(0, 0.0) == 5
+    assert BulkPace(token_s=0.001, step_s=0.1).limit(0, 0.0) == 50
+
+
+def test_the_costs_of_a_token_and_of_a_step_are_measured() -> None:
+    pace, now = measured(step_s=0.0055)
+    assert 6 <= pace.limit(0, now) <= 7
+    pace, now = measured(step_s=0.1)
+    assert 49 <= pace.limit(0, now) <= 50
 
 
 def test_nothing_is_limited_before_the_cost_of_a_token_is_known() -> None:

@@ -28,10 +28,10 @@ def scheduler(
     max_waiting: int = 50,
     context: int = 32,
     prefill: int = 16,
+    rows_cost_time: bool = True,
 ) -> Scheduler:
-    return Scheduler(
-        BlockManager(num_blocks, SIZE), RowLimits(slots, max_waiting, context, prefill)
-    )
+    limits = RowLimits(slots, max_waiting, context, prefill)
+    return Scheduler(BlockManager(num_blocks, SIZE), limits, rows_cost_time=rows_cost_time)
 
 
 def step(core: Scheduler, token: int = 1, bulk_tokens: int = 0) -> dict[str, int]:
@@ -72,6 +72,38 @@ def test_a_more_urgent_prompt_is_computed_without_limited_ones() -> None:
     core.add(long("a", 3))
     assert step(core, bulk_tokens=6) == {"a": 3}
     assert step(core, bulk_tokens=6) == {"a": 1, "b": 6}
+
+
+@pytest.mark.parametrize("rows_cost_time", [True, False])
+def test_bulk_rows_that_are_most_of_a_step_do_not_decode_beside_a_more_urgent_prompt(
+    rows_cost_time: bool,
+) -> None:
+    core = scheduler(slots=6, rows_cost_time=rows_cost_time)
+    for name in "ab":
+        core.add(long(name, rank=2))
+    decodes = {"a": 1, "b": 1}
+    assert step(core, bulk_tokens=6) == step(core, bulk_tokens=6) == decodes
+    core.add(long("urgent", 3))
+    assert step(core, bulk_tokens=6) == {**({} if rows_cost_time else decodes), "urgent": 3}
+    assert step(core, bulk_tokens=6) == {**decodes, "urgent": 1}
+    core.add(long("v", 3))
+    assert step(core, bulk_tokens=6) == {**decodes, "urgent": 1, "v": 3}, "half of its rows"
+    core.add(long("c", rank=2))
+    assert step(core, bulk_tokens=6) == {**decodes, "urgent": 1, "v": 1, "c": 1}
+    core.add(long("w", 3))
+    assert step(core) == {**decodes, "urgent": 1, "v": 1, "c": 1, "w": 3}, "nothing is limited"
+
+
+def test_bulk_rows_decode_in_the_fifth_of_steps_with_urgent_prompts() -> None:
+    core = scheduler(slots=40, max_waiting=0)
+    for name in "abcdefghijklm":
+        core.add(long(name, rank=2))
+    step(core, bulk_tokens=16)
+    planned = []
+    for name in "ABCDEF":
+        core.add(long(name, 2, tokens=1))
+        planned.append(len(step(core, bulk_tokens=6)) - 1)
+    assert planned == [0] * WITHHELD_STEPS + [13, 0]
 
 
 def test_limited_prompts_do_not_wait_for_urgent_ones_for_ever() -> None:
