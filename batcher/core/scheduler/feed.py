@@ -12,10 +12,11 @@ from batcher.core.scheduler.capacity import Capacity, Room
 from batcher.core.scheduler.order import Order
 from batcher.core.scheduler.task import Batch, BatchCause, BatchLimit, Decision, QueuedTask
 from sluice.settings.batching import Policy
-from sluice.wire.subjects import RANKS
+from sluice.wire.subjects import RANKS, URGENT_CLASS
 
 BATCHES_IN_FLIGHT_MAX: Final = 4
-"""Batches of one batcher that a worker has not answered: what it grants changes meanwhile, where there are others."""
+"""Batches of one batcher that a worker has not answered: what it grants changes meanwhile, where there are others. Rows
+of the most urgent class do not wait for that."""
 PREFIXES_MAX: Final = 8192
 """Prompt beginnings that are remembered; the oldest is forgotten first."""
 
@@ -103,7 +104,8 @@ class Placement:
 
     def _fits(self, capacity: Capacity, task: QueuedTask, now: float) -> bool:
         room, policy = self.room(capacity, task, now), self._policy
-        if room.free_rows <= 0 or capacity.batches_in_flight >= BATCHES_IN_FLIGHT_MAX:
+        waits = capacity.batches_in_flight >= BATCHES_IN_FLIGHT_MAX
+        if room.free_rows <= 0 or (waits and task.priority_class != URGENT_CLASS):
             return False
         if capacity.idle:
             return True  # The worker itself refuses a row that can never fit.

@@ -152,7 +152,6 @@ def working(worker: str, **values: float) -> Capacity:
         (working("w", free_tokens=200), True),
         (working("w", waiting_tokens=900), True),
         (working("w", waiting_tokens=901), False),
-        (working("w", batches_in_flight=4), False),
         (
             working("w", running_rows=0, free_tokens=5),
             True,
@@ -161,6 +160,18 @@ def working(worker: str, **values: float) -> Capacity:
 )
 def test_a_worker_without_room_gets_nothing(worker: Capacity, room: bool) -> None:
     assert chosen(worker) == ("w" if room else None)
+
+
+@pytest.mark.parametrize(
+    ("priority_class", "goes"), [("interactive", True), ("standard", False), ("bulk", False)]
+)
+def test_only_the_most_urgent_class_does_not_wait_for_answers_to_batches(
+    priority_class: str, goes: bool
+) -> None:
+    queue = Queue(Policy())
+    fill(queue, 5, priority_class=priority_class)
+    batch = queue.next_batch(0.0, [working("w", batches_in_flight=4)]).batch
+    assert (batch is not None) == goes
 
 
 def test_a_prompt_longer_than_may_wait_goes_to_a_worker_with_nothing_waiting() -> None:
