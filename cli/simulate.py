@@ -359,7 +359,7 @@ def _measure(file: Path, model: str) -> None:
 
     if str(file) in SHIPPED:
         raise BadParameter("--measure needs --cost FILE")
-    lines = run("processes", "--json", "--runs", "2", stdout=PIPE)
+    lines = run("processes", "--json", "--runs", "5", stdout=PIPE)
     lines += run("simulation", "--json", "--fit", "--model", model, stdout=PIPE)
     file.write_text(lines, encoding="utf-8")
 

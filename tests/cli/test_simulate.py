@@ -143,7 +143,11 @@ def test_a_plan_may_measure_its_costs_first(
         "simulation": MeshCost(COST, 0.1, LINKS, SHARING).line(),
     }
     for name, line in lines.items():
-        script = f"import sys\nprint({line!r} if 'large' not in sys.argv else 'the wrong model')\n"
+        script = (
+            f"import sys\nsys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
+            "from bench.support.harness import options_of\noptions_of('').parse_known_args()\n"
+            f"print({line!r} if 'large' not in sys.argv else 'the wrong model')\n"
+        )
         (tmp_path / f"{name}.py").write_text(script)
     monkeypatch.setattr(bench, "FOLDER", tmp_path)
     costs, job = tmp_path / "costs.jsonl", ("plan", "--documents", "3600", "--hours", "1", "--json")
