@@ -166,7 +166,9 @@ class ModelLoop(WorkerEvents):
             now = time.monotonic()
             row = Row(task, now, headers, size)
             if self._requests.size + size > self._room_bytes:
-                self._requests.refuse(row, _full(self._model))
+                full = f"this batcher has no room for more tasks of {self._model}"
+                error = frame_pb2.RowError(reason=Overloaded.reason, message=full)
+                self._requests.refuse(row, error)
                 self._process.metrics.ended_row(row)
             else:
                 self._add(row, now)
@@ -283,8 +285,3 @@ class ModelLoop(WorkerEvents):
     def _on_fault(self, fault: Exception) -> None:
         self._fault = fault
         self.wake()
-
-
-def _full(model: str) -> frame_pb2.RowError:
-    message = f"this batcher has no room for more tasks of {model}"
-    return frame_pb2.RowError(reason=Overloaded.reason, message=message)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from batcher.core.row import Row
+from batcher.core.row import Row, RowState
 from batcher.core.workers import ChannelBroken
 from sluice.internal.v1 import frame_pb2
 from sluice.wire.codec import MAX_MESSAGE_BYTES
@@ -99,7 +99,7 @@ def _without_head(frame: frame_pb2.Frame, known: int) -> frame_pb2.Frame:
 class _ForGateway(NamedTuple):
     urgent: list[frame_pb2.Frame]
     others: list[frame_pb2.Frame]
-    held: list[frame_pb2.RowRef]
+    held: list[Row]
 
 
 class Outbox:
@@ -115,9 +115,8 @@ class Outbox:
         return bool(self._gateways or self._resends)
 
     def hold(self, row: Row) -> None:
-        """The batcher has the row."""
-        ref = frame_pb2.RowRef(request_id=row.request_id, attempt=row.attempt)
-        self._of(row).held.append(ref)
+        """The batcher has the row, unless it ends before the gateway is told."""
+        self._of(row).held.append(row)
 
     def publish(self, row: Row, frame: frame_pb2.Frame) -> None:
         """Sends a frame to the row's gateway."""
@@ -144,7 +143,11 @@ class Outbox:
         return [
             (gateway, bundle)
             for gateway, (urgent, others, held) in gateways.items()
-            for bundle in bundles(self._batcher, urgent + others, held)
+            for bundle in bundles(
+                self._batcher,
+                urgent + others,
+                [row.ref for row in held if row.state < RowState.ENDED],
+            )
         ]
 
     def _of(self, row: Row) -> _ForGateway:

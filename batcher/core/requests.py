@@ -130,7 +130,6 @@ class Requests:
             self._return(row, now)
         else:
             self.queue.add(row, now)
-            self._outbox.hold(row)
 
     def refuse(self, row: Row, error: frame_pb2.RowError) -> None:
         """Returns a row to its gateway that was not taken."""
@@ -158,8 +157,7 @@ class Requests:
         if row is None or row.attempt < asked.attempt:
             return False
         self._outbox.resend(row, asked.next_index)
-        if row.state < RowState.ENDED:
-            self._outbox.hold(row)
+        self._outbox.hold(row)
         return True
 
     # Workers.
@@ -175,8 +173,8 @@ class Requests:
         for admission in report.admissions:
             for taken in state.admitted(admission.batch_id):
                 taken.taken_at = now
-            if admission.refused:
-                self._refused(state, admission, now)
+                self._outbox.hold(taken)
+            self._refused(state, admission, now)
         succeeded = failed = False
         for frame in report.frames:
             row = state.rows.get(frame.request_id)
@@ -242,6 +240,9 @@ class Requests:
         if self.queue.order.waiting or self._demanding:
             active = self.workers.active()
             wake_at = self._feed(active, now)
+            for row in self._effects.added:
+                if row.state is RowState.WAITING:
+                    self._outbox.hold(row)
             waiting = self._effects.waiting = self.queue.waiting_by_class()
             formed = {batch.worker for batch in self._effects.batches}
             self._effects.demands += self.workers.tell(waiting, active, formed, now)
@@ -338,6 +339,5 @@ class Requests:
             self.queue.cancel(row.request_id)
             return
         if self.workers.landed(row) and stop:
-            ref = frame_pb2.RowRef(request_id=row.request_id, attempt=row.attempt)
-            self._effects.cancels.setdefault(row.worker, []).append(ref)
+            self._effects.cancels.setdefault(row.worker, []).append(row.ref)
         self.queue.finish(row.request_id, len(row.produced), now, whole=whole)

@@ -84,6 +84,11 @@ class Row(QueuedTask):
         self.taken_at: float | None = None
         self.state = RowState.WAITING
 
+    @property
+    def ref(self) -> frame_pb2.RowRef:
+        """Its name in messages."""
+        return frame_pb2.RowRef(request_id=self.request_id, attempt=self.attempt)
+
     def end(self, final: frame_pb2.Final, now: float) -> None:
         """``final`` is its end, with the timings of its worker, if one ended it: adds what the batcher knows."""
         self.final = final

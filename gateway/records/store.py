@@ -45,7 +45,7 @@ LOOK_SHARE: Final = 0.1
 TENANTS_MAX: Final = 10_000
 """Of which it is known what they have written since."""
 PURGE_RETRY_S: Final = 1.0
-GATHER_S: Final = 0.02
+GATHER_S: Final = 0.1
 """Records are gathered for so long: each write to NATS costs a request as much as its routing, seconds."""
 _WHAT: Final = "what is kept of requests cannot be read or written"
 _MIB: Final = 1024 * 1024

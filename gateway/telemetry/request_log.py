@@ -325,17 +325,21 @@ class RequestLog:
     def timings(self, row: RowTimings, first_token_at: float, now: float) -> Timings:
         """The timings of an answer that ends ``now``."""
         made, hops = Timings(), self._hops_ms
+        total_ms = (now - self.arrived_at) * 1000
+        # A batcher says late that it has a row, or only its frames do.
+        worked_ms = row.queue_ms + row.batch_ms + row.prefill_ms + row.decode_ms
+        rest_ms = max(0.0, total_ms - sum(hops.values()) - worked_ms)
         for message, ms in (  # a message that is made apart is copied
             (made.safety, hops.get(names.SPAN_SAFETY, 0.0)),
             (made.route, hops.get(names.SPAN_ROUTE, 0.0)),
             (made.tokenize, hops.get(names.SPAN_TOKENIZE, 0.0)),
-            (made.publish, self.publish_ms),
+            (made.publish, min(self.publish_ms, rest_ms)),
             (made.queue, row.queue_ms),
             (made.batch, row.batch_ms),
             (made.prefill, row.prefill_ms),
             (made.decode, row.decode_ms),
             (made.time_to_first_token, (first_token_at - self.arrived_at) * 1000),
-            (made.total, (now - self.arrived_at) * 1000),
+            (made.total, total_ms),
         ):
             set_duration(message, ms)
         return made

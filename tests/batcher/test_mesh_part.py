@@ -54,7 +54,7 @@ async def test_tasks_are_answered_in_full_and_leave_the_work_queue(
         answer = await gateway.finished(task)
         assert answer.token_ids == echo_of(task)
         assert end_of(answer.final) == "ROW_END_LENGTH"
-        assert gateway.held[task.request_id] == [batcher]
+        assert gateway.senders[task.request_id] == {batcher}
 
 
 async def test_a_final_frame_says_where_the_time_went(batcher: str, gateway: GatewayDouble) -> None:

@@ -237,8 +237,9 @@ def test_rows_do_not_wait_for_a_worker_that_is_drained() -> None:
 
 def test_a_row_goes_its_way_and_is_forgotten_a_moment_after_its_end(desk: Desk) -> None:
     desk.add("r")
-    assert held(desk.advance()) == ["r"]
+    assert held(desk.advance()) == ["r"]  # it waits
     desk.admit(desk.send())
+    assert held(desk.requests.take()) == ["r"]
     assert (desk.requests.active, desk.requests.size) == (1, 100)
     assert desk.step("r", 0, 4)
     assert desk.step("r", 4, 6, end=frame_pb2.ROW_END_LENGTH)
@@ -519,13 +520,24 @@ def test_a_later_task_replaces_a_row_with_its_tokens_and_an_equal_one_does_not(d
     assert desk.requests.active == 1
     desk.add("r", attempt=1000)
     effects = desk.advance(room=8)
-    assert held(effects) == ["r"]
+    assert held(effects) == []
     assert [(row.attempt, row.produced) for row in effects.batches[0].rows] == [(1000, [])]
     assert cancelled(effects) == [(WORKER, "r", 0)]
     desk.step("r", 3, 1)  # of the earlier attempt
     desk.step("r", 0, 1, attempt=1000)
     assert [frame.attempt for _, frame in frames(desk.advance())] == [1000]
     assert desk.requests.active == 1
+
+
+def test_a_row_that_ends_before_its_gateway_heard_of_it_is_not_named(desk: Desk) -> None:
+    desk.add("short")
+    desk.add("long")
+    batch_id = desk.send()
+    assert held(desk.requests.take()) == []
+    desk.admit(batch_id)
+    desk.step("short", 0, 1, end=frame_pb2.ROW_END_LENGTH)
+    effects = desk.advance()
+    assert (held(effects), ends(effects)) == (["long"], [frame_pb2.ROW_END_LENGTH])
 
 
 def test_rows_of_a_gateway_that_is_gone_are_dropped(desk: Desk) -> None:
