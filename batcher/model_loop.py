@@ -166,8 +166,10 @@ class ModelLoop(WorkerEvents):
             now = time.monotonic()
             row = Row(task, now, headers, size)
             if self._requests.size + size > self._room_bytes:
-                full = f"this batcher has no room for more tasks of {self._model}"
-                error = frame_pb2.RowError(reason=Overloaded.reason, message=full)
+                error = frame_pb2.RowError(
+                    reason=Overloaded.reason,
+                    message=f"this batcher has no room for more tasks of {self._model}",
+                )
                 self._requests.refuse(row, error)
                 self._process.metrics.ended_row(row)
             else:

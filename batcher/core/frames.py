@@ -72,7 +72,7 @@ def resend(row: Row, from_index: int) -> list[frame_pb2.Frame]:
 
 
 def bundles(
-    batcher: str, frames: Sequence[frame_pb2.Frame], held: Sequence[frame_pb2.RowRef] = ()
+    batcher: str, frames: Sequence[frame_pb2.Frame], held: Sequence[frame_pb2.RowRef]
 ) -> list[frame_pb2.FrameBundle]:
     """Packs what one gateway is told, in order, into messages of a size that NATS takes."""
     bundle = frame_pb2.FrameBundle(batcher=batcher, frames=frames, held=held)

@@ -1374,7 +1374,7 @@ class Timings(_message.Message):
 
     @_builtins.property
     def publish(self) -> _duration_pb2.Duration:
-        """Until JetStream had stored the task."""
+        """On the way to a batcher, until the gateway heard that it has the row; at most what the others leave of the total."""
 
     @_builtins.property
     def queue(self) -> _duration_pb2.Duration:

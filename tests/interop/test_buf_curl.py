@@ -44,7 +44,8 @@ async def test_streams_an_answer(mesh: RunningMesh) -> None:
     ran = await call(mesh.address, "Generate", request)
     assert ran.code == 0, ran.err
     events = objects(ran.out)
-    assert [next(iter(event)) for event in (events[0], events[-1])] == ["started", "finished"]
+    assert "started" in events[0]
+    assert "finished" in events[-1]
     assert events[0]["started"]["model"] == "small"
     assert len(events[0]["started"]["traceId"]) == 32
     text = "".join(event["delta"].get("text", "") for event in events if "delta" in event)

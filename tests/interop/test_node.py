@@ -60,8 +60,6 @@ async def test_streams_an_answer(project: Path, mesh: RunningMesh) -> None:
     ran = await generate(project, mesh.address, request)
     assert ran.code == 0, ran.out + ran.err
     events = json.loads(ran.out)["events"]
-    kinds = [event["event"] for event in events]
-    assert (kinds[0], kinds[-1]) == ("started", "finished")
     assert events[0]["started"]["model"] == "small"
     assert text_of(ran) == "3, 7, 12"
     assert events[-1]["finished"]["reason"] in ("FINISH_REASON_STOP", "FINISH_REASON_LENGTH")

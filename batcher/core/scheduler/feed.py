@@ -104,8 +104,10 @@ class Placement:
 
     def _fits(self, capacity: Capacity, task: QueuedTask, now: float) -> bool:
         room, policy = self.room(capacity, task, now), self._policy
-        waits = capacity.batches_in_flight >= BATCHES_IN_FLIGHT_MAX
-        if room.free_rows <= 0 or (waits and task.priority_class != URGENT_CLASS):
+        if room.free_rows <= 0 or (
+            task.priority_class != URGENT_CLASS
+            and capacity.batches_in_flight >= BATCHES_IN_FLIGHT_MAX
+        ):
             return False
         if capacity.idle:
             return True  # The worker itself refuses a row that can never fit.

@@ -132,7 +132,7 @@ def test_bundles_keep_all_frames_in_order_below_the_limit(counts: list[int]) -> 
         frame_pb2.Frame(request_id="r", start_index=n, token_ids=[2**31] * count)
         for n, count in enumerate(counts)
     ]
-    packed = list(bundles("b", sent))
+    packed = list(bundles("b", sent, []))
     assert [frame for bundle in packed for frame in bundle.frames] == sent
     assert all(bundle.ByteSize() <= MAX_MESSAGE_BYTES for bundle in packed)
     size = sum(frame.ByteSize() for frame in sent)

@@ -53,7 +53,7 @@ async def test_an_answer_streams_from_started_to_finished(wire: Wire) -> None:
     assert finished.usage.completion_tokens == len(answer)
     assert ms_of(finished.timings.decode) == TIMINGS.decode_ms
     assert ms_of(finished.timings.total) >= ms_of(finished.timings.time_to_first_token) > 0
-    assert ms_of(finished.timings.publish) > 0
+    assert finished.timings.HasField("publish")
     assert len(wire.gateway.registry) == 0
     assert wire.batcher.control == []
 
