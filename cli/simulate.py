@@ -118,11 +118,12 @@ class Workers:
             admission=self.admission,
             until_s=until_s,
         )
-        if self.cores and costs.mesh is None:
-            raise CommandFailed(
-                "CANNOT_SIMULATE", "--cores: --cost names no file that says what sharing them does"
-            )
-        if self.cores and costs.mesh is not None:
+        if self.cores:
+            if costs.mesh is None:
+                raise CommandFailed(
+                    "CANNOT_SIMULATE",
+                    "--cores: --cost names no file that says what sharing them does",
+                )
             sharing = replace(costs.mesh.sharing, cores=self.cores)
             first = replace(first, links=costs.mesh.links, sharing=sharing)
         return {name: replace(first, policy=policy) for name, policy in found.items()}

@@ -172,7 +172,7 @@ class Row:
             end=end,
             error=error,
             cached_prompt_tokens=self.cached_tokens or 0,
-            wait_s=spec.wait_s(index, end) if spec.gather_s else 0.0,
+            wait_s=spec.wait_s(index, end),
         )
 
 
