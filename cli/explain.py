@@ -21,7 +21,11 @@ RequestId = Annotated[
 ]
 
 _GUARD = "guard."
-_HOPS = ("safety", "route", "tokenize", "publish", "queue", "batch", "prefill", "decode")
+_HOPS: Final = (
+    *("admission", "safety", "route", "tokenize", "publish"),
+    *("queue", "batch", "prefill", "decode", "delivery"),
+)
+"""In the order in which they follow each other."""
 
 
 def explain(
@@ -189,8 +193,8 @@ def _end(record: pb.RequestRecord) -> str:
     return word_of(FinishReason, record.finish_reason) + (kept if record.answer_key else "")
 
 
-_STEPS: Final = ("safety", "route", "tokenize", "queue", "batch", "prefill", "decode")
-"""In the order in which they follow each other; publishing happens beside the queue."""
+_ROUNDED_MS: Final = 0.01
+"""What the steps may lack of the total."""
 _BAR: Final = 48
 """Width of the longest bar: a line has 80 columns."""
 
@@ -218,16 +222,16 @@ def trace(request_id: RequestId, client: options.OperatorClient) -> None:
 
 
 def waterfall(record: RequestRecord) -> list[Hop]:
-    """The steps of a request one after another, and what else it took; empty without timings."""
+    """The steps of a request one after another; empty without timings. Earlier releases did not name all of them."""
     if not record.HasField("timings"):
         return []
     hops, at_ms = list[Hop](), 0.0
-    for name in _STEPS:
+    for name in _HOPS:
         ms = ms_of(getattr(record.timings, name))
         hops.append(Hop(name, at_ms, ms))
         at_ms += ms
     rest_ms = ms_of(record.timings.total) - at_ms
-    return [*hops, Hop("other", at_ms, rest_ms)] if rest_ms > 0 else hops
+    return [*hops, Hop("other", at_ms, rest_ms)] if rest_ms > _ROUNDED_MS else hops
 
 
 def _bars(record: RequestRecord, hops: list[Hop]) -> Iterator[str]:

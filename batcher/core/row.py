@@ -91,14 +91,14 @@ class Row(QueuedTask):
 
     def end(self, final: frame_pb2.Final, now: float) -> None:
         """``final`` is its end, with the timings of its worker, if one ended it: adds what the batcher knows."""
-        self.final = final
+        self.final, timings = final, final.timings
         batch = self.batch
         if batch is None:
-            final.timings.queue_ms = (now - self.waiting_since) * 1e3
+            timings.queue_ms = (now - self.waiting_since) * 1e3
             return
-        final.timings.queue_ms = self.waited_s * 1e3
-        if self.taken_at is not None:
-            final.timings.batch_ms = (self.taken_at - self.sent_at) * 1e3
+        timings.queue_ms = self.waited_s * 1e3
+        worked_ms = timings.prefill_ms + timings.decode_ms
+        timings.batch_ms = (now - self.sent_at) * 1e3 - worked_ms
         sent = final.batch
         sent.batch_id, sent.cause, sent.rows = batch.batch_id, batch.cause, len(batch.rows)
         sent.padding_share, sent.waited_ms = batch.padding_share, self.waited_s * 1e3

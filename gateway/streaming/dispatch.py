@@ -215,7 +215,6 @@ class Dispatch:
         row.held = row.was_held = True
         row.outlived |= row.questions > 0
         row.questions = 0
-        row.taken()
         patience = WAITING_FACTOR if waits and not row.attempt.token_ids else 1
         row.ask_at = now + patience * self._stall_s
         return True
@@ -400,6 +399,7 @@ class Dispatch:
         row.task.age_ms = min(int((now - row.sent_at) * 1000), MS_MAX)
         self._schedule()
         self._outgoing.tasks.append((batcher, row))
+        row.taken()
         return True
 
     def _take_back(self, row: SentRow, lost: str) -> None:

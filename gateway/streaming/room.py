@@ -54,7 +54,7 @@ class SentRow:
         sent_at: when it was to be sent for the first time.
         tokens: that had arrived when it was sent last.
         losses: of a worker or a batcher that had it, in succession without a new token.
-        on_taken: called once, when a batcher has it, or nobody waits for it any more.
+        on_taken: called once, when a batcher has room for it, or nobody waits for it any more.
     """
 
     task: Task

@@ -88,7 +88,7 @@ class RequestLog:
         checks: of the token classifiers whose findings were decided with those of the rules.
         plan: the routing decision.
         answer_key: under which the answer is kept, or was found.
-        publish_ms: how long its rows were on their way to a batcher.
+        publish_ms: how long its rows waited for room at a batcher.
         model: the one that answers, or answered; empty: none was asked.
         rows: those that worked on it; None: it was refused, or got an earlier answer.
         guards: the checks of guard models.
@@ -326,18 +326,20 @@ class RequestLog:
         """The timings of an answer that ends ``now``."""
         made, hops = Timings(), self._hops_ms
         total_ms = (now - self.arrived_at) * 1000
-        # A batcher says late that it has a row, or only its frames do.
+        admitted_ms = (self._hop_at - self.arrived_at) * 1000
         worked_ms = row.queue_ms + row.batch_ms + row.prefill_ms + row.decode_ms
-        rest_ms = max(0.0, total_ms - sum(hops.values()) - worked_ms)
+        named_ms = admitted_ms + self.publish_ms + worked_ms
         for message, ms in (  # a message that is made apart is copied
+            (made.admission, admitted_ms - sum(hops.values())),
             (made.safety, hops.get(names.SPAN_SAFETY, 0.0)),
             (made.route, hops.get(names.SPAN_ROUTE, 0.0)),
             (made.tokenize, hops.get(names.SPAN_TOKENIZE, 0.0)),
-            (made.publish, min(self.publish_ms, rest_ms)),
+            (made.publish, self.publish_ms),
             (made.queue, row.queue_ms),
             (made.batch, row.batch_ms),
             (made.prefill, row.prefill_ms),
             (made.decode, row.decode_ms),
+            (made.delivery, max(0.0, total_ms - named_ms)),
             (made.time_to_first_token, (first_token_at - self.arrived_at) * 1000),
             (made.total, total_ms),
         ):

@@ -117,6 +117,7 @@ class Notice:
 class Timings:
     """Milliseconds per hop; `Timings` in inference.proto says what each covers."""
 
+    admission_ms: float
     safety_ms: float
     route_ms: float
     tokenize_ms: float
@@ -125,6 +126,7 @@ class Timings:
     batch_ms: float
     prefill_ms: float
     decode_ms: float
+    delivery_ms: float
     time_to_first_token_ms: float
     total_ms: float
 

@@ -1346,10 +1346,11 @@ Global___Usage: _TypeAlias = Usage  # noqa: Y015
 
 @_typing.final
 class Timings(_message.Message):
-    """How long each hop took, as measured by the process that did it."""
+    """How long each hop took, as measured by the process that did it. All but time_to_first_token add up to the total."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    ADMISSION_FIELD_NUMBER: _builtins.int
     SAFETY_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
     TOKENIZE_FIELD_NUMBER: _builtins.int
@@ -1358,8 +1359,13 @@ class Timings(_message.Message):
     BATCH_FIELD_NUMBER: _builtins.int
     PREFILL_FIELD_NUMBER: _builtins.int
     DECODE_FIELD_NUMBER: _builtins.int
+    DELIVERY_FIELD_NUMBER: _builtins.int
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def admission(self) -> _duration_pb2.Duration:
+        """In the gateway until the row left it, less the three that follow: validation, limits, keys."""
+
     @_builtins.property
     def safety(self) -> _duration_pb2.Duration:
         """Normalization and inspection in the gateway."""
@@ -1374,7 +1380,7 @@ class Timings(_message.Message):
 
     @_builtins.property
     def publish(self) -> _duration_pb2.Duration:
-        """On the way to a batcher, until the gateway heard that it has the row; at most what the others leave of the total."""
+        """In the gateway until a batcher had room for the row."""
 
     @_builtins.property
     def queue(self) -> _duration_pb2.Duration:
@@ -1382,7 +1388,7 @@ class Timings(_message.Message):
 
     @_builtins.property
     def batch(self) -> _duration_pb2.Duration:
-        """From the batch being formed until the worker had accepted it."""
+        """Between batcher and worker, both ways: from the batch being formed, less the time in the worker."""
 
     @_builtins.property
     def prefill(self) -> _duration_pb2.Duration:
@@ -1391,6 +1397,12 @@ class Timings(_message.Message):
     @_builtins.property
     def decode(self) -> _duration_pb2.Duration:
         """In the worker, from the first to the last token."""
+
+    @_builtins.property
+    def delivery(self) -> _duration_pb2.Duration:
+        """What the others leave: between gateway and batcher, both ways, in the gateway until Finished, and models whose
+        answer it is not.
+        """
 
     @_builtins.property
     def time_to_first_token(self) -> _duration_pb2.Duration:
@@ -1403,6 +1415,7 @@ class Timings(_message.Message):
     def __init__(
         self,
         *,
+        admission: _duration_pb2.Duration | None = ...,
         safety: _duration_pb2.Duration | None = ...,
         route: _duration_pb2.Duration | None = ...,
         tokenize: _duration_pb2.Duration | None = ...,
@@ -1411,12 +1424,13 @@ class Timings(_message.Message):
         batch: _duration_pb2.Duration | None = ...,
         prefill: _duration_pb2.Duration | None = ...,
         decode: _duration_pb2.Duration | None = ...,
+        delivery: _duration_pb2.Duration | None = ...,
         time_to_first_token: _duration_pb2.Duration | None = ...,
         total: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "decode", b"decode", "prefill", b"prefill", "publish", b"publish", "queue", b"queue", "route", b"route", "safety", b"safety", "time_to_first_token", b"time_to_first_token", "tokenize", b"tokenize", "total", b"total"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "batch", b"batch", "decode", b"decode", "delivery", b"delivery", "prefill", b"prefill", "publish", b"publish", "queue", b"queue", "route", b"route", "safety", b"safety", "time_to_first_token", b"time_to_first_token", "tokenize", b"tokenize", "total", b"total"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "decode", b"decode", "prefill", b"prefill", "publish", b"publish", "queue", b"queue", "route", b"route", "safety", b"safety", "time_to_first_token", b"time_to_first_token", "tokenize", b"tokenize", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "batch", b"batch", "decode", b"decode", "delivery", b"delivery", "prefill", b"prefill", "publish", b"publish", "queue", b"queue", "route", b"route", "safety", b"safety", "time_to_first_token", b"time_to_first_token", "tokenize", b"tokenize", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -179,8 +179,8 @@ async def test_for_people(cli: Cli) -> None:
         "model     huge: 20 + 0 tokens, cost 0 EUR, attempt 0",
         "shadow    small agrees to 50%: 20 + 4 tokens, cost 0.001 EUR, 12.5 ms",
         "shadow    next: in_flight; cost 0 EUR",
-        "time      safety 0.0, route 0.0, tokenize 0.0, publish 0.0, queue 1.5, batch 0.0, prefill 0.0,"
-        " decode 0.0 ms; first token 8.0 ms, total 20.0 ms",
+        "time      admission 0.0, safety 0.0, route 0.0, tokenize 0.0, publish 0.0, queue 1.5, batch 0.0,"
+        " prefill 0.0, decode 0.0, delivery 0.0 ms; first token 8.0 ms, total 20.0 ms",
         "end       stop",
         "grade     0.5",
     ]

@@ -21,6 +21,7 @@ from sluice.settings import resolve_model_path
 from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
+from sluice.wire.clock import ms_of
 from supervisor.health import wait_until_serving
 from supervisor.mesh import Mesh, running_mesh
 from tests.support.mesh import RunningMesh, kill, stubs_of
@@ -114,6 +115,20 @@ async def test_concurrent_streams_say_what_each_says_alone(mesh: RunningMesh, st
         alone = await one_by_one(stub, requests)
         together = await asyncio.gather(*(ask(stub, request) for request in requests))
     assert [received.text for received in together] == alone
+
+
+@pytest.mark.parametrize("tokens", [1, 48])
+async def test_every_millisecond_of_an_answer_is_named(mesh: RunningMesh, tokens: int) -> None:
+    sampling = pb.SamplingParams(min_tokens=tokens, max_tokens=tokens)
+    request = pb.GenerateRequest(prompt="order 7 is late", model="small", sampling=sampling)
+    async with grpc.aio.insecure_channel(mesh.address) as channel:
+        stream = InferenceServiceStub(channel).Generate(request, timeout=TIMEOUT_S)
+        timings = [event.finished.timings async for event in stream][-1]
+    ms = {field.name: ms_of(value) for field, value in timings.ListFields()}
+    total, _ = ms.pop("total"), ms.pop("time_to_first_token")
+    assert sum(ms.values()) == pytest.approx(total, abs=0.01), ms
+    assert all(ms[name] > 0 for name in ("admission", "queue", "batch", "prefill", "delivery"))
+    assert (ms["decode"] > 0) == (tokens > 1)
 
 
 @pytest.fixture(scope="module")

@@ -360,7 +360,7 @@ class RowTimings(_message.Message):
     queue_ms: _builtins.float
     """In the batcher's queue."""
     batch_ms: _builtins.float
-    """From the batch being formed until the worker had accepted it."""
+    """From the batch being formed until the batcher has the end of the row, less the time in the worker."""
     prefill_ms: _builtins.float
     """From acceptance to the first token."""
     decode_ms: _builtins.float

@@ -314,10 +314,11 @@ def test_the_final_frame_carries_the_times_of_batcher_and_worker(desk: Desk) -> 
     batch = desk.send()
     desk.now += 0.5
     desk.admit(batch)
+    desk.now += 1.0
     desk.step("r", 0, 1, end=frame_pb2.ROW_END_STOP)
     ((_, frame),) = frames(desk.advance())
     timings = frame.final.timings
-    assert (timings.queue_ms, timings.batch_ms, timings.prefill_ms) == (2000, 500, 3)
+    assert (timings.queue_ms, timings.batch_ms, timings.prefill_ms) == (2000, 1500 - 3, 3)
 
 
 def test_a_worker_whose_rows_have_ended_is_idle(desk: Desk) -> None:

@@ -563,13 +563,14 @@ def test_a_cancel_goes_to_the_batcher_that_has_the_row_and_names_its_attempt() -
 
 
 @pytest.mark.parametrize("priority_class", ["interactive", "bulk"])
-def test_what_took_a_row_is_told_once(priority_class: str) -> None:
-    desk = Desk(priority_class=priority_class)
-    taken: list[int] = []
-    desk.row.on_taken = lambda: taken.append(1)
-    desk.hold()
-    desk.tokens(1)
-    desk.dispatch.forget("r")
+def test_that_there_is_room_for_a_row_is_told_once(priority_class: str) -> None:
+    desk, taken = Desk(), list[int]()
+    row = sent_row(new_attempt("s"), desk.now + 1000, priority_class)
+    row.on_taken = lambda: taken.append(1)
+    desk.dispatch.send(row, desk.now)
+    assert taken == [1]
+    desk.dispatch.returned("b1", given_back(row), desk.now)
+    desk.dispatch.forget("s")
     assert taken == [1]
 
 
