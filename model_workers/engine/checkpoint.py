@@ -12,9 +12,14 @@ from pathlib import Path
 
 import torch
 
-from model_workers.engine.devices import cache_bytes, check_weights_fit, find_device
+from model_workers.engine.devices import (
+    cache_bytes,
+    check_weights_fit,
+    describe_dtype,
+    find_device,
+    find_dtype,
+)
 from model_workers.engine.forward import LoadedModel, load_model
-from model_workers.engine.forward.load import find_dtype
 from model_workers.engine.forward.tensor_parallel import Followers, LeadRank
 from model_workers.engine.paged_engine import PagedEngine
 from model_workers.engine.paged_model import PagedModel
@@ -69,10 +74,9 @@ def load_engine(
     )
     warm_up(engine, max_tokens=2)
     log.info(
-        "%s: %s on %s, context of %d tokens, cache of %d blocks of %d tokens (%.3g GB)",
+        "%s: %s, context of %d tokens, cache of %d blocks of %d tokens (%.3g GB)",
         settings.name,
-        loaded.dtype,
-        loaded.device,
+        describe_dtype(settings.dtype, loaded.device),
         loaded.context_tokens,
         num_blocks,
         block_tokens,

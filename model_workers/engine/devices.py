@@ -1,5 +1,6 @@
 """The device of a worker: whether it is there, and how much of its memory the worker may take."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import psutil
@@ -13,6 +14,9 @@ CPU_SHARE: Final = 0.5
 """The share of the memory available at start that the caches of all workers take at most when nothing is set."""
 CUDA_SHARE: Final = 0.85
 """The share of what the weights leave that a worker's cache takes; the rest is for what a step computes with."""
+
+BFLOAT16: Final = {"amx_bf16": "AMX", "avx512_bf16": "AVX512_BF16", "bf16": "bf16 of ARM"}
+"""What processors multiply bfloat16 by, the fastest first; the keys are `torch.cpu.get_capabilities`'s."""
 
 
 def find_device(name: str) -> torch.device:
@@ -33,6 +37,41 @@ def find_device(name: str) -> torch.device:
     if number >= there:
         raise SettingsError(f"device: cuda:{number} is not there: torch sees {there} CUDA devices")
     return torch.device("cuda", number)
+
+
+def find_dtype(name: str, device: torch.device) -> torch.dtype:
+    """What to compute in; "auto" is float32 on a CPU, else bfloat16 (docs/internals/decisions/engine-numerics.md)."""
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else "bfloat16"
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def describe_dtype(
+    named: str, device: torch.device, capabilities: Mapping[str, Any] | None = None
+) -> str:
+    """What a model computes in where ``dtype`` is ``named``, and what speaks for it.
+
+    The processor does not change what "auto" takes: a row that another worker continues must get the same tokens there
+    (docs/internals/decisions/engine-numerics.md).
+
+    Args:
+        capabilities: of the processor; this one's where they are not given.
+    """
+    dtype = find_dtype(named, device)
+    if device.type != "cpu":
+        return f"{dtype} on {device}"
+    if capabilities is None:  # torch 2.11 does not tell them
+        capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    found = next((name for key, name in BFLOAT16.items() if capabilities.get(key)), None)
+    if named == "auto":
+        why = "auto: exact in every batch; "
+        why += f"bfloat16 by {found} is faster for many rows" if found else "bfloat16 is slow here"
+    elif dtype is torch.bfloat16:
+        why = f"by {found}" if found else "slow: this processor has no instructions for it"
+    else:
+        why = "as set"
+    return f"{dtype} on {device} ({why})"
 
 
 def memory_limit(device: torch.device, share: float | None) -> int:

@@ -24,10 +24,10 @@ from transformers import (
 from typing_extensions import override
 
 from model_workers.engine.cacheless import WholeTextEngine
-from model_workers.engine.devices import find_device
+from model_workers.engine.devices import describe_dtype, find_device, find_dtype
 from model_workers.engine.forward.encoder import PaddedTexts, Text, hidden_of
 from model_workers.engine.forward.hub import replace_linear_layers
-from model_workers.engine.forward.load import find_context, find_dtype
+from model_workers.engine.forward.load import find_context
 from model_workers.engine.forward.pooling import Pipeline
 from model_workers.engine.protocol import (
     RowEnd,
@@ -205,7 +205,8 @@ def load_values(settings: ModelSettings) -> ValuesEngine:
     context = _context(folder, settings.context_tokens)
     engine = ValuesEngine(compute, RowLimits.of(settings, context), int(config.vocab_size))
     warm_up(engine, values=ValuesSpec())
-    log.info("%s: %s on %s, context of %d tokens", settings.name, dtype, device, context)
+    told = describe_dtype(settings.dtype, device)
+    log.info("%s: %s, context of %d tokens", settings.name, told, context)
     return engine
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from model_workers.engine.blocks import CPU_BLOCK_TOKENS
-from model_workers.engine.devices import find_device
+from model_workers.engine.devices import find_device, find_dtype
 from model_workers.engine.forward.attention import Attention, PagedAttention
 from model_workers.engine.forward.flash import (
     FLASH_BLOCK_TOKENS,
@@ -130,14 +130,6 @@ def _check_quantization(quantization: str, device: torch.device) -> None:
                 f"quantization: fp8 needs a device of compute capability {'.'.join(map(str, FP8_CAPABILITY))}, "
                 f"{device} has {'.'.join(map(str, found))}; leave it out"
             )
-
-
-def find_dtype(name: str, device: torch.device) -> torch.dtype:
-    """What to compute in; "auto" is float32 on a CPU, else bfloat16 (docs/internals/decisions/engine-numerics.md)."""
-    if name == "auto":
-        name = "float32" if device.type == "cpu" else "bfloat16"
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
 
 
 def find_context(path: str, config: Mapping[str, Any], wanted: int | None) -> int:

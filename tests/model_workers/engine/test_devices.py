@@ -8,12 +8,23 @@ import torch
 
 from model_workers.engine import devices
 from model_workers.engine.checkpoint import load_engine
-from model_workers.engine.devices import cache_bytes, check_weights_fit, find_device, memory_limit
+from model_workers.engine.devices import (
+    cache_bytes,
+    check_weights_fit,
+    describe_dtype,
+    find_device,
+    find_dtype,
+    memory_limit,
+)
 from sluice.settings import ModelSettings, SettingsError
 from tests.support.tiny_models import save_model
 
 GB = 10**9
 CUDA = torch.device("cuda", 1)
+CPU = torch.device("cpu")
+AMX = {"amx_bf16": True, "avx512_bf16": True}
+AVX = {"amx_bf16": False, "avx512_bf16": True}
+PLAIN = {"amx_bf16": False, "avx512_bf16": False, "avx512_f": True}
 
 
 @pytest.fixture
@@ -90,3 +101,31 @@ def test_eight_bits_are_refused_on_cuda(cuda: object, tmp_path: Path) -> None:
     )
     with pytest.raises(SettingsError, match=r"quantization: int8 is for CPUs, .* take fp8"):
         load_engine(settings)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "said"),
+    [
+        (AMX, "bfloat16 by AMX is faster for many rows"),
+        (AVX, "bfloat16 by AVX512_BF16 is faster for many rows"),
+        ({"bf16": True}, "bfloat16 by bf16 of ARM is faster for many rows"),
+        (PLAIN, "bfloat16 is slow here"),
+        ({}, "bfloat16 is slow here"),
+    ],
+)
+def test_every_processor_computes_exactly_unless_told_otherwise(
+    capabilities: dict[str, bool], said: str
+) -> None:
+    assert find_dtype("auto", CPU) is torch.float32
+    expected = f"torch.float32 on cpu (auto: exact in every batch; {said})"
+    assert describe_dtype("auto", CPU, capabilities) == expected
+    assert describe_dtype("float32", CPU, capabilities) == "torch.float32 on cpu (as set)"
+
+
+def test_bfloat16_says_what_multiplies_it() -> None:
+    assert describe_dtype("bfloat16", CPU, AMX) == "torch.bfloat16 on cpu (by AMX)"
+    assert describe_dtype("bfloat16", CPU, AVX) == "torch.bfloat16 on cpu (by AVX512_BF16)"
+    told = "torch.bfloat16 on cpu (slow: this processor has no instructions for it)"
+    assert describe_dtype("bfloat16", CPU, PLAIN) == told
+    assert describe_dtype("auto", CUDA) == "torch.bfloat16 on cuda:1"
+    assert describe_dtype("bfloat16", CPU).startswith("torch.bfloat16 on cpu (")
