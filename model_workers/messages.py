@@ -116,28 +116,39 @@ def _require(holds: bool, message: str) -> None:
         raise RowInvalid(message)
 
 
-def frame(step: RowStep, timings: frame_pb2.RowTimings | None) -> frame_pb2.Frame:
-    """The frame of one row's step; ``timings`` are sent with the end."""
+def frame(step: RowStep) -> frame_pb2.Frame:
+    """The tokens of one row's step."""
     message = frame_pb2.Frame(
-        request_id=step.request_id,
-        attempt=step.attempt,
-        start_index=step.start_index,
-        token_ids=step.token_ids,
-        logprobs=[_logprobs(entry) for entry in step.logprobs],
+        request_id=step.request_id, attempt=step.attempt, start_index=step.start_index
     )
-    if step.end is not None:
-        message.final.end = frame_pb2.RowEnd.ValueType(step.end)
-        message.final.timings.CopyFrom(timings or frame_pb2.RowTimings())
-        message.final.cached_prompt_tokens = step.cached_prompt_tokens
-        message.final.values = step.values
-        if step.server_tokens is not None:
-            prompt_tokens, completion_tokens = step.server_tokens
-            message.final.server_tokens.prompt_tokens = prompt_tokens
-            message.final.server_tokens.completion_tokens = completion_tokens
+    extend(message, step)
+    return message
+
+
+def extend(message: frame_pb2.Frame, step: RowStep) -> None:
+    """Adds the tokens of the row's next step."""
+    message.token_ids.extend(step.token_ids)
+    if step.logprobs:
+        message.logprobs.extend(map(_logprobs, step.logprobs))
+
+
+def final(step: RowStep, timings: frame_pb2.RowTimings | None = None) -> frame_pb2.Final:
+    """The end of a row, which ``step`` was the last of."""
+    assert step.end is not None
+    message = frame_pb2.Final(
+        end=frame_pb2.RowEnd.ValueType(step.end),
+        timings=timings or frame_pb2.RowTimings(),
+        cached_prompt_tokens=step.cached_prompt_tokens,
+        values=step.values,
+    )
+    if step.server_tokens is not None:
+        prompt_tokens, completion_tokens = step.server_tokens
+        message.server_tokens.prompt_tokens = prompt_tokens
+        message.server_tokens.completion_tokens = completion_tokens
     if step.end in (RowEnd.FAILED, RowEnd.RETURNED):
-        message.final.error.reason = step.reason
-        message.final.error.retry_after_s = step.retry_after_s
-        message.final.error.message = step.error
+        message.error.reason = step.reason
+        message.error.retry_after_s = step.retry_after_s
+        message.error.message = step.error
     return message
 
 

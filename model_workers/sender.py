@@ -33,6 +33,8 @@ from threading import Condition
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from model_workers import messages
+from model_workers.engine.protocol import RowStep
 from model_workers.grants import Grant
 from model_workers.watchdog import TICK_S, Watchdog
 from sluice.internal.v1 import frame_pb2, worker_pb2
@@ -55,8 +57,8 @@ GATHER_TOKENS_MAX: Final = 256
 GATHER_GRID_S: Final = 0.25
 """Gathered tokens go at multiples of this, or of the time that they are gathered, seconds."""
 
-PostedFrame = tuple[frame_pb2.Frame, float]
-"""A frame, and how long its tokens may wait for more of its row, seconds."""
+Posted = tuple[RowStep, frame_pb2.Final | None]
+"""What a step did to a row, and its end in a frame, if it has ended."""
 
 
 class ResponseSender(Protocol):
@@ -109,20 +111,26 @@ class Channel:
         """When the next report is due."""
         return min(self.waiting_at, self.gathered_at, self.load_update_at, self.heartbeat_at)
 
-    def post(self, frame: frame_pb2.Frame, gather_s: float, now: float) -> None:
-        """Takes a frame."""
-        name, gathered = frame.request_id, self.gathered.get(frame.request_id)
-        if gathered is not None and gathered.frame.attempt == frame.attempt:
-            frame = _joined(gathered.frame, frame)
-        if not frame.HasField("final") and len(frame.token_ids) < GATHER_TOKENS_MAX and gather_s:
+    def post(self, step: RowStep, final: frame_pb2.Final | None, now: float) -> None:
+        """Takes a step of a row."""
+        name, gather_s = step.request_id, step.wait_s
+        gathered = self.gathered.get(name)
+        if gathered is not None and gathered.frame.attempt == step.attempt:
+            frame = gathered.frame
+            messages.extend(frame, step)
+        else:
+            frame = messages.frame(step)
+        if final is None and gather_s and len(frame.token_ids) < GATHER_TOKENS_MAX:
             if gathered is None or gathered.frame is not frame:
                 due_at = gathered.due_at if gathered else gathered_until(now, gather_s)
                 self.gathered[name] = Gathered(frame, due_at)
                 self.gathered_at = min(self.gathered_at, due_at)
-        else:
-            self.gathered.pop(name, None)
-            self.waiting.append(frame)
-            self.waiting_at = min(self.waiting_at, now + end_wait_s(gather_s))
+            return
+        if final is not None:
+            frame.final.CopyFrom(final)
+        self.gathered.pop(name, None)
+        self.waiting.append(frame)
+        self.waiting_at = min(self.waiting_at, now + end_wait_s(gather_s))
 
     def take(self, now: float) -> list[frame_pb2.Frame]:
         """The frames of a report now; more may wait for the next one."""
@@ -157,14 +165,6 @@ def _update_s(before: worker_pb2.WorkerLoad, load: worker_pb2.WorkerLoad) -> flo
         return SOON_S
     changed = (load.running, load.waiting) != (before.running, before.waiting)
     return LOAD_UPDATE_S if changed else math.inf
-
-
-def _joined(head: frame_pb2.Frame, tail: frame_pb2.Frame) -> frame_pb2.Frame:
-    """Two frames of a row that follow each other."""
-    index = head.start_index
-    head.MergeFrom(tail)
-    head.start_index = index
-    return head
 
 
 @dataclass(frozen=True)
@@ -254,12 +254,12 @@ class Channels:
         channel.grant = grant
         channel.load_update_at = min(channel.load_update_at, now + wait_s)
 
-    def post(self, batcher: str, frames: Iterable[PostedFrame], now: float) -> None:
-        """Adds frames; dropped when the batcher has no channel, or a newer one than they are for."""
+    def post(self, batcher: str, steps: Iterable[Posted], now: float) -> None:
+        """Adds steps; dropped when the batcher has no channel, or a newer one than they are for."""
         channel = self._channels.get(batcher)
         if channel is not None and channel.ready:
-            for frame, gather_s in frames:
-                channel.post(frame, gather_s, now)
+            for step, final in steps:
+                channel.post(step, final, now)
 
     def admit(self, batcher: str, admissions: Iterable[worker_pb2.Admission], now: float) -> None:
         """Adds admissions."""
@@ -365,20 +365,20 @@ class Sender:
 
     def post(
         self,
-        frames: Mapping[str, Sequence[PostedFrame]],
+        steps: Mapping[str, Sequence[Posted]],
         load: worker_pb2.WorkerLoad,
         admissions: Mapping[str, Sequence[worker_pb2.Admission]] = MappingProxyType({}),
         grants: Mapping[str, Grant] = MappingProxyType({}),
     ) -> None:
-        """Takes the frames of a step, what was admitted before it and what is granted, by batcher; and the load."""
+        """Takes what a step did, what was admitted before it and what is granted, by batcher; and the load."""
         now = self._clock()
         with self._changed:
             due_at = self._channels.next_due()
             self._channels.set_load(load, now)
             for batcher, admitted in admissions.items():
                 self._channels.admit(batcher, admitted, now)
-            for batcher, messages in frames.items():
-                self._channels.post(batcher, messages, now)
+            for batcher, posted in steps.items():
+                self._channels.post(batcher, posted, now)
             for batcher, grant in grants.items():
                 self._channels.grant(batcher, grant, now)
             if self._channels.next_due() != due_at:

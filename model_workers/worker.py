@@ -23,7 +23,7 @@ from model_workers import messages
 from model_workers.engine.protocol import Engine, EngineFull, Refused, RowSpec, RowStep
 from model_workers.grants import Grants
 from model_workers.messages import row_spec
-from model_workers.sender import Channels, PostedFrame, ResponseSender, Sender
+from model_workers.sender import Channels, Posted, ResponseSender, Sender
 from model_workers.telemetry import HOLD_S, Parents, RowTelemetry
 from model_workers.watchdog import Watchdog
 from sluice.internal.v1 import frame_pb2, worker_pb2
@@ -204,8 +204,9 @@ class EngineLoop:
         self._grants.left(replaced.spec.owner)
         if replaced.spec.owner != spec.owner:
             # Its batcher would wait for frames, and count it among the rows here.
-            end = messages.frame(replaced.cancelled(), None)
-            self._sender.post({replaced.spec.owner: [(end, 0.0)]}, self._engine.load())
+            end = replaced.cancelled()
+            posted = [(end, messages.final(end))]
+            self._sender.post({replaced.spec.owner: posted}, self._engine.load())
 
     def _add(self, spec: RowSpec, arrived_at: float) -> None:
         if self._alone:
@@ -258,15 +259,14 @@ class EngineLoop:
         cause: "frame_pb2.ReturnCause.ValueType" = frame_pb2.RETURN_CAUSE_UNSPECIFIED,
     ) -> worker_pb2.WorkerLoad:
         """Sends what became of rows; ``cause``: why they are returned."""
-        by_batcher: defaultdict[str, list[PostedFrame]] = defaultdict(list)
+        by_batcher: defaultdict[str, list[Posted]] = defaultdict(list)
         for step in steps:
-            timings = self._telemetry.add_step(step, now)
-            frame = messages.frame(step, timings)
-            if cause:
-                frame.final.returned = cause
-            by_batcher[step.owner].append((frame, step.wait_s))
+            timings, final = self._telemetry.add_step(step, now), None
             if step.end is not None:
+                final = messages.final(step, timings)
+                final.returned = cause
                 self._grants.left(step.owner)
+            by_batcher[step.owner].append((step, final))
             self._left_alone(step.request_id)
         load = self._engine.load()
         self._sender.post(by_batcher, load, grants=self._grants.give(load, now))

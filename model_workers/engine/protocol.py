@@ -147,7 +147,8 @@ class TokenLogprobs:
     top_texts: tuple[tuple[str, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, which would make each of them, one a token, three times as expensive.
+@dataclass(slots=True)
 class RowStep:
     """What one step did to one row: tokens, its end, or both.
 

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model_workers.engine.protocol import RowStep, TokenLogprobs
 from model_workers.grants import Grant
 from model_workers.sender import (
     GATHER_TOKENS_MAX,
@@ -10,15 +11,15 @@ from model_workers.sender import (
     SOON_S,
     Channels,
     DueReport,
-    PostedFrame,
+    Posted,
     ResponseSender,
 )
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from tests.support.ports import FakePort
 
 
-def frames(count: int, first: int = 0) -> list[PostedFrame]:
-    return [(frame_pb2.Frame(request_id="r", start_index=first + i), 0.0) for i in range(count)]
+def frames(count: int, first: int = 0) -> list[Posted]:
+    return [step("r", first + i) for i in range(count)]
 
 
 def open_one(
@@ -202,14 +203,17 @@ def test_admissions_come_soon_and_at_once_when_rows_were_refused() -> None:
 
 
 def step(
-    row: str, index: int, tokens: int = 1, *, attempt: int = 0, ends: bool = False
-) -> frame_pb2.Frame:
-    frame = frame_pb2.Frame(
-        request_id=row, attempt=attempt, start_index=index, token_ids=range(index, index + tokens)
-    )
-    if ends:
-        frame.final.end = frame_pb2.ROW_END_LENGTH
-    return frame
+    row: str,
+    index: int,
+    wait_s: float = 0.0,
+    *,
+    tokens: int = 1,
+    attempt: int = 0,
+    ends: bool = False,
+) -> Posted:
+    token_ids = tuple(range(index, index + tokens))
+    final = frame_pb2.Final(end=frame_pb2.ROW_END_LENGTH) if ends else None
+    return RowStep(row, "b", attempt, index, token_ids, wait_s=wait_s), final
 
 
 def served() -> Channels:
@@ -223,13 +227,51 @@ def served() -> Channels:
 def test_tokens_of_a_row_that_may_wait_come_in_one_frame() -> None:
     opened = served()
     for index in range(20):
-        opened.post("b", [(step("bulk", index), 0.25)], 10.0 + index / 100)
+        opened.post("b", [step("bulk", index, 0.25)], 10.0 + index / 100)
     assert opened.due(10.2) == []
     assert opened.next_due() == 10.25
     (report,) = reports(opened.due(10.25))
     (frame,) = report.frames
     assert (frame.start_index, frame.token_ids) == (0, list(range(20)))
     assert opened.next_due() == 11.0  # the heartbeat
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("ab"),
+            st.integers(1, 3),
+            st.sampled_from([0.0, 0.02, 0.25]),
+            st.booleans(),
+        ),
+        max_size=40,
+    )
+)
+def test_however_a_row_is_gathered_it_is_the_same(
+    posted: list[tuple[str, int, float, bool]],
+) -> None:
+    opened, lengths, now = served(), {"a": 0, "b": 0}, 10.0
+    sent: list[frame_pb2.Frame] = []
+    for name, count, wait_s, is_due in posted:
+        (one, _), now = step(name, lengths[name], wait_s, tokens=count), now + 0.004
+        one.logprobs = tuple(TokenLogprobs(-float(token)) for token in one.token_ids)
+        opened.post("b", [(one, None)], now)
+        lengths[name] += count
+        if is_due:
+            sent += [frame for report in reports(opened.due(now)) for frame in report.frames]
+    for name, length in lengths.items():
+        opened.post("b", [step(name, length, tokens=0, ends=True)], now)
+    sent += [frame for report in reports(opened.due(now)) for frame in report.frames]
+    for name, length in lengths.items():
+        frames_of = [frame for frame in sent if frame.request_id == name]
+        assert [frame.HasField("final") for frame in frames_of] == [False] * (
+            len(frames_of) - 1
+        ) + [True]
+        tokens = [token for frame in frames_of for token in frame.token_ids]
+        assert tokens == list(range(length))
+        assert [-one.logprob for frame in frames_of for one in frame.logprobs] == tokens
+        ends = [frame.start_index + len(frame.token_ids) for frame in frames_of]
+        assert [frame.start_index for frame in frames_of] == [0, *ends[:-1]]
 
 
 def test_batchers_hear_of_room_before_they_hear_of_rows() -> None:
@@ -247,15 +289,15 @@ def test_batchers_hear_of_room_before_they_hear_of_rows() -> None:
 
 def test_an_urgent_frame_does_not_wait_and_takes_no_gathered_one_along() -> None:
     opened = served()
-    opened.post("b", [(step("bulk", 0), 0.25), (step("urgent", 0), 0.0)], 10.0)
+    opened.post("b", [step("bulk", 0, 0.25), step("urgent", 0)], 10.0)
     (report,) = reports(opened.due(10.0))
     assert [frame.request_id for frame in report.frames] == ["urgent"]
 
 
 def test_the_end_of_a_row_brings_its_tokens_soon() -> None:
     opened = served()
-    opened.post("b", [(step("bulk", 0), 3600.0), (step("other", 0), 3600.0)], 10.0)
-    opened.post("b", [(step("bulk", 1, ends=True), 3600.0)], 10.1)
+    opened.post("b", [step("bulk", 0, 3600.0), step("other", 0, 3600.0)], 10.0)
+    opened.post("b", [step("bulk", 1, 3600.0, ends=True)], 10.1)
     assert opened.next_due() == pytest.approx(10.1 + SOON_S)
     (report,) = reports(opened.due(10.2))
     (frame,) = report.frames
@@ -265,8 +307,8 @@ def test_the_end_of_a_row_brings_its_tokens_soon() -> None:
 
 def test_an_end_that_does_not_wait_brings_the_tokens_before_it() -> None:
     opened = served()
-    opened.post("b", [(step("row", 0), 0.25)], 10.0)
-    opened.post("b", [(step("row", 1, 0, ends=True), 0.0)], 10.0)
+    opened.post("b", [step("row", 0, 0.25)], 10.0)
+    opened.post("b", [step("row", 1, tokens=0, ends=True)], 10.0)
     (report,) = reports(opened.due(10.0))
     (frame,) = report.frames
     assert (frame.start_index, frame.token_ids) == (0, [0])
@@ -275,15 +317,15 @@ def test_an_end_that_does_not_wait_brings_the_tokens_before_it() -> None:
 def test_a_long_answer_comes_in_pieces() -> None:
     opened = served()
     for index in range(GATHER_TOKENS_MAX + 1):
-        opened.post("b", [(step("long", index), 3600.0)], 10.0)
+        opened.post("b", [step("long", index, 3600.0)], 10.0)
     (report,) = reports(opened.due(10.0 + SOON_S))
     assert [len(frame.token_ids) for frame in report.frames] == [GATHER_TOKENS_MAX]
 
 
 def test_what_an_earlier_attempt_gathered_is_not_mixed_with_the_next() -> None:
     opened = served()
-    opened.post("b", [(step("row", 0), 0.25)], 10.0)
-    opened.post("b", [(step("row", 0, attempt=1, ends=True), 0.25)], 10.0)
+    opened.post("b", [step("row", 0, 0.25)], 10.0)
+    opened.post("b", [step("row", 0, 0.25, attempt=1, ends=True)], 10.0)
     (report,) = reports(opened.due(10.1))
     (frame,) = report.frames
     assert (frame.attempt, frame.token_ids) == (1, [0])
