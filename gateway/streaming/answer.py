@@ -310,13 +310,16 @@ class Answer(RowResult):
         if self.reader is not None:
             self.reader.wake()
 
-    def _show_since(self, before: int) -> None:
+    def _show_since(self, before: int, now: float) -> None:
         """More than ``before`` tokens may be read: wakes the reader, or fails when too many are unread."""
         total, reader = self.current.shown, self.reader
         if reader is None:
             return
         if not reader.grew(before, total):
-            reader.wake()
+            if before:
+                self._dispatch.wake(reader.wake, self.current.row_id, now)
+            else:
+                reader.wake()
             return
         unread = total - reader.index
         self.fail(
@@ -365,7 +368,7 @@ class Answer(RowResult):
         if self.guards is not None and not self.holding:
             self.guards.check_answer(self, ended=False)
         if not self.hidden:
-            self._show_since(before)
+            self._show_since(before, now)
 
     # Which model answers.
 

@@ -14,7 +14,8 @@ The gateway leads: it knows every row that somebody waits for, and the tokens th
   and becomes a dead letter: it may be the cause. Before that it is tried alone: see `Task.last_try`. What a batcher
   returns because it drains, or has no room, does not count.
 - While this gateway is busy, an interactive row is sent with the least time between two frames of it: fewer, larger
-  messages cost less in all processes. Its first token and its end do not wait.
+  messages cost less in all processes. Readers of rows that were sent before are woken that often, together. First
+  tokens and ends do not wait.
 - Silence proves nothing while this gateway itself was cut off or stopped: then everything is asked about anew.
 
 Neither clock nor I/O: the owner calls `tick`, and takes what is to be sent with `drain`.
@@ -96,6 +97,7 @@ class Dispatch:
     Attributes:
         on_first: called when there is something to send.
         on_failed: called with the row and the error when a row cannot be answered.
+        on_later: called when readers wait for `wake_readers`, which is to be called ``interval_ms`` later.
         resent: rows that were lost and sent again, by model, class and what was lost: "worker" or "batcher".
         given_up: rows that became dead letters.
     """
@@ -105,6 +107,7 @@ class Dispatch:
     ) -> None:
         self.on_first: Callable[[], None] = lambda: None
         self.on_failed: Callable[[str, SluiceError], None] = lambda *_: None
+        self.on_later: Callable[[], None] = lambda: None
         self.resent: Counter[tuple[str, str, str]] = Counter()
         self.given_up: Counter[Line] = Counter()
         self._gateway = gateway
@@ -112,6 +115,8 @@ class Dispatch:
         self._stall_s = stall_s
         self._interval_ms = interval_ms
         self._busy_until = -math.inf
+        self._wakes: dict[Callable[[], None], None] = {}
+        """What wakes the readers that wait, each once."""
         self._rows: dict[str, SentRow] = {}
         self._taken = TakenRoom()
         self._lines: dict[Line, WaitingLine] = {}
@@ -149,6 +154,22 @@ class Dispatch:
         line = self._lines.get(row.line)
         if (line is not None and line.of(row.task.tenant)) or not self._place(row, now):
             self._wait_in_line(row, now)
+
+    def wake(self, reader: Callable[[], None], row_id: str, now: float) -> None:
+        """Wakes the ``reader`` of a row that has brought more tokens, or later if their worker did not gather them."""
+        row = self._rows.get(row_id)
+        if now >= self._busy_until or row is None or row.task.HasField("gather_ms"):
+            reader()
+            return
+        if not self._wakes:
+            self.on_later()
+        self._wakes[reader] = None
+
+    def wake_readers(self) -> None:
+        """Wakes those that wait."""
+        wakes, self._wakes = self._wakes, {}
+        for wake in wakes:
+            wake()
 
     def cancel(self, row_id: str) -> None:
         """Nobody waits for the row any more."""
@@ -283,7 +304,7 @@ class Dispatch:
 
     def late(self, lag_s: float, now: float) -> None:
         """The event loop came so much later than it should: with more than `LAG_S` this gateway is busy."""
-        if lag_s > LAG_S:
+        if lag_s > LAG_S and self._interval_ms:
             self._busy_until = now + BUSY_S
 
     def restart(self, now: float) -> None:

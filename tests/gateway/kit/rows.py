@@ -96,7 +96,7 @@ def new_row(
 
 
 def dispatch_to(*batchers: str, stall_s: float) -> Dispatch:
-    return Dispatch("g", Batchers(*(batchers or (BATCHER,))), stall_s)
+    return Dispatch("g", Batchers(*(batchers or (BATCHER,))), stall_s, interval_ms=20)
 
 
 def sent_row(attempt: Row, deadline: float = 1e6, priority_class: str = "interactive") -> SentRow:

@@ -164,13 +164,13 @@ def test_what_was_there_before_the_call_is_not_its_fault() -> None:
     made = answer_of(first)
     reader = reader_of(made, 2, limit=4)
     say(first, "b" * 4)
-    made._show_since(20)
+    made._show_since(20, 0.0)
     read(made, reader)
     say(first, "d" * 4)
-    made._show_since(24)
+    made._show_since(24, 0.0)
     assert made.error is None
     say(first, "e" * 5)
-    made._show_since(28)
+    made._show_since(28, 0.0)
     assert isinstance(made.error, SlowReader)
 
 

@@ -2,12 +2,14 @@
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
 from gateway.streaming.answer import Answer, Reader
+from gateway.streaming.dispatch import BUSY_S, LAG_S
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache
 from gateway.streaming.registry import FRAMES_AT_A_TIME, Registry
 from sluice.errors import (
@@ -160,6 +162,40 @@ def test_urgent_frames_pass_those_of_a_full_batch_which_are_taken_in_pieces() ->
     assert [stream.ended for stream in others] == [True] * FRAMES_AT_A_TIME + [False]
     assert not bench.registry.take_more(1.0)
     assert others[-1].ended
+
+
+@pytest.mark.parametrize("gather_ms", [None, 0, 20])
+def test_readers_of_a_busy_gateway_are_woken_together_unless_their_workers_gather(
+    gather_ms: int | None,
+) -> None:
+    bench, woken, begun = Bench(), list[str](), list[float]()
+    bench.dispatch.on_later = lambda: begun.append(1.0)
+    for name in ("r1", "r2"):
+        stream = bench.stream(name)
+        stream.join(Reader(0, 9, partial(woken.append, name)))
+        if gather_ms is not None:
+            bench.dispatch._rows[name].task.gather_ms = gather_ms
+    bench.dispatch.late(2 * LAG_S, 1.0)
+    for name in ("r1", "r2"):
+        bench.take(frame(0, ids("a")), name=name)
+    assert woken == ["r1", "r2"]  # first tokens do not wait
+    for index, name in ((1, "r2"), (1, "r1"), (2, "r2")):
+        bench.take(frame(index, ids("b")), name=name)
+    if gather_ms is None:
+        assert woken == ["r1", "r2"]
+        assert begun == [1.0]
+        bench.dispatch.wake_readers()
+        assert woken[2:] == ["r2", "r1"]
+        bench.take(frame(2, ids("c")), name="r1")
+        assert (len(woken), len(begun)) == (4, 2)
+    else:
+        assert woken[2:] == ["r2", "r1", "r2"]
+        assert not begun
+    woken.clear()
+    bench.take(last(3, ids("d")), name="r2")
+    assert woken == ["r2"]  # nor do ends
+    bench.take(frame(3, ids("e")), now=1.0 + BUSY_S, name="r1")
+    assert woken == ["r2", "r1"]
 
 
 def test_an_answer_is_read_in_one_delta_and_its_row_is_forgotten() -> None:
