@@ -123,10 +123,10 @@ class Batcher:
 
     async def _end_model(self, name: str) -> None:
         """Serves a model no longer. Rows that it still has are returned to their gateways."""
-        loop = self._loops[name]
+        loop, drain_s = self._loops[name], self._settings.batcher.drain_s
         with contextlib.suppress(TimeoutError):  # one that is just beginning anew does not answer
-            async with asyncio.timeout(self._settings.batcher.drain_s + CLOSE_S):
-                await loop.drain(self._settings.batcher.drain_s)
+            async with asyncio.timeout(drain_s + CLOSE_S):
+                await loop.drain(drain_s)
         await _end(self._running.pop(name))
         loop = self._loops.pop(name)
         await loop.close()
@@ -282,5 +282,4 @@ async def serve(
 async def _end(*tasks: asyncio.Task[None]) -> None:
     for task in tasks:
         task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)
+    await asyncio.wait(tasks)

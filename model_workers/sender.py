@@ -12,7 +12,8 @@ Sending blocks for a round trip through shared memory, which must not delay the 
   tokens go as they are. So full batches of such rows cost few messages, and urgent frames meet short queues everywhere
   behind the worker.
 - Reports are numbered from 0 per channel; the first one is a heartbeat, sent when the channel opens.
-- Every ``heartbeat_s`` a heartbeat is sent, with or without frames; before it the channel is checked for cancellation.
+- A heartbeat is sent every ``heartbeat_s``, with or without frames, or every ``idle_s`` while the worker has no rows;
+  before it the channel is checked for cancellation.
 - When rows come or go, every channel gets the new load within `LOAD_UPDATE_S`, with frames or without: batchers share
   the worker. There is room for more within `SOON_S`, and at once when all prompts are computed: the next ones may be
   waiting for that. Admissions are sent within `LOAD_UPDATE_S`, at once when rows were refused.
@@ -95,6 +96,7 @@ class Channel:
     opening: int
     responses: ResponseSender
     heartbeat_s: float
+    idle_s: float
     heartbeat_at: float
     load_update_at: float = math.inf
     waiting_at: float = math.inf
@@ -205,7 +207,7 @@ class Channels:
 
         One that renews a channel takes over its place in the reports, with all that waits for them.
         """
-        batcher, heartbeat_s = opening.batcher, opening.heartbeat_ms / 1000
+        batcher, heartbeat_ms = opening.batcher, opening.heartbeat_ms
         other = self._channels.get(batcher)
         if opening.renews:
             known = self.get(batcher, opening.opening)
@@ -215,8 +217,9 @@ class Channels:
             return older
         if other is not None and other.opening > opening.opening:
             return responses  # It was overtaken.
+        idle_ms = max(heartbeat_ms, opening.idle_heartbeat_ms)
         self._channels[batcher] = Channel(
-            batcher, opening.opening, responses, heartbeat_s, heartbeat_at=now
+            batcher, opening.opening, responses, heartbeat_ms / 1e3, idle_ms / 1e3, heartbeat_at=now
         )
         return None if other is None else other.responses
 
@@ -243,6 +246,7 @@ class Channels:
         due_at = now + _update_s(before, load)
         for channel in self._channels.values():
             channel.load_update_at = min(channel.load_update_at, due_at)
+            channel.heartbeat_at = min(channel.heartbeat_at, now + channel.heartbeat_s)
 
     def grant(self, batcher: str, grant: Grant, now: float) -> None:
         """Sets what a batcher may send; one whose rows wait hears of more `SOON_S` later at most."""
@@ -286,7 +290,8 @@ class Channels:
     def _report(self, channel: Channel, now: float) -> DueReport:
         is_heartbeat = channel.heartbeat_at <= now
         if is_heartbeat:
-            channel.heartbeat_at = now + channel.heartbeat_s
+            idle = not (self._load.running or self._load.waiting)
+            channel.heartbeat_at = now + (channel.idle_s if idle else channel.heartbeat_s)
         channel.load_update_at = math.inf
         report = worker_pb2.StepReport(
             worker=self.worker,
@@ -308,6 +313,8 @@ log = logging.getLogger(__name__)
 
 BACKLOG_WAIT_S: Final = 1.0
 """Longest wait of the engine for the sender before it looks for commands again, seconds."""
+IDLE_LOOK_S: Final = 1.0
+"""How soon an engine is looked at that begins to work and says nothing, seconds."""
 HANG_S: Final = 10.0
 """An engine that exceeds its limit by this much does not come back, seconds."""
 
@@ -418,8 +425,8 @@ class Sender:
 
     def _seconds_until_due(self) -> float:
         """Seconds until the next report is due, or the engine is looked at."""
-        due_at = self._channels.next_due()
-        return TICK_S if due_at is None else min(max(0.0, due_at - self._clock()), TICK_S)
+        due_at, look_s = self._channels.next_due(), TICK_S if self._watchdog.works else IDLE_LOOK_S
+        return look_s if due_at is None else min(max(0.0, due_at - self._clock()), look_s)
 
     def _look_at_engine(self) -> None:
         overdue_s = self._watchdog.overdue_s(self._clock())

@@ -49,6 +49,11 @@ class Watchdog:
         if is_step:
             self._recent.append((max(1, work.tokens), now - work.begun_at))
 
+    @property
+    def works(self) -> bool:
+        """Whether the engine's thread works on something."""
+        return self._work is not None
+
     def overdue_s(self, now: float) -> float:
         """By how much the work exceeds its limit; 0: it does not, or there is none."""
         work = self._work

@@ -161,6 +161,7 @@ class Worker:
         opening = worker_pb2.OpenChannel(
             batcher=self._batcher,
             heartbeat_ms=self._settings.heartbeat_ms,
+            idle_heartbeat_ms=self._settings.idle_heartbeat_ms,
             opening=self._opening,
         )
         await self._client.write(call, worker_pb2.WorkerRequest(open_channel=opening), ends=True)
@@ -183,9 +184,9 @@ class Worker:
     def _watch(self) -> None:
         """Looks whether the worker is silent, and again when it may be."""
         loop, stall_s = asyncio.get_running_loop(), self._settings.stall_s
-        left_s = self._heard_at + stall_s - loop.time()
-        if left_s > 0:
-            self._watching = loop.call_later(left_s, self._watch)
+        silent_at = self._heard_at + stall_s
+        if silent_at > loop.time():
+            self._watching = loop.call_at(silent_at, self._watch)
         else:
             self._lose(f"silent for {stall_s:g} s")
 

@@ -105,6 +105,21 @@ def test_heartbeats_go_out_with_and_without_frames() -> None:
     assert opened.next_due() == 2.0
 
 
+def test_a_worker_without_rows_sends_fewer_heartbeats_until_one_comes() -> None:
+    opened, load = Channels("worker-1"), worker_pb2.WorkerLoad
+    opening = worker_pb2.OpenChannel(batcher="b", heartbeat_ms=1000, idle_heartbeat_ms=4000)
+    opened.open(opening, FakePort(), 0.0)
+    opened.due(0.0)
+    assert opened.next_due() == 4.0
+    opened.set_load(load(running=1), 2.0)
+    assert opened.due(2.0 + LOAD_UPDATE_S)
+    assert opened.next_due() == 3.0
+    opened.set_load(load(), 2.5)
+    (report,) = reports(opened.due(3.0))
+    assert report.load == load()
+    assert opened.next_due() == 7.0
+
+
 def test_all_batchers_hear_of_another_load_soon_but_not_at_every_change() -> None:
     opened = channels()
     open_one(opened, "other")

@@ -82,16 +82,19 @@ class OpenChannel(_message.Message):
     HEARTBEAT_MS_FIELD_NUMBER: _builtins.int
     OPENING_FIELD_NUMBER: _builtins.int
     RENEWS_FIELD_NUMBER: _builtins.int
+    IDLE_HEARTBEAT_MS_FIELD_NUMBER: _builtins.int
     batcher: _builtins.str
     """The batcher's id."""
     heartbeat_ms: _builtins.int
-    """How often to send a heartbeat when there are no frames, milliseconds."""
+    """How often to send a heartbeat while the worker has rows, milliseconds."""
     opening: _builtins.int
     """Counts the channels that this batcher has opened to this worker: a batch of another one is not taken."""
     renews: _builtins.bool
     """Goes on with the channel of this opening: only its request is replaced, which ends. Triton keeps every response of a
     request until that ends.
     """
+    idle_heartbeat_ms: _builtins.int
+    """How often while it has none; 0: as often."""
     def __init__(
         self,
         *,
@@ -99,10 +102,11 @@ class OpenChannel(_message.Message):
         heartbeat_ms: _builtins.int = ...,
         opening: _builtins.int = ...,
         renews: _builtins.bool = ...,
+        idle_heartbeat_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batcher", b"batcher", "heartbeat_ms", b"heartbeat_ms", "opening", b"opening", "renews", b"renews"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batcher", b"batcher", "heartbeat_ms", b"heartbeat_ms", "idle_heartbeat_ms", b"idle_heartbeat_ms", "opening", b"opening", "renews", b"renews"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
