@@ -62,6 +62,8 @@ _log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.1
 """Interval of the checks of deadlines, stalls and readiness, seconds."""
+IDLE_TICK_S: Final = 0.5
+"""The same at most while the gateway is ready and has no requests; a row may be silent for longer."""
 _RECORDS_S: Final = 2.0
 _STORE_RETRY_S: Final = 0.2
 
@@ -244,8 +246,10 @@ class Gateway:
                 await self._health.refresh(now)
             except Exception:  # without this loop no stall would be noticed
                 _log.exception("tick failed")
-            due_at = time.monotonic() + TICK_S
-            await asyncio.sleep(TICK_S)
+            busy = len(self.registry) or not self._health.serving
+            wait_s = TICK_S if busy else min(IDLE_TICK_S, self._settings.gateway.stall_s / 1.5)
+            due_at = time.monotonic() + wait_s
+            await asyncio.sleep(wait_s)
             now = time.monotonic()
             self.registry.dispatch.late(now - due_at, now)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import Final
 
 from nats.aio.client import Client
@@ -21,8 +22,8 @@ from sluice.wire.codec import pack
 
 _log = logging.getLogger(__name__)
 
-READ_S: Final = 2.0
-"""How often the record is read, seconds."""
+READ_S: Final = 30.0
+"""How often the record is read although no batcher knows a later one, seconds."""
 _TRIES: Final = 8
 """Writes of several operators at the same moment."""
 
@@ -35,6 +36,7 @@ class Drains:
         self._bucket = bucket
         self._client: Client | None = None
         self._record, self._revision = DrainRecord(), 0
+        self._changed = asyncio.Event()
 
     def use(self, client: Client) -> None:
         """Batchers are told over it."""
@@ -43,16 +45,21 @@ class Drains:
     async def run(self) -> None:
         """Reads until it is cancelled; what was read last is told while JetStream does not answer."""
         while True:
+            self._changed.clear()
             try:
                 await self._read()
             except SluiceError as error:
                 _log.debug("the record of drained workers is not read: %s", error)
-            await asyncio.sleep(READ_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(READ_S):
+                    await self._changed.wait()
 
     async def on_report(self, report: BatcherReport) -> None:
-        """Tells a batcher that does not know the record."""
+        """Tells a batcher that does not know the record; reads it when another gateway has told one of a later one."""
         if report.drains_revision < self._revision:
             await self._tell(subjects.control_to(report.batcher))
+        elif report.drains_revision > self._revision:
+            self._changed.set()
 
     async def change(self, model: str, worker: str, *, drained: bool) -> DrainRecord:
         """Adds a worker to the record, or takes it out; returns the record.

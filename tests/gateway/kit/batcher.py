@@ -98,6 +98,7 @@ class WireBatcher:
         slots: int = 8,
         classes: Sequence[ClassReport] = (),
         tokens_per_s: float = 0.0,
+        drains_revision: int = 0,
     ) -> None:
         entries = [
             ModelReport(
@@ -110,7 +111,12 @@ class WireBatcher:
             )
             for m in models
         ]
-        report = BatcherReport(batcher=batcher or self.name, models=entries, leaving=leaving)
+        report = BatcherReport(
+            batcher=batcher or self.name,
+            models=entries,
+            leaving=leaving,
+            drains_revision=drains_revision,
+        )
         if report.batcher == self.name:
             self._report = None if leaving else report
         await self.client.publish(subjects.report(report.batcher), pack(report))

@@ -1,6 +1,7 @@
 """What operators see and change: running requests of all gateways, drained workers, metrics. A real nats-server."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
+from gateway.shared.drains import READ_S
 from sluice.errors import Cancelled, InvalidRequest, RequestUnknown, WorkerUnknown
-from sluice.internal.v1.control_pb2 import DrainRecord
+from sluice.internal.v1.control_pb2 import ControlMessage, DrainRecord
 from sluice.telemetry import catalog, exchange
 from sluice.telemetry.exchange import MetricsExchange
 from sluice.telemetry.names import SERVICE_BATCHER
@@ -134,6 +136,23 @@ async def test_a_batcher_hears_which_workers_are_drained_until_it_says_so(
         message = await batcher.heard(lambda message: message.HasField("drains_changed"))
         assert [one.worker for one in message.drains_changed.record.workers] == ["a:1/small"]
         assert message.drains_changed.revision
+
+
+async def test_a_gateway_reads_what_another_one_has_told_a_batcher(
+    pair: tuple[Wire, Wire],
+) -> None:
+    await show_workers(pair[0], "a:1/small")
+    drain = pb.DrainWorkerRequest(model="small", worker="a:1/small")
+    await admin(pair[0]).DrainWorker(drain)
+    batcher = pair[0].batcher
+    told = await batcher.heard(lambda message: message.HasField("drains_changed"))
+    await batcher.report("small", drains_revision=told.drains_changed.revision)
+    others: list[ControlMessage] = []
+    until = time.monotonic() + READ_S / 2  # it is read then in any case
+    while not others and time.monotonic() < until:
+        await batcher.report("small")  # which seems to know none any more
+        others = [one for one in batcher.control if one.gateway != told.gateway]
+    assert others[0].drains_changed == told.drains_changed
 
 
 async def test_a_worker_is_drained_whose_batcher_answers_late(
