@@ -26,7 +26,8 @@ from supervisor.triton import STUB, TritonConfig, remove_shared_memory, wait_for
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5
-"""How often the states of the processes are read; one that is stopped twice in succession counts as lost, seconds."""
+"""How often the states of the processes are read, of all in one moment; one that is stopped twice in succession counts
+as lost, seconds."""
 
 
 async def until_lost(server: Child, config: TritonConfig, start_s: float) -> None:
@@ -86,10 +87,10 @@ async def first_lost(pids: Collection[int]) -> None:
 
 
 async def _ended_or_stopped(ended: asyncio.Event, pids: Collection[int]) -> None:
-    before: set[int] = set()
+    loop, before = asyncio.get_running_loop(), set[int]()
     while True:
         try:
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout_at((loop.time() // LOOK_S + 1) * LOOK_S):
                 await ended.wait()
                 return
         except TimeoutError:
