@@ -26,7 +26,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Encoding, Tokenizer
-from tokenizers.decoders import DecodeStream
+from tokenizers.decoders import ByteLevel, DecodeStream
 
 from gateway.models.sentence_pieces import PieceTokenizer
 from gateway.models.speech import SpeechTokens
@@ -168,9 +168,13 @@ class ModelTokenizer:
     """The characters of the longest token; a longer text is more than one token."""
     _plain: "PlainTextEncoder" = field(init=False)
     _frames: dict[int, tuple[tuple[int, ...], ...]] = field(init=False, default_factory=dict)
+    _texts: dict[int, str] | None = field(init=False, default=None)
+    """For detokenizers; None: the text of a token depends on those before it."""
 
     def __post_init__(self) -> None:
         self._plain = PlainTextEncoder(self.tokenizer)
+        if isinstance(self.tokenizer.decoder, ByteLevel) and self.speech is None:
+            self._texts = {}
         self.token_chars_max = max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def encode_chat(
@@ -264,12 +268,13 @@ class ModelTokenizer:
     def detokenizer(self, *, tools: bool = False) -> "Detokenizer":
         """For one answer; ``tools``: with the text of the special tokens that begin and end calls of tools."""
         if not tools or self.tool_format is None:
-            return Detokenizer(self.tokenizer, hidden=self.speech.control if self.speech else ())
+            hidden = self.speech.control if self.speech else ()
+            return Detokenizer(self.tokenizer, hidden=hidden, texts=self._texts)
         marks = (self.tool_format.opening, self.tool_format.closing)
         shown = {
             token_id: mark for mark in marks if (token_id := self.special_id(mark)) is not None
         }
-        return Detokenizer(self.tokenizer, shown)
+        return Detokenizer(self.tokenizer, shown, texts=self._texts)
 
     def special_id(self, text: str) -> int | None:
         """The special token ``text``, if there is one."""
@@ -334,10 +339,13 @@ class Detokenizer:
         tokenizer: Tokenizer,
         shown: Mapping[int, str] = _NONE,
         hidden: Collection[int] = (),
+        texts: dict[int, str] | None = None,
     ) -> None:
+        """``texts``: of tokens that are whole characters, for all answers of a byte-level tokenizer."""
         self._tokenizer = tokenizer
         self._special = shown
         self._hidden = hidden
+        self._texts = texts
         self._stream = DecodeStream(skip_special_tokens=True)
         # Tokens of the last piece of text, and those since: enough to decode what is held back in its context.
         self._shown: list[int] = []
@@ -345,6 +353,9 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """The text that ``token_id`` completes; may be empty."""
+        # Bytes of whole characters depend on nothing before them, so the stream may miss them.
+        if self._texts is not None and not self._held and token_id in self._texts:
+            return self._texts[token_id]
         if token_id in self._special:
             before, self._shown = self.flush(), []
             self._stream = DecodeStream(skip_special_tokens=True)
@@ -361,6 +372,8 @@ class Detokenizer:
             self._stream = DecodeStream(skip_special_tokens=True)
         if text is None:
             return ""
+        if self._texts is not None and len(self._held) == 1:
+            self._texts[token_id] = text
         self._shown, self._held = self._held, []
         return text
 

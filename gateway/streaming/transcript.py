@@ -226,28 +226,26 @@ class Transcript(VisibleText):
     def _show_decided(self, limit: int) -> None:
         """Shows the tokens whose text ends before ``limit``, together; the last brings the text."""
         assert self.output is not None, "without a filter nothing waits for it"
-        decided: list[Token] = []
-        while self._undecided and self._undecided[0][2] <= limit:
-            token, start, end = self._undecided.popleft()
-            decided.append(_HIDDEN if self.output.hides(start, end) else token)
-        if not decided:
-            return
-        for token_id, logprobs in decided[:-1]:
+        undecided, hides, before = self._undecided, self.output.hides, len(self.texts)
+        while undecided and undecided[0][2] <= limit:
+            token, start, end = undecided.popleft()
+            token_id, logprobs = _HIDDEN if hides(start, end) else token
             self._show(token_id, logprobs, "")
-        text, self._pending_text = self._pending_text, ""
-        self._show(*decided[-1], text)
+        if len(self.texts) > before:
+            self.texts[-1], self._pending_text = self._pending_text, ""
 
     def _show(self, token_id: VisibleToken, logprobs: Logprobs | None, text: str) -> None:
         index = len(self.visible_ids)
-        self.contradicted |= index < len(self._held) and self._held[index] != token_id
+        if index < len(self._held) and self._held[index] != token_id:
+            self.contradicted = True
         self.visible_ids.append(token_id)
         self.texts.append(text)
-        self.logprobs.append(self._public(token_id, logprobs))
+        self.logprobs.append(None if logprobs is None else self._public(token_id, logprobs))
 
-    def _public(self, token_id: VisibleToken, logprobs: Logprobs | None) -> TokenLogprobs | None:
+    def _public(self, token_id: VisibleToken, logprobs: Logprobs) -> TokenLogprobs | None:
         """What a caller sees of the log-probabilities of a token; None: nothing."""
         alternatives = self._alternatives
-        if token_id is None or logprobs is None or alternatives is None:
+        if token_id is None or alternatives is None:
             return None
         if logprobs.HasField("text"):
             named = zip(logprobs.top_texts, logprobs.top_logprobs, strict=False)

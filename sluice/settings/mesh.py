@@ -81,8 +81,8 @@ class GatewaySettings(Section):
     reader_buffer_tokens: Count = 2048
     """Tokens that may wait for a client that does not read."""
     stream_interval_ms: int = Field(20, ge=0, le=250)
-    """While its gateway is busy, an interactive answer that begins gets at most a message in so many milliseconds; its
-    first token and its end do not wait."""
+    """While its gateway is busy, an interactive answer gets at most a message in so many milliseconds; its first token
+    and its end do not wait."""
     stall_s: Positive = 0.75
     """A row that was silent for this long is asked about; a batcher that does not answer for twice as long is lost: its
     rows are sent again."""

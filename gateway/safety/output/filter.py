@@ -243,7 +243,8 @@ class OutputFilter:
         """Whether a character from ``start`` to ``end`` does not show; they are decided, and asked about in order."""
         if end > self._redactor.shown_to:
             return True
-        return any(covers(spans, start, end) for spans in (self._redactor.hidden, self._repeated))
+        spans = self._redactor.hidden, self._repeated
+        return any(spans) and any(covers(some, start, end) for some in spans)
 
     @property
     def unread(self) -> bool:

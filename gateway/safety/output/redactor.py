@@ -135,6 +135,9 @@ class Redactor:
     def _follow(self, text: str) -> None:
         """An entity claims its place as a match of a rule does."""
         watch, at = self._watch, 0
+        if not self._entities:
+            watch.feed(text)
+            return
         begin, end = watch.end, watch.end + len(text)
         for one in self._entities:
             if begin < one.end <= end:

@@ -314,6 +314,16 @@ def test_while_its_gateway_is_busy_an_urgent_answer_comes_in_fewer_messages(
     assert (sent.task.gather_ms if sent.task.HasField("gather_ms") else None) == gather_ms
 
 
+def test_without_an_interval_a_busy_gateway_sends_a_message_a_token() -> None:
+    dispatch, woken = Dispatch("g", Batchers("b1"), STALL_S, interval_ms=0), list[str]()
+    dispatch.late(2 * LAG_S, 100.0)
+    row = sent_row(new_attempt("r"))
+    dispatch.send(row, 100.0)
+    dispatch.wake(lambda: woken.append("r"), "r", 100.0)
+    assert woken == ["r"]
+    assert not row.task.HasField("gather_ms")
+
+
 def test_a_row_whose_worker_was_lost_goes_on_at_once_with_what_it_has() -> None:
     desk = Desk("b1")
     desk.row.task.gather_ms = 250

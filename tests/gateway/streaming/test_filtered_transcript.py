@@ -230,13 +230,15 @@ def test_a_block_after_a_stop_string_is_not_reported() -> None:
 
 
 def test_incomplete_characters_wait_with_their_ids() -> None:
-    tokens = ids("é")
+    tokens = ids("é x")
     made = transcript("redact")
     made.append(tokens[0])
     assert made.delta(0, False) is None
-    made.append(tokens[1])
+    for token in tokens[1:]:
+        made.append(token)
+    assert made.texts[:3] == ["", "", "é "]  # shown together, with the text at the last
     made.close()
-    assert text_of(made) == "é"
+    assert text_of(made) == "é x"
     assert made.visible_ids == tokens
 
 
