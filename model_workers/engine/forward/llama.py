@@ -34,14 +34,11 @@ class RotaryEmbedding:
         cos, sin = angles.cos() * rotary.attention_scaling, angles.sin() * rotary.attention_scaling
         self._half = cos.shape[-1]
         self._cos = torch.cat((cos, cos), -1).to(like.dtype)
-        self._sin = sin.to(like.dtype)
+        self._sin = torch.cat((-sin, sin), -1).to(like.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Rotates [tokens, heads, size]: the halves (a, b) to (a cos - b sin, b cos + a sin)."""
-        turned = x * self._cos
-        turned[..., : self._half].addcmul_(x[..., self._half :], self._sin, value=-1)
-        turned[..., self._half :].addcmul_(x[..., : self._half], self._sin)
-        return turned
+        return (x * self._cos).addcmul_(x.roll(self._half, -1), self._sin)
 
 
 class RmsNorm:
@@ -50,9 +47,16 @@ class RmsNorm:
     def __init__(self, norm: Any) -> None:
         self._weight: Tensor = norm.weight.detach()
         self._epsilon: float = norm.variance_epsilon
+        # In float32 on a CPU: torch computes it in more and slower operations, of bfloat16 in float32.
+        self._is_wide = not self._weight.is_cuda and self._weight.dtype is torch.float32
+        self._epsilons = torch.tensor(self._epsilon)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Norms [..., size]."""
+        if self._is_wide:
+            length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            square = torch.addcmul(self._epsilons, length, length, value=1 / x.shape[-1])
+            return (x * square.rsqrt_()).mul_(self._weight)
         return functional.rms_norm(x, self._weight.shape, self._weight, self._epsilon)
 
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from model_workers.engine.forward import load_model
 from model_workers.engine.forward.hub import HubModel
-from model_workers.engine.forward.llama import FusedModel
+from model_workers.engine.forward.llama import FusedModel, RmsNorm
 from model_workers.engine.paged_model import PagedModel, RowChunk
 from tests.support.tiny_models import VOCABULARY, tiny_model
 
@@ -199,3 +200,13 @@ def test_rows_alone_and_together_are_equal_to_the_last_bit(case: Case) -> None:
 
 def _pages(model: Any) -> Any:
     return model._attention.cache
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [0.0, 1e-4, 1.0, 1e4])
+def test_norms_are_those_of_torch(dtype: torch.dtype, size: float) -> None:
+    weight = torch.randn(48).to(dtype)
+    norm = RmsNorm(SimpleNamespace(weight=weight, variance_epsilon=1e-6))
+    x = (size * torch.randn(5, 3, 48)).to(dtype)
+    expected = torch.nn.functional.rms_norm(x, (48,), weight, 1e-6)
+    torch.testing.assert_close(norm(x), expected, rtol=1e-5, atol=0.0)
