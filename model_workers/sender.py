@@ -365,10 +365,8 @@ class Sender:
             return self._channels.get(batcher, opening) is not None
 
     def end(self, responses: ResponseSender) -> None:
-        """Ends a request that is no channel."""
-        with self._changed:
-            self._ends.append(responses)
-            self._changed.notify_all()
+        """Ends a request that is no channel, on the thread that took it: reports do not wait for that."""
+        self._try(responses.close)
 
     def post(
         self,
