@@ -42,7 +42,7 @@ NO_TOKENS: Final = DrawResult()
 CPU: Final = torch.device("cpu")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PlannedRow:
     """What a step does for one row.
 

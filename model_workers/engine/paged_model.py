@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RowChunk:
     """Consecutive tokens of one row.
+
+    Like all that is made for each row in each step it is not frozen, which would take 3 to 5 times as long to make.
 
     Attributes:
         tokens: at least one. Those below 0 stand for tokens that only the device knows; see `PagedModel.feed`.

@@ -20,7 +20,7 @@ SHORT_TOKENS: Final = 16
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PackedChunk:
     """A chunk in the packed order: tokens ``first`` to ``first + count - 1``, the first at position ``start``;
     ``blocks`` are those up to its end."""

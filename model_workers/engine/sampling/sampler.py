@@ -21,7 +21,7 @@ from model_workers.engine.sampling.state import SamplingPosition, SamplingState
 NO_DISTRIBUTION: Final = "the model's output is not a number"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DrawRequest:
     """What to draw for one row: its next token and, while the drafted tokens are right, one after each of them.
 
@@ -34,7 +34,7 @@ class DrawRequest:
     drafted: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DrawResult:
     """What was drawn for one row.
 
