@@ -38,6 +38,9 @@ STUB: Final = "triton_python_backend_stub"
 """The program that runs a Python model."""
 
 _BACKEND_FILES: Final = ("libtriton_python.so", "triton_python_backend_utils.py")
+HUGE_PAGES: Final[Mapping[str, str]] = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""Weights and caches of the stubs lie in huge pages where the kernel has them: a step of one row reads all weights, and
+a processor finds few small pages at a time (docs/internals/decisions/engine-numerics.md)."""
 _SECRET_KEY: Final = "sluice-secret"
 _EXPORT_DELAY_MS: Final = 100
 """How long a finished span may wait for others before it is sent."""
@@ -256,7 +259,7 @@ def triton_environment(
 
     ``runtime``: the folder that `prepare_runtime` filled; None: the server finds its libraries itself.
     """
-    environment = dict(os.environ if base is None else base)
+    environment = {**HUGE_PAGES, **(os.environ if base is None else base)}
     # A home or a library path for some other interpreter would reach the stub's as well.
     environment.pop("PYTHONHOME", None)
     environment["PATH"] = _joined((str(Path(sys.executable).parent), environment.get("PATH", "")))

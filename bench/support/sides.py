@@ -9,6 +9,8 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, TypeVar
 
+from supervisor.triton import HUGE_PAGES
+
 START_S = 1800.0
 """Loading a large model and trying out its settings included."""
 CALL_S = 1800.0
@@ -28,6 +30,8 @@ class Side:
     def __init__(self, make: Callable[..., Any], *args: Any, **options: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
+        # Every side has the memory of a worker.
+        os.environ |= {**HUGE_PAGES, **os.environ}
         self._process = context.Process(
             target=_serve, args=(theirs, make, args, options), daemon=True
         )

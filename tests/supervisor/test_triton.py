@@ -173,6 +173,9 @@ def test_the_environment_keeps_what_is_not_its_own(tmp_path: Path) -> None:
     assert "PYTHONHOME" not in environment
     assert environment["LD_LIBRARY_PATH"] == f"{tmp_path}/lib:/cuda"
     assert environment["PATH"].endswith(":/bin")
+    assert environment["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    own = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
+    assert triton_environment(tmp_path, own)["GLIBC_TUNABLES"] == own["GLIBC_TUNABLES"]
 
 
 async def test_many_responses_and_a_final_flag(config: TritonConfig) -> None:
