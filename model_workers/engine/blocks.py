@@ -130,6 +130,8 @@ class BlockManager:
     def grow(self, table: BlockTable, tokens: int) -> bool:
         """Appends blocks until ``tokens`` fit; False, and nothing has changed, without enough blocks."""
         missing = self.blocks_for(tokens) - len(table.blocks)
+        if missing <= 0:
+            return True  # as at most steps
         if missing > self.free_blocks:
             return False
         for _ in range(missing):

@@ -45,7 +45,7 @@ SCORED_TOKENS: Final = 256
 WITHHELD_STEPS: Final = 4
 """Steps in a row in which bulk rows that are limited wait for prompts of more urgent ranks."""
 LOAD_RANKS: Final = BULK_RANK + 1
-"""Ranks that a load distinguishes; rows of higher ranks count with the last."""
+"""Ranks that a load distinguishes: all that there are."""
 
 
 class Scheduler:
@@ -150,14 +150,14 @@ class Scheduler:
         # Plain numbers: this is called at every step, and fields of messages are slow.
         running, waiting, context, pending = ([0] * LOAD_RANKS for _ in range(4))
         for row in self._running:
-            rank, tokens = _rank(row), len(row.tokens)
+            rank, tokens = row.urgency[0], len(row.tokens)
             running[rank] += 1
             context[rank] += tokens
             if tokens - row.computed > 1:
                 pending[rank] += tokens - row.computed
         for row in self._queue:
-            waiting[_rank(row)] += 1
-            pending[_rank(row)] += len(row.tokens)
+            waiting[row.urgency[0]] += 1
+            pending[row.urgency[0]] += len(row.tokens)
         return worker_pb2.WorkerLoad(
             slots=self.limits.slots,
             running=len(self._running),
@@ -296,10 +296,6 @@ class Scheduler:
             self._queue.remove(row)
         row.move(RowState.ENDED)
         self._rows.remove(row)
-
-
-def _rank(row: Row) -> int:
-    return min(row.spec.rank, LOAD_RANKS - 1)
 
 
 def _urgency(row: Row) -> tuple[int, int]:
