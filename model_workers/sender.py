@@ -5,8 +5,8 @@ Sending blocks for a round trip through shared memory, which must not delay the 
 `Channels` decides, without threads and clock; `Sender` is the thread. The rules:
 
 - There is one channel per batcher; its request may be replaced by another one (`OpenChannel.renews`).
-- A report carries all frames that are due: when sending is slower than stepping,
-  steps share a report, in order.
+- A report carries all frames that are due: when sending is slower than stepping, steps share a report, in order, and
+  those of a row a frame.
 - Frames that may not wait are due at once (`RowSpec.wait_s`: the first token of an answer, the end of an urgent row).
   Others gather the tokens of their row until its time is over; an end waits `SOON_S` at most, and `GATHER_TOKENS_MAX`
   tokens go as they are. So full batches of such rows cost few messages, and urgent frames meet short queues everywhere
@@ -88,7 +88,7 @@ class Channel:
     """The open channel of one batcher. Times are monotonic seconds.
 
     Attributes:
-        waiting: frames to go at ``waiting_at``.
+        waiting: frames to go at ``waiting_at``, of rows that have ended or gathered enough.
         gathered: by request, those that still grow; the first goes at ``gathered_at``.
     """
 
@@ -122,9 +122,9 @@ class Channel:
             messages.extend(frame, step)
         else:
             frame = messages.frame(step)
-        if final is None and gather_s and len(frame.token_ids) < GATHER_TOKENS_MAX:
+        if final is None and len(frame.token_ids) < GATHER_TOKENS_MAX:
             if gathered is None or gathered.frame is not frame:
-                due_at = gathered.due_at if gathered else gathered_until(now, gather_s)
+                due_at = gathered_until(now, gather_s)
                 self.gathered[name] = Gathered(frame, due_at)
                 self.gathered_at = min(self.gathered_at, due_at)
             return

@@ -19,7 +19,8 @@ from tests.support.ports import FakePort
 
 
 def frames(count: int, first: int = 0) -> list[Posted]:
-    return [step("r", first + i) for i in range(count)]
+    """Of as many rows, which have ended."""
+    return [step(f"r{i}", i, ends=True) for i in range(first, first + count)]
 
 
 def open_one(
@@ -289,6 +290,16 @@ def test_however_a_row_is_gathered_it_is_the_same(
         assert [frame.start_index for frame in frames_of] == [0, *ends[:-1]]
 
 
+def test_what_waits_for_a_slow_sender_comes_in_one_frame() -> None:
+    opened = served()
+    for index in range(3):
+        opened.post("b", [step("row", index), step("other", index)], 10.0 + index / 1000)
+        assert opened.next_due() == 10.0
+    (report,) = reports(opened.due(10.01))
+    assert [frame.token_ids for frame in report.frames] == [[0, 1, 2]] * 2
+    assert opened.next_due() == 11.0
+
+
 def test_batchers_hear_of_room_before_they_hear_of_rows() -> None:
     opened = served()
     opened.set_load(worker_pb2.WorkerLoad(running=1, waiting_tokens=5), 10.0)
@@ -340,7 +351,9 @@ def test_a_long_answer_comes_in_pieces() -> None:
 def test_what_an_earlier_attempt_gathered_is_not_mixed_with_the_next() -> None:
     opened = served()
     opened.post("b", [step("row", 0, 0.25)], 10.0)
-    opened.post("b", [step("row", 0, 0.25, attempt=1, ends=True)], 10.0)
+    opened.post("b", [step("row", 0, attempt=1)], 10.0)
+    assert opened.next_due() == 10.0
+    opened.post("b", [step("row", 1, 0.25, tokens=0, attempt=1, ends=True)], 10.0)
     (report,) = reports(opened.due(10.1))
     (frame,) = report.frames
     assert (frame.attempt, frame.token_ids) == (1, [0])
