@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from subprocess import PIPE
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -107,7 +108,7 @@ class Workers:
 
         mesh = settings.load(self.config)
         found = _policies(policies, mesh, model)
-        costs = self.costs()
+        costs = self.costs
         first = Setup(
             policy=next(iter(found.values())),
             cost=costs.step,
@@ -128,6 +129,7 @@ class Workers:
             first = replace(first, links=costs.mesh.links, sharing=sharing)
         return {name: replace(first, policy=policy) for name, policy in found.items()}
 
+    @cached_property
     def costs(self) -> "Costs":
         """What --cost names."""
         from simulator.cost import SHIPPED, named_cost
@@ -338,7 +340,7 @@ def plan(
         return
     if traffic.trace is not None or traffic.arrivals:
         raise BadParameter("give either --documents or traffic")
-    costs = workers.costs()
+    costs = workers.costs
     computed = plan_job(
         job.documents,
         job.hours,

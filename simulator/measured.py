@@ -141,11 +141,17 @@ def simulated(trace: Sequence[Arrival], setup: Setup) -> list[Arrival]:
 def fit_load(trace: Sequence[Arrival], setup: Setup) -> Setup:
     """Fits how much slower the shared cores of ``setup`` are together, and what a request waits for on its ways in and
     out beside processor time, to the `times` of a trace that a mesh answered under load: least squares of their logs.
+
+    Raises:
+        SimulationError: no interactive request of the trace was answered.
     """
     from scipy.optimize import minimize
 
     measured = times(trace)
-    assert all(measured.values()), "no interactive request was answered"
+    if not all(measured.values()):
+        raise SimulationError(
+            "no interactive request of the trace was answered: there is nothing to fit"
+        )
 
     def error(point: Sequence[float]) -> float:
         said = times(simulated(trace, _with(setup, *point)))

@@ -76,3 +76,8 @@ def test_a_fit_finds_the_slowdown_and_the_ways() -> None:
     assert found.sharing is not None
     assert found.sharing.slowdown == pytest.approx(SHARING.slowdown, rel=0.25)
     assert found.links.in_s + found.links.out_s == pytest.approx(LINKS.in_s + LINKS.out_s, rel=0.25)
+
+
+def test_a_trace_without_answers_cannot_be_fitted() -> None:
+    with pytest.raises(SimulationError, match="nothing to fit"):
+        fit_load(trace("poisson:rate=5,class=interactive,prompt=9,answer=3", seconds=1.0), setup())
