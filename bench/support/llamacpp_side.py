@@ -24,6 +24,8 @@ SETTINGS: Final[tuple[dict[str, Any], ...]] = (
     {"flash_attn_type": 0},
     {"kv_unified": True},
     {"n_ubatch": BATCH_TOKENS},
+    {"n_ubatch": 128},
+    {"n_threads": 1},
 )
 """Fields of ``llama_context_params`` beside what is common to all."""
 

@@ -237,11 +237,13 @@ class Speculator:
         elif self.controller.add_drafted(
             len(rows), tokens, seconds, catching_up=not self._caught_up
         ):
+            gain = self.controller.gain(len(rows))
             log.info(
-                "drafting gives %.2f tokens per row and step, at %d rows a gain of %.2f",
+                "drafting gives %.2f tokens per row and step, at %d rows a gain of %.2f: %s",
                 self.controller.tokens_per_row,
                 len(rows),
-                self.controller.gain(len(rows)),
+                gain,
+                "it goes on" if gain > GAIN_MIN else f"below {GAIN_MIN}, so it pauses",
             )
 
     def accept(self, row: Row, drafted: int, drawn: int) -> None:

@@ -165,3 +165,17 @@ def test_drafting_starts_only_after_it_was_measured_to_pay() -> None:
     sizes = [len(step.token_ids) for _ in range(40) for step in engine.step(0.0)]
     assert sizes[:10] == [1] * 10
     assert max(sizes) == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [(0, "a gain of 4.00: it goes on"), (256, "a gain of 1.00: below 1.05, so it pauses")],
+)
+def test_the_log_says_whether_drafting_pays(
+    wrong: int, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # By this clock a step takes as long with drafts as without.
+    engine = drafting(HashModel(wrong=wrong), controller=SpeculationController())
+    with caplog.at_level("INFO"):
+        drive(engine, row_spec("r", [1, 2], Sampling(60)))
+    assert said in caplog.text
