@@ -135,7 +135,7 @@ class Gateway:
         self._generator = self._make_generator(tracer, metric_registry)
         # What knows each other: the later one of the two is told here.
         dispatch.on_first = self._transport.flush_soon
-        dispatch.on_later = self._wake_later
+        dispatch.on_later = lambda *wait: asyncio.get_running_loop().call_later(*wait)
         self._transport.on_report = self.shared.drains.on_report
         self._admission.entities = partial(read, self._generator.upstream)
         self._jobs = JobForwarder(
@@ -252,11 +252,6 @@ class Gateway:
             await asyncio.sleep(wait_s)
             now = time.monotonic()
             self.registry.dispatch.late(now - due_at, now)
-
-    def _wake_later(self) -> None:
-        interval_s = self._settings.gateway.stream_interval_ms / 1e3
-        wake = self.registry.dispatch.wake_readers
-        asyncio.get_running_loop().call_later(interval_s, wake)
 
     async def drain(self) -> None:
         """Reports NOT_SERVING and refuses new calls; running calls get ``drain_s`` seconds to finish."""

@@ -97,7 +97,7 @@ class Dispatch:
     Attributes:
         on_first: called when there is something to send.
         on_failed: called with the row and the error when a row cannot be answered.
-        on_later: called when readers wait for `wake_readers`, which is to be called ``interval_ms`` later.
+        on_later: called with what is to be called so many seconds later.
         resent: rows that were lost and sent again, by model, class and what was lost: "worker" or "batcher".
         given_up: rows that became dead letters.
     """
@@ -107,7 +107,7 @@ class Dispatch:
     ) -> None:
         self.on_first: Callable[[], None] = lambda: None
         self.on_failed: Callable[[str, SluiceError], None] = lambda *_: None
-        self.on_later: Callable[[], None] = lambda: None
+        self.on_later: Callable[[float, Callable[[], None]], object] = lambda *_: None
         self.resent: Counter[tuple[str, str, str]] = Counter()
         self.given_up: Counter[Line] = Counter()
         self._gateway = gateway
@@ -162,11 +162,10 @@ class Dispatch:
             reader()
             return
         if not self._wakes:
-            self.on_later()
+            self.on_later(self._interval_ms / 1e3, self._wake_readers)
         self._wakes[reader] = None
 
-    def wake_readers(self) -> None:
-        """Wakes those that wait."""
+    def _wake_readers(self) -> None:
         wakes, self._wakes = self._wakes, {}
         for wake in wakes:
             wake()

@@ -168,8 +168,8 @@ def test_urgent_frames_pass_those_of_a_full_batch_which_are_taken_in_pieces() ->
 def test_readers_of_a_busy_gateway_are_woken_together_unless_their_workers_gather(
     gather_ms: int | None,
 ) -> None:
-    bench, woken, begun = Bench(), list[str](), list[float]()
-    bench.dispatch.on_later = lambda: begun.append(1.0)
+    bench, woken, later = Bench(), list[str](), list[tuple[float, Callable[[], None]]]()
+    bench.dispatch.on_later = lambda *wait: later.append(wait)
     for name in ("r1", "r2"):
         stream = bench.stream(name)
         stream.join(Reader(0, 9, partial(woken.append, name)))
@@ -183,14 +183,15 @@ def test_readers_of_a_busy_gateway_are_woken_together_unless_their_workers_gathe
         bench.take(frame(index, ids("b")), name=name)
     if gather_ms is None:
         assert woken == ["r1", "r2"]
-        assert begun == [1.0]
-        bench.dispatch.wake_readers()
+        ((interval_s, wake),) = later
+        assert interval_s == 0.02
+        wake()
         assert woken[2:] == ["r2", "r1"]
         bench.take(frame(2, ids("c")), name="r1")
-        assert (len(woken), len(begun)) == (4, 2)
+        assert (len(woken), len(later)) == (4, 2)
     else:
         assert woken[2:] == ["r2", "r1", "r2"]
-        assert not begun
+        assert not later
     woken.clear()
     bench.take(last(3, ids("d")), name="r2")
     assert woken == ["r2"]  # nor do ends
