@@ -1,13 +1,19 @@
 import gc
+import mmap
 import os
 import socket
 import sys
+import threading
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from sluice import startup
 from sluice.errors import SetupError
+
+PAGE: Final = 2 * 1024 * 1024
+MADV_COLLAPSE: Final = 25
 
 
 @pytest.mark.parametrize(
@@ -58,6 +64,36 @@ def test_what_is_allocated_at_the_start_is_not_collected_again() -> None:
         assert gc.get_freeze_count() > before + len(kept)
     finally:
         gc.unfreeze()
+
+
+def test_what_is_allocated_at_the_start_is_on_huge_pages() -> None:
+    size = 8 * PAGE
+    with mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.write(b"1" * size)
+        before = huge_kib()
+        startup.freeze_heap()
+        gc.unfreeze()
+        for thread in threading.enumerate():
+            if thread.name == "huge pages":
+                thread.join(30.0)
+        more = huge_kib() - before
+        if not can_collapse(memory):
+            pytest.skip("the system has no huge pages for what is there")
+    assert more >= 6 * PAGE // 1024
+
+
+def huge_kib() -> int:
+    rollup = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8")
+    return int(rollup.partition("AnonHugePages:")[2].split()[0])
+
+
+def can_collapse(memory: mmap.mmap) -> bool:
+    """Whether the system moves what is there to huge pages when it is told to."""
+    try:
+        memory.madvise(MADV_COLLAPSE)
+    except OSError:
+        return False
+    return True
 
 
 def test_a_child_reads_settings_from_its_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
