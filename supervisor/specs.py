@@ -36,9 +36,10 @@ MODELS_NICE: Final = 10
 """Engines compute without a pause; on cores that they share with gateways, batchers and NATS, frames would wait at each
 of those. With two workers on two cores a gateway stood still for 0.4 to 1.2 s again and again
 (docs/operate/deploy.md)."""
-JOBS_NICE: Final = 19
+JOBS_NICE: Final = 14
 """Archives and tables of one tenant take a core for seconds; calls of others go first, and so do engines, which those
-wait for."""
+wait for. But engines wait for the items that it sends: with nice 19 it had an eighth of a core beside one, and needs a
+tenth."""
 
 
 def nats_spec(config: NatsConfig, state: StateDir) -> ChildSpec:
