@@ -53,6 +53,7 @@ class ItemsService(ItemsServiceServicer):
             async for request in requests:
                 await self._slots.acquire()
                 group.create_task(self._run(request, context, turn))
+                await asyncio.sleep(0)  # calls go on between two items that came together
 
     async def FindTokenEnds(
         self, request: FindTokenEndsRequest, context: Any
