@@ -1,8 +1,10 @@
 """What a gateway does for `jobs`: it answers items, many a call, and passes calls of JobService on."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import grpc
 import pytest
@@ -11,7 +13,7 @@ from google.rpc import status_pb2
 from gateway.admission import calls as arriving
 from gateway.admission.calls import Arriving, CallChecks, ClassLimiter
 from gateway.api.interceptor import ErrorInterceptor
-from gateway.api.items_service import ItemCall
+from gateway.api.items_service import ItemCall, ItemsService
 from gateway.api.job_forwarder import MESSAGE_BYTES_MAX, JobForwarder
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import Caller
@@ -260,3 +262,31 @@ async def test_a_trace_context_that_is_none_is_not_passed_on(trace: str) -> None
     valid = f"00-{'1' * 32}-{'2' * 16}-01"
     call = ItemCall(acme, {"traceparent": valid}, None)
     assert forwarder.metadata(call)[-1] == ("traceparent", valid)
+
+
+async def test_calls_go_on_between_two_items_that_came_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = ""
+
+    async def run(service: ItemsService, *_: object) -> None:
+        nonlocal steps
+        steps += "i"
+        service._slots.release()
+
+    async def items() -> AsyncIterator[RunRequest]:
+        for number in range(4):
+            yield RunRequest(id=number)
+
+    async def call() -> None:
+        nonlocal steps
+        while steps.count("i") < 4:
+            steps += "c"
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(ItemsService, "_run", run)
+    service = ItemsService(
+        MagicMock(**{"settings.max_concurrent_requests": 100, "settings.shares": CallShares()})
+    )
+    await asyncio.gather(service.Run(items(), None), call())
+    assert "ii" not in steps
