@@ -115,10 +115,10 @@ class Requests:
     def add(self, row: Row, now: float) -> None:
         """Takes a row. It replaces one of an earlier task of the request; of the same task it is a duplicate."""
         held = self._rows.get(row.request_id)
-        if held is not None and held.attempt >= row.attempt:
-            self._outbox.hold(held)
-            return
         if held is not None:
+            if held.attempt >= row.attempt:
+                self._outbox.hold(held)
+                return
             self._close(held, now)
         self._rows[row.request_id] = row
         self.active += 1
@@ -172,8 +172,9 @@ class Requests:
         state.take(report)
         for admission in report.admissions:
             for taken in state.admitted(admission.batch_id):
-                taken.taken_at = now
-                self._outbox.hold(taken)
+                taken.taken = True
+                if not taken.told:
+                    self._outbox.hold(taken)
             self._refused(state, admission, now)
         succeeded = failed = False
         for frame in report.frames:
@@ -200,7 +201,7 @@ class Requests:
         self.workers.tried(worker, now, succeeded=False, failed=True)
         for row in list(state.rows.values()):
             # Before the worker has said so nobody knows that a last try was made alone.
-            blamed = not row.task.last_try or row.taken_at is not None
+            blamed = not row.task.last_try or row.taken
             cause = frame_pb2.RETURN_CAUSE_WORKER_LOST if blamed else _NOT_TAKEN
             self._return(row, now, cause, _LOST)
 
@@ -242,6 +243,7 @@ class Requests:
             wake_at = self._feed(active, now)
             for row in self._effects.added:
                 if row.state is RowState.WAITING:
+                    row.told = True
                     self._outbox.hold(row)
             waiting = self._effects.waiting = self.queue.waiting_by_class()
             formed = {batch.worker for batch in self._effects.batches}

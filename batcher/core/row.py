@@ -47,7 +47,8 @@ class Row(QueuedTask):
         base: how many of `produced` the gateway had when the task came.
         final: the end, once there is one.
         worker: the worker it was sent to; empty: it was not sent.
-        taken_at: when the worker's engine said that it has the batch.
+        told: whether its gateway was told that it waits.
+        taken: whether the worker's engine has said that it has the batch.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Row(QueuedTask):
         self.logprobs: list[frame_pb2.Logprobs] = []
         self.final: frame_pb2.Final | None = None
         self.worker = ""
-        self.taken_at: float | None = None
+        self.told = self.taken = False
         self.state = RowState.WAITING
 
     @property
@@ -97,11 +98,10 @@ class Row(QueuedTask):
             timings.queue_ms = (now - self.waiting_since) * 1e3
             return
         timings.queue_ms = self.waited_s * 1e3
-        worked_ms = timings.prefill_ms + timings.decode_ms
-        timings.batch_ms = (now - self.sent_at) * 1e3 - worked_ms
+        timings.batch_ms = (now - self.sent_at) * 1e3 - timings.prefill_ms - timings.decode_ms
         sent = final.batch
         sent.batch_id, sent.cause, sent.rows = batch.batch_id, batch.cause, len(batch.rows)
-        sent.padding_share, sent.waited_ms = batch.padding_share, self.waited_s * 1e3
+        sent.padding_share, sent.waited_ms = batch.padding_share, timings.queue_ms
         sent.longest_waited_ms = batch.longest_wait.waited_s * 1e3
         sent.worker = batch.worker_id
 
