@@ -79,7 +79,7 @@ class Child:
             self._process = _spawn(spec, log)
         self.pid = self._process.pid
         if spec.nice:
-            _give_way(self.pid, spec.nice)
+            os.setpriority(os.PRIO_PROCESS, self.pid, spec.nice)
         self.started_unix_ms = time.time_ns() // 1_000_000
         self._pidfd = os.pidfd_open(self.pid)
         self._loop.add_reader(self._pidfd, self._on_exit)
@@ -133,16 +133,10 @@ def _spawn(spec: ChildSpec, log: BinaryIO | None) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        start_new_session=True,
+        # Not a session of its own: where the kernel shares cores by session (sched(7), autogroups), it would count
+        # priorities of threads inside each session alone.
+        process_group=0,
     )
-
-
-def _give_way(pid: int, nice: int) -> None:
-    """Lowers the priority of a process that has just started, and so of what it will start."""
-    os.setpriority(os.PRIO_PROCESS, pid, nice)
-    # Where the kernel groups processes by session, only the group's own value counts between sessions.
-    with suppress(OSError):
-        Path(f"/proc/{pid}/autogroup").write_text(str(nice), encoding="ascii")
 
 
 def _open_log(path: Path | None) -> AbstractContextManager[BinaryIO | None]:

@@ -32,14 +32,10 @@ NATS_URL: Final = "SLUICE_NATS__URL"
 CERTIFICATE_FOLDER: Final = "SLUICE_TLS__MESH"
 _MARGIN_S: Final = 3.0
 """What a stop may take on top of the drain, seconds."""
-MODELS_NICE: Final = 10
-"""Engines compute without a pause; on cores that they share with gateways, batchers and NATS, frames would wait at each
-of those. With two workers on two cores a gateway stood still for 0.4 to 1.2 s again and again
-(docs/operate/deploy.md)."""
 JOBS_NICE: Final = 14
-"""Archives and tables of one tenant take a core for seconds; calls of others go first, and so do engines, which those
-wait for. But engines wait for the items that it sends: with nice 19 it had an eighth of a core beside one, and needs a
-tenth."""
+"""Archives and tables of one tenant take a core for seconds; calls of others go first, and so do engines
+(`model_workers.worker.ENGINE_NICE`). But those wait for the items that it sends: with nice 19 it waited for a core
+while they had none."""
 
 
 def nats_spec(config: NatsConfig, state: StateDir) -> ChildSpec:
@@ -69,7 +65,6 @@ def triton_spec(config: TritonConfig, log: Path | None) -> ChildSpec:
         page=config.page,
         stop_s=config.exit_timeout_s + _MARGIN_S,
         stage=_STAGES[TRITON],
-        nice=MODELS_NICE,
     )
 
 

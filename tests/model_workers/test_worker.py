@@ -1,9 +1,11 @@
 """The worker with its threads, without Triton."""
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Event
+from threading import enumerate as threads
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from model_workers.engine.cacheless import EchoEngine
 from model_workers.engine.protocol import RowStep
 from model_workers.sender import Posted, Sender
 from model_workers.watchdog import Watchdog
-from model_workers.worker import InboxFull, Worker
+from model_workers.worker import ENGINE_NICE, InboxFull, Worker
 from sluice.errors import BY_REASON
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.wire.codec import MalformedMessage
@@ -415,6 +417,13 @@ def test_where_rows_are_computed_elsewhere_a_last_try_is_a_row_like_others(engin
     channel.wait_ends("suspect")
     assert channel.ends == {"suspect": frame_pb2.ROW_END_LENGTH}
     worker.stop()
+
+
+def test_only_the_thread_that_computes_gives_way(worker: Worker) -> None:
+    opened(worker)
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    found = {one.name: os.getpriority(os.PRIO_PROCESS, one.native_id or 0) for one in threads()}
+    assert (found["engine"], found["sender"]) == (max(mine, ENGINE_NICE), mine)
 
 
 def test_an_engine_whose_steps_always_raise_is_given_up(engine: Engine) -> None:
