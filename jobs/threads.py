@@ -1,12 +1,11 @@
 """Threads for what blocks: reading inputs, opening URLs, calling webhooks. A tenant has a few of each kind.
 
-asyncio's own pool is one for all: calls of one tenant that do not end would keep those of all others waiting. Archives
-and tables take a core for seconds: threads, and the processes that they start, have the lowest priority for cores.
-The event loop has not: engines wait for the items that it sends.
+asyncio's own pool is one for all: calls of one tenant that do not end would keep those of all others waiting. Threads
+have the priority of the process: one below it would lose its core while it holds the interpreter's lock, and the event
+loop would wait with it, for minutes on busy cores.
 """
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -18,8 +17,6 @@ OF_TENANT: Final = 2
 THREADS_MAX: Final = 64
 WAITING_MAX: Final = 1000
 """Calls of a tenant that may wait for its threads."""
-NICE: Final = 19
-"""Of threads."""
 RETRY_AFTER_S: Final = 5.0
 
 _P = ParamSpec("_P")
@@ -77,7 +74,7 @@ class Threads:
     """The threads of one kind of work."""
 
     def __init__(self, name: str, of_tenant: int = OF_TENANT) -> None:
-        self._executor = ThreadPoolExecutor(THREADS_MAX, name, _give_way)
+        self._executor = ThreadPoolExecutor(THREADS_MAX, name)
         self._places = Places(of_tenant, "a thread")
 
     async def run(
@@ -97,11 +94,6 @@ class Threads:
     def close(self) -> None:
         """Takes no more; does not wait for what runs."""
         self._executor.shutdown(wait=False, cancel_futures=True)
-
-
-def _give_way() -> None:
-    # Linux counts the priority of each thread; 0 is the one that calls.
-    os.setpriority(os.PRIO_PROCESS, 0, NICE)
 
 
 class Stop:

@@ -1,23 +1,15 @@
 """A tenant's calls that do not end keep its own threads."""
 
 import asyncio
-import os
 from threading import Event
 
 import pytest
 
 from jobs import threads as module
-from jobs.threads import NICE, OF_TENANT, Stop, Threads
+from jobs.threads import OF_TENANT, Stop, Threads
 from sluice.errors import Overloaded
 
 BOUND_S = 20.0
-
-
-async def test_threads_leave_cores_to_the_event_loop() -> None:
-    threads = Threads("test")
-    nice = await threads.run("a", os.getpriority, os.PRIO_PROCESS, 0)
-    assert (nice, os.getpriority(os.PRIO_PROCESS, 0) < nice) == (NICE, True)
-    threads.close()
 
 
 async def test_a_tenant_has_a_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
