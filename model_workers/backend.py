@@ -115,4 +115,4 @@ def _traceparent(request: Any) -> str:
     Triton loses the context of some streams, so batchers also send it as a parameter.
     """
     context = request.trace().get_context() or request.parameters()
-    return str(json.loads(context)[TRACEPARENT]) if context and TRACEPARENT in context else ""
+    return str(json.loads(context).get(TRACEPARENT, "")) if context else ""

@@ -365,8 +365,14 @@ class Sender:
             return self._channels.get(batcher, opening) is not None
 
     def end(self, responses: ResponseSender) -> None:
-        """Ends a request that is no channel, on the thread that took it: reports do not wait for that."""
-        self._try(responses.close)
+        """Ends a request that is no channel, behind the reports that wait.
+
+        On the thread that took it it would end sooner, and batchers would send more and smaller batches: with 32
+        callers a one-token request then takes a quarter more CPU of all processes.
+        """
+        with self._changed:
+            self._ends.append(responses)
+            self._changed.notify_all()
 
     def post(
         self,

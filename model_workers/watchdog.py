@@ -4,7 +4,6 @@ The engine's thread says what it works on, another thread looks at intervals. Ti
 too: a process that was stopped, or a machine that stood still, is no hanging engine.
 """
 
-import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Final
@@ -30,7 +29,7 @@ class Work:
 
 
 class Watchdog:
-    """`works` and `overdue_s` are for one other thread than the engine's. Times are monotonic seconds."""
+    """`begin` and `end` are called by the engine's thread, `overdue_s` by one other. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)
@@ -49,11 +48,6 @@ class Watchdog:
         assert work is not None
         if is_step:
             self._recent.append((max(1, work.tokens), now - work.begun_at))
-
-    def expected_s(self, tokens: int) -> float:
-        """What a step that computes so many takes at most, if it is like the recent ones; infinity: there are none."""
-        took = (took_s * max(1.0, tokens / count) for count, took_s in self._recent)
-        return max(took, default=math.inf)
 
     @property
     def works(self) -> bool:

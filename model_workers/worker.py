@@ -24,7 +24,7 @@ from model_workers import messages
 from model_workers.engine.protocol import Engine, EngineFull, Refused, RowSpec, RowStep
 from model_workers.grants import Grants
 from model_workers.messages import row_spec
-from model_workers.sender import SOON_S, Channels, Posted, ResponseSender, Sender
+from model_workers.sender import Channels, Posted, ResponseSender, Sender
 from model_workers.telemetry import HOLD_S, Parents, RowTelemetry
 from model_workers.watchdog import Watchdog
 from sluice.internal.v1 import frame_pb2, worker_pb2
@@ -144,8 +144,8 @@ class EngineLoop:
         for command in commands:
             command()
         load = self._engine.load()
-        if not self._is_due() or self._watchdog.expected_s(_work_of(load)) > SOON_S:
-            self._post({}, load, self._clock())
+        self._sender.post({}, load, self._admissions, self._grants.give(load, self._clock()))
+        self._admissions.clear()
         self._watchdog.end(self._clock(), is_step=False)
         return load
 
@@ -242,7 +242,7 @@ class EngineLoop:
     def _step(self, load: worker_pb2.WorkerLoad) -> worker_pb2.WorkerLoad:
         """Computes one step; ``load`` is that before it. Returns the one after it."""
         began_at = self._clock()
-        self._watchdog.begin(_work_of(load), began_at)
+        self._watchdog.begin(load.running + load.waiting + load.waiting_tokens, began_at)
         try:
             steps = self._engine.step(began_at)
             self._faults = 0
@@ -275,21 +275,8 @@ class EngineLoop:
             by_batcher[step.owner].append((step, final))
             self._left_alone(step.request_id)
         load = self._engine.load()
-        self._post(by_batcher, load, now)
+        self._sender.post(by_batcher, load, grants=self._grants.give(load, now))
         return load
-
-    def _post(
-        self, steps: Mapping[str, Sequence[Posted]], load: worker_pb2.WorkerLoad, now: float
-    ) -> None:
-        """Tells batchers of rows, of what was admitted and what is granted; before a step only if it takes longer than
-        such news may: each wakes the sending thread."""
-        self._sender.post(steps, load, self._admissions, self._grants.give(load, now))
-        self._admissions.clear()
-
-
-def _work_of(load: worker_pb2.WorkerLoad) -> int:
-    """Tokens that the next step computes at most."""
-    return load.running + load.waiting + load.waiting_tokens
 
 
 JOIN_S: Final = 5.0

@@ -1,5 +1,3 @@
-import math
-
 import pytest
 
 from model_workers.watchdog import FACTOR, FIRST_LIMIT_S, LIMIT_S, TICK_S, Watchdog
@@ -39,13 +37,6 @@ def test_the_limit_follows_the_recent_steps(
     steps: list[tuple[int, float]], tokens: int, expected_s: float
 ) -> None:
     assert limit_s(stepped(*steps), tokens) == pytest.approx(expected_s, abs=TICK_S)
-
-
-def test_a_step_is_expected_to_be_as_the_slowest_of_its_size() -> None:
-    assert stepped().expected_s(1) == math.inf
-    watchdog = stepped((4, 0.1), (8, 0.3))
-    assert watchdog.expected_s(2) == pytest.approx(0.3)
-    assert watchdog.expected_s(16) == pytest.approx(0.6)
 
 
 def test_commands_between_steps_have_a_limit_and_teach_nothing() -> None:

@@ -2,11 +2,10 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event
 from threading import enumerate as threads
-from typing import Any
 
 import pytest
 from opentelemetry.trace import NoOpTracer
@@ -14,8 +13,6 @@ from opentelemetry.trace import NoOpTracer
 from model_workers import worker as worker_module
 from model_workers.engine.cacheless import EchoEngine
 from model_workers.engine.protocol import RowStep
-from model_workers.sender import Posted, Sender
-from model_workers.watchdog import Watchdog
 from model_workers.worker import ENGINE_NICE, InboxFull, Worker
 from sluice.errors import BY_REASON
 from sluice.internal.v1 import frame_pb2, worker_pb2
@@ -113,31 +110,6 @@ def test_a_row_from_admission_to_its_final_frame(worker: Worker) -> None:
     assert not final.HasField("error")
     sequences = [report.sequence for report in channel.reports]
     assert sequences == list(range(len(sequences)))
-
-
-def test_a_batch_is_admitted_before_a_step_that_may_be_long(worker: Worker, engine: Engine) -> None:
-    channel = opened(worker)
-    with engine.held():
-        assert not asked(worker, channel, batch([wire_row("r", max_tokens=1)])).refused
-        assert not channel.frames
-    channel.wait_ends("r")
-
-
-def test_before_a_short_step_nothing_is_posted(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Watchdog, "expected_s", lambda *_: 0.0)
-    channel, posted, post = opened(worker), list[int](), Sender.post
-
-    def counted(sender: Sender, steps: Mapping[str, Sequence[Posted]], *others: Any) -> None:
-        posted.append(len(steps))
-        post(sender, steps, *others)
-
-    monkeypatch.setattr(Sender, "post", counted)
-    queued(worker, batch([wire_row("r", max_tokens=2)], batch_id="b"))
-    channel.wait_ends("r")
-    assert posted == [1, 1]
-    assert not channel.admission("b").refused
 
 
 def test_refusals_name_a_known_reason_and_whether_to_try_again(worker: Worker) -> None:
