@@ -21,7 +21,7 @@ from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.v1.inference_pb2 import PRIORITY_INTERACTIVE
 from sluice.wire import jetstream, subjects
 from sluice.wire.bucket import Bucket
-from tests.gateway.kit.batcher import frame
+from tests.gateway.kit.batcher import WireBatcher, frame
 from tests.gateway.kit.wire import Wire, error_of, open_wire, prompt
 from tests.gateway.shared.test_peers import know_each_other
 
@@ -123,13 +123,17 @@ async def test_a_worker_is_drained_and_put_back(wire: Wire) -> None:
     assert not (await admin(wire).DrainWorker(drain)).drained
 
 
+async def with_a_drained_worker(wire: Wire) -> WireBatcher:
+    """The batcher of a worker that this gateway was told to drain."""
+    await show_workers(wire, "a:1/small")
+    await admin(wire).DrainWorker(pb.DrainWorkerRequest(model="small", worker="a:1/small"))
+    return wire.batcher
+
+
 async def test_a_batcher_hears_which_workers_are_drained_until_it_says_so(
     pair: tuple[Wire, Wire],
 ) -> None:
-    await show_workers(pair[0], "a:1/small")
-    drain = pb.DrainWorkerRequest(model="small", worker="a:1/small")
-    await admin(pair[0]).DrainWorker(drain)
-    batcher = pair[0].batcher
+    batcher = await with_a_drained_worker(pair[0])
     for _ in range(2):
         batcher.control.clear()
         await batcher.report("small")
@@ -141,10 +145,7 @@ async def test_a_batcher_hears_which_workers_are_drained_until_it_says_so(
 async def test_a_gateway_reads_what_another_one_has_told_a_batcher(
     pair: tuple[Wire, Wire],
 ) -> None:
-    await show_workers(pair[0], "a:1/small")
-    drain = pb.DrainWorkerRequest(model="small", worker="a:1/small")
-    await admin(pair[0]).DrainWorker(drain)
-    batcher = pair[0].batcher
+    batcher = await with_a_drained_worker(pair[0])
     told = await batcher.heard(lambda message: message.HasField("drains_changed"))
     await batcher.report("small", drains_revision=told.drains_changed.revision)
     others: list[ControlMessage] = []
