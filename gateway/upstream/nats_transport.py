@@ -91,7 +91,7 @@ class NatsTransport:
         """Sends what is left to send, then closes the connection."""
         if self._client is None:
             return
-        self._flush()
+        self.flush()
         leaving = ControlMessage(gateway=self.gateway_id, announce=Announce(leaving=True))
         self._send_control("", leaving)
         await self._working.settle(CLOSE_S)
@@ -109,11 +109,8 @@ class NatsTransport:
 
     # What goes out.
 
-    def flush_soon(self) -> None:
-        """Sends what the registry has to send, in the next turn of the loop."""
-        asyncio.get_running_loop().call_soon(self._flush)
-
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Sends what the registry has to send."""
         self._registry.dispatch.fill(time.monotonic())
         outgoing = self._registry.dispatch.drain()
         for batcher, row in outgoing.tasks:

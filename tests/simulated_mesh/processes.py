@@ -13,7 +13,7 @@ from batcher.app import Batcher
 from gateway.admission.overload import ModelLoadTable
 from gateway.server import TICK_S
 from gateway.streaming.answer import Answer, Reader
-from gateway.streaming.dispatch import Dispatch, SentRow
+from gateway.streaming.dispatch import BUSY_S, LAG_S, Dispatch, SentRow
 from gateway.streaming.idempotency import ReplayCache
 from gateway.streaming.registry import Registry
 from gateway.upstream.nats_transport import NatsTransport
@@ -148,10 +148,12 @@ class GatewayProcess:
         self.connection = Connection(server, self.process)
         self._stall_s = settings.gateway.stall_s
         self.loads = ModelLoadTable()
-        self.dispatch = Dispatch(name, self.loads, self._stall_s)
+        interval_ms = settings.gateway.stream_interval_ms
+        self.dispatch = Dispatch(name, self.loads, self._stall_s, interval_ms)
         self.registry = Registry(self.dispatch, ReplayCache(16, 60.0))
         self._transport = NatsTransport(name, self.registry, self.loads, NoOpTracer())
-        self.registry.dispatch.on_first = self._transport.flush_soon
+        self.dispatch.on_first = self._transport.flush
+        self.dispatch.on_later = lambda *wait: asyncio.get_running_loop().call_later(*wait)
         self._settings = settings
         self.serving = self.unreachable = False
         self.main = self.process.spawn(self._run())
@@ -178,6 +180,8 @@ class GatewayProcess:
             now = time.monotonic()
             self.registry.tick(now, connected=self._transport.connected)
             self.loads.expire(now)
+            # It is busy for 3 of 4 seconds: rows leave together, and their tokens come so.
+            self.dispatch.late(2 * LAG_S * (now // (2 * BUSY_S) % 2), now)
             await asyncio.sleep(TICK_S)
 
     async def _answer(self, request: Request) -> None:

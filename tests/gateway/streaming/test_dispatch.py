@@ -11,6 +11,7 @@ from gateway.streaming.dispatch import (
     NO_BATCHER_S,
     QUERY_ROWS_MAX,
     ROW_ID_CHARS_MAX,
+    SEND_S,
     Dispatch,
     Outgoing,
 )
@@ -314,13 +315,51 @@ def test_while_its_gateway_is_busy_an_urgent_answer_comes_in_fewer_messages(
     assert (sent.task.gather_ms if sent.task.HasField("gather_ms") else None) == gather_ms
 
 
+@pytest.mark.parametrize(
+    ("lag_s", "priority_class", "waits_s"),
+    [
+        (2 * LAG_S, "interactive", [0.0, 0.75 * SEND_S, 1.5 * SEND_S, 0.0]),
+        (2 * LAG_S, "bulk", [0.0, 0.0, 0.0, 0.0]),
+        (LAG_S, "interactive", [0.0, 0.0, 0.0, 0.0]),
+    ],
+)
+def test_urgent_rows_leave_a_busy_gateway_together(
+    lag_s: float, priority_class: str, waits_s: list[float]
+) -> None:
+    dispatch = Dispatch("g", Batchers("b1"), STALL_S, interval_ms=20)
+    dispatch.late(lag_s, 100.0)
+    now, waits = 100.0, list[float]()
+    dispatch.on_later = lambda wait_s, _: waits.append(wait_s)
+    for later_s in (0.0, SEND_S / 4, SEND_S / 4, 3 * SEND_S):
+        now += later_s
+        for name in ("first", "second"):
+            dispatch.send(sent_row(new_attempt(f"{name} {now}"), 1000.0, priority_class), now)
+        assert len(dispatch.drain().tasks) == 2
+    assert waits == pytest.approx(waits_s)
+
+
+def test_what_is_not_an_urgent_row_keeps_none_from_leaving_a_busy_gateway() -> None:
+    dispatch, waits = Dispatch("g", Batchers("b1"), STALL_S, interval_ms=20), list[float]()
+    dispatch.late(2 * LAG_S, 100.0)
+    dispatch.on_later = lambda wait_s, _: waits.append(wait_s)
+    for priority_class in ("bulk", "interactive"):
+        dispatch.send(sent_row(new_attempt(priority_class), 1000.0, priority_class), 100.0)
+        dispatch.drain()
+    assert waits == [0.0, 0.0]
+
+
 def test_without_an_interval_a_busy_gateway_sends_a_message_a_token() -> None:
     dispatch, woken = Dispatch("g", Batchers("b1"), STALL_S, interval_ms=0), list[str]()
     dispatch.late(2 * LAG_S, 100.0)
     row = sent_row(new_attempt("r"))
     dispatch.send(row, 100.0)
     dispatch.wake(lambda: woken.append("r"), "r", 100.0)
-    assert woken == ["r"]
+    dispatch.on_later = lambda wait_s, _: woken.append(f"{wait_s:g}")
+    dispatch.drain()
+    for name in ("s", "t"):
+        dispatch.send(sent_row(new_attempt(name)), 100.0)
+        dispatch.drain()
+    assert woken == ["r", "0", "0"]
     assert not row.task.HasField("gather_ms")
 
 

@@ -58,7 +58,7 @@ class Bench:
     def __init__(self, keep_s: float = 60.0) -> None:
         self.announced = 0
         self.dispatch = dispatch_to(stall_s=STALL_S)
-        self.dispatch.on_first = self._announce
+        self.dispatch.on_first, self.dispatch.on_later = self._announce, lambda _, call: call()
         self.registry = Registry(self.dispatch, ReplayCache(2, keep_s))
 
     def _announce(self) -> None:
@@ -169,12 +169,12 @@ def test_readers_of_a_busy_gateway_are_woken_together_unless_their_workers_gathe
     gather_ms: int | None,
 ) -> None:
     bench, woken, later = Bench(), list[str](), list[tuple[float, Callable[[], None]]]()
-    bench.dispatch.on_later = lambda *wait: later.append(wait)
     for name in ("r1", "r2"):
         stream = bench.stream(name)
         stream.join(Reader(0, 9, partial(woken.append, name)))
         if gather_ms is not None:
             bench.dispatch._rows[name].task.gather_ms = gather_ms
+    bench.dispatch.on_later = lambda *wait: later.append(wait)
     bench.dispatch.late(2 * LAG_S, 1.0)
     for name in ("r1", "r2"):
         bench.take(frame(0, ids("a")), name=name)
