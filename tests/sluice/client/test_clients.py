@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, Unpack
 
 import grpc
@@ -47,6 +48,8 @@ from tests.support.scripted import (
 )
 
 QUICK = RetryPolicy(start_tries=3, resume_tries=4, first_wait_s=0.01, wait_s_max=0.05)
+PATIENT = replace(QUICK, resume_tries=400)
+"""For a server that takes a while to be there again."""
 Kind = Literal["async", "blocking"]
 BOUND_S = 60.0
 
@@ -58,16 +61,22 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 async def ask(
-    kind: Kind, address: str, prompt: Prompt = "p", **options: Unpack[GenerateOptions]
+    kind: Kind,
+    address: str,
+    prompt: Prompt = "p",
+    retries: RetryPolicy = QUICK,
+    **options: Unpack[GenerateOptions],
 ) -> Answer:
     if kind == "async":
-        async with AsyncClient(address, QUICK) as client:
+        async with AsyncClient(address, retries) as client:
             return await client.generate(prompt, **options).answer()
-    return await asyncio.to_thread(ask_blocking, address, prompt, options)
+    return await asyncio.to_thread(ask_blocking, address, prompt, retries, options)
 
 
-def ask_blocking(address: str, prompt: Prompt, options: GenerateOptions) -> Answer:
-    with Client(address, QUICK) as client:
+def ask_blocking(
+    address: str, prompt: Prompt, retries: RetryPolicy, options: GenerateOptions
+) -> Answer:
+    with Client(address, retries) as client:
         return client.generate(prompt, **options).answer()
 
 
@@ -252,7 +261,7 @@ async def test_gateway_that_shuts_down_is_followed_by_the_next(kind: Kind) -> No
 async def test_server_that_is_started_anew_is_found_again(kind: Kind) -> None:
     hold = Hold()
     async with ScriptedService.serve([[started(), delta(0, "a"), hold]]) as first:
-        asking = asyncio.create_task(ask(kind, first.address))
+        asking = asyncio.create_task(ask(kind, first.address, retries=PATIENT))
         await asyncio.wait_for(hold.reached.wait(), BOUND_S)
     again = [[started(), delta(1, "bc"), finished()]]
     async with ScriptedService.serve(again, first.address) as second:
