@@ -19,6 +19,7 @@ import random
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -39,6 +40,7 @@ CALLS: Final = 150
 ANSWERS: Final = (8, 16, 32, 64)
 BULK: Final = (16, 48, 80, 112)
 BULK_PROMPTS: Final = 2_000
+"""They are asked again and again."""
 SATURATE: Final = 600
 
 
@@ -89,7 +91,7 @@ class Caller:
         asked = requests(task_prompts(BULK_PROMPTS, callers), model, BULK)
         for request in asked:
             request.priority = inference_pb2.PRIORITY_BULK
-        self._flood = asyncio.create_task(closed_loop(callers, asked, self._read))
+        self._flood = asyncio.create_task(closed_loop(callers, cycle(asked), self._read))
 
     async def _read(self, request: inference_pb2.GenerateRequest) -> None:
         async for response in self._stub.Generate(request, timeout=CALL_S):

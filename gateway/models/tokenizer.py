@@ -287,7 +287,8 @@ class ModelTokenizer:
         return str(self.tokenizer.decode([token_id], skip_special_tokens=False))
 
     def _encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        # Without the places of the tokens in the text, which nobody asks for, in four fifths of the time.
+        return self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def _is_plain(self, message: Mapping[str, Any]) -> bool:
         return "tool_calls" not in message and self._plain.has_no_control(message["content"] or "")
