@@ -134,7 +134,7 @@ class Gateway:
         self._safety = SafetyService(self._admission, self._limiter, self.shared.peers)
         self._generator = self._make_generator(tracer, metric_registry)
         # What knows each other: the later one of the two is told here.
-        dispatch.on_first = self._transport.flush
+        dispatch.on_due = self._transport.flush
         dispatch.on_later = lambda *wait: asyncio.get_running_loop().call_later(*wait)
         self._transport.on_report = self.shared.drains.on_report
         self._admission.entities = partial(read, self._generator.upstream)

@@ -98,7 +98,7 @@ class Dispatch:
         interval_ms: how long tokens of an urgent row that is sent while this gateway is busy are gathered.
 
     Attributes:
-        on_first: what sends; called when there is something to send.
+        on_due: called when what there is to send is due.
         on_failed: called with the row and the error when a row cannot be answered.
         on_later: called with what is to be called so many seconds later.
         resent: rows that were lost and sent again, by model, class and what was lost: "worker" or "batcher".
@@ -108,7 +108,7 @@ class Dispatch:
     def __init__(
         self, gateway: str, batchers: Batchers, stall_s: float, interval_ms: int = 0
     ) -> None:
-        self.on_first: Callable[[], None] = lambda: None
+        self.on_due: Callable[[], None] = lambda: None
         self.on_failed: Callable[[str, SluiceError], None] = lambda *_: None
         self.on_later: Callable[[float, Callable[[], None]], object] = lambda *_: None
         self.resent: Counter[tuple[str, str, str]] = Counter()
@@ -403,7 +403,8 @@ class Dispatch:
     def _place(self, row: SentRow, now: float) -> bool:
         """Sends the row to a batcher; False when there is none with room for it."""
         without = {one for one, until in self._away.items() if until > now}
-        if row.needs_room and row.line.priority_class != URGENT_CLASS:
+        urgent = row.line.priority_class == URGENT_CLASS
+        if row.needs_room and not urgent:
             rooms = self._batchers.rooms(row.line, now)
             without |= {one for one, room in rooms.items() if not self._taken.fits(row, one, room)}
         batcher = self._batchers.choose(row.task.model, without, now)
@@ -419,7 +420,7 @@ class Dispatch:
         row.task.produced_token_ids[:] = row.attempt.token_ids
         row.task.timeout_ms = min(max(math.ceil((row.deadline - now) * 1000), 1), MS_MAX)
         row.task.age_ms = min(int((now - row.sent_at) * 1000), MS_MAX)
-        self._schedule(now if row.line.priority_class == URGENT_CLASS else math.inf)
+        self._schedule(now if urgent else math.inf)
         self._outgoing.tasks.append((batcher, row))
         row.taken()
         return True
@@ -504,7 +505,7 @@ class Dispatch:
             if now < self._busy_until:
                 wait_s = max(self._send_at - now, 0.0)
                 self._send_at = now + wait_s + SEND_S
-            self.on_later(wait_s, self.on_first)
+            self.on_later(wait_s, self.on_due)
 
 
 def _parts(rows: list[_T]) -> Iterator[list[_T]]:

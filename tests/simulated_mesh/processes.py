@@ -152,7 +152,7 @@ class GatewayProcess:
         self.dispatch = Dispatch(name, self.loads, self._stall_s, interval_ms)
         self.registry = Registry(self.dispatch, ReplayCache(16, 60.0))
         self._transport = NatsTransport(name, self.registry, self.loads, NoOpTracer())
-        self.dispatch.on_first = self._transport.flush
+        self.dispatch.on_due = self._transport.flush
         self.dispatch.on_later = lambda *wait: asyncio.get_running_loop().call_later(*wait)
         self._settings = settings
         self.serving = self.unreachable = False

@@ -58,7 +58,7 @@ class Bench:
     def __init__(self, keep_s: float = 60.0) -> None:
         self.announced = 0
         self.dispatch = dispatch_to(stall_s=STALL_S)
-        self.dispatch.on_first, self.dispatch.on_later = self._announce, lambda _, call: call()
+        self.dispatch.on_due, self.dispatch.on_later = self._announce, lambda _, call: call()
         self.registry = Registry(self.dispatch, ReplayCache(2, keep_s))
 
     def _announce(self) -> None:
