@@ -80,7 +80,9 @@ def ask_blocking(
         return client.generate(prompt, **options).answer()
 
 
-async def listen(kind: Kind, address: str, heard: asyncio.Event) -> list[Event]:
+async def listen(
+    kind: Kind, address: str, heard: asyncio.Event, retries: RetryPolicy = QUICK
+) -> list[Event]:
     """All events of an answer; sets ``heard`` when the client has the first of its text."""
     events: list[Event] = []
 
@@ -90,7 +92,10 @@ async def listen(kind: Kind, address: str, heard: asyncio.Event) -> list[Event]:
             loop.call_soon_threadsafe(heard.set)
 
     def listen_blocking() -> None:
-        with Client(address, QUICK) as client, client.generate("p", timeout_s=BOUND_S) as stream:
+        with (
+            Client(address, retries) as client,
+            client.generate("p", timeout_s=BOUND_S) as stream,
+        ):
             for event in stream:
                 note(event)
 
@@ -99,7 +104,7 @@ async def listen(kind: Kind, address: str, heard: asyncio.Event) -> list[Event]:
         await asyncio.to_thread(listen_blocking)
         return events
     async with (
-        AsyncClient(address, QUICK) as client,
+        AsyncClient(address, retries) as client,
         client.generate("p", timeout_s=BOUND_S) as stream,
     ):
         async for event in stream:
@@ -259,14 +264,14 @@ async def test_gateway_that_shuts_down_is_followed_by_the_next(kind: Kind) -> No
 
 
 async def test_server_that_is_started_anew_is_found_again(kind: Kind) -> None:
-    hold = Hold()
-    async with ScriptedService.serve([[started(), delta(0, "a"), hold]]) as first:
-        asking = asyncio.create_task(ask(kind, first.address, retries=PATIENT))
-        await asyncio.wait_for(hold.reached.wait(), BOUND_S)
+    heard = asyncio.Event()
+    async with ScriptedService.serve([[started(), delta(0, "a"), Hold()]]) as first:
+        listening = asyncio.create_task(listen(kind, first.address, heard, PATIENT))
+        await asyncio.wait_for(heard.wait(), BOUND_S)
     again = [[started(), delta(1, "bc"), finished()]]
     async with ScriptedService.serve(again, first.address) as second:
-        answer = await asking
-    assert answer.text == "abc"
+        events = await listening
+    assert "".join(event.text for event in events if isinstance(event, Delta)) == "abc"
     assert list(second.requests[0].resume.token_ids) == [100]
 
 
