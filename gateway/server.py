@@ -141,9 +141,8 @@ class Gateway:
         self._jobs = JobForwarder(
             settings.jobs, lambda: self.authenticator.mesh_key, settings.tls.mesh
         )
-        hears = bool(policies.catalog.hearing)
         self._audio_max_bytes = (
-            int(limits.audio_max_s * BYTES_A_SECOND) + HEAD_BYTES if hears else 0
+            int(limits.audio_max_s * BYTES_A_SECOND) + HEAD_BYTES if policies.catalog.hearing else 0
         )
         self._arriving = Arriving(limits.max_message_bytes + self._audio_max_bytes)
         self._checks = CallChecks(self.authenticator, self._limiter, self._arriving)

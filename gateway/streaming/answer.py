@@ -353,7 +353,7 @@ class Answer(RowResult):
         if self._cascade is not None:
             second = self._cascade.next_row(row, accepted, now)
             if second is not None:
-                self._dispatch.release(row.row_id, row.final)
+                self._dispatch.release(row)
                 self._switch_to(second)
                 return
             if self._cascade.committed:
@@ -361,7 +361,7 @@ class Answer(RowResult):
         if accepted.token_ids and self.first_token_at is None and not self.hidden:
             self._note_shown(now)
         if self._end_with_row(now):
-            self._dispatch.release(row.row_id, row.final)
+            self._dispatch.release(row)
             return
         if accepted.gap:
             self._dispatch.ask(row.row_id)
@@ -386,9 +386,14 @@ class Answer(RowResult):
             self.guards.checks.restart()
         self._row_end = None
         self._move(StreamState.PUBLISHING)
-        reason = f"{row.model} answers instead of {previous.model}: {previous.escalation_reason}"
         self._restart_notice = len(self._notices)
-        self._notices.append(Notice(kind=NOTICE_KIND_ESCALATED, message=reason, model=row.model))
+        self._notices.append(
+            Notice(
+                kind=NOTICE_KIND_ESCALATED,
+                message=f"{row.model} answers instead of {previous.model}: {previous.escalation_reason}",
+                model=row.model,
+            )
+        )
         if self.reader is not None:
             self.reader.index = 0
         self._wake()
@@ -422,7 +427,7 @@ class Answer(RowResult):
         row.settle(window, findings)
         if row is self.current and row.stopped and not self.row_ended:
             self._end_with_row(now)
-            self._dispatch.release(row.row_id, row.final)
+            self._dispatch.release(row)
 
     def block(self, rules: tuple[str, ...], now: float) -> None:
         """A guard ends the answer: callers keep what was delivered, nothing else is shown."""

@@ -15,19 +15,21 @@ The gateway leads: it knows every row that somebody waits for, and the tokens th
   returns because it drains, or has no room, does not count.
 - While this gateway is busy, an interactive row is sent with the least time between two frames of it: fewer, larger
   messages cost less in all processes. Readers of rows that were sent before are woken that often, together. First
-  tokens and ends do not wait. Interactive rows leave it together too, with `SEND_S` between them: at 32 callers three
-  share a batch and a step then, and a one-token request costs all processes a quarter less.
+  tokens and ends do not wait. Interactive rows leave it together too, with `SEND_S` between them where two come in
+  that time: at 32 callers three share a batch and a step then, and a one-token request costs all processes a quarter
+  less. Where fewer come, waiting would only make their answers late.
 - Silence proves nothing while this gateway itself was cut off or stopped: then everything is asked about anew.
 
 Neither clock nor I/O: the owner calls `tick`, and takes what is to be sent with `drain`.
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
 from gateway.streaming.room import Line, Room, SentRow, TakenRoom, WaitingLine, line_of
+from gateway.streaming.row import Row
 from sluice.errors import RETRY_AFTER_S, EngineFailed, ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.control_pb2 import AskedRow, Cancel, ControlMessage, RowsQuery
@@ -42,12 +44,15 @@ RETRY_S: Final = 0.1
 """How often a row whose batcher may come back is tried with another one, seconds."""
 AVOID_S: Final = 1.0
 """A batcher that returned a row gets no other for this long, seconds."""
-LAG_S: Final = 0.005
-"""A gateway whose event loop comes later than this is busy."""
+LAG_S: Final = 0.001
+"""A gateway whose event loop comes later than this is busy, seconds: others compute on its cores too."""
 BUSY_S: Final = 1.0
 """For so long, seconds."""
 SEND_S: Final = 0.01
-"""Between two times that a busy gateway sends interactive rows, seconds; the first one does not wait."""
+"""Between two times that a busy gateway sends interactive rows, seconds, where two come in it: with as many as `RECENT`
+in `RECENT_S`. The first one does not wait."""
+RECENT: Final = 9
+RECENT_S: Final = 4 * SEND_S
 WAITING_FACTOR: Final = 4
 """A row that waits in a batcher is asked about this many times less often than one with tokens."""
 QUESTIONS_MAX: Final = 4
@@ -118,6 +123,8 @@ class Dispatch:
         self._stall_s = stall_s
         self._interval_ms = interval_ms
         self._busy_until = self._send_at = -math.inf
+        self._recent = deque([-math.inf], RECENT)
+        """When the last interactive rows were sent while this gateway was busy."""
         self._wakes: dict[Callable[[], None], None] = {}
         """What wakes the readers that wait, each once."""
         self._rows: dict[str, SentRow] = {}
@@ -197,12 +204,12 @@ class Dispatch:
             row.taken()
         return row
 
-    def release(self, row_id: str, final: frame_pb2.Final | None) -> None:
+    def release(self, row: Row) -> None:
         """Nothing more is expected of a row, whether or not it has ended."""
-        if final is None:
-            self.cancel(row_id)
+        if row.final is None:
+            self.cancel(row.row_id)
         else:
-            self.forget(row_id)
+            self.forget(row.row_id)
 
     def ask(self, row_id: str) -> None:
         """Frames of the row are missing."""
@@ -405,8 +412,11 @@ class Dispatch:
         without = {one for one, until in self._away.items() if until > now}
         urgent = row.line.priority_class == URGENT_CLASS
         if row.needs_room and not urgent:
-            rooms = self._batchers.rooms(row.line, now)
-            without |= {one for one, room in rooms.items() if not self._taken.fits(row, one, room)}
+            without |= {
+                one
+                for one, room in self._batchers.rooms(row.line, now).items()
+                if not self._taken.fits(row, one, room)
+            }
         batcher = self._batchers.choose(row.task.model, without, now)
         if batcher is None:
             return False
@@ -500,9 +510,11 @@ class Dispatch:
 
     def _schedule(self, now: float = math.inf) -> None:
         """``now``: of an interactive row, which waits for others while this gateway is busy."""
+        if now < self._busy_until:
+            self._recent.append(now)
         if not self._scheduled:
             self._scheduled, wait_s = True, 0.0
-            if now < self._busy_until:
+            if now - self._recent[0] < RECENT_S:
                 wait_s = max(self._send_at - now, 0.0)
                 self._send_at = now + wait_s + SEND_S
             self.on_later(wait_s, self.on_due)

@@ -45,7 +45,7 @@ class Registry:
         self._later: deque[tuple[str, Frame]] = deque()
 
     def __len__(self) -> int:
-        return len(dict.fromkeys(self._rows.values()))
+        return len(set(self._rows.values()))
 
     def __iter__(self) -> Iterator[RowResult]:
         return iter(dict.fromkeys(self._rows.values()))

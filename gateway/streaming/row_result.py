@@ -104,7 +104,7 @@ class RowResult:
         if accepted.token_ids and self.state is not StreamState.STREAMING:
             self._move(StreamState.STREAMING)
         if self._end_with_row(now):
-            self._dispatch.release(row.row_id, row.final)
+            self._dispatch.release(row)
         elif accepted.gap:
             self._dispatch.ask(row.row_id)
 

@@ -17,7 +17,6 @@ from sluice.background import BackgroundTasks
 from sluice.errors import (
     RETRY_AFTER_S,
     MessageTooLarge,
-    SluiceError,
     TransportUnavailable,
 )
 from sluice.internal.v1.control_pb2 import Announce, BatcherReport, ControlMessage
@@ -63,6 +62,7 @@ class NatsTransport:
         self.gateway_id = gateway_id
         self._recent = RecentRows(tracer, "batcher")
         self._registry = registry
+        self._dispatch = registry.dispatch
         self._loads = loads
         self._client: MeshClient | None = None
         self._working = BackgroundTasks()
@@ -97,22 +97,16 @@ class NatsTransport:
         await self._working.settle(CLOSE_S)
         await disconnect(self._client)
 
-    def problem(self) -> SluiceError | None:
-        """Why no task can be sent now."""
-        if not self.connected:
-            return TransportUnavailable("NATS is not connected", retry_after_s=RETRY_AFTER_S)
-        return None
-
     def on_reconnect(self) -> None:
         """Messages to this gateway may have been lost."""
-        self._registry.dispatch.restart(time.monotonic())
+        self._dispatch.restart(time.monotonic())
 
     # What goes out.
 
     def flush(self) -> None:
         """Sends what the registry has to send."""
-        self._registry.dispatch.fill(time.monotonic())
-        outgoing = self._registry.dispatch.drain()
+        self._dispatch.fill(time.monotonic())
+        outgoing = self._dispatch.drain()
         for batcher, row in outgoing.tasks:
             self._send_task(batcher, row)
         for batcher, message in outgoing.control:
@@ -184,9 +178,7 @@ class NatsTransport:
         now = time.monotonic()
         for frame in bundle.frames:
             if frame.HasField("final"):
-                self._recent.ended(
-                    bundle.batcher, self._registry.dispatch.headers(frame.request_id), now
-                )
+                self._recent.ended(bundle.batcher, self._dispatch.headers(frame.request_id), now)
         if self._registry.take(bundle, now) and not self._taking:
             self._taking = True
             self._working.spawn(self._take_more())
@@ -207,7 +199,7 @@ class NatsTransport:
             return
         now = time.monotonic()
         self._loads.update(report, now)
-        self._registry.dispatch.heard(report.batcher, now)
+        self._dispatch.heard(report.batcher, now)
         if self.on_report is not None:
             await self.on_report(report)
 
@@ -215,4 +207,4 @@ class NatsTransport:
         """Nobody has subscribed for a batcher."""
         batcher, now = message.subject.rpartition(".")[2], time.monotonic()
         self._recent.lost(batcher, now)
-        self._registry.dispatch.gone(batcher, now)
+        self._dispatch.gone(batcher, now)

@@ -20,7 +20,7 @@ from gateway.streaming.transcript import Transcript
 from gateway.upstream.nats_transport import NatsTransport
 from gateway.validation.requests import ValidRequest
 from sluice.background import BackgroundTasks
-from sluice.errors import Cancelled, SluiceError
+from sluice.errors import RETRY_AFTER_S, Cancelled, SluiceError, TransportUnavailable
 from sluice.internal.v1.task_pb2 import Sampling, Task
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_LENGTH,
@@ -115,11 +115,11 @@ class Upstream:
         now, task = time.monotonic(), row.task
         tokens = len(task.prompt_token_ids) + task.sampling.max_tokens
         self.overload.sent(row.attempt.model, task.model, task.priority_class, tokens, now)
-        problem = self.transport.problem()
-        if problem is None:
+        if self.transport.connected:
             self.registry.dispatch.send(row, now)
         else:
             row.taken()
+            problem = TransportUnavailable("NATS is not connected", retry_after_s=RETRY_AFTER_S)
             # Later: the answer may not know its new row yet.
             loop = asyncio.get_running_loop()
             loop.call_soon(self.registry.publish_failed, task.request_id, problem)

@@ -10,6 +10,7 @@ from gateway.streaming.dispatch import (
     LOSSES_MAX,
     NO_BATCHER_S,
     QUERY_ROWS_MAX,
+    RECENT,
     ROW_ID_CHARS_MAX,
     SEND_S,
     Dispatch,
@@ -316,19 +317,21 @@ def test_while_its_gateway_is_busy_an_urgent_answer_comes_in_fewer_messages(
 
 
 @pytest.mark.parametrize(
-    ("lag_s", "priority_class", "waits_s"),
+    ("lag_s", "before_s", "priority_class", "waits_s"),
     [
-        (2 * LAG_S, "interactive", [0.0, 0.75 * SEND_S, 1.5 * SEND_S, 0.0]),
-        (2 * LAG_S, "bulk", [0.0, 0.0, 0.0, 0.0]),
-        (LAG_S, "interactive", [0.0, 0.0, 0.0, 0.0]),
+        (2 * LAG_S, 0.1 * SEND_S, "interactive", [0.0, 0.75 * SEND_S, 1.5 * SEND_S, 0.0]),
+        (2 * LAG_S, 0.6 * SEND_S, "interactive", [0.0, 0.0, 0.0, 0.0]),
+        (2 * LAG_S, 0.1 * SEND_S, "bulk", [0.0, 0.0, 0.0, 0.0]),
+        (LAG_S, 0.1 * SEND_S, "interactive", [0.0, 0.0, 0.0, 0.0]),
     ],
 )
-def test_urgent_rows_leave_a_busy_gateway_together(
-    lag_s: float, priority_class: str, waits_s: list[float]
+def test_urgent_rows_that_come_often_leave_a_busy_gateway_together(
+    lag_s: float, before_s: float, priority_class: str, waits_s: list[float]
 ) -> None:
     dispatch = Dispatch("g", Batchers("b1"), STALL_S, interval_ms=20)
     dispatch.late(lag_s, 100.0)
-    now, waits = 100.0, list[float]()
+    now = often(dispatch, 99.0, before_s)
+    waits = list[float]()
     dispatch.on_later = lambda wait_s, _: waits.append(wait_s)
     for later_s in (0.0, SEND_S / 4, SEND_S / 4, 3 * SEND_S):
         now += later_s
@@ -338,9 +341,19 @@ def test_urgent_rows_leave_a_busy_gateway_together(
     assert waits == pytest.approx(waits_s)
 
 
+def often(dispatch: Dispatch, now: float, between_s: float) -> float:
+    """As many interactive rows as tell how often they come, so far apart; a moment after the last pause."""
+    for number in range(RECENT):
+        dispatch.send(sent_row(new_attempt(f"before {number}")), now)
+        dispatch.drain()
+        now += between_s
+    return now + 2 * SEND_S
+
+
 def test_what_is_not_an_urgent_row_keeps_none_from_leaving_a_busy_gateway() -> None:
     dispatch, waits = Dispatch("g", Batchers("b1"), STALL_S, interval_ms=20), list[float]()
     dispatch.late(2 * LAG_S, 100.0)
+    often(dispatch, 99.9, SEND_S / 10)
     dispatch.on_later = lambda wait_s, _: waits.append(wait_s)
     for priority_class in ("bulk", "interactive"):
         dispatch.send(sent_row(new_attempt(priority_class), 1000.0, priority_class), 100.0)
