@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -17,7 +18,7 @@ from gateway.streaming.dispatch import BUSY_S, LAG_S, Dispatch, SentRow
 from gateway.streaming.idempotency import ReplayCache
 from gateway.streaming.registry import Registry
 from gateway.upstream.nats_transport import NatsTransport
-from sluice.errors import Cancelled, SluiceError
+from sluice.errors import Cancelled, SluiceError, TransportUnavailable
 from sluice.internal.v1.task_pb2 import Sampling, Task
 from sluice.settings import Settings
 from sluice.telemetry.registry import MetricRegistry
@@ -150,6 +151,8 @@ class GatewayProcess:
         self.loads = ModelLoadTable()
         interval_ms = settings.gateway.stream_interval_ms
         self.dispatch = Dispatch(name, self.loads, self._stall_s, interval_ms)
+        # Two rows are often here: so they wait for each other while it is busy.
+        self.dispatch._recent = deque(self.dispatch._recent, 2)
         self.registry = Registry(self.dispatch, ReplayCache(16, 60.0))
         self._transport = NatsTransport(name, self.registry, self.loads, NoOpTracer())
         self.dispatch.on_due = self._transport.flush
@@ -242,9 +245,8 @@ class GatewayProcess:
             sampling=Sampling(max_tokens=request.max_tokens, top_p=1, repetition_penalty=1),
         )
         row = SentRow(task, {}, attempt, asked.deadline)
-        problem = self._transport.problem()
-        if problem is None:
+        if self._transport.connected:
             self.dispatch.send(row, now)
         else:
-            self.registry.publish_failed(name, problem)
+            self.registry.publish_failed(name, TransportUnavailable("NATS is not connected"))
         return stream
