@@ -27,7 +27,7 @@ from batcher.core.workers import Workers
 from batcher.gateways import Gateways
 from batcher.metrics import BatcherMetrics
 from batcher.spans import RowSpans
-from batcher.workers.worker import Worker, WorkerEvents, name_of
+from batcher.workers.worker import Worker, WorkerEvents
 from sluice.background import BackgroundTasks
 from sluice.errors import EngineFailed, Overloaded
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
@@ -69,11 +69,12 @@ class ModelLoop(WorkerEvents):
     ) -> None:
         batcher = settings.batcher
         credentials = process.worker_credentials
-        self._workers = {
-            name_of(url, name): Worker(url, name, process.batcher, batcher, self, credentials)
+        workers = [
+            Worker(url, name, process.batcher, batcher, self, credentials)
             for url in urls
             for name in model.triton_models
-        }
+        ]
+        self._workers = {worker.name: worker for worker in workers}
         self._model = model.task_name
         self._settings_name = model.name
         self._process = process
@@ -217,10 +218,11 @@ class ModelLoop(WorkerEvents):
         self.wake()
 
     @override
-    def on_step(self, worker: str, report: worker_pb2.StepReport) -> None:
+    def on_step(self, worker: str, report: worker_pb2.StepReport) -> bool:
         self._requests.step(worker, report, time.monotonic())
         if self._requests.pending:
             self.wake()
+        return bool(self._requests.workers.of(worker).rows)
 
     @override
     def on_live(self, worker: str) -> None:

@@ -4,10 +4,11 @@ Triton takes the trace context of its own spans from the metadata of a stream, s
 own. Streams cost CPU time, and Triton's spans tell of the hand-over alone: a worker gets `OWN_STREAMS_PER_S` of them,
 and other traced batches go over the channel, without spans of Triton.
 
-A worker is lost when its channel breaks or ends, when it sent nothing for ``stall_s``, when reports are missing, or
-when a batch could not be queued. Then every row it had returns to its gateway, and a new channel is opened, with
-growing pauses. Opening it ends the rows of the previous one: a worker that only stalled must not compute rows that
-another one has by now. A step may take long: nothing here waits for the engine.
+A worker is lost when its channel breaks or ends, when it has rows and sent nothing for ``stall_s``, when it has none
+and sent nothing for ``idle_stall_s``, when reports are missing, or when a batch could not be queued. Then every row it
+had returns to its gateway, and a new channel is opened, with growing pauses. Opening it ends the rows of the previous
+one: a worker that only stalled must not compute rows that another one has by now. A step may take long: nothing here
+waits for the engine.
 
 The channel of a lost worker is kept, and nothing is sent, until the worker speaks again: its process may be stopped.
 Triton 2.51 does not survive streams that are cancelled meanwhile: it aborts, or never reaches the process again.
@@ -46,8 +47,8 @@ SILENT_S_MAX: Final = 60.0
 class WorkerEvents(Protocol):
     """Receives the events of workers. A worker has a name, which stays the same when its process restarts."""
 
-    def on_step(self, worker: str, report: worker_pb2.StepReport) -> None:
-        """A report.
+    def on_step(self, worker: str, report: worker_pb2.StepReport) -> bool:
+        """A report; whether the worker still has rows that were sent to it.
 
         Raises:
             ChannelBroken: earlier ones are missing.
@@ -76,7 +77,7 @@ class Worker:
         events: WorkerEvents,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
-        self.name = name_of(url, triton_model)
+        self.name = f"{url}/{triton_model}"
         self._client = WorkerClient(url, triton_model, credentials)
         self._batcher = batcher
         self._settings = settings
@@ -84,8 +85,7 @@ class Worker:
         self._call: Call | None = None
         self._limit: asyncio.Timeout | None = None
         self._watching: asyncio.TimerHandle
-        self._heard_at = 0.0
-        self._is_lost = self._stood = False
+        self._is_lost = self._stood = self._has_rows = False
         self._writing = asyncio.Lock()
         self._opening = 0
         self._sending = BackgroundTasks()
@@ -110,6 +110,10 @@ class Worker:
     def send(self, batch: worker_pb2.Batch, traceparent: str) -> None:
         """Sends a batch; ``traceparent`` is for Triton's spans; empty: it makes none."""
         batch.opening = self._opening
+        if not self._has_rows:
+            self._has_rows = True
+            self._watching.cancel()
+            self._expect(self._settings.stall_s)
         if traceparent and self._may_stream():
             queued = asyncio.get_running_loop().create_future()
             self._unqueued.add(queued)
@@ -139,8 +143,7 @@ class Worker:
         """Runs one channel until it breaks; returns whether the engine ever served it."""
         self._is_lost, self._stood, fault = False, False, ""
         call = self._client.stream()
-        self._heard_at = asyncio.get_running_loop().time()
-        self._watch()
+        self._expect(self._settings.stall_s)
         try:
             async with asyncio.timeout(None) as self._limit:
                 await self._read(call)
@@ -174,21 +177,19 @@ class Worker:
                 # Only the request is replaced; nothing else changes.
                 reports.renewing = opening.renews = True
                 self._sending.spawn(self._send(worker_pb2.WorkerRequest(open_channel=opening)))
-            self._heard_at = asyncio.get_running_loop().time()
-            self._events.on_step(self.name, report)
+            self._watching.cancel()
+            self._has_rows = self._events.on_step(self.name, report)
+            self._expect(self._settings.stall_s if self._has_rows else self._settings.idle_stall_s)
             if report.ready and self._call is None:
                 self._call, self._stood, self._missed = call, True, False
                 log.info("worker %s at %s is live", report.worker, self.name)
                 self._events.on_live(self.name)
 
-    def _watch(self) -> None:
-        """Looks whether the worker is silent, and again when it may be."""
-        loop, stall_s = asyncio.get_running_loop(), self._settings.stall_s
-        silent_at = self._heard_at + stall_s
-        if silent_at > loop.time():
-            self._watching = loop.call_at(silent_at, self._watch)
-        else:
-            self._lose(f"silent for {stall_s:g} s")
+    def _expect(self, within_s: float) -> None:
+        """A worker that says nothing in this time is lost."""
+        self._watching = asyncio.get_running_loop().call_later(
+            within_s, self._lose, f"silent for {within_s:g} s"
+        )
 
     async def _send(self, request: worker_pb2.WorkerRequest) -> None:
         """Over the channel: Triton passes on in order what comes there, so a cancel never overtakes a batch.
@@ -236,18 +237,9 @@ class Worker:
         self._is_lost, self._call = True, None
         if self._limit is not None:
             self._limit.reschedule(asyncio.get_running_loop().time() + SILENT_S_MAX)
-        if fault:
-            self._log_loss(fault)
-        self._events.on_lost(self.name)
-
-    def _log_loss(self, fault: str) -> None:
-        if self._stood:
+        if fault and self._stood:
             log.warning("worker at %s is lost: %s", self.name, fault)
-        elif not self._missed:
+        elif fault and not self._missed:
             log.info("no worker at %s yet: %s", self.name, fault)
             self._missed = True
-
-
-def name_of(url: str, triton_model: str) -> str:
-    """What a batcher calls a worker."""
-    return f"{url}/{triton_model}"
+        self._events.on_lost(self.name)

@@ -119,15 +119,21 @@ class BatcherSettings(Section):
     room_bytes: int = Field(128 * 1024 * 1024, ge=4 * 1024 * 1024)
     """Bytes of the tasks of a model that a batcher holds; gateways and classes share them."""
     heartbeat_ms: int = Field(250, ge=50, le=10_000)
-    """How often a worker reports at least while it has rows; while it has none twice in `stall_s`."""
+    """How often a worker reports at least while it has rows; while it has none every 2 × `stall_s`."""
     stall_s: Positive = 1.5
-    """A worker that was silent for this long is lost: its rows are sent again."""
+    """A worker with rows that was silent for this long is lost: its rows are sent again."""
     drain_s: NotNegative = 10.0
 
     @property
     def idle_heartbeat_ms(self) -> int:
         """How often a worker without rows reports at least."""
-        return int(500 * self.stall_s)
+        return int(500 * self.idle_stall_s)
+
+    @property
+    def idle_stall_s(self) -> float:
+        """How long one without rows may be silent: each report costs all processes of an idle mesh. As soon as a row
+        is sent to it that is `stall_s`."""
+        return 4 * self.stall_s
 
     def policy_of(self, model: str) -> Policy:
         """How batches of ``model`` are formed."""

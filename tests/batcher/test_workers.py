@@ -6,6 +6,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from sluice.internal.v1 import control_pb2, frame_pb2
+from sluice.settings import BatcherSettings
 from sluice.wire import subjects
 from tests.batcher.batchers import ECHO, running_batcher, settings_of
 from tests.batcher.gateway_double import GatewayDouble
@@ -108,6 +109,29 @@ async def test_a_worker_that_stalls_and_comes_back_confuses_nobody(
     assert answer.token_ids == [1, 2]
     assert answer.final is not None
     assert answer.final.end == frame_pb2.ROW_END_STOP
+
+
+@pytest.mark.parametrize(("asks", "silent_s"), [(True, 0.5), (False, 2.0)])
+async def test_a_worker_without_rows_may_be_silent_for_longer(
+    nats_url: str,
+    gateway: GatewayDouble,
+    caplog: pytest.LogCaptureFixture,
+    asks: bool,
+    silent_s: float,
+) -> None:
+    patient = BatcherSettings(heartbeat_ms=100, stall_s=0.5, drain_s=0.5)
+    async with (
+        WorkerDouble.running() as worker,
+        running_batcher(settings_of(nats_url, worker.address, ECHO, patient)),
+    ):
+        await gateway.batcher_live()
+        worker.silent = True
+        if asks:
+            await gateway.ask()
+        await gateway.until(lambda: not gateway.reports[-1].models[0].workers)
+        lost = next(one.getMessage() for one in caplog.records if "is lost" in one.getMessage())
+        assert lost.endswith(f"silent for {silent_s:g} s")
+        worker.silent = False
 
 
 async def test_nothing_is_sent_before_the_engine_serves_the_channel(
