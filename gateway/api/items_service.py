@@ -53,7 +53,7 @@ class ItemsService(ItemsServiceServicer):
             async for request in requests:
                 await self._slots.acquire()
                 group.create_task(self._run(request, context, turn))
-                await asyncio.sleep(0)  # calls go on between two items that came together
+                await self._generator.limiter.turns.turn()  # other calls go on meanwhile
 
     async def FindTokenEnds(
         self, request: FindTokenEndsRequest, context: Any

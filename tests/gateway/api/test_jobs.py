@@ -11,7 +11,7 @@ import pytest
 from google.rpc import status_pb2
 
 from gateway.admission import calls as arriving
-from gateway.admission.calls import Arriving, CallChecks, ClassLimiter
+from gateway.admission.calls import Arriving, CallChecks, ClassLimiter, Turns
 from gateway.api.interceptor import ErrorInterceptor
 from gateway.api.items_service import ItemCall, ItemsService
 from gateway.api.job_forwarder import MESSAGE_BYTES_MAX, JobForwarder
@@ -286,7 +286,13 @@ async def test_calls_go_on_between_two_items_that_came_together(
 
     monkeypatch.setattr(ItemsService, "_run", run)
     service = ItemsService(
-        MagicMock(**{"settings.max_concurrent_requests": 100, "settings.shares": CallShares()})
+        MagicMock(
+            **{
+                "settings.max_concurrent_requests": 100,
+                "settings.shares": CallShares(),
+                "limiter.turns": Turns(),
+            }
+        )
     )
     await asyncio.gather(service.Run(items(), None), call())
     assert "ii" not in steps
