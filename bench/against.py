@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
+import psutil
 import uvloop
 import yaml
 
@@ -73,6 +74,7 @@ async def mesh_of(checkout: Path, folder: Path, config: dict[str, Any]) -> Async
     try:
         found = json.loads((folder / "state/state.json").read_text(encoding="utf-8"))
         processes = families({one["name"]: one["pid"] for one in found["processes"]})
+        processes["supervisor"] = psutil.Process(found["pid"])
         async with grpc.aio.insecure_channel(found["address"]) as channel:
             yield Server(channel, MODEL, processes)
     finally:

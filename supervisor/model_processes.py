@@ -87,14 +87,15 @@ async def first_lost(pids: Collection[int]) -> None:
 
 
 async def _ended_or_stopped(ended: asyncio.Event, pids: Collection[int]) -> None:
-    loop, before = asyncio.get_running_loop(), set[int]()
+    loop, before = asyncio.get_running_loop(), set[psutil.Process]()
+    processes = [psutil.Process(pid) for pid in pids]  # each reads when it began: once
     while True:
         try:
             async with asyncio.timeout_at((loop.time() // LOOK_S + 1) * LOOK_S):
                 await ended.wait()
                 return
         except TimeoutError:
-            stopped = {pid for pid in pids if psutil.Process(pid).status() == psutil.STATUS_STOPPED}
+            stopped = {one for one in processes if one.status() == psutil.STATUS_STOPPED}
         if stopped & before:
             return
         before = stopped
