@@ -12,8 +12,8 @@ Sending blocks for a round trip through shared memory, which must not delay the 
   tokens go as they are. So full batches of such rows cost few messages, and urgent frames meet short queues everywhere
   behind the worker.
 - Reports are numbered from 0 per channel; the first one is a heartbeat, sent when the channel opens.
-- A heartbeat is sent every ``heartbeat_s``, with or without frames, or every ``idle_s`` while the worker has no rows;
-  before it the channel is checked for cancellation.
+- A heartbeat is sent every ``heartbeat_s``, with or without frames, or every ``idle_s`` while the worker has no rows,
+  and no batch of the channel that its engine has not taken; before it the channel is checked for cancellation.
 - When rows come or go, every channel gets the new load within `LOAD_UPDATE_S`, with frames or without: batchers share
   the worker. There is room for more within `SOON_S`, and at once when all prompts are computed: the next ones may be
   waiting for that. Admissions are sent within `LOAD_UPDATE_S`, at once when rows were refused.
@@ -90,6 +90,7 @@ class Channel:
     Attributes:
         waiting: frames to go at ``waiting_at``, of rows that have ended or gathered enough.
         gathered: by request, those that still grow; the first goes at ``gathered_at``.
+        untaken: batches that have come, and that the engine has not taken yet.
     """
 
     batcher: str
@@ -106,6 +107,7 @@ class Channel:
     waiting: list[frame_pb2.Frame] = field(default_factory=list)
     gathered: dict[str, Gathered] = field(default_factory=dict)
     admissions: list[worker_pb2.Admission] = field(default_factory=list)
+    untaken: int = 0
     grant: Grant = field(default_factory=Grant)
 
     @property
@@ -265,12 +267,20 @@ class Channels:
             for step, final in steps:
                 channel.post(step, final, now)
 
+    def expect(self, batcher: str, opening: int, now: float) -> None:
+        """A batch has come: its batcher hears that the worker lives until the engine takes it, and on from there."""
+        channel = self.get(batcher, opening)
+        if channel is not None:
+            channel.untaken += 1
+            channel.heartbeat_at = min(channel.heartbeat_at, now + channel.heartbeat_s)
+
     def admit(self, batcher: str, admissions: Iterable[worker_pb2.Admission], now: float) -> None:
         """Adds admissions."""
         channel = self._channels.get(batcher)
         if channel is None or not channel.ready:
             return
         for admission in admissions:
+            channel.untaken -= 1
             channel.admissions.append(admission)
             due_at = now if admission.refused else now + LOAD_UPDATE_S
             channel.load_update_at = min(channel.load_update_at, due_at)
@@ -290,7 +300,7 @@ class Channels:
     def _report(self, channel: Channel, now: float) -> DueReport:
         is_heartbeat = channel.heartbeat_at <= now
         if is_heartbeat:
-            idle = not (self._load.running or self._load.waiting)
+            idle = not (self._load.running or self._load.waiting or channel.untaken)
             channel.heartbeat_at = now + (channel.idle_s if idle else channel.heartbeat_s)
         channel.load_update_at = math.inf
         report = worker_pb2.StepReport(
@@ -363,6 +373,11 @@ class Sender:
         """Whether this channel is open."""
         with self._changed:
             return self._channels.get(batcher, opening) is not None
+
+    def expect(self, batcher: str, opening: int) -> None:
+        """The engine has not taken a batch yet; what wakes the thread is the `end` of its request."""
+        with self._changed:
+            self._channels.expect(batcher, opening, self._clock())
 
     def end(self, responses: ResponseSender) -> None:
         """Ends a request that is no channel, behind the reports that wait.

@@ -347,6 +347,7 @@ class Worker:
                 return
             case "batch":
                 loop.submit(partial(loop.admit, *_checked(request.batch, traceparent)))
+                self._sender.expect(request.batch.batcher, request.batch.opening)
             case "cancel_rows":
                 attempts = {row.request_id: row.attempt for row in request.cancel_rows.rows}
                 loop.submit(partial(loop.cancel, request.cancel_rows.batcher, attempts))

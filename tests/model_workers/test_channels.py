@@ -121,6 +121,26 @@ def test_a_worker_without_rows_sends_fewer_heartbeats_until_one_comes() -> None:
     assert opened.next_due() == 7.0
 
 
+def test_a_batcher_hears_of_the_worker_until_the_engine_takes_its_batch() -> None:
+    opened = Channels("worker-1")
+    opening = worker_pb2.OpenChannel(batcher="b", heartbeat_ms=1000, idle_heartbeat_ms=9000)
+    opened.open(opening, FakePort(), 0.0)
+    made_ready = opened.get("b", 0)
+    assert made_ready is not None
+    made_ready.ready = True
+    opened.due(0.0)
+    opened.expect("b", 1, 1.0)  # of another channel
+    assert opened.next_due() == 9.0
+    opened.expect("b", 0, 2.0)
+    for beats_at in (3.0, 4.0):
+        assert opened.next_due() == beats_at
+        assert opened.due(beats_at)
+    opened.admit("b", [worker_pb2.Admission(batch_id="one")], 4.5)
+    assert opened.due(4.5 + LOAD_UPDATE_S)
+    assert opened.due(5.0)
+    assert opened.next_due() == 14.0
+
+
 def test_all_batchers_hear_of_another_load_soon_but_not_at_every_change() -> None:
     opened = channels()
     open_one(opened, "other")

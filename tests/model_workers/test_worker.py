@@ -112,6 +112,20 @@ def test_a_row_from_admission_to_its_final_frame(worker: Worker) -> None:
     assert sequences == list(range(len(sequences)))
 
 
+def test_heartbeats_go_on_while_the_engine_does_not_take_a_batch(worker: Worker) -> None:
+    channel, request, go_on = FakePort(), open_channel(heartbeat_ms=20), Event()
+    request.open_channel.idle_heartbeat_ms = FOREVER
+    worker.handle(request, channel)
+    channel.wait_ready()
+    worker._loop.submit(lambda: go_on.wait(30.0) and None)
+    queued(worker, batch([wire_row("r")]))
+    before = len(channel.reports)
+    channel.wait_reports(before + 3)
+    assert not channel.admissions
+    go_on.set()
+    channel.wait_ends("r")
+
+
 def test_refusals_name_a_known_reason_and_whether_to_try_again(worker: Worker) -> None:
     channel = opened(worker)
     rows = [wire_row(f"r{i}", max_tokens=FOREVER) for i in range(7)]
