@@ -230,7 +230,8 @@ class _Sent:
         self._tokens = [0.0] * len(CLASSES)
         """By the rank of the class."""
 
-    def add(self, priority_class: str, tokens: float, now: float) -> None:
+    def add(self, priority_class: str, tokens: float, now: float, since: float) -> None:
+        self.tokens_ahead(priority_class, since)  # where nobody asks, what is old is forgotten too
         rank = RANKS[priority_class]
         self._tasks.append((now, rank, tokens))
         self._tokens[rank] += tokens
@@ -303,8 +304,9 @@ class OverloadControl:
     def sent(self, model: str, task: str, priority_class: str, tokens: int, now: float) -> None:
         """A task of ``tokens`` tokens, prompt and longest answer, is sent now; it calls ``model`` ``task``."""
         self._breakers.sent(model, now)
-        known = self.loads.load(task, now).of_class(priority_class).task_tokens
-        self._sent[task].add(priority_class, known or tokens, now)
+        load = self.loads.load(task, now)
+        known = load.of_class(priority_class).task_tokens
+        self._sent[task].add(priority_class, known or tokens, now, load.reported_at)
 
     def wait_s(self, model: str, scheduling: SchedulingParams, now: float) -> float:
         """Expected wait for a worker of a task that is sent now."""

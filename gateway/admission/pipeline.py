@@ -194,14 +194,13 @@ class Admission:
         if request.tools is not None or request.sampling.WhichOneof("constraint"):
             await self._check_constraints(request)
         log = incoming.log
-        span = log.hop(names.SPAN_SAFETY)
-        await self._inspect(incoming, span)
+        await self._inspect(incoming, log.hop(names.SPAN_SAFETY))
         log.hop(names.SPAN_ROUTE)
         incoming.plan = await self._route(incoming)
         log.routed(incoming.plan)
-        model = catalog[incoming.plan.model]
         cost = incoming.plan.route.candidates[0].cost
         if rows_of is None and not request.sampling.max_tokens:
+            model = catalog[incoming.plan.model]
             cost += model.settings.cost(0, model.max_answer_tokens)  # the longest that it may be
         # Until it ends it is part of what its tenant has spent.
         incoming.reservation = self._usage.spending.reserve(request.tenant, cost)
@@ -211,8 +210,10 @@ class Admission:
             span = log.hop(names.SPAN_TOKENIZE)
             await self._tokenize(incoming, rows_of)
             if log.recorded:
-                tokens = sum(len(row.prompt_token_ids) for row in incoming.rows)
-                span.set_attribute(names.GEN_AI_INPUT_TOKENS, tokens)
+                span.set_attribute(
+                    names.GEN_AI_INPUT_TOKENS,
+                    sum(len(row.prompt_token_ids) for row in incoming.rows),
+                )
             log.hop("")
             self._usage.hold_longest(
                 policies.settings,
@@ -224,8 +225,7 @@ class Admission:
 
     async def count(self, incoming: AdmittedRequest) -> tuple[int, ServedModel]:
         """Tokens of the prompt, and the model, the named one or the router's, whose tokenizer counted them."""
-        inspection = await self.check(incoming)
-        incoming.conversation = _passed(incoming.conversation, inspection)
+        incoming.conversation = _passed(incoming.conversation, await self.check(incoming))
         features = await self._features(incoming)
         policies = incoming.policies
         model = policies.catalog[policies.router.plan(features).model]
@@ -262,9 +262,11 @@ class Admission:
     ) -> tuple[FoundEntities, tuple[Decided, ...]]:
         """What the classifiers ``guards`` find in the prompt, and what is recorded of each."""
         texts = incoming.inspection.normalized
-        checks = [Check(number, guard) for number, guard in enumerate(guards, 1)]
         readings = await asyncio.gather(
-            *(self.entities(incoming, check, texts) for check in checks)
+            *(
+                self.entities(incoming, Check(number, guard), texts)
+                for number, guard in enumerate(guards, 1)
+            )
         )
         by_text: list[list[Finding]] = [[] for _ in texts]
         failed: list[tuple[str, Action]] = []

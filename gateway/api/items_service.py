@@ -41,7 +41,6 @@ class ItemsService(ItemsServiceServicer):
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
-        self._admission = generator.upstream.admission
         most, shares = generator.settings.max_concurrent_requests, generator.settings.shares
         self._slots = asyncio.Semaphore(places(places(most, shares.bulk), shares.tenant))
 
@@ -66,7 +65,7 @@ class ItemsService(ItemsServiceServicer):
         tokenizer = catalog[name].tokenizer
         tenant = context.caller.tenant
         async with self._generator.limiter.slot("bulk", tenant):
-            ends = await self._admission.threads.run(
+            ends = await self._generator.upstream.admission.threads.run(
                 tenant, partial(tokenizer.token_ends, request.text)
             )
         return FindTokenEndsResponse(ends=ends)
@@ -85,14 +84,20 @@ class ItemsService(ItemsServiceServicer):
             await call.write(answered or failed)
 
     async def _answer(self, request: RunRequest, call: GrpcCall) -> RunResponse:
-        remaining_s = ms_of(request.timeout) / 1e3 if request.HasField("timeout") else None
         asked = request.embed if request.HasField("embed") else request.request
-        item = ItemCall(call.caller, call.metadata, remaining_s)
+        item = ItemCall(
+            call.caller,
+            call.metadata,
+            ms_of(request.timeout) / 1e3 if request.HasField("timeout") else None,
+        )
         with self._generator.limiter.call(class_of(asked), call.caller.tenant):
             if isinstance(asked, EmbedRequest):
                 found = await answer_texts(self._generator, EMBED, asked, item)
-                used = ModelUsage(model=found.model, usage=found.usage)
-                return RunResponse(id=request.id, embedded=found, cost=self._cost([used]))
+                return RunResponse(
+                    id=request.id,
+                    embedded=found,
+                    cost=self._cost([ModelUsage(model=found.model, usage=found.usage)]),
+                )
             if asked.WhichOneof("input") is None and is_outdated(asked):
                 # No fault of the item: it waits at the sender.
                 raise TransportUnavailable("jobs is of an earlier release than gateways: update it")
@@ -101,9 +106,8 @@ class ItemsService(ItemsServiceServicer):
         return RunResponse(id=request.id, answer=answer, cost=self._cost(answer.finished.attempts))
 
     def _cost(self, attempts: Iterable[ModelUsage]) -> float:
-        settings = self._generator.catalog.settings
         return sum(
-            settings[one.model].cost(
+            self._generator.catalog.settings[one.model].cost(
                 one.usage.prompt_tokens, one.usage.completion_tokens - one.usage.resumed_tokens
             )
             for one in attempts

@@ -169,6 +169,14 @@ def test_a_report_knows_of_what_was_sent_before_it(scene: Scene) -> None:
     assert scene.choose(2.6).model == "large"
 
 
+def test_what_was_sent_is_forgotten_where_nobody_asks_for_the_wait(scene: Scene) -> None:
+    for _ in range(100):
+        scene.report(large=1.0)
+        scene.overload.sent("large", "large", "standard", 20, scene.now + 0.1)
+        scene.now += 1.0
+    assert len(scene.overload._sent["large"]._tasks) <= 2
+
+
 def test_less_urgent_tasks_do_not_count(scene: Scene) -> None:
     scene.report(large=1.0)
     for _ in range(100):
