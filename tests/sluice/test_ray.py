@@ -3,12 +3,14 @@
 import asyncio
 import subprocess
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sluice.client import Client, RetryPolicy
 from sluice.errors import EngineFailed, ModelUnavailable, PromptTooLong, SluiceError
 from sluice.ray import COLUMNS, Generate
 from tests.support.scripted import Fail, ScriptedService, delta, finished, started
@@ -45,8 +47,12 @@ async def test_an_empty_batch() -> None:
 
 
 @pytest.mark.parametrize("error", [ModelUnavailable("not now"), EngineFailed("broken")])
-async def test_what_may_pass_fails_the_batch(error: SluiceError) -> None:
+async def test_what_may_pass_fails_the_batch(
+    error: SluiceError, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("numpy")
+    soon = RetryPolicy(first_wait_s=0.01, wait_s_max=0.05)
+    monkeypatch.setattr("sluice.ray.Client", partial(Client, retry=soon))
     try:
         found = await generate({"text": ["a", "b"]}, [WHOLE, *[[Fail(error)]] * 9])
     except (ModelUnavailable, AssertionError):
