@@ -231,17 +231,20 @@ class _Sent:
         """By the rank of the class."""
 
     def add(self, priority_class: str, tokens: float, now: float, since: float) -> None:
-        self.tokens_ahead(priority_class, since)  # where nobody asks, what is old is forgotten too
+        self._forget(since)  # here too: where a model has no rate, nobody asks for the tokens
         rank = RANKS[priority_class]
         self._tasks.append((now, rank, tokens))
         self._tokens[rank] += tokens
 
     def tokens_ahead(self, priority_class: str, since: float) -> float:
-        """Of this class and the more urgent ones; what was sent before ``since`` is forgotten."""
+        """Of this class and the more urgent ones, sent after ``since``."""
+        self._forget(since)
+        return sum(self._tokens[: RANKS[priority_class] + 1])
+
+    def _forget(self, since: float) -> None:
         while self._tasks and self._tasks[0][0] <= since:
             _, rank, tokens = self._tasks.popleft()
             self._tokens[rank] -= tokens
-        return sum(self._tokens[: RANKS[priority_class] + 1])
 
 
 class OverloadControl:

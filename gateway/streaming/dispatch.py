@@ -509,7 +509,7 @@ class Dispatch:
         outgoing.control.append((batcher, ControlMessage(gateway=self._gateway, **message)))
 
     def _schedule(self, now: float = math.inf) -> None:
-        """``now``: of an interactive row, which waits for others while this gateway is busy."""
+        """``now``: of an interactive row, which waits for others while this gateway is busy and they come often."""
         if now < self._busy_until:
             self._recent.append(now)
         if not self._scheduled:
