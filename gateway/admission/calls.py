@@ -284,8 +284,9 @@ class ClassLimiter:
         """Calls that run."""
         return sum(self._running)
 
-    def enter(self, priority_class: str, tenant: str) -> None:
-        """A call begins; `leave` ends it.
+    @contextmanager
+    def call(self, priority_class: str, tenant: str) -> Iterator[None]:
+        """Counts a call while it runs.
 
         Raises:
             ShuttingDown, Overloaded: there is no room for it; with the time to retry.
@@ -309,26 +310,15 @@ class ClassLimiter:
         self._by_tenant[tenant] = own
         own[rank] += 1
         self.idle.clear()
-
-    def leave(self, priority_class: str, tenant: str) -> None:
-        """A call that had entered has ended."""
-        rank = RANKS[priority_class]
-        self._running[rank] -= 1
-        own = self._by_tenant[tenant]
-        own[rank] -= 1
-        if not any(own):
-            del self._by_tenant[tenant]
-        if not self._by_tenant:
-            self.idle.set()
-
-    @contextmanager
-    def call(self, priority_class: str, tenant: str) -> Iterator[None]:
-        """Counts a call while it runs; raises as `enter`."""
-        self.enter(priority_class, tenant)
         try:
             yield
         finally:
-            self.leave(priority_class, tenant)
+            self._running[rank] -= 1
+            own[rank] -= 1
+            if not any(own):
+                del self._by_tenant[tenant]
+            if not self._by_tenant:
+                self.idle.set()
 
     def running(self, tenant: str, *, bulk: bool = False) -> int:
         """Calls of ``tenant`` that run, all or those of class bulk."""

@@ -207,11 +207,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 priority_class = class_of(request)
                 if priority_class == BULK_CLASS:
                     await limiter.turns.turn()
-                limiter.enter(priority_class, tenant)
-                try:
+                with limiter.call(priority_class, tenant):
                     return await behave(request, call)
-                finally:
-                    limiter.leave(priority_class, tenant)
             finally:
                 self._arriving.bytes.give(tenant, size)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from gateway.identity.caller import Caller
 from gateway.validation.conversation import is_outdated
 from gateway.validation.requests import class_of
 from sluice.defaults import AUTO
-from sluice.errors import SluiceError, TransportUnavailable, UnknownModel
+from sluice.errors import Overloaded, SluiceError, TransportUnavailable, UnknownModel
 from sluice.internal.v1.items_pb2 import (
     FindTokenEndsRequest,
     FindTokenEndsResponse,
@@ -52,7 +53,9 @@ class ItemsService(ItemsServiceServicer):
             async for request in requests:
                 await self._slots.acquire()
                 group.create_task(self._run(request, context, turn))
-                await self._generator.limiter.turns.turn()  # other calls go on meanwhile
+                # Other calls go on meanwhile. Items do not count among those of which too many wait.
+                with suppress(Overloaded):
+                    await self._generator.limiter.turns.turn()
 
     async def FindTokenEnds(
         self, request: FindTokenEndsRequest, context: Any

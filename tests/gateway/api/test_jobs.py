@@ -123,6 +123,21 @@ async def test_items_beyond_what_a_tenant_may_have_are_not_read_and_none_is_refu
         assert await call.read() is grpc.aio.EOF
 
 
+async def test_bulk_calls_that_wait_do_not_end_a_call_of_items(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arriving, "WAITING_MAX", 0)
+    call: Any = ItemsServiceStub(wire.channel).Run()
+    for number in range(2):
+        await call.write(item(number, f"hello {number}"))
+    await call.done_writing()
+    for _ in range(2):
+        task = await wire.batcher.task(priority_class="bulk")
+        await wire.batcher.send(task, last(0, wire.tokens("world")))
+        answered = await asyncio.wait_for(call.read(), BOUND_S)
+        assert answered.answer.text == "world", answered
+
+
 async def test_the_ends_of_tokens_are_those_of_the_model(wire: Wire) -> None:
     stub: Any = ItemsServiceStub(wire.channel)
     found = await stub.FindTokenEnds(FindTokenEndsRequest(model="auto", text="hello world"))
