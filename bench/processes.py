@@ -30,7 +30,7 @@ from sluice.v1 import inference_pb2_grpc
 from supervisor.mesh import Mesh
 
 CALLERS: Final = 32
-REQUESTS: Final = 8
+REQUESTS: Final = 32
 TOKENS: Final = (1, 32, 64)
 PROMPT: Final = 100
 
