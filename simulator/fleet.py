@@ -28,10 +28,10 @@ class ProcessCost:
 
 
 SHIPPED: Final[Mapping[str, ProcessCost]] = {
-    "gateway": ProcessCost(3315.0, 12.9, 182.8, 4.038),
-    "batcher": ProcessCost(925.8, 3.844, 68.26, 1.508),
-    "nats": ProcessCost(482.8, 1.612, 41.16, 0.9094),
-    "triton": ProcessCost(432.4, 20.71, 82.69, 1.827),
+    "gateway": ProcessCost(1526.0, 6.036, 106.2, 2.57),
+    "batcher": ProcessCost(637.1, 0.3717, 30.62, 0.741),
+    "nats": ProcessCost(212.1, 0.3074, 14.12, 0.3417),
+    "triton": ProcessCost(1025.0, 12.13, 66.89, 1.619),
 }
 """On 2 cores, from bench/results/processes-cpu-2-cores.jsonl."""
 
