@@ -28,10 +28,10 @@ class ProcessCost:
 
 
 SHIPPED: Final[Mapping[str, ProcessCost]] = {
-    "gateway": ProcessCost(1526.0, 6.036, 106.2, 2.57),
-    "batcher": ProcessCost(637.1, 0.3717, 30.62, 0.741),
-    "nats": ProcessCost(212.1, 0.3074, 14.12, 0.3417),
-    "triton": ProcessCost(1025.0, 12.13, 66.89, 1.619),
+    "gateway": ProcessCost(1963.0, 3.963, 158.3, 3.832),
+    "batcher": ProcessCost(803.4, 0.0, 53.09, 1.285),
+    "nats": ProcessCost(258.0, 0.08857, 20.25, 0.4902),
+    "triton": ProcessCost(1277.0, 10.18, 112.8, 2.73),
 }
 """On 2 cores, from bench/results/processes-cpu-2-cores.jsonl."""
 
