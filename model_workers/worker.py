@@ -36,11 +36,11 @@ INBOX_MAX: Final = 1024
 """Commands that may wait for the engine's thread."""
 ALONE_S: Final = 0.1
 """How long before its step a row is alone, seconds."""
-ENGINE_NICE: Final = 10
+ENGINE_NICE: Final = 3
 """Engines compute without a pause; on cores that they share with gateways, batchers and NATS, frames would wait at each
-of those. With two workers on two cores a gateway stood still for 0.4 to 1.2 s again and again. Only the thread that
-computes gives way, and threads of torch that it starts: those that take rows and send frames do not wait for it
-(docs/operate/deploy.md)."""
+of those. Only the thread that computes gives way, and threads of torch that it starts: those that take rows and send
+frames do not wait for it (docs/operate/deploy.md). It gives way a little: with nice 10 each thread that wakes takes its
+core for as long as it likes, also where another core is idle, and rows queue for the steps that are lost."""
 FAULTS_MAX: Final = 3
 """An engine whose steps raise so many times in succession is given up: its device may be lost."""
 
