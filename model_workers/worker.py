@@ -28,6 +28,7 @@ from model_workers.sender import Channels, Posted, ResponseSender, Sender
 from model_workers.telemetry import HOLD_S, Parents, RowTelemetry
 from model_workers.watchdog import Watchdog
 from sluice.internal.v1 import frame_pb2, worker_pb2
+from sluice.startup import ENGINE_NICE
 from sluice.wire.codec import MalformedMessage
 
 log = logging.getLogger(__name__)
@@ -36,11 +37,6 @@ INBOX_MAX: Final = 1024
 """Commands that may wait for the engine's thread."""
 ALONE_S: Final = 0.1
 """How long before its step a row is alone, seconds."""
-ENGINE_NICE: Final = 3
-"""Engines compute without a pause; on cores that they share with gateways, batchers and NATS, frames would wait at each
-of those. Only the thread that computes gives way, and threads of torch that it starts: those that take rows and send
-frames do not wait for it (docs/operate/deploy.md). It gives way a little: with nice 10 each thread that wakes takes its
-core for as long as it likes, also where another core is idle, and rows queue for the steps that are lost."""
 FAULTS_MAX: Final = 3
 """An engine whose steps raise so many times in succession is given up: its device may be lost."""
 
@@ -394,9 +390,10 @@ def _checked(
 
 
 def _give_way_and(run: Callable[[], None]) -> None:
-    # Linux counts the priority of each thread; 0 is the one that calls.
+    # Linux counts the priority of each thread; 0 is the one that calls. Those that take rows and send frames do not
+    # wait for it, those of torch that it starts give way as well.
     mine = os.getpriority(os.PRIO_PROCESS, 0)
-    os.setpriority(os.PRIO_PROCESS, 0, max(mine, ENGINE_NICE))
+    os.setpriority(os.PRIO_PROCESS, 0, max(mine, int(os.environ.get(ENGINE_NICE, "0"))))
     run()
 
 

@@ -23,6 +23,8 @@ SWITCH_S: Final = 0.0005
 """A thread that inspects a long text or reads an archive lets the event loop go on after so long, and an engine in
 Python the sender of its reports, instead of 5 ms each time that they wake up: a call wakes its loop ten times, and a
 report that needs six turns kept a first token for 30 ms beside the longest of answers of the echo engine."""
+ENGINE_NICE: Final = "SLUICE_ENGINE_NICE"
+"""The variable that tells a worker the CPU priority of its engine."""
 _HUGE_PAGE: Final = 2 * 1024 * 1024
 _MADV_COLLAPSE: Final = 25
 _LOWEST: Final = 15_000

@@ -4,6 +4,7 @@ Each problem is one line that names the setting and says what to do (`SetupError
 """
 
 import hashlib
+import os
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,11 @@ JOBS: Final = "jobs"
 OPERATOR: Final = permissions.OPERATOR
 """The name of the supervisor and of commands in their certificate."""
 
+ENGINES_NICE: Final = 3
+"""Engines compute without a pause. Where they have as many threads as there are cores, frames would wait behind them in
+gateways, batchers and NATS, so threads that compute give way. They do so a little, and not at all where a core is left:
+each thread that wakes would take their core for as long as it likes, also beside an idle one, and rows queue for the
+steps that are lost."""
 EXTERNAL_BOUND_S: Final = 3.0
 """How long an external server may take to accept a connection, seconds."""
 
@@ -392,7 +398,11 @@ def _plan_tritons(settings: Settings, state: StateDir, ports: Ports) -> tuple[Tr
         # Its own repository, because it may have its own devices.
         planned.append(replace(config, repository=state.models / worker))
     pages = ports.pages("triton", settings.telemetry.prometheus.triton, len(planned))
-    return tuple(replace(one, page=page) for one, page in zip(planned, pages, strict=True))
+    all_cores = sum(model.threads for model, *_ in workers) >= len(os.sched_getaffinity(0))
+    nice = ENGINES_NICE if all_cores else 0
+    return tuple(
+        replace(one, page=page, nice=nice) for one, page in zip(planned, pages, strict=True)
+    )
 
 
 def _process_names(model: ModelSettings) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from sluice.startup import child_environment, module_command
+from sluice.startup import ENGINE_NICE, child_environment, module_command
 from supervisor.child import ChildSpec
 from supervisor.nats import NatsConfig, nats_command, nats_environment
 from supervisor.plan import (
@@ -33,9 +33,8 @@ CERTIFICATE_FOLDER: Final = "SLUICE_TLS__MESH"
 _MARGIN_S: Final = 3.0
 """What a stop may take on top of the drain, seconds."""
 JOBS_NICE: Final = 14
-"""Archives and tables of one tenant take a core for seconds; calls of others go first, and so do engines
-(`model_workers.worker.ENGINE_NICE`). But those wait for the items that it sends: with nice 19 it waited for a core
-while they had none."""
+"""Archives and tables of one tenant take a core for seconds; calls of others go first, and so do engines. But those
+wait for the items that it sends: with nice 19 it waited for a core while they had none."""
 
 
 def nats_spec(config: NatsConfig, state: StateDir) -> ChildSpec:
@@ -59,7 +58,7 @@ def triton_spec(config: TritonConfig, log: Path | None) -> ChildSpec:
     return ChildSpec(
         name=config.name,
         argv=triton_command(config),
-        env=triton_environment(runtime, child_environment()),
+        env={**triton_environment(runtime, child_environment()), ENGINE_NICE: str(config.nice)},
         log=log,
         port=config.port,
         page=config.page,

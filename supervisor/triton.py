@@ -88,6 +88,7 @@ class TritonConfig:
             bound the model's own ``initialize``.
         tls: folder of its certificate; callers must show one of the mesh. Read at start only.
         shm_prefix: how names of this server's shared memory begin; unique among the servers of a machine.
+        nice: CPU priority of the threads that compute.
         program: another ``tritonserver`` than that of the wheel, which has its Python backend where it looks for it.
     """
 
@@ -104,6 +105,7 @@ class TritonConfig:
     load_timeout_s: int = 300
     shm_prefix: str = "sluice_triton_"
     tls: Path | None = None
+    nice: int = 0
     program: Path | None = None
 
     @property

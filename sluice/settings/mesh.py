@@ -80,7 +80,7 @@ class GatewaySettings(Section):
     """A later deadline is cut to this: an answer that nobody reads any more ends at last."""
     reader_buffer_tokens: Count = 2048
     """Tokens that may wait for a client that does not read."""
-    stream_interval_ms: int = Field(20, ge=0, le=250)
+    stream_interval_ms: int = Field(50, ge=0, le=250)
     """While its gateway is busy, an interactive answer gets at most a message in so many milliseconds; its first token
     and its end do not wait."""
     stall_s: Positive = 0.75

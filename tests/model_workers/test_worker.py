@@ -13,9 +13,10 @@ from opentelemetry.trace import NoOpTracer
 from model_workers import worker as worker_module
 from model_workers.engine.cacheless import EchoEngine
 from model_workers.engine.protocol import RowStep
-from model_workers.worker import ENGINE_NICE, InboxFull, Worker
+from model_workers.worker import InboxFull, Worker
 from sluice.errors import BY_REASON
 from sluice.internal.v1 import frame_pb2, worker_pb2
+from sluice.startup import ENGINE_NICE
 from sluice.wire.codec import MalformedMessage
 from tests.support.ports import FakePort
 from tests.support.rows import batch, cancel_rows, open_channel, wire_row
@@ -405,11 +406,18 @@ def test_where_rows_are_computed_elsewhere_a_last_try_is_a_row_like_others(engin
     worker.stop()
 
 
-def test_only_the_thread_that_computes_gives_way(worker: Worker) -> None:
-    opened(worker)
+@pytest.mark.parametrize("more", [0, 3])
+def test_only_the_thread_that_computes_gives_way(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
     mine = os.getpriority(os.PRIO_PROCESS, 0)
+    monkeypatch.setenv(ENGINE_NICE, str(mine + more))
+    worker = Worker("small", engine, NoOpTracer(), on_fault=pytest.fail)
+    worker.start()
+    opened(worker)
     found = {one.name: os.getpriority(os.PRIO_PROCESS, one.native_id or 0) for one in threads()}
-    assert (found["engine"], found["sender"]) == (max(mine, ENGINE_NICE), mine)
+    assert (found["engine"], found["sender"]) == (mine + more, mine)
+    worker.stop()
 
 
 def test_an_engine_whose_steps_always_raise_is_given_up(engine: Engine) -> None:

@@ -1,3 +1,4 @@
+import os
 import re
 import socket
 from collections.abc import Iterator
@@ -6,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from model_workers.deploy import render_workers
-from model_workers.worker import ENGINE_NICE
 from sluice.errors import SetupError
 from sluice.settings import Settings, SettingsError
-from sluice.startup import free_port
+from sluice.startup import ENGINE_NICE, free_port
 from supervisor import nats, triton
-from supervisor.plan import MeshPlan, make_plan
+from supervisor.plan import ENGINES_NICE, MeshPlan, make_plan
 from supervisor.specs import (
     batcher_spec,
     gateway_spec,
@@ -241,7 +241,18 @@ def test_jobs_give_way_to_engines_and_to_what_answers(tmp_path: Path) -> None:
     first += [gateway_spec(made, one) for one in made.gateways]
     first += [triton_spec(one, None) for one in made.tritons]
     assert {spec.nice for spec in first} == {0}
-    assert jobs_spec(made, made.jobs[0]).nice > ENGINE_NICE
+    assert jobs_spec(made, made.jobs[0]).nice > ENGINES_NICE
+
+
+def test_engines_give_way_where_they_could_take_every_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    model: dict[str, object] = {"name": "echo", "path": "builtin:small", "replicas": 2}
+    for threads, nice in ((1, 0), (2, ENGINES_NICE)):
+        made = plan(tmp_path, models=[{**model, "threads": threads}])
+        found = [triton_spec(one, None).env for one in made.tritons]
+        assert [one[ENGINE_NICE] for one in found] == [str(nice)] * 2
 
 
 def test_a_nats_of_its_own_gets_no_passwords(tmp_path: Path) -> None:

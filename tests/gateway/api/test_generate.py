@@ -70,7 +70,7 @@ async def test_a_gateway_whose_event_loop_is_late_asks_for_fewer_messages(
     await wire.until(lambda: wire.gateway.registry.dispatch._busy_until == math.inf)
     call = wire.stub.Generate(prompt("hello"))
     task = await wire.batcher.task()
-    assert task.gather_ms == wire.settings.gateway.stream_interval_ms == 20
+    assert task.gather_ms == wire.settings.gateway.stream_interval_ms == 50
     call.cancel()
     # The tokens of one that was sent before are not gathered by its worker, but here.
     events: list[pb.GenerateResponse] = []
