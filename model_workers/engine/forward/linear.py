@@ -3,7 +3,7 @@
 On a CPU the weight is laid out once, at load, and a row's result does not depend on how many rows are computed with it
 (docs/internals/decisions/engine-numerics.md). In float32 FBGEMM multiplies a weight that it keeps in 16-bit floats, if
 these hold it whole; other weights are laid out for oneDNN, by the operators of torch's own compiler. A torch without
-either computes a plain product.
+either computes a plain product, and so does bfloat16 where the processor has no instructions that oneDNN asks for.
 """
 
 from functools import cache
@@ -18,6 +18,8 @@ HALF_EXPONENT: Final = 15
 """The largest weight that is kept in 16 bits is scaled to below two to this."""
 HALF_ERROR: Final = 2.0**-25
 """What 16 bits lose of a scaled weight that is too small for them: 2**-39 of the largest one, at most."""
+ROWS_TRIED: Final = 120
+"""The groups of more rows are the same again: FBGEMM takes so many at a time."""
 LAYOUT_ROWS: Final = 32
 """For how many rows the layout is chosen; it holds for any number."""
 INT8_MAX: Final = 127
@@ -92,6 +94,7 @@ class HalfLinear(Linear):
         bias = None if bias is None else bias.detach() * scale
         self._packed = torch.ops.quantized.linear_prepack_fp16(weight.detach() * scale, bias)
         self._scale = scale
+        self._multiple = row_multiple()
         # torch multiplies by a number of Python in three times the time.
         self._unscale = torch.tensor(1 / scale)
 
@@ -104,10 +107,36 @@ class HalfLinear(Linear):
         return torch.add(residual, self._scaled(x), alpha=1 / self._scale)
 
     def _scaled(self, x: Tensor) -> Tensor:
+        rows = x.numel() // x.shape[-1]
+        if more := -rows % self._multiple:
+            flat = functional.pad(x.reshape(rows, -1), (0, 0, 0, more))
+            return self._scaled(flat)[:rows].view(*x.shape[:-1], -1)
         # Else torch looks in `_packed` for an override of the operator, which takes longer than a small product.
         with torch._C.DisableTorchFunctionSubclass():
             product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
         return product
+
+
+@cache
+def row_multiple() -> int:
+    """How many rows, or a multiple, FBGEMM gets at a time; tried once.
+
+    With AVX2 it sums one or two rows in another order than three to six, and divides others into such groups; those of
+    multiples of three have none of one or two. With AVX-512 all are equal.
+
+    Raises:
+        RuntimeError: rows differ all the same.
+    """
+    numbers = torch.Generator().manual_seed(1)
+    packed = torch.ops.quantized.linear_prepack_fp16(torch.randn(16, 64, generator=numbers), None)
+    product = torch.ops.quantized.linear_dynamic_fp16
+    x = torch.randn(ROWS_TRIED, 64, generator=numbers)
+    together = product(x, packed)
+    for multiple in (1, 3):
+        counts = range(multiple, ROWS_TRIED, multiple)
+        if all(torch.equal(product(x[:rows], packed), together[:rows]) for rows in counts):
+            return multiple
+    raise RuntimeError("rows differ with their number")
 
 
 def fits_half(weight: Tensor) -> bool:
@@ -231,14 +260,15 @@ def _packed(weight: Tensor, bias: Tensor | None, decodes: bool) -> Linear:
     is_wide = decodes and weight.dtype is torch.float32
     if is_wide and can_pack(HalfLinear) and fits_half(weight):
         return HalfLinear(weight, bias)
-    return (PackedLinear if can_pack(PackedLinear) else Linear)(weight.detach(), bias)
+    return (PackedLinear if can_pack(PackedLinear, weight.dtype) else Linear)(weight.detach(), bias)
 
 
 @cache
-def can_pack(kind: type[Linear]) -> bool:
-    """Whether this torch has what a kind of layer is computed by; tried once."""
+def can_pack(kind: type[Linear], dtype: torch.dtype = torch.float32) -> bool:
+    """Whether this torch and this processor have what a kind of layer is computed by; tried once."""
+    ones = torch.ones(2, 16, dtype=dtype)
     try:
-        return torch.equal(kind(torch.eye(16), None)(torch.ones(2, 16)), torch.ones(2, 16))
+        return torch.equal(kind(torch.eye(16, dtype=dtype), None)(ones), ones)
     except (AttributeError, RuntimeError):
         return False
 

@@ -34,8 +34,27 @@ def test_this_torch_packs() -> None:
 def test_weights_of_16_bits_stay_in_16_bits(dtype: torch.dtype) -> None:
     assert type(make_linear(stored(64, 512, dtype=dtype))) is HalfLinear
     assert type(make_linear(torch.zeros(8, 8))) is HalfLinear
-    assert type(make_linear(stored(8, 8).bfloat16())) is PackedLinear, "computed in bfloat16"
     assert type(make_linear(stored(8, 8), decodes=False)) is PackedLinear, "of whole texts"
+
+
+def test_bfloat16_is_packed_where_the_processor_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_instructions(weight: torch.Tensor, rows: int) -> Any:
+        if weight.dtype is torch.bfloat16:
+            raise RuntimeError("bf16 path needs the cpu support avx512bw")
+        return reorder(weight, rows)
+
+    weight = stored(8, 8).bfloat16()
+    kind = PackedLinear if can_pack(PackedLinear, torch.bfloat16) else Linear
+    assert type(make_linear(weight)) is kind
+    reorder: Any = torch.ops.mkldnn._reorder_linear_weight
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", without_instructions)
+    can_pack.cache_clear()
+    try:
+        assert type(make_linear(weight)) is Linear
+        assert type(make_linear(torch.randn(8, 8))) is PackedLinear
+    finally:
+        monkeypatch.undo()
+        can_pack.cache_clear()
 
 
 def test_weights_of_32_bits_stay_in_32_bits() -> None:
@@ -115,14 +134,17 @@ def test_halves_are_those_of_the_product(kind: type[Linear], biased: bool) -> No
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("kind", [PackedLinear, HalfLinear])
+@pytest.mark.parametrize("multiple", [linears.row_multiple(), 3])
 def test_a_row_alone_is_computed_as_among_others_to_the_last_bit(
-    kind: type[Linear], sizes: tuple[int, int]
+    kind: type[Linear], sizes: tuple[int, int], multiple: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(linears, "row_multiple", lambda: multiple)
     linear = kind(stored(*sizes), None)
     x, residual = torch.randn(70, sizes[1]), torch.randn(70, sizes[0])
     all_rows, added = linear(x), linear.add(x, residual)
     for rows in (1, 2, 3, 7, 16, 32, 33):
         assert torch.equal(linear(x[:rows]), all_rows[:rows])
+        assert torch.equal(linear(x[None, :rows]), all_rows[None, :rows])
         assert torch.equal(linear.add(x[:rows], residual[:rows]), added[:rows])
 
 
