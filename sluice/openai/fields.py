@@ -28,7 +28,7 @@ _OF_FIELDS: Final[Mapping[int, type]] = {
 
 VALUES_MAX: Final = 65_536
 """Values in one JSON text. Each is an object in memory, and what reads a body reads all of them in the event loop."""
-_STRING: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_STRING: Final = re.compile(r'"(?>(?:[^"\\]++|\\.)*)"?', re.DOTALL)
 """One that does not end is a match too: every quote is read once."""
 _SURELY_FEW: Final = 1024
 """So many commas and brackets need no closer look, also where some are inside of strings."""

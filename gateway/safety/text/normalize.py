@@ -177,9 +177,10 @@ _FULL_WIDTH_RULE: Final = "unicode.full_width"
 _STYLED = f"[{c.STYLED}]"
 _SEPARATOR = "[ '’,.!?_-]"
 _STYLED_FIRST = re.compile(_STYLED)
-# Four letters or more, or no match is made at all: formulas have many single letters.
+# Four letters or more, or no match is made at all: formulas have many single letters. No possessive group: up to Python
+# 3.11.4 one keeps what its last, failed round has read (gh-106052).
 _STYLED_WORDS = re.compile(
-    f"{_STYLED}(?=(?:{_SEPARATOR}?{_STYLED}){{3}}){_STYLED}*+(?:{_SEPARATOR}{_STYLED}++)*+"
+    f"{_STYLED}(?=(?:{_SEPARATOR}?{_STYLED}){{3}}){_STYLED}*+(?>(?:{_SEPARATOR}{_STYLED}++)*)"
 )
 _STYLED_WORD = re.compile(f"{_STYLED}{{{RUN_MIN}}}")
 _FULL_WIDTH = re.compile("[\uff01-\uff5e]+")
