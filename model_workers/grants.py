@@ -7,7 +7,8 @@
 - A class has the slots that are free, and those of less urgent rows, where the engine preempts them. One slot of
   `KEPT_SHARE`, and at least one, stays with these: preempted rows continue in it.
 - Room is divided among the batchers in which rows of the class or a more urgent one wait, so that all have as many rows
-  here; where none waits, among all. What one leaves unused is the others' as soon as it waits for nothing.
+  here, and each gets as many as wait there at most; what is left, among all. So what one has and does not use, and may
+  send on an old word while another has it too, is its part at most.
 - A batcher in which rows wait says so again with each of its heartbeats. After `SILENT_HEARTBEATS` without a word it
   may stand still: none waits there, as far as the room is concerned.
 - A batcher in which no row of the most urgent class waits may send one while there is a place, until it has an equal
@@ -44,11 +45,13 @@ class Grant:
     Attributes:
         tokens: empty when only rows limit it.
         waits: whether rows wait at the batcher.
+        among: batchers that room is divided among.
     """
 
     rows: Sequence[int] = ()
     tokens: Sequence[int] = ()
     waits: bool = False
+    among: int = 1
 
 
 @dataclass(slots=True)
@@ -118,44 +121,52 @@ class Grants:
     def give(self, load: worker_pb2.WorkerLoad, now: float) -> Mapping[str, Grant]:
         """The grants to all batchers after a step or a command."""
         if self.withdrawn:
-            return {batcher: _grant(holder, NO_ROOM) for batcher, holder in self._holders.items()}
+            return {
+                batcher: self._grant(holder, NO_ROOM) for batcher, holder in self._holders.items()
+            }
         if not self._holders:
             return {}
         rooms = rooms_of(load)
         left = load.places - load.running - load.waiting if load.places else math.inf
         if len(self._holders) == 1:  # The usual case, at every step.
             ((batcher, holder),) = self._holders.items()
-            return {batcher: _grant(holder, rooms)}
+            return {batcher: self._grant(holder, rooms)}
         for holder in self._holders.values():
             if now > holder.heard_at + holder.patience_s:
                 holder.waiting = (0,) * len(CLASSES)
         shares: dict[str, list[Room]] = {batcher: [] for batcher in self._holders}
         for rank, room in enumerate(rooms):
-            rows = self._divided(rank, room.rows)
-            asking = sum(count > 0 for count in rows.values())
-            for batcher, count in rows.items():
+            wanted = {name: sum(each.waiting[: rank + 1]) for name, each in self._holders.items()}
+            # A row that needs nearly all tokens would wait for ever for a part of them.
+            asking = sum(count > 0 for count in wanted.values()) or len(wanted)
+            for batcher, count in self._divided(room.rows, wanted).items():
                 if not rank and not count and left > 0 and self._is_quiet(batcher, load.slots):
                     count = 1
-                shares[batcher].append(Room(count, room.tokens / max(1, asking)))
-        return {batcher: _grant(self._holders[batcher], shares[batcher]) for batcher in shares}
+                shares[batcher].append(Room(count, room.tokens / asking))
+        return {batcher: self._grant(self._holders[batcher], shares[batcher]) for batcher in shares}
 
     def _is_quiet(self, batcher: str, slots: int) -> bool:
         """Whether no row of the most urgent class waits at the batcher, and it has less than its part of the slots."""
         holder = self._holders[batcher]
         return not holder.waiting[0] and holder.here < max(1, slots // len(self._holders))
 
-    def _divided(self, rank: int, rows: int) -> dict[str, int]:
-        """The rows of a class's room, by batcher."""
+    def _divided(self, rows: int, wanted: Mapping[str, int]) -> dict[str, int]:
+        """The rows of a class's room, by batcher; ``wanted``: those that wait for it."""
         given = dict.fromkeys(self._holders, 0)
-        asking = [
-            name for name, holder in self._holders.items() if any(holder.waiting[: rank + 1])
-        ] or list(self._holders)
-        have = {name: self._holders[name].here for name in asking}
+        have = {name: holder.here for name, holder in self._holders.items()}
         for _ in range(rows):
-            name = min(asking, key=have.__getitem__)
+            asking = [name for name, count in wanted.items() if given[name] < count]
+            name = min(asking or self._holders, key=have.__getitem__)
             have[name] += 1
             given[name] += 1
         return given
+
+    def _grant(self, holder: Holder, rooms: Sequence[Room]) -> Grant:
+        rows, waits = [holder.taken_rows + room.rows for room in rooms], any(holder.waiting)
+        tokens: Sequence[int] = ()
+        if not math.isinf(rooms[0].tokens):
+            tokens = [holder.taken_tokens + max(0, int(room.tokens)) for room in rooms]
+        return Grant(rows, tokens, waits, len(self._holders))
 
 
 def rooms_of(load: worker_pb2.WorkerLoad) -> list[Room]:
@@ -179,14 +190,6 @@ def rooms_of(load: worker_pb2.WorkerLoad) -> list[Room]:
             tokens = free_tokens + sum(each.running_tokens + each.waiting_tokens for each in below)
             rooms[rank] = Room(max(free_rows, rows), tokens if rows > 0 else free_tokens)
     return rooms
-
-
-def _grant(holder: Holder, rooms: Sequence[Room]) -> Grant:
-    rows = [holder.taken_rows + room.rows for room in rooms]
-    if math.isinf(rooms[0].tokens):
-        return Grant(rows, (), any(holder.waiting))
-    tokens = [holder.taken_tokens + max(0, int(room.tokens)) for room in rooms]
-    return Grant(rows, tokens, any(holder.waiting))
 
 
 def _by_class(waiting: Sequence[int]) -> Sequence[int]:

@@ -251,12 +251,16 @@ class Channels:
             channel.heartbeat_at = min(channel.heartbeat_at, now + channel.heartbeat_s)
 
     def grant(self, batcher: str, grant: Grant, now: float) -> None:
-        """Sets what a batcher may send; one whose rows wait hears of more `SOON_S` later at most."""
+        """Sets what a batcher may send.
+
+        One whose rows wait hears of more `SOON_S` later at most, and all do when a batcher comes or goes.
+        """
         channel = self._channels.get(batcher)
         if channel is None or channel.grant == grant:
             return
         grew = any(map(operator.gt, grant.rows, channel.grant.rows or (0,) * len(grant.rows)))
-        wait_s = SOON_S if grew and grant.waits else LOAD_UPDATE_S
+        soon = (grew and grant.waits) or grant.among != channel.grant.among
+        wait_s = SOON_S if soon else LOAD_UPDATE_S
         channel.grant = grant
         channel.load_update_at = min(channel.load_update_at, now + wait_s)
 

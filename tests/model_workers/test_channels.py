@@ -51,9 +51,12 @@ def reports(due: list[DueReport]) -> list[worker_pb2.StepReport]:
         (Grant([5, 5, 5], waits=True), SOON_S),
         (Grant([5, 5, 5], waits=False), LOAD_UPDATE_S),
         (Grant([2, 2, 2], waits=True), LOAD_UPDATE_S),
+        (Grant([2, 2, 2], among=2), SOON_S),  # another has the rest, and would send it too
     ],
 )
-def test_more_room_is_told_soon_where_rows_wait_for_it(grant: Grant, wait_s: float) -> None:
+def test_more_room_is_told_soon_where_rows_wait_for_it_and_another_batcher_to_all(
+    grant: Grant, wait_s: float
+) -> None:
     opened = channels()
     opened.grant("b", Grant([3, 3, 3]), 0.0)
     opened.due(0.1)

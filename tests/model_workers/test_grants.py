@@ -119,6 +119,9 @@ def test_the_room_is_theirs_who_have_rows_for_it() -> None:
     assert (both["a"].rows[2], both["b"].rows[2]) == (8, 8)
     grants.wait("a", (0, 0, 5), 0.0)
     asked = grants.give(load_of((0, 0, 0)), 0.0)
+    assert (asked["a"].rows[2], asked["b"].rows[2]) == (8, 8), "five wait, the rest is anybody's"
+    grants.wait("a", (0, 0, 50), 0.0)
+    asked = grants.give(load_of((0, 0, 0)), 0.0)
     assert (asked["a"].rows[2], asked["b"].rows[2]) == (16, 0)
     assert (asked["a"].rows[0], asked["b"].rows[0]) == (8, 8), "no interactive row waits"
     grants.wait("a", (0, 0, 0), 0.0)
@@ -130,8 +133,8 @@ def test_the_room_of_a_batcher_that_has_said_nothing_for_three_heartbeats_is_oth
     grants = Grants()
     for name in "ab":
         grants.open(name, 1, HEARTBEAT_S)
-    grants.take(batch("a", 2, waiting=(0, 0, 5)), 0.5)
-    grants.wait("b", (0, 0, 5), 1.0)
+    grants.take(batch("a", 2, waiting=(0, 0, 50)), 0.5)
+    grants.wait("b", (0, 0, 50), 1.0)
     known = grants.give(load_of((0, 0, 2)), 0.5 + 3 * HEARTBEAT_S)
     assert (known["a"].rows[2], known["b"].rows[2]) == (2 + 7, 7)
     silent = grants.give(load_of((0, 0, 2)), 0.6 + 3 * HEARTBEAT_S)
@@ -139,6 +142,16 @@ def test_the_room_of_a_batcher_that_has_said_nothing_for_three_heartbeats_is_oth
     grants.wait("a", (0, 0, 5), 2.0)
     back = grants.give(load_of((0, 0, 2)), 2.0)
     assert back["a"].rows[2] > 2
+
+
+def test_a_row_that_needs_nearly_all_tokens_gets_them_beside_a_batcher_without_rows() -> None:
+    grants = Grants()
+    for name in "ab":
+        grants.open(name, 1, HEARTBEAT_S)
+    grants.wait("a", (0, 0, 1), 0.0)
+    assert grants.give(load_of((0, 0, 0), free_blocks=9), 0.0)["a"].tokens[2] == 90
+    grants.wait("b", (0, 0, 1), 0.0)
+    assert grants.give(load_of((0, 0, 0), free_blocks=9), 0.0)["a"].tokens[2] == 45
 
 
 def test_batchers_with_rows_that_wait_have_as_many_here() -> None:
@@ -184,9 +197,10 @@ def test_together_batchers_get_what_there_is_and_not_more(data: st.DataObject) -
     rooms, given_ = rooms_of(load_of(rows)), grants.give(load_of(rows), 0.0)
     for rank in (1, 2):
         assert sum(given_[name].rows[rank] for name in names) == rooms[rank].rows
-        asking = [name for name in names if any(waiting[name][: rank + 1])]
-        for name in names if asking else ():
-            assert name in asking or not given_[name].rows[rank]
+        wanted = {name: sum(waiting[name][: rank + 1]) for name in names}
+        unmet = any(given_[name].rows[rank] < wanted[name] for name in names)
+        for name in names if unmet else ():
+            assert given_[name].rows[rank] <= wanted[name], "it would have more than waits there"
     spare = len(names) if len(names) > 1 else 0
     assert rooms[0].rows <= sum(given_[name].rows[0] for name in names) <= rooms[0].rows + spare
 
