@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ from sluice.tls import channel_credentials
 from sluice.v1.inference_pb2 import EmbedRequest
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from sluice.wire.clock import duration
+from sluice.wire.groups import next_group
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +90,8 @@ class _Call:
     def __init__(self, of: ItemCalls) -> None:
         self._of = of
         self._sent: dict[int, Entry] = {}
-        self._outgoing: asyncio.Queue[RunRequest] = asyncio.Queue()
+        self._outgoing: deque[RunRequest] = deque()
+        self._filled = asyncio.Event()
         self.connected = True
         """Whether the last call has not failed; gRPC connects with the first item."""
 
@@ -97,7 +100,7 @@ class _Call:
         return len(self._sent)
 
     def send(self, entry: Entry, timeout_s: float | None) -> None:
-        request = RunRequest(id=entry.place)
+        request = RunRequest(id=entry.place, takes_more=True)
         if isinstance(entry.request, EmbedRequest):
             request.embed.CopyFrom(entry.request)
         else:
@@ -105,11 +108,12 @@ class _Call:
         if timeout_s is not None:
             request.timeout.CopyFrom(duration(timeout_s * 1e3))
         self._sent[entry.place] = entry
-        self._outgoing.put_nowait(request)
+        self._outgoing.append(request)
+        self._filled.set()
 
     async def run(self) -> None:
         while True:
-            first = await self._outgoing.get()
+            first = await self._next()
             try:
                 await self._exchange(first)
                 error: SluiceError = TransportUnavailable("the gateway ended the call")
@@ -125,10 +129,11 @@ class _Call:
         call = self._of.stub.Run(metadata=self._of.metadata)
         sending = asyncio.ensure_future(self._send(call, first))
         try:
-            async for response in call:
-                entry = self._sent.pop(response.id, None)
-                if entry is not None:
-                    self._of.on_answer(entry, response)
+            async for message in call:
+                for response in (message, *message.more):
+                    entry = self._sent.pop(response.id, None)
+                    if entry is not None:
+                        self._of.on_answer(entry, response)
         finally:
             sending.cancel()
             call.cancel()
@@ -137,12 +142,18 @@ class _Call:
         try:
             while True:
                 await call.write(request)
-                request = await self._outgoing.get()
+                request = await self._next()
         except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
             return  # whoever reads gets the reason
 
+    async def _next(self) -> RunRequest:
+        while not self._outgoing:
+            self._filled.clear()
+            await self._filled.wait()
+        return next_group(self._outgoing)
+
     def _give_back(self) -> None:
-        lost, self._sent, self._outgoing = self._sent, {}, asyncio.Queue()
+        lost, self._sent, self._outgoing = self._sent, {}, deque()
         for entry in lost.values():
             self._of.on_returned(entry)
 

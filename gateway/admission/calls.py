@@ -249,6 +249,7 @@ class ClassLimiter:
         idle: set while no call runs.
         turns: when the next bulk call may begin.
         rows: of a tenant's calls about texts, each of which has many.
+        tenant_limits: calls of a tenant, of each class together with the less urgent ones.
     """
 
     def __init__(
@@ -272,7 +273,7 @@ class ClassLimiter:
         by_class = (1.0, shares.standard, shares.bulk)
         self._limits = [places(limit, share) for share in by_class]
         """Of a class together with the less urgent ones, by rank."""
-        self._tenant_limits = [places(most, shares.tenant) for most in self._limits]
+        self.tenant_limits = [places(most, shares.tenant) for most in self._limits]
         self._running = [0] * len(CLASSES)
         self._by_tenant: dict[str, list[int]] = {}
         """By rank, of each of which calls run."""
@@ -297,7 +298,7 @@ class ClassLimiter:
         own = self._by_tenant.get(tenant) or [0] * len(CLASSES)
         for limits, running, whose in (
             (self._limits, self._running, ""),
-            (self._tenant_limits, own, " of your tenant"),
+            (self.tenant_limits, own, " of your tenant"),
         ):
             for upto, limit in enumerate(limits[: rank + 1]):
                 if sum(running[upto:]) >= limit:
@@ -347,15 +348,15 @@ class Turns:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._giving: asyncio.Task[None] | None = None
 
-    async def turn(self) -> None:
+    async def turn(self, most: float = WAITING_MAX) -> None:
         """Returns when the next bulk call may begin.
 
         Raises:
-            Overloaded: too many wait.
+            Overloaded: ``most`` wait.
         """
-        if len(self._waiting) >= WAITING_MAX:
-            raise _overloaded(f"{WAITING_MAX} bulk calls wait for their turn")
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if len(self._waiting) >= most:
+            raise _overloaded(f"{most} bulk calls wait for their turn")
+        mine = asyncio.Future[None]()
         self._waiting.append(mine)
         if self._giving is None or self._giving.done():
             self._giving = asyncio.create_task(self._give())

@@ -124,10 +124,11 @@ class Generator:
     def timeout_s(self, call: AnyCall) -> float:
         """How long ``call`` may take, seconds; raises DeadlinePassed where no time is left."""
         remaining_s, settings = call.remaining_s, self.settings
-        if remaining_s is not None and remaining_s <= 0:
+        if remaining_s is None:
+            remaining_s = settings.default_timeout_s
+        if remaining_s <= 0:
             raise DeadlinePassed("the deadline passed before the request arrived")
-        timeout_s = settings.default_timeout_s if remaining_s is None else remaining_s
-        return min(timeout_s, settings.max_timeout_s)
+        return min(remaining_s, settings.max_timeout_s)
 
     async def answer(self, request: GenerateRequest, call: AnyCall, write: Write) -> None:
         """Passes all messages of the answer to ``write``, which may keep and change them.

@@ -1,13 +1,13 @@
 """``sluice.internal.v1.ItemsService``: the items of a job take the way of every other request."""
 
 import asyncio
+import math
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
-from gateway.admission.calls import guarded, places
+from gateway.admission.calls import guarded
 from gateway.api.generate import Generator
 from gateway.api.inference_service import whole_answer
 from gateway.api.interceptor import GrpcCall
@@ -16,7 +16,7 @@ from gateway.identity.caller import Caller
 from gateway.validation.conversation import is_outdated
 from gateway.validation.requests import class_of
 from sluice.defaults import AUTO
-from sluice.errors import Overloaded, SluiceError, TransportUnavailable, UnknownModel
+from sluice.errors import SluiceError, TransportUnavailable, UnknownModel
 from sluice.internal.v1.items_pb2 import (
     FindTokenEndsRequest,
     FindTokenEndsResponse,
@@ -26,6 +26,10 @@ from sluice.internal.v1.items_pb2 import (
 from sluice.internal.v1.items_pb2_grpc import ItemsServiceServicer
 from sluice.v1.inference_pb2 import EmbedRequest, ModelUsage
 from sluice.wire.clock import ms_of
+from sluice.wire.groups import GroupWriter
+
+AT_A_TIME: Final = 4
+"""Items that begin one after the other, before other calls are looked for."""
 
 
 @dataclass
@@ -42,20 +46,22 @@ class ItemsService(ItemsServiceServicer):
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
-        most, shares = generator.settings.max_concurrent_requests, generator.settings.shares
-        self._slots = asyncio.Semaphore(places(places(most, shares.bulk), shares.tenant))
+        self._slots = asyncio.Semaphore(generator.limiter.tenant_limits[-1])
 
     # A coroutine that writes: see InferenceService.Generate.
     async def Run(self, requests: Any, context: Any) -> None:  # type: ignore[override]
         """See the proto."""
-        turn = asyncio.Lock()
+        writer = GroupWriter[RunResponse](context.write)
         async with asyncio.TaskGroup() as group:
-            async for request in requests:
-                await self._slots.acquire()
-                group.create_task(self._run(request, context, turn))
-                # Other calls go on meanwhile. Items do not count among those of which too many wait.
-                with suppress(Overloaded):
-                    await self._generator.limiter.turns.turn()
+            async for message in requests:
+                for request in (message, *message.more):
+                    await self._slots.acquire()
+                    group.create_task(self._run(request, context, writer))
+                    # Other calls go on meanwhile.
+                    if request.id % AT_A_TIME:
+                        await asyncio.sleep(0)
+                    else:
+                        await self._generator.limiter.turns.turn(math.inf)
 
     async def FindTokenEnds(
         self, request: FindTokenEndsRequest, context: Any
@@ -73,7 +79,9 @@ class ItemsService(ItemsServiceServicer):
             )
         return FindTokenEndsResponse(ends=ends)
 
-    async def _run(self, request: RunRequest, call: GrpcCall, turn: asyncio.Lock) -> None:
+    async def _run(
+        self, request: RunRequest, call: GrpcCall, writer: GroupWriter[RunResponse]
+    ) -> None:
         failed = RunResponse(id=request.id)
 
         async def fail(error: SluiceError) -> None:  # one bad item must not end the call of others
@@ -83,8 +91,7 @@ class ItemsService(ItemsServiceServicer):
             answered = await guarded(self._answer(request, call), fail, "an item")
         finally:
             self._slots.release()
-        async with turn:
-            await call.write(answered or failed)
+        await writer.write(answered or failed, grouped=request.takes_more)
 
     async def _answer(self, request: RunRequest, call: GrpcCall) -> RunResponse:
         asked = request.embed if request.HasField("embed") else request.request

@@ -33,7 +33,7 @@ from gateway.streaming.row import Row
 from sluice.errors import RETRY_AFTER_S, EngineFailed, ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.control_pb2 import AskedRow, Cancel, ControlMessage, RowsQuery
-from sluice.wire.subjects import URGENT_CLASS
+from sluice.wire.subjects import BULK_CLASS, URGENT_CLASS
 
 _T = TypeVar("_T")
 
@@ -53,6 +53,10 @@ SEND_S: Final = 0.01
 in `RECENT_S`. The first one does not wait."""
 RECENT: Final = 9
 RECENT_S: Final = 4 * SEND_S
+READ_MS: Final = 1000
+UNREAD_S: Final = 0.025
+"""A bulk row whose tokens are gathered for more than `READ_MS`, which nobody reads a part of, waits for others so long
+before it is sent, seconds: it costs NATS and the batcher half."""
 WAITING_FACTOR: Final = 4
 """A row that waits in a batcher is asked about this many times less often than one with tokens."""
 QUESTIONS_MAX: Final = 4
@@ -299,10 +303,10 @@ class Dispatch:
 
     def tick(self, now: float) -> None:
         """Asks about silent rows, sends lost ones again."""
-        before, self._ticked_at = self._ticked_at, now
-        if now - before > self._stall_s:
+        if now - self._ticked_at > self._stall_s:
             self.restart(now)  # this process was stopped
             return
+        self._ticked_at = now
         for row in [row for row in self._rows.values() if row.ask_at <= now]:
             # The end of one may end others of its request, and the loss of its batcher sends all of them again.
             if row.task.request_id in self._rows and row.ask_at <= now:
@@ -430,8 +434,11 @@ class Dispatch:
         row.task.produced_token_ids[:] = row.attempt.token_ids
         row.task.timeout_ms = min(max(math.ceil((row.deadline - now) * 1000), 1), MS_MAX)
         row.task.age_ms = min(int((now - row.sent_at) * 1000), MS_MAX)
-        self._schedule(now if urgent else math.inf)
         self._outgoing.tasks.append((batcher, row))
+        if row.line.priority_class != BULK_CLASS or row.task.gather_ms <= READ_MS:
+            self._schedule(now if urgent else math.inf)
+        elif len(self._outgoing.tasks) == 1:
+            self.on_later(UNREAD_S, self.on_due)
         row.taken()
         return True
 

@@ -21,6 +21,7 @@ from sluice.v1.inference_pb2_grpc import (
     InferenceServiceServicer,
     add_InferenceServiceServicer_to_server,
 )
+from sluice.wire.groups import GroupWriter
 
 Plan = Callable[[str, int], SluiceError | None]
 """The error of the n-th try (from 1) of a prompt; None: it is answered."""
@@ -77,12 +78,13 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
 
     async def Run(self, requests: Any, context: Any) -> None:  # type: ignore[override]
         self.tenants.add(dict(context.invocation_metadata())["sluice-tenant"])
-        lock = asyncio.Lock()
+        writer = GroupWriter[RunResponse](context.write)
         async with asyncio.TaskGroup() as group:
-            async for request in requests:
-                group.create_task(self._answer(request, context, lock))
+            async for message in requests:
+                for request in (message, *message.more):
+                    group.create_task(self._answer(request, writer))
 
-    async def _answer(self, request: RunRequest, context: Any, lock: asyncio.Lock) -> None:
+    async def _answer(self, request: RunRequest, writer: GroupWriter[RunResponse]) -> None:
         prompt = request.embed.texts[0] if request.HasField("embed") else request.request.prompt
         self.asked[prompt] += 1
         self.requests.append(request.request)
@@ -95,8 +97,7 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
             self.in_flight -= 1
         response = self._response(request, self.plan(prompt, self.asked[prompt]))
         with suppress(Exception):  # the caller has been killed
-            async with lock:
-                await context.write(response)
+            await writer.write(response, grouped=request.takes_more)
 
     def _response(self, request: RunRequest, error: SluiceError | None) -> RunResponse:
         if error is not None:

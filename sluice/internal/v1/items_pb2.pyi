@@ -30,8 +30,12 @@ class RunRequest(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     EMBED_FIELD_NUMBER: _builtins.int
+    TAKES_MORE_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Names it in this call."""
+    takes_more: _builtins.bool
+    """Whether the sender reads RunResponse.more."""
     @_builtins.property
     def request(self) -> _inference_pb2.GenerateRequest:
         """What is asked."""
@@ -44,6 +48,10 @@ class RunRequest(_message.Message):
     def embed(self) -> _inference_pb2.EmbedRequest:
         """What is asked, instead of `request`: embeddings."""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunRequest]:
+        """Others that follow it, in the same message. They have none."""
+
     def __init__(
         self,
         *,
@@ -51,10 +59,12 @@ class RunRequest(_message.Message):
         request: _inference_pb2.GenerateRequest | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
         embed: _inference_pb2.EmbedRequest | None = ...,
+        takes_more: _builtins.bool = ...,
+        more: _abc.Iterable[Global___RunRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["embed", b"embed", "request", b"request", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embed", b"embed", "id", b"id", "request", b"request", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embed", b"embed", "id", b"id", "more", b"more", "request", b"request", "takes_more", b"takes_more", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -71,6 +81,7 @@ class RunResponse(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     EMBEDDED_FIELD_NUMBER: _builtins.int
     COST_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Of its RunRequest."""
     error: _builtins.bytes
@@ -85,6 +96,10 @@ class RunResponse(_message.Message):
     def embedded(self) -> _inference_pb2.EmbedResponse:
         """The embeddings."""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunResponse]:
+        """Of other items whose answers were complete when this one was sent. They have none."""
+
     def __init__(
         self,
         *,
@@ -93,10 +108,11 @@ class RunResponse(_message.Message):
         error: _builtins.bytes = ...,
         embedded: _inference_pb2.EmbedResponse | None = ...,
         cost: _builtins.float = ...,
+        more: _abc.Iterable[Global___RunResponse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "embedded", b"embedded", "error", b"error", "outcome", b"outcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cost", b"cost", "embedded", b"embedded", "error", b"error", "id", b"id", "outcome", b"outcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cost", b"cost", "embedded", b"embedded", "error", b"error", "id", b"id", "more", b"more", "outcome", b"outcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["answer", "error", "embedded"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015

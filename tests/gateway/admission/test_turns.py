@@ -69,13 +69,12 @@ async def test_a_call_that_has_gone_takes_no_turn() -> None:
     assert gone.cancelled()
 
 
-async def test_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WAITING_MAX", 1)
+async def test_too_many_are_refused() -> None:
     turns = Turns()
     waiting = asyncio.create_task(turns.turn())
     await asyncio.sleep(0)
     with pytest.raises(Overloaded) as refused:
-        await turns.turn()
+        await turns.turn(1)
     assert refused.value.retry_after_s
     async with asyncio.timeout(BOUND_S):
         await waiting

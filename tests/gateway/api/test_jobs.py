@@ -1,6 +1,7 @@
 """What a gateway does for `jobs`: it answers items, many a call, and passes calls of JobService on."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,31 @@ async def test_items_of_one_call_are_answered_as_they_end(
         assert isinstance(error, errors.UnknownModel)
 
 
+async def test_items_that_come_together_are_answered_together(wire: Wire) -> None:
+    call: Any = ItemsServiceStub(wire.channel).Run()
+    first, *more = (item(number, f"hello {number}") for number in range(1, 7))
+    first.takes_more = True
+    for one in more:
+        one.takes_more = True
+    first.more.extend(more)
+    await call.write(first)
+    tasks = [await wire.batcher.task(priority_class="bulk") for _ in range(6)]
+    frames = [last(0, wire.tokens(f"world {number}")) for number in range(6)]
+    for task, frame in zip(tasks, frames, strict=True):
+        frame.request_id, frame.attempt = task.request_id, task.attempt
+    await wire.batcher.send(tasks[0], *frames)
+    messages, answered = 0, list[RunResponse]()
+    while len(answered) < 6:
+        message = await asyncio.wait_for(call.read(), BOUND_S)
+        messages += 1
+        answered += (message, *message.more)
+    assert messages < 6
+    assert {one.id for one in answered} == set(range(1, 7))
+    assert {one.answer.text for one in answered} == {f"world {number}" for number in range(6)}
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+
+
 async def test_an_item_whose_time_is_over_is_not_begun(wire: Wire) -> None:
     stub: Any = ItemsServiceStub(wire.channel)
     call = stub.Run()
@@ -126,7 +152,7 @@ async def test_items_beyond_what_a_tenant_may_have_are_not_read_and_none_is_refu
 async def test_bulk_calls_that_wait_do_not_end_a_call_of_items(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arriving, "WAITING_MAX", 0)
+    monkeypatch.setattr(Turns.turn, "__defaults__", (0,))
     call: Any = ItemsServiceStub(wire.channel).Run()
     for number in range(2):
         await call.write(item(number, f"hello {number}"))
@@ -290,12 +316,11 @@ async def test_calls_go_on_between_two_items_that_came_together(
         service._slots.release()
 
     async def items() -> AsyncIterator[RunRequest]:
-        for number in range(4):
-            yield RunRequest(id=number)
+        yield RunRequest(id=1, more=[RunRequest(id=number) for number in range(2, 9)])
 
     async def call() -> None:
         nonlocal steps
-        while steps.count("i") < 4:
+        while steps.count("i") < 8:
             steps += "c"
             await asyncio.sleep(0)
 
@@ -303,11 +328,11 @@ async def test_calls_go_on_between_two_items_that_came_together(
     service = ItemsService(
         MagicMock(
             **{
-                "settings.max_concurrent_requests": 100,
-                "settings.shares": CallShares(),
+                "limiter.tenant_limits": [100],
                 "limiter.turns": Turns(),
             }
         )
     )
-    await asyncio.gather(service.Run(items(), None), call())
+    await asyncio.gather(service.Run(items(), MagicMock()), call())
     assert "ii" not in steps
+    assert max(map(len, re.findall("c+", steps))) > 10, "a moment after four"

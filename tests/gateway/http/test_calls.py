@@ -11,6 +11,7 @@ import openai as sdk
 import pytest
 from openai import AsyncOpenAI
 
+from gateway.admission.calls import Turns
 from sluice.errors import SetupError
 from sluice.settings import TenantSettings
 from sluice.settings.limits import LimitSettings
@@ -244,7 +245,7 @@ async def test_calls_above_the_limit_are_told_when_to_retry(
 
 async def test_bulk_calls_wait_for_their_turn(http: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same turns as over gRPC."""
-    monkeypatch.setattr("gateway.admission.calls.WAITING_MAX", 0)
+    monkeypatch.setattr(Turns.turn, "__defaults__", (0,))
     reply = await ask(http.http, body=chat(), x_sluice_priority="bulk")
     assert "bulk calls wait for their turn" in reply.error["message"]
     assert (reply.status, reply.headers["retry-after"]) == (429, "1")

@@ -13,6 +13,7 @@ from gateway.streaming.dispatch import (
     RECENT,
     ROW_ID_CHARS_MAX,
     SEND_S,
+    UNREAD_S,
     Dispatch,
     Outgoing,
 )
@@ -359,6 +360,38 @@ def test_what_is_not_an_urgent_row_keeps_none_from_leaving_a_busy_gateway() -> N
         dispatch.send(sent_row(new_attempt(priority_class), 1000.0, priority_class), 100.0)
         dispatch.drain()
     assert waits == [0.0, 0.0]
+
+
+def unread(name: str, priority_class: str = "bulk", gather_ms: int = 3_600_000) -> SentRow:
+    """A row whose answer travels whole."""
+    row = sent_row(new_attempt(name), 1000.0, priority_class)
+    row.task.gather_ms = gather_ms
+    return row
+
+
+def test_bulk_rows_that_nobody_reads_a_part_of_leave_together() -> None:
+    dispatch, due = Dispatch("g", Batchers("b1"), STALL_S), list[tuple[float, object]]()
+    dispatch.on_later = lambda wait_s, call: due.append((wait_s, call))
+    for name in ("first", "second"):
+        dispatch.send(unread(name), 100.0)
+    assert due == [(UNREAD_S, dispatch.on_due)]
+    assert [row.task.request_id for _, row in dispatch.drain().tasks] == ["first", "second"]
+    dispatch.send(unread("third"), 100.0)
+    assert [wait_s for wait_s, _ in due] == [UNREAD_S] * 2
+
+
+@pytest.mark.parametrize(
+    ("priority_class", "gather_ms"), [("interactive", 3_600_000), ("standard", 3_600_000), ("bulk", 250)]
+)  # fmt: skip
+def test_a_row_that_somebody_waits_for_leaves_at_once_and_takes_others_along(
+    priority_class: str, gather_ms: int
+) -> None:
+    dispatch, waits = Dispatch("g", Batchers("b1"), STALL_S), list[float]()
+    dispatch.on_later = lambda wait_s, _: waits.append(wait_s)
+    dispatch.send(unread("whole"), 100.0)
+    dispatch.send(unread("read", priority_class, gather_ms), 100.0)
+    assert waits == [UNREAD_S, 0.0]
+    assert len(dispatch.drain().tasks) == 2
 
 
 def test_without_an_interval_a_busy_gateway_sends_a_message_a_token() -> None:
