@@ -16,12 +16,12 @@ from gateway.routing.learned import answer
 from gateway.routing.learned.features import HASHED, buckets
 from gateway.routing.learned.model import (
     CLIP,
+    Calibration,
     Columns,
     Head,
     LearnedRouter,
     Vector,
     Words,
-    calibrate,
     damp,
 )
 from learning.outcomes import ROWS_MIN, OneSided, Outcome, TooFewOutcomes
@@ -32,6 +32,10 @@ FOLDS: Final = 5
 C_WORDS: Final = 1.0
 C_COLUMNS: Final = 0.01
 """Inverse regularisation strength."""
+
+SLOPE_MIN: Final = 0.05
+"""A raw gain that turned out to say nothing still keeps its order."""
+SLOPE_MAX: Final = 3.0
 
 ONE_SIDED_WEIGHT: Final = 0.3
 """Of a row with one side beside one with both."""
@@ -142,3 +146,24 @@ def _regressions(
         coefficients.append(model.coef_[0])
         intercepts.append(model.intercept_[0])
     return np.array(coefficients, np.float32).T.copy(), np.array(intercepts, np.float32)
+
+
+def calibrate(raw: NDArray[Any], labels: NDArray[Any], weights: NDArray[Any]) -> Calibration:
+    """Lines fitted to held-out predictions.
+
+    Args:
+        raw: [rows, 2], predicted P(weak right), P(strong right).
+        labels: [rows, 2], the outcomes of both.
+        weights: [rows].
+    """
+    gains, weak, strong = raw[:, 1] - raw[:, 0], labels[:, 0], labels[:, 1]
+    lines = np.array([_line(gains, strong - weak, weights), _line(raw[:, 0], weak, weights)])
+    calibrated = np.clip(lines[0, 0] * gains + lines[0, 1], -1, 1)
+    return Calibration(lines, *(each.astype(np.float32) for each in (calibrated, weak, strong)))
+
+
+def _line(x: NDArray[Any], y: NDArray[Any], weights: NDArray[Any]) -> tuple[float, float]:
+    """Slope and intercept."""
+    spread = np.cov(x, y, aweights=weights)
+    slope = float(np.clip(spread[0, 1] / max(spread[0, 0], 1e-9), SLOPE_MIN, SLOPE_MAX))
+    return slope, float(np.average(y - slope * x, weights=weights))

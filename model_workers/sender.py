@@ -8,9 +8,9 @@ Sending blocks for a round trip through shared memory, which must not delay the 
 - A report carries all frames that are due: when sending is slower than stepping, steps share a report, in order, and
   those of a row a frame.
 - Frames that may not wait are due at once (`RowSpec.wait_s`: the first token of an answer, the end of an urgent row).
-  Others gather the tokens of their row until its time is over; an end waits `SOON_S` at most, of a bulk row that nobody
-  reads a part of `UNREAD_S`, and `GATHER_TOKENS_MAX` tokens go as they are. So full batches of such rows cost few
-  messages, and urgent frames meet short queues everywhere behind the worker.
+  Others gather the tokens of their row until its time is over; an end waits `SOON_S` at most, and `GATHER_TOKENS_MAX`
+  tokens go as they are. So full batches of such rows cost few messages, and urgent frames meet short queues everywhere
+  behind the worker.
 - Reports are numbered from 0 per channel; the first one is a heartbeat, sent when the channel opens.
 - A heartbeat is sent every ``heartbeat_s``, with or without frames, or every ``idle_s`` while the worker has no rows,
   and no batch of the channel that its engine has not taken; before it the channel is checked for cancellation.
@@ -35,7 +35,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from model_workers import messages
-from model_workers.engine.protocol import READ_S, RowStep
+from model_workers.engine.protocol import RowStep
 from model_workers.grants import Grant
 from model_workers.watchdog import TICK_S, Watchdog
 from sluice.internal.v1 import frame_pb2, worker_pb2
@@ -51,9 +51,6 @@ LOAD_UPDATE_S: Final = 0.05
 
 SOON_S: Final = 0.01
 """Ends of rows that gather, and news of free slots, wait for others at most this long, seconds."""
-
-UNREAD_S: Final = 0.05
-"""Ends of bulk rows of whose answers nobody reads a part wait at most this long, seconds."""
 
 GATHER_TOKENS_MAX: Final = 256
 """A row that has gathered so many tokens sends them: more are not lost with a worker, nor larger a message."""
@@ -160,7 +157,7 @@ def gathered_until(now: float, gather_s: float) -> float:
 
 def end_wait_s(gather_s: float) -> float:
     """How long the end of a row may wait for others, seconds."""
-    return UNREAD_S if gather_s > READ_S else min(gather_s, SOON_S)
+    return min(gather_s, SOON_S)
 
 
 def _update_s(before: worker_pb2.WorkerLoad, load: worker_pb2.WorkerLoad) -> float:

@@ -340,11 +340,11 @@ class Turns:
     """The calls of one gateway, over gRPC and HTTP.
 
     Attributes:
-        arrived: calls that have come, of any class.
+        arrived_at: when the last call came, of any class, monotonic seconds.
     """
 
     def __init__(self) -> None:
-        self.arrived = 0
+        self.arrived_at = -math.inf
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._giving: asyncio.Task[None] | None = None
 
@@ -363,14 +363,13 @@ class Turns:
         await mine
 
     async def _give(self) -> None:
-        loop = asyncio.get_running_loop()
-        given_at = loop.time()
+        given_at = time.monotonic()
         while self._waiting:
-            arrived, used_s = self.arrived, time.thread_time()
+            begun, used_s = time.monotonic(), time.thread_time()
             await asyncio.sleep(MOMENT_S)
             # Not the time that has passed: a process that waits for a core gains nothing by waiting longer.
-            busy_s, now = time.thread_time() - used_s, loop.time()
-            calm = self.arrived == arrived and busy_s < BUSY_S
+            busy_s, now = time.thread_time() - used_s, time.monotonic()
+            calm = self.arrived_at < begun and busy_s < BUSY_S
             if calm or now - given_at > PATIENCE_S:
                 given_at = now
                 self._give_next()

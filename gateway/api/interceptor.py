@@ -7,6 +7,7 @@ request that it cannot parse; here it becomes an error of ours.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -104,7 +105,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         """Wraps the method that is called."""
-        self._checks.limiter.turns.arrived += 1
+        self._checks.limiter.turns.arrived_at = time.monotonic()
         method = str(handler_call_details.method)
         made = self._handlers.get(method)
         if made is None:

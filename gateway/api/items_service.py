@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +30,9 @@ from sluice.wire.clock import ms_of
 from sluice.wire.groups import GroupWriter
 
 AT_A_TIME: Final = 4
-"""Items that begin one after the other, before other calls are looked for."""
+QUIET_S: Final = 0.5
+"""While no other call has come for so long, seconds, so many items begin one after the other: the code of the second is
+in the caches of the processor."""
 
 
 @dataclass
@@ -51,17 +54,17 @@ class ItemsService(ItemsServiceServicer):
     # A coroutine that writes: see InferenceService.Generate.
     async def Run(self, requests: Any, context: Any) -> None:  # type: ignore[override]
         """See the proto."""
-        writer = GroupWriter[RunResponse](context.write)
+        writer, turns = GroupWriter[RunResponse](context.write), self._generator.limiter.turns
         async with asyncio.TaskGroup() as group:
             async for message in requests:
                 for request in (message, *message.more):
                     await self._slots.acquire()
                     group.create_task(self._run(request, context, writer))
                     # Other calls go on meanwhile.
-                    if request.id % AT_A_TIME:
+                    if request.id % AT_A_TIME and time.monotonic() > turns.arrived_at + QUIET_S:
                         await asyncio.sleep(0)
                     else:
-                        await self._generator.limiter.turns.turn(math.inf)
+                        await turns.turn(math.inf)
 
     async def FindTokenEnds(
         self, request: FindTokenEndsRequest, context: Any

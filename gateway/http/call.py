@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -208,7 +209,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one call."""
         call = HttpCall(scope, receive, send, self.max_body_bytes)
-        self.checks.limiter.turns.arrived += 1
+        self.checks.limiter.turns.arrived_at = time.monotonic()
         await guarded(self._answer(call), call.fail, call.request_id)
 
     async def _answer(self, call: HttpCall) -> None:

@@ -11,7 +11,6 @@ from typing import ClassVar, Final, Protocol
 
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.settings import SettingsError
-from sluice.wire.subjects import CLASSES
 
 ENGINE_FAILED: Final = "ENGINE_FAILED"
 READ_S: Final = 1.0
@@ -112,14 +111,10 @@ class RowSpec:
     def wait_s(self, index: int, end: RowEnd | None) -> float:
         """How long what a step brings, from token ``index`` of the answer on, may wait for more of the row, seconds.
 
-        The first token does not wait where somebody reads tokens as they come, nor does the end of an urgent row; for
-        that of a standard row somebody waits, read or not.
+        The first token does not wait where somebody reads tokens as they come, nor does the end of an urgent row.
         """
         first = index == len(self.produced) and self.gather_s <= READ_S
-        if first or (end is not None and not self.rank):
-            return 0.0
-        waited_for = end is not None and self.rank < len(CLASSES) - 1
-        return min(self.gather_s, READ_S) if waited_for else self.gather_s
+        return 0.0 if first or (end is not None and not self.rank) else self.gather_s
 
     def ended(
         self, end: RowEnd, error: str = "", reason: str = ENGINE_FAILED, tokens: int = 0

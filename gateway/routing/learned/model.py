@@ -18,9 +18,6 @@ Array = NDArray[Any]
 
 CLIP: Final = 3.0
 """Standard deviations beyond which a column is clipped."""
-SLOPE_MIN: Final = 0.05
-"""A raw gain that turned out to say nothing still keeps its order."""
-SLOPE_MAX: Final = 3.0
 
 
 def damp(counts: Vector) -> Vector:
@@ -118,20 +115,6 @@ class Calibration:
         ]
 
 
-def calibrate(raw: Array, labels: Array, weights: Array) -> Calibration:
-    """Lines fitted to held-out predictions.
-
-    Args:
-        raw: [rows, 2], predicted P(weak right), P(strong right).
-        labels: [rows, 2], the outcomes of both.
-        weights: [rows].
-    """
-    gains, weak, strong = raw[:, 1] - raw[:, 0], labels[:, 0], labels[:, 1]
-    lines = np.array([_line(gains, strong - weak, weights), _line(raw[:, 0], weak, weights)])
-    calibrated = np.clip(lines[0, 0] * gains + lines[0, 1], -1, 1)
-    return Calibration(lines, *(each.astype(np.float32) for each in (calibrated, weak, strong)))
-
-
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """The estimated gain of the large model for one prompt."""
@@ -187,10 +170,3 @@ def quality(scores: Array, weak: Array, strong: Array) -> Array:
     sent = np.arange(len(scores) + 1)
     mean: Array = (weak.sum(dtype=np.float64) + np.interp(sent, known, gains[known])) / len(scores)
     return mean
-
-
-def _line(x: Array, y: Array, weights: Array) -> tuple[float, float]:
-    """Slope and intercept."""
-    spread = np.cov(x, y, aweights=weights)
-    slope = float(np.clip(spread[0, 1] / max(spread[0, 0], 1e-9), SLOPE_MIN, SLOPE_MAX))
-    return slope, float(np.average(y - slope * x, weights=weights))

@@ -1,6 +1,7 @@
 """When bulk calls begin."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -19,7 +20,7 @@ async def arriving(turns: Turns) -> AsyncIterator[None]:
 
     async def arrive() -> None:
         while True:
-            turns.arrived += 1
+            turns.arrived_at = time.monotonic()
             await asyncio.sleep(0)
 
     task = asyncio.create_task(arrive())

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from google.rpc import status_pb2
 from gateway.admission import calls as arriving
 from gateway.admission.calls import Arriving, CallChecks, ClassLimiter, Turns
 from gateway.api.interceptor import ErrorInterceptor
-from gateway.api.items_service import ItemCall, ItemsService
+from gateway.api.items_service import QUIET_S, ItemCall, ItemsService
 from gateway.api.job_forwarder import MESSAGE_BYTES_MAX, JobForwarder
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import Caller
@@ -305,10 +306,12 @@ async def test_a_trace_context_that_is_none_is_not_passed_on(trace: str) -> None
     assert forwarder.metadata(call)[-1] == ("traceparent", valid)
 
 
-async def test_calls_go_on_between_two_items_that_came_together(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("called_s_ago", "moments"), [(0.0, 8), (2 * QUIET_S, 2)])
+async def test_calls_go_on_between_items_that_came_together(
+    monkeypatch: pytest.MonkeyPatch, called_s_ago: float, moments: int
 ) -> None:
-    steps = ""
+    steps, turns = "", Turns()
+    turns.arrived_at = time.monotonic() - called_s_ago
 
     async def run(service: ItemsService, *_: object) -> None:
         nonlocal steps
@@ -320,7 +323,7 @@ async def test_calls_go_on_between_two_items_that_came_together(
 
     async def call() -> None:
         nonlocal steps
-        while steps.count("i") < 8:
+        while not running.done():
             steps += "c"
             await asyncio.sleep(0)
 
@@ -329,10 +332,12 @@ async def test_calls_go_on_between_two_items_that_came_together(
         MagicMock(
             **{
                 "limiter.tenant_limits": [100],
-                "limiter.turns": Turns(),
+                "limiter.turns": turns,
             }
         )
     )
-    await asyncio.gather(service.Run(items(), MagicMock()), call())
+    running = asyncio.create_task(service.Run(items(), MagicMock()))
+    await asyncio.gather(running, call())
     assert "ii" not in steps
-    assert max(map(len, re.findall("c+", steps))) > 10, "a moment after four"
+    long = [len(found) > 10 for found in re.findall("c+", steps)]
+    assert sum(long) == moments, "one after each item, or after four"

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.learned.model import Calibration, calibrate
+from gateway.routing.learned.model import Calibration
+from learning.train import calibrate
 
 
 def made(count: int = 400, seed: int = 0, steepness: float = 0.5) -> Calibration:
