@@ -58,12 +58,14 @@ def test_an_address_of_another_machine() -> None:
 
 def test_what_is_allocated_at_the_start_is_not_collected_again() -> None:
     kept = [[number] for number in range(1000)]
-    before = gc.get_freeze_count()
+    before, thresholds = gc.get_freeze_count(), gc.get_threshold()
     try:
         startup.freeze_heap()
         assert gc.get_freeze_count() > before + len(kept)
+        assert gc.get_threshold() == startup.COLLECT
     finally:
         gc.unfreeze()
+        gc.set_threshold(*thresholds)
 
 
 def test_what_is_allocated_at_the_start_is_on_huge_pages() -> None:
