@@ -20,9 +20,10 @@ from sluice.settings import Settings
 
 LOOPBACK: Final = "127.0.0.1"
 COLLECT: Final = 700, 2, 100
-"""Thresholds of the garbage collector. A gateway with 512 items of a job under way has 40,000 objects that came since it
-was ready. With Python's own (700, 10, 10) its second generation stops the loop for 20 to 35 ms each second, its third
-for 50; with these the second takes 7 ms. Hardly any garbage reaches the third: what calls that end early leave behind."""
+"""Thresholds of the garbage collector. A gateway with 512 items of a job under way has 40,000 objects that came since
+it was ready. With Python's own (700, 10, 10) its second generation stops the loop for 20 to 35 ms each second, its
+third for 50; with these the second takes 7 ms. Hardly any garbage reaches the third: what calls that end early leave.
+"""
 SWITCH_S: Final = 0.0005
 """A thread that inspects a long text or reads an archive lets the event loop go on after so long, and an engine in
 Python the sender of its reports, instead of 5 ms each time that they wake up: a call wakes its loop ten times, and a
@@ -189,8 +190,8 @@ def freeze_heap() -> None:
     Rules, models and modules live as long as the process. A full collection that scans them stops the event loop for
     tens of milliseconds.
 
-    What is allocated later is looked at in small parts, see `COLLECT`. The heap moves to huge pages meanwhile: a call touches more pages of 4 KiB than the processor keeps the places of, and a
-    lone one finds them forgotten.
+    What is allocated later is looked at in small parts, see `COLLECT`. The heap moves to huge pages meanwhile: a call
+    touches more pages of 4 KiB than the processor keeps the places of, and a lone one finds them forgotten.
     """
     gc.freeze()
     gc.set_threshold(*COLLECT)
