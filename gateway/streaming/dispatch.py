@@ -56,7 +56,7 @@ RECENT_S: Final = 4 * SEND_S
 READ_MS: Final = 1000
 UNREAD_S: Final = 0.025
 """A bulk row whose tokens are gathered for more than `READ_MS`, which nobody reads a part of, waits for others so long
-before it is sent, seconds: it costs NATS and the batcher half."""
+before it is sent, seconds: it costs NATS and the batcher less."""
 WAITING_FACTOR: Final = 4
 """A row that waits in a batcher is asked about this many times less often than one with tokens."""
 QUESTIONS_MAX: Final = 4

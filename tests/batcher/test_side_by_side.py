@@ -12,11 +12,13 @@ from tritonclient.grpc import service_pb2_grpc
 from batcher.workers.client import infer_request, step_report
 from sluice.internal.v1 import worker_pb2
 from tests.batcher.batchers import ECHO, batcher_process, running_batcher, settings_of
-from tests.batcher.gateway_double import GatewayDouble, echo_of
+from tests.batcher.gateway_double import BOUND_S, GatewayDouble, echo_of
 from tests.batcher.tritons import MortalTriton
 
 SLOTS = 8
 BATCHERS = 2
+HEARD = 3
+"""Reports, a heartbeat apart."""
 PACED = ECHO.model_copy(update={"slots": SLOTS, "max_waiting_rows": SLOTS, "echo_step_ms": 5.0})
 
 
@@ -33,8 +35,12 @@ def paced_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalTri
 
 @asynccontextmanager
 async def watched(address: str) -> AsyncIterator[list[worker_pb2.WorkerLoad]]:
-    """The loads that a worker tells of, as a third batcher without tasks hears them."""
+    """The loads that a worker tells of, as a third batcher without tasks hears them, from its report `HEARD` on.
+
+    The first batcher had all slots while it was alone: by then it has heard that it is not.
+    """
     loads: list[worker_pb2.WorkerLoad] = []
+    heard = asyncio.Event()
     opening = worker_pb2.OpenChannel(batcher="watcher", heartbeat_ms=100)
     request = infer_request("echo", worker_pb2.WorkerRequest(open_channel=opening), ends=True)
 
@@ -43,12 +49,15 @@ async def watched(address: str) -> AsyncIterator[list[worker_pb2.WorkerLoad]]:
             report = step_report(streamed)
             if report is not None:
                 loads.append(report.load)
+                if len(loads) == HEARD:
+                    heard.set()
 
     async with grpc.aio.insecure_channel(address) as channel:
         call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
         await call.write(request)
         listening = asyncio.create_task(listen(call))
         try:
+            await asyncio.wait_for(heard.wait(), BOUND_S)
             yield loads
         finally:
             call.cancel()
