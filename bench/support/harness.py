@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -131,16 +132,19 @@ async def run_parts(parser: argparse.ArgumentParser, parts: Mapping[str, Part]) 
 
 
 def machine() -> str:
-    """The machine in words: processor, cores, Python."""
-    model = platform.processor() or platform.machine()
+    """The machine in words: processor, cores, Python.
+
+    Family and model say which generation it is: a rented processor is often named without its number ("AMD EPYC").
+    """
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
-            names = [
-                line.split(":")[1].strip() for line in cpuinfo if line.startswith("model name")
-            ]
-        model = names[0] if names else model
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            first = file.read().split("\n\n")[0]
     except OSError:
-        pass
+        first = ""
+    fields = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", first, re.MULTILINE))
+    model = fields.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in fields:
+        model += f" (family {fields['cpu family']} model {fields['model']})"
     return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 

@@ -1,6 +1,7 @@
 """Figures are medians of paired rounds with their interval, and say where they come from; new lines replace old."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from bench.support.harness import (
     TooFewRuns,
     compare,
     emit,
+    machine,
     paired,
     percentiles,
     run_count,
@@ -150,3 +152,10 @@ def test_the_parts_are_listed(
 ) -> None:
     assert record.main([*words, "--list"]) == 0
     assert said in capsys.readouterr().out
+
+
+def test_the_machine_is_named_with_the_generation_of_its_processor() -> None:
+    """Two processors of one name must not share a line of a page."""
+    fields = re.findall(r"^(cpu family|model)\s*: (\d+)$", Path("/proc/cpuinfo").read_text(), re.M)
+    family, model = (dict(fields)[name] for name in ("cpu family", "model"))
+    assert f" (family {family} model {model}), " in machine()
