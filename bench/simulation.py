@@ -3,7 +3,7 @@
     python bench/simulation.py [--json] [--runs N] [--model echo|small|large] [--fit]
 
 The mesh is as shipped but for `SLOTS`, on all cores of this machine, with the callers beside it. For each model, on a
-mesh of its own that is otherwise idle, in this order:
+mesh of its own that is otherwise idle, a round is, in this order:
 
 1. Steps of the worker, straight through Triton, to which the cost of a step is fitted, and the way to it and back.
 2. Processor time of all threads but the one that computes steps, callers too, in closed rounds of interactive requests
@@ -12,7 +12,9 @@ mesh of its own that is otherwise idle, in this order:
    30 % bulk with prompts and answers of `PROMPT` and `ANSWER` tokens.
 4. The fit: a trace of the mix at `SHARE` of the capacity, open loop, seed 0. `fit_load` finds the slowdown of shared
    cores and the ways in and out. `--fit` prints all costs as a line for `sluice simulate --cost`, and ends here.
-5. Traces with other seeds at the same load, which the fit has not seen; what was sent is simulated.
+5. A trace with another seed at the same load, which the fit has not seen; what was sent is simulated.
+
+A rented machine computes up to 40 % faster or slower a few minutes later, so each trace follows its own fit.
 
 `simulation_error_MODEL_at_60`: of a trace the largest error of p50 and p95 of first token and latency of interactive
 requests, simulated beside measured; peer: the bound. `also` has simulated over measured of each, medians. The engine
@@ -153,16 +155,17 @@ async def bench(model: str, runs: int) -> tuple[MeshCost, list[Figure]]:
         grpc.aio.insecure_channel(mesh.address) as channel,
     ):
         load = OpenLoad(inference_pb2_grpc.InferenceServiceStub(channel), model)
-        answered = await load.flood(iter(mix(100.0, 60.0, 0)), WAITING * SLOTS[model], FLOOD_S)
-        capacity = len(answered) / FLOOD_S
-        steps, setup = await measured(load, mesh, model, capacity)
-        assert setup.sharing is not None
-        cost = MeshCost(steps.cost, steps.error, setup.links, setup.sharing)
-        print(f"{model}: {capacity:.1f} answers/s, {cost}", file=sys.stderr)
-        for seed in range(1, runs + 1):
-            trace = await load.play(mix(SHARE * capacity, SECONDS, seed))
-            pairs.append((times(simulated(trace, setup)), times(trace)))
-            print("simulated, measured:", *pairs[-1], file=sys.stderr)
+        for seed in range(1, max(runs, 1) + 1):
+            answered = await load.flood(iter(mix(100.0, 60.0, 0)), WAITING * SLOTS[model], FLOOD_S)
+            capacity = len(answered) / FLOOD_S
+            steps, setup = await measured(load, mesh, model, capacity)
+            assert setup.sharing is not None
+            cost = MeshCost(steps.cost, steps.error, setup.links, setup.sharing)
+            print(f"{model}: {capacity:.1f} answers/s, {cost}", file=sys.stderr)
+            if runs:
+                trace = await load.play(mix(SHARE * capacity, SECONDS, seed))
+                pairs.append((times(simulated(trace, setup)), times(trace)))
+                print("simulated, measured:", *pairs[-1], file=sys.stderr)
     return cost, [_figure(model, pairs)] if pairs else []
 
 
@@ -191,7 +194,7 @@ async def main(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = options_of(__doc__, "traces at each load")
+    parser = options_of(__doc__, "fits and traces")
     parser.add_argument("--model", choices=tuple(SLOTS), action="append", help="only this one")
     parser.add_argument("--fit", action="store_true", help="print the fitted costs alone")
     uvloop.run(main(parser.parse_args()))

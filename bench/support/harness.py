@@ -305,4 +305,6 @@ def emit(figures: list[Figure], as_json: bool) -> None:
             f"{f.figure:34} {cells[0]:>10} {cells[1]:>10} {cells[2]:>8} {between:>16}  {f.unit}\n"
             f"  {f.label + ': ' if f.label else ''}{f.note}"
         )
+        if f.also:
+            print("  " + ", ".join(f"{name} {value:.4g}" for name, value in f.also.items()))
     sys.stdout.flush()

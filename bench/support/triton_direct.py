@@ -64,6 +64,7 @@ class DirectWorker:
         self._waiting: list[worker_pb2.Row] = []
         self._flushing = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._left = asyncio.Event()
         self.tokens = 0
 
     async def __aenter__(self) -> Self:
@@ -83,6 +84,7 @@ class DirectWorker:
     ) -> None:
         for task in self._tasks:
             task.cancel()
+        self._left.set()  # gRPC does not end the request of a stream that the worker broke
         self._frames.cancel()
         await self._channel.close()
 
@@ -188,4 +190,4 @@ class DirectWorker:
     ) -> AsyncIterator[service_pb2.ModelInferRequest]:
         yield infer_request(self._model, message, ends=True)
         if hold:
-            await asyncio.Event().wait()
+            await self._left.wait()
