@@ -154,6 +154,12 @@ def test_the_parts_are_listed(
     assert said in capsys.readouterr().out
 
 
+def test_a_table_shows_the_further_values_of_a_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever kills processes must see how many answers are missing without reading JSON."""
+    emit([ONE], as_json=False)
+    assert capsys.readouterr().out.endswith("note\n  p99_ms 4\n")
+
+
 def test_the_machine_is_named_with_the_generation_of_its_processor() -> None:
     """Two processors of one name must not share a line of a page."""
     fields = re.findall(r"^(cpu family|model)\s*: (\d+)$", Path("/proc/cpuinfo").read_text(), re.M)
