@@ -77,6 +77,7 @@ class ModelLoop(WorkerEvents):
         self._workers = {worker.name: worker for worker in workers}
         self._model = model.task_name
         self._settings_name = model.name
+        self._prefix_cache = model.prefix_cache
         self._process = process
         self._requests = Requests(
             process.batcher,
@@ -165,7 +166,7 @@ class ModelLoop(WorkerEvents):
         """A task from its gateway."""
         with self:
             now = time.monotonic()
-            row = Row(task, now, headers, size)
+            row = Row(task, now, headers, size, self._prefix_cache)
             if self._requests.size + size > self._room_bytes:
                 error = frame_pb2.RowError(
                     reason=Overloaded.reason,

@@ -13,6 +13,7 @@ from typing import Final
 
 from batcher.core.scheduler.task import Batch, QueuedTask
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
+from sluice.settings.models import PrefixCache
 from sluice.wire import subjects
 from sluice.wire.codec import MalformedMessage, unpack_to_keep
 
@@ -57,8 +58,9 @@ class Row(QueuedTask):
         now: float,
         headers: Mapping[str, str] | None = None,
         size: int = 0,
+        prefix_cache: PrefixCache = "tenant",
     ) -> None:
-        """The deadline counts from ``now``, monotonic seconds."""
+        """Make a row whose deadline counts from ``now``, monotonic seconds."""
         prompt, self.produced = task.prompt_token_ids, list(task.produced_token_ids)
         self.base = len(self.produced)
         super().__init__(
@@ -70,7 +72,7 @@ class Row(QueuedTask):
             prompt_tokens=len(prompt),
             max_tokens=task.sampling.max_tokens,
             produced_tokens=self.base,
-            prefix=hash(tuple(prompt[:PREFIX_TOKENS])) if len(prompt) >= PREFIX_TOKENS else 0,
+            prefix=_prefix_key(task, prefix_cache),
             returned=task.attempt > 0,
             age_s=task.age_ms / 1e3,
             charged=task.charged_tokens,
@@ -104,6 +106,15 @@ class Row(QueuedTask):
         sent.padding_share, sent.waited_ms = batch.padding_share, timings.queue_ms
         sent.longest_waited_ms = batch.longest_wait.waited_s * 1e3
         sent.worker = batch.worker_id
+
+
+def _prefix_key(task: task_pb2.Task, prefix_cache: PrefixCache) -> int:
+    """Return what prompts have in common whose cached blocks the workers would share; 0: nothing."""
+    prompt = task.prompt_token_ids
+    if prefix_cache == "off" or len(prompt) < PREFIX_TOKENS:
+        return 0
+    tenant = task.tenant if prefix_cache == "tenant" else ""
+    return hash((tenant, *prompt[:PREFIX_TOKENS]))
 
 
 def batch_message(

@@ -1,11 +1,12 @@
 """Allocation of the blocks of a KV cache: reference counts, and prefix caching by shared blocks.
 
 The cache is cut into blocks of ``block_tokens`` positions; a row's table says which block holds which positions. A row
-that begins like an earlier one of its tenant shares its blocks (prefix cache). Tokens are compared in units of
-``share_tokens``: the hash of a full unit is chained to that of the unit before it, the first one to the tenant, so that
-equal hashes mean equal tokens of one tenant from the row's first on. A unit is a block, or a part of one where blocks
-are large because a kernel asks for it: then whole blocks are shared, and of a block of which only the first units are
-equal the row gets a copy.
+that begins like an earlier one shares its blocks (prefix cache). Tokens are compared in units of ``share_tokens``: the
+hash of a full unit is chained to that of the unit before it, the first one to a salt, so that equal hashes mean equal
+tokens with one salt from the row's first on. The salt is the tenant where the cache is per tenant.
+
+A unit is a block, or a part of one where blocks are large because a kernel asks for it: then whole blocks are shared,
+and of a block of which only the first units are equal the row gets a copy.
 
 Rules:
 1. A block is free (no content), held (by as many rows as it has references), or idle: no row holds it, but units in it
@@ -22,6 +23,8 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
+
+from sluice.settings.models import PrefixCache
 
 _DIGEST_BYTES: Final = 16
 
@@ -44,7 +47,7 @@ class BlockTable:
     __slots__ = ("block_units", "blocks", "hashes", "known", "tenant")
 
     def __init__(self, tenant: str = "") -> None:
-        """``tenant``: rows of other tenants share nothing with it, so that nobody learns what another one asked."""
+        """``tenant``: the salt of its hashes in a cache per tenant, so that nobody learns what another one asked."""
         self.tenant = tenant.encode()
         self.blocks: list[int] = []
         self.hashes: list[bytes] = []
@@ -60,7 +63,9 @@ class BlockTable:
 class BlockManager:
     """The blocks of one cache."""
 
-    def __init__(self, num_blocks: int, block_tokens: int, *, prefix_cache: bool = True) -> None:
+    def __init__(
+        self, num_blocks: int, block_tokens: int, *, prefix_cache: PrefixCache = "tenant"
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.prefix_cache = prefix_cache
@@ -141,7 +146,7 @@ class BlockManager:
     def computed(self, table: BlockTable, tokens: Sequence[int], count: int) -> None:
         """The first ``count`` of ``tokens`` are in the cache: units that are full now become known."""
         full = count // self.share_tokens
-        if full <= table.known or not self.prefix_cache:
+        if full <= table.known or self.prefix_cache == "off":
             return
         self._hash(table, tokens, count)
         for place in range(table.known, full):
@@ -165,12 +170,13 @@ class BlockManager:
         return self.close(table)
 
     def _hash(self, table: BlockTable, tokens: Sequence[int], count: int) -> None:
-        if not self.prefix_cache:
+        if self.prefix_cache == "off":
             return
         size, hashes = self.share_tokens, table.hashes
+        salt = table.tenant if self.prefix_cache == "tenant" else b""
         table.block_units = self._units
         for place in range(len(hashes), count // size):
-            before = hashes[-1] if hashes else table.tenant
+            before = hashes[-1] if hashes else salt
             content = array("I", tokens[place * size : (place + 1) * size]).tobytes()
             hashes.append(hashlib.blake2b(before + content, digest_size=_DIGEST_BYTES).digest())
 

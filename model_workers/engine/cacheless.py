@@ -18,7 +18,7 @@ class CachelessEngine(ScheduledEngine):
 
     def __init__(self, limits: RowLimits) -> None:
         # One block a row, and one of the scheduler's reserve: nothing is cached, so only slots limit it.
-        blocks = BlockManager(2 * limits.slots, limits.context_tokens, prefix_cache=False)
+        blocks = BlockManager(2 * limits.slots, limits.context_tokens, prefix_cache="off")
         super().__init__(Scheduler(blocks, limits))
 
     @override

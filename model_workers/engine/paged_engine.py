@@ -35,6 +35,7 @@ from model_workers.engine.sampling.sampler import (
 from model_workers.engine.scheduler import ScheduledEngine, Scheduler
 from model_workers.engine.speculation import Speculator
 from sluice.internal.v1 import worker_pb2
+from sluice.settings.models import PrefixCache
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ class PagedEngine(ScheduledEngine):
         slots: int,
         max_waiting: int,
         prefill_tokens: int,
-        prefix_cache: bool = True,
+        prefix_cache: PrefixCache = "tenant",
         speculator: Speculator | None = None,
         device: torch.device = CPU,
         overlap: bool = False,
@@ -177,7 +178,7 @@ class PagedEngine(ScheduledEngine):
         if self._speculator is not None:
             load.drafted_tokens = self._speculator.drafted
             load.accepted_tokens = self._speculator.accepted
-        if not self._scheduler.blocks.prefix_cache:
+        if self._scheduler.blocks.prefix_cache == "off":
             # A preempted row would be computed again as a whole: batchers should not count on preemption.
             del load.ranks[:]
         return load

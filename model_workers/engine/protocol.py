@@ -104,7 +104,7 @@ class RowSpec:
     audio: AudioSpec | None = None
     """What it hears; the prompt is what its decoder begins with. None: nothing."""
     tenant: str = ""
-    """The tenant whose row it is: the prefix cache is shared by the rows of a tenant."""
+    """The tenant that asked: a prefix cache per tenant shares blocks among its rows alone."""
     last_try: bool = False
     """Whether the worker computes no other row with it."""
 

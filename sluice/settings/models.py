@@ -52,6 +52,10 @@ LIVE_FIELDS: Final = frozenset(
 """Settings of a model that gateways alone read: its workers go on when they change."""
 
 
+PrefixCache = Literal["off", "tenant", "mesh"]
+"""Which requests may share the cached blocks of equal prompt beginnings; see `ModelSettings.prefix_cache`."""
+
+
 class ModelSettings(Section):
     """One model to serve."""
 
@@ -110,8 +114,9 @@ class ModelSettings(Section):
     """Tokens of a block of the KV cache; unset: what suits the device (docs/internals/engine.md)."""
     prefill_tokens: Count = 512
     """Most tokens of prompts in one step, beside one of every row that decodes."""
-    prefix_cache: bool = True
-    """Whether rows that begin with the same tokens share their blocks."""
+    prefix_cache: PrefixCache = "tenant"
+    """Which prompts that begin with the same tokens share their blocks: those of one tenant ("tenant", also written
+    true), of all tenants ("mesh": one can find out by timing what another one asked), or none ("off", also false)."""
     draft: str | None = None
     """A small model with the same tokenizer that drafts tokens for this one, where that pays; written like ``path``."""
     draft_tokens: int = Field(3, ge=1, le=16)
@@ -173,6 +178,14 @@ class ModelSettings(Section):
         if self.server is None:
             return True
         return self.server.api == "tokens" and "logprobs" in self.server.names
+
+    @field_validator("prefix_cache", mode="before")
+    @classmethod
+    def _read_switch(cls, value: object) -> object:
+        """Read true and false, and YAML's `off`, which is false."""
+        if isinstance(value, bool):
+            return "tenant" if value else "off"
+        return value
 
     @field_validator("triton_url")
     @classmethod

@@ -14,6 +14,7 @@ from model_workers.engine.paged_model import RowChunk
 from model_workers.engine.protocol import RowSpec, Sampling
 from model_workers.engine.sampling.sampler import Sampler
 from model_workers.engine.speculation import Speculator
+from sluice.settings.models import PrefixCache
 from tests.support.rows import Answers, drive, row_spec
 
 VOCABULARY = 64
@@ -132,7 +133,7 @@ def hash_engine(
     slots: int = 4,
     max_waiting: int = 1000,
     prefill_tokens: int = 16,
-    prefix_cache: bool = True,
+    prefix_cache: PrefixCache = "tenant",
     speculator: Speculator | None = None,
     overlap: bool = False,
     sampler: Sampler | None = None,
@@ -152,7 +153,7 @@ def hash_engine(
 
 def alone(row: RowSpec) -> Answers:
     """What a row answers with an engine for itself, in one piece."""
-    return drive(hash_engine(prefill_tokens=1000, prefix_cache=False), row)
+    return drive(hash_engine(prefill_tokens=1000, prefix_cache="off"), row)
 
 
 @st.composite

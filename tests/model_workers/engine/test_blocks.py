@@ -122,7 +122,7 @@ def test_tenants_share_nothing() -> None:
 
 
 def test_without_a_prefix_cache_nothing_is_shared() -> None:
-    blocks = BlockManager(TOTAL, SIZE, prefix_cache=False)
+    blocks = BlockManager(TOTAL, SIZE, prefix_cache="off")
     first = filled(blocks, [1, 2, 3])
     second = opened(blocks, [1, 2, 3])
     assert not set(first.blocks) & set(second.blocks)

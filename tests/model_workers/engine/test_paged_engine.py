@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
 
 import pytest
@@ -16,6 +16,7 @@ from model_workers.engine.paged_engine import PagedEngine
 from model_workers.engine.paged_model import RowChunk
 from model_workers.engine.protocol import RowEnd, RowInvalid, RowSpec, Sampling
 from model_workers.engine.sampling.sampler import Sampler
+from sluice.settings.models import PrefixCache
 from tests.support.hash_model import (
     NAN_TOKEN,
     OOM_TOKEN,
@@ -43,7 +44,7 @@ def test_a_greedy_answer_is_what_the_model_says() -> None:
     st.integers(16, 40),
     st.integers(1, 5),
     st.integers(1, 30),
-    st.booleans(),
+    st.sampled_from(get_args(PrefixCache)),
     st.booleans(),
     st.sampled_from((2, 4)),
     st.randoms(use_true_random=False),
@@ -53,7 +54,7 @@ def test_any_schedule_gives_every_row_the_tokens_it_has_alone(
     num_blocks: int,
     slots: int,
     prefill_tokens: int,
-    prefix_cache: bool,
+    prefix_cache: PrefixCache,
     overlap: bool,
     share_tokens: int,
     numbers: random.Random,
@@ -215,6 +216,14 @@ def test_a_prefix_of_another_tenant_is_computed_again() -> None:
     assert (model.computed_tokens, other.cached["other"]) == (40, 0)
     again = drive(engine, replace(asked, request_id="again"))
     assert (model.computed_tokens, again.cached["again"]) == (41, 19)
+
+
+def test_prefix_cache_of_the_mesh_is_shared_by_tenants() -> None:
+    engine = hash_engine(prefix_cache="mesh")
+    spec = replace(row_spec("acme", list(range(20)), Sampling(1)), tenant="acme")
+    drive(engine, spec)
+    other = drive(engine, replace(spec, request_id="other", tenant="other"))
+    assert other.cached["other"] == 19
 
 
 def test_a_wholly_known_prompt_costs_one_token_and_a_copied_block() -> None:

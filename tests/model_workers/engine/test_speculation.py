@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Sequence
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from model_workers.engine.paged_model import RowChunk
 from model_workers.engine.protocol import RowEnd, RowSpec, Sampling
 from model_workers.engine.sampling.sampler import Sampler
 from model_workers.engine.speculation import SpeculationController, Speculator
+from sluice.settings.models import PrefixCache
 from tests.support.hash_model import (
     NAN_TOKEN,
     VOCABULARY,
@@ -41,7 +43,7 @@ def drafting(
     catch_up: int = 16,
     controller: SpeculationController | None = None,
     slots: int = 4,
-    prefix_cache: bool = True,
+    prefix_cache: PrefixCache = "tenant",
 ) -> PagedEngine:
     """An engine over ``model`` with drafts of ``draft``."""
     clock = itertools.count()
@@ -64,7 +66,7 @@ def drafting(
     st.sampled_from((0, 60, 256)),
     st.integers(1, 5),
     st.integers(1, 20),
-    st.booleans(),
+    st.sampled_from(get_args(PrefixCache)),
     st.randoms(use_true_random=False),
 )
 def test_every_row_gets_the_tokens_it_has_alone_and_without_drafts(
@@ -73,7 +75,7 @@ def test_every_row_gets_the_tokens_it_has_alone_and_without_drafts(
     wrong: int,
     tokens: int,
     catch_up: int,
-    prefix_cache: bool,
+    prefix_cache: PrefixCache,
     numbers: random.Random,
 ) -> None:
     draft = HashModel(num_blocks, wrong=wrong)

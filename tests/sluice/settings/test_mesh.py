@@ -77,6 +77,25 @@ def test_models_alone_are_a_configuration(models: str, default: str, tmp_path: P
     assert len(settings.load().routing.rules) == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [
+        ("off", "off"),
+        ("false", "off"),
+        ("no", "off"),
+        ("'off'", "off"),
+        ("true", "tenant"),
+        ("on", "tenant"),
+        ("tenant", "tenant"),
+        ("mesh", "mesh"),
+    ],
+)
+def test_prefix_cache_reads_words_and_switches(tmp_path: Path, text: str, mode: str) -> None:
+    loaded = load(tmp_path, f"models: [{{name: m, path: builtin:small, prefix_cache: {text}}}]")
+    assert loaded.models[0].prefix_cache == mode
+    assert load(tmp_path, loaded.to_yaml()) == loaded
+
+
 def test_a_setting_that_is_gone_is_told_with_what_replaces_it(tmp_path: Path) -> None:
     text = "routing: {cascade: {first: small, second: large, start: together}}"
     told = r"routing\.cascade\.start: is gone: the second model starts when"
@@ -121,6 +140,8 @@ def test_as_shipped_a_batcher_has_room_for_all_calls_that_a_gateway_admits() -> 
         ("models: [{name: 'a.b', path: x}]", "models.0.name"),
         ("models: [{name: a}]", "models.0.path"),
         ("models: [{name: a, path: x, engine: magic}]", "models.0.engine"),
+        ("models: [{name: a, path: x, prefix_cache: all}]", "models.0.prefix_cache"),
+        ("models: [{name: a, path: x, prefix_cache: 1}]", "models.0.prefix_cache"),
         ("models: [{name: a, path: x, triton_url: []}]", "models.0.triton_url"),
         ("models: [{name: a, path: x, triton_url: ['h:1', 'h:1']}]", "models.0.triton_url"),
         ("models: [{name: a, path: x, triton_url: 'h:1', standby: 1}]", "models.0: standby"),
