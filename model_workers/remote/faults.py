@@ -14,6 +14,9 @@ from sluice.errors import (
 )
 
 CODE_CHARS_MAX: Final = 80
+_OF_REQUEST: Final = frozenset({"400", "413", "422"})
+"""Statuses that are about the request."""
+_TYPES_OF_REQUEST: Final = frozenset({"invalid_request_error", "BadRequestError"})
 
 
 class Retry(Enum):
@@ -59,7 +62,7 @@ def fault_of_status(status: int, body: bytes, retry_after_s: float | None) -> Se
     retry, hint = Retry.NEVER, ""
     if status == 429 or (status == 503 and retry_after_s is not None):
         kind, retry = Overloaded, Retry.WHEN_ALLOWED
-    elif status in (401, 403):
+    elif status in (401, 402, 403):
         kind, hint = ModelUnavailable, ": see the key in the model's settings"
     elif status == 404:
         kind, hint = ModelUnavailable, ": see url and model in the model's settings"
@@ -70,8 +73,19 @@ def fault_of_status(status: int, body: bytes, retry_after_s: float | None) -> Se
 
 
 def fault_in_stream(error: Any) -> ServerFault:
-    """The fault of an ``error`` inside a stream."""
-    return ServerFault(f"the server broke the answer off{_named(error)}")
+    """The fault of an ``error`` inside a stream, where a server may also say that the request is wrong."""
+    message = f"the server broke the answer off{_named(error)}"
+    if _is_of_request(error):
+        return ServerFault(message, InvalidRequest, Retry.NEVER)
+    return ServerFault(message)
+
+
+def _is_of_request(error: Any) -> bool:
+    """Whether ``error`` is about the request: by the status in it (vLLM), or by OpenAI's type."""
+    if not isinstance(error, Mapping):
+        return False
+    status = error.get("code", error.get("status"))
+    return str(status) in _OF_REQUEST or error.get("type") in _TYPES_OF_REQUEST
 
 
 def _codes(body: bytes) -> str:

@@ -148,6 +148,21 @@ def test_rubbish_is_a_fault_that_repeats_no_text(data: str) -> None:
     assert "secret" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"message": "secret", "type": "BadRequestError", "code": 400},
+        {"message": "secret", "type": "invalid_request_error", "code": None},
+        {"message": "secret", "code": "422"},
+    ],
+)
+def test_a_stream_may_say_that_the_request_is_wrong(error: dict[str, Any]) -> None:
+    with pytest.raises(ServerFault) as caught:
+        api("chat").chunk(json.dumps({"error": error}))
+    assert (caught.value.kind, caught.value.retry) == (InvalidRequest, Retry.NEVER)
+    assert "secret" not in caught.value.message
+
+
 def test_a_server_without_token_ids_is_told_apart() -> None:
     with pytest.raises(ServerFault, match="set api of the model") as caught:
         api("tokens").chunk('{"choices": [{"text": "x"}]}')
@@ -159,6 +174,7 @@ def test_a_server_without_token_ids_is_told_apart() -> None:
     [
         (400, InvalidRequest, Retry.NEVER),
         (401, ModelUnavailable, Retry.NEVER),
+        (402, ModelUnavailable, Retry.NEVER),
         (404, ModelUnavailable, Retry.NEVER),
         (429, Overloaded, Retry.WHEN_ALLOWED),
         (500, ModelUnavailable, Retry.SOON),
