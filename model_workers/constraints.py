@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from model_workers.engine.protocol import RowInvalid, Sampling
 from sluice.constraints import (
+    SIMPLER,
     ConstraintInvalid,
     compile_grammar,
+    is_dead_end,
     json_grammar,
     lark_grammar,
     reason_of,
@@ -27,11 +29,18 @@ from sluice.constraints import (
 
 
 class MatcherError(Exception):
-    """A matcher cannot continue; the message says why in one sentence."""
+    """A matcher cannot continue, which is the constraint's fault; the message says why, and what to do."""
 
 
-CACHE_SIZE: Final = 64
-"""Compiled grammars that are kept, those used last."""
+CACHE_BYTES: Final = 256 << 20
+"""Estimated size of the compiled grammars that are kept for further requests, those used last. Room for about 20 of the
+largest schemas, or for 250 small ones; a grammar that is compiled anew costs its request milliseconds."""
+_BASE_BYTES: Final = 1 << 20
+_BYTES_OF_TEXT: Final = 100
+_BYTES_OF_MASK: Final = 10 << 10
+_STATES_BYTES_MAX: Final = 40 << 20
+"""What a grammar takes, as measured: some memory in any case, for each byte of its text, and for the parser states that
+a mask adds, up to the limit on states. The library does not tell, so `CompiledGrammar.size_bytes` estimates."""
 
 SLOW_S: Final = 0.02
 """A grammar that takes longer to compile is compiled twice: its cached states can be dropped once, at no cost."""
@@ -39,16 +48,20 @@ SLOW_S: Final = 0.02
 RESTART_TOKENS: Final = 32
 """Least tokens between two restarts of a row's matcher; more would delay all rows too much."""
 
-_CANNOT: Final = "the constraint cannot be held"
+_DEAD_END: Final = (
+    "the answer ran into a dead end: no token continues what the constraint allowed so far; "
+    "change it so that whatever it allows can be completed, or ask again with another seed"
+)
 _END: Final = "<|end of a constrained answer|>"
 
 
 class ConstraintCompiler:
     """Makes the matchers of one model's tokenizer, and keeps compiled grammars. From any thread."""
 
-    def __init__(self, tokenizer: LLTokenizer) -> None:
+    def __init__(self, tokenizer: LLTokenizer, cache_bytes: int = CACHE_BYTES) -> None:
         """``tokenizer`` has one token beside the model's, its end of text: see `with_end`."""
         self._tokenizer = tokenizer
+        self._cache_bytes = cache_bytes
         self._compiled: dict[tuple[str | None, ...], Future[CompiledGrammar]] = {}
         self._lock = Lock()
 
@@ -62,8 +75,6 @@ class ConstraintCompiler:
         with self._lock:
             known = self._compiled.pop(key, None)
             compiled = self._compiled[key] = known or Future()
-            if len(self._compiled) > CACHE_SIZE:
-                del self._compiled[next(iter(self._compiled))]
         if known is None:
             try:
                 compiled.set_result(self._compile(sampling))
@@ -71,7 +82,25 @@ class ConstraintCompiler:
                 compiled.set_exception(error)
                 with self._lock:
                     self._compiled.pop(key, None)
-        return TokenMatcher(compiled.result(), sampling.stop_token_ids)
+        matcher = TokenMatcher(compiled.result(), sampling.stop_token_ids)
+        with self._lock:
+            self._evict()
+        return matcher
+
+    @property
+    def size_bytes(self) -> int:
+        """The estimated size of the grammars that are kept."""
+        with self._lock:
+            return sum(map(_size_of, self._compiled.values()))
+
+    def _evict(self) -> None:
+        """Drop the grammars that were used longest ago, down to the limit; rows keep theirs until they end."""
+        over = sum(map(_size_of, self._compiled.values())) - self._cache_bytes
+        for key, compiled in list(self._compiled.items())[:-1]:
+            if over <= 0:
+                return
+            over -= _size_of(compiled)
+            del self._compiled[key]
 
     def _compile(self, sampling: Sampling) -> "CompiledGrammar":
         try:
@@ -82,11 +111,17 @@ class ConstraintCompiler:
             assert sampling.regex is not None, "a row without a constraint has no matcher"
             return CompiledGrammar(regex_grammar(sampling.regex), self._tokenizer)
         except ConstraintInvalid as error:
-            raise RowInvalid(f"{_CANNOT}: {error}") from error
+            raise RowInvalid(
+                f"cannot be enforced: {error}; {SIMPLER}", sampling.constraint_field
+            ) from error
 
 
 class CompiledGrammar:
-    """A grammar. Its matchers share cached parser states and the limit on how many there may be."""
+    """A grammar. Its matchers share cached parser states and the limit on how many there may be.
+
+    Attributes:
+        masks: how many its matchers have computed since the states were dropped.
+    """
 
     def __init__(self, text: str, tokenizer: LLTokenizer) -> None:
         """Raises ConstraintInvalid."""
@@ -97,6 +132,14 @@ class CompiledGrammar:
         # `reset` comes from the engine's thread, which does not wait for a compiler.
         self._is_slow = time.perf_counter() - begun > SLOW_S
         self._spare = compile_grammar(text, tokenizer) if self._is_slow else None
+        self.masks = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """The estimated size in memory, that of its spare copy included."""
+        copies = 1 if self._spare is None else 2
+        states = min(self.masks * _BYTES_OF_MASK, _STATES_BYTES_MAX)
+        return _BASE_BYTES + copies * _BYTES_OF_TEXT * len(self._text) + states
 
     def matcher(self) -> LLMatcher:
         """A new matcher, at the start of an answer."""
@@ -104,6 +147,7 @@ class CompiledGrammar:
 
     def reset(self) -> bool:
         """Drops the cached parser states; False where that would take long, and nothing has changed."""
+        self.masks = 0
         if not self._is_slow:
             self._start = compile_grammar(self._text, self.tokenizer)
             return True
@@ -133,12 +177,13 @@ class TokenMatcher:
         """Which tokens may come next: bit ``t % 32`` of word ``t // 32``; tokens after the last word may not.
 
         Raises:
-            MatcherError: that cannot be computed within the limits.
+            MatcherError: none may, or that cannot be computed within the limits.
         """
         words = np.zeros((1, self._words), np.int32)
         mask: NDArray[np.int32] = words[0]
         if self._ended:
             return mask
+        self._grammar.masks += 1
         fill_next_token_bitmask(self._matcher, words)
         if self._restarted():
             fill_next_token_bitmask(self._matcher, words)
@@ -147,6 +192,8 @@ class TokenMatcher:
         may_end = _has(mask, self._end)
         _put(mask, [self._end], False)
         _put(mask, self._stops, may_end)
+        if not mask.any():
+            raise MatcherError(_DEAD_END)
         return mask
 
     def take(self, token_ids: Sequence[int]) -> int:
@@ -189,10 +236,12 @@ class TokenMatcher:
         """Restarts the matcher after an error, with the same tokens taken; whether there was one.
 
         Raises:
-            MatcherError: the last restart was less than `RESTART_TOKENS` ago.
+            MatcherError: the error is a dead end, or the last restart was less than `RESTART_TOKENS` ago.
         """
         if not self._matcher.is_error():
             return False
+        if is_dead_end(self._matcher):  # a new start would end there too
+            self._fail()
         if len(self._taken) < self._restarted_at + RESTART_TOKENS:
             self._fail()
         self._restarted_at = len(self._taken)
@@ -203,7 +252,14 @@ class TokenMatcher:
         return True
 
     def _fail(self) -> NoReturn:
-        raise MatcherError(f"{_CANNOT}: {reason_of(self._matcher)}")
+        if is_dead_end(self._matcher):
+            raise MatcherError(_DEAD_END)
+        raise MatcherError(f"too complex to enforce: {reason_of(self._matcher)}; {SIMPLER}")
+
+
+def _size_of(compiled: Future[CompiledGrammar]) -> int:
+    """The size of a grammar once it is compiled; how many compile at a time is bounded elsewhere."""
+    return compiled.result().size_bytes if compiled.done() and not compiled.exception() else 0
 
 
 def with_end(tokenizer: dict[str, Any]) -> LLTokenizer:

@@ -149,12 +149,13 @@ def final(step: RowStep, timings: frame_pb2.RowTimings | None = None) -> frame_p
         message.error.reason = step.reason
         message.error.retry_after_s = step.retry_after_s
         message.error.message = step.error
+        message.error.field = step.field
     return message
 
 
 def refusal(request_id: str, refused: Refused) -> worker_pb2.Refusal:
     """Why a row was not taken."""
-    error = frame_pb2.RowError(reason=refused.reason, message=refused.message)
+    error = frame_pb2.RowError(reason=refused.reason, message=refused.message, field=refused.field)
     return worker_pb2.Refusal(request_id=request_id, error=error, retryable=refused.retryable)
 
 

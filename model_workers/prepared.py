@@ -113,7 +113,7 @@ class PreparedEngine(Engine):
             self._engine.add(row, one.arrived_at)
         except Refused as refused:
             end = RowEnd.RETURNED if refused.retryable else RowEnd.FAILED
-            return row.ended(end, refused.message, refused.reason)
+            return row.ended(end, refused.message, refused.reason, field=refused.field)
         finally:
             self._sampler.prepared.clear()
         return None

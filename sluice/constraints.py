@@ -52,6 +52,10 @@ _REASON_MAX_CHARS: Final = 300
 _PATH_MAX_CHARS: Final = 200
 
 
+SIMPLER: Final = "make it simpler: fewer and smaller counted repetitions, alternatives, multiples, parts of allOf"
+"""What to do about a constraint that is over the limits."""
+
+
 class ConstraintInvalid(ValueError):
     """A constraint cannot be enforced; the message is the reason in one line."""
 
@@ -110,10 +114,14 @@ def compile_grammar(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
     return matcher
 
 
+def is_dead_end(matcher: LLMatcher) -> bool:
+    """Whether ``matcher`` is in error because no token continues the text that it has accepted."""
+    return bool(matcher.get_error().startswith("NoExtension"))
+
+
 def reason_of(matcher: LLMatcher) -> str:
     """Why ``matcher`` is in error, in one line."""
-    message = matcher.get_error()
-    return "no text matches it" if message.startswith("NoExtension") else _line(message)
+    return "no text matches it" if is_dead_end(matcher) else _line(matcher.get_error())
 
 
 MULTIPLE_MAX: Final = 10_000

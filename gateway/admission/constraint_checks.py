@@ -19,7 +19,7 @@ from typing import Final
 from gateway.admission.calls import CountLimit
 from gateway.admission.constraint_child import MEMORY_BYTES, SECONDS
 from gateway.admission.tenant_threads import TenantThreads
-from sluice.constraints import problem_before
+from sluice.constraints import SIMPLER, problem_before
 from sluice.errors import Overloaded
 
 _log = logging.getLogger(__name__)
@@ -99,11 +99,6 @@ class ConstraintChecks:
         return problem
 
 
-_SIMPLER: Final = (
-    "make it simpler: fewer and smaller counted repetitions, multiples, parts of allOf"
-)
-
-
 class _Child:
     """A process that compiles. Its methods block, for a limited time.
 
@@ -130,10 +125,10 @@ class _Child:
         try:
             answer = self._ask(kind, text, SECONDS)
         except TimeoutError:
-            return f"takes over {SECONDS:g} s to compile: {_SIMPLER}"
+            return f"takes over {SECONDS:g} s to compile: {SIMPLER}"
         if answer is None:
             most = f"{MEMORY_BYTES >> 20} MiB"
-            return f"takes over {most} to compile: {_SIMPLER}"
+            return f"takes over {most} to compile: {SIMPLER}"
         found: str | None = json.loads(answer)["problem"]
         return found
 

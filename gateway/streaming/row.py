@@ -300,12 +300,15 @@ def error_of(final: frame_pb2.Final) -> SluiceError:
         return errors.DeadlinePassed("the deadline passed before the answer was complete")
     if final.end == frame_pb2.ROW_END_CANCELLED:
         return errors.Cancelled("the request was cancelled")
+    message = final.error.message or "the row ended without an answer"
+    if final.error.field:  # the caller's fault
+        return errors.InvalidRequest.of(final.error.field, message)
     kind = errors.BY_REASON.get(final.error.reason)
     if kind is None:
         refused = final.end == frame_pb2.ROW_END_REFUSED
         kind = errors.Overloaded if refused else errors.EngineFailed
     retryable = kind.code in (errors.Overloaded.code, errors.ModelUnavailable.code)
     return kind(
-        final.error.message or "the row ended without an answer",
+        message,
         retry_after_s=(final.error.retry_after_s or RETRY_AFTER_S) if retryable else None,
     )

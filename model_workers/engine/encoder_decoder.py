@@ -404,7 +404,7 @@ class EncoderDecoderEngine(CachelessEngine):
             step = row.take(drawn.token_ids, drawn.logprobs)
             self._scheduler.advance(row, pending)
             if drawn.error:
-                step = replace(step, end=RowEnd.FAILED, error=drawn.error)
+                step = step.failed(RowEnd.FAILED, drawn.error, drawn.field)
             if step.end is not None:
                 self._scheduler.finish(row)
             steps.append(step)

@@ -12,7 +12,7 @@ the device (`PagedModel.feed`); the host does not know them when it plans, so:
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -265,7 +265,7 @@ class PagedEngine(ScheduledEngine):
     def _take(self, item: PlannedRow, drawn: DrawResult) -> RowStep:
         row = item.row
         if drawn.error:
-            return self._fail(row, Fault(drawn.error, of_row=True), drawn)
+            return self._fail(row, Fault(drawn.error, of_row=True, field=drawn.field), drawn)
         step = row.take(drawn.token_ids, drawn.logprobs)
         if item.drafted:
             self._scheduler.advance(row, len(drawn.token_ids) - 1)
@@ -277,7 +277,9 @@ class PagedEngine(ScheduledEngine):
 
     def _fail(self, row: Row, fault: Fault, drawn: DrawResult = NO_TOKENS) -> RowStep:
         """Ends a row. What it left in the cache may be anything, so its blocks are cleared and not shared."""
-        log.warning("request %s failed: %s", row.spec.request_id, fault.message)
+        # A caller who sends many requests that cannot be answered does not fill the log.
+        level = logging.DEBUG if fault.field else logging.WARNING
+        log.log(level, "request %s failed: %s", row.spec.request_id, fault.message)
         freed = self._scheduler.discard(row)
         step = row.take(drawn.token_ids, drawn.logprobs)
         if freed:
@@ -285,7 +287,7 @@ class PagedEngine(ScheduledEngine):
             if self._speculator is not None:
                 self._speculator.clear(freed)
         end = RowEnd.FAILED if fault.of_row else RowEnd.RETURNED
-        return replace(step, end=end, error=fault.message)
+        return step.failed(end, fault.message, fault.field)
 
 
 def _split(

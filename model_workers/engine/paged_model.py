@@ -79,10 +79,12 @@ class Fault:
     Attributes:
         message: one sentence.
         of_row: the row is at fault: others were computed in the same step. Else it may be the worker.
+        field: the path of the field of the public request that is to blame; empty: the model is.
     """
 
     message: str
     of_row: bool = False
+    field: str = ""
 
 
 class FaultIsolator:

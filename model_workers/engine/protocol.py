@@ -5,7 +5,7 @@ It is driven by one thread and never looks at a clock: ``now`` is monotonic seco
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import ClassVar, Final, Protocol
 
@@ -55,7 +55,16 @@ class Sampling:
     @property
     def constrained(self) -> bool:
         """Whether the whole answer has a constraint."""
-        return any(one is not None for one in (self.json_schema, self.regex, self.grammar))
+        return bool(self.constraint_field)
+
+    @property
+    def constraint_field(self) -> str:
+        """The path of the field of the public request that the constraint comes from; empty without one."""
+        if self.json_schema is not None:
+            return "sampling.json_schema"
+        if self.regex is not None:
+            return "sampling.regex"
+        return "tools" if self.grammar is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +126,12 @@ class RowSpec:
         return 0.0 if first or (end is not None and not self.rank) else self.gather_s
 
     def ended(
-        self, end: RowEnd, error: str = "", reason: str = ENGINE_FAILED, tokens: int = 0
+        self,
+        end: RowEnd,
+        error: str = "",
+        reason: str = ENGINE_FAILED,
+        tokens: int = 0,
+        field: str = "",
     ) -> "RowStep":
         """The report of its end, without an engine; ``tokens``: of its answer, beside those of earlier attempts."""
         return RowStep(
@@ -128,6 +142,7 @@ class RowSpec:
             end=end,
             error=error,
             reason=reason,
+            field=field,
         )
 
 
@@ -157,7 +172,8 @@ class RowStep:
         logprobs: one per token when asked for, else empty.
         end: set in the last step of a row, and only there.
         error: one sentence when ``end`` is FAILED or RETURNED, and ``reason`` one of `sluice.errors`;
-            ``retry_after_s``: when a new try may succeed, 0 where that is not known.
+            ``retry_after_s``: when a new try may succeed, 0 where that is not known; ``field``: the path of the field
+            of the public request that is to blame, empty where none is.
         cached_prompt_tokens: tokens of the prompt that were found in the prefix cache.
         server_tokens: of prompt and answer, as the server that computed the row counts and bills them.
         wait_s: how long it may wait for more of the row before it is sent, seconds.
@@ -178,6 +194,12 @@ class RowStep:
     wait_s: float = 0.0
     values: bytes = b""
     retry_after_s: float = 0.0
+    field: str = ""
+
+    def failed(self, end: RowEnd, error: str, field: str = "") -> "RowStep":
+        """Return the same step, ended by ``error``: the caller's fault where it names a ``field`` of the request."""
+        reason = RowInvalid.reason if field else ENGINE_FAILED
+        return replace(self, end=end, error=error, reason=reason, field=field)
 
 
 class Refused(Exception):
@@ -186,14 +208,16 @@ class Refused(Exception):
     Attributes:
         reason: an ErrorInfo reason of `sluice.errors`.
         retryable: whether another worker, or this one later, may take it.
+        field: the path of the field of the public request that is to blame; empty: none is.
     """
 
     reason: ClassVar[str]
     retryable: ClassVar[bool]
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, field: str = "") -> None:
         super().__init__(message)
         self.message = message
+        self.field = field
 
 
 class RowInvalid(Refused):

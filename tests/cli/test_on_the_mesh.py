@@ -51,6 +51,24 @@ async def test_answers_are_held_to_their_constraint(cli: Cli, mesh: RunningMesh)
     assert re.fullmatch("(yes|no), [0-9]{3}", json.loads(ran.out)["text"])
 
 
+DEAD_END = {
+    "type": "object",
+    "properties": {"a": {"type": "boolean"}},
+    "required": ["a"],
+    "additionalProperties": False,
+    "patternProperties": {"^a$": {"type": "boolean"}},
+}
+
+
+async def test_a_dead_end_fails_its_request_alone(cli: Cli, mesh: RunningMesh) -> None:
+    common = ("-m", "small", "--max-tokens", "60", "--address", mesh.address)
+    for _ in range(6):
+        ran = await cli("generate", QUESTION, *common, "--json-schema", json.dumps(DEAD_END))
+        assert "REQUEST_INVALID" in ran.err
+        assert "sampling.json_schema: the answer ran into a dead end" in ran.err
+    assert (await cli("generate", QUESTION, *common)).code == 0, "the breaker is closed"
+
+
 async def test_an_answer_cannot_end_before_min_tokens(cli: Cli, mesh: RunningMesh) -> None:
     ran = await cli(
         *("generate", QUESTION, "-m", "small", "--json", "--address", mesh.address),

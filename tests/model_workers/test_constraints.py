@@ -221,8 +221,9 @@ def test_a_stop_token_does_not_come_before_the_answer_is_complete(
 def test_a_constraint_that_cannot_be_held_is_refused(
     grammars: ConstraintCompiler, changes: dict[str, Any]
 ) -> None:
-    with pytest.raises(RowInvalid, match="cannot be held"):
+    with pytest.raises(RowInvalid, match="cannot be enforced") as caught:
         Sampler(grammars).open(spec(stop_token_ids=STOPS, **changes))
+    assert caught.value.field == f"sampling.{next(iter(changes))}"
 
 
 def test_what_grows_over_the_limits_ends_its_row_only(grammars: ConstraintCompiler) -> None:
@@ -235,6 +236,36 @@ def test_what_grows_over_the_limits_ends_its_row_only(grammars: ConstraintCompil
         if found[0].error:
             break
     assert "too many expressions" in found[0].error
+    assert found[0].field == "sampling.regex"
+
+
+DEAD_END = {
+    "type": "object",
+    "properties": {"a": {"type": "boolean"}},
+    "required": ["a"],
+    "additionalProperties": False,
+    "patternProperties": {"^a$": {"type": "boolean"}},
+}
+"""Valid; but the library allows a comma behind the only property."""
+
+
+def test_a_dead_end_blames_the_constraint(
+    grammars: ConstraintCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resets: list[CompiledGrammar] = []
+    monkeypatch.setattr(CompiledGrammar, "reset", resets.append)
+    sampler = Sampler(grammars)
+    row = sampler.open(spec(json_schema=json.dumps(DEAD_END), stop_token_ids=STOPS))
+    wanted = TOKENIZER.encode('{"a": true, ', add_special_tokens=False).ids
+    for token in [*wanted, END]:
+        logits = torch.zeros(1, WIDTH)
+        logits[0, token] = 9.0
+        (found,) = sampler.draw(logits, [DrawRequest(row)])
+        if found.error:
+            break
+    assert found.field == "sampling.json_schema"
+    assert "dead end" in found.error
+    assert not resets, "others keep the parser states of the grammar"
 
 
 def test_rows_do_not_use_up_what_a_grammar_may_find_out(
@@ -262,14 +293,31 @@ def allowed_by(row: TokenMatcher) -> list[int]:
     return [int(token) for token in np.flatnonzero(bits)]
 
 
-def test_only_the_newest_grammars_are_kept(
-    grammars: ConstraintCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "CACHE_SIZE", 2)
-    few = ConstraintCompiler(grammars._tokenizer)
+def test_the_cache_keeps_the_newest_grammars(grammars: ConstraintCompiler) -> None:
+    few = ConstraintCompiler(grammars._tokenizer, cache_bytes=3 << 20)
     for regex in ("a", "b", "a", "c"):
         few.open(spec(regex=regex, stop_token_ids=STOPS).sampling)
     assert [regex for _, regex, _ in few._compiled] == ["a", "c"]
+
+
+def test_the_cache_is_bounded_by_bytes(grammars: ConstraintCompiler) -> None:
+    limit = 16 << 20
+    few = ConstraintCompiler(grammars._tokenizer, cache_bytes=limit)
+    for i in range(12):
+        properties = {f"key{i}_{j}": {"type": "integer"} for j in range(900)}
+        schema = json.dumps({"type": "object", "properties": properties})
+        few.open(spec(json_schema=schema, stop_token_ids=STOPS).sampling)
+        assert few.size_bytes <= limit
+    assert 1 <= len(few._compiled) < 6
+
+
+def test_parser_states_count_as_bytes(grammars: ConstraintCompiler) -> None:
+    few = ConstraintCompiler(grammars._tokenizer)
+    row = few.open(spec(regex="a+", stop_token_ids=STOPS).sampling)
+    before = few.size_bytes
+    for _ in range(50):
+        row.mask()
+    assert few.size_bytes > before
 
 
 def test_a_tokenizer_whose_text_is_not_known_byte_for_byte(tmp_path: Path) -> None:

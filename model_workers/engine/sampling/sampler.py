@@ -43,11 +43,13 @@ class DrawResult:
             a drafted token is taken only for being the one that is drawn. Nothing follows a stop token.
         logprobs: one per token when asked for, else empty.
         error: one sentence when the row cannot continue after ``token_ids``.
+        field: the path of the field of the public request that is to blame for the error; empty: the model is.
     """
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     error: str = ""
+    field: str = ""
 
 
 class PendingDraw:
@@ -105,7 +107,7 @@ class Sampler:
         try:
             taken = matcher.take(row.produced)
         except MatcherError as error:
-            raise RowInvalid(str(error)) from error
+            raise RowInvalid(str(error), row.sampling.constraint_field) from error
         if taken < len(row.produced):
             raise RowInvalid("the tokens produced so far do not match the constraint")
         return matcher
@@ -183,11 +185,14 @@ def _taken(
     """The accepted tokens of a row's positions: up to the first that is not the drafted one."""
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] = []
-    error = ""
+    error = field = ""
     drafted = [*request.drafted, None]
     for position, (token_id, logprob), draft in zip(positions, tokens, drafted, strict=True):
-        error = position.error or (NO_DISTRIBUTION if token_id == NO_TOKEN else "")
-        if error:
+        if position.error:
+            error, field = position.error, request.row.constraint_field
+            break
+        if token_id == NO_TOKEN:
+            error = NO_DISTRIBUTION
             break
         token_ids.append(token_id)
         if logprob is not None:
@@ -197,5 +202,5 @@ def _taken(
     try:
         request.row.take(token_ids)
     except MatcherError as reason:
-        error = str(reason)
-    return DrawResult(tuple(token_ids), tuple(logprobs), error)
+        error, field = str(reason), request.row.constraint_field
+    return DrawResult(tuple(token_ids), tuple(logprobs), error, field)

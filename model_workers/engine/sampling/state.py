@@ -119,6 +119,11 @@ class SamplingState:
         return self._sampling.stop_token_ids
 
     @property
+    def constraint_field(self) -> str:
+        """See `Sampling.constraint_field`."""
+        return self._sampling.constraint_field
+
+    @property
     def reads_tokens(self) -> bool:
         """Whether a draw depends on the tokens drawn before, and not only on how many they are."""
         return self._matcher is not None or self._token_counts is not None

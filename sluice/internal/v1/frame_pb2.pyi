@@ -326,22 +326,26 @@ class RowError(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_S_FIELD_NUMBER: _builtins.int
+    FIELD_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """An ErrorInfo reason of sluice/errors.py."""
     message: _builtins.str
     """One sentence for people, without any text of the prompt."""
     retry_after_s: _builtins.float
     """When a new try may succeed, seconds from now, where the worker knows it; 0: it does not."""
+    field: _builtins.str
+    """The path of the field of the public request that is to blame; empty: none is."""
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
         message: _builtins.str = ...,
         retry_after_s: _builtins.float = ...,
+        field: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "reason", b"reason", "retry_after_s", b"retry_after_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["field", b"field", "message", b"message", "reason", b"reason", "retry_after_s", b"retry_after_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

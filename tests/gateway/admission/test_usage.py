@@ -44,6 +44,22 @@ async def test_a_model_that_fails_is_left_alone(nats_url: str, model_folder: Pat
         assert (started.model, started.route.degraded) == ("small", True)
 
 
+async def test_what_callers_do_wrong_opens_no_breaker(nats_url: str, model_folder: Path) -> None:
+    refused = RowError(reason="REQUEST_INVALID", message="a dead end", field="sampling.regex")
+    async with open_wire(nats_url, model_folder, routing=ROUTING) as wire:
+        for _ in range(4):
+            call = wire.stub.Generate(prompt(model="large"))
+            task = await wire.batcher.task("large")
+            await wire.batcher.send(task, frame(0, end=ROW_END_FAILED, error=refused))
+            status, error = await error_of(call)
+            assert status is grpc.StatusCode.INVALID_ARGUMENT
+            assert [one.field for one in error.violations] == ["sampling.regex"]
+            assert error.message == "sampling.regex: a dead end"
+        call = wire.stub.Generate(prompt(model="large"))
+        await wire.batcher.send(await wire.batcher.task("large"), last(0, wire.tokens("hello")))
+        assert (await events_of(call))[0].started.model == "large"
+
+
 async def fails(wire: Wire) -> None:
     """A request to the large model, whose engine fails."""
     call = wire.stub.Generate(prompt(model="large"))

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from model_workers.engine.checkpoint import load_engine
 from model_workers.engine.paged_engine import PagedEngine
 from model_workers.engine.protocol import RowEnd, RowInvalid, Sampling
+from model_workers.messages import final
 from sluice.settings import ModelSettings, resolve_model_path
 from tests.support.rows import drive, row_spec
 
@@ -101,6 +102,22 @@ def test_penalties_make_tokens_repeat_less(engine: PagedEngine) -> None:
     }
     assert distinct["presence and frequency"] > distinct["none"]
     assert distinct["repetition"] > distinct["none"]
+
+
+def test_a_constraint_out_of_bounds_ends_its_row_alone(engine: PagedEngine) -> None:
+    rows = {
+        "bad": sampling({"regex": "(a{1000}){1000}"}, 1),
+        "good": sampling({"regex": REGEX}, 1),
+    }
+    for name, chosen in rows.items():
+        engine.add(row_spec(name, [1, 9, 4], chosen), 0.0)
+    ends = {}
+    while engine.has_rows():
+        ends |= {one.request_id: one for one in engine.step(0.0) if one.end is not None}
+    assert ends["good"].end is RowEnd.STOP
+    assert (ends["bad"].end, ends["bad"].reason) == (RowEnd.FAILED, "REQUEST_INVALID")
+    assert ends["bad"].field == "sampling.regex"
+    assert final(ends["bad"]).error.field == "sampling.regex"
 
 
 def test_a_constraint_that_cannot_be_held_refuses_its_row(engine: PagedEngine) -> None:
