@@ -211,14 +211,17 @@ class Hop:
 def trace(request_id: RequestId, client: options.OperatorClient) -> None:
     """Show where the time of a request went: a bar for each step, its batch, and what it waited for."""
     record = client.explain(request_id).record
-    hops = waterfall(record)
-    described = {
+    output.show(trace_object(record), "\n".join(trace_lines(record)))
+
+
+def trace_object(record: RequestRecord) -> dict[str, object]:
+    """Describe where the time of a request went, for `--json`."""
+    return {
         "request_id": record.request_id,
         "trace_id": record.trace_id,
         "total_ms": ms_of(record.timings.total),
-        "hops": [vars(hop) for hop in hops],
+        "hops": [vars(hop) for hop in waterfall(record)],
     }
-    output.show(described, "\n".join(_bars(record, hops)))
 
 
 def waterfall(record: RequestRecord) -> list[Hop]:
@@ -234,7 +237,9 @@ def waterfall(record: RequestRecord) -> list[Hop]:
     return [*hops, Hop("other", at_ms, rest_ms)] if rest_ms > _ROUNDED_MS else hops
 
 
-def _bars(record: RequestRecord, hops: list[Hop]) -> Iterator[str]:
+def trace_lines(record: RequestRecord) -> Iterator[str]:
+    """Draw where the time of a request went, in lines of at most 80 columns."""
+    hops = waterfall(record)
     end = record.error_reason or word_of(FinishReason, record.finish_reason)
     yield f"{record.request_id}: {end}; trace {record.trace_id}"
     total_ms = max(ms_of(record.timings.total), sum(hop.ms for hop in hops))

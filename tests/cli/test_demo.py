@@ -1,30 +1,120 @@
-"""`sluice demo`: what it shows of a mesh."""
+"""`sluice demo`: what each of its parts prints, and what makes it fail."""
+
+from collections.abc import Sequence
 
 import pytest
 
-from cli.demo import PROMPTS, ask_all
+from cli.crash import KILL_TOKENS, STREAMS, Crash, Received, compare
+from cli.demo import Task, answer_tasks, draw_trace, survive_crash
 from cli.failure import CommandFailed
 from sluice import errors
-from tests.support.scripted import Fail, ScriptedService, delta, finished, started
+from sluice.client.aio import AsyncClient
+from sluice.client.answer import Delta, Notice, NoticeKind
+from sluice.v1 import inference_pb2 as pb
+from tests.cli.test_explain import serving
+from tests.support.scripted import Fail, ScriptedService, Step, delta, finished, started
 
-SCRIPT = [started(), delta(0, "abc"), finished()]
+TASKS = (Task("first", "small"), Task("second", "small"))
+WORKERS = ("worker-0", "worker-1")
+MARKED = [started(), delta(0, "a" * KILL_TOKENS)]
+RECOVERED = pb.GenerateResponse(notices=[pb.Notice(kind=pb.NOTICE_KIND_RECOVERED)])
+UNDISTURBED: list[Step] = [*MARKED, delta(KILL_TOKENS, "b"), finished()]
+INTERRUPTED: list[Step] = [*MARKED, RECOVERED, delta(KILL_TOKENS, "b"), finished()]
+CHANGED: list[Step] = [*MARKED, RECOVERED, delta(KILL_TOKENS, "b", [7]), finished()]
 
 
-async def test_every_model_answers_every_prompt(capsys: pytest.CaptureFixture[str]) -> None:
-    async with ScriptedService.serve([SCRIPT]) as service:
-        answers = await ask_all(service.address, ["small", "large"])
-    asked = [(request.prompt, request.model) for request in service.requests]
-    assert asked == [(prompt, model) for prompt in PROMPTS for model in ("small", "large")]
-    assert [answer["text"] for answer in answers] == ["abc"] * len(asked)
+async def test_every_task_has_its_answer_and_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    script = [started(), delta(0, "one\ntwo"), finished()]
+    async with ScriptedService.serve([script]) as service, AsyncClient(service.address) as client:
+        answers = await answer_tasks(client, TASKS)
+    assert [(request.prompt, request.model) for request in service.requests] == [
+        ("first", "auto"),
+        ("second", "auto"),
+    ]
+    assert [answer["text"] for answer in answers] == ["one\ntwo"] * 2
     shown = capsys.readouterr().out
-    assert shown.count("small: abc\n") == len(PROMPTS)
-    assert shown.count("large: abc\n") == len(PROMPTS)
-    assert shown.count("trace 0af7651916cd43dd8448eb211c80319c") == len(asked)
-    assert "first token 2 ms · total 4 ms" in shown
+    assert (
+        shown.count("   small: one\n   two\n     because: default; first token after 2 ms\n") == 2
+    )
 
 
-async def test_prompt_without_an_answer_fails_it() -> None:
-    async with ScriptedService.serve([[Fail(errors.EngineFailed("lost"))], SCRIPT]) as service:
-        with pytest.raises(CommandFailed, match="1 of 4 prompts got no answer: lost") as caught:
-            await ask_all(service.address, ["small"])
-    assert len(caught.value.done["answers"]) == len(PROMPTS) - 1
+async def test_another_model_than_the_tasks_fails() -> None:
+    script = [started("large"), delta(0, "abc"), finished()]
+    async with ScriptedService.serve([script]) as service, AsyncClient(service.address) as client:
+        with pytest.raises(CommandFailed, match="'first': large answered instead of small") as info:
+            await answer_tasks(client, TASKS)
+    assert [answer["text"] for answer in info.value.done["answers"]] == ["abc"]
+
+
+async def test_task_without_an_answer_fails() -> None:
+    script = [Fail(errors.EngineFailed("lost"))]
+    async with ScriptedService.serve([script]) as service, AsyncClient(service.address) as client:
+        with pytest.raises(errors.EngineFailed):
+            await answer_tasks(client, TASKS)
+
+
+async def crash_of(*runs: Sequence[Step]) -> tuple[Crash, list[str]]:
+    """The result of a crash where all streams of each run have its script, and the workers that were killed."""
+    killed = list[str]()
+    scripts = [run for run in (UNDISTURBED, *runs) for _ in range(STREAMS)]
+    async with ScriptedService.serve(scripts) as service, AsyncClient(service.address) as client:
+        return await survive_crash(client, WORKERS, killed.append), killed
+
+
+async def test_crash_without_damage_shows_the_gap(capsys: pytest.CaptureFixture[str]) -> None:
+    crash, killed = await crash_of(INTERRUPTED)
+    assert killed == ["worker-0"]
+    assert (crash.recovered, crash.is_exact, crash.gap_ms > 0) == (STREAMS, True, True)
+    assert capsys.readouterr().out.splitlines() == [
+        f"   killed worker-0 after {KILL_TOKENS} tokens of each stream",
+        f"   4 of 4 streams went on at the other worker after a gap of {crash.gap_ms:.0f} ms",
+        "   404 tokens compared with a run without the crash: 0 lost, 0 doubled, 0 changed",
+    ]
+
+
+async def test_worker_without_streams_is_followed_by_the_next() -> None:
+    crash, killed = await crash_of(UNDISTURBED, INTERRUPTED)
+    assert killed == list(crash.killed) == list(WORKERS)
+
+
+async def test_crash_that_interrupts_no_stream_fails() -> None:
+    with pytest.raises(CommandFailed, match="no stream was on a killed worker"):
+        await crash_of(UNDISTURBED, UNDISTURBED)
+
+
+async def test_stream_with_other_tokens_fails() -> None:
+    with pytest.raises(CommandFailed, match="0 lost, 0 doubled, 4 changed"):
+        await crash_of(CHANGED)
+
+
+def received(*events: Delta | Notice) -> Received:
+    """A stream whose n-th event comes at n seconds."""
+    stream = Received("r1")
+    for now_s, event in enumerate(events):
+        stream.add(event, now_s)
+    return stream
+
+
+NOTICE = Notice(NoticeKind.RECOVERED, "")
+
+
+def test_compare_counts_lost_doubled_and_changed_tokens() -> None:
+    before = received(Delta("abcd", (1, 2, 3, 4), 0))
+    after = received(Delta("ab", (1, 2), 0), NOTICE, Delta("bx", (2, 9), 1))
+    crash = compare(["w"], [before], [after])
+    assert (crash.tokens, crash.lost, crash.doubled, crash.changed) == (4, 1, 1, 1)
+    assert not crash.is_exact
+
+
+def test_gap_lies_between_the_tokens_around_the_notice() -> None:
+    piece = [Delta("a", (1,), index) for index in range(4)]
+    stream = received(piece[0], piece[1], NOTICE, piece[2], piece[3])
+    assert stream.gap_ms == 2000
+    assert received(*piece).gap_ms is None
+
+
+async def test_trace_is_drawn_as_a_waterfall(capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving() as (_, address), AsyncClient(address) as client:
+        described = await draw_trace(client, "req-1")
+    assert described["request_id"] == "req-1"
+    assert "   decode" in capsys.readouterr().out

@@ -4,6 +4,7 @@ import ast
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -211,8 +212,13 @@ def test_a_complete_environment_is_left_alone(checkout: Path, tools: Path) -> No
 
 
 ECHOES = json.dumps(
-    [{"name": name, "path": f"builtin:{name}", "engine": "echo"} for name in ("small", "large")]
+    [
+        {"name": name, "path": f"builtin:{name}", "engine": "echo", "echo_step_ms": 1}
+        for name in ("small", "large")
+    ]
 )
+"""In place of the models. A step takes so long that an answer still runs when its worker is killed."""
+DEMO_LINES_MAX = 40
 
 
 @pytest.mark.mesh
@@ -221,7 +227,7 @@ ECHOES = json.dumps(
     [pytest.param({}, marks=pytest.mark.long), {"SLUICE_MODELS": ECHOES}],
     ids=["models", "echoes"],
 )
-def test_the_demo_of_the_readme_answers_and_stops(tmp_path: Path, settings: dict[str, str]) -> None:
+def test_demo_shows_routes_a_crash_and_a_trace(tmp_path: Path, settings: dict[str, str]) -> None:
     """As `scripts/demo` in an environment that is complete: the one that runs this test."""
     (tmp_path / "bin").mkdir()
     for name in ("python", "sluice"):
@@ -235,10 +241,14 @@ def test_the_demo_of_the_readme_answers_and_stops(tmp_path: Path, settings: dict
         timeout=150,
     )
 
-    assert result.returncode == 0, result.stderr
-    assert "[4/4] Write a polite reply." in result.stdout
-    for model in ("small", "large"):
-        assert result.stdout.count(f"\n{model}: ") == 4
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.count("     because: ") == 3
+    assert "streams went on at the other worker after a gap of " in result.stdout
+    assert "2,400 tokens compared with a run without the crash: 0 lost, 0 doubled, 0 changed" in (
+        result.stdout
+    )
+    assert re.search(r"^   decode .* ms  +#", result.stdout, re.MULTILINE)
+    assert len(result.stdout.splitlines()) < DEMO_LINES_MAX
     assert result.stdout.rstrip().endswith("stopped")
 
 
