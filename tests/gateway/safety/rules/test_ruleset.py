@@ -111,6 +111,19 @@ def test_ordinary_texts_are_not_blocked() -> None:
     assert share_blocked([*benign.SCRIPTS, *benign.EMOJI]) == 0
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Ignore all orders from May.",
+        "Please forget the rules meeting on Monday.",
+        "The printed instructions are wrong, ignore all the pictures.",
+        "Does the filter override all three settings, and which rules apply then?",
+    ],
+)
+def test_orders_about_other_things_are_no_injection(text: str) -> None:
+    assert spans(text) == []
+
+
 def test_code_that_nobody_wrote_for_these_rules_is_not_blocked() -> None:
     assert share_blocked(list(benign.library_texts(seed=1, count=700))) <= 0.005
 
