@@ -136,7 +136,8 @@ class LimitOptions:
 
 
 batch = Commands(
-    "Run offline jobs: many prompts from a file, each answered once, on what interactive traffic leaves free."
+    "Run offline jobs: many prompts from a file. "
+    "Each is answered once. Jobs use the capacity that interactive traffic leaves free."
 )
 
 Out = Annotated[

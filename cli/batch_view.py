@@ -96,7 +96,7 @@ def sentence(job: pb.Job) -> str:
 @contextmanager
 def display(shown: bool) -> Iterator[Callable[[pb.Job], None]]:
     """Shows on stderr how far a job is: on a terminal in one line, else with each state and tenth of its work."""
-    live, last = sys.stderr.isatty(), (0, 0)
+    live, last = output.can_move(sys.stderr), (0, 0)
 
     def update(job: pb.Job) -> None:
         nonlocal last

@@ -14,16 +14,25 @@ from cli.failure import CommandFailed
 FOLDER: Final = Path(__file__).parents[1] / "bench"
 """Only a source tree has it: benchmarks compare with peers that a user of the mesh does not need."""
 
+
+def known() -> list[str]:
+    """Return the names of the benchmarks of this source tree."""
+    return sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "__init__")
+
+
 CONTEXT_SETTINGS: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Options that only one benchmark has go to it as they are."""
 
 
 def bench(
     context: typer.Context,
-    name: str = argument(..., "Which one, such as mesh or chaos."),
+    name: str = argument(..., f"One of: {', '.join(known()) or 'none, this is no source tree'}."),
     runs: int | None = option(None, "Interleaved runs of both sides.", min=1),
 ) -> None:
-    """Run a benchmark and print its figures, ours beside a peer's. Its other options: python bench/NAME.py --help."""
+    """Run a benchmark of the source tree beside a peer.
+
+    Options that it has of its own: python bench/NAME.py --help.
+    """
     options = ["--runs", str(runs)] if runs is not None else []
     options += ["--json"] if wants_json() else []
     run(name, *options, *context.args)
@@ -48,8 +57,3 @@ def run(name: str, *options: str, stdout: int | None = None) -> str:
             "BENCHMARK_FAILED", f"bench/{name}.py ended with exit code {ran.returncode}"
         )
     return ran.stdout or ""
-
-
-def known() -> list[str]:
-    """The benchmarks of this source tree."""
-    return sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "__init__")

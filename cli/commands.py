@@ -1,19 +1,22 @@
 """How commands are declared: their options, parameters that stand for several options, and `--json`."""
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
 from functools import wraps
 from typing import Annotated, Any, Final, get_args
 
 import typer
+from typer.core import TyperGroup
 
 Command = Callable[..., None]
 
-HELP: Final = {"help_option_names": ["-h", "--help"]}
-"""Context settings of every command."""
+HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+"""Context settings of every command. Help is plain text, the same on a terminal and in a pipe."""
 _ANNOTATED: Final[Any] = Annotated  # of types that are known when the command is called
 _as_json: ContextVar[bool] = ContextVar("as_json", default=False)
 
@@ -107,12 +110,35 @@ def expanded(command: Command, *, with_json: bool = True) -> Command:
     return run
 
 
+class CommandGroup(TyperGroup):
+    """Explain what is missing or mistyped where one of several commands is expected."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Print the help where no command is named."""
+        if not args and not ctx.resilient_parsing:
+            print(ctx.get_help(), file=sys.stderr)
+            ctx.fail("name one of the commands")
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Suggest the commands that look like a mistyped one."""
+        known = self.list_commands(ctx)
+        if args and not args[0].startswith("-") and args[0] not in known:
+            close = " or ".join(get_close_matches(args[0], known))
+            ctx.fail(f"no command {args[0]!r}" + (f"; did you mean {close}?" if close else ""))
+        return super().resolve_command(ctx, args)
+
+
 class Commands(typer.Typer):
     """A command with commands of its own."""
 
     def __init__(self, about: str) -> None:
         super().__init__(
-            help=about, add_completion=False, no_args_is_help=True, context_settings=HELP
+            cls=CommandGroup,
+            help=about,
+            add_completion=False,
+            rich_markup_mode=None,
+            context_settings=HELP,
         )
 
     def command(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:

@@ -68,9 +68,9 @@ def embed(
     settings: Annotated[dict[str, Any], Group(_settings)],
     client: options.TenantClient,
 ) -> None:
-    """Embed the texts of a file, and write their embeddings in the order of the texts.
+    """Embed the texts of a file, in their order.
 
-    A JSON line has index, id (where the object had one), tokens and embedding. Empty lines are no texts. A file appears
+    A JSON line has index, id (where the object had one), tokens and embedding. Empty lines are skipped. A file appears
     under its name when it is complete. With --json prints one object at the end: texts, tokens, model, seconds,
     empty_lines.
     """

@@ -25,7 +25,8 @@ from cli.questions import (
     tabulate,
     trades,
 )
-from sluice.client import AsyncClient, Client, GenerateOptions
+from cli.target import target_of
+from sluice.client import AsyncClient, GenerateOptions
 from sluice.defaults import AUTO
 
 HEADERS: Final = (
@@ -123,9 +124,11 @@ def evaluate(
     given: Annotated[GenerateOptions, Group(_greedy)],
     concurrency: int = option(16, "Questions that are asked at once.", min=1),
     tenant: options.Tenant = None,
-    address: options.Address = options.ADDRESS,
+    address: options.Address = None,
 ) -> None:
-    """Ask questions and print how many answers are right, what they cost, and what routing saves.
+    """Grade models on questions: right answers, cost, latency.
+
+    It also prints what routing saves.
 
     The shipped questions are held-out support tasks, which the tiers were not trained on. With --outcomes they are
     from the training side, so that a router that learns from them can be evaluated on the held-out ones. They are asked
@@ -139,7 +142,7 @@ def evaluate(
     if (golden := references.golden) is not None:
         systems = references.compare or model or [AUTO]
         floors = references.floor or ()
-        with Client(address, options.FEW_TRIES, tenant=tenant) as client:
+        with options.connect(tenant, address) as client:
             evaluate_golden(golden, systems, floors, client, concurrency, given)
         return
     if references.compare or references.floor:
@@ -180,7 +183,7 @@ def write_outcomes(
 
 
 async def _ask(
-    address: str,
+    address: str | None,
     tenant: str | None,
     questions: Sequence[Question],
     concurrency: int,
@@ -189,7 +192,7 @@ async def _ask(
 ) -> list[Result]:
     """All questions to one model after the other, so that none slows another one down."""
     results: list[Result] = []
-    async with AsyncClient(address, options.FEW_TRIES, tenant=tenant) as client:
+    async with AsyncClient(**target_of(address).options(tenant)) as client:
         models = wanted or [*(m.name for m in await client.list_models()), AUTO]
         for model in models:
             to_model: GenerateOptions = {**given, "model": model}

@@ -34,7 +34,10 @@ def explain(
     audit: bool = option(False, "Show the entry of the audit instead; it is kept longer."),
     client: options.OperatorClient,
 ) -> None:
-    """Show the decisions about a request: findings, route, batch, worker, tokens, cost. No text is kept."""
+    """Show the decisions about a request: route, batch, cost.
+
+    Records hold no text of prompts and answers.
+    """
     found: pb.GetRequestRecordResponse | pb.GetAuditEntryResponse
     found = client.audit(request_id) if audit else client.explain(request_id)
     lines = _lines(found) if isinstance(found, pb.GetRequestRecordResponse) else _audit(found)
@@ -209,7 +212,10 @@ class Hop:
 
 
 def trace(request_id: RequestId, client: options.OperatorClient) -> None:
-    """Show where the time of a request went: a bar for each step, its batch, and what it waited for."""
+    """Show where the time of a request went.
+
+    A bar for each step, its batch, and what it waited for.
+    """
     record = client.explain(request_id).record
     output.show(trace_object(record), "\n".join(trace_lines(record)))
 

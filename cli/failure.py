@@ -24,13 +24,17 @@ class CommandFailed(Exception):
 
 
 def report(error: Exception, as_json: bool) -> int:
-    """Writes `error` to stderr, with --json also to stdout; returns the exit code."""
+    """Write `error` to stderr, with --json to stdout; return the exit code.
+
+    With --json stderr gets it too, unless a terminal shows both.
+    """
     described = describe(error)
     if as_json:
         done = error.done if isinstance(error, CommandFailed) else {}
         print(json.dumps({**done, "error": described}), flush=True)
-    message = " ".join(described["message"].split())
-    print(f"sluice: {described['reason']}: {message}", file=sys.stderr, flush=True)
+    if not (as_json and sys.stdout.isatty() and sys.stderr.isatty()):
+        message = " ".join(described["message"].split())
+        print(f"sluice: {described['reason']}: {message}", file=sys.stderr, flush=True)
     return error.exit_code if isinstance(error, typer.TyperException) else 1
 
 
@@ -44,7 +48,7 @@ def describe(error: Exception) -> dict[str, Any]:
     if isinstance(error, CommandFailed):
         return {"reason": error.reason, "message": str(error)}
     if isinstance(error, typer.TyperException):
-        return {"reason": "USAGE", "message": error.format_message()}
+        return {"reason": "USAGE", "message": _with_help(error)}
     if isinstance(error, SetupError | SettingsError):
         return {"reason": "SETUP", "message": str(error)}
     if isinstance(error, OSError) and error.filename is not None:
@@ -54,13 +58,24 @@ def describe(error: Exception) -> dict[str, Any]:
     return {"reason": UNEXPECTED, "message": f"{type(error).__name__}: {error}"}
 
 
+def _with_help(error: typer.TyperException) -> str:
+    """Say what was used wrongly, and name the help of the command unless something better is suggested."""
+    message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
+    if context is None or message.endswith("?"):
+        return message
+    return f"{message}; see: {context.command_path} --help"
+
+
 def _of_mesh(error: Any) -> dict[str, Any]:
+    from cli.target import last_target
     from sluice.client.channel import ConnectionLost
 
-    hint = "; is a mesh running there? `sluice up` starts one" * isinstance(error, ConnectionLost)
+    message, target = error.message, last_target()
+    if isinstance(error, ConnectionLost) and target is not None:
+        message = target.unreachable(message)
     described: dict[str, Any] = {
         "reason": error.reason,
-        "message": error.message + hint,
+        "message": message,
         "code": error.code.name,
         "metadata": error.metadata,
     }

@@ -20,7 +20,7 @@ _TAIL_BYTES: Final = 1 << 20
 """Of each file, when it begins."""
 _POLL_S: Final = 0.2
 _SPANS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_COLOURS: Final = {"warning": "\x1b[33m", "error": "\x1b[31m"}
+_COLOURS: Final = {"warning": output.YELLOW, "error": output.RED}
 
 
 def logs(
@@ -128,7 +128,6 @@ def _read(files: Iterable[_LogFile]) -> Iterator[LogLine]:
 
 
 def _write(lines: Iterable[LogLine]) -> None:
-    colours = sys.stdout.isatty()
     for line in lines:
         if wants_json():
             when = datetime.fromtimestamp(line.at).astimezone().isoformat(timespec="milliseconds")
@@ -138,5 +137,5 @@ def _write(lines: Iterable[LogLine]) -> None:
         when = datetime.fromtimestamp(line.at).strftime("%H:%M:%S.%f")[:-3]
         about = f"  [{line.request_id}]" if line.request_id else ""
         text = f"{when} {line.process:15} {line.level:7} {line.message}{about}"
-        colour = _COLOURS.get(line.level) if colours else None
-        print(f"{colour}{text}\x1b[0m" if colour else text, flush=True)
+        colour = _COLOURS.get(line.level)
+        print(output.styled(text, colour, sys.stdout) if colour else text, flush=True)

@@ -17,10 +17,9 @@ from typing import Annotated, Any, Final
 
 import typer
 from typer import Option
-from typer.core import TyperGroup
 
 from cli import failure
-from cli.commands import HELP, expanded
+from cli.commands import HELP, CommandGroup, expanded
 from sluice import __version__
 
 COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
@@ -60,11 +59,22 @@ COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
     "jobs": ("process", "jobs", "jobs"),
     "worker": ("process", "worker", "worker"),
 }
-"""Of each command, in the order help lists them: its module in this package, its function, the extra that it needs.
+"""Of each command: its module in this package, its function, the extra that it needs.
 
 Without the extra a command is listed, shows its help, and says what to install when it is called; `eval` needs it only
 for the support tasks.
 """
+
+SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "A mesh on this machine": ("up", "down", "status", "reload", "logs", "certs", "demo"),
+    "Ask": ("generate", "chat", "embed", "transcribe", "models"),
+    "Offline jobs": ("batch",),
+    "See what happens": ("top", "requests", "explain", "trace", "drift"),
+    "Operate": ("cancel", "drain", "cache", "keys", "tenants", "safety"),
+    "Improve and plan": (*("eval", "feedback", "router", "record", "simulate", "plan", "bench"),),
+    "One process, for containers": ("gateway", "batcher", "jobs", "worker"),
+}
+"""The commands as help shows them."""
 
 INTERRUPTED: Final = 130
 """Typer's exit code for Ctrl-C."""
@@ -72,7 +82,7 @@ INTERRUPTED: Final = 130
 _AGAIN_S: Final = 0.05
 
 
-class LazyCommands(TyperGroup):
+class LazyCommands(CommandGroup):
     """Imports a command's module when the command is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -87,14 +97,23 @@ class LazyCommands(TyperGroup):
         found = getattr(importlib.import_module(f"cli.{module}"), function)
         if isinstance(found, typer.Typer):
             return typer.main.get_command(found)
-        single = typer.Typer(
-            add_completion=False, rich_markup_mode=_markup(), context_settings=HELP
-        )
+        single = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=HELP)
         context = getattr(sys.modules[found.__module__], "CONTEXT_SETTINGS", None)
         single.command(cmd_name, context_settings=context)(
             expanded(found, with_json=module != "process")
         )
         return typer.main.get_command(single)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands by what they are for."""
+        width = max(map(len, COMMANDS))
+        limit = formatter.width - width - 6
+        for title, names in SECTIONS.items():
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name.ljust(width), one.get_short_help_str(limit)) for name, one in commands]
+                )
 
 
 def build() -> typer.Typer:
@@ -103,7 +122,7 @@ def build() -> typer.Typer:
         cls=LazyCommands,
         name="sluice",
         add_completion=False,
-        rich_markup_mode=_markup(),
+        rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings=HELP,
     )
@@ -114,6 +133,8 @@ def build() -> typer.Typer:
 def run(arguments: Sequence[str]) -> int:
     """Runs one command line and returns its exit code; writes errors to stderr, never a traceback."""
     words = list(arguments) or ["--help"]
+    if words[0] == "help":
+        words = [*words[1:], "--help"]
     as_json = "--json" in words
     command = typer.main.get_command(build())
     try:
@@ -134,12 +155,20 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point of the `sluice` script."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # Answers hold any character; a terminal that lacks one shows a replacement.
             stream.reconfigure(errors="replace")
     sys.unraisablehook = _interrupt_again
     sys.exit(run(sys.argv[1:]))
+
+
+def _open_closed_streams() -> None:
+    """Give a command that was started without stdin, stdout or stderr (`<&-`) empty ones."""
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115  open as long as the process
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 def _interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
@@ -179,11 +208,6 @@ def _about(
 ) -> None:
     """Sluice: tokens from small and large language models over one gRPC API.
 
-    Start a mesh on this machine with `sluice up`, ask it with `sluice generate "..."`. The gateway's address is
-    127.0.0.1:50051, or what --address or SLUICE_ADDRESS say.
+    Start a mesh on this machine with `sluice up`, ask it with `sluice generate "..."`. Commands call the gateway that
+    --address or SLUICE_ADDRESS name, else that of the mesh that runs in SLUICE_STATE_DIR, else 127.0.0.1:50051.
     """
-
-
-def _markup() -> Any:
-    """Boxes and colours are for terminals."""
-    return "rich" if sys.stdout.isatty() else None

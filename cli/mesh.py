@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 def drift(client: options.OperatorClient) -> None:
-    """Show whether inputs and accuracy of the learned routers have drifted, as one gateway has seen it."""
+    """Show whether the learned routers still fit the traffic.
+
+    It compares inputs and accuracy with those of the training, as one gateway has seen them.
+    """
     routers = client.router_health()
     text = "\n".join(map(line_of, routers)) or "no learned router is in use"
     output.show({"routers": [*map(health_object, routers)]}, text)
@@ -86,7 +89,10 @@ def up(
     detach: bool = option(False, "Return when it is ready."),
     secure: bool = option(False, "Encrypt everything with certificates of its own."),
 ) -> None:
-    """Start nats-server, tritonserver, batcher and gateway, and keep them up until Ctrl-C."""
+    """Start a mesh on this machine, and run it until Ctrl-C.
+
+    It consists of nats-server, a tritonserver for each worker, batcher, gateway and jobs.
+    """
     if detach:
         from supervisor.detach import start_detached
 
@@ -110,7 +116,10 @@ def up(
 
 
 def down(state: OfMesh) -> None:
-    """Stop the mesh; exit code 0 when nothing of it is left, also when none was running."""
+    """Stop the mesh of this machine.
+
+    Exits with 0 when the mesh is fully stopped, or was not running.
+    """
     from supervisor.control import stop_mesh
 
     stopped = stop_mesh(state)
@@ -128,10 +137,11 @@ def reload(
     ),
     state: OfMesh,
 ) -> None:
-    """Change models, policies and limits of the running mesh; requests in flight keep what they began with.
+    """Change models, policies and limits of the running mesh.
 
-    A model that is added or replaced is loaded beside those that run. Exit code 0 when every process has taken the
-    change. What cannot change while running is refused by its key, and then nothing changes.
+    Requests in flight keep what they began with. A model that is added or replaced is loaded beside those that run.
+    Exit code 0 when every process has taken the change. What cannot change while running is refused by its key, and
+    then nothing changes.
     """
     from supervisor.control import reload_mesh
 
@@ -143,7 +153,10 @@ def reload(
 
 
 def status(state: OfMesh) -> None:
-    """Show processes and models; exit code 0 only when all are ready."""
+    """Show the processes and models of the mesh.
+
+    The exit code is 0 only when all of them are ready.
+    """
     import asyncio
 
     from supervisor.status import report_of
@@ -159,7 +172,7 @@ def status(state: OfMesh) -> None:
 
 
 def models(client: options.OperatorClient) -> None:
-    """List the models of the mesh, and whether each can answer now."""
+    """List the models, and whether each can answer now."""
     listed = client.list_models()
     described = {"models": [*map(output.message_object, listed)]}
     output.show(described, lambda: _write_models(listed))

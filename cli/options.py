@@ -3,24 +3,23 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final, cast
+from typing import Annotated, cast
 
 from typer import BadParameter, Option
 
 from cli.commands import Group, option
-from sluice.client import Client, RetryPolicy
+from cli.target import target_of
+from sluice.client import Client
 from sluice.client.channel import ADDRESS_VARIABLE
 from sluice.client.request import GenerateOptions, PriorityName, Tool
-from sluice.defaults import AUTO, DEFAULT_ADDRESS
+from sluice.defaults import AUTO
 from sluice.errors import InvalidRequest
 
-FEW_TRIES: Final = RetryPolicy(start_tries=5)
-"""Whoever is at a terminal hears within a second or two that no mesh is running."""
-
 Address = Annotated[
-    str,
+    str | None,
     Option(
-        help="Address of the gateway, or of several with commas between them.",
+        help="Address of the gateway, or of several with commas between them.  "
+        "[default: the mesh of $SLUICE_STATE_DIR, else 127.0.0.1:50051]",
         envvar=ADDRESS_VARIABLE,
         metavar="HOST:PORT",
     ),
@@ -51,7 +50,6 @@ StateDir = Annotated[
     Option(help="Logs, state and tasks of a mesh on this machine; default $SLUICE_STATE_DIR."),
 ]
 
-ADDRESS = DEFAULT_ADDRESS
 MODEL = AUTO
 
 
@@ -161,15 +159,16 @@ def _sampling(
     return cast("GenerateOptions", chosen)
 
 
-def _client(tenant: Tenant = None, address: Address = ADDRESS) -> Client:
-    return Client(address, FEW_TRIES, tenant=tenant)
+def connect(tenant: Tenant = None, address: Address = None) -> Client:
+    """Return a client of the gateway that is called without or with ``address``."""
+    return Client(**target_of(address).options(tenant))
 
 
 Sampling = Annotated[GenerateOptions, Group(_sampling)]
 """The options that were set."""
 BulkSampling = Annotated[GenerateOptions, Group(_sampling, without=("priority", "allow_degraded"))]
 """The same without the class, which follows from the command."""
-TenantClient = Annotated[Client, Group(_client)]
+TenantClient = Annotated[Client, Group(connect)]
 """A client for calls of a tenant."""
-OperatorClient = Annotated[Client, Group(_client, without=("tenant",))]
+OperatorClient = Annotated[Client, Group(connect, without=("tenant",))]
 """A client for questions about the mesh."""

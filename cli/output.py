@@ -1,6 +1,7 @@
 """Output of commands: JSON for programs, and for people text with aligned columns."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass
@@ -20,6 +21,11 @@ from sluice.wire.enums import word_of
 _CONTROL: Final = dict.fromkeys(
     {*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}, "\N{REPLACEMENT CHARACTER}"
 )
+
+DIM: Final = "\x1b[2m"
+RED: Final = "\x1b[31m"
+YELLOW: Final = "\x1b[33m"
+_RESET: Final = "\x1b[0m"
 
 _MAY_BE_LEFT_OUT: Final = frozenset(
     {"stop", "rules", "logprobs", "reasoning", "tool_calls", "attempts", "notices"}
@@ -105,9 +111,34 @@ def write_events(events: Iterable[Event], builder: AnswerBuilder) -> None:
 
 
 def note(text: str) -> None:
-    """A note for people: on stderr, and only when stderr is a terminal."""
+    """Write a note for people: on stderr, and only when stderr is a terminal."""
     if sys.stderr.isatty():
-        print(f"\x1b[2m{text}\x1b[0m", file=sys.stderr, flush=True)
+        print(styled(text, DIM, sys.stderr), file=sys.stderr, flush=True)
+
+
+def styled(text: str, style: str, stream: TextIO) -> str:
+    """Return ``text`` in a colour, or dim, where ``stream`` is a terminal and NO_COLOR is not set."""
+    plain = os.environ.get("NO_COLOR") or not can_move(stream)
+    return text if plain else f"{style}{text}{_RESET}"
+
+
+def can_move(stream: TextIO) -> bool:
+    """Tell whether ``stream`` is a terminal that knows escape sequences."""
+    return stream.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
+
+
+def confirm(question: str) -> None:
+    """Ask before something is done that cannot be undone; closed input means no.
+
+    Raises:
+        CommandFailed: the answer is not yes.
+    """
+    print(f"{question} [y/N]: ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline()
+    if not sys.stdin.isatty():
+        print(file=sys.stderr)  # no terminal has echoed a line's end
+    if answer.strip().lower() not in ("y", "yes"):
+        raise CommandFailed("CANCELLED", "aborted; use --yes to go on without the question")
 
 
 def write_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -35,7 +35,7 @@ def batcher(config: Config, id: Id = None) -> None:
 
 
 def jobs(config: Config, id: Id = None) -> None:
-    """Run one process of offline jobs in the foreground until SIGTERM."""
+    """Run one process of jobs in the foreground until SIGTERM."""
     _become("jobs", config, id)
 
 
@@ -47,7 +47,7 @@ def worker(
         None, "A tritonserver by its path or name; default that of the wheel."
     ),
 ) -> None:
-    """Run a model worker in the foreground until SIGTERM, without a gateway, batcher or NATS."""
+    """Run one model worker in the foreground until SIGTERM."""
     import asyncio
 
     from sluice.settings import load

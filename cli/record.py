@@ -31,9 +31,10 @@ def record(
     ),
     state_dir: options.StateDir = None,
 ) -> None:
-    """Record the requests of a running mesh: arrival time, lengths, class and tenant. No text, no tokens.
+    """Record traffic as a trace for `simulate` and `plan`.
 
-    Subscribes to tasks and frames on NATS, beside their receivers. Ctrl-C ends it early and keeps what was recorded.
+    A trace has arrival times, lengths, classes and tenants; no text and no tokens. Subscribes to tasks and frames
+    on NATS, beside their receivers. Ctrl-C ends it early and keeps what was recorded.
     """
     from supervisor.state import StateDir
     from supervisor.status import operator_certificate

@@ -24,10 +24,10 @@ def requests(
     *,
     tenant: OfTenant = "",
     model: str = option("", "Of this model.", "--model", "-m", metavar="NAME"),
-    limit: int = option(100, "The oldest so many.", min=1, max=1000),
+    limit: int = option(100, "Show at most N, oldest first.", min=1, max=1000, metavar="N"),
     client: options.OperatorClient,
 ) -> None:
-    """List the requests that run now, the oldest first, of all gateways."""
+    """List the running requests of all gateways, oldest first."""
     listed = client.requests(tenant=tenant, model=model, limit=limit)
     total, shown = sum(one.requests for one in listed.counts), len(listed.requests)
 
@@ -50,14 +50,15 @@ def requests(
 def cancel(
     *,
     request_ids: list[str] | None = argument(
-        None, "As `sluice requests` says.", metavar="REQUEST_ID..."
+        None, "As `sluice requests` lists them.", metavar="REQUEST_ID..."
     ),
     tenant: str = option("", "All requests of this tenant instead.", metavar="NAME"),
     client: options.OperatorClient,
 ) -> None:
-    """Cancel running requests, or all of a tenant: their callers get the error CANCELLED.
+    """Cancel running requests, or all of a tenant.
 
-    Items of an offline job are tried again; `sluice batch cancel` ends the job itself.
+    Their callers get the error CANCELLED. Items of an offline job are tried again; `sluice batch cancel` ends the
+    job itself.
     """
     if bool(request_ids) == bool(tenant):
         raise BadParameter("name requests, or a tenant with --tenant")
@@ -84,12 +85,15 @@ def drain(
     model: str = argument(..., "", metavar="MODEL"),
     worker: str = argument(..., "HOST:PORT/NAME, as `sluice top` shows it.", metavar="WORKER"),
     undo: bool = option(False, "Put it back into service."),
-    wait: float = option(0, "Wait until no row is left in it.", metavar="SECONDS", min=0),
+    wait: float = option(
+        0, "Wait at most this long until no request is left in it.", metavar="SECONDS", min=0
+    ),
     client: options.OperatorClient,
 ) -> None:
-    """Take a worker out of service: it gets no new rows, and those in it run to their end.
+    """Take a worker out of service, or put it back.
 
-    It stays drained when processes restart, until --undo.
+    A drained worker gets no new requests, and those in it run to their end. It stays drained when processes
+    restart, until --undo.
     """
     changed = client.drain_worker(model, worker, undo=undo)
     rows = 0 if undo else _rows_left(client, model, worker, wait)

@@ -13,7 +13,6 @@ from cli import options, output
 from cli.commands import Commands, argument, option
 from cli.failure import CommandFailed
 from cli.files import NewFile, open_table
-from sluice.client import Client
 
 if TYPE_CHECKING:
     from gateway.routing.learned.model import Head
@@ -41,7 +40,7 @@ class MeshOutcomes:
     keep: Path | None = option(
         None, "--from-mesh: write the rows that have both sides as OUTCOMES.csv.", metavar="FILE"
     )
-    address: options.Address = options.ADDRESS
+    address: options.Address = None
 
     def fetch(self) -> "list[StreamOutcomesResponse]":
         """The rows of one pair of models, each request once; none unless ``from_mesh``."""
@@ -51,7 +50,7 @@ class MeshOutcomes:
                 raise CommandFailed("USAGE", message)
             return []
         since = 0 if self.hours is None else int((time.time() - self.hours * 3600) * 1000)
-        with Client(self.address, options.FEW_TRIES) as client:
+        with options.connect(address=self.address) as client:
             listed = client.outcomes(self.tenant or (), since_unix_ms=since)
             rows = {row.request_id: row for row in listed}  # the latest of a request counts
         pair = _pair(rows.values(), self.pair)
@@ -109,8 +108,8 @@ def _pair_of(row: "StreamOutcomesResponse") -> str:
 
 
 router = Commands(
-    "Learn which prompts need the large model, from OUTCOMES.csv: prompt_id, prompt, weak, strong (0 to 1), optionally "
-    "weak_response."
+    "Learn which prompts need the large model. "
+    "Its input is OUTCOMES.csv: prompt_id, prompt, weak, strong (0 to 1), optionally weak_response."
 )
 
 

@@ -13,7 +13,7 @@ from sluice.v1.safety_pb2 import CheckTextResponse
 _MOVE: Final = ("rule", "now", "then", "count")
 
 
-safety = Commands("Check a text against the policies of the mesh; see the counts of a dry run.")
+safety = Commands("Check texts against the safety policies.")
 
 
 @safety.command()

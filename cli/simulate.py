@@ -218,10 +218,10 @@ def simulate(
         None, "Stop then, seconds.  [default: when all has ended]", min=0.001
     ),
 ) -> None:
-    """Run recorded or generated traffic through the batcher's own code in virtual time, and compare policies.
+    """Replay traffic in virtual time, and compare batching policies.
 
-    Prints time to first token and latency per class, goodput under the SLOs, the longest wait, padding,
-    utilization and cost.
+    Recorded or generated traffic runs through the batcher's own code. Prints time to first token and latency per
+    class, goodput under the SLOs, the longest wait, padding, utilization and cost.
     """
     from simulator.results import summarize
     from simulator.simulator import simulate as run
@@ -315,9 +315,10 @@ def plan(
     ),
     objectives: Objectives,
 ) -> None:
-    """Compute how many workers are needed: for a trace under SLOs, or for a job of documents in a given time.
+    """Compute how many workers a load needs.
 
-    A trace is simulated with more and fewer workers. A job is computed, and checked against a simulated sample.
+    The load is a trace under SLOs, or a job of documents in a given time. A trace is simulated with more and fewer
+    workers. A job is computed, and checked against a simulated sample.
     """
     from simulator.fleet import Sizing
     from simulator.planner import plan_job, plan_trace

@@ -5,11 +5,8 @@ import sys
 from contextlib import suppress
 from typing import Final, Literal
 
-import typer
-
 from cli import options, output
 from cli.commands import Commands, argument, option
-from cli.failure import CommandFailed
 from sluice.client import Client
 from sluice.client.channel import API_KEY_VARIABLE
 from sluice.errors import JobsDisabled, WrongJobState
@@ -19,7 +16,7 @@ _COUNTED: Final = (
 )
 """What `ForgetTenantResponse` counts."""
 
-tenants = Commands("Show what tenants use of their limits; forget one.")
+tenants = Commands("Show what tenants use of their limits, or forget one.")
 
 
 @tenants.command("list")
@@ -48,17 +45,17 @@ def list_(
 def forget(
     tenant: str = argument(..., "", metavar="NAME"),
     yes: bool = option(False, "Do not ask."),
-    address: options.Address = options.ADDRESS,
+    address: options.Address = None,
 ) -> None:
     """Delete everything of a tenant: jobs, API keys, answers, records, audit, outcomes, dead letters.
 
     Costs and counts stay. It can be called again when it was interrupted.
     """
-    if not yes and not typer.confirm(f"Delete all that is kept of {tenant}?"):
-        raise CommandFailed("CANCELLED", "nothing was deleted")
+    if not yes:
+        output.confirm(f"Delete all that is kept of {tenant}?")
     # Without identities the metadata says whose jobs are listed; with them the operator sees all.
     named = None if os.environ.get(API_KEY_VARIABLE) else tenant
-    with Client(address, options.FEW_TRIES, tenant=named) as client:
+    with options.connect(named, address) as client:
         done = client.forget_tenant(tenant)
         jobs = _delete_jobs(client, tenant)
     counts = {"jobs": jobs, **{name: getattr(done, name) for name in _COUNTED}}
@@ -86,16 +83,19 @@ def _delete_jobs(client: Client, tenant: str) -> int:
 def cache(
     *,
     action: Literal["clear"] = argument(..., "", metavar="clear", show_default=False),
-    tenant: str = option("", "Only the answers of this tenant."),
-    model: str = option("", "Only the answers of this model."),
-    key: str = option("", "One answer, as `sluice explain` names it."),
+    tenant: str = option("", "Only answers for this tenant.", metavar="NAME"),
+    model: str = option("", "Only answers of this model.", metavar="NAME"),
+    key: str = option("", "Only this answer, as `sluice explain` names it.", metavar="KEY"),
     client: options.OperatorClient,
 ) -> None:
-    """Forget answers that are kept for equal requests: all, or those of a tenant, of a model, or one."""
+    """Delete cached answers.
+
+    Those of all requests, or of a tenant, of a model, or of one request.
+    """
     unreached = client.clear_answers(tenant, model, key)
     output.show({"unreached_gateways": unreached})
     for name in unreached:
         print(
-            f"gateway {name} did not answer: it may give out what it has in memory until that is too old",
+            f"gateway {name} did not respond; it may serve cached answers until they expire",
             file=sys.stderr,
         )

@@ -65,9 +65,9 @@ def top(
     interval: float = option(2.0, "Time between two screens.", metavar="SECONDS", min=0.5),
     sort: Sort = option("name", "What rows are sorted by."),
     text: str = option("", "Only rows with this in a name.", "--filter", metavar="TEXT"),
-    address: options.Address = options.ADDRESS,
+    address: options.Address = None,
 ) -> None:
-    """Show models, workers and tenants until Ctrl-C: what runs and waits, tokens per second, times.
+    """Watch models, workers and tenants: load, speed, times.
 
     TTFT, ITL and STEP are milliseconds. With --json, or into a file, it prints once.
     """
@@ -76,8 +76,8 @@ def top(
     def screen(view: View, height: int) -> list[str]:
         return lines(title, view, shutil.get_terminal_size().columns, height, sort, text)
 
-    with Client(address, options.FEW_TRIES) as client, suppress(KeyboardInterrupt):
-        if once or wants_json() or not sys.stdout.isatty():
+    with options.connect(address=address) as client, suppress(KeyboardInterrupt):
+        if once or wants_json() or not output.can_move(sys.stdout):
             before = _sample(client)
             time.sleep(_ONCE_S)
             view = View(_sample(client), before, None)

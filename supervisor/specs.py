@@ -94,7 +94,7 @@ def gateway_spec(plan: MeshPlan, config: ServerConfig) -> ChildSpec:
     """
     own = {
         RESUME_KEY: plan.settings.gateway.resume_key or plan.state.resume_key(),
-        MESH_KEY: plan.settings.identity.mesh_key or plan.state.mesh_key(),
+        MESH_KEY: plan.state.mesh_key(plan.settings.identity.mesh_key),
     }
     if config is not plan.gateways[0]:
         own["SLUICE_GATEWAY__ADDRESS"] = config.address
@@ -107,7 +107,7 @@ def gateway_spec(plan: MeshPlan, config: ServerConfig) -> ChildSpec:
 
 def jobs_spec(plan: MeshPlan, config: ServerConfig) -> ChildSpec:
     """One of the processes that run jobs. It keeps its name, so that it goes on with its jobs at once."""
-    key = plan.settings.identity.mesh_key or plan.state.mesh_key()
+    key = plan.state.mesh_key(plan.settings.identity.mesh_key)
     own = {"SLUICE_JOBS__ADDRESS": config.address, MESH_KEY: key}
     if config.page is not None:
         own["SLUICE_TELEMETRY__PROMETHEUS__JOBS"] = config.page

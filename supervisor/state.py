@@ -16,7 +16,6 @@
 | ``logs/NAME.log`` | output of each process |
 """
 
-import fcntl
 import json
 import os
 import secrets
@@ -27,8 +26,16 @@ from typing import Any, BinaryIO, Final, Self
 import psutil
 
 from sluice.errors import SetupError
+from sluice.local_mesh import (
+    LOCK,
+    MESH_KEY,
+    STATE,
+    STATE_DIR_VARIABLE,
+    is_locked,
+    state_root,
+    try_lock,
+)
 
-STATE_DIR_VARIABLE: Final = "SLUICE_STATE_DIR"
 _VERSION: Final = 3
 
 
@@ -120,21 +127,21 @@ class StateDir:
     """Paths of one state directory, and its lock."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root.expanduser().resolve()
+        self.root = state_root(root)
         self.config = self.root / "config.yaml"
         self.models = self.root / "models"
         self.versions = self.root / "versions"
         self.nats = self.root / "nats"
         self.tls = self.root / "tls"
         self.logs = self.root / "logs"
-        self._lock = self.root / "lock"
+        self._lock = self.root / LOCK
         self.targets = self.root / "prometheus.json"
-        self._state = self.root / "state.json"
+        self._state = self.root / STATE
 
     @classmethod
     def of(cls, named: Path | None) -> Self:
-        """``named``, else $SLUICE_STATE_DIR, else ~/.local/state/sluice."""
-        return cls(named or Path(os.environ.get(STATE_DIR_VARIABLE) or "~/.local/state/sluice"))
+        """Return the directory that `state_root` finds; raises as that does."""
+        return cls(state_root(named))
 
     def log(self, name: str) -> Path:
         """The log file of process ``name``."""
@@ -162,20 +169,14 @@ class StateDir:
             SetupError: another supervisor has it, or the place cannot be written.
         """
         self.create()
-        lock = _try_lock(self._lock)
+        lock = try_lock(self._lock)
         if lock is None:
             raise self.taken()
         return lock
 
     def is_locked(self) -> bool:
-        """Whether a supervisor runs."""
-        if not self._lock.exists():
-            return False
-        lock = _try_lock(self._lock)
-        if lock is None:
-            return True
-        lock.close()
-        return False
+        """Tell whether a supervisor runs."""
+        return is_locked(self.root)
 
     def taken(self) -> SetupError:
         """The error of a second `up`."""
@@ -202,31 +203,23 @@ class StateDir:
         """The key of resume tokens; makes it if there is none."""
         return self._secret("resume.key")
 
-    def mesh_key(self) -> str:
-        """What processes of the mesh show each other; makes it if there is none."""
-        return self._secret("mesh.key")
+    def mesh_key(self, configured: str | None = None) -> str:
+        """Return what processes of the mesh show each other, and commands of this user too.
 
-    def _secret(self, name: str) -> str:
+        Made if there is none; ``configured`` replaces it.
+        """
+        return self._secret(MESH_KEY, configured)
+
+    def _secret(self, name: str, configured: str | None = None) -> str:
         path = self.root / name
-        if not path.exists():
-            write_atomically(path, secrets.token_hex())
+        if configured is not None or not path.exists():
+            write_atomically(path, configured or secrets.token_hex())
         return path.read_text(encoding="utf-8")
 
     def forget(self) -> None:
         """Removes the state: nothing runs any more."""
         self._state.unlink(missing_ok=True)
         self.targets.unlink(missing_ok=True)
-
-
-def _try_lock(path: Path) -> BinaryIO | None:
-    """The open file with a flock, held until it is closed or this process ends; None when another process has it."""
-    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "rb")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -72,7 +72,7 @@ async def report_of(directory: StateDir) -> MeshReport:
         return MeshReport(False, starting if locked else absent, str(directory.root))
     gateway, answering = _Gateway(), frozenset[str]()
     if locked:
-        credentials = operator_certificate(directory), _mesh_key(directory)
+        credentials = operator_certificate(directory), directory.mesh_key()
         gateway, answering = await _ask(state, *credentials)
     processes = tuple(
         _process_report(process, process.name in answering) for process in state.processes
@@ -149,11 +149,6 @@ async def _ask_gateway(address: str, ca: str | None, key: str) -> _Gateway:
     except SluiceError:
         return _Gateway()
     return _Gateway(True, tuple(models), tuple(routers))
-
-
-def _mesh_key(directory: StateDir) -> str:
-    """Where calls are authenticated, the supervisor's are those of a process of the mesh."""
-    return load(directory.config).identity.mesh_key or directory.mesh_key()
 
 
 async def _in_time(answer: Awaitable[None]) -> bool:

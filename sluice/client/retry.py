@@ -26,12 +26,15 @@ class RetryPolicy:
             started again on a busy machine.
         first_wait_s: before the second call, seconds; doubles with each call.
         wait_s_max: the longest wait, seconds.
+        start_s: no new call later than this after the first one, until the gateway has accepted the request, seconds;
+            None: no such bound. It matters where a connection attempt itself takes long.
     """
 
     start_tries: int = 16
     resume_tries: int = 16
     first_wait_s: float = 0.1
     wait_s_max: float = 2.0
+    start_s: float | None = None
 
     def wait_s(self, failures: int, dice: float) -> float:
         """Seconds to wait after so many failures in a row: half of it is fixed, half is random."""
@@ -51,6 +54,7 @@ class Retries:
     ) -> None:
         self._policy = policy
         self._deadline = None if timeout_s is None else now + timeout_s
+        self._start_until = None if policy.start_s is None else now + policy.start_s
         self._dice = dice
         self._tries = policy.start_tries
         self._failures = self._refusals = 0
@@ -81,9 +85,13 @@ class Retries:
         self._failures += 1
         # A mesh that says when to try again is there, and expects to serve the request then.
         tries = self._tries if error.retry_after_s is None else self._policy.resume_tries
-        if not may_resume(error) or self._failures >= tries:
+        if not may_resume(error) or self._failures >= tries or self._starts_late(now):
             raise error
         return self._before_deadline(error, self._failures, 0.0, now)
+
+    def _starts_late(self, now: float) -> bool:
+        """Tell whether the time to start is over, for a request that was not accepted."""
+        return self._start_until is not None and not self._accepted and now >= self._start_until
 
     def _is_refusal(self, error: SluiceError) -> bool:
         """Whether the mesh had no room for a request that it has not accepted, and says when to try again."""

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +12,10 @@ from tests.cli.commands import Cli, Ran
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """``await cli("generate", "hi", stdin=b"")``; there is no SLUICE_ADDRESS."""
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+    """Return ``await cli("generate", "hi", stdin=b"")``; no SLUICE_ADDRESS and no mesh is found."""
     monkeypatch.delenv("SLUICE_ADDRESS", raising=False)
+    monkeypatch.setenv("SLUICE_STATE_DIR", str(tmp_path / "state"))
 
     async def run_here(*arguments: str, stdin: bytes = b"") -> Ran:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))

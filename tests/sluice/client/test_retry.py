@@ -119,3 +119,14 @@ def test_what_is_left_of_the_deadline() -> None:
 def test_waits_are_spread_and_bounded(failures: int, dice: float) -> None:
     wait_s = POLICY.wait_s(failures, dice)
     assert POLICY.first_wait_s / 2 <= wait_s <= POLICY.wait_s_max
+
+
+def test_a_slow_connection_attempt_is_not_repeated() -> None:
+    policy = RetryPolicy(start_tries=5, resume_tries=5, start_s=1.0)
+    subject = Retries(policy, None, now=100.0, dice=lambda: 1.0)
+    subject.wait_s_after(LOST, 100.5)
+    with pytest.raises(ConnectionLost):
+        subject.wait_s_after(LOST, 101.0)
+    accepted = Retries(policy, None, now=100.0, dice=lambda: 1.0)
+    accepted.saw(STARTED)
+    accepted.wait_s_after(LOST, 500.0)
