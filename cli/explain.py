@@ -167,6 +167,10 @@ def _attempt(attempt: pb.ModelAttempt, currency: str) -> Iterator[str]:
             f" {attempt.padding_share:.0%} padding; waited {ms_of(attempt.queue_wait):.1f} ms,"
             f" the longest of it {ms_of(attempt.queue_wait_max):.1f} ms"
         )
+    if attempt.hint_tokens:
+        yield f"          saw the draft of the first model: {attempt.hint_tokens} tokens of the prompt"
+    if attempt.hint_dropped:
+        yield f"          did not see the draft: {attempt.hint_dropped}"
     if attempt.escalation_reason:
         yield f"          escalated: {attempt.escalation_reason}"
     if attempt.kept_reason:

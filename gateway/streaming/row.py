@@ -76,6 +76,8 @@ class Row:
         stopped: a stop string or the safety policy ended the answer; the row itself may go on.
         escalation_reason: why another model answers instead; empty for the last attempt.
         kept_reason: why the answer was kept although in doubt.
+        hint_tokens: tokens of the prompt that show the draft of a cascade's first model.
+        hint_dropped: why there are none, where the policy wants them.
         next_index: number of tokens held.
         attempt: the highest seen; frames of lower ones are dropped.
         last_token_at: when tokens, or the values that were wanted, arrived last, seconds.
@@ -100,6 +102,8 @@ class Row:
     stopped = False
     escalation_reason = ""
     kept_reason = ""
+    hint_tokens = 0
+    hint_dropped = ""
     next_index = 0
     attempt = 0
     last_token_at = -inf

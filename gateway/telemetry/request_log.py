@@ -441,6 +441,8 @@ def _row_end(answer: Answer, now: float, row_id: str) -> tuple[Attributes, float
         names.ATTEMPT: row.attempt,
         names.GEN_AI_OUTPUT_TOKENS: row.completion_tokens,
     }
+    if row.hint_tokens:
+        attributes[names.HINT_TOKENS] = row.hint_tokens
     if last and answer.finished is not None and row.output is not None:
         outcome = row.output.outcome()
         attributes[names.SAFETY_POLICY] = outcome.policy

@@ -101,6 +101,8 @@ class RequestRecords:
             attempt=row.attempt,
             escalation_reason=row.escalation_reason,
             kept_reason=row.kept_reason,
+            hint_tokens=row.hint_tokens,
+            hint_dropped=row.hint_dropped,
         )
         counted = row.server_tokens
         if counted is not None:

@@ -10,6 +10,7 @@ ones are not counted: escalated requests run longer, so a quarter of all request
 """
 
 import json
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +19,12 @@ from typing import Final
 from typing_extensions import override
 
 from gateway.admission.pipeline import AdmittedRequest
+from gateway.admission.prompts import PreparedPrompt
 from gateway.routing.learned.arithmetic import Sum, sums
 from gateway.routing.prediction import LearnedHead
 from gateway.streaming.answer import SecondModel
 from gateway.streaming.row import AcceptedFrame, Row, finish_reason_of
+from gateway.upstream.hint import HintDropped, add_hint
 from gateway.upstream.rows import Upstream
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.settings.routing import CascadeRoute
@@ -226,28 +229,42 @@ class Cascade(AnswerMonitor, SecondModel):
             self.committed = True
             return None
         row.escalation_reason = self.reason
-        return self._start()
+        return self._start(row)
 
-    def _start(self) -> Row:
+    def _start(self, first: Row) -> Row:
         self._request.escalated = True
         upstream, context = self._upstream, self._context
-        attempt = upstream.new_row(context.request, self._prepared, f"{context.request_id}-2")
-        upstream.send(context, attempt, self._prepared)
+        prepared, hint_tokens, dropped = self._second_prompt(first)
+        attempt = upstream.new_row(context.request, prepared, f"{context.request_id}-2")
+        attempt.hint_tokens, attempt.hint_dropped = hint_tokens, dropped
+        upstream.send(context, attempt, prepared)
         return attempt
+
+    def _second_prompt(self, first: Row) -> tuple[PreparedPrompt, int, str]:
+        """Return the second model's prompt, the tokens of the hint in it, and why it has none."""
+        if self.route.hint is None:
+            return self._prepared, 0, ""
+        try:
+            hint = add_hint(self._context, self._prepared, first, self.route.hint)
+            if self._cost(hint.prepared) > (self.route.max_cost or math.inf):
+                raise HintDropped(f"with it the request would cost more than {self.route.max_cost}")
+        except HintDropped as dropped:
+            return self._prepared, 0, str(dropped)
+        return hint.prepared, hint.tokens, ""
 
     def _refusal(self, now: float) -> str:
         """Why the second model may not start now, or ""."""
         route, tenant = self.route, self._context.request.tenant
         if not self._request.may_escalate(route.max_share):
             return f"{tenant} has escalated {route.max_share:.0%} of its latest requests"
-        if self._cost() > (route.max_cost or float("inf")):
+        if self._cost(self._prepared) > (route.max_cost or math.inf):
             return f"{route.second} would cost more than is left of {route.max_cost:g}"
         problem = self._upstream.overload.problem(route.second, self._context, now)
         return "" if problem is None else problem.message
 
-    def _cost(self) -> float:
+    def _cost(self, second: PreparedPrompt) -> float:
         """Of both attempts, the second answer at its longest."""
-        first, second = self._context.first, self._prepared
+        first = self._context.first
         return first.model.settings.cost(
             len(first.prompt_token_ids), self.tokens
         ) + second.model.settings.cost(len(second.prompt_token_ids), second.sampling.max_tokens)

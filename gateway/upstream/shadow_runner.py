@@ -208,8 +208,8 @@ def _compare_draft(outcome: Outcome, stream: Answer) -> None:
     """Compares the draft of the weak model with the answer of a cascade that escalated; a cut-off draft scores 0."""
     others = (one for one in stream.attempts if one is not stream.current)
     draft = next((one for one in others if one.model == outcome.weak_model), None)
-    if draft is None:
-        return
+    if draft is None or stream.current.hint_tokens:
+        return  # an answer that was written with the draft in sight says nothing about it
     complete = draft.transcript.closed
     agreed = agreement(draft.raw_text, stream.current.raw_text) if complete else 0.0
     outcome.comparison.CopyFrom(Comparison(agreement=agreed))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from sluice.settings.base import Count, Name, Positive, Section, Share
 
@@ -61,6 +61,15 @@ class LearnedRoute(Section):
     target: Target
 
 
+DRAFT: Final = "{draft}"
+"""Where a cascade's hint has the first model's answer."""
+HINT: Final = (
+    "Another model began this answer and was not sure of it. It may be wrong or unfinished. "
+    f"Answer yourself, and use what is right in it:\n{DRAFT}"
+)
+"""The hint that `hint: true` stands for."""
+
+
 class CascadeRoute(Section):
     """Starts with ``first`` and escalates to ``second`` when the answer is in doubt before the commit point."""
 
@@ -83,6 +92,24 @@ class CascadeRoute(Section):
     max_share: Share = 0.5
     """Of a tenant's latest 100 requests that may have had the second model at work; above it the first answer
     is kept."""
+    hint: str | None = Field(None, max_length=2000)
+    """Text behind the prompt of the second model, with the first model's answer so far for "{draft}"; true: `HINT`.
+    Unset or false: the second model sees the prompt alone."""
+
+    @field_validator("hint", mode="before")
+    @classmethod
+    def _read_switch(cls, value: object) -> object:
+        """Read true as the default hint, false as none."""
+        if isinstance(value, bool):
+            return HINT if value else None
+        return value
+
+    @field_validator("hint")
+    @classmethod
+    def _has_place_for_draft(cls, value: str | None) -> str | None:
+        if value is not None and value.count(DRAFT) != 1:
+            raise ValueError(f"must contain {DRAFT} once; write true for the default wording")
+        return value
 
 
 class Budget(Section):

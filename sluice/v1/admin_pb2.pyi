@@ -1596,6 +1596,8 @@ class ModelAttempt(_message.Message):
     KEPT_REASON_FIELD_NUMBER: _builtins.int
     UNUSED_REASON_FIELD_NUMBER: _builtins.int
     SINGLE_START_REASON_FIELD_NUMBER: _builtins.int
+    HINT_TOKENS_FIELD_NUMBER: _builtins.int
+    HINT_DROPPED_FIELD_NUMBER: _builtins.int
     RESUMED_TOKENS_FIELD_NUMBER: _builtins.int
     SERVER_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     SERVER_COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
@@ -1644,6 +1646,10 @@ class ModelAttempt(_message.Message):
     def single_start_reason(self, value: _builtins.str) -> None:
         """Not set any more: why no second model started together with this attempt."""
 
+    hint_tokens: _builtins.int
+    """Of prompt_tokens, those that show the draft of a cascade's first model (`hint`)."""
+    hint_dropped: _builtins.str
+    """Why the model did not see that draft although the routing policy wants it."""
     resumed_tokens: _builtins.int
     """Of completion_tokens, those that the caller brought with `resume`; they are not in the cost."""
     server_prompt_tokens: _builtins.int
@@ -1681,6 +1687,8 @@ class ModelAttempt(_message.Message):
         kept_reason: _builtins.str = ...,
         unused_reason: _builtins.str = ...,
         single_start_reason: _builtins.str = ...,
+        hint_tokens: _builtins.int = ...,
+        hint_dropped: _builtins.str = ...,
         resumed_tokens: _builtins.int = ...,
         server_prompt_tokens: _builtins.int | None = ...,
         server_completion_tokens: _builtins.int | None = ...,
@@ -1688,7 +1696,7 @@ class ModelAttempt(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_server_completion_tokens", b"_server_completion_tokens", "_server_prompt_tokens", b"_server_prompt_tokens", "queue_wait", b"queue_wait", "queue_wait_max", b"queue_wait_max", "server_completion_tokens", b"server_completion_tokens", "server_prompt_tokens", b"server_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_server_completion_tokens", b"_server_completion_tokens", "_server_prompt_tokens", b"_server_prompt_tokens", "attempt", b"attempt", "batch_cause", b"batch_cause", "batch_id", b"batch_id", "batch_rows", b"batch_rows", "completion_tokens", b"completion_tokens", "cost", b"cost", "escalation_reason", b"escalation_reason", "kept_reason", b"kept_reason", "model", b"model", "padding_share", b"padding_share", "prompt_tokens", b"prompt_tokens", "queue_wait", b"queue_wait", "queue_wait_max", b"queue_wait_max", "resumed_tokens", b"resumed_tokens", "rows", b"rows", "server_completion_tokens", b"server_completion_tokens", "server_prompt_tokens", b"server_prompt_tokens", "single_start_reason", b"single_start_reason", "unused_reason", b"unused_reason", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_server_completion_tokens", b"_server_completion_tokens", "_server_prompt_tokens", b"_server_prompt_tokens", "attempt", b"attempt", "batch_cause", b"batch_cause", "batch_id", b"batch_id", "batch_rows", b"batch_rows", "completion_tokens", b"completion_tokens", "cost", b"cost", "escalation_reason", b"escalation_reason", "hint_dropped", b"hint_dropped", "hint_tokens", b"hint_tokens", "kept_reason", b"kept_reason", "model", b"model", "padding_share", b"padding_share", "prompt_tokens", b"prompt_tokens", "queue_wait", b"queue_wait", "queue_wait_max", b"queue_wait_max", "resumed_tokens", b"resumed_tokens", "rows", b"rows", "server_completion_tokens", b"server_completion_tokens", "server_prompt_tokens", b"server_prompt_tokens", "single_start_reason", b"single_start_reason", "unused_reason", b"unused_reason", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__server_completion_tokens: _TypeAlias = _typing.Literal["server_completion_tokens"]  # noqa: Y015
     _WhichOneofArgType__server_completion_tokens: _TypeAlias = _typing.Literal["_server_completion_tokens", b"_server_completion_tokens"]  # noqa: Y015

@@ -140,23 +140,36 @@ async def test_the_last_grade_is_joined_whenever_it_comes(opened: Any, nats_url:
         assert error.reason == "RECORD_UNKNOWN"
 
 
+async def escalated(wire: Wire, *, complete: bool) -> Task:
+    """The first task of a request that the second model has answered."""
+    call = wire.stub.Generate(prompt(model=""), metadata=(("sluice-tenant", "acme"),))
+    first = await wire.batcher.task()
+    tokens = wire.tokens("world world" if complete else "world world world world")
+    unsure = [
+        Logprobs(logprob=-3.0, top_token_ids=[one, 0], top_logprobs=[-3.0, -9.0]) for one in tokens
+    ]
+    end = ROW_END_STOP if complete else None
+    await wire.batcher.send(first, frame(0, tokens, logprobs=unsure, end=end))
+    second = await wire.batcher.task("large")
+    await wire.batcher.send(second, last(0, wire.tokens("hello world")))
+    await events_of(call)
+    return first
+
+
+async def test_outcome_of_a_hinted_answer_has_no_comparison(opened: Any) -> None:
+    async with opened({"cascade": CASCADE | {"hint": True}}) as wire:
+        first = await escalated(wire, complete=True)
+        await graded(wire, first.request_id, 1)
+        found = await outcome_of(wire, first, lambda outcome: outcome.HasField("strong"))
+    assert not found.HasField("weak")
+
+
 @pytest.mark.parametrize("complete", [True, False])
 async def test_a_cascade_that_goes_over_compares_draft_and_answer(
     opened: Any, complete: bool
 ) -> None:
     async with opened({"cascade": CASCADE}) as wire:
-        call = wire.stub.Generate(prompt(model=""), metadata=(("sluice-tenant", "acme"),))
-        first = await wire.batcher.task()
-        tokens = wire.tokens("world world" if complete else "world world world world")
-        unsure = [
-            Logprobs(logprob=-3.0, top_token_ids=[one, 0], top_logprobs=[-3.0, -9.0])
-            for one in tokens
-        ]
-        end = ROW_END_STOP if complete else None
-        await wire.batcher.send(first, frame(0, tokens, logprobs=unsure, end=end))
-        second = await wire.batcher.task("large")
-        await wire.batcher.send(second, last(0, wire.tokens("hello world")))
-        await events_of(call)
+        first = await escalated(wire, complete=complete)
         found = await outcome_of(wire, first, lambda one: one.HasField("weak"))
     assert found.weak_source == OUTCOME_SOURCE_CASCADE
     assert (found.weak, found.strong) == (0.5 if complete else 0.0, 1.0)

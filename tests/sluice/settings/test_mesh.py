@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from sluice import settings
+from sluice.settings.routing import HINT
 
 
 def load(tmp_path: Path, text: str) -> settings.Settings:
@@ -96,6 +97,16 @@ def test_prefix_cache_reads_words_and_switches(tmp_path: Path, text: str, mode: 
     assert load(tmp_path, loaded.to_yaml()) == loaded
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [("true", HINT), ("false", None), ("null", None), ("'{draft} {x}'", "{draft} {x}")],
+)
+def test_cascade_hint_reads_text_and_switches(tmp_path: Path, text: str, hint: str | None) -> None:
+    loaded = load(tmp_path, f"routing: {{cascade: {{first: small, second: large, hint: {text}}}}}")
+    assert loaded.routing.cascade is not None
+    assert loaded.routing.cascade.hint == hint
+
+
 def test_a_setting_that_is_gone_is_told_with_what_replaces_it(tmp_path: Path) -> None:
     text = "routing: {cascade: {first: small, second: large, start: together}}"
     told = r"routing\.cascade\.start: is gone: the second model starts when"
@@ -152,6 +163,9 @@ def test_as_shipped_a_batcher_has_room_for_all_calls_that_a_gateway_admits() -> 
         ("routing: {shadows: [{model: small, of: x, share: 1}]}", "routing.shadows.0.of"),
         ("routing: {shadows: [{model: small, of: small, share: 1}]}", "routing.shadows.0"),
         ("routing: {shadows: [{model: large, of: small, share: 0}]}", "routing.shadows.0.share"),
+        ("routing: {cascade: {first: small, second: large, hint: see above}}", "cascade.hint"),
+        ("routing: {cascade: {first: small, second: large, hint: '{draft}{draft}'}}", "once"),
+        ("routing: {cascade: {first: small, second: large, hint: [x]}}", "cascade.hint"),
         ("routing: {canaries: [{model: small, of: small, share: 1}]}", "routing.canaries.0"),
         ("routing: {outcomes: {weak: small, strong: x}}", "routing.outcomes.strong"),
         ("routing: {outcomes: {weak: small}}", "routing.outcomes"),

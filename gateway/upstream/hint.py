@@ -1,0 +1,103 @@
+"""The hint of a cascade: the second model's prompt with the first model's draft in it.
+
+The draft is text of a model, so it is treated like any text that a model is to read:
+
+1. Only what the output rules leave of it is used. Placeholders stay: the second model sees no more than the first.
+2. The rules for prompts inspect it. A draft that they would change, route or block is not shown.
+3. It is a part of the last user turn, encoded like any message: special tokens in it are plain text, and nothing in it
+   is rendered as a template.
+
+An escalation never fails because of its hint: without room, or where a rule above forbids it, the second model gets the
+prompt alone, and the record says why.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gateway.admission.pipeline import AdmittedRequest
+from gateway.admission.prompts import PreparedPrompt, encode_now, fit, is_long
+from gateway.safety.inspector import NO_ENTITIES
+from gateway.streaming.row import Row
+from gateway.validation.conversation import USER, Conversation
+from sluice.errors import SluiceError
+from sluice.settings.routing import DRAFT
+
+
+class HintDropped(Exception):
+    """The second model does not see the draft; says why, without any text of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """The second model's prompt, and the tokens that the draft adds to it."""
+
+    prepared: PreparedPrompt
+    tokens: int
+
+
+def add_hint(context: AdmittedRequest, prepared: PreparedPrompt, row: Row, template: str) -> Hint:
+    """Put the draft of ``row`` into the prompt ``prepared`` of the second model.
+
+    Raises:
+        HintDropped: the prompt stays as it is.
+    """
+    draft = _inspected(context, _filtered(row))
+    conversation = _with_note(context.conversation, template.replace(DRAFT, draft))
+    token_ids = _encoded(conversation, prepared)
+    try:
+        sampling = fit(context.request, prepared.model, len(token_ids))
+    except SluiceError as error:
+        raise HintDropped(f"{prepared.model.name} has no room for it") from error
+    before = prepared.sampling.max_tokens
+    # Half of the answer's room where the caller leaves its length to the model, else all that was asked for.
+    needed = before if context.request.sampling.max_tokens else before // 2
+    if sampling.max_tokens < needed:
+        raise HintDropped(f"{prepared.model.name} has no room for it beside the answer")
+    sampling.seed = prepared.sampling.seed
+    added = len(token_ids) - len(prepared.prompt_token_ids)
+    return Hint(replace(prepared, prompt_token_ids=token_ids, sampling=sampling), added)
+
+
+def _filtered(row: Row) -> str:
+    """Return the draft as the output rules leave it."""
+    if row.unread:
+        raise HintDropped("token classifiers have not read all of it")
+    if row.output is None:
+        return row.raw_text
+    decision = row.output.review()
+    if decision.blocked:
+        raise HintDropped(f"the safety policy blocks it: {', '.join(decision.blocked)}")
+    return decision.text
+
+
+def _inspected(context: AdmittedRequest, draft: str) -> str:
+    """Return the draft normalized, if the rules for prompts leave it as it is."""
+    request = context.request
+    inspection = context.policies.inspector.begin(request.tenant, request.labels, [draft])
+    inspection.decide(NO_ENTITIES)
+    (result,) = inspection.inspected
+    verdict = inspection.verdict
+    if verdict.blocked or verdict.route is not None or result.text != result.normalized:
+        rules = sorted({rule for rule, _ in verdict.taken})
+        raise HintDropped(f"the safety policy for prompts does not pass it: {', '.join(rules)}")
+    if not result.text.strip():
+        raise HintDropped("it is empty")
+    return result.text
+
+
+def _with_note(conversation: Conversation, note: str) -> Conversation:
+    """Return the conversation with ``note`` at the end of its last turn, which must be the user's."""
+    *before, last = conversation.turns
+    if conversation.raw or last.role != USER:
+        raise HintDropped("only a user's message has a place for it")
+    turns = (*before, replace(last, content=f"{last.content}\n\n{note}"))
+    return replace(conversation, turns=turns)
+
+
+def _encoded(conversation: Conversation, prepared: PreparedPrompt) -> Sequence[int]:
+    if is_long(conversation.texts):
+        raise HintDropped("the prompt is too long to be encoded again beside other calls")
+    try:
+        return encode_now(conversation, prepared.model)
+    except SluiceError as error:
+        raise HintDropped(f"the chat template of {prepared.model.name} does not take it") from error
