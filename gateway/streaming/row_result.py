@@ -87,7 +87,7 @@ class RowResult:
         return self.ended or self.state is StreamState.CHECKING
 
     def published(self, row_id: str) -> None:
-        """A batcher or JetStream has the task of the row."""
+        """A batcher has the task of the row."""
         row = next(one for one in self.attempts if one.row_id == row_id)
         row.taken = True
         if row is self.current and self.state is StreamState.PUBLISHING:

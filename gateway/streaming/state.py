@@ -11,9 +11,9 @@ class StreamState(Enum):
     """The state of a request."""
 
     PUBLISHING = auto()
-    """The task is on its way to a batcher, or to JetStream."""
+    """The task is on its way to a batcher."""
     WAITING = auto()
-    """A batcher or JetStream has the task; no frame has arrived yet."""
+    """A batcher has the task; no frame has arrived yet."""
     STREAMING = auto()
     """Frames arrive."""
     CHECKING = auto()

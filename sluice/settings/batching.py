@@ -156,7 +156,7 @@ class Policy(Section):
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(
                     f'{key}: makes no difference to "continuous": leave it out, or name a policy for engines'
-                    " that compute a batch as a whole (docs/batching.md)"
+                    " that compute a batch as a whole (docs/concepts/batching.md)"
                 )
         return self
 

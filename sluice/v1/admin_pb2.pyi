@@ -41,7 +41,7 @@ class _RequestStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestS
     REQUEST_STATE_PUBLISHING: _RequestState.ValueType  # 1
     """On its way to a batcher."""
     REQUEST_STATE_WAITING: _RequestState.ValueType  # 2
-    """A batcher, or JetStream, has it; there is no token yet."""
+    """A batcher has it; there is no token yet."""
     REQUEST_STATE_STREAMING: _RequestState.ValueType  # 3
     """Tokens arrive."""
     REQUEST_STATE_CHECKING: _RequestState.ValueType  # 4
@@ -55,7 +55,7 @@ REQUEST_STATE_UNSPECIFIED: RequestState.ValueType  # 0
 REQUEST_STATE_PUBLISHING: RequestState.ValueType  # 1
 """On its way to a batcher."""
 REQUEST_STATE_WAITING: RequestState.ValueType  # 2
-"""A batcher, or JetStream, has it; there is no token yet."""
+"""A batcher has it; there is no token yet."""
 REQUEST_STATE_STREAMING: RequestState.ValueType  # 3
 """Tokens arrive."""
 REQUEST_STATE_CHECKING: RequestState.ValueType  # 4
