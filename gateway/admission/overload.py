@@ -9,7 +9,7 @@ request is refused: without answers a wrong estimate would never be corrected.
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import fmean
@@ -283,8 +283,14 @@ class OverloadControl:
             problems.append(problem)
         raise min(problems, key=lambda problem: problem.retry_after_s or 0.0)
 
-    def check(self, plan: Plan, scheduling: SchedulingParams, now: float) -> None:
-        """Puts a smaller model into ``plan`` where its own cannot answer in time.
+    def check(
+        self,
+        plan: Plan,
+        scheduling: SchedulingParams,
+        now: float,
+        fits: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        """Puts a smaller model into ``plan`` where its own cannot answer in time; ``fits``: whether one has room.
 
         Raises:
             ModelUnavailable: no worker serves the model now.
@@ -296,7 +302,7 @@ class OverloadControl:
         # The safety policy's choice of a model is never replaced.
         if scheduling.allow_degraded and plan.route.strategy != ROUTE_STRATEGY_SAFETY:
             for model in scheduling.rules.fallbacks.get(plan.model, ()):
-                if self.problem(model, scheduling, now) is None:
+                if fits(model) and self.problem(model, scheduling, now) is None:
                     reason = f"degraded: {problem.message}"
                     plan.move(model, scheduling.rules.models[model].tier, reason)
                     plan.route.reason = f"{plan.route.reason}; {reason}"

@@ -10,6 +10,7 @@ from typing import Final
 from opentelemetry.trace import Span
 
 from gateway.admission.constraint_checks import ConstraintChecks
+from gateway.admission.contexts import ContextFit
 from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.admission.policies import InForce, Policies
 from gateway.admission.prompts import PreparedPrompt, check_length, encode, is_long, prepare
@@ -35,10 +36,11 @@ from gateway.safety.inspector import (
 from gateway.telemetry.request_log import RequestLog
 from gateway.validation.conversation import Conversation
 from gateway.validation.requests import ValidRequest
-from sluice.errors import BudgetSpent, InvalidRequest, SafetyBlocked
+from sluice.errors import BudgetSpent, InvalidRequest, PromptTooLong, SafetyBlocked
 from sluice.telemetry import names
 from sluice.v1.inference_pb2 import (
     ROUTE_STRATEGY_BUDGET,
+    ROUTE_STRATEGY_PINNED,
     ROUTE_STRATEGY_SAFETY,
     Route,
     Started,
@@ -195,12 +197,21 @@ class Admission:
             await self._check_constraints(request)
         log = incoming.log
         await self._inspect(incoming, log.hop(names.SPAN_SAFETY))
+        contexts = _contexts_of(incoming) if rows_of is None and request.audio is None else None
+        while not await self._try_route(incoming, rows_of, contexts):
+            pass  # the model had no room: now that is known
+
+    async def _try_route(
+        self, incoming: AdmittedRequest, rows_of: RowsOf | None, contexts: ContextFit | None
+    ) -> bool:
+        """Route and tokenize the request; return False when the model that it was routed to has no room for it."""
+        request, policies, log = incoming.request, incoming.policies, incoming.log
         log.hop(names.SPAN_ROUTE)
-        incoming.plan = await self._route(incoming)
+        incoming.plan = await self._route(incoming, contexts)
         log.routed(incoming.plan)
         cost = incoming.plan.route.candidates[0].cost
         if rows_of is None and not request.sampling.max_tokens:
-            model = catalog[incoming.plan.model]
+            model = policies.catalog[incoming.plan.model]
             cost += model.settings.cost(0, model.max_answer_tokens)  # the longest that it may be
         # Until it ends it is part of what its tenant has spent.
         incoming.reservation = self._usage.spending.reserve(request.tenant, cost)
@@ -208,7 +219,9 @@ class Admission:
             if rows_of is not None or request.audio is not None:
                 _check_governed(incoming.plan, request.model)
             span = log.hop(names.SPAN_TOKENIZE)
-            await self._tokenize(incoming, rows_of)
+            if not await self._tokenize(incoming, rows_of, contexts):
+                incoming.reservation.release()
+                return False
             if log.recorded:
                 span.set_attribute(
                     names.GEN_AI_INPUT_TOKENS,
@@ -222,6 +235,7 @@ class Admission:
                 *incoming.rows,
                 incoming.second,
             )
+        return True
 
     async def count(self, incoming: AdmittedRequest) -> tuple[int, ServedModel]:
         """Tokens of the prompt, and the model, the named one or the router's, whose tokenizer counted them."""
@@ -297,27 +311,27 @@ class Admission:
                 span.set_attribute(names.DRY_RUN, move_labels(moves))
         incoming.conversation = _passed(incoming.conversation, inspection)
 
-    async def _route(self, incoming: AdmittedRequest) -> Plan:
+    async def _route(self, incoming: AdmittedRequest, contexts: ContextFit | None) -> Plan:
         request, policies = incoming.request, incoming.policies
         features = await self._features(incoming)
         now = time.monotonic()
-        plan = policies.router.plan(
+        fits = _any_fits if contexts is None else contexts.fits
+        make = partial(
+            policies.router.plan,
             features,
             wait_s=lambda model: self._overload.wait_s(model, incoming, now),
             spent=lambda tenant: self._usage.spending.spent(tenant, now),
             soft_limit=partial(self._usage.limits.soft_limit, policies.settings),
+            fits=fits,
         )
-        if (
-            plan.route.strategy == ROUTE_STRATEGY_BUDGET
-            and not request.allow_degraded
-            and request.model not in (None, plan.model)
-        ):
-            raise BudgetSpent(
-                f"{plan.route.reason}: {request.model} costs more than {plan.model}, which still answers; name that"
-                " one, or set allow_degraded",
-                retry_after_s=BUDGET_RETRY_S,
-            )
-        self._overload.check(plan, incoming, now)
+        plan = make()
+        is_named = request.model not in (None, plan.model)
+        if plan.route.strategy == ROUTE_STRATEGY_BUDGET and is_named:
+            _check_budget(request, plan, fits)
+        if contexts is not None and _is_replaceable(plan) and not fits(plan.model):
+            contexts.relax()
+            plan = make()
+        self._overload.check(plan, incoming, now, fits)
         if request.resume:
             plan.cascade = None
         return plan
@@ -347,8 +361,14 @@ class Admission:
             key=request.route_key or incoming.request_id,
         )
 
-    async def _tokenize(self, incoming: AdmittedRequest, rows_of: RowsOf | None) -> None:
-        """The prompts, also that of a cascade's second model, so that an escalation does not wait for it."""
+    async def _tokenize(
+        self, incoming: AdmittedRequest, rows_of: RowsOf | None, contexts: ContextFit | None
+    ) -> bool:
+        """The prompts, also that of a cascade's second model, so that an escalation does not wait for it.
+
+        Returns False where the model that the gateway has chosen has no room for the request.
+        """
+        plan = incoming.plan
         if rows_of is not None:
             model = incoming.policies.catalog[incoming.plan.model]
             work = partial(rows_of, incoming.conversation, model)
@@ -356,14 +376,34 @@ class Admission:
             incoming.rows = (
                 await self.threads.run(incoming.request.tenant, work) if long else work()
             )
-            return
-        first = await self._prepare(incoming, incoming.plan.model)
+            return True
+        if contexts is None or not _is_replaceable(plan):
+            first: PreparedPrompt | None = await self._prepare(incoming, plan.model)
+        else:
+            first = await self._prepare_fitting(incoming, plan.model, contexts)
+        if first is None:
+            return False
         incoming.rows = (first,)
-        if incoming.plan.cascade is not None:
-            incoming.second = await self._prepare(incoming, incoming.plan.cascade.second)
+        if plan.cascade is not None and contexts is not None:
+            incoming.second = await self._prepare_fitting(incoming, plan.cascade.second, contexts)
+            if incoming.second is None:
+                return False
             incoming.second.sampling.seed = first.sampling.seed
             # The first answer is judged by its log-probabilities, whether the caller wants them or not.
             first.sampling.logprobs = True
+        return True
+
+    async def _prepare_fitting(
+        self, incoming: AdmittedRequest, model: str, contexts: ContextFit
+    ) -> PreparedPrompt | None:
+        """As `_prepare`; None where ``model`` has no room for prompt and answer, which ``contexts`` knows then."""
+        try:
+            prepared = await self._prepare(incoming, model)
+        except PromptTooLong as error:
+            contexts.note(model, int(error.metadata["prompt_tokens"]))
+            return None
+        contexts.note(model, len(prepared.prompt_token_ids))
+        return prepared if contexts.fits(model) else None
 
     async def _prepare(self, incoming: AdmittedRequest, model: str) -> PreparedPrompt:
         """The prompt for ``model``: for tokens that the caller holds for the version that they came from."""
@@ -387,6 +427,43 @@ class Admission:
         if problem is not None:
             raise problem
         return await self._prepare(incoming, model)
+
+
+def _check_budget(request: ValidRequest, plan: Plan, fits: Callable[[str], bool]) -> None:
+    """Raise BudgetSpent where the model of the budget may not, or cannot, replace the one that the caller names."""
+    if not fits(plan.model):
+        remedy = "which has no room for the request; shorten it, or try again later"
+    elif not request.allow_degraded:
+        remedy = "which still answers; name that one, or set allow_degraded"
+    else:
+        return
+    raise BudgetSpent(
+        f"{plan.route.reason}: {request.model} costs more than {plan.model}, {remedy}",
+        retry_after_s=BUDGET_RETRY_S,
+    )
+
+
+def _any_fits(_: str) -> bool:
+    return True
+
+
+def _contexts_of(incoming: AdmittedRequest) -> ContextFit:
+    """Return what is known of the room for a prompt; guard models answer only where somebody names them."""
+    compiled, routing = incoming.inspection.compiled, incoming.policies.settings.routing
+    guards = {one.settings.model for one in compiled.guards}
+    guards -= {name for _, name in routing.all_models()} if guards else set()
+    return ContextFit(
+        incoming.policies.catalog,
+        incoming.conversation.texts,
+        incoming.request.sampling.max_tokens,
+        guards,
+    )
+
+
+def _is_replaceable(plan: Plan) -> bool:
+    """Return whether the gateway chose the model: not the caller, the tokens it resumes with, or the safety policy."""
+    named = plan.route.strategy in (ROUTE_STRATEGY_PINNED, ROUTE_STRATEGY_SAFETY)
+    return plan.route.degraded or not named
 
 
 def _constraints_of(request: ValidRequest) -> Iterator[tuple[str, str, str]]:

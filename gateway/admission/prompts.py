@@ -74,7 +74,7 @@ def check_length(texts: Sequence[str], models: Sequence[ServedModel]) -> None:
             return
     model = max(models, key=lambda model: model.context_tokens * model.tokenizer.token_chars_max)
     tokens_min = math.ceil(chars / model.tokenizer.token_chars_max)
-    raise _prompt_too_long(model, f"{chars} characters, at least {tokens_min}", tokens_min)
+    raise prompt_too_long(model, f"{chars} characters, at least {tokens_min}", tokens_min)
 
 
 async def prepare(
@@ -182,7 +182,7 @@ def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampli
     """
     context = model.context_tokens
     if prompt_tokens >= context:
-        raise _prompt_too_long(model, f"{prompt_tokens}", prompt_tokens)
+        raise prompt_too_long(model, f"{prompt_tokens}", prompt_tokens)
     _check_model(request, model)
     sampling, constraint = request.sampling, request.sampling.WhichOneof("constraint")
     limit = min(model.max_answer_tokens, context - prompt_tokens)
@@ -222,7 +222,8 @@ def _too_long(message: str, tokens: int, room: int, field: str = "input") -> Pro
     )
 
 
-def _prompt_too_long(model: ServedModel, size: str, tokens: int) -> PromptTooLong:
+def prompt_too_long(model: ServedModel, size: str, tokens: int) -> PromptTooLong:
+    """Return the error for a prompt of ``tokens`` tokens, said as ``size``, which ``model`` has no room for."""
     room = model.context_tokens
     message = (
         f"the prompt has {size} tokens, the context of {model.name} has {room}, answer included"

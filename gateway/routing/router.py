@@ -10,6 +10,8 @@ These questions are asked in order; the first with an answer names the model, th
    the wait too long? Then the model named for that answers.
 6. Is the request drawn for a canary of the model?
 7. May the answer escalate to a second model (cascade)?
+
+A model whose context has no room for the request is passed over in questions 3 to 7, for the next one that has.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -54,6 +56,10 @@ def _none(_: str) -> None:
     return None
 
 
+def _always(_: str) -> bool:
+    return True
+
+
 class Router:
     """Chooses the model by the section ``routing``.
 
@@ -77,6 +83,7 @@ class Router:
         self._models = models
         self._heads = {(head.by.policy, head.by.head): head for head in heads}
         self._version = version
+        self._spares = _spares(settings, models)
         policies = (settings, *settings.policies.values())
         rules = [rule for one in policies for rule in one.rules]
         self.needs_prompt_tokens = any(rule.min_prompt_tokens is not None for rule in rules)
@@ -97,6 +104,7 @@ class Router:
         wait_s: Callable[[str], float] = _nothing,
         spent: Callable[[str], float] = _nothing,
         soft_limit: Callable[[str], tuple[str, str] | None] = _none,
+        fits: Callable[[str], bool] = _always,
     ) -> Plan:
         """The plan for a request with ``features``. A pure function.
 
@@ -104,6 +112,8 @@ class Router:
             wait_s: the expected wait for a worker of a model.
             spent: what a tenant has spent in the last hour, in the currency of the prices.
             soft_limit: the model that answers instead of others while a tenant is near a limit, and why.
+            fits: whether the context of a model may have room for the request. Where none has, the plan is made as if
+                all had.
         """
         select, policies = self._settings.select, self._settings.policies
         name = next((one.policy for one in select if selects(one, features)), "")
@@ -112,20 +122,25 @@ class Router:
         route, governed = plan.route, features.governed is not None
         if not governed and not features.resumed:
             pinned = route.strategy == ROUTE_STRATEGY_PINNED
+            if not pinned:
+                self._make_room(plan, fits)
             soft = None if pinned else soft_limit(features.tenant)
-            if soft is not None and not self._is_cheap(plan.model, soft[0]):
+            if soft is not None and fits(soft[0]) and not self._is_cheap(plan.model, soft[0]):
                 self._replace(plan, soft[0], ROUTE_STRATEGY_BUDGET, soft[1])
             else:
-                self._keep_budget(plan, policy, features.tenant, spent)
+                self._keep_budget(plan, policy, features.tenant, spent, fits)
         if not governed and route.strategy not in (ROUTE_STRATEGY_PINNED, ROUTE_STRATEGY_BUDGET):
             load, cascade = policy.load, policy.cascade
-            if load is not None and (late_s := wait_s(plan.model)) > load.max_wait_s:
+            late_s = wait_s(plan.model) if load is not None and fits(load.model) else 0.0
+            if load is not None and late_s > load.max_wait_s:
                 reason = f"{plan.model} would wait {late_s:.1f} s, more than {load.max_wait_s:g} s"
                 self._replace(plan, load.model, ROUTE_STRATEGY_LOAD, reason)
             for trial in drawn(policy.canaries, plan.model, features.key)[:1]:
+                if not fits(trial.model):
+                    continue
                 reason = f"{route.reason}; drawn for {trial.share:.0%} of {trial.of}"
                 self._replace(plan, trial.model, ROUTE_STRATEGY_CANARY, reason)
-            if cascade is not None and plan.model == cascade.first:
+            if cascade is not None and plan.model == cascade.first and fits(cascade.second):
                 route.strategy, plan.cascade = ROUTE_STRATEGY_CASCADE, cascade
                 route.reason = f"{route.reason}; {cascade.second} where it is in doubt"
                 plan.answer_predictor = self._heads.get((policy_key(name), ROUTER_HEAD_CASCADE))
@@ -168,10 +183,30 @@ class Router:
         plan.route.scores.append(found.score)
         return plan
 
+    def _make_room(self, plan: Plan, fits: Callable[[str], bool]) -> None:
+        """Put a model that has room for the request first, where the chosen one has not."""
+        if fits(plan.model):
+            return
+        others = [one.model for one in plan.route.candidates[1:]]
+        for model in (*others, *self._spares):
+            if fits(model):
+                reason = f"the context of {plan.model} has no room for the request"
+                plan.move(model, self._models[model].tier, reason)
+                plan.route.reason = f"{plan.route.reason}; {reason}"
+                return
+
     def _keep_budget(
-        self, plan: Plan, policy: RoutingPolicy, tenant: str, spent: Callable[[str], float]
+        self,
+        plan: Plan,
+        policy: RoutingPolicy,
+        tenant: str,
+        spent: Callable[[str], float],
+        fits: Callable[[str], bool],
     ) -> None:
-        """The model of the budget answers where the tenant's is spent."""
+        """The model of the budget answers where the tenant's is spent, if it has room for the request.
+
+        A named model is left for it in any case: whoever names one may name another.
+        """
         pinned = plan.route.strategy == ROUTE_STRATEGY_PINNED
         for budget in policy.budgets:
             named = not budget.tenants or tenant in budget.tenants
@@ -179,7 +214,10 @@ class Router:
                 continue
             if spent(tenant) >= budget.per_hour:
                 reason = f"{tenant} has spent its {budget.per_hour:g} of this hour"
-                self._replace(plan, budget.model, ROUTE_STRATEGY_BUDGET, reason)
+                if pinned or fits(budget.model):
+                    self._replace(plan, budget.model, ROUTE_STRATEGY_BUDGET, reason)
+                else:
+                    reason += f", but the context of {budget.model} has no room for the request"
                 # Also where its model would answer anyway: no canary or cascade may raise the cost.
                 plan.route.strategy, plan.route.reason = ROUTE_STRATEGY_BUDGET, reason
                 return
@@ -200,3 +238,17 @@ class Router:
     def _plan(self, model: str, strategy: RouteStrategy.ValueType, reason: str) -> Plan:
         first = RouteCandidate(model=model, tier=self._models[model].tier, reason=reason)
         return Plan(RouteRecord(strategy=strategy, reason=reason, candidates=(first,)))
+
+
+def _spares(settings: RoutingSettings, models: Mapping[str, ModelSettings]) -> list[str]:
+    """Return the models that may answer where the chosen one has no room for a request, in the order of choice.
+
+    Those that routing names come first, then cheap ones. A model of another server answers only where routing names it:
+    it may cost money, and prompts would leave the mesh.
+    """
+    named = {name for _, name in settings.all_models()}
+    found = [
+        one for one in models.values() if one.answers and (one.name in named or one.server is None)
+    ]
+    found.sort(key=lambda one: (one.name not in named, one.prompt_price + one.answer_price))
+    return [one.name for one in found]

@@ -201,7 +201,9 @@ class RequestLog:
         """The next step of the admission begins, and the one before it ends; an empty ``name``: that was the last."""
         now = time.monotonic()
         if self._hop:
-            self._hops_ms[self._hop] = (now - self._hop_at) * 1000
+            # A request whose model has no room for it is routed again.
+            took_ms = (now - self._hop_at) * 1000
+            self._hops_ms[self._hop] = self._hops_ms.get(self._hop, 0.0) + took_ms
             self._hop_span.end()
         self._hop, self._hop_at = name, now
         self._hop_span = self._unseen

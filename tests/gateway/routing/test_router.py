@@ -1,6 +1,6 @@
 """The questions of the router, one by one."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -45,14 +45,16 @@ def plan(
     features: Features,
     waits: Mapping[str, float] = {},
     spent: Mapping[str, float] = {},
+    fitting: Collection[str] = tuple(MODELS),
 ) -> Plan:
-    """``waits``: by model; ``spent``: by tenant."""
+    """``waits``: by model; ``spent``: by tenant; ``fitting``: models that have room."""
     routing = RoutingSettings(**settings)
     heads = map(long_prompts, ("", *routing.policies))
     return Router(routing, MODELS, heads, "v1").plan(
         features,
         wait_s=lambda model: waits.get(model, 0.0),
         spent=lambda tenant: spent.get(tenant, 0.0),
+        fits=lambda model: model in fitting,
     )
 
 
@@ -65,6 +67,50 @@ def test_a_named_model_is_taken_as_it_is() -> None:
     found = plan(rules | {"cascade": CASCADE}, Features("large", text="1 2 3"))
     assert (found.model, found.tier, found.strategy) == ("large", "l", "pinned")
     assert found.cascade is None
+
+
+NO_ROOM = "the context of small has no room for the request"
+RULE = {"rules": [{"model": "small", "min_numbers": 1, "reason": "numbers"}], "default": "large"}
+LOAD = {"load": {"max_wait_s": 1, "model": "small"}, "default": "large"}
+CANARY = {"canaries": [{"model": "small", "of": "large", "share": 1}], "default": "large"}
+SPENT = {"budgets": [{"per_hour": 1, "model": "small"}], "default": "large"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "model", "reason"),
+    [
+        ({"default": "small"}, "large", f"no rule applies: the default model; {NO_ROOM}"),
+        (RULE, "large", f"numbers; {NO_ROOM}"),
+        ({"learned": LEARNED, "default": "small"}, "large", "room"),
+        (LOAD, "large", "default"),
+        (CANARY, "large", "default"),
+        (SPENT, "large", "but the context of small has no room"),
+    ],
+    ids=["default", "rule", "learned", "load", "canary", "budget"],
+)
+def test_models_without_room_are_passed_over(
+    settings: dict[str, Any], model: str, reason: str
+) -> None:
+    features, waits = auto("1 2 3", tenant="acme"), {"large": 5.0}
+    assert plan(settings, features, waits, {"acme": 2}, ("large", "next")).model == model
+    found = plan(settings, features, waits, {"acme": 2}, ("large", "next"))
+    assert reason in found.route.reason
+
+
+def test_a_cascade_needs_room_in_both_models() -> None:
+    settings = {"cascade": CASCADE, "default": "small"}
+    assert plan(settings, auto("hi")).cascade is not None
+    assert plan(settings, auto("hi"), fitting=("small",)).cascade is None
+
+
+def test_another_server_gets_nothing_it_was_not_named_for() -> None:
+    server: Any = {"url": "http://127.0.0.1:9/v1", "model": "m"}
+    far = ModelSettings(name="far", path="small", tier="l", engine="openai", server=server)
+    for settings, model in (({}, "near"), ({"fallbacks": {"near": ["far"]}}, "far")):
+        routing = RoutingSettings(default="near", **settings)
+        near = ModelSettings(name="near", path="near", tier="s")
+        router = Router(routing, {"near": near, "far": far})
+        assert router.plan(auto("hi"), fits=lambda name: name == "far").model == model
 
 
 def test_the_safety_policy_goes_before_the_caller_and_nothing_replaces_it() -> None:

@@ -1,0 +1,98 @@
+"""Requests go to models whose context has room for them, over the wire."""
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from sluice.settings import ModelSettings
+from sluice.v1 import inference_pb2 as pb
+from tests.gateway.kit.batcher import last
+from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt
+
+LONG = "x " * 60
+"""Over 60 tokens."""
+
+
+def short(folder: Path, context_tokens: int = 64) -> ModelSettings:
+    return ModelSettings(name="short", tier="s", path=str(folder), context_tokens=context_tokens)
+
+
+async def served(wire: Wire, expected: str, **request: Any) -> pb.Started:
+    """The first event of a request that the model ``expected`` answers."""
+    call = wire.stub.Generate(prompt(**request))
+    task = await wire.batcher.task(expected)
+    await wire.batcher.send(task, last(0, wire.tokens("hello")))
+    started: pb.Started = (await events_of(call))[0].started
+    return started
+
+
+async def test_auto_takes_a_model_with_room(nats_url: str, model_folder: Path) -> None:
+    routing = {"default": "short"}
+    models = [short(model_folder)]
+    async with open_wire(nats_url, model_folder, routing=routing, more_models=models) as wire:
+        assert (await served(wire, "short", text="hello", model="")).model == "short"
+        started = await served(wire, "small", text=LONG, model="")
+        assert "the context of short has no room" in started.route.reason
+        sampling = pb.SamplingParams(max_tokens=60)
+        assert (await served(wire, "small", text="hello " * 8, model="", sampling=sampling)).model
+
+
+async def test_an_answer_is_cut_where_no_model_has_room(nats_url: str, model_folder: Path) -> None:
+    routing = {"default": "short"}
+    models = [short(model_folder)]
+    async with open_wire(nats_url, model_folder, routing=routing, more_models=models) as wire:
+        most = wire.catalog["small"].max_answer_tokens
+        call = wire.stub.Generate(
+            prompt("hello", model="", sampling=pb.SamplingParams(max_tokens=most))
+        )
+        task = await wire.batcher.task("small")
+        room = wire.catalog["small"].context_tokens - len(task.prompt_token_ids)
+        assert task.sampling.max_tokens == min(most, room)
+        await wire.batcher.send(task, last(0, wire.tokens("hello")))
+        await events_of(call)
+
+
+@pytest.mark.parametrize("model", ["", "short"])
+async def test_no_room_anywhere_names_the_largest_context(
+    nats_url: str, model_folder: Path, model: str
+) -> None:
+    routing = {"default": "short"}
+    models = [short(model_folder)]
+    async with open_wire(nats_url, model_folder, routing=routing, more_models=models) as wire:
+        largest = wire.catalog["small"].context_tokens
+        long = LONG if model else "x " * largest
+        code, error = await error_of(wire.stub.Generate(prompt(long, model=model)))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert error.reason == "PROMPT_TOO_LONG"
+        assert error.metadata["context_tokens"] == str(64 if model else largest)
+
+
+async def test_a_cascade_starts_only_where_both_have_room(
+    nats_url: str, model_folder: Path
+) -> None:
+    cascade = {"first": "small", "second": "short"}
+    routing = {"default": "small", "cascade": cascade}
+    models = [short(model_folder)]
+    async with open_wire(nats_url, model_folder, routing=routing, more_models=models) as wire:
+        started = await served(wire, "small", text=LONG, model="")
+        assert started.route.strategy == pb.ROUTE_STRATEGY_RULES
+
+
+async def test_a_named_dear_model_waits_for_its_budget(nats_url: str, model_folder: Path) -> None:
+    budgets = [{"per_hour": 0.1, "model": "short"}]
+    models, prices = [short(model_folder)], {"large": (0.0, 1e6)}
+    async with open_wire(
+        nats_url,
+        model_folder,
+        routing={"default": "large", "budgets": budgets},
+        prices=prices,
+        more_models=models,
+    ) as wire:
+        await served(wire, "large", text="hello", model="large")
+        for allow in (True, False):
+            request = prompt(LONG, model="large", allow_degraded=allow)
+            assert (await error_of(wire.stub.Generate(request)))[1].reason == "BUDGET_SPENT"
+        assert (await served(wire, "short", text="hello", model="")).model == "short"
+        assert (await served(wire, "large", text=LONG, model="")).model == "large"
