@@ -11,6 +11,8 @@ from sluice.settings import ModelSettings, Settings, SettingsError, resolve_mode
 
 REQUEST: Final = "request"
 RESPONSE: Final = "response"
+CACHING: Final = frozenset({"transformers", "generate"})
+"""Engines with keys and values in memory, of which each worker has a share."""
 PARAMETER: Final = "model_settings"
 """The parameter of config.pbtxt that carries the `ModelSettings` as JSON."""
 
@@ -92,13 +94,13 @@ def place(models: Sequence[ModelSettings]) -> Mapping[str, ModelSettings]:
     """
     here = [model for model in models if model.server is None]
     workers = {name: worker for model in here for name, worker in _workers(model)}
-    caching = [worker for worker in workers.values() if worker.engine == "transformers"]
+    caching = [worker for worker in workers.values() if worker.engine in CACHING]
     unset = Counter(d for worker in caching if not worker.memory_share for d in _devices(worker))
     devices = {device for worker in caching for device in _devices(worker)}
     left = {device: 1 - _taken(caching, device) for device in devices}
 
     def shared(worker: ModelSettings) -> ModelSettings:
-        if worker.engine != "transformers" or worker.memory_share:
+        if worker.engine not in CACHING or worker.memory_share:
             return worker
         share = min(left[device] / unset[device] for device in _devices(worker))
         return worker.model_copy(update={"memory_share": share})

@@ -13,7 +13,7 @@
   may stand still: none waits there, as far as the room is concerned.
 - A batcher in which no row of the most urgent class waits may send one while there is a place, until it has an equal
   part of the slots: such a row does not wait for a grant.
-- While a row is computed alone nobody has room.
+- While a row is computed alone nobody has room, nor while a batch runs that no row can join.
 """
 
 import math
@@ -120,7 +120,7 @@ class Grants:
 
     def give(self, load: worker_pb2.WorkerLoad, now: float) -> Mapping[str, Grant]:
         """The grants to all batchers after a step or a command."""
-        if self.withdrawn:
+        if self.withdrawn or load.batch_running:
             return {
                 batcher: self._grant(holder, NO_ROOM) for batcher, holder in self._holders.items()
             }

@@ -34,7 +34,7 @@ _SAME: Final = ("max_tokens", "top_k", "seed", "min_tokens", "logprobs", *list(_
 """Fields that are taken as they are."""
 
 
-def row_spec(row: worker_pb2.Row, owner: str, now: float) -> RowSpec:
+def row_spec(row: worker_pb2.Row, owner: str, now: float, batch: str = "") -> RowSpec:
     """The row, its deadline counted from ``now`` (monotonic seconds, the arrival).
 
     Raises:
@@ -61,6 +61,7 @@ def row_spec(row: worker_pb2.Row, owner: str, now: float) -> RowSpec:
         audio=_audio(task.audio) if task.HasField("audio") else None,
         tenant=task.tenant,
         last_try=task.last_try,
+        batch=batch,
     )
 
 

@@ -13,7 +13,13 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
-from sluice.settings.models import ELSEWHERE, check_modality, has_marian_pieces, labels_of
+from sluice.settings.models import (
+    ELSEWHERE,
+    GENERATE,
+    check_modality,
+    has_marian_pieces,
+    labels_of,
+)
 from sluice.settings.sentence_folder import read_json, read_sentence_folder
 from sluice.wire.text_tokens import load_text_tokens
 
@@ -75,7 +81,7 @@ def _check(settings: ModelSettings, path: str) -> None:
         return
     if settings.engine in ("embedding", "reranker", "token_classifier"):
         folder = read_sentence_folder(folder).transformer
-    _check_folder(folder, with_weights=settings.engine != "echo")
+    _check_folder(folder, settings.engine)
     if settings.engine in ("classifier", "token_classifier"):
         _check_labels(folder)
     if settings.draft is not None:
@@ -95,13 +101,13 @@ def check_same_tokens(settings: ModelSettings, tokenizer: Path, draft_tokenizer:
         )
 
 
-def check_supported(where: str, config: Mapping[str, Any]) -> None:
-    """Refuses what the engine does not compute, by a model's configuration.
+def check_supported(where: str, config: Mapping[str, Any], engine: str = "transformers") -> None:
+    """Refuse what the engine does not compute, by a model's configuration.
 
     Raises:
         SettingsError: what it is, and what to do.
     """
-    check_modality(where, config)
+    check_modality(where, config, engine)
     method = _quant_method(config)
     if method not in (None, QUANTIZED):
         raise SettingsError(
@@ -109,10 +115,10 @@ def check_supported(where: str, config: Mapping[str, Any]) -> None:
             f"compute; {ELSEWHERE}, or take the model's 16-bit weights"
         )
     experts = [config.get(name) for name in EXPERTS]
-    if any(isinstance(count, int) and count > 1 for count in experts):
+    if engine != "generate" and any(isinstance(count, int) and count > 1 for count in experts):
         raise SettingsError(
             f"{where}: is a mixture of experts, which this engine does not compute; {ELSEWHERE}, "
-            "or take a dense model"
+            f"take a dense model, or {GENERATE}"
         )
 
 
@@ -152,26 +158,26 @@ def _check_draft(settings: ModelSettings, folder: Path, draft: Path) -> None:
     if not draft.is_dir():
         return
     try:
-        _check_folder(draft, with_weights=True)
+        _check_folder(draft)
     except SettingsError as error:
         raise SettingsError(f"draft: {error}") from error
     check_same_tokens(settings, folder / TOKENIZER, draft / TOKENIZER)
 
 
-def _check_folder(folder: Path, *, with_weights: bool) -> None:
+def _check_folder(folder: Path, engine: str = "transformers") -> None:
     if (folder / ADAPTER).exists():
         raise SettingsError(
             f"{folder} is a LoRA adapter, which this engine does not compute; merge it into its base model "
             "(merge_and_unload of peft), or serve both with vLLM behind `engine: openai`"
         )
     config = _json(folder / CONFIG)
-    check_supported(str(folder / CONFIG), config)
+    check_supported(str(folder / CONFIG), config, engine)
     marian = has_marian_pieces(folder)
     file = folder / (VOCABULARY if marian else TOKENIZER)
     words = _json(file) if marian else _vocabulary(file)
     size = max(map(int, words.values()), default=0) + 1
     rows = config.get("vocab_size")
-    for path in _weight_files(folder) if with_weights else ():
+    for path in _weight_files(folder) if engine != "echo" else ():
         rows = _embedding_rows(path) or rows
     if isinstance(rows, int) and size > rows:
         raise SettingsError(

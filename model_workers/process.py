@@ -48,6 +48,11 @@ def _load(settings: ModelSettings) -> Engine:
         from model_workers.engine.values import load_values
 
         return load_values(settings)
+    if settings.engine == "generate":
+        from model_workers.engine.generate.load import load_generate
+
+        whole = load_generate(settings)
+        return PreparedEngine(whole, whole.sampler)
     if _may_have_encoder(settings):
         from model_workers.engine.families import load_encoder_decoder
 

@@ -383,7 +383,7 @@ def _checked(
     for row in batch.rows:
         try:
             parents = Parents(row.traceparent or traceparent, row.origin)
-            rows.append((row_spec(row, batch.batcher, now), parents))
+            rows.append((row_spec(row, batch.batcher, now, batch.batch_id), parents))
         except Refused as refusal:
             refused.append(messages.refusal(row.task.request_id, refusal))
     return batch, rows, refused, now

@@ -162,7 +162,7 @@ class ModelFolder:
         """Tokenizer, template and limits."""
         model, config = self._model, self._config
         if model.server is None:
-            check_modality(self._inner / "config.json", config)
+            check_modality(self._inner / "config.json", config, model.engine)
         if model.server is not None and model.server.api == "chat":
             return self._conversation_tokenizer()
         tokenizer_config = read_json(self._inner / "tokenizer_config.json")

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from model_workers.engine.cacheless import CachelessEngine
 from model_workers.engine.forward.encoder import PaddedTexts, Text
+from model_workers.engine.generation_config import answer_prefix, ruled_out
 from model_workers.engine.protocol import (
     AudioSpec,
     RowEnd,
@@ -30,7 +31,6 @@ from model_workers.engine.protocol import (
 )
 from model_workers.engine.rows import Row, RowLimits, RowState
 from model_workers.engine.sampling.sampler import DrawRequest, Sampler
-from sluice.settings import SettingsError
 from sluice.settings.models import SideLimits
 
 COLUMNS: Final = 32
@@ -239,15 +239,9 @@ class EncoderDecoder:
         self._positions = None if table is None else RowPositions(table)
         if self._positions is not None:
             decoder.embed_positions = self._positions
-        generation = model.generation_config
-        first, forced = generation.decoder_start_token_id, generation.forced_bos_token_id
-        if first is None:
-            first = model.config.decoder_start_token_id
-        if first is None:
-            raise SettingsError("config.json: set decoder_start_token_id")
-        self.prefix: tuple[int, ...] = (first,) if forced is None else (first, forced)
+        self.prefix = answer_prefix(model)
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
-        self._never = _never(generation)
+        self._never = ruled_out(model.generation_config)
 
     def begin(self, rows: Sequence[Row], batch: Batch) -> Iterator[tuple[Sequence[Row], Tensor]]:
         """Adds new rows to ``batch``; yields them in groups with the logits of their next tokens."""
@@ -326,12 +320,6 @@ class EncoderDecoder:
 def _order(row: Row) -> tuple[int, int]:
     """Equally long answers are computed together."""
     return row.answered, len(row.spec.prompt)
-
-
-def _never(generation: Any) -> list[int]:
-    """The tokens that the model's own settings rule out, such as padding."""
-    single = [words[0] for words in generation.bad_words_ids or () if len(words) == 1]
-    return sorted({*single, *(generation.suppress_tokens or ())})
 
 
 class EncoderDecoderEngine(CachelessEngine):

@@ -116,6 +116,8 @@ class RowSpec:
     """The tenant that asked: a prefix cache per tenant shares blocks among its rows alone."""
     last_try: bool = False
     """Whether the worker computes no other row with it."""
+    batch: str = ""
+    """The batcher's batch that it came in: an engine that computes whole batches keeps its rows together."""
 
     def wait_s(self, index: int, end: RowEnd | None) -> float:
         """How long what a step brings, from token ``index`` of the answer on, may wait for more of the row, seconds.

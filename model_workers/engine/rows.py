@@ -95,6 +95,11 @@ class Row:
         return len(self.tokens) - self._prompt_tokens - self.expecting
 
     @property
+    def answer(self) -> tuple[int, ...]:
+        """The tokens of the answer that are known."""
+        return tuple(self.tokens[self._prompt_tokens : self._prompt_tokens + self.answered])
+
+    @property
     def scored_from(self) -> int:
         """The first position whose logits are wanted."""
         return len(self.tokens) - len(self.scored)

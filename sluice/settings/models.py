@@ -41,6 +41,10 @@ _NESTED: Final = re.compile(
     r"|(mm_)?vision_tower"
 )
 """Keys of a config.json that models of several modalities have and text models have not."""
+GENERATE: Final = (
+    "set `engine: generate`, which computes it through transformers (docs/use/engines.md)"
+)
+"""What to do with a text model that the paged engine does not compute."""
 ELSEWHERE: Final = "serve it with vLLM behind `engine: openai` (docs/use/remote-models.md)"
 """What to do with a model that our own engine does not compute."""
 _ORIGINAL: Final = "original_max_position_embeddings"
@@ -69,6 +73,7 @@ class ModelSettings(Section):
     engine "openai" only the tokenizer is used."""
     engine: Literal[
         "transformers",
+        "generate",
         "classifier",
         "token_classifier",
         "embedding",
@@ -76,7 +81,9 @@ class ModelSettings(Section):
         "echo",
         "openai",
     ] = "transformers"
-    """"classifier" judges texts (a sequence classification head), "token_classifier" finds entities in them (a token
+    """"generate" computes whole padded batches through the `generate()` of any model of transformers
+    (docs/use/engines.md).
+    "classifier" judges texts (a sequence classification head), "token_classifier" finds entities in them (a token
     classification head, NER): both are for guards (docs/concepts/safety.md) and answer no requests of callers.
     "embedding" gives embeddings of texts, "reranker" scores of pairs of texts (one label): docs/use/embeddings.md.
     "echo" answers with the prompt's own tokens and no model: for load tests. "openai": ``server`` computes it."""
@@ -151,12 +158,12 @@ class ModelSettings(Section):
     @property
     def computes_whole(self) -> bool:
         """Whether its engine computes a batch of rows as a whole; others take rows at every step."""
-        return not self.answers
+        return self.engine == "generate" or not self.answers
 
     @property
     def answers(self) -> bool:
         """Whether it draws tokens, so that prompts can be sent to it."""
-        return self.engine in ("transformers", "echo", "openai")
+        return self.engine in ("transformers", "generate", "echo", "openai")
 
     @property
     def triton_models(self) -> tuple[str, ...]:
@@ -205,6 +212,17 @@ class ModelSettings(Section):
             raise ValueError(
                 "server: it computes the model; leave out draft, devices, quantization, tensor_parallel"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _generates_alone(self) -> Self:
+        if self.engine != "generate":
+            return self
+        for key in ("draft", "tensor_parallel", "quantization", "block_tokens", "prefix_cache"):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(
+                    f'{key}: belongs to the engine "transformers"; leave it out, or leave out engine: generate'
+                )
         return self
 
     @model_validator(mode="after")
@@ -264,15 +282,24 @@ def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return nested if isinstance(nested, dict) else config
 
 
-def check_modality(where: object, config: Mapping[str, Any]) -> None:
-    """Refuses a model of several modalities: our own engine computes text alone, or Whisper's speech.
+def check_modality(where: object, config: Mapping[str, Any], engine: str = "transformers") -> None:
+    """Refuse a model of modalities that the engine does not compute.
+
+    The paged engine computes text models and Whisper. The engine "generate" computes the text of others too.
 
     Args:
         where: what to call it in the error.
+        engine: as in `ModelSettings.engine`.
 
     Raises:
         SettingsError: what it is, and what to do.
     """
+    if engine == "generate":
+        if hears(config):
+            raise SettingsError(
+                f"{where}: is a model of speech, and `engine: generate` takes text alone; leave engine out"
+            )
+        return
     found = next((key for key in config if config[key] and _NESTED.fullmatch(key)), None)
     if found is None:
         return
@@ -280,7 +307,7 @@ def check_modality(where: object, config: Mapping[str, Any]) -> None:
     kind = named[0] if isinstance(named, list) and named else config.get("model_type", "model")
     raise SettingsError(
         f"{where}: is a {kind}, a model of several modalities ({found}), which this engine does not compute, its "
-        f"text neither; {ELSEWHERE}, or take a text model of the same family"
+        f"text neither; {ELSEWHERE}, take a text model of the same family, or for its text alone {GENERATE}"
     )
 
 

@@ -1,0 +1,1 @@
+"""Any model of transformers with `generate()`, in whole padded batches (`engine: generate`)."""

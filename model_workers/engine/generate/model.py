@@ -1,0 +1,143 @@
+"""A model of transformers with `generate()`: what goes into it for a batch of rows, and which rows share one."""
+
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+
+from model_workers.engine.generation_config import answer_prefix, pad_token, ruled_out
+from model_workers.engine.protocol import RowInvalid, RowSpec
+from model_workers.engine.rows import Row
+
+_TOKEN: Final = re.compile(r"token_(id|ids|index)$")
+_MEDIA: Final = re.compile(r"image|video|vision|audio|speech")
+
+
+class GenerateModel:
+    """The model, and how batches are made for it.
+
+    Attributes:
+        vocab_size: tokens.
+        pad: the token that fills shorter sequences up.
+        prefix: tokens that begin every answer of an encoder-decoder and are no part of it.
+        pads: whether padding changes no logits; else only rows of one length share a batch.
+    """
+
+    def __init__(self, model: Any, *, pads: bool = True) -> None:
+        self._model = model
+        own = model.generation_config
+        self.pads = pads
+        self.reads_first = bool(model.config.is_encoder_decoder)
+        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        self.pad = pad_token(own)
+        self.prefix = answer_prefix(model) if self.reads_first else ()
+        self._named, self._media = _named_tokens(model.config.to_dict())
+        self._never = ruled_out(own)
+        self._never_first = list(own.begin_suppress_tokens or ())
+        # What else the model's own file says (sampling, beams, penalties, ends) is the request's to say.
+        model.generation_config = _configuration(
+            pad_token_id=self.pad,
+            bos_token_id=own.bos_token_id,
+            decoder_start_token_id=self.prefix[0] if self.prefix else None,
+        )
+
+    def group(self, row: Row) -> Hashable:
+        """Rows of one group may share a batch."""
+        # Decoders with absolute positions count padding as tokens, so answers are not padded at their beginning.
+        answered = row.answered if self.reads_first else 0
+        return answered, 0 if self.pads else len(row.tokens)
+
+    def restrict(self, rows: Sequence[Row], logits: Tensor) -> None:
+        """Rule out what the model's own generation_config.json rules out, in ``logits`` [rows, vocabulary]."""
+        logits[:, self._never] = -torch.inf
+        for place, row in enumerate(rows):
+            if not row.answered:
+                logits[place, self._never_first] = -torch.inf
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        rows: Sequence[Sequence[int]],
+        answered: int,
+        tokens: int,
+        *,
+        logits_processor: Sequence[Any] = (),
+        stopping_criteria: Sequence[Any] = (),
+        streamer: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Call the model's `generate()` for up to ``tokens`` more tokens of each row; see `inputs`.
+
+        Args:
+            options: of the GenerationConfig.
+        """
+        return self._model.generate(
+            **self.inputs(rows, answered),
+            generation_config=_configuration(
+                max_new_tokens=tokens, do_sample=False, num_beams=1, **options
+            ),
+            logits_processor=LogitsProcessorList(logits_processor),
+            stopping_criteria=StoppingCriteriaList(stopping_criteria),
+            streamer=streamer,
+        )
+
+    def trial_prompt(self, length: int) -> list[int]:
+        """Return plain tokens: none that stands for a picture or ends an answer."""
+        plain = [token for token in range(self.vocab_size) if token not in self._named]
+        return [plain[(7 * place + 3) % len(plain)] for place in range(length)]
+
+    def check(self, row: RowSpec) -> None:
+        """Raise RowInvalid for tokens that the model does not take."""
+        if max((*row.prompt, *row.produced)) >= self.vocab_size:
+            raise RowInvalid(f"a token is not one of the model's {self.vocab_size}")
+        media = self._media.intersection(row.prompt)
+        if media:
+            raise RowInvalid(f"prompt: token {min(media)} stands for a picture or sound, send text")
+
+    def inputs(self, rows: Sequence[Sequence[int]], answered: int) -> dict[str, Tensor]:
+        """Padded tensors of ``rows``, whose last ``answered`` tokens are the answer's so far."""
+        if not self.reads_first:
+            return self._padded(rows, left=True)
+        texts = [row[: len(row) - answered] for row in rows]
+        said = [[*self.prefix, *row[len(row) - answered :]] for row in rows]
+        inputs = self._padded(texts, left=False)
+        return inputs | {"decoder_input_ids": torch.tensor(said, device=self._model.device)}
+
+    def _padded(self, rows: Sequence[Sequence[int]], *, left: bool) -> dict[str, Tensor]:
+        longest = max(map(len, rows))
+        ids = torch.full((len(rows), longest), self.pad)
+        mask = torch.zeros_like(ids)
+        for place, row in enumerate(rows):
+            columns = slice(longest - len(row), None) if left else slice(0, len(row))
+            ids[place, columns] = torch.tensor(row)
+            mask[place, columns] = 1
+        device = self._model.device
+        return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+
+
+def _configuration(**options: Any) -> Any:
+    make: Any = GenerationConfig
+    return make(**options)
+
+
+def _named_tokens(config: Mapping[str, Any]) -> tuple[set[int], set[int]]:
+    """Return the tokens that a configuration names, and of these the ones that stand for pictures or sounds."""
+    named: set[int] = set()
+    media: set[int] = set()
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            more = _named_tokens(value)
+            named |= more[0]
+            media |= more[1]
+        elif _TOKEN.search(str(key)):
+            tokens = {
+                token
+                for token in (value if isinstance(value, list) else [value])
+                if isinstance(token, int)
+            }
+            named |= tokens
+            media |= tokens if _MEDIA.search(key) else set()
+    return named, media

@@ -1,0 +1,34 @@
+"""What counts of a model's generation_config.json; the rest (sampling, beams, penalties) is the request's to say."""
+
+from typing import Any
+
+from sluice.settings import SettingsError
+
+
+def answer_prefix(model: Any) -> tuple[int, ...]:
+    """Return the tokens that begin every answer of an encoder-decoder and are no part of it.
+
+    Raises:
+        SettingsError: the model names none.
+    """
+    generation = model.generation_config
+    first, forced = generation.decoder_start_token_id, generation.forced_bos_token_id
+    if first is None:
+        first = model.config.decoder_start_token_id
+    if first is None:
+        raise SettingsError("config.json: decoder_start_token_id: is missing; set it")
+    return (first,) if forced is None else (first, forced)
+
+
+def ruled_out(generation: Any) -> list[int]:
+    """Return the tokens that are never drawn, such as padding."""
+    single = [words[0] for words in generation.bad_words_ids or () if len(words) == 1]
+    return sorted({*single, *(generation.suppress_tokens or ())})
+
+
+def pad_token(generation: Any) -> int:
+    """Return the token that fills shorter sequences up."""
+    for value in (generation.pad_token_id, generation.eos_token_id):
+        if value is not None:
+            return int(value[0] if isinstance(value, list) else value)
+    return 0

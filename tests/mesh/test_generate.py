@@ -1,0 +1,90 @@
+"""A model that only transformers computes rightly, through a whole mesh: batches by length, and a killed worker."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+import pytest_asyncio
+import torch
+
+from sluice import settings as config
+from sluice.client import AsyncClient
+from sluice.settings.routing import RoutingSettings
+from sluice.v1 import inference_pb2 as pb
+from sluice.v1.inference_pb2_grpc import InferenceServiceStub
+from supervisor.mesh import Mesh, running_mesh
+from tests.mesh.test_streams import TIMEOUT_S, Progress, ask
+from tests.support.generating_models import END, save, tiny
+from tests.support.mesh import stubs_of
+
+pytestmark = [pytest.mark.mesh, pytest.mark.asyncio(loop_scope="module")]
+
+TOKENS = 12
+LONG = 200
+SHORT_PROMPTS = [" ".join(f"w{n + k}" for k in range(4)) for n in range(5, 13)]
+LONG_PROMPTS = [" ".join(f"w{n + k}" for k in range(40)) for n in range(5, 13)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("diffllama"), "diffllama")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mesh(folder: Path) -> AsyncIterator[Mesh]:
+    settings = config.Settings(
+        models=(config.ModelSettings(name="m", path=str(folder), engine="generate", slots=16),),
+        routing=RoutingSettings(default="m"),
+        gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
+        batcher=config.BatcherSettings.model_validate({"policy": "length", "drain_s": 1.0}),
+        jobs=config.JobsSettings(replicas=0),
+    )
+    async with running_mesh(settings) as running:
+        yield running
+
+
+def requests(prompts: list[str], tokens: int) -> list[pb.GenerateRequest]:
+    sampling = pb.SamplingParams(max_tokens=tokens, min_tokens=tokens)
+    return [
+        pb.GenerateRequest(prompt=prompt, raw_prompt=True, sampling=sampling) for prompt in prompts
+    ]
+
+
+def expected(prompt: str, tokens: int) -> list[int]:
+    """What transformers generates for the prompt alone, without the end token."""
+    ids = torch.tensor([[int(word[1:]) for word in prompt.split()]])
+    answer = tiny("diffllama").generate(
+        ids, max_new_tokens=tokens, do_sample=False, eos_token_id=[], bad_words_ids=[[END]]
+    )
+    return [int(token) for token in answer[0, ids.shape[1] :]]
+
+
+async def test_prompts_of_like_length_are_one_padded_batch(mesh: Mesh) -> None:
+    prompts = [prompt for pair in zip(SHORT_PROMPTS, LONG_PROMPTS, strict=True) for prompt in pair]
+    asked = {"raw_prompt": True, "max_tokens": TOKENS, "min_tokens": TOKENS}
+    async with AsyncClient(mesh.address) as client:
+        answers = await asyncio.gather(*(client.generate(p, **asked).answer() for p in prompts))
+        records = [await client.explain(answer.request_id) for answer in answers]
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert list(answer.token_ids) == expected(prompt, TOKENS)
+    attempts = [record.record.attempts[-1] for record in records]
+    assert max(one.batch_rows for one in attempts) > 1
+    assert {one.padding_share for one in attempts} == {0}
+
+
+async def test_killed_worker_changes_no_token(mesh: Mesh) -> None:
+    progress = Progress(wanted=1)
+    async with grpc.aio.insecure_channel(mesh.address) as channel:
+        stub = InferenceServiceStub(channel)
+        asked = requests(SHORT_PROMPTS, LONG)
+        reading = [asyncio.ensure_future(ask(stub, one, progress)) for one in asked]
+        await asyncio.wait_for(progress.reached.wait(), TIMEOUT_S)
+        os.kill(stubs_of(mesh)["m"], signal.SIGKILL)
+        answers = await asyncio.gather(*reading)
+    assert any(answer.recovered for answer in answers)
+    for prompt, answer in zip(SHORT_PROMPTS, answers, strict=True):
+        assert answer.token_ids == expected(prompt, LONG)

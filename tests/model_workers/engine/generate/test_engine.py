@@ -1,0 +1,344 @@
+"""Whole padded batches: each row gets what transformers generates for it alone."""
+
+import random
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from model_workers.engine.generate.engine import GenerateEngine
+from model_workers.engine.generate.model import GenerateModel
+from model_workers.engine.protocol import (
+    AudioSpec,
+    EngineFull,
+    RowEnd,
+    RowInvalid,
+    RowSpec,
+    RowStale,
+    RowTooLong,
+    Sampling,
+    ValuesSpec,
+)
+from model_workers.engine.rows import RowLimits
+from model_workers.engine.sampling.sampler import Sampler
+from sluice.settings.models import SideLimits
+from tests.support.generating_models import END, FAMILIES, PICTURE, tiny
+from tests.support.tiny_seq2seq import POSITIONS, tiny_seq2seq
+from tests.support.tiny_seq2seq import VOCABULARY as WORDS
+
+CONTEXT = 128
+SEQ2SEQ = ("t5", "bart seq2seq")
+UNPADDED = ("bart",)
+"""Decoders whose answers padding changes."""
+
+
+def model_of(family: str) -> Any:
+    return tiny_seq2seq(family.split()[0]) if family in SEQ2SEQ else tiny(family)
+
+
+class Recorded(GenerateModel):
+    """Notes the batches.
+
+    Attributes:
+        batches: the lengths of the rows of each.
+    """
+
+    def __init__(self, model: Any, *, pads: bool = True) -> None:
+        super().__init__(model, pads=pads)
+        self.batches: list[list[int]] = []
+
+    def generate(self, rows: Sequence[Sequence[int]], *rest: Any, **options: Any) -> Any:
+        self.batches.append([len(row) for row in rows])
+        return super().generate(rows, *rest, **options)
+
+
+def engine_of(
+    family: str = "llama", slots: int = 8, context: int = CONTEXT
+) -> tuple[GenerateEngine, Recorded]:
+    model = Recorded(model_of(family), pads=family not in UNPADDED)
+    limits = RowLimits(slots, 64, context, 512)
+    sides = SideLimits(POSITIONS, POSITIONS, 2 * POSITIONS) if family in SEQ2SEQ else None
+    return GenerateEngine(model, Sampler(), limits, sides), model
+
+
+def row(name: str, prompt: Sequence[int], tokens: int = 10, **fields: Any) -> RowSpec:
+    stops = frozenset({fields.pop("end", END)})
+    sampling = Sampling(tokens, stop_token_ids=stops, **fields.pop("sampling", {}))
+    given = {"attempt": 0, "produced": (), **fields}
+    return RowSpec(name, "b", prompt=tuple(prompt), sampling=sampling, **given)
+
+
+def prompts(count: int, seed: int = 1) -> list[tuple[int, ...]]:
+    draw = random.Random(seed)
+    return [
+        tuple(draw.randrange(3, WORDS - 1) for _ in range(draw.randrange(1, 30)))
+        for _ in range(count)
+    ]
+
+
+def run(engine: GenerateEngine, rows: Sequence[RowSpec] = ()) -> dict[str, list[int]]:
+    """Compute all rows; returns their answers, tokens of earlier attempts included."""
+    for one in rows:
+        engine.add(one, 0.0)
+    answers = {one.request_id: list(one.produced) for one in rows}
+    while engine.has_rows():
+        for step in engine.step(0.0):
+            said = answers.setdefault(step.request_id, [])
+            assert not rows or step.start_index == len(said)
+            said += step.token_ids
+    return answers
+
+
+@cache
+def reference(family: str) -> Any:
+    return model_of(family)
+
+
+def generated(family: str, prompt: Sequence[int], tokens: int) -> list[int]:
+    """What transformers' own loop answers to a prompt alone."""
+    model = reference(family)
+    answer = model.generate(
+        torch.tensor([prompt]),
+        max_new_tokens=tokens + (family == "bart seq2seq"),
+        do_sample=False,
+        num_beams=1,
+        forced_eos_token_id=None,
+    )[0].tolist()
+    if family in SEQ2SEQ:
+        return answer[2 if family == "bart seq2seq" else 1 :]
+    return answer[len(prompt) :]
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *SEQ2SEQ])
+def test_batches_give_each_row_its_own_answer(family: str) -> None:
+    engine, _ = engine_of(family)
+    end = 1 if family in SEQ2SEQ else END
+    rows = [row(str(n), one, 3 + n, end=end) for n, one in enumerate(prompts(12))]
+    answers = run(engine, rows)
+    for one in rows:
+        assert answers[one.request_id] == generated(family, one.prompt, one.sampling.max_tokens)
+    assert len({tuple(answer) for answer in answers.values()}) > 5, "the models say something"
+
+
+@pytest.mark.parametrize("family", ["llama", "bart", "mamba", "t5", "bart seq2seq"])
+def test_rows_continue_behind_earlier_tokens(family: str) -> None:
+    first, *others = prompts(6, seed=3)
+    end = 1 if family in SEQ2SEQ else END
+    whole = generated(family, first, 20)
+    engine, _ = engine_of(family)
+    for held in range(1, len(whole), 4):
+        again = row("again", first, 20, produced=tuple(whole[:held]), attempt=1, end=end)
+        rows = [row(str(n), one, 20, end=end) for n, one in enumerate(others)]
+        assert run(engine, [*rows, again])["again"] == whole
+
+
+def test_drawn_answers_depend_on_seed_and_position() -> None:
+    sampling = {"temperature": 1.0, "seed": 5, "top_p": 0.9, "presence_penalty": 0.5}
+    rows = [row(str(n), one, 20, sampling=sampling) for n, one in enumerate(prompts(6))]
+    together = run(engine_of()[0], rows)
+    for one in rows:
+        assert run(engine_of()[0], [one])[one.request_id] == together[one.request_id]
+    produced = tuple(together["0"][:7])
+    again = row("0", rows[0].prompt, 20, sampling=sampling, produced=produced, attempt=1)
+    assert run(engine_of()[0], [again])["0"] == together["0"]
+
+
+def test_one_token_of_every_row_is_one_step() -> None:
+    engine, model = engine_of()
+    for n, one in enumerate(prompts(3)):
+        engine.add(row(str(n), one, 4 + n, end=-1), 0.0)
+    counts = [len(engine.step(0.0)) for _ in range(6)]
+    assert counts == [3, 3, 3, 3, 2, 1]
+    assert not engine.has_rows()
+    assert len(model.batches) == 1
+
+
+def test_log_probabilities_are_those_of_the_tokens() -> None:
+    engine, _ = engine_of()
+    sampling = {"logprobs": True, "top_logprobs": 2}
+    engine.add(row("1", (5, 6, 7), 2, sampling=sampling), 0.0)
+    (step,) = engine.step(0.0)
+    with torch.inference_mode():
+        logits = reference("llama")(torch.tensor([[5, 6, 7]])).logits[0, -1]
+    expected = logits.log_softmax(-1)[step.token_ids[0]].item()
+    assert step.logprobs[0].logprob == pytest.approx(expected, abs=1e-4)
+    assert step.logprobs[0].top[0][0] == step.token_ids[0]
+
+
+def test_batcher_batches_are_padded_batches() -> None:
+    engine, model = engine_of()
+    for n, length in enumerate((3, 40, 4, 44)):
+        batch = "short" if length < 10 else "long"
+        engine.add(row(str(n), range(3, 3 + length), 2, batch=batch), 0.0)
+    run(engine)
+    assert model.batches == [[3, 4], [40, 44]]
+
+
+def test_rows_of_like_length_join_other_batches() -> None:
+    engine, model = engine_of()
+    for n, length in enumerate((20, 18, 7, 20, 30)):
+        engine.add(row(str(n), range(3, 3 + length), 2, batch=f"batch {n}"), 0.0)
+    run(engine)
+    assert model.batches == [[20, 18, 20], [7], [30]]
+
+
+def test_nothing_joins_a_running_batch() -> None:
+    engine, model = engine_of()
+    engine.add(row("1", (5, 6), 3, end=-1), 0.0)
+    engine.step(0.0)
+    engine.add(row("2", (5, 6), 3, end=-1), 0.0)
+    load = engine.load()
+    assert (load.running, load.waiting, load.batch_running) == (1, 1, True)
+    run(engine)
+    assert model.batches == [[2], [2]]
+    assert not engine.load().batch_running
+
+
+def test_urgent_rows_begin_the_next_batch() -> None:
+    engine, model = engine_of(slots=1)
+    for rank, length in ((2, 9), (0, 3), (1, 6)):
+        engine.add(row(str(rank), range(3, 3 + length), 1, rank=rank), 0.0)
+    run(engine)
+    assert model.batches == [[3], [6], [9]]
+
+
+def test_batches_never_exceed_slots_or_cache() -> None:
+    engine, model = engine_of(slots=4, context=64)
+    # 4 rows of 50 + 60 columns would be more cells than 4 rows of the context.
+    engine.add(row("long", range(3, 53), 10, end=-1), 0.0)
+    for n in range(6):
+        engine.add(row(str(n), (5, 6, 7), 60, end=-1), 0.0)
+    run(engine)
+    assert max(map(len, model.batches)) <= 4
+    assert model.batches[0] == [50, 3]
+
+
+def test_models_that_cannot_be_padded_get_equal_lengths() -> None:
+    engine, model = engine_of("bart")
+    for n, length in enumerate((3, 5, 3, 5, 4)):
+        engine.add(row(str(n), range(3, 3 + length), 2), 0.0)
+    run(engine)
+    assert model.batches == [[3, 3], [5, 5], [4]]
+
+
+def test_cancelled_and_late_rows_end_at_the_next_token() -> None:
+    engine, _ = engine_of()
+    engine.add(row("gone", (5, 6), 30, end=-1), 0.0)
+    engine.add(row("late", (5, 6, 7), 30, end=-1, deadline=5.0), 0.0)
+    engine.add(row("stays", (5, 6, 7, 8), 30, end=-1), 0.0)
+    engine.step(0.0)
+    engine.cancel(["gone"])
+    steps = engine.step(6.0)
+    ends = {step.request_id: step.end for step in steps if step.end is not None}
+    assert ends == {"gone": RowEnd.CANCELLED, "late": RowEnd.DEADLINE}
+    assert [step.request_id for step in steps if step.token_ids] == ["stays"]
+    model = reference("llama")
+    expected = model.generate(
+        torch.tensor([[5, 6, 7, 8]]), max_new_tokens=30, do_sample=False, eos_token_id=[]
+    )
+    assert run(engine)["stays"] == expected[0, 4 + 2 :].tolist()
+
+
+def test_batch_without_rows_is_left_at_once() -> None:
+    engine, _ = engine_of()
+    engine.add(row("1", (5, 6), 30, end=-1), 0.0)
+    engine.step(0.0)
+    engine.cancel(["1"])
+    assert [step.end for step in engine.step(0.0)] == [RowEnd.CANCELLED]
+    assert not engine.has_rows()
+    assert run(engine, [row("2", (5, 6, 7), 2)])["2"] == generated("llama", (5, 6, 7), 2)
+
+
+def test_waiting_rows_end_without_a_batch() -> None:
+    engine, model = engine_of()
+    engine.add(row("1", (5, 6), 3, end=-1), 0.0)
+    engine.step(0.0)
+    engine.add(row("2", (5, 6), 3), 0.0)
+    engine.cancel(["2"])
+    assert (RowEnd.CANCELLED, "2") in [(step.end, step.request_id) for step in engine.step(0.0)]
+    run(engine)
+    assert len(model.batches) == 1
+
+
+def test_newer_attempt_replaces_a_running_row() -> None:
+    engine, _ = engine_of()
+    engine.add(row("1", (5, 6, 7), 20), 0.0)
+    first = engine.step(0.0)[0].token_ids
+    with pytest.raises(RowStale):
+        engine.add(row("1", (5, 6, 7), 20), 0.0)
+    again = row("1", (5, 6, 7), 20, produced=first, attempt=1)
+    assert run(engine, [again])["1"] == generated("llama", (5, 6, 7), 20)
+
+
+def test_abort_returns_all_rows_and_the_engine_goes_on() -> None:
+    engine, _ = engine_of()
+    rows = [row(str(n), one, 10) for n, one in enumerate(prompts(3))]
+    for one in rows:
+        engine.add(one, 0.0)
+    engine.step(0.0)
+    assert {step.end for step in engine.abort("broken")} == {RowEnd.RETURNED}
+    assert run(engine, rows)["1"] == generated("llama", rows[1].prompt, 10)
+
+
+class Breaking(Recorded):
+    """Fails with the row whose first token is 11."""
+
+    def generate(self, rows: Sequence[Sequence[int]], *rest: Any, **options: Any) -> Any:
+        if any(one[0] == 11 for one in rows):
+            raise RuntimeError("cannot compute this")
+        return super().generate(rows, *rest, **options)
+
+
+def test_row_that_breaks_a_batch_fails_alone() -> None:
+    engine = GenerateEngine(Breaking(tiny("llama")), Sampler(), RowLimits(8, 64, CONTEXT, 512))
+    rows = [row(str(n), (n + 5, 6, 7), 5) for n in range(8)]
+    for one in rows:
+        engine.add(one, 0.0)
+    answers: dict[str, list[int]] = {}
+    failed = []
+    while engine.has_rows():
+        for step in engine.step(0.0):
+            answers.setdefault(step.request_id, []).extend(step.token_ids)
+            failed += [(step.request_id, step.end)] if step.error else []
+    assert failed == [("6", RowEnd.FAILED)]
+    for one in rows:
+        if one.request_id != "6":
+            assert answers[one.request_id] == generated("llama", one.prompt, 5)
+
+
+def test_model_that_computes_nothing_raises() -> None:
+    engine = GenerateEngine(Breaking(tiny("llama")), Sampler(), RowLimits(8, 64, CONTEXT, 512))
+    engine.add(row("1", (11, 6)), 0.0)
+    with pytest.raises(RuntimeError, match="cannot compute this"):
+        engine.step(0.0)
+    assert [step.end for step in engine.abort("broken")] == [RowEnd.RETURNED]
+    assert not engine.has_rows()
+
+
+@pytest.mark.parametrize(
+    ("family", "spec", "error"),
+    [
+        ("llama", row("values", (5,), values=ValuesSpec()), RowInvalid),
+        ("llama", row("audio", (5,), audio=AudioSpec(b"..")), RowInvalid),
+        ("llama", row("unknown token", (WORDS,)), RowInvalid),
+        ("llama", row("long", [5] * CONTEXT), RowTooLong),
+        ("llava", row("picture", (5, PICTURE)), RowInvalid),
+        ("t5", row("long text", [5] * (POSITIONS + 1)), RowTooLong),
+    ],
+    ids=lambda value: getattr(value, "request_id", ""),
+)
+def test_rows_it_cannot_compute_are_refused(family: str, spec: RowSpec, error: Any) -> None:
+    engine, _ = engine_of(family)
+    with pytest.raises(error):
+        engine.add(spec, 0.0)
+    assert not engine.has_rows()
+
+
+def test_more_rows_than_places_are_refused() -> None:
+    engine = GenerateEngine(Recorded(tiny("llama")), Sampler(), RowLimits(1, 1, CONTEXT, 512))
+    engine.add(row("1", (5,)), 0.0)
+    engine.add(row("2", (5,)), 0.0)
+    with pytest.raises(EngineFull):
+        engine.add(row("3", (5,)), 0.0)

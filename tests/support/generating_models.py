@@ -1,0 +1,115 @@
+"""Small random models of families that only transformers' own `generate()` computes rightly, as folders."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import (
+    BartConfig,
+    BartForCausalLM,
+    DiffLlamaConfig,
+    DiffLlamaForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    MambaConfig,
+    MambaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
+
+from tests.support.tiny_models import CONTEXT, VOCABULARY
+from tests.support.tiny_seq2seq import save_seq2seq
+
+END: Final = 2
+PICTURE: Final = 96
+_TOKENS: Final[dict[str, Any]] = {
+    "vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": END, "pad_token_id": 0,
+}  # fmt: skip
+_LLAMA: Final[dict[str, Any]] = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": CONTEXT, **_TOKENS,
+}  # fmt: skip
+
+
+def _llava() -> Any:
+    vision = {
+        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "image_size": 16, "patch_size": 8, "model_type": "clip_vision_model",
+    }  # fmt: skip
+    return LlavaForConditionalGeneration(
+        LlavaConfig(
+            vision_config=vision, text_config=LlamaConfig(**_LLAMA), image_token_index=PICTURE
+        )
+    )
+
+
+def _bart() -> Any:
+    sizes = {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64}
+    return BartForCausalLM(
+        BartConfig(
+            d_model=32,
+            is_encoder_decoder=False,
+            max_position_embeddings=CONTEXT,
+            **sizes,
+            **_TOKENS,
+        )
+    )
+
+
+def _opt() -> Any:
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64}
+    return OPTForCausalLM(
+        OPTConfig(
+            hidden_size=32,
+            word_embed_proj_dim=32,
+            max_position_embeddings=CONTEXT,
+            **sizes,
+            **_TOKENS,
+        )
+    )
+
+
+FAMILIES: Final[dict[str, Any]] = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_LLAMA)),
+    "diffllama": lambda: DiffLlamaForCausalLM(DiffLlamaConfig(**_LLAMA)),
+    "bart": _bart,
+    "opt": _opt,
+    "mamba": lambda: MambaForCausalLM(
+        MambaConfig(hidden_size=32, num_hidden_layers=2, state_size=8, **_TOKENS)
+    ),
+    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(num_local_experts=4, **_LLAMA)),
+    "llava": _llava,
+}
+"""Decoders by family; those of tiny_seq2seq.py read a text first."""
+
+
+def tiny(family: str) -> Any:
+    """Return a random model whose greedy answers vary."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = FAMILIES[family]()
+    for parameter in model.parameters():
+        parameter.data.mul_(3)
+    return model.eval()
+
+
+def save(folder: Path, family: str) -> Path:
+    """Write a model with a tokenizer of the words w0, w1 and so on."""
+    if family not in FAMILIES:
+        return save_seq2seq(folder, family)
+    tiny(family).save_pretrained(folder)
+    words = {f"w{number}": number for number in range(VOCABULARY)}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "decoder": {"type": "Fuse"},
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    return folder
