@@ -3,14 +3,15 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from gateway.admission.calls import AnyCall
 from gateway.admission.overload import ModelLoadTable
 from gateway.admission.pipeline import AdmittedRequest
+from gateway.api.batch import answer_batch
 from gateway.api.generate import Generator
 from gateway.api.interceptor import returns_last
 from gateway.api.texts import EMBED, RERANK, SCORE, answer_texts
+from gateway.api.whole import whole_answer
 from gateway.telemetry.request_log import untraced
 from gateway.validation.requests import validate_count
 from sluice.errors import InvalidRequest
@@ -49,6 +50,12 @@ class InferenceService(InferenceServiceServicer):
     ) -> pb.GenerateTextResponse:
         """See the proto."""
         return await whole_answer(self.generator, request, context)
+
+    async def GenerateBatch(
+        self, request: pb.GenerateBatchRequest, context: Any
+    ) -> pb.GenerateBatchResponse:
+        """See the proto."""
+        return await answer_batch(self.generator, request, context)
 
     async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
         """See the proto."""
@@ -99,49 +106,6 @@ class InferenceService(InferenceServiceServicer):
             running=load.running,
             queued=load.queued,
         )
-
-
-async def whole_answer(
-    generator: Generator, request: pb.GenerateRequest, call: AnyCall
-) -> pb.GenerateTextResponse:
-    """The only answer to ``request``, in one message.
-
-    Raises:
-        SluiceError: see `Generator.answer`; InvalidRequest when the request wants several answers.
-    """
-    if request.sampling.n > 1:
-        raise InvalidRequest.of("sampling.n", "must be 1 here; Generate gives several answers")
-    answer = pb.GenerateTextResponse()
-
-    async def collect(response: pb.GenerateResponse) -> None:
-        add_events(answer, response)
-
-    await generator.answer(request, call, collect)
-    return answer
-
-
-_OF_MODEL: Final = "text", "reasoning", "token_ids", "logprobs", "hidden_indexes", "tool_calls"
-"""Fields of an answer that are void when another model takes over."""
-
-
-def add_events(whole: pb.GenerateTextResponse, response: pb.GenerateResponse) -> None:
-    """Adds the next message of a stream to the whole answer."""
-    if response.HasField("started"):
-        whole.started.CopyFrom(response.started)
-    if any(notice.kind == pb.NOTICE_KIND_ESCALATED for notice in response.notices):
-        for field in _OF_MODEL:
-            whole.ClearField(field)
-    whole.notices.extend(response.notices)
-    if response.HasField("delta"):
-        delta = response.delta
-        whole.text += delta.text
-        whole.reasoning += delta.reasoning
-        whole.token_ids.extend(delta.token_ids)
-        whole.logprobs.extend(delta.logprobs)
-        whole.hidden_indexes.extend(delta.hidden_indexes)
-        whole.tool_calls.extend(delta.tool_calls)
-    if response.HasField("finished"):
-        whole.finished.CopyFrom(response.finished)
 
 
 def _page_of(names: Sequence[str], size: int, token: str) -> tuple[Sequence[str], str]:

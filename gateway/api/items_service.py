@@ -3,17 +3,14 @@
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from gateway.admission.calls import guarded
 from gateway.api.generate import Generator
-from gateway.api.inference_service import whole_answer
 from gateway.api.interceptor import GrpcCall
 from gateway.api.texts import EMBED, answer_texts
-from gateway.identity.caller import Caller
+from gateway.api.whole import EntryCall, cost_of, whole_answer
 from gateway.validation.conversation import is_outdated
 from gateway.validation.requests import class_of
 from sluice.defaults import AUTO
@@ -33,15 +30,6 @@ AT_A_TIME: Final = 4
 QUIET_S: Final = 0.5
 """While no other call has come for so long, seconds, so many items begin one after the other: the code of the second is
 in the caches of the processor."""
-
-
-@dataclass
-class ItemCall:
-    """An item, as a call of its own."""
-
-    caller: Caller
-    metadata: Mapping[str, str]
-    remaining_s: float | None
 
 
 class ItemsService(ItemsServiceServicer):
@@ -98,30 +86,24 @@ class ItemsService(ItemsServiceServicer):
 
     async def _answer(self, request: RunRequest, call: GrpcCall) -> RunResponse:
         asked = request.embed if request.HasField("embed") else request.request
-        item = ItemCall(
+        item = EntryCall(
             call.caller,
             call.metadata,
             ms_of(request.timeout) / 1e3 if request.HasField("timeout") else None,
         )
+        catalog = self._generator.catalog
         with self._generator.limiter.call(class_of(asked), call.caller.tenant):
             if isinstance(asked, EmbedRequest):
                 found = await answer_texts(self._generator, EMBED, asked, item)
                 return RunResponse(
                     id=request.id,
                     embedded=found,
-                    cost=self._cost([ModelUsage(model=found.model, usage=found.usage)]),
+                    cost=cost_of(catalog, [ModelUsage(model=found.model, usage=found.usage)]),
                 )
             if asked.WhichOneof("input") is None and is_outdated(asked):
                 # No fault of the item: it waits at the sender.
                 raise TransportUnavailable("jobs is of an earlier release than gateways: update it")
             answer = await whole_answer(self._generator, asked, item)
         answer.ClearField("token_ids")
-        return RunResponse(id=request.id, answer=answer, cost=self._cost(answer.finished.attempts))
-
-    def _cost(self, attempts: Iterable[ModelUsage]) -> float:
-        return sum(
-            self._generator.catalog.settings[one.model].cost(
-                one.usage.prompt_tokens, one.usage.completion_tokens - one.usage.resumed_tokens
-            )
-            for one in attempts
-        )
+        cost = cost_of(catalog, answer.finished.attempts)
+        return RunResponse(id=request.id, answer=answer, cost=cost)

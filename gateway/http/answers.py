@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from gateway.api.inference_service import add_events
+from gateway.api.whole import add_events
 from gateway.http.requests import field_name
 from sluice.errors import InvalidRequest, PromptTooLong, SluiceError, UnknownModel
 from sluice.openai.answers import Shape, calls_of, choice, finish_reason, usage_of, whole_answer

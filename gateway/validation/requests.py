@@ -200,6 +200,8 @@ def validate(
 def class_of(message: Message) -> str:
     """The class of a call, for limits that come before validation; one with an unknown priority is bulk."""
     priority = getattr(message, "priority", None)
+    if isinstance(message, pb.GenerateBatchRequest) and not priority:
+        return UNSTATED_CLASS
     return UNSTATED_CLASS if priority is None else CLASSES_OF.get(priority, _LEAST_URGENT)
 
 

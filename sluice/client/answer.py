@@ -3,7 +3,7 @@
 A stream is one `Started`, any number of `Delta` and `Notice`, and one `Finished`. `AnswerBuilder` collects them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from sluice.v1 import inference_pb2 as pb
@@ -246,6 +246,27 @@ class AnswerBuilder:
             tool_calls=tuple(call for delta in self._deltas for call in delta.tool_calls),
             reasoning="".join(delta.reasoning for delta in self._deltas),
         )
+
+
+def whole_answer(message: pb.GenerateTextResponse) -> Answer:
+    """Return the answer in `message`."""
+    builder = AnswerBuilder()
+    builder.add(started_of(message.started))
+    builder.add(
+        delta_of(
+            pb.Delta(
+                text=message.text,
+                reasoning=message.reasoning,
+                token_ids=message.token_ids,
+                hidden_indexes=message.hidden_indexes,
+                logprobs=message.logprobs,
+                tool_calls=message.tool_calls,
+            )
+        )
+    )
+    notices = tuple(notice_of(notice) for notice in message.notices)
+    builder.add(finished_of(message.finished))
+    return replace(builder.build(), notices=notices)
 
 
 def started_of(message: pb.Started) -> Started:

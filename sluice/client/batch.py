@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from sluice.client.answer import Answer
+from sluice.client.answer import Answer, whole_answer
 from sluice.client.request import GenerateOptions, Prompt, generate_request
-from sluice.errors import InvalidRequest, SluiceError
+from sluice.errors import BY_REASON, InvalidRequest, SluiceError
 from sluice.v1 import inference_pb2 as pb
+from sluice.wire.clock import ms_of
 
 BATCH_CONCURRENCY: Final = 64
 
@@ -24,10 +25,14 @@ class AnswerBatch:
     Attributes:
         outcomes: an answer or an error for each prompt, in their order.
         wall_s: from the first call to the last outcome, seconds.
+        costs: of each prompt, where it was one call.
+        currency: of the costs.
     """
 
     outcomes: tuple[Answer | SluiceError, ...]
     wall_s: float
+    costs: tuple[float, ...] = ()
+    currency: str = ""
 
     @property
     def answers(self) -> tuple[Answer, ...]:
@@ -67,6 +72,30 @@ def batch_requests(
         raise InvalidRequest.of("idempotency_key", "names one answer, not those of a batch")
     chosen: GenerateOptions = {"priority": "standard", **options}
     return [_request(prompt, chosen, at) for at, prompt in enumerate(prompts)]
+
+
+def one_request(requests: Sequence[pb.GenerateRequest]) -> pb.GenerateBatchRequest:
+    """Return one message with all ``requests``, of the priority of the first."""
+    return pb.GenerateBatchRequest(requests=requests, priority=requests[0].priority)
+
+
+def answer_batch(response: pb.GenerateBatchResponse, wall_s: float) -> AnswerBatch:
+    """Return what one call gave."""
+    return AnswerBatch(
+        tuple(_outcome(result) for result in response.results),
+        wall_s,
+        tuple(result.cost for result in response.results),
+        response.currency,
+    )
+
+
+def _outcome(result: pb.GenerateBatchResult) -> Answer | SluiceError:
+    if result.HasField("answer"):
+        return whole_answer(result.answer)
+    error = result.error
+    kind = BY_REASON.get(error.reason, SluiceError)
+    retry_after_s = ms_of(error.retry_after) / 1e3 if error.HasField("retry_after") else None
+    return kind(error.message, metadata=error.metadata, retry_after_s=retry_after_s)
 
 
 async def all_aio(

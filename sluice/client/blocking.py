@@ -9,7 +9,14 @@ from typing import Self, Unpack
 
 from sluice.client import channel
 from sluice.client.answer import Answer, AnswerBuilder, Event
-from sluice.client.batch import BATCH_CONCURRENCY, AnswerBatch, all_blocking, batch_requests
+from sluice.client.batch import (
+    BATCH_CONCURRENCY,
+    AnswerBatch,
+    all_blocking,
+    answer_batch,
+    batch_requests,
+    one_request,
+)
 from sluice.client.channel import LISTING_S, LOOKUP_S
 from sluice.client.jobs_blocking import Caller, Jobs
 from sluice.client.request import (
@@ -153,6 +160,7 @@ class Client(Caller):
         prompts: Sequence[Prompt | pb.GenerateRequest],
         *,
         concurrency: int = BATCH_CONCURRENCY,
+        one_call: bool = False,
         done: Callable[[int, Answer | SluiceError], None] | None = None,
         **options: Unpack[GenerateOptions],
     ) -> AnswerBatch:
@@ -163,14 +171,26 @@ class Client(Caller):
         Args:
             prompts: texts and conversations, which `options` hold for; requests go as they are.
             concurrency: how many are asked at the same time.
+            one_call: ask with one call of GenerateBatch, which the gateway bounds: at most 256 prompts, one deadline
+                (`timeout_s`), no resume. Costs are known then, and `done` is called when the call has ended.
             done: called with the position of each outcome as it comes; of the blocking client from several threads.
 
         Raises:
             InvalidRequest: at once, when a value cannot travel.
+            SluiceError: of `one_call`, when the call as a whole fails.
         """
         timeout_s = options.get("timeout_s")
         channel.check_timeout(timeout_s)
         requests = batch_requests(prompts, options)
+        if one_call and requests:
+            began, limit_s = monotonic(), TEXTS_S if timeout_s is None else timeout_s
+            whole = one_request(requests)
+            response = self._lookup(self._stub.GenerateBatch, whole, limit_s)
+            batch = answer_batch(response, monotonic() - began)
+            if done is not None:
+                for at, outcome in enumerate(batch.outcomes):
+                    done(at, outcome)
+            return batch
         metadata = (*self._metadata, *channel.trace_metadata())
         began = monotonic()
 

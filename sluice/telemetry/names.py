@@ -47,6 +47,7 @@ SERVICE_TRITON: Final = "sluice-triton"
 
 SPAN_GENERATE: Final = "sluice.v1.InferenceService/Generate"
 SPAN_EMBED: Final = "sluice.v1.InferenceService/Embed"
+SPAN_GENERATE_BATCH: Final = "sluice.v1.InferenceService/GenerateBatch"
 SPAN_RERANK: Final = "sluice.v1.InferenceService/Rerank"
 SPAN_SCORE: Final = "sluice.v1.InferenceService/Score"
 SPAN_SAFETY: Final = "safety"

@@ -970,6 +970,162 @@ class GenerateTextResponse(_message.Message):
 Global___GenerateTextResponse: _TypeAlias = GenerateTextResponse  # noqa: Y015
 
 @_typing.final
+class GenerateBatchRequest(_message.Message):
+    """Many requests. The call's deadline is that of all; answers that are not complete shortly before it end with
+    DEADLINE_PASSED, so that the others still arrive.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    priority: Global___Priority.ValueType
+    """How urgent all of them are; unspecified means PRIORITY_STANDARD. A request names none, or this one."""
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___GenerateRequest]:
+        """1 to 256 requests, each as for GenerateText."""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___GenerateRequest] | None = ...,
+        priority: Global___Priority.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["priority", b"priority", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerateBatchRequest: _TypeAlias = GenerateBatchRequest  # noqa: Y015
+
+@_typing.final
+class GenerateBatchResponse(_message.Message):
+    """The results of a GenerateBatchRequest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    CURRENCY_FIELD_NUMBER: _builtins.int
+    currency: _builtins.str
+    """The currency of the costs."""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___GenerateBatchResult]:
+        """One for each request, in their order."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___GenerateBatchResult] | None = ...,
+        currency: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["currency", b"currency", "results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerateBatchResponse: _TypeAlias = GenerateBatchResponse  # noqa: Y015
+
+@_typing.final
+class GenerateBatchResult(_message.Message):
+    """What became of one request of several."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWER_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    cost: _builtins.float
+    """What all models that worked on the answer cost."""
+    @_builtins.property
+    def answer(self) -> Global___GenerateTextResponse:
+        """The answer, as of GenerateText."""
+
+    @_builtins.property
+    def error(self) -> Global___GenerateBatchError:
+        """Why there is none."""
+
+    def __init__(
+        self,
+        *,
+        answer: Global___GenerateTextResponse | None = ...,
+        error: Global___GenerateBatchError | None = ...,
+        cost: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "error", b"error", "outcome", b"outcome"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cost", b"cost", "error", b"error", "outcome", b"outcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["answer", "error"]  # noqa: Y015
+    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+
+Global___GenerateBatchResult: _TypeAlias = GenerateBatchResult  # noqa: Y015
+
+@_typing.final
+class GenerateBatchError(_message.Message):
+    """Why a request of several has no answer: what a call of its own would have failed with."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    CODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    RETRY_AFTER_FIELD_NUMBER: _builtins.int
+    code: _builtins.int
+    """The gRPC code."""
+    reason: _builtins.str
+    """As in ErrorInfo: "PROMPT_TOO_LONG", "OVERLOADED"."""
+    message: _builtins.str
+    """One sentence for people."""
+    @_builtins.property
+    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """As in ErrorInfo, with "request_id" once the request was found valid."""
+
+    @_builtins.property
+    def retry_after(self) -> _duration_pb2.Duration:
+        """When a new try may succeed; unset: a retry does not help."""
+
+    def __init__(
+        self,
+        *,
+        code: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+        metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        retry_after: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retry_after", b"retry_after"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "message", b"message", "metadata", b"metadata", "reason", b"reason", "retry_after", b"retry_after"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerateBatchError: _TypeAlias = GenerateBatchError  # noqa: Y015
+
+@_typing.final
 class Started(_message.Message):
     """The request was accepted and sent to a queue."""
 

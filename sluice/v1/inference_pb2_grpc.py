@@ -47,6 +47,11 @@ class InferenceServiceStub:
                 request_serializer=sluice_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_inference__pb2.GenerateTextResponse.FromString,
                 _registered_method=True)
+        self.GenerateBatch = channel.unary_unary(
+                '/sluice.v1.InferenceService/GenerateBatch',
+                request_serializer=sluice_dot_v1_dot_inference__pb2.GenerateBatchRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_inference__pb2.GenerateBatchResponse.FromString,
+                _registered_method=True)
         self.Embed = channel.unary_unary(
                 '/sluice.v1.InferenceService/Embed',
                 request_serializer=sluice_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
@@ -99,6 +104,14 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GenerateBatch(self, request, context):
+        """Answers many requests in one call, each with a result of its own, in order. The call ends when all have ended. What
+        shall outlive the caller, or is longer than one call may be, is a job.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Embed(self, request, context):
         """Embeddings of texts, by a model with `engine: embedding`.
         """
@@ -146,6 +159,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.GenerateText,
                     request_deserializer=sluice_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_inference__pb2.GenerateTextResponse.SerializeToString,
+            ),
+            'GenerateBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.GenerateBatch,
+                    request_deserializer=sluice_dot_v1_dot_inference__pb2.GenerateBatchRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_inference__pb2.GenerateBatchResponse.SerializeToString,
             ),
             'Embed': grpc.unary_unary_rpc_method_handler(
                     servicer.Embed,
@@ -230,6 +248,33 @@ class InferenceService:
             '/sluice.v1.InferenceService/GenerateText',
             sluice_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             sluice_dot_v1_dot_inference__pb2.GenerateTextResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.InferenceService/GenerateBatch',
+            sluice_dot_v1_dot_inference__pb2.GenerateBatchRequest.SerializeToString,
+            sluice_dot_v1_dot_inference__pb2.GenerateBatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

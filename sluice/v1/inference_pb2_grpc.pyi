@@ -53,6 +53,10 @@ class InferenceServiceStub:
     buf:lint:ignore RPC_REQUEST_STANDARD_NAME
     buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
+    GenerateBatch: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GenerateBatchRequest, _inference_pb2.GenerateBatchResponse]
+    """Answers many requests in one call, each with a result of its own, in order. The call ends when all have ended. What
+    shall outlive the caller, or is longer than one call may be, is a job.
+    """
     Embed: _grpc.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]
     """Embeddings of texts, by a model with `engine: embedding`."""
     Rerank: _grpc.UnaryUnaryMultiCallable[_inference_pb2.RerankRequest, _inference_pb2.RerankResponse]
@@ -82,6 +86,10 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     """The same answer in one message. Fails as a stream would end; what GenerateRequest says of streams does not apply.
     buf:lint:ignore RPC_REQUEST_STANDARD_NAME
     buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    """
+    GenerateBatch: _aio.UnaryUnaryMultiCallable[_inference_pb2.GenerateBatchRequest, _inference_pb2.GenerateBatchResponse]  # type: ignore[assignment]
+    """Answers many requests in one call, each with a result of its own, in order. The call ends when all have ended. What
+    shall outlive the caller, or is longer than one call may be, is a job.
     """
     Embed: _aio.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]  # type: ignore[assignment]
     """Embeddings of texts, by a model with `engine: embedding`."""
@@ -121,6 +129,16 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         """The same answer in one message. Fails as a stream would end; what GenerateRequest says of streams does not apply.
         buf:lint:ignore RPC_REQUEST_STANDARD_NAME
         buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        """
+
+    @_abc_1.abstractmethod
+    def GenerateBatch(
+        self,
+        request: _inference_pb2.GenerateBatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.GenerateBatchResponse, _abc.Awaitable[_inference_pb2.GenerateBatchResponse]]:
+        """Answers many requests in one call, each with a result of its own, in order. The call ends when all have ended. What
+        shall outlive the caller, or is longer than one call may be, is a job.
         """
 
     @_abc_1.abstractmethod

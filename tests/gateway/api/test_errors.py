@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.api.items_service import ItemCall
+from gateway.api.whole import EntryCall
 from gateway.identity.caller import Caller
 from sluice.errors import ShuttingDown, SluiceError
 from sluice.internal.v1.frame_pb2 import ROW_END_RETURNED, Frame, RowError
@@ -287,7 +287,7 @@ async def test_the_first_event_is_written_whole(wire: Wire) -> None:
         written.append(event)
 
     generator = wire.gateway._generator
-    call = ItemCall(Caller("default"), {}, None)
+    call = EntryCall(Caller("default"), {}, None)
     answering = asyncio.ensure_future(generator.answer(prompt(), call, write))
     await wire.batcher.task()
     with pytest.raises(ShuttingDown):

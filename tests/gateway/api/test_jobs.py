@@ -15,8 +15,9 @@ from google.rpc import status_pb2
 from gateway.admission import calls as arriving
 from gateway.admission.calls import Arriving, CallChecks, ClassLimiter, Turns
 from gateway.api.interceptor import ErrorInterceptor
-from gateway.api.items_service import QUIET_S, ItemCall, ItemsService
+from gateway.api.items_service import QUIET_S, ItemsService
 from gateway.api.job_forwarder import MESSAGE_BYTES_MAX, JobForwarder
+from gateway.api.whole import EntryCall
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import Caller
 from sluice import errors
@@ -299,10 +300,10 @@ async def test_a_request_that_does_not_arrive_ends_the_call(
 async def test_a_trace_context_that_is_none_is_not_passed_on(trace: str) -> None:
     forwarder = JobForwarder(JobsSettings(address="127.0.0.1:1"), lambda: None)
     acme = Caller("acme")
-    call = ItemCall(acme, {"traceparent": trace}, None)
+    call = EntryCall(acme, {"traceparent": trace}, None)
     assert forwarder.metadata(call) == (("sluice-tenant", "acme"),)
     valid = f"00-{'1' * 32}-{'2' * 16}-01"
-    call = ItemCall(acme, {"traceparent": valid}, None)
+    call = EntryCall(acme, {"traceparent": valid}, None)
     assert forwarder.metadata(call)[-1] == ("traceparent", valid)
 
 

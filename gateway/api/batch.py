@@ -1,0 +1,157 @@
+"""``GenerateBatch``: many requests in one call, each of which takes the way of every other request.
+
+1. Each request is a call of its own inside the caller's: admitted, limited, recorded, traced and kept by its
+   idempotency key for itself. Its error is a result, not that of the call.
+2. They have one deadline, shortly before that of the call, so that the results arrive. When the caller goes, all end.
+3. A part of them runs at the same time, at most half of what the tenant may have, and they begin one after the other,
+   so that neither other calls of the tenant nor the event loop wait for a batch.
+4. The answers together are no larger than what clients of gRPC take.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from gateway.admission.calls import AnyCall, guarded
+from gateway.api.generate import Generator
+from gateway.api.whole import EntryCall, cost_of, whole_answer
+from gateway.identity.caller import Caller
+from gateway.telemetry.request_log import RequestLog
+from gateway.validation.requests import CLASSES_OF, class_of
+from sluice.errors import InvalidRequest, MessageTooLarge, SluiceError
+from sluice.telemetry import names
+from sluice.telemetry.tracing import headers_of
+from sluice.v1 import inference_pb2 as pb
+from sluice.wire.clock import set_duration
+from sluice.wire.subjects import RANKS, URGENT_CLASS
+
+REQUESTS_MAX: Final = 256
+"""Requests of a call."""
+RUNNING_MAX: Final = 64
+"""Requests of a call that run at the same time."""
+RESPONSE_BYTES: Final = 4 * 1024 * 1024 - 64 * 1024
+"""All answers of a call, bytes: clients of gRPC take 4 MiB unless they are told otherwise."""
+ANSWER_RATIO: Final = 4
+"""The answers of a call may be this many times as large as a message that the gateway takes."""
+RETURN_S: Final = 0.25
+"""How long before the call's deadline its requests end, seconds, and at most a twentieth of the time."""
+
+
+async def answer_batch(
+    generator: Generator, request: pb.GenerateBatchRequest, call: AnyCall
+) -> pb.GenerateBatchResponse:
+    """Answer all requests of a call.
+
+    Raises:
+        InvalidRequest: the call as a whole is wrong.
+        DeadlinePassed: no time is left.
+    """
+    _check(request)
+    timeout_s = generator.timeout_s(call)
+    if call.remaining_s is not None:
+        timeout_s -= min(RETURN_S, timeout_s / 20)
+    with RequestLog(generator.tracer, names.SPAN_GENERATE_BATCH, call.metadata) as log:
+        log.describe({names.TENANT: call.caller.tenant, names.TEXTS: len(request.requests)})
+        metadata = {**call.metadata, **headers_of(log.server)}
+        batch = _Batch(generator, request, call.caller, metadata, time.monotonic() + timeout_s)
+        results = await batch.answer(request.requests)
+    return pb.GenerateBatchResponse(results=results, currency=generator.records.currency)
+
+
+def _check(request: pb.GenerateBatchRequest) -> None:
+    """Raise InvalidRequest unless the call as a whole is right."""
+    count = len(request.requests)
+    if not 1 <= count <= REQUESTS_MAX:
+        raise InvalidRequest.of(
+            "requests", f"has {count} entries; send 1 to {REQUESTS_MAX} in a call, or make a job"
+        )
+    if request.priority not in CLASSES_OF:
+        raise InvalidRequest.of("priority", "is none of the known priorities")
+
+
+class _Batch:
+    """The requests of one call."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        request: pb.GenerateBatchRequest,
+        caller: Caller,
+        metadata: Mapping[str, str],
+        deadline: float,
+    ) -> None:
+        self._generator = generator
+        self._priority = request.priority
+        self._class = class_of(request)
+        self._caller = caller
+        self._metadata = metadata
+        self._deadline = deadline
+        own = generator.limiter.tenant_limits[RANKS[self._class]]
+        self._places = asyncio.Semaphore(max(1, min(RUNNING_MAX, own // 2)))
+        self._bytes = 0
+        self._bytes_max = min(RESPONSE_BYTES, ANSWER_RATIO * generator.settings.max_message_bytes)
+
+    async def answer(self, requests: Sequence[pb.GenerateRequest]) -> list[pb.GenerateBatchResult]:
+        """Return the result of each request, in order."""
+        results = [pb.GenerateBatchResult() for _ in requests]
+        async with asyncio.TaskGroup() as group:
+            for request, result in zip(requests, results, strict=True):
+                await self._places.acquire()
+                group.create_task(self._run(request, result))
+                await self._give_way()
+        return results
+
+    async def _give_way(self) -> None:
+        """Let other calls go on before the next request begins."""
+        if self._class == URGENT_CLASS:
+            await asyncio.sleep(0)
+        else:
+            await self._generator.limiter.turns.turn(math.inf)
+
+    async def _run(self, request: pb.GenerateRequest, result: pb.GenerateBatchResult) -> None:
+        async def fail(error: SluiceError) -> None:
+            _set_error(result.error, error)
+
+        try:
+            await guarded(self._answer(request, result), fail, "a request of a batch")
+        finally:
+            self._places.release()
+
+    async def _answer(self, request: pb.GenerateRequest, result: pb.GenerateBatchResult) -> None:
+        if request.priority not in (pb.PRIORITY_UNSPECIFIED, self._priority):
+            raise InvalidRequest.of("priority", "differs from that of the batch; leave it out")
+        self._check_room()
+        request.priority = _PRIORITIES[self._class]
+        left_s = max(0.0, self._deadline - time.monotonic())
+        call = EntryCall(self._caller, self._metadata, left_s)
+        with self._generator.limiter.call(self._class, self._caller.tenant):
+            answer = await whole_answer(self._generator, request, call)
+        result.cost = cost_of(self._generator.catalog, answer.finished.attempts)
+        self._bytes += answer.ByteSize()
+        self._check_room()
+        result.answer.CopyFrom(answer)
+
+    def _check_room(self) -> None:
+        """Raise MessageTooLarge when the answers are larger than a response may be."""
+        if self._bytes > self._bytes_max:
+            raise MessageTooLarge(
+                f"the answers of the batch have more than {self._bytes_max} bytes; send fewer requests in a call",
+                metadata={"bytes": str(self._bytes), "limit_bytes": str(self._bytes_max)},
+            )
+
+
+_PRIORITIES: Final = {
+    "interactive": pb.PRIORITY_INTERACTIVE,
+    "standard": pb.PRIORITY_STANDARD,
+    "bulk": pb.PRIORITY_BULK,
+}
+
+
+def _set_error(message: pb.GenerateBatchError, error: SluiceError) -> None:
+    status = error.to_status()
+    message.code, message.message, message.reason = status.code, status.message, error.reason
+    message.metadata.update(error.metadata)
+    if error.retry_after_s is not None:
+        set_duration(message.retry_after, error.retry_after_s * 1e3)

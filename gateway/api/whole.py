@@ -1,0 +1,74 @@
+"""Whole answers: those of GenerateText, and of the entries of calls with many requests."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.admission.calls import AnyCall
+from gateway.api.generate import Generator
+from gateway.identity.caller import Caller
+from gateway.models.catalog import Catalog
+from sluice.errors import InvalidRequest
+from sluice.v1 import inference_pb2 as pb
+
+_OF_MODEL: Final = "text", "reasoning", "token_ids", "logprobs", "hidden_indexes", "tool_calls"
+"""Fields of an answer that are void when another model takes over."""
+
+
+@dataclass
+class EntryCall:
+    """One request of a call with many, as a call of its own."""
+
+    caller: Caller
+    metadata: Mapping[str, str]
+    remaining_s: float | None
+
+
+async def whole_answer(
+    generator: Generator, request: pb.GenerateRequest, call: AnyCall
+) -> pb.GenerateTextResponse:
+    """Return the only answer to ``request``, in one message.
+
+    Raises:
+        SluiceError: see `Generator.answer`; InvalidRequest when the request wants several answers.
+    """
+    if request.sampling.n > 1:
+        raise InvalidRequest.of("sampling.n", "must be 1 here; Generate gives several answers")
+    answer = pb.GenerateTextResponse()
+
+    async def collect(response: pb.GenerateResponse) -> None:
+        add_events(answer, response)
+
+    await generator.answer(request, call, collect)
+    return answer
+
+
+def add_events(whole: pb.GenerateTextResponse, response: pb.GenerateResponse) -> None:
+    """Add the next message of a stream to the whole answer."""
+    if response.HasField("started"):
+        whole.started.CopyFrom(response.started)
+    if any(notice.kind == pb.NOTICE_KIND_ESCALATED for notice in response.notices):
+        for field in _OF_MODEL:
+            whole.ClearField(field)
+    whole.notices.extend(response.notices)
+    if response.HasField("delta"):
+        delta = response.delta
+        whole.text += delta.text
+        whole.reasoning += delta.reasoning
+        whole.token_ids.extend(delta.token_ids)
+        whole.logprobs.extend(delta.logprobs)
+        whole.hidden_indexes.extend(delta.hidden_indexes)
+        whole.tool_calls.extend(delta.tool_calls)
+    if response.HasField("finished"):
+        whole.finished.CopyFrom(response.finished)
+
+
+def cost_of(catalog: Catalog, attempts: Iterable[pb.ModelUsage]) -> float:
+    """Return what all models that worked on an answer cost, in the currency of the prices."""
+    return sum(
+        catalog.settings[attempt.model].cost(
+            attempt.usage.prompt_tokens,
+            attempt.usage.completion_tokens - attempt.usage.resumed_tokens,
+        )
+        for attempt in attempts
+    )
