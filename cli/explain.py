@@ -1,6 +1,7 @@
 """`sluice explain`, `trace` and `feedback`: the decisions about a request, where its time went, and its grade."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Annotated, Final
@@ -9,6 +10,7 @@ from typer import Argument
 
 from cli import options, output
 from cli.commands import argument, option
+from sluice.client import Client
 from sluice.v1 import admin_pb2 as pb
 from sluice.v1.admin_pb2 import RequestRecord
 from sluice.v1.inference_pb2 import FinishReason, Priority, RouteStrategy, Timings
@@ -17,9 +19,13 @@ from sluice.wire.clock import ms_of
 from sluice.wire.enums import word_of
 
 RequestId = Annotated[
-    str, Argument(help="As `sluice generate --json` prints it.", metavar="REQUEST_ID")
+    str,
+    Argument(help="The id of a request, or of its trace, as answers name them.", metavar="ID"),
 ]
+_TRACE_ID: Final = re.compile(r"[0-9a-f]{32}", re.IGNORECASE)
 
+_INDENT: Final = 10
+"""Width of the words in front of the lines of `sluice explain`."""
 _GUARD = "guard."
 _HOPS: Final = (
     *("admission", "safety", "route", "tokenize", "publish"),
@@ -38,10 +44,28 @@ def explain(
 
     Records hold no text of prompts and answers.
     """
-    found: pb.GetRequestRecordResponse | pb.GetAuditEntryResponse
-    found = client.audit(request_id) if audit else client.explain(request_id)
-    lines = _lines(found) if isinstance(found, pb.GetRequestRecordResponse) else _audit(found)
-    output.show(_object(found), "\n".join(lines))
+    if audit:
+        entry = client.audit(_request_id(client, request_id))
+        output.show(_object(entry), _text(_audit(entry)))
+        return
+    found = look_up(client, request_id)
+    output.show(_object(found), _text(_lines(found)))
+
+
+def _text(lines: Iterable[str]) -> str:
+    return "\n".join(output.folded(line, _INDENT) for line in lines)
+
+
+def look_up(client: Client, name: str) -> pb.GetRequestRecordResponse:
+    """Return the record of the request, or the trace, called ``name``."""
+    if _TRACE_ID.fullmatch(name):
+        return client.explain(trace_id=name.lower())
+    return client.explain(name)
+
+
+def _request_id(client: Client, name: str) -> str:
+    """Return the id of the request, where ``name`` may be that of its trace."""
+    return look_up(client, name).record.request_id if _TRACE_ID.fullmatch(name) else name
 
 
 def feedback(
@@ -51,6 +75,7 @@ def feedback(
     client: options.OperatorClient,
 ) -> None:
     """Grade an answer. A later grade of the same request replaces an earlier one."""
+    request_id = _request_id(client, request_id)
     client.feedback(request_id, grade)
     output.show({"request_id": request_id, "grade": grade})
 
@@ -66,6 +91,8 @@ def _lines(explained: pb.GetRequestRecordResponse) -> Iterator[str]:
     record = explained.record
     arrived = record.arrival_time.ToDatetime(UTC)
     yield f"request   {record.request_id}, trace {record.trace_id}, gateway {record.gateway}"
+    if explained.other_request_ids:
+        yield f"          its trace also has {', '.join(explained.other_request_ids)}"
     work = f", task {record.workload}" if record.workload else ""
     work += f", {record.operation}" if record.operation else ""
     yield f"asked     {arrived:%Y-%m-%d %H:%M:%S} UTC by {record.tenant}, {word_of(Priority, record.priority)}{work}"
@@ -160,12 +187,14 @@ def _attempt(attempt: pb.ModelAttempt, currency: str) -> Iterator[str]:
     if attempt.HasField("server_prompt_tokens"):
         theirs = f"{attempt.server_prompt_tokens} + {attempt.server_completion_tokens}"
         tokens += f" by our count, {theirs} by the server's"
-    yield f"model     {attempt.model}: {tokens}, cost {attempt.cost:.3g} {currency}, attempt {attempt.attempt}"
+    again = f", sent again {_times_of(attempt.attempt)}" if attempt.attempt else ""
+    yield f"model     {attempt.model}: {tokens}, cost {attempt.cost:.3g} {currency}{again}"
     if attempt.batch_id:
+        yield f"batch     {attempt.batch_id}: {_members(attempt.batch_rows)} on {attempt.worker}"
         yield (
-            f"batch     {attempt.batch_id} of {attempt.batch_rows} rows on {attempt.worker} ({attempt.batch_cause}),"
-            f" {attempt.padding_share:.0%} padding; waited {ms_of(attempt.queue_wait):.1f} ms,"
-            f" the longest of it {ms_of(attempt.queue_wait_max):.1f} ms"
+            f"          sent because of {attempt.batch_cause}, {attempt.padding_share:.0%} padding;"
+            f" waited {ms_of(attempt.queue_wait):.1f} ms (longest in the batch"
+            f" {ms_of(attempt.queue_wait_max):.1f} ms)"
         )
     if attempt.hint_tokens:
         yield f"          saw the draft of the first model: {attempt.hint_tokens} tokens of the prompt"
@@ -175,6 +204,14 @@ def _attempt(attempt: pb.ModelAttempt, currency: str) -> Iterator[str]:
         yield f"          escalated: {attempt.escalation_reason}"
     if attempt.kept_reason:
         yield f"          kept although {attempt.kept_reason}"
+
+
+def _times_of(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _members(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"
 
 
 def _shadow(run: pb.ShadowRun, currency: str) -> str:
@@ -188,9 +225,10 @@ def _shadow(run: pb.ShadowRun, currency: str) -> str:
 
 
 def _times(timings: Timings) -> str:
-    hops: Sequence[str] = [f"{hop} {ms_of(getattr(timings, hop)):.1f}" for hop in _HOPS]
+    took = {hop: f"{ms_of(getattr(timings, hop)):.1f}" for hop in _HOPS}
+    hops = ", ".join(f"{hop} {ms}" for hop, ms in took.items() if ms != "0.0")
     first, total = ms_of(timings.time_to_first_token), ms_of(timings.total)
-    return f"{', '.join(hops)} ms; first token {first:.1f} ms, total {total:.1f} ms"
+    return f"first token {first:.1f} ms, total {total:.1f} ms: {hops}"
 
 
 def _end(record: pb.RequestRecord) -> str:
@@ -220,8 +258,10 @@ def trace(request_id: RequestId, client: options.OperatorClient) -> None:
 
     A bar for each step, its batch, and what it waited for.
     """
-    record = client.explain(request_id).record
-    output.show(trace_object(record), "\n".join(trace_lines(record)))
+    record = look_up(client, request_id).record
+    output.show(
+        trace_object(record), "\n".join(output.folded(line, 2) for line in trace_lines(record))
+    )
 
 
 def trace_object(record: RequestRecord) -> dict[str, object]:
@@ -264,8 +304,9 @@ def trace_lines(record: RequestRecord) -> Iterator[str]:
     for attempt in record.attempts:
         yield f"{attempt.model}: {attempt.prompt_tokens} + {attempt.completion_tokens} tokens"
         if attempt.batch_id:
+            others = f"with {attempt.batch_rows - 1} more" if attempt.batch_rows > 1 else "alone"
             yield (
-                f"  with {attempt.batch_rows - 1} others in {attempt.batch_id} ({attempt.batch_cause});"
+                f"  {others} in {attempt.batch_id} ({attempt.batch_cause});"
                 f" waited {ms_of(attempt.queue_wait):.1f} ms"
             )
         if attempt.escalation_reason:

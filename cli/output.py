@@ -3,8 +3,10 @@
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass
+from shutil import get_terminal_size
 from typing import Any, Final, TextIO
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -22,6 +24,8 @@ _CONTROL: Final = dict.fromkeys(
     {*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}, "\N{REPLACEMENT CHARACTER}"
 )
 
+WIDTH_MAX: Final = 100
+"""Columns of text for people, also where no terminal says how many it has."""
 DIM: Final = "\x1b[2m"
 RED: Final = "\x1b[31m"
 YELLOW: Final = "\x1b[33m"
@@ -85,6 +89,7 @@ def show_answer(answer: Answer, text: str = "") -> None:
     for call in answer.tool_calls:
         write_json(message_object(call))
     note(summary(answer))
+    note(f"request {answer.request_id} · trace {answer.trace_id}")
 
 
 def write_events(events: Iterable[Event], builder: AnswerBuilder) -> None:
@@ -139,6 +144,25 @@ def confirm(question: str) -> None:
         print(file=sys.stderr)  # no terminal has echoed a line's end
     if answer.strip().lower() not in ("y", "yes"):
         raise CommandFailed("CANCELLED", "aborted; use --yes to go on without the question")
+
+
+def folded(line: str, indent: int) -> str:
+    """Break a line that is wider than the output between words; what follows is indented."""
+    if len(line) <= (width := text_width()):
+        return line
+    parts = textwrap.wrap(
+        line,
+        max(width, 2 * indent),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(parts)
+
+
+def text_width() -> int:
+    """Return how many columns text for people may have: those of the terminal, at most `WIDTH_MAX`."""
+    return min(WIDTH_MAX, get_terminal_size((WIDTH_MAX, 24)).columns)
 
 
 def write_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -213,7 +237,6 @@ def summary(answer: Answer) -> str:
         f"{answer.model} ({answer.route.strategy}: {answer.route.reason})"
         f" · {answer.usage.completion_tokens} tokens · {answer.finish_reason}{why}"
         f" · first token {timings.time_to_first_token_ms:.0f} ms · total {timings.total_ms:.0f} ms"
-        f" · trace {answer.trace_id}"
     )
 
 

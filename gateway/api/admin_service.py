@@ -52,7 +52,7 @@ WRITE_S: Final = 2.0
 """How long records that are queued may take to be written before they are deleted, seconds."""
 WORKER_CHARS_MAX: Final = 256
 DAY_S: Final = 86_400
-_NAMES: Final = frozenset({"tenant", "tenants", "model", "request_id", "request_ids"})
+_NAMES: Final = frozenset({"tenant", "tenants", "model", "request_id", "request_ids", "trace_id"})
 """Fields of requests with names in them."""
 ADMIN_SERVICE: Final = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 
@@ -223,6 +223,9 @@ class AdminService(AdminServiceServicer):
         self, request: pb.GetRequestRecordRequest, context: Any
     ) -> pb.GetRequestRecordResponse:
         """See the proto."""
+        if request.trace_id:
+            _check(request, "trace_id")
+            return await self.store.explain_trace(request.trace_id, context.caller.reads)
         _check(request, "request_id")
         return await self.store.explain(request.request_id, context.caller.reads)
 

@@ -8,7 +8,7 @@ The prompts of a tenant that does not opt in (routing.outcomes.tenants), or has 
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Final, TypeVar
 
@@ -44,6 +44,10 @@ LOOK_SHARE: Final = 0.1
 """When the entries of a tenant have grown by this part of its share, its oldest are looked at."""
 TENANTS_MAX: Final = 10_000
 """Of which it is known what they have written since."""
+TRACE_REQUESTS_MAX: Final = 1000
+"""Requests of one trace that are looked at; a caller may send any number with one trace id."""
+TRACE_OTHERS_MAX: Final = 100
+"""Other requests of a trace that are named beside the latest."""
 PURGE_RETRY_S: Final = 1.0
 GATHER_S: Final = 0.1
 """Records are gathered for so long: each write to NATS costs a request as much as its routing, seconds."""
@@ -111,7 +115,7 @@ class RecordStore:
     def write_record(self, record: pb.RequestRecord) -> None:
         """Queues ``record``; it replaces an earlier one of the same request."""
         if self._settings.enabled:
-            subject = subjects.record(record.request_id)
+            subject = subjects.record(record.request_id, record.trace_id)
             self._put(subject, record, record.tenant)
 
     def append_audit(self, entry: AuditEntry) -> None:
@@ -195,12 +199,40 @@ class RecordStore:
         Raises:
             RecordUnknown: nothing is kept.
         """
-        record = await self._record(pb.RequestRecord, subjects.record(request_id))
+        record = await self._request_record(request_id)
         _check_tenant(record.tenant, tenant)
         response = pb.GetRequestRecordResponse(record=record)
         with suppress(RecordUnknown):  # it has no grade
-            response.grade.CopyFrom(await self._record(pb.Grade, subjects.grade(request_id)))
+            response.grade.CopyFrom(
+                await self._record(pb.Grade, subjects.grade(request_id), direct=True)
+            )
         return response
+
+    async def explain_trace(self, trace_id: str, tenant: str | None) -> pb.GetRequestRecordResponse:
+        """Return what `explain` does of the latest request in a trace, and the ids of the others.
+
+        Raises:
+            RecordUnknown: nothing is kept of any of ``tenant``.
+        """
+        found = await self._requests_of(trace_id, tenant)
+        if not found:
+            raise _unknown()
+        *others, latest = found
+        response = await self.explain(latest, tenant)
+        response.other_request_ids.extend(others[-TRACE_OTHERS_MAX:])
+        return response
+
+    async def _requests_of(self, trace_id: str, tenant: str | None) -> list[str]:
+        """Return the ids of the requests of ``tenant`` in a trace, in the order of their arrival."""
+        subject, found = subjects.record(subjects.ANY, trace_id), dict[str, int]()
+        async with aclosing(self._read(subject, subjects.RECORDS_STREAM)) as messages:
+            async for message in messages:
+                record = unpack(pb.RequestRecord, message.data)
+                if tenant in (None, record.tenant):
+                    found[record.request_id] = record.arrival_time.ToNanoseconds()
+                if len(found) == TRACE_REQUESTS_MAX:
+                    break
+        return sorted(found, key=found.__getitem__)
 
     async def audit_entry(self, request_id: str, tenant: str | None) -> AuditEntry:
         """The audit entry of a request of ``tenant`` (None: of any); raises `RecordUnknown` when there is none."""
@@ -247,7 +279,7 @@ class RecordStore:
     async def _record_of(self, request_id: str) -> pb.RequestRecord:
         """What is left of a record; raises as `grade`."""
         try:
-            return await self._record(pb.RequestRecord, subjects.record(request_id))
+            return await self._request_record(request_id)
         except RecordUnknown:
             subject, kept = (
                 subjects.outcome(subjects.ANY, request_id),
@@ -260,10 +292,13 @@ class RecordStore:
                         return pb.RequestRecord(request_id=request_id, tenant=outcome.tenant)
             raise
 
-    async def _record(self, kind: type[M], subject: str) -> M:
+    async def _request_record(self, request_id: str) -> pb.RequestRecord:
+        return await self._record(pb.RequestRecord, subjects.record(request_id, subjects.ANY))
+
+    async def _record(self, kind: type[M], subject: str, *, direct: bool = False) -> M:
         if not self._settings.enabled:
             raise RecordUnknown("records are switched off: see records.enabled")
-        return await self._last(kind, subjects.RECORDS_STREAM, subject, direct=True)
+        return await self._last(kind, subjects.RECORDS_STREAM, subject, direct=direct)
 
     def _opted_in(self, tenants: Sequence[str]) -> Sequence[str]:
         kept = self._in_force().routing.outcomes.tenants
@@ -277,9 +312,10 @@ class RecordStore:
         return list(dict.fromkeys(tenants)) or kept
 
     async def _last(self, kind: type[M], stream: str, subject: str, *, direct: bool = False) -> M:
-        """The last message of ``subject``; raises RecordUnknown when there is none.
+        """Return the last message of ``subject``; raises RecordUnknown when there is none.
 
-        Only the stream itself finds a subject with a wildcard (the tenant is not known): then it is not ``direct``.
+        Only the stream itself finds a subject with a wildcard (tenant or trace are not known): then it is not
+        ``direct``.
         """
         with answering(_WHAT):
             try:
@@ -305,12 +341,15 @@ class RecordStore:
         ]
         for sequence in dead:
             await self._delete(sequence)
-        for request_id in records:
+        for request_id in set(records):
             await self._purge(subjects.RECORDS_STREAM, subjects.all_of_record(request_id))
         outcomes = await self._purge(subjects.OUTCOMES_STREAM, subjects.all_outcomes_of(tenant))
         audit = await self._purge(subjects.AUDIT_STREAM, subjects.audit(tenant, subjects.ANY))
         return pb.ForgetTenantResponse(
-            records=len(records), audit_entries=audit, outcomes=outcomes, dead_letters=len(dead)
+            records=len(set(records)),
+            audit_entries=audit,
+            outcomes=outcomes,
+            dead_letters=len(dead),
         )
 
     async def _purge(self, stream: str, subject: str) -> int:
@@ -328,8 +367,8 @@ class RecordStore:
 
     async def _read(
         self, subject: str, stream: str = subjects.OUTCOMES_STREAM
-    ) -> AsyncIterator[Msg]:
-        """All messages of ``subject``, which may have wildcards; none when there is no such stream."""
+    ) -> AsyncGenerator[Msg, None]:
+        """Yield all messages of ``subject``, which may have wildcards; none when there is no such stream."""
         found = jetstream.stored_messages(self._js, stream, subject, READ_S)
         with answering(_WHAT), suppress(NotFoundError):
             async with aclosing(found):

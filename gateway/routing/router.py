@@ -167,7 +167,7 @@ class Router:
                 return self._plan(rule.model, ROUTE_STRATEGY_RULES, rule.reason)
         if policy.learned is not None:
             return self._predicted(name, policy.learned, features)
-        reason = "no rule applies: the default model"
+        reason = "no rule matched: the default model"
         return self._plan(policy.default, ROUTE_STRATEGY_RULES, reason)
 
     def _predicted(self, name: str, learned: LearnedRoute, features: Features) -> Plan:

@@ -124,6 +124,13 @@ class EscalationLimiter:
         return request
 
 
+def _apart(value: float, limit: float) -> str:
+    """Round a value that is below ``limit`` to two digits, or to as many as show that."""
+    return next(
+        (text for digits in range(2, 8) if float(text := f"{value:.{digits}f}") < limit), f"{value}"
+    )
+
+
 @dataclass(eq=False)
 class AnswerMonitor:
     """Monitors one answer to ``prompt``.
@@ -171,7 +178,9 @@ class AnswerMonitor:
         mean, least = self._logprob / self.tokens, self.route.min_logprob
         if mean >= least:
             return ""
-        return f"mean log-probability {mean:.2f} of {self.tokens} tokens is below {least:g}"
+        return (
+            f"mean log-probability {_apart(mean, least)} of {self.tokens} tokens is below {least:g}"
+        )
 
     def _doubt(self, answer: WholeAnswer) -> str:
         """Checks in the order of the policy, then confidence, then the prediction; the first doubt counts."""

@@ -324,15 +324,17 @@ class Client(Caller):
         return self._lookup(self._safety.CheckText, request, timeout_s)
 
     def explain(
-        self, request_id: str, *, timeout_s: float = LOOKUP_S
+        self, request_id: str = "", *, trace_id: str = "", timeout_s: float = LOOKUP_S
     ) -> admin_pb2.GetRequestRecordResponse:
-        """Everything that was decided about a request, a moment after its end.
+        """Return everything that was decided about a request, a moment after its end.
+
+        The request is named by its id, or by the id of its trace: then of several the latest is explained.
 
         Raises:
             RecordUnknown: nothing is kept of it.
             SluiceError: it cannot be looked up.
         """
-        request = admin_pb2.GetRequestRecordRequest(request_id=request_id)
+        request = admin_pb2.GetRequestRecordRequest(request_id=request_id, trace_id=trace_id)
         return self._lookup(self._admin.GetRequestRecord, request, timeout_s)
 
     def requests(

@@ -818,21 +818,25 @@ Global___LimitUse: _TypeAlias = LimitUse  # noqa: Y015
 
 @_typing.final
 class GetRequestRecordRequest(_message.Message):
-    """Which request to explain."""
+    """Which request to explain: one of the two is set."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TRACE_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """From Started, or from the metadata "request_id" of an error."""
+    trace_id: _builtins.str
+    """The trace of the request, 32 hexadecimal digits. Of several requests in one trace the latest is explained."""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
+        trace_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -846,6 +850,7 @@ class GetRequestRecordResponse(_message.Message):
 
     RECORD_FIELD_NUMBER: _builtins.int
     GRADE_FIELD_NUMBER: _builtins.int
+    OTHER_REQUEST_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def record(self) -> Global___RequestRecord:
         """The record of the request."""
@@ -854,15 +859,20 @@ class GetRequestRecordResponse(_message.Message):
     def grade(self) -> Global___Grade:
         """The last grade, when there is one."""
 
+    @_builtins.property
+    def other_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Where a trace was asked for: the other requests of it, at most 100, oldest first."""
+
     def __init__(
         self,
         *,
         record: Global___RequestRecord | None = ...,
         grade: Global___Grade | None = ...,
+        other_request_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grade", b"grade", "record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grade", b"grade", "record", b"record"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grade", b"grade", "other_request_ids", b"other_request_ids", "record", b"record"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,7 +15,7 @@
 | ``sluice.gateways`` | gateway, all gateways | ``GatewayHello`` |
 | ``sluice.gateways.<gateway>`` | gateway, gateway (request) | ``GatewayQuestion`` |
 | ``sluice.dead_letters.<model>.<class>`` | gateway, operators (JetStream) | the task, reason in headers |
-| ``sluice.records.<request>.request`` | gateway, gateways (JetStream) | ``RequestRecord`` |
+| ``sluice.records.<request>.request.<trace>`` | gateway, gateways (JetStream) | ``RequestRecord`` |
 | ``sluice.records.<request>.grade`` | gateway, gateways (JetStream) | ``Grade`` |
 | ``sluice.audit.<tenant>.<request>`` | gateway, auditors (JetStream) | ``AuditEntry`` |
 | ``sluice.outcomes.<tenant>.<request>.outcome`` | gateway, gateways (JetStream) | ``Outcome`` |
@@ -46,6 +46,7 @@ DEAD_LETTERS_STREAM: Final = "SLUICE_DEAD_LETTERS"
 DEAD_LETTERS: Final = "sluice.dead_letters"
 RECORDS_STREAM: Final = "SLUICE_RECORDS"
 RECORDS: Final = "sluice.records"
+NO_TRACE: Final = "none"
 AUDIT_STREAM: Final = "SLUICE_AUDIT"
 AUDIT: Final = "sluice.audit"
 OUTCOMES_STREAM: Final = "SLUICE_OUTCOMES"
@@ -89,7 +90,7 @@ BATCHERS: Final = "sluice.batchers"
 ABSENT: Final = "sluice.absent"
 
 ALL_TASKS: Final = f"{BATCHERS}.*.task"
-ALL_RECORDS: Final = f"{RECORDS}.*.request"
+ALL_RECORDS: Final = f"{RECORDS}.*.request.*"
 ALL_FRAMES: Final = f"{FRAMES}.*"
 """What an observer of the traffic subscribes to."""
 ALL_REPORTS: Final = f"{REPORTS}.*"
@@ -184,9 +185,9 @@ def bucket_prefix(stream: str) -> str:
     return f"$KV.{stream.removeprefix('KV_')}."
 
 
-def record(request: str) -> str:
-    """Subject of the record of one request."""
-    return f"{RECORDS}.{_token(request)}.request"
+def record(request: str, trace: str) -> str:
+    """Subject of the record of one request in a trace ("": it has none); either may be `ANY`."""
+    return f"{RECORDS}.{_token_or_any(request)}.request.{_token_or_any(trace or NO_TRACE)}"
 
 
 def grade(request: str) -> str:
@@ -195,8 +196,8 @@ def grade(request: str) -> str:
 
 
 def all_of_record(request: str) -> str:
-    """Matches `record` and `grade` of one request."""
-    return f"{RECORDS}.{_token(request)}.*"
+    """Matches every `record` and `grade` of one request."""
+    return f"{RECORDS}.{_token(request)}.>"
 
 
 def audit(tenant: str, request: str) -> str:

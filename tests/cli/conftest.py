@@ -16,6 +16,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     """Return ``await cli("generate", "hi", stdin=b"")``; no SLUICE_ADDRESS and no mesh is found."""
     monkeypatch.delenv("SLUICE_ADDRESS", raising=False)
     monkeypatch.setenv("SLUICE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("COLUMNS", "100")
 
     async def run_here(*arguments: str, stdin: bytes = b"") -> Ran:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))

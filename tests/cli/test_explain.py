@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import pytest
 
 from sluice.v1 import admin_pb2
 from sluice.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
@@ -122,11 +123,14 @@ class Admin(AdminServiceServicer):
 
     def __init__(self) -> None:
         self.grades: list[tuple[str, float]] = []
+        self.asked: list[admin_pb2.GetRequestRecordRequest] = []
+        self.others: list[str] = []
 
     async def GetRequestRecord(
         self, request: admin_pb2.GetRequestRecordRequest, context: Any
     ) -> Any:
-        response = admin_pb2.GetRequestRecordResponse(record=RECORD)
+        self.asked.append(request)
+        response = admin_pb2.GetRequestRecordResponse(record=RECORD, other_request_ids=self.others)
         response.grade.grade = 0.5
         return response
 
@@ -174,16 +178,57 @@ async def test_for_people(cli: Cli) -> None:
         "          routing v7",
         "          routing, prompt head of r1: gain 0.38 (large 0.88, small 0.50)",
         "  1.      large (large), quality 0.88, cost 0.002, wait 12 ms: long",
-        "model     large: 20 + 5 tokens, cost 0.001 EUR, attempt 1",
-        "batch     ba-1 of 3 rows on w-1 (worker_idle), 25% padding; waited 1.5 ms, the longest of it 4.0 ms",
-        "model     huge: 20 + 0 tokens, cost 0 EUR, attempt 0",
+        "model     large: 20 + 5 tokens, cost 0.001 EUR, sent again once",
+        "batch     ba-1: 3 requests on w-1",
+        "          sent because of worker_idle, 25% padding; waited 1.5 ms (longest in the batch 4.0 ms)",
+        "model     huge: 20 + 0 tokens, cost 0 EUR",
         "shadow    small agrees to 50%: 20 + 4 tokens, cost 0.001 EUR, 12.5 ms",
         "shadow    next: in_flight; cost 0 EUR",
-        "time      admission 0.0, safety 0.0, route 0.0, tokenize 0.0, publish 0.0, queue 1.5, batch 0.0,"
-        " prefill 0.0, decode 0.0, delivery 0.0 ms; first token 8.0 ms, total 20.0 ms",
+        "time      first token 8.0 ms, total 20.0 ms: queue 1.5",
         "end       stop",
         "grade     0.5",
     ]
+
+
+TRACE = "AB" * 16
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("explain", TRACE),
+        ("trace", TRACE),
+        ("explain", TRACE, "--audit"),
+        ("feedback", TRACE, "1"),
+    ],
+)
+async def test_the_id_of_a_trace_names_its_request(cli: Cli, words: tuple[str, ...]) -> None:
+    async with serving() as (service, address):
+        ran = await cli(*words, "--address", address)
+    assert ran.code == 0, ran.err
+    (asked,) = service.asked
+    assert (asked.trace_id, asked.request_id) == (TRACE.lower(), "")
+    assert "req-1" in ran.out or service.grades == [("req-1", 1.0)]
+
+
+async def test_other_requests_of_a_trace_are_named(cli: Cli) -> None:
+    async with serving() as (service, address):
+        service.others = ["req-8", "req-9"]
+        ran = await cli("explain", TRACE, "--address", address)
+    assert ran.out.splitlines()[1] == "          its trace also has req-8, req-9"
+
+
+async def test_explain_fits_the_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as (service, address):
+        service.others = [f"req-{number}" for number in range(40)]
+        for columns, widest in (("60", 60), ("100", 100), ("300", 100)):
+            monkeypatch.setenv("COLUMNS", columns)
+            ran = await cli("explain", "req-1", "--address", address)
+            lines = ran.out.splitlines()
+            assert max(map(len, lines)) <= widest
+            assert all(
+                line.startswith(" " * 10) or line[0] != " " or "." in line[:10] for line in lines
+            )
 
 
 async def test_the_audit_for_people_and_programs(cli: Cli) -> None:

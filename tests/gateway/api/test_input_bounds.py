@@ -48,6 +48,7 @@ ADMIN: list[tuple[str, Message, str]] = [
     ("ReadMetrics", admin.ReadMetricsRequest(names=["sluice.queue.tasks"] * 1000), "names"),
     ("ReadMetrics", admin.ReadMetricsRequest(names=["\u754c" * 300_000]), "names"),
     ("GetRequestRecord", admin.GetRequestRecordRequest(request_id=LONG), "request_id"),
+    ("GetRequestRecord", admin.GetRequestRecordRequest(trace_id=LONG), "trace_id"),
     ("GetAuditEntry", admin.GetAuditEntryRequest(request_id=LONG), "request_id"),
     ("SubmitFeedback", admin.SubmitFeedbackRequest(request_id=LONG), "request_id"),
     ("SubmitFeedback", admin.SubmitFeedbackRequest(request_id="r", grade=float("nan")), "grade"),

@@ -41,6 +41,51 @@ async def test_what_is_kept_can_be_found(nats_url: str) -> None:
         await client.close()
 
 
+async def test_the_requests_of_a_trace_can_be_found(nats_url: str) -> None:
+    client = await nats.connect(nats_url)
+    kept = opened()
+    await kept.start(client)
+    running = asyncio.ensure_future(kept.run())
+    trace = "ab" * 16
+    try:
+        for name, tenant, second in (("a", "one", 3), ("b", "two", 1), ("c", "one", 2)):
+            record = RequestRecord(request_id=name, tenant=tenant, trace_id=trace)
+            record.arrival_time.seconds = second
+            kept.write_record(record)
+        kept.write_record(RequestRecord(request_id="d", tenant="one", trace_id="cd" * 16))
+        await kept.flush(BOUND_S)
+        found = await kept.explain_trace(trace, None)
+        assert (found.record.request_id, list(found.other_request_ids)) == ("a", ["b", "c"])
+        found = await kept.explain_trace(trace, "two")
+        assert (found.record.request_id, list(found.other_request_ids)) == ("b", [])
+        for unknown in (("ef" * 16, None), (trace, "three")):
+            with pytest.raises(RecordUnknown):
+                await kept.explain_trace(*unknown)
+    finally:
+        running.cancel()
+        await client.close()
+
+
+async def test_the_latest_record_of_a_request_counts(nats_url: str) -> None:
+    client = await nats.connect(nats_url)
+    kept = opened()
+    await kept.start(client)
+    running = asyncio.ensure_future(kept.run())
+    try:
+        for policy, trace in (("first", "ab" * 16), ("second", "cd" * 16)):
+            kept.write_record(
+                RequestRecord(request_id="a", tenant="t", policy=policy, trace_id=trace)
+            )
+        await kept.flush(BOUND_S)
+        assert (await kept.explain("a", None)).record.policy == "second"
+        assert (await kept.forget("t")).records == 1
+        with pytest.raises(RecordUnknown):
+            await kept.explain("a", None)
+    finally:
+        running.cancel()
+        await client.close()
+
+
 async def test_a_flood_is_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "QUEUE_MAX_BYTES", 1 << 21)
     kept = opened()

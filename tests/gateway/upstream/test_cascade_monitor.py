@@ -41,6 +41,12 @@ def test_a_low_mean_is_doubt_but_not_before_it_says_something() -> None:
     assert "mean log-probability -3.00 of 4 tokens" in made.reason
 
 
+def test_a_doubt_is_never_rounded_away() -> None:
+    made = watch(min_logprob=-0.03)
+    made.push(sure(DECIDE_TOKENS, -0.03004))
+    assert "mean log-probability -0.03004 of 4 tokens is below -0.03" in made.reason
+
+
 @pytest.mark.parametrize(
     ("text", "truncated", "reason"),
     [
