@@ -30,7 +30,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
     "certs": ("certs", "certs", "mesh"),
     "demo": ("demo", "demo", "mesh"),
     "generate": ("generate", "generate", ""),
-    "chat": ("generate", "chat", ""),
+    "chat": ("chat", "chat", ""),
     "embed": ("embed", "embed", ""),
     "transcribe": ("generate", "transcribe", ""),
     "models": ("mesh", "models", ""),

@@ -170,17 +170,24 @@ def write_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     write_text("".join(f"{line}\n" for line in aligned(headers, rows)))
 
 
-def aligned(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """The lines of a table, None as a dash; columns of numbers are aligned to the right."""
+def aligned(
+    headers: Sequence[str], rows: Iterable[Sequence[object]], units: Sequence[str] = ()
+) -> list[str]:
+    """Return the lines of a table, None as a dash; columns of numbers are aligned to the right.
+
+    Args:
+        units: a second line below the headers; left out where all are empty.
+    """
+    heads = [headers, units] if any(units) else [headers]
     cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
     right = [all(_is_number(row[i]) for row in cells) for i in range(len(headers))]
-    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*heads, *cells, strict=True)]
     return [
         "  ".join(
             cell.rjust(width) if to_right else cell.ljust(width)
             for cell, width, to_right in zip(line, widths, right, strict=True)
         ).rstrip()
-        for line in (headers, *cells)
+        for line in (*heads, *cells)
     ]
 
 

@@ -16,6 +16,7 @@ from typing import Final, Literal
 
 from cli import options, output
 from cli.commands import option, wants_json
+from cli.keyboard import keys
 from sluice.client.blocking import Client
 from sluice.errors import SluiceError
 from sluice.telemetry import catalog, names
@@ -31,6 +32,11 @@ _QUANTILE_S: Final = 60.0
 """Percentiles are of this time, seconds."""
 _ONCE_S: Final = 1.0
 _NAME_CHARS: Final = 21
+_NAME_CHARS_MIN: Final = 8
+_UNITS: Final = {"oldest_s": "s", "ttft50": "ms", "ttft95": "ms", "itl50": "ms", "step": "ms"}
+"""Of columns whose names do not say it."""
+_COUNTS: Final = frozenset({"run", "queue", "rows", "slots", "wait", "tokens"})
+"""Columns of whole numbers."""
 
 WANTED: Final = (
     *(catalog.REQUESTS, catalog.TOKENS, catalog.FIRST_TOKEN, catalog.TOKEN_TIME),
@@ -69,30 +75,32 @@ def top(
 ) -> None:
     """Watch models, workers and tenants: load, speed, times.
 
-    TTFT, ITL and STEP are milliseconds. With --json, or into a file, it prints once.
+    The key q leaves. TTFT is the time to the first token, ITL that between two tokens, STEP that of an engine step;
+    50 and 95 are percentiles of the last minute. With --json, or into a file, it prints once.
     """
-    title, samples = f"sluice top  {address}", deque["Sample"]()
-
-    def screen(view: View, height: int) -> list[str]:
-        return lines(title, view, shutil.get_terminal_size().columns, height, sort, text)
-
     with options.connect(address=address) as client, suppress(KeyboardInterrupt):
         if once or wants_json() or not output.can_move(sys.stdout):
             before = _sample(client)
             time.sleep(_ONCE_S)
             view = View(_sample(client), before, None)
-            described = {"summary": view.summary(), **view.tables}
-            output.show(described, "\n".join(screen(view, sys.maxsize)))
+            shown = lines(client.address, view, None, sys.maxsize, sort, text)
+            output.show({"summary": view.summary(), **view.tables}, "\n".join(shown))
             return
-        while True:
-            try:
-                samples.append(_sample(client))
-                shown = screen(_view_of(samples), shutil.get_terminal_size().lines)
-            except SluiceError as error:
-                shown = [title, f"no answer: {error.message}"]
-            # Each line is erased behind its text, so nothing flickers.
-            print("\x1b[H" + "\x1b[K\n".join(shown), end="\x1b[J", flush=True)
-            time.sleep(interval)
+        samples = deque["Sample"]()
+        with keys() as pressed:
+            while True:
+                size = shutil.get_terminal_size()
+                try:
+                    samples.append(_sample(client))
+                    view = _view_of(samples)
+                    shown = lines(client.address, view, size.columns, size.lines, sort, text)
+                except SluiceError as error:
+                    shown = [f"sluice top  {client.address}", f"no answer: {error.message}"]
+                # Each line is erased behind its text, so nothing flickers.
+                print("\x1b[H" + "\x1b[K\n".join(shown), end="\x1b[J", flush=True)
+                if "q" in pressed(interval):
+                    print()
+                    return
 
 
 def _sample(client: Client) -> "Sample":
@@ -287,19 +295,38 @@ class View:
 
 
 def lines(
-    title: str, view: View, width: int, height: int, sort: Sort = "name", text: str = ""
+    address: str, view: View, width: int | None, height: int, sort: Sort = "name", text: str = ""
 ) -> list[str]:
-    """The screen: at most ``height`` lines of at most ``width`` characters; rows with ``text`` in a name."""
-    shown = [f"{title}  {view.processes()}", _numbers(view.summary())]
+    """Return a screen of ``height`` lines at most, with the rows that have ``text`` in a name; no width, no cut."""
+    leave = "" if width is None else "(q leaves)  "
+    shown = [
+        f"sluice top  {leave}{address}  {view.processes()}",
+        *output.folded(_numbers(view.summary()), 2).split("\n"),
+    ]
     for rows in view.tables.values():
         if kept := [row for row in rows if any(text in name for name in _names(row))]:
             kept.sort(key=lambda row: (-_size(row, sort), _names(row)))
-            cells = [[*map(_cell, row.values())] for row in kept]
-            shown += ["", *output.aligned([name.upper() for name in kept[0]], cells)]
+            shown += ["", *_table(kept, width)]
     if len(shown) > height:
         more = len(shown) - height + 1
         shown[height - 1 :] = [f"... {more} more lines; --filter leaves some out"]
-    return [line[:width] for line in shown]
+    return shown if width is None else [line[:width] for line in shown]
+
+
+def _table(rows: Sequence[Row], width: int | None) -> list[str]:
+    """Return the lines of a table; names are shortened, then whole columns left out, until it fits."""
+    columns, chars = list(rows[0]), sys.maxsize if width is None else _NAME_CHARS
+    while True:
+        headers = [name.removesuffix("_s").upper() for name in columns]
+        units = [_UNITS.get(name, "") for name in columns]
+        cells = [[_cell(name, row[name], chars) for name in columns] for row in rows]
+        shown = output.aligned(headers, cells, units)
+        if width is None or max(map(len, shown)) <= width or len(columns) == 1:
+            return shown
+        if chars > _NAME_CHARS_MIN:
+            chars -= 1
+        else:
+            columns.pop()
 
 
 def _names(row: Row) -> list[str]:
@@ -312,22 +339,27 @@ def _size(row: Row, sort: Sort) -> float:
 
 def _numbers(found: Mapping[str, float | None]) -> str:
     text = (
-        f"running {_cell(found['running'])}  waiting {_cell(found['waiting'])}"
-        f"  req/s {_cell(found['requests_per_s'])}  err/s {_cell(found['errors_per_s'])}"
-        f"  tok/s in {_cell(found['input_tokens_per_s'])} out {_cell(found['output_tokens_per_s'])}"
+        f"running {_number(found['running'], 0)}  waiting {_number(found['waiting'], 0)}"
+        f"  req/s {_number(found['requests_per_s'])}  err/s {_number(found['errors_per_s'])}"
+        f"  tok/s in {_number(found['input_tokens_per_s'])} out {_number(found['output_tokens_per_s'])}"
     )
     if found["jobs"]:
-        text += f"  jobs {_cell(found['jobs'])}: {_cell(found['items_per_s'])}/s"
+        text += f"  jobs {_number(found['jobs'], 0)}: {_number(found['items_per_s'])} items/s"
     return text
 
 
-def _cell(cell: Cell) -> str:
-    """Of a long name its end, which tells names apart."""
-    if cell is None:
+def _cell(column: str, cell: Cell, chars: int) -> str:
+    """Return a cell as text; of a name that is too long its end, which tells names apart."""
+    if not isinstance(cell, str):
+        return _number(cell, 0 if column in _COUNTS else 1)
+    return cell if len(cell) <= chars else f"~{cell[1 - chars :]}"
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    """Return a number with the digits of its column; from 100 on without any."""
+    if value is None:
         return "-"
-    if isinstance(cell, str):
-        return cell if len(cell) <= _NAME_CHARS else f"~{cell[1 - _NAME_CHARS :]}"
-    return f"{cell:.1f}" if 0 < cell < 100 and cell != int(cell) else f"{cell:.0f}"
+    return f"{value:.{digits if value < 99.95 else 0}f}"
 
 
 def quantile(metric: Metric, value: Value, share: float) -> float | None:

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import pty
 import sys
 from collections.abc import Sequence
 
@@ -11,7 +9,8 @@ import pytest
 
 from sluice import errors
 from sluice.v1.inference_pb2 import Role
-from tests.cli.commands import BOUND_S, COMMAND, Cli
+from tests.cli.commands import BOUND_S, Cli
+from tests.cli.terminal import Terminal
 from tests.support.scripted import Fail, Hold, ScriptedService, Step, delta, finished, started
 
 WHOLE: Sequence[Step] = [started(), delta(0, "ab"), delta(2, "c"), finished()]
@@ -63,75 +62,6 @@ async def test_line_that_is_not_utf8(cli: Cli) -> None:
     assert "line 2 is not valid UTF-8" in ran.err
 
 
-ON_TERMINAL = (
-    "import fcntl, os, sys, termios;"
-    "fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
-    "os.execvp(sys.argv[1], sys.argv[1:])"
-)
-"""Makes the pseudo-terminal the controlling one, so that Ctrl-C is a signal. Not between fork and exec of this process:
-gRPC's handlers of a fork hang or break there now and then."""
-
-
-class Terminal:
-    """The command on a pseudo-terminal."""
-
-    def __init__(self, main: int, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-        self._main = main
-        self._seen = b""
-        self._more = asyncio.Event()
-        self._closed = False
-        asyncio.get_running_loop().add_reader(main, self._read)
-
-    @classmethod
-    async def of(cls, address: str, *arguments: str) -> "Terminal":
-        main, side = pty.openpty()
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", ON_TERMINAL),
-            *COMMAND,
-            *arguments,
-            stdin=side,
-            stdout=side,
-            stderr=side,
-            env={**os.environ, "SLUICE_ADDRESS": address, "TERM": "dumb"},
-            start_new_session=True,
-        )
-        os.close(side)
-        return cls(main, process)
-
-    def type(self, text: str) -> None:
-        os.write(self._main, text.encode())
-
-    async def expect(self, text: str) -> None:
-        """Waits for `text`, and forgets what came up to its end."""
-        try:
-            async with asyncio.timeout(BOUND_S):
-                while text.encode() not in self._seen:
-                    assert not self._closed, (text, self._seen, self.process.returncode)
-                    self._more.clear()
-                    await self._more.wait()
-        except TimeoutError:
-            raise AssertionError((text, self._seen)) from None
-        self._seen = self._seen.partition(text.encode())[2]
-
-    async def end(self) -> int:
-        try:
-            return await asyncio.wait_for(self.process.wait(), BOUND_S)
-        finally:
-            if self.process.returncode is None:
-                self.process.kill()
-            asyncio.get_running_loop().remove_reader(self._main)
-            os.close(self._main)
-
-    def _read(self) -> None:
-        try:
-            self._seen += os.read(self._main, 65536)
-        except OSError:  # the other end is closed
-            self._closed = True
-            asyncio.get_running_loop().remove_reader(self._main)
-        self._more.set()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a Linux pseudo-terminal")
 async def test_conversation_on_a_terminal() -> None:
     hold = Hold()
@@ -156,3 +86,51 @@ async def test_conversation_on_a_terminal() -> None:
         assert await terminal.end() == 0
     assert turns(service, 1) == [("user", "one"), ("assistant", "half"), ("user", "two")]
     assert turns(service, 2) == [("user", "one"), ("assistant", "half"), ("user", "three")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a Linux pseudo-terminal")
+async def test_commands_on_a_terminal() -> None:
+    async with ScriptedService.serve([WHOLE, WHOLE]) as service:
+        terminal = await Terminal.of(service.address, "chat", "--system", "be brief")
+        await terminal.expect(f"model auto at {service.address}; /help lists commands, /exit or")
+        for typed, says in (
+            ("/help", "/model NAME    ask this model from now on"),
+            ("/model", "model auto; there are auto, small, large"),
+            ("/model huge", "no model 'huge'; there are auto, small, large"),
+            ("/nothing", "no command /nothing; /help lists them"),
+            ("one", "abc"),
+            ("/model large", "model large"),
+            ("/clear", "the turns so far are forgotten"),
+            ("//two", "abc"),
+        ):
+            await terminal.expect("> ")
+            terminal.type(f"{typed}\n")
+            await terminal.expect(says)
+        await terminal.expect("> ")
+        terminal.type("exit\n")
+        assert await terminal.end() == 0
+    assert [request.model for request in service.requests] == ["auto", "large"]
+    assert turns(service, 0) == [("system", "be brief"), ("user", "one")]
+    assert turns(service, 1) == [("system", "be brief"), ("user", "/two")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a Linux pseudo-terminal")
+async def test_ctrl_c_twice_at_the_prompt_leaves() -> None:
+    async with ScriptedService.serve([WHOLE]) as service:
+        terminal = await Terminal.of(service.address, "chat")
+        await terminal.expect("> ")
+        terminal.type("\x03")
+        await terminal.expect("to leave: /exit, Ctrl-D, or Ctrl-C again")
+        await terminal.expect("> ")
+        terminal.type("one\n")
+        await terminal.expect("abc")
+        for _ in range(2):
+            await terminal.expect("> ")
+            terminal.type("\x03")
+        assert await terminal.end() == 130
+
+
+async def test_a_piped_line_is_no_command(cli: Cli) -> None:
+    async with ScriptedService.serve([WHOLE, WHOLE]) as service:
+        await cli("chat", "--address", service.address, stdin=b"/help\nexit\n")
+    assert turns(service, 0) == [("user", "/help")]
