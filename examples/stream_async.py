@@ -6,8 +6,8 @@ from sluice.client import AsyncClient, Delta
 
 PROMPTS = (
     "Sort ascending: 31, 7, 19",
-    "What is the total of 12 and 30?",
-    "Which label fits this ticket? I never got my lamp.",
+    "What is the total of 12, 30?",
+    "Which label fits this ticket? My lamp arrived broken.",
 )
 
 
@@ -26,7 +26,7 @@ async def main() -> None:
     async with AsyncClient() as client:
         answers = await asyncio.gather(*(answer(client, prompt) for prompt in PROMPTS))
     for prompt, text in zip(PROMPTS, answers, strict=True):
-        print(f"{prompt}\n  {text}")
+        print(f"{prompt}\n  {text.replace(chr(10), chr(10) + '  ')}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,11 @@ def main(file: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/transcribe.py FILE.wav")
     try:
         main(sys.argv[1])
     except SluiceError as error:
         sys.exit(f"{error.reason}: {error}")
+    except OSError as error:
+        sys.exit(f"{sys.argv[1]}: {error.strerror}; name a WAV file")

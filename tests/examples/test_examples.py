@@ -2,10 +2,11 @@
 
 import asyncio
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,15 +19,21 @@ from tests.support.mesh import RunningMesh
 
 pytestmark = pytest.mark.mesh
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+README = ROOT / "README.md"
 BOUND_S = 60.0
 
 
 async def run(name: str, address: str) -> str:
     """What a program prints that ends well."""
+    return await run_python([EXAMPLES / name], address)
+
+
+async def run_python(arguments: Sequence[str | Path], address: str) -> str:
     result = await asyncio.to_thread(
         subprocess.run,
-        [sys.executable, EXAMPLES / name],
+        [sys.executable, *arguments],
         env={**os.environ, "SLUICE_ADDRESS": address},
         capture_output=True,
         text=True,
@@ -45,6 +52,12 @@ async def example_mesh(name: str) -> AsyncIterator[Mesh]:
         yield mesh
 
 
+async def test_python_of_readme(mesh: RunningMesh) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+
+    assert await run_python(["-c", program], mesh.address) == "7, 19, 31"
+
+
 async def test_stream(mesh: RunningMesh) -> None:
     answer, figures = (await run("stream.py", mesh.address)).splitlines()
 
@@ -55,11 +68,25 @@ async def test_stream(mesh: RunningMesh) -> None:
 async def test_stream_async(mesh: RunningMesh) -> None:
     lines = (await run("stream_async.py", mesh.address)).splitlines()
 
-    assert lines[:2] == ["Sort ascending: 31, 7, 19", "  7, 19, 31"]
-    assert [line for line in lines if line.startswith(("What", "Which"))] == [
-        "What is the total of 12 and 30?",
-        "Which label fits this ticket? I never got my lamp.",
+    assert lines == [
+        "Sort ascending: 31, 7, 19",
+        "  7, 19, 31",
+        "What is the total of 12, 30?",
+        "  Units first: 2100 +0300 =2400",
+        "  Total: 42",
+        "Which label fits this ticket? My lamp arrived broken.",
+        "  damaged",
     ]
+
+
+def test_transcribe_without_a_file_says_how_to_call_it() -> None:
+    command = [sys.executable, EXAMPLES / "transcribe.py"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S)
+
+    assert (result.returncode, result.stderr) == (
+        1,
+        "usage: python examples/transcribe.py FILE.wav\n",
+    )
 
 
 @pytest.mark.long

@@ -66,17 +66,15 @@ async def test_the_commands_of_the_documents(mesh: RunningMesh, tmp_path: Path) 
     line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
     (tmp_path / "requests.jsonl").write_text(json.dumps(line))
     answers, file_id = [], ""
-    for page in ("README.md", "docs/use/http.md"):
-        for command in _COMMAND.findall((ROOT / page).read_text(encoding="utf-8")):
-            command = command.replace("127.0.0.1:8000", mesh.http)
-            command = command.replace("file-upload-...", file_id)
-            ran = await bash(command, tmp_path)
-            assert ran.code == 0, ran.err
-            answers.append(json.loads(ran.out))
-            file_id = answers[-1]["id"]
-    chat, again, stored, batch = answers
-    for one in (chat, again):
-        assert one["choices"][0]["message"]["content"] == "7, 19, 31"
+    page = (ROOT / "docs/use/http.md").read_text(encoding="utf-8")
+    for command in _COMMAND.findall(page):
+        command = command.replace("127.0.0.1:8000", mesh.http)
+        command = command.replace("file-upload-...", file_id)
+        ran = await bash(command, tmp_path)
+        assert ran.code == 0, ran.err
+        answers.append(json.loads(ran.out))
+        file_id = answers[-1]["id"]
+    stored, batch = answers
     assert (stored["object"], batch["object"]) == ("file", "batch")
 
 

@@ -35,3 +35,15 @@ def test_files_and_folders_that_documents_name_are_there() -> None:
 
     assert len(named) > 50
     assert [(page, path) for page, path in sorted(named) if not (ROOT / path).exists()] == []
+
+
+README_LINES_MAX = 120
+COLUMNS_MAX = 100
+
+
+def test_readme_is_short_and_wrapped() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+
+    assert len(lines) <= README_LINES_MAX
+    prose = [line for line in lines if not line.startswith("|")]  # tables cannot be wrapped
+    assert [line for line in prose if len(line) > COLUMNS_MAX] == []

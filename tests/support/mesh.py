@@ -109,8 +109,12 @@ def small_settings(otlp_http_endpoint: str | None = None) -> Settings:
     """Both shipped tiers and an echo model, few slots, free ports, spans sent soon."""
     return Settings(
         models=(
-            ModelSettings(name="small", tier="small", path="builtin:small", slots=16),
-            ModelSettings(name="large", tier="large", path="builtin:large", slots=8),
+            ModelSettings(
+                name="small", tier="small", path="builtin:small", slots=16, dtype="float32"
+            ),
+            ModelSettings(
+                name="large", tier="large", path="builtin:large", slots=8, dtype="float32"
+            ),
             ModelSettings(name="echo", tier="echo", path="builtin:small", engine="echo", slots=64),
         ),
         routing=_ROUTING,
