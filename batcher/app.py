@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +37,10 @@ RESTART_S: Final = 0.5
 
 LOOK_S: Final = 1.0
 """How often it is asked whether gateways are there whose spans may not be sent yet, seconds."""
+
+MINUTE_S: Final = 60.0
+"""How often schedules of policies are looked at, seconds: their times, and the offsets of time zones, have whole
+minutes."""
 
 LIVE_KEYS: Final = frozenset(
     f"batcher.{name}" for name in ("policy", "policies", "room_rows", "room_bytes", "drain_s")
@@ -119,6 +124,7 @@ class Batcher:
         self._reporter.changed()
 
     def _start(self, model: ModelSettings) -> None:
+        self._loops[model.task_name].log_notes()
         self._running[model.task_name] = self._group.create_task(self._serve(model))
 
     async def _end_model(self, name: str) -> None:
@@ -187,10 +193,11 @@ class Batcher:
         async with self._group as group:
             reporting = group.create_task(self._reporter.run())
             looking = group.create_task(self._look_for_gateways())
+            scheduling = group.create_task(self._follow_schedules())
             for model in self._settings.served:
                 self._start(model)
             await stop.wait()
-            await _end(reporting, looking)
+            await _end(reporting, looking, scheduling)
             await self._reporter.leave()
             await asyncio.gather(*map(self._end_model, list(self._loops)))
         self._spans.close()
@@ -202,6 +209,14 @@ class Batcher:
             gateways = self._spans.of_gateways.processes(time.monotonic())
             for gateway in await self._gateways.absent(gateways) if gateways else ():
                 self._spans.of_gateways.lost(gateway, time.monotonic())
+
+    async def _follow_schedules(self) -> None:
+        """Put policies in force at the minutes at which their schedules say so."""
+        while True:
+            await asyncio.sleep(MINUTE_S - time.time() % MINUTE_S)
+            moment = datetime.now(UTC)
+            for loop in self._loops.values():
+                loop.follow_schedule(moment)
 
     async def _serve(self, model: ModelSettings) -> None:
         """Runs a model; after a fault it begins anew, and gateways send its rows again."""

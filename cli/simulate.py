@@ -197,7 +197,8 @@ def _policies(names: str, mesh: "Settings", model: str | None) -> "dict[str, Pol
     from sluice.settings.batching import PRESETS, Policy
 
     known = {name: Policy.model_validate(name) for name in PRESETS}
-    known["config"] = mesh.batcher.policy_of(model) if model else mesh.batcher.policy
+    served = mesh.model(model) if model else None
+    known["config"] = mesh.policy_of(served) if served else mesh.batcher.policy
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     for name in chosen or [""]:
         if name not in known:

@@ -24,6 +24,7 @@ from model_workers import messages
 from model_workers.engine.protocol import Engine, EngineFull, Refused, RowSpec, RowStep
 from model_workers.grants import Grants
 from model_workers.messages import row_spec
+from model_workers.running_batches import RunningBatches
 from model_workers.sender import Channels, Posted, ResponseSender, Sender
 from model_workers.telemetry import HOLD_S, Parents, RowTelemetry
 from model_workers.watchdog import Watchdog
@@ -79,6 +80,7 @@ class EngineLoop:
         self._watchdog = watchdog
         self._clock = clock
         self._grants = Grants()
+        self._batches = RunningBatches()
         self._inbox: deque[Command] = deque()
         self._admissions: defaultdict[str, list[worker_pb2.Admission]] = defaultdict(list)
         """What came of batches since the last report, by batcher."""
@@ -139,10 +141,16 @@ class EngineLoop:
         self._watchdog.begin(0, self._clock())
         for command in commands:
             command()
-        load = self._engine.load()
+        load = self._load()
         self._sender.post({}, load, self._admissions, self._grants.give(load, self._clock()))
         self._admissions.clear()
         self._watchdog.end(self._clock(), is_step=False)
+        return load
+
+    def _load(self) -> worker_pb2.WorkerLoad:
+        """Return the load of the engine, with the batches that it holds rows of."""
+        load = self._engine.load()
+        load.batches = len(self._batches)
         return load
 
     def serve(self, channel: worker_pb2.OpenChannel) -> None:
@@ -195,6 +203,7 @@ class EngineLoop:
             except Refused as error:
                 admission.refused.append(messages.refusal(spec.request_id, error))
             else:
+                self._batches.enter(spec.request_id, batch.batch_id)
                 self._entered(spec, parents, arrived_at)
         self._admissions[batch.batcher].append(admission)
 
@@ -208,7 +217,7 @@ class EngineLoop:
             # Its batcher would wait for frames, and count it among the rows here.
             end = replaced.cancelled()
             posted = [(end, messages.final(end))]
-            self._sender.post({replaced.spec.owner: posted}, self._engine.load())
+            self._sender.post({replaced.spec.owner: posted}, self._load())
 
     def _add(self, spec: RowSpec, arrived_at: float) -> None:
         if self._alone:
@@ -268,9 +277,10 @@ class EngineLoop:
                 final = messages.final(step, timings)
                 final.returned = cause
                 self._grants.left(step.owner)
+                self._batches.leave(step.request_id)
             by_batcher[step.owner].append((step, final))
             self._left_alone(step.request_id)
-        load = self._engine.load()
+        load = self._load()
         self._sender.post(by_batcher, load, grants=self._grants.give(load, now))
         return load
 

@@ -262,13 +262,16 @@ class Simulation:
                 self._handle(lambda: None)
                 outcome.first_at = min(outcome.first_at or math.inf, sent_at + links.out_s)
         for sent_at, names in ended.items():
-            self._events.at(sent_at + links.send_s, partial(self._report, worker, names))
+            first = progress.first if sent_at == now else ()
+            self._events.at(sent_at + links.send_s, partial(self._report, worker, first, names))
 
     def _gather_s(self, outcome: Outcome) -> float:
         return self._setup.policy.of_class(outcome.arrival.priority_class).gather_s
 
-    def _report(self, worker: SimulatedWorker, ended: Sequence[str]) -> None:
-        """The batcher gets the final frames."""
+    def _report(self, worker: SimulatedWorker, first: Sequence[str], ended: Sequence[str]) -> None:
+        """Give the batcher the first tokens and the final frames."""
+        for request_id in first:
+            self._queue.first_token(request_id, self._events.now)
         for request_id in ended:
             worker.forget(request_id)
             if self._at_worker.pop(request_id, None) is not None:

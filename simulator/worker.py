@@ -7,6 +7,7 @@ from itertools import accumulate
 from batcher.core.scheduler.capacity import Capacity, Room
 from model_workers.grants import Room as Granted
 from model_workers.grants import rooms_of
+from model_workers.running_batches import RunningBatches
 from simulator.cores import Action, Cores, EventQueue
 from simulator.cost import StepCost
 from simulator.engines import Engine, EngineRow, Progress, Stretch
@@ -55,6 +56,8 @@ class SimulatedWorker:
         """Rows that the batcher counts as here, with the tokens of cache that it reserved for each."""
         self._in_flight: dict[str, EngineRow] = {}
         self._unanswered = 0
+        self._batches = RunningBatches()
+        self._sent_batches = 0
         self._unsent: list[Progress] = []
         self._sends = False
         """Whether a report is on its way over the shared cores."""
@@ -79,12 +82,16 @@ class SimulatedWorker:
             *left(last, load.waiting_tokens),
             running_rows=load.running + load.waiting,
             batches_in_flight=self._unanswered,
+            batches_running=len(self._batches),
             urgent=list(map(left, urgent, waiting)),
         )
 
     def send(self, rows: Sequence[EngineRow], cache_tokens: Sequence[int]) -> None:
         """A batch leaves for the worker."""
         self._unanswered += 1
+        self._sent_batches += 1
+        for row in rows:
+            self._batches.enter(row.request_id, f"{self._sent_batches}")
         self._in_flight.update((row.request_id, row) for row in rows)
         self._sent.update(
             (row.request_id, tokens) for row, tokens in zip(rows, cache_tokens, strict=True)
@@ -99,6 +106,7 @@ class SimulatedWorker:
     def forget(self, request_id: str) -> None:
         """The batcher knows that the row is no longer here."""
         self._sent.pop(request_id, None)
+        self._batches.leave(request_id)
 
     def account(self) -> None:
         """Counts the time of the steps that are still running when the simulation ends."""

@@ -183,6 +183,8 @@ class Requests:
                 continue
             if not new.HasField("final"):
                 succeeded = True
+                if new.token_ids and not row.answered:
+                    self.queue.first_token(row.request_id, now)
                 self._outbox.publish(row, new)
             elif new.final.end == frame_pb2.ROW_END_RETURNED:
                 failed |= new.final.returned != _NOT_TAKEN

@@ -73,7 +73,7 @@ class Row(QueuedTask):
             max_tokens=task.sampling.max_tokens,
             produced_tokens=self.base,
             prefix=_prefix_key(task, prefix_cache),
-            returned=task.attempt > 0,
+            returned=task.attempt > 0 or task.last_try,
             age_s=task.age_ms / 1e3,
             charged=task.charged_tokens,
         )

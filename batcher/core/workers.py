@@ -138,6 +138,7 @@ class WorkerState:
             waiting_tokens=load.waiting_tokens + prefill,
             running_rows=load.running + load.waiting,
             batches_in_flight=len(self._unanswered),
+            batches_running=load.batches + len(self._unanswered),
             urgent=rooms[:-1] if load.ranks else (),
         )
 

@@ -1,5 +1,6 @@
-"""Policies of the batcher: how tasks are ordered, how batches are filled, and named presets of that.
+"""Policies of the batcher: when a batch is formed and which requests go along, and named presets of that.
 
+The order of requests (classes, deadlines, fair shares) is the same under every policy; `Policy` holds its settings too.
 docs/concepts/batching.md describes the presets. A policy in the YAML file is the name of a preset, or a mapping whose
 other keys override the preset:
 
@@ -8,31 +9,31 @@ other keys override the preset:
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_serializer, model_validator
 
 from sluice.settings.base import Count, NotNegative, Positive, Section, Whole
+from sluice.settings.schedule import ScheduleEntry
 
 PolicyName = Literal["fixed", "window", "adaptive", "priority", "length", "continuous"]
 
-_DEFAULT: Final[PolicyName] = "continuous"
-
-_WHOLE: Final[Mapping[str, Any]] = {
-    "order": "arrival",
-    "sends_to_idle": False,
-    "waiting_tokens_max": math.inf,
-}
+_STATIC: Final[Mapping[str, Any]] = {"sends_to_idle": False, "waiting_tokens_max": math.inf}
 
 PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "fixed": {**_WHOLE, "max_rows": 8, "wait_s": 0.1, "batches_running_max": 1},
-    "window": {**_WHOLE, "wait_s": 0.05},
-    "adaptive": {**_WHOLE, "wait_s": 0.05, "latency_target_s": 1.0},
-    "priority": {**_WHOLE, "order": "class", "max_rows": 16, "wait_s": 0.1},
+    "fixed": {**_STATIC, "max_rows": 8, "wait_s": 0.1, "batches_running_max": 1},
+    "window": {**_STATIC, "wait_s": 0.05},
+    "adaptive": {**_STATIC, "wait_s": 0.05, "latency_target_s": 1.0},
+    "priority": {
+        **_STATIC,
+        "max_rows": 16,
+        "wait_s": 0.1,
+        "classes": {"interactive": {"wait_s": 0.005}, "bulk": {"wait_s": 0.5}},
+    },
     "length": {
-        **_WHOLE,
-        "order": "fair",
+        **_STATIC,
         "sends_to_idle": True,
         "padding_max": 0.05,
         "batch_tokens_max": 16384,
@@ -41,10 +42,9 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "continuous": {},
 }
-"""What each name stands for, where it differs from the defaults of `Policy`. All but "continuous" are for engines that
-compute a batch as a whole."""
+"""What each name stands for, where it differs from the defaults of `Policy`."""
 
-WHOLE_ONLY: Final = (
+STATIC_ONLY: Final = (
     "batch_tokens_max",
     "padding_max",
     "bucket_ratio",
@@ -53,7 +53,7 @@ WHOLE_ONLY: Final = (
     "sends_to_idle",
     "batches_running_max",
 )
-"""Settings that make no difference to an engine that takes rows at every step."""
+"""Settings that "continuous" does not read."""
 
 
 class ClassPolicy(Section):
@@ -61,6 +61,8 @@ class ClassPolicy(Section):
 
     aging_s: Positive = math.inf
     """While tasks of the class wait, some of them go at least this often, before more urgent classes."""
+    wait_s: float | None = Field(None, ge=0, le=3600)
+    """Longest wait for more requests of a batch; unset: the policy's ``wait_s``."""
     spare_rows: Whole = 0
     """Rows that the class leaves free for more urgent ones, while such are seen, in workers where it would not give
     its slots to them."""
@@ -87,7 +89,8 @@ class ClassPolicies(Section):
 class Policy(Section):
     """How batches are formed. The defaults are the preset "continuous"."""
 
-    name: PolicyName = _DEFAULT
+    name: PolicyName | None = None
+    """The preset; unset: the default of the model's engine."""
 
     # The order.
     order: Literal["fair", "class", "arrival"] = "fair"
@@ -114,31 +117,68 @@ class Policy(Section):
     bucket_ratio: float = Field(1.05, gt=1, le=4)
     """Each length bucket ends this much above the one before."""
     latency_target_s: Positive | None = None
-    """If set, batches grow while they are answered well within this, and shrink when they take longer."""
+    """If set, batches grow while their first tokens come well within this, and shrink when they take longer."""
 
     # When it goes.
     wait_s: float = Field(0.0, ge=0, le=10)
-    """Longest wait for more rows."""
+    """Longest wait for more requests, of classes without a ``wait_s`` of their own."""
     sends_to_idle: bool = True
     """No wait while a worker would idle."""
 
     # Where it goes.
     batches_running_max: Count | None = None
-    """Batches of which a worker still computes a row; unset: no limit."""
+    """Batches of which a worker still computes a sequence, those of all batchers; unset: no limit. Interactive and
+    returned requests are exempt."""
     waiting_tokens_max: Positive = 4096
     """Prompt tokens that may wait inside a worker: a longer backlog stays here, where it can be ordered."""
     output_quantile: float = Field(0.9, gt=0, lt=1)
     """Cache room is reserved for this quantile of the observed answer lengths of the tenant's workload."""
 
+    schedule: tuple[ScheduleEntry, ...] = ()
+    """Overrides at times of the day; of several in force the last one wins."""
+
     @property
-    def computes_whole(self) -> bool:
-        """Whether it is for engines that compute a batch as a whole."""
-        return self.name != _DEFAULT
+    def is_continuous(self) -> bool:
+        """Whether it waits for no other requests, and forms no groups."""
+        return self.name in (None, "continuous")
 
     @property
     def pads(self) -> bool:
         """Whether lengths matter."""
-        return self.padding_max < 1
+        return not self.is_continuous and self.padding_max < 1
+
+    def of_class(self, priority_class: str) -> ClassPolicy:
+        """The objectives of the class."""
+        policy = getattr(self.classes, priority_class)
+        assert isinstance(policy, ClassPolicy)
+        return policy
+
+    def window_s(self, priority_class: str) -> float:
+        """Longest wait of a request of the class for others, seconds."""
+        if self.is_continuous:
+            return 0.0
+        own = self.of_class(priority_class).wait_s
+        return self.wait_s if own is None else own
+
+    def named(self, default: PolicyName) -> "Policy":
+        """Return the policy with the preset ``default`` where it names none."""
+        if self.name is not None:
+            return self
+        return Policy.model_validate({**self.model_dump(), "name": default})
+
+    def at(self, moment: datetime) -> "Policy":
+        """Return the policy in force at a moment, which has a time zone."""
+        entries = [entry for entry in self.schedule if entry.covers(moment)]
+        values = self.model_dump(exclude={"schedule"})
+        for entry in entries:
+            values = _merged(values, entry.overrides)
+        return Policy.model_validate(values)
+
+    def variants(self) -> Sequence["Policy"]:
+        """Return the policy and what each entry of its schedule makes of it."""
+        values = self.model_dump(exclude={"schedule"})
+        merged = (_merged(values, entry.overrides) for entry in self.schedule)
+        return [self, *map(Policy.model_validate, merged)]
 
     @model_validator(mode="before")
     @classmethod
@@ -147,24 +187,50 @@ class Policy(Section):
             values = {"name": values}
         if not isinstance(values, Mapping):
             return values
-        preset = PRESETS.get(str(values.get("name", _DEFAULT)), {})
-        return {**preset, **values}
+        filled = _merged(PRESETS.get(str(values.get("name")), {}), values)
+        schedule = values.get("schedule")
+        if isinstance(schedule, list | tuple):
+            filled["schedule"] = [_with_preset(entry, values) for entry in schedule]
+        return filled
 
     @model_validator(mode="after")
-    def _says_nothing_in_vain(self) -> Self:
-        for key in () if self.computes_whole else WHOLE_ONLY:
-            if getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(
-                    f'{key}: makes no difference to "continuous": leave it out, or name a policy for engines'
-                    " that compute a batch as a whole (docs/concepts/batching.md)"
-                )
+    def _check_schedule(self) -> Self:
+        values = self.model_dump(exclude={"schedule"})
+        for number, entry in enumerate(self.schedule):
+            if "schedule" in entry.overrides:
+                raise ValueError(f"schedule.{number}.schedule: an entry has no schedule of its own")
+            try:
+                Policy.model_validate(_merged(values, entry.overrides))
+            except ValidationError as error:
+                problem = error.errors()[0]
+                key = ".".join(str(part) for part in ("schedule", number, *problem["loc"]))
+                raise ValueError(f"{key}: {problem['msg']}") from None
         return self
 
-    def of_class(self, priority_class: str) -> ClassPolicy:
-        """The objectives of the class."""
-        policy = getattr(self.classes, priority_class)
-        assert isinstance(policy, ClassPolicy)
-        return policy
+    @model_serializer(mode="wrap")
+    def _only_what_is_set(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Leave out defaults, which another preset would replace."""
+        return {key: value for key, value in handler(self).items() if key in self.model_fields_set}
+
+
+def policy_notes(policy: Policy, model: str, engine: str, *, streams: bool) -> Sequence[str]:
+    """Return a line for what a policy does not change, for the log.
+
+    Args:
+        streams: whether the engine admits requests at every step, and so pads nothing.
+    """
+    name = policy.name or "continuous"
+    where = f"policy {name} for model {model}"
+    if not policy.is_continuous:
+        if not streams:
+            return []
+        why = "pads nothing" if policy.pads else "admits requests at every step"
+        return [f"{where}: no gain, engine {engine} {why}"]
+    fields = type(policy).model_fields
+    unread = [key for key in STATIC_ONLY if getattr(policy, key) != fields[key].default]
+    classes = ((one, policy.of_class(one)) for one in type(policy.classes).model_fields)
+    unread += [f"classes.{one}.wait_s" for one, own in classes if own.wait_s is not None]
+    return [f"{where}: no effect of {', '.join(unread)}, it has no window"] if unread else []
 
 
 def _filled(name: str, fields: Any) -> Any:
@@ -172,3 +238,30 @@ def _filled(name: str, fields: Any) -> Any:
     if known is None or not isinstance(fields, Mapping):
         return fields
     return {**known.get_default().model_dump(), **fields}
+
+
+def _merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``values`` with ``overrides``; mappings of both are merged."""
+    merged = dict(values)
+    for key, value in overrides.items():
+        before = merged.get(key)
+        both = isinstance(before, Mapping) and isinstance(value, Mapping)
+        merged[key] = _merged(before, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+_OF_PRESETS: Final = frozenset(key for preset in PRESETS.values() for key in preset)
+"""Keys that some preset sets."""
+
+
+def _with_preset(entry: Any, values: Mapping[str, Any]) -> Any:
+    """Return an entry of a schedule with the preset that it names, where neither entry nor policy says otherwise."""
+    if not isinstance(entry, Mapping) or str(entry.get("name")) not in PRESETS:
+        return entry
+    if entry.keys() >= _OF_PRESETS:
+        return entry  # It has been filled in before.
+    defaults = {key: Policy.model_fields[key].get_default() for key in _OF_PRESETS - {"classes"}}
+    classes = {name: {"wait_s": None} for name in ClassPolicies.model_fields}
+    preset = _merged({**defaults, "classes": classes}, PRESETS[entry["name"]])
+    own = {key: values[key] for key in _OF_PRESETS & values.keys()}
+    return _merged(_merged(preset, own), entry)

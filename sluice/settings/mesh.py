@@ -38,7 +38,7 @@ from sluice.settings.base import (
     Share,
     Whole,
 )
-from sluice.settings.batching import Policy
+from sluice.settings.batching import PRESETS, Policy
 from sluice.settings.identity import IdentitySettings
 from sluice.settings.limits import LimitSettings
 from sluice.settings.models import ModelSettings
@@ -110,7 +110,7 @@ class BatcherSettings(Section):
 
     policy: Policy = Policy()
     """How batches are formed: a preset's name, or a mapping with a name and overrides; see
-    docs/concepts/batching.md."""
+    docs/concepts/batching.md. Without a name: the default of each model's engine."""
     policies: dict[Name, Policy] = Field(default_factory=dict)
     """Policies of single models, by the model's name."""
     room_rows: int = Field(1024, ge=1, le=65536)
@@ -134,10 +134,6 @@ class BatcherSettings(Section):
         """How long one without rows may be silent: each report costs all processes of an idle mesh. As soon as a row
         is sent to it that is `stall_s`."""
         return 4 * self.stall_s
-
-    def policy_of(self, model: str) -> Policy:
-        """How batches of ``model`` are formed."""
-        return self.policies.get(model, self.policy)
 
 
 class TenantSettings(Section):
@@ -333,7 +329,11 @@ class Settings(BaseSettings):
     """The whole file."""
 
     model_config = SettingsConfigDict(
-        extra="forbid", frozen=True, env_prefix="SLUICE_", env_nested_delimiter="__"
+        extra="forbid",
+        frozen=True,
+        env_prefix="SLUICE_",
+        env_nested_delimiter="__",
+        ser_json_inf_nan="constants",
     )
 
     models: tuple[ModelSettings, ...] = (
@@ -431,22 +431,26 @@ class Settings(BaseSettings):
         if unknown:
             raise ValueError(f"batcher.policies.{min(unknown)}: there is no such model")
         for model in self.models:
-            policy = self.batcher.policy_of(model.name)
-            own = model.name in self.batcher.policies
-            key = f"batcher.policies.{model.name}" if own else "batcher.policy"
-            if policy.computes_whole and not model.computes_whole:
-                raise ValueError(
-                    f"{key}: {policy.name!r} is for engines that compute a batch as a whole; the engine of model"
-                    f" {model.name!r} ({model.engine}) takes rows at every step: say continuous here"
-                    + ("" if own else ", and name others under batcher.policies")
-                )
-            budget = policy.batch_tokens_max
-            if model.context_tokens is not None and budget < model.context_tokens:
-                raise ValueError(
-                    f"{key}.batch_tokens_max: {budget:g} is less than one prompt of model"
-                    f" {model.name!r} may have, {model.context_tokens}"
-                )
+            for policy in self.policy_of(model).variants():
+                self._check_budget(model, policy)
         return self
+
+    def _check_budget(self, model: ModelSettings, policy: Policy) -> None:
+        """Refuse a budget of tokens that somebody has set, and that one prompt may exceed."""
+        budget, own = policy.batch_tokens_max, model.name in self.batcher.policies
+        if policy.is_continuous or budget == PRESETS[policy.name or ""].get("batch_tokens_max"):
+            return
+        if model.context_tokens is not None and budget < model.context_tokens:
+            key = f"batcher.policies.{model.name}" if own else "batcher.policy"
+            raise ValueError(
+                f"{key}.batch_tokens_max: {budget:g} is less than one prompt of model"
+                f" {model.name!r} may have, {model.context_tokens}"
+            )
+
+    def policy_of(self, model: ModelSettings) -> Policy:
+        """Return how batches of ``model`` are formed."""
+        policy = self.batcher.policies.get(model.name, self.batcher.policy)
+        return policy.named(model.default_policy)
 
     @property
     def weights(self) -> dict[str, float]:

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from sluice.errors import SettingsError
 from sluice.settings.base import Count, Name, NotNegative, Positive, Section, Share, Whole
+from sluice.settings.batching import PolicyName
 from sluice.settings.remote import ServerSettings
 
 LENGTH_DEPENDENT: Final = frozenset({"dynamic", "longrope", "su"})
@@ -49,6 +50,11 @@ ELSEWHERE: Final = "serve it with vLLM behind `engine: openai` (docs/use/remote-
 """What to do with a model that our own engine does not compute."""
 _ORIGINAL: Final = "original_max_position_embeddings"
 
+
+STREAMING_ENGINES: Final = frozenset({"transformers", "echo", "openai"})
+"""Engines that admit requests at every step, and pad nothing."""
+DEFAULT_POLICIES: Final[Mapping[str, PolicyName]] = {"generate": "length"}
+"""Batching policies by engine, where it is not "continuous"."""
 
 LIVE_FIELDS: Final = frozenset(
     {"tier", "prompt_price", "answer_price", "max_answer_tokens", "tool_format"}
@@ -157,8 +163,13 @@ class ModelSettings(Section):
 
     @property
     def computes_whole(self) -> bool:
-        """Whether its engine computes a batch of rows as a whole; others take rows at every step."""
-        return self.engine == "generate" or not self.answers
+        """Whether its engine computes a batch of requests as a whole; others admit requests at every step."""
+        return self.engine not in STREAMING_ENGINES
+
+    @property
+    def default_policy(self) -> PolicyName:
+        """The batching policy of its engine where the configuration names none."""
+        return DEFAULT_POLICIES.get(self.engine, "continuous")
 
     @property
     def answers(self) -> bool:

@@ -2,9 +2,10 @@
 
     add -> waiting -> next_batch -> out -> finish
 
-`Queue.next_batch` takes the first task in order (`order`), finds a worker with room for it (`feed`, `capacity`), and
-adds what follows while there is room. For engines that compute a batch as a whole it may wait for more, and groups rows
-by length (`padded`). The lengths of answers and the rate of tasks handed out are learned (`estimates`).
+`Queue.next_batch` asks the batch policy (`policy`, `static`) whether a batch is formed now. It begins with the first
+task in order (`order`, `class_order`), goes to a worker with room for it (`placement`, `capacity`), and has what
+follows while there is room. A static policy may wait for more tasks (`windows`), and groups them by length. The lengths
+of answers and the rate of tasks handed out are learned (`estimates`).
 
 Cost: with n tasks that wait, t tenants and w workers `add`, `cancel` and `finish` take O(log n), and move O(t)
 entries of a short list; `next_batch` takes O(w), and as much as `add` for every row.

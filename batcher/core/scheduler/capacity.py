@@ -26,6 +26,8 @@ class Capacity(NamedTuple):
     """Rows in it, of all batchers."""
     batches_in_flight: int = 0
     """Batches of this batcher that it has not answered."""
+    batches_running: int = 0
+    """Batches of which it still computes a sequence, those of all batchers, and those in flight to it."""
     urgent: Sequence[Room] = ()
     """If its engine preempts less urgent rows: the room of each class but the last, most urgent first."""
 

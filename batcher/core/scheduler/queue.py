@@ -6,8 +6,10 @@ from typing import Final
 
 from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.estimates import HandoutRate, OutputLengths
-from batcher.core.scheduler.feed import Feeder
-from batcher.core.scheduler.padded import PaddedBatches
+from batcher.core.scheduler.order import Order
+from batcher.core.scheduler.placement import Placement
+from batcher.core.scheduler.policy import BatchPolicy, ContinuousPolicy
+from batcher.core.scheduler.static import StaticBatchPolicy
 from batcher.core.scheduler.task import Decision, QueuedTask
 from sluice.internal.v1 import control_pb2
 from sluice.settings.batching import Policy
@@ -21,19 +23,21 @@ TENANTS_REPORTED: Final = 64
 class Queue:
     """Tasks of one model: those that wait, and those handed out until `finish`.
 
+    One `Order` decides who is next under every policy; the batch policy decides when a batch goes, and with whom.
+
     Attributes:
         order: those that wait; read-only for others.
         rate: at which they are handed out.
     """
-
-    order: Feeder | PaddedBatches
 
     def __init__(self, policy: Policy, weights: Mapping[str, float] | None = None) -> None:
         """``weights`` of tenants that differ from 1."""
         self._tasks: dict[str, QueuedTask] = {}
         self.rate = HandoutRate()
         self._lengths = OutputLengths(policy.output_quantile)
-        self._use(policy, weights or {})
+        self.order = Order(policy, weights or {}, self._lengths.estimate)
+        self._placement = Placement(policy, self.order)
+        self._batching = self._new_batching(policy)
 
     def __len__(self) -> int:
         """Tasks that wait."""
@@ -48,6 +52,7 @@ class Queue:
         if not self.order.waiting:
             self.rate.pause()
         self.order.add(task, now)
+        self._batching.on_wait(task)
 
     def cancel(self, request_id: str) -> None:
         """Removes a task, waiting or handed out; unknown ones are ignored."""
@@ -55,9 +60,16 @@ class Queue:
         if task is None:
             return
         if task.number:
+            self._batching.on_cancel(task)
             self.order.cancel(task)
         else:
-            self._landed(task, None)
+            self._answered(task, None)
+
+    def first_token(self, request_id: str, now: float) -> None:
+        """Take the news that a task that was handed out has its first token."""
+        task = self._tasks.get(request_id)
+        if task is not None and not task.number:
+            self._answered(task, now)
 
     def finish(
         self, request_id: str, output_tokens: int, now: float, *, whole: bool = True
@@ -75,29 +87,35 @@ class Queue:
         if whole:
             members.served(now - task.sent_at)
             self._lengths.observe(task, output_tokens)
-        self._landed(task, now if whole else None)
+        self._answered(task, now if whole else None)
 
     def reconfigure(self, policy: Policy, weights: Mapping[str, float]) -> None:
-        """Continues under another policy: tasks keep waiting times and workers; fair shares restart from zero."""
-        before = self.order
+        """Continue under another policy or other weights.
+
+        Tasks keep their waiting times and workers, tenants what they are ahead or behind in their shares.
+        """
         self._lengths.quantile = policy.output_quantile
-        self._use(policy, weights)
-        for name, members in before.classes.items():
-            self.order.classes[name].service_s = members.service_s
+        self.order.change(policy, weights)
+        self._placement.change(policy)
+        self._batching = self._new_batching(policy, self._batching)
         waiting = [task for task in self._tasks.values() if task.number]
         for task in sorted(waiting, key=lambda task: task.number):
-            self.order.add(task, task.waiting_since)
-        for task in self._tasks.values():
-            if not task.number:
-                self.order.classes[task.priority_class].adopt(task)
+            self._batching.on_wait(task)
 
-    def _use(self, policy: Policy, weights: Mapping[str, float]) -> None:
-        kind = PaddedBatches if policy.computes_whole else Feeder
-        self.order = kind(policy, weights, self._lengths.estimate)
+    def _new_batching(self, policy: Policy, before: BatchPolicy | None = None) -> BatchPolicy:
+        if policy.is_continuous:
+            return ContinuousPolicy(policy, self.order, self._placement)
+        return StaticBatchPolicy(policy, self.order, self._placement, before)
 
-    def _landed(self, task: QueuedTask, now: float | None) -> None:
-        if isinstance(self.order, PaddedBatches) and task.batch is not None:
-            self.order.landed(task.batch, now)
+    def _answered(self, task: QueuedTask, now: float | None) -> None:
+        """Count the first token or the end of a task; without ``now`` no latency is learned from it."""
+        batch = task.batch
+        if task.answered or batch is None:
+            return
+        task.answered = True
+        batch.answered += 1
+        if batch.answered == len(batch.rows) and now is not None:
+            self._batching.on_answered(batch, now)
 
     def oldest(self) -> dict[str, float]:
         """Since when the oldest task of each class waits. Other threads may ask: `list` copies in one step."""
@@ -114,10 +132,14 @@ class Queue:
 
         The caller has cancelled the tasks whose deadline has passed.
         """
-        formed = self.order.form(now, capacities)
+        formed = self._batching.form(now, capacities)
         rows = formed.batch.rows if formed.batch else ()
         self.rate.decided(sum([row.cost_tokens for row in rows]), self.order.waiting, now)
         return formed
+
+    def window_s(self, priority_class: str, now: float) -> float:
+        """Return how long the policy lets a new task of the class wait for others, at most; seconds."""
+        return self._batching.window_s(priority_class, now)
 
     # Waiting tasks and expected waits.
 

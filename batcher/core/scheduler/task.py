@@ -55,6 +55,7 @@ class QueuedTask:
         share: its tenant's in its class.
         sent_at: when it was handed out.
         batch: the batch it was handed out with.
+        answered: whether it has its first token since then, or has ended.
     """
 
     request_id: str
@@ -82,6 +83,7 @@ class QueuedTask:
     sent_at: float = field(init=False)
     waited_s: float = field(init=False)
     batch: "Batch[QueuedTask] | None" = None
+    answered: bool = False
 
     def __post_init__(self, produced_tokens: int) -> None:
         self.prefill_tokens = self.prompt_tokens + produced_tokens
@@ -93,7 +95,7 @@ class BatchCause(StrEnum):
     WORKER_IDLE = "worker_idle"
     """The worker would have had nothing to do."""
     FULL = "full"
-    """As many rows or tokens waited as a batch, or the worker, takes."""
+    """As many requests or tokens waited as a batch may have."""
     WINDOW_OVER = "window_over"
     """The wait for more rows was over."""
     SLOT_FREE = "slot_free"
@@ -119,6 +121,8 @@ class BatchLimit(StrEnum):
     """The worker has no more room in its KV cache."""
     WORKER_PREFILL = "worker_prefill"
     """Enough prompt tokens wait in the worker."""
+    WORKER_BATCHES = "worker_batches"
+    """The worker has as many batches as the policy allows, and only requests that this does not hold back went."""
 
 
 T = TypeVar("T", bound=QueuedTask)
@@ -136,6 +140,7 @@ class Batch(Generic[T]):
         longest_wait: the row that waited longest.
         batch_id: its name, once it is sent.
         worker_id: what the worker calls itself.
+        answered: how many of its requests have their first token, or have ended.
     """
 
     worker: str
@@ -148,6 +153,7 @@ class Batch(Generic[T]):
     longest_wait: T = field(init=False)
     batch_id: str = ""
     worker_id: str = ""
+    answered: int = 0
 
     def add(self, row: T) -> None:
         """``row`` goes with it."""
@@ -157,7 +163,7 @@ class Batch(Generic[T]):
         self.tokens += row.prefill_tokens
         self.cache_tokens += row.cache_tokens
         self.longest = max(self.longest, row.prefill_tokens)
-        row.batch = cast("Batch[QueuedTask]", self)
+        row.batch, row.answered = cast("Batch[QueuedTask]", self), False
 
     @property
     def padding_share(self) -> float:

@@ -473,6 +473,7 @@ class WorkerLoad(_message.Message):
     ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     CLOSED_MS_FIELD_NUMBER: _builtins.int
     BATCH_RUNNING_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
     slots: _builtins.int
     """Rows it can compute at once."""
     running: _builtins.int
@@ -505,6 +506,8 @@ class WorkerLoad(_message.Message):
     """How long it will compute nothing, milliseconds, where the server that computes for it has said so; else 0."""
     batch_running: _builtins.bool
     """Whether it computes a batch that no row can join: nothing is granted until that ends."""
+    batches: _builtins.int
+    """Batches, of all batchers, of which it still holds a row."""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankLoad]:
         """The same by class, most urgent first, of an engine in which a row takes the slot of a less urgent one when none is
@@ -531,10 +534,11 @@ class WorkerLoad(_message.Message):
         accepted_tokens: _builtins.int = ...,
         closed_ms: _builtins.float = ...,
         batch_running: _builtins.bool = ...,
+        batches: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "batch_running", b"batch_running", "block_tokens", b"block_tokens", "cache_blocks", b"cache_blocks", "closed_ms", b"closed_ms", "context_tokens", b"context_tokens", "drafted_tokens", b"drafted_tokens", "free_blocks", b"free_blocks", "places", b"places", "preemptions", b"preemptions", "ranks", b"ranks", "running", b"running", "running_tokens", b"running_tokens", "slots", b"slots", "steps", b"steps", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "batch_running", b"batch_running", "batches", b"batches", "block_tokens", b"block_tokens", "cache_blocks", b"cache_blocks", "closed_ms", b"closed_ms", "context_tokens", b"context_tokens", "drafted_tokens", b"drafted_tokens", "free_blocks", b"free_blocks", "places", b"places", "preemptions", b"preemptions", "ranks", b"ranks", "running", b"running", "running_tokens", b"running_tokens", "slots", b"slots", "steps", b"steps", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

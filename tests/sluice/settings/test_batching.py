@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sluice.settings import Settings, SettingsError, load
-from sluice.settings.batching import PRESETS, Policy
+from sluice.settings.batching import PRESETS, Policy, policy_notes
 
 
 def loaded(tmp_path: Path, text: str) -> Settings:
@@ -25,25 +25,78 @@ def of_guard(policy: str) -> str:
     return f"{ENCODER}batcher: {{policies: {{guard: {policy}}}}}\n"
 
 
-def test_a_policy_is_a_name_or_a_name_with_what_differs(tmp_path: Path) -> None:
-    named = loaded(tmp_path, of_guard("window")).batcher.policy_of("guard")
-    assert (named.name, named.wait_s, named.order) == ("window", 0.05, "arrival")
-    text = of_guard("{name: window, wait_s: 0.2}")
-    changed = loaded(tmp_path, text).batcher.policy_of("guard")
-    assert (changed.wait_s, changed.order) == (0.2, "arrival")
+def policy_of(settings: Settings, name: str) -> Policy:
+    model = settings.model(name)
+    assert model is not None
+    return settings.policy_of(model)
 
 
-def test_without_a_policy_everything_is_on() -> None:
-    policy = Settings().batcher.policy
-    assert policy == Policy(name="continuous")
-    assert policy.order == "fair"
-    assert not policy.pads
+def test_policy_is_a_name_or_a_name_with_overrides(tmp_path: Path) -> None:
+    named = policy_of(loaded(tmp_path, of_guard("window")), "guard")
+    assert (named.name, named.wait_s) == ("window", 0.05)
+    changed = policy_of(loaded(tmp_path, of_guard("{name: window, wait_s: 0.2}")), "guard")
+    assert (changed.wait_s, changed.sends_to_idle) == (0.2, False)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_leave_the_order_alone(name: str) -> None:
+    policy, order = Policy(name=name), ("order", "takes_slots", "horizon_s", "urgency")
+    assert {getattr(policy, key) for key in order} == {getattr(Policy(), key) for key in order}
+    assert Policy.model_validate({"name": name, "order": "arrival"}).order == "arrival"
+
+
+def test_unset_policy_is_the_default_of_the_engine(tmp_path: Path) -> None:
+    settings = loaded(tmp_path, "batcher: {policy: {max_rows: 7}}")
+    (model, *_) = settings.models
+    assert settings.policy_of(model) == Policy(name="continuous", max_rows=7)
+    whole = model.model_copy(update={"engine": "generate"})
+    policy = settings.policy_of(whole)
+    assert (policy.name, policy.max_rows, policy.padding_max) == ("length", 7, 0.05)
+    again = loaded(tmp_path, settings.to_yaml())
+    assert again.policy_of(whole) == policy
+    named = loaded(tmp_path, "batcher: {policy: window}")
+    assert named.policy_of(whole).name == "window"
 
 
 def test_a_model_may_have_a_policy_of_its_own(tmp_path: Path) -> None:
-    batcher = loaded(tmp_path, of_guard("length")).batcher
-    assert batcher.policy_of("guard").name == "length"
-    assert batcher.policy_of("small").name == "continuous"
+    settings = loaded(tmp_path, of_guard("length"))
+    assert policy_of(settings, "guard").name == "length"
+    assert policy_of(settings, "small").name == "continuous"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_policy_serves_every_engine(name: str, tmp_path: Path) -> None:
+    text = ENCODER + f"batcher: {{policy: {name}, policies: {{small: {name}}}}}\n"
+    settings = loaded(tmp_path, text)
+    assert {settings.policy_of(model).name for model in settings.models} == {name}
+
+
+@pytest.mark.parametrize(
+    ("values", "streams", "note"),
+    [
+        ("length", True, "policy length for model small: no gain, engine e pads nothing"),
+        ("fixed", True, "policy fixed for model small: no gain, engine e admits requests at"),
+        ("length", False, None),
+        ("continuous", True, None),
+        ({"wait_s": 1}, True, "policy continuous for model small: no effect of wait_s, it has"),
+        ({"classes": {"bulk": {"wait_s": 1}}}, False, "no effect of classes.bulk.wait_s"),
+    ],
+)
+def test_policy_notes_name_what_gains_nothing(
+    values: object, streams: bool, note: str | None
+) -> None:
+    notes = policy_notes(Policy.model_validate(values), "small", "e", streams=streams)
+    assert len(notes) == (note is not None)
+    assert note is None or note in notes[0]
+
+
+def test_classes_have_windows_of_their_own(tmp_path: Path) -> None:
+    text = "batcher: {policy: {name: window, wait_s: 0.2, classes: {bulk: {wait_s: 60}}}}"
+    policy = policy_of(loaded(tmp_path, text), "small")
+    windows = [policy.window_s(name) for name in ("interactive", "standard", "bulk")]
+    assert windows == [0.2, 0.2, 60]
+    assert policy.of_class("bulk").aging_s == 10, "what is not said stays"
+    assert Policy(wait_s=3).window_s("bulk") == 0
 
 
 def test_a_class_that_is_named_keeps_what_is_not_said_of_it(tmp_path: Path) -> None:
@@ -86,9 +139,6 @@ SMALL = "models: [{name: small, path: x, engine: embedding, context_tokens: 512}
         ("batcher: {policy: {classes: {bulk: {aging_s: 0}}}}", "classes.bulk.aging_s"),
         ("batcher: {policy: {classes: {bulk: 3}}}", "batcher.policy.classes.bulk"),
         ("batcher: {policies: {huge: fixed}}", "batcher.policies.huge"),
-        ("batcher: {policy: fixed}", "batcher.policy: 'fixed' is for engines that compute a batch"),
-        ("batcher: {policies: {small: length}}", "batcher.policies.small: 'length' is for"),
-        ("batcher: {policy: {wait_s: 0.1}}", "wait_s: makes no difference to"),
         ("batcher: {policy: {by_tenant: false}}", "`order: class`"),
         ("batcher: {policy: {aging_rows: 3}}", "shorten its `aging_s`"),
         ("tenants: {gold: {weight: -1}}", "tenants.gold.weight"),

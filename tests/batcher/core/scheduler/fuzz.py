@@ -19,14 +19,15 @@ from heapq import heappop, heappush
 from typing import Any
 
 from batcher.core.scheduler.capacity import Capacity, Room
-from batcher.core.scheduler.feed import BATCHES_IN_FLIGHT_MAX
+from batcher.core.scheduler.order import is_unlimited
+from batcher.core.scheduler.placement import BATCHES_IN_FLIGHT_MAX
 from batcher.core.scheduler.queue import Queue
-from batcher.core.scheduler.task import Batch, QueuedTask
+from batcher.core.scheduler.task import Batch, BatchCause, QueuedTask
 from model_workers.grants import rooms_of
 from sluice.internal.v1 import worker_pb2
 from sluice.settings.batching import PRESETS, Policy
 from sluice.wire.subjects import CLASSES, RANKS, URGENT_CLASS
-from tests.batcher.core.scheduler.kit import come_back
+from tests.batcher.core.scheduler.kit import come_back, order_key
 
 SLOTS = 8
 PLACES = 12
@@ -85,6 +86,7 @@ class Worker:
             *last,
             running_rows=len(self.rows),
             batches_in_flight=len(self.unanswered),
+            batches_running=sum(map(bool, self.batches.values())),
             urgent=urgent if self.preempts else (),
         )
 
@@ -105,8 +107,6 @@ class QueueFuzz:
         self.policy = drawn_policy(self.chance)
         self.queue = Queue(self.policy, TENANTS)
         self.now = 0.0
-        self.changed = False
-        """Whether there was another policy: batches of that one are not limited."""
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.numbers = 0
         self.batches = 0
@@ -228,13 +228,8 @@ class QueueFuzz:
         self.now += self.chance.random() * 15
 
     def reconfigure(self) -> None:
-        self.policy, self.changed = drawn_policy(self.chance), True
+        self.policy = drawn_policy(self.chance)
         self.queue.reconfigure(self.policy, TENANTS)
-        for name in CLASSES:  # A class waits as long as its oldest task.
-            since = [
-                k.since for k in self.tasks.values() if k.waits and k.task.priority_class == name
-            ]
-            self.served_at[name] = min(since, default=self.now)
 
     # Decisions, and what must be true of them.
 
@@ -242,11 +237,13 @@ class QueueFuzz:
         while True:
             self.expire()
             capacities = [worker.capacity() for worker in self.workers if worker.alive]
+            wanted = self.first_in_order()
             decision = self.queue.next_batch(self.now, capacities)
             if decision.batch is None:
                 break
             (capacity,) = [r for r in capacities if r.worker == decision.batch.worker]
             self.check_batch(decision.batch, capacity)
+            self.check_first(decision.batch, capacity, wanted)
             self.send(decision.batch)
             self.check_books()
         self.check_books()
@@ -254,10 +251,37 @@ class QueueFuzz:
         if decision.wake_at is not None:
             self.at(max(0.0, decision.wake_at - self.now), lambda: None)
 
+    def first_in_order(self) -> QueuedTask | None:
+        """The task with the smallest key."""
+        waiting = [known.task for known in self.tasks.values() if known.waits]
+        key = partial(order_key, self.queue.order, self.policy, now=self.now)
+        return min(waiting, key=lambda task: key(task=task), default=None)
+
+    def is_limited(self, capacity: Capacity) -> bool:
+        """Whether the policy lets the worker have no more batches."""
+        most = None if self.policy.is_continuous else self.policy.batches_running_max
+        return most is not None and capacity.batches_running >= most
+
+    def check_first(
+        self, batch: Batch[QueuedTask], capacity: Capacity, wanted: QueuedTask | None
+    ) -> None:
+        """Under every policy a batch begins with the first task in order.
+
+        There are two exceptions: what a limit on running batches does not hold back, and a full bucket of the class.
+        """
+        assert wanted is not None
+        first = batch.rows[0]
+        if first is wanted or self.is_limited(capacity):
+            return
+        assert self.policy.pads
+        assert batch.cause in (BatchCause.FULL, BatchCause.WINDOW_OVER)
+        assert self.policy.order == "arrival" or first.priority_class == wanted.priority_class
+        assert not wanted.returned
+
     def room(self, capacity: Capacity, members: list[Known]) -> Room | Capacity:
         """What the class of the most urgent row may take of a worker."""
         policy, rank = self.policy, min(RANKS[known.task.priority_class] for known in members)
-        by_class = policy.takes_slots and policy.order != "arrival" and not policy.computes_whole
+        by_class = policy.takes_slots and policy.order != "arrival"
         return capacity.urgent[rank] if by_class and rank < len(capacity.urgent) else capacity
 
     def expire(self) -> None:
@@ -288,17 +312,17 @@ class QueueFuzz:
         assert len(rows) <= min(policy.max_rows, room.free_rows)
         if rows[0].priority_class != URGENT_CLASS:
             assert capacity.batches_in_flight < BATCHES_IN_FLIGHT_MAX
-        if policy.batches_running_max is not None and not self.changed:
-            worker = next(w for w in self.workers if w.name == batch.worker)
-            assert sum(map(bool, worker.batches.values())) < policy.batches_running_max
-        if len(rows) > 1:
+        if self.is_limited(capacity):
+            assert all(map(is_unlimited, rows))
+        if len(rows) > 1 and not policy.is_continuous:
             assert batch.padding_share <= policy.padding_max + 1e-9
             assert (cells if policy.pads else tokens) <= policy.batch_tokens_max
         if len(rows) > 1 or capacity.waiting_tokens:
             assert capacity.waiting_tokens + tokens <= policy.waiting_tokens_max
         if len(rows) > 1 or not capacity.idle:
             assert batch.cache_tokens <= room.free_tokens
-        self.check_turns(members)
+        if not self.is_limited(capacity):
+            self.check_turns(members)
 
     def check_turns(self, members: list[Known]) -> None:
         """While a class is overdue, only others that are overdue too go before it.
@@ -370,10 +394,11 @@ def drawn_policy(chance: random.Random) -> Policy:
         "urgent_lead_tokens": chance.choice([0, 500, 8192]),
         "horizon_s": chance.choice([0.5, 60.0]),
     }
-    if name != "continuous":
-        values["batches_running_max"] = chance.choice([None, None, 1, 3])
-        if chance.random() < 0.3:
-            values["padding_max"] = chance.choice([0.0, 0.05, 0.4])
-        if chance.random() < 0.3:
-            values["batch_tokens_max"] = chance.choice([100, 500])
+    values["batches_running_max"] = chance.choice([None, None, 1, 3])
+    values["order"] = chance.choice(["fair", "fair", "class", "arrival"])
+    values["classes"]["bulk"]["wait_s"] = chance.choice([None, 0.0, 5.0])
+    if chance.random() < 0.3:
+        values["padding_max"] = chance.choice([0.0, 0.05, 0.4])
+    if chance.random() < 0.3:
+        values["batch_tokens_max"] = chance.choice([100, 500])
     return Policy(**values)

@@ -1,10 +1,33 @@
 """Tasks, a busy worker and the next batch, for tests of what is handed out."""
 
 from batcher.core.scheduler.capacity import Capacity
+from batcher.core.scheduler.order import Order
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import Batch, QueuedTask
+from sluice.settings.batching import Policy
+from sluice.wire.subjects import RANKS
 
 NUMBERS = iter(range(10**9))
+
+
+def order_key(order: Order, policy: Policy, task: QueuedTask, now: float) -> tuple[float, ...]:
+    """Return the key of the docstring of `batcher.core.scheduler.order`."""
+    members, tenant = order.classes[task.priority_class], task.share
+    overdue_at = members.passed_since + members.policy.aging_s
+    rank = RANKS[task.priority_class]
+    of_class: tuple[float, ...] = (
+        (0.0, overdue_at, rank) if overdue_at <= now else (1.0, rank, rank)
+    )
+    if policy.order == "arrival":
+        of_class = ()
+    if task.returned:
+        return *of_class, 0, task.deadline, 0.0, task.number
+    if policy.order != "fair":
+        return *of_class, 1, task.number
+    is_near = task.deadline <= now + policy.urgency * members.service_s
+    if is_near and tenant.time - policy.urgent_lead_tokens / tenant.weight <= members._time:
+        return *of_class, 1, task.deadline, 0.0, task.number
+    return *of_class, 2, tenant.time, task.due, task.number
 
 
 def fill(

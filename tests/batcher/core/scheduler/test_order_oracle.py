@@ -9,31 +9,18 @@ from hypothesis import strategies as st
 
 from batcher.core.scheduler.order import Order
 from batcher.core.scheduler.task import QueuedTask
-from sluice.settings.batching import Policy
-from sluice.wire.subjects import CLASSES, RANKS
+from sluice.settings.batching import PRESETS, Policy
+from sluice.wire.subjects import CLASSES
+from tests.batcher.core.scheduler.kit import order_key
 
 WEIGHTS = {"b": 2.0, "c": 0.5}
 
 
-def key(order: Order, policy: Policy, task: QueuedTask, now: float) -> tuple[float, ...]:
-    members, tenant = order.classes[task.priority_class], task.share
-    overdue_at = members.passed_since + members.policy.aging_s
-    rank = RANKS[task.priority_class]
-    of_class = (0.0, overdue_at, rank) if overdue_at <= now else (1.0, rank, rank)
-    if task.returned:
-        return *of_class, 0, task.deadline, 0.0, task.number
-    if policy.order == "class":
-        return *of_class, 1, task.number
-    is_near = task.deadline <= now + policy.urgency * members.service_s
-    if is_near and tenant.time - policy.urgent_lead_tokens / tenant.weight <= members._time:
-        return *of_class, 1, task.deadline, 0.0, task.number
-    return *of_class, 2, tenant.time, task.due, task.number
-
-
 class History:
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.order = Order(policy, WEIGHTS, self.estimate)
+    def __init__(self, *policies: Policy) -> None:
+        self.policies = policies
+        self.policy = policies[0]
+        self.order = Order(self.policy, WEIGHTS, self.estimate)
         self.waiting: dict[str, QueuedTask] = {}
         self.taken: dict[str, QueuedTask] = {}
         self.now = 0.0
@@ -72,19 +59,24 @@ class History:
                 self.order.classes[task.priority_class].served(number / 16)
             case "wait":
                 self.now += number / 16
+            case "change":
+                self.policy = self.policies[number % len(self.policies)]
+                self.order.change(self.policy, WEIGHTS if number % 2 else {"a": 3.0})
 
     def check(self) -> None:
         assert self.order.waiting == len(self.waiting)
         found = self.order.first(self.now)
         tasks = self.waiting.values()
-        wanted = min(tasks, key=lambda t: key(self.order, self.policy, t, self.now), default=None)
+        wanted = min(
+            tasks, key=lambda t: order_key(self.order, self.policy, t, self.now), default=None
+        )
         assert found is wanted, (found and found.request_id, wanted and wanted.request_id)
         for name, members in self.order.classes.items():
             costs = [task.cost_tokens for task in tasks if task.priority_class == name]
             assert (members.waiting, members.tokens) == (len(costs), sum(costs))
 
 
-ACTS = ("add", "add", "add", "take", "take", "cancel", "come back", "settle", "wait")
+ACTS = ("add", "add", "add", "take", "take", "cancel", "come back", "settle", "wait", "change")
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(ACTS), st.integers(0, 200), st.sampled_from("abc"), st.sampled_from(CLASSES)
@@ -97,17 +89,19 @@ HISTORIES = int(os.environ.get("ORDER_HISTORIES", "300"))
 """100,000 take some minutes."""
 
 
-@given(
-    STEPS,
-    st.sampled_from((0, 30, 8192)),
-    st.sampled_from((1.0, 60.0)),
-    st.sampled_from(("fair", "fair", "fair", "class")),
+POLICIES = st.builds(
+    Policy,
+    name=st.sampled_from(sorted(PRESETS)),
+    order=st.sampled_from(("fair", "fair", "fair", "class", "arrival")),
+    urgent_lead_tokens=st.sampled_from((0, 30, 8192)),
+    horizon_s=st.sampled_from((1.0, 60.0)),
 )
+
+
+@given(STEPS, st.lists(POLICIES, min_size=1, max_size=3))
 @settings(max_examples=HISTORIES, deadline=None)
-def test_the_first_task_is_the_one_with_the_smallest_key(
-    steps: Any, lead: int, horizon_s: float, order: Any
-) -> None:
-    history = History(Policy(order=order, urgent_lead_tokens=lead, horizon_s=horizon_s))
+def test_order_prefers_the_smallest_key(steps: Any, policies: list[Policy]) -> None:
+    history = History(*policies)
     for step in steps:
         history.do(*step)
         history.check()

@@ -50,14 +50,47 @@ def test_what_presses_does_not_wait(why: str) -> None:
     assert batch_of(queue, at, busy()).cause is BatchCause.URGENT
 
 
-def test_batches_that_still_run_are_limited() -> None:
-    queue = Queue(policy(batches_running_max=1, max_rows=2))
-    fill(queue, 5, 5, 5)
-    rows = batch_of(queue, 1.0, busy()).rows
-    for row in rows:
-        assert queue.next_batch(1.0, [busy()]).batch is None
-        queue.finish(row.request_id, 5, 1.0)
-    assert len(batch_of(queue, 1.0, busy()).rows) == 1
+@pytest.mark.parametrize(
+    ("task", "goes"),
+    [("standard", False), ("bulk", False), ("interactive", True), ("returned", True)],
+)
+def test_running_batches_hold_back_only_what_can_wait(task: str, goes: bool) -> None:
+    queue = Queue(policy(batches_running_max=1))
+    if task == "returned":
+        fill(queue, 5, priority_class="bulk")
+        (row,) = batch_of(queue, 1.0, busy()).rows
+        come_back(queue, row, 1, 1.0)
+    else:
+        fill(queue, 5, priority_class=task)
+    assert (queue.next_batch(2.0, [busy(batches_running=1)]).batch is not None) == goes
+
+
+def test_running_batches_let_urgent_requests_go_alone() -> None:
+    queue = Queue(policy(batches_running_max=2))
+    fill(queue, 5, 5, priority_class="standard")
+    fill(queue, 5)
+    batch = batch_of(queue, 1.0, busy(batches_running=2))
+    assert (len(batch.rows), batch.limit) == (1, BatchLimit.WORKER_BATCHES)
+    assert queue.next_batch(1.0, [busy(batches_running=2)]).batch is None
+    assert len(batch_of(queue, 1.0, busy(batches_running=1)).rows) == 2
+
+
+def test_running_batches_let_returned_ones_pass_standard() -> None:
+    queue = Queue(policy(batches_running_max=1))
+    fill(queue, 5, priority_class="bulk")
+    (row,) = batch_of(queue, 1.0, busy()).rows
+    fill(queue, 5, priority_class="standard", now=1.0)
+    again = come_back(queue, row, 1, 1.0)
+    assert batch_of(queue, 1.01, busy(batches_running=1)).rows == [again]
+
+
+def test_interactive_window_holds_under_the_limit_too() -> None:
+    queue = Queue(policy(batches_running_max=1, wait_s=0.4))
+    fill(queue, 5, priority_class="bulk")
+    fill(queue, 5, now=1.0)
+    full = busy(batches_running=1)
+    assert queue.next_batch(1.0, [full]) == (None, 1.4)
+    assert len(batch_of(queue, 1.4, full).rows) == 1
 
 
 # Simple batchers.

@@ -18,11 +18,12 @@ def test_a_free_slot_is_enough() -> None:
     assert (batch.cause, len(batch.rows)) == (BatchCause.SLOT_FREE, 1)
 
 
-def test_enough_for_the_room_there_is_need_not_wait() -> None:
-    queue = Queue(Policy())
-    fill(queue, 5, 5, 5)
+@pytest.mark.parametrize(("waiting", "cause"), [(4, BatchCause.FULL), (3, BatchCause.SLOT_FREE)])
+def test_continuous_full_is_its_own_size(waiting: int, cause: BatchCause) -> None:
+    queue = Queue(Policy(max_rows=4))
+    fill(queue, *[5] * waiting)
     batch = batch_of(queue, 0.0, busy(free_rows=3))
-    assert (batch.cause, len(batch.rows)) == (BatchCause.FULL, 3)
+    assert (batch.cause, len(batch.rows)) == (cause, 3)
 
 
 def full_of_bulk(urgent_rows: int = 3) -> Capacity:

@@ -1,16 +1,12 @@
-"""Feeds workers: while a worker has room for the first row in order, the row goes there.
-
-No row is skipped: while the first one fits no worker, nothing is sent, or small tasks would starve a large one. Rows
-that go to a worker at one time travel in one batch.
-"""
+"""The worker of a request, and how many more fit there."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from batcher.core.scheduler.capacity import Capacity, Room
 from batcher.core.scheduler.order import Order
-from batcher.core.scheduler.task import Batch, BatchCause, BatchLimit, Decision, QueuedTask
+from batcher.core.scheduler.task import Batch, BatchLimit, QueuedTask
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import RANKS, URGENT_CLASS
 
@@ -22,9 +18,9 @@ PREFIXES_MAX: Final = 8192
 
 
 class Placement:
-    """Chooses workers, of those with room for a row.
+    """Chooses workers, of those with room for a request.
 
-    First those where no other row gives way to it, then the one with the fewest prompt tokens before it, then the
+    First those where no other request gives way to it, then the one with the fewest prompt tokens before it, then the
     emptiest one. A worker that was sent a prompt with the same beginning is preferred while no more tokens than those
     of the prompt, which its prefix cache may save, are before it.
     """
@@ -32,14 +28,17 @@ class Placement:
     def __init__(self, policy: Policy, order: Order) -> None:
         self._policy = policy
         self._order = order
-        self._by_class = policy.order != "arrival" and not policy.computes_whole
         self._workers: dict[int, str] = {}
+
+    def change(self, policy: Policy) -> None:
+        """Continue under another policy; prompt beginnings keep their workers."""
+        self._policy = policy
 
     def choose(
         self, task: QueuedTask, capacities: Sequence[Capacity], now: float
     ) -> Capacity | None:
-        """The worker for ``task``; None: none has room."""
-        able = [each for each in capacities if self._fits(each, task, now)]
+        """Return the worker for ``task``; None: none has room."""
+        able = [capacity for capacity in capacities if self._fits(capacity, task, now)]
         if len(able) < 2:
             return able[0] if able else None
         soonest = min(able, key=lambda capacity: _wait(capacity, task))
@@ -51,14 +50,14 @@ class Placement:
         return soonest
 
     def room(self, capacity: Capacity, task: QueuedTask, now: float) -> Room | Capacity:
-        """What the task's class may take of the worker.
+        """Return what the task's class may take of the worker.
 
-        Where its rows do not give way to more urgent ones it leaves some rows free while such are seen, at most a
-        quarter of the worker, so that small workers are not blocked.
+        Where its sequences do not give way to more urgent ones it leaves some slots free while such are seen, at most
+        a quarter of the worker, so that small workers are not blocked.
         """
         urgent, name = capacity.urgent, task.priority_class
         if self._policy.takes_slots and urgent:
-            rank = RANKS[name] if self._by_class else len(urgent)
+            rank = RANKS[name] if self._order.by_class else len(urgent)
             return urgent[rank] if rank < len(urgent) else capacity
         members = self._order.classes[name]
         spare = members.policy.spare_rows
@@ -69,7 +68,7 @@ class Placement:
         return Room(free, capacity.free_tokens, capacity.waiting_tokens)
 
     def send(self, task: QueuedTask, batch: Batch[QueuedTask], now: float) -> None:
-        """``task`` goes with ``batch``: remembers the worker of its prompt."""
+        """Move ``task`` from the order into ``batch``, and remember the worker of its prompt."""
         self._order.take(task, now)
         batch.add(task)
         if task.prefix:
@@ -86,21 +85,18 @@ class Placement:
         rows_max: int,
         now: float,
     ) -> BatchLimit | None:
-        """Why ``task`` may not go with ``batch``."""
-        room, policy = self.room(capacity, task, now), self._policy
+        """Return why ``task`` may not go with ``batch``: what the worker grants, or ``rows_max``."""
+        room = self.room(capacity, task, now)
         rows, tokens = len(batch.rows), batch.tokens + task.prefill_tokens
         if rows >= room.free_rows:
             return BatchLimit.WORKER_ROWS
         if rows >= rows_max:
             return BatchLimit.ROWS
-        if room.waiting_tokens + tokens > policy.waiting_tokens_max:
+        if room.waiting_tokens + tokens > self._policy.waiting_tokens_max:
             return BatchLimit.WORKER_PREFILL
         if batch.cache_tokens + task.cache_tokens > room.free_tokens:
             return BatchLimit.WORKER_CACHE
-        cells = (rows + 1) * max(batch.longest, task.prefill_tokens) if policy.pads else tokens
-        if cells > policy.batch_tokens_max:
-            return BatchLimit.TOKENS
-        return BatchLimit.PADDING if cells - tokens > policy.padding_max * cells else None
+        return None
 
     def _fits(self, capacity: Capacity, task: QueuedTask, now: float) -> bool:
         room, policy = self.room(capacity, task, now), self._policy
@@ -110,51 +106,11 @@ class Placement:
         ):
             return False
         if capacity.idle:
-            return True  # The worker itself refuses a row that can never fit.
+            return True  # The worker itself refuses a request that can never fit.
         waiting = room.waiting_tokens
         if waiting and waiting + task.prefill_tokens > policy.waiting_tokens_max:
             return False
         return task.cache_tokens <= room.free_tokens
-
-
-class Feeder(Order):
-    """Waiting tasks of a model whose engine takes rows at every step, see the module."""
-
-    def __init__(
-        self,
-        policy: Policy,
-        weights: Mapping[str, float],
-        estimate: Callable[[QueuedTask], None],
-    ) -> None:
-        super().__init__(policy, weights, estimate)
-        self._placement = Placement(policy, self)
-
-    def form(self, now: float, capacities: Sequence[Capacity]) -> Decision:
-        """Rows for one worker, in order."""
-        first = self.first(now)
-        worker = None if first is None else self._placement.choose(first, capacities, now)
-        if first is None or worker is None:
-            return Decision(None)
-        batch: Batch[QueuedTask] = Batch(worker.worker, self._cause(first, worker, now))
-        task: QueuedTask | None = first
-        while task is not None:
-            self._placement.send(task, batch, now)
-            task = self.first(now)
-            if task is None:
-                break
-            limit = self._placement.limit(batch, task, worker, self._policy.max_rows, now)
-            if limit is not None:
-                batch.limit = limit
-                break
-        return Decision(batch)
-
-    def _cause(self, first: QueuedTask, worker: Capacity, now: float) -> BatchCause:
-        if self.classes[first.priority_class].is_pressing(first, now):
-            return BatchCause.URGENT
-        if worker.idle:
-            return BatchCause.WORKER_IDLE
-        rows = min(self._policy.max_rows, self._placement.room(worker, first, now).free_rows)
-        return BatchCause.FULL if self.waiting >= rows else BatchCause.SLOT_FREE
 
 
 def _wait(capacity: Capacity, task: QueuedTask) -> tuple[bool, int, float]:
