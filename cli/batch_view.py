@@ -74,10 +74,21 @@ def show(job: pb.Job) -> None:
     if progress.cached_prompt_tokens:
         share = progress.cached_prompt_tokens / progress.prompt_tokens
         print(f"{share:.0%} of the tokens of prompts were found in the prefix cache")
+    if job.HasField("report"):
+        for line in _shares(job.report):
+            print(line)
     if job.nats_last_sequence:
         print(f"the last message read has the sequence {job.nats_last_sequence}")
     if job.reason:
         print(f"{job.reason_code}: {job.reason}")
+
+
+def _shares(report: pb.JobReport) -> Iterator[str]:
+    """Yield what a job that is over took of workers, as far as it is known."""
+    if report.HasField("workers_busy_share"):
+        yield f"its workers had items of it at work {report.workers_busy_share:.0%} of the time"
+    if report.HasField("padding_share"):
+        yield f"{report.padding_share:.0%} padding in the batches of its items"
 
 
 def write_table(jobs: list[pb.Job]) -> None:

@@ -18,6 +18,7 @@ from opentelemetry.trace import SpanKind
 from jobs.answers import AnswerCache
 from jobs.core.leases import BEAT_S, OVER, is_suspect, set_state
 from jobs.core.pace import Speed
+from jobs.core.work import JobWork
 from jobs.messages import MessageSource
 from jobs.process import JobProcess, JobStops, input_unreadable
 from jobs.sources import Block, InputSource, retried
@@ -85,6 +86,7 @@ class JobRunner:
         self._speed = Speed()
         self._begun_at = self.beat_at = time.monotonic()
         self._ran_ms = record.running_ms
+        self._work_done, self._used = JobWork(), record.use
         self._stopped = asyncio.Event()
         self._writing = asyncio.Lock()
 
@@ -210,7 +212,9 @@ class JobRunner:
         self._earlier = await _totals(self._process.store, record, stage)
         spent = self._earlier.counts.cost
         with AnswerCache() as cache:
-            running = StagePass(self._process, record, stage, metadata, cache, spent)
+            running = StagePass(
+                self._process, record, stage, metadata, cache, spent, self._work_done
+            )
             running.set_concurrency(self.concurrency)
             await running.load()
             self._stored_bytes += 0 if self._pass is None else self._pass.log.written_bytes
@@ -288,6 +292,7 @@ class JobRunner:
     def _note_progress(self, record: JobRecord) -> None:
         now = time.monotonic()
         record.running_ms = self._ran_ms + round((now - self._begun_at) * 1e3)
+        record.use.CopyFrom(self._work_done.use(self._used))
         self.beat_at = now
         if isinstance(self._source, MessageSource) and self._source.sequence:
             record.job.nats_last_sequence = self._source.sequence
@@ -356,12 +361,16 @@ class JobRunner:
         reasons = Counter(self._earlier.reasons)
         if self._pass is not None:
             reasons.update(self._pass.log.reasons)
+        use = record.use
+        cells = use.batch_tokens + use.padding_tokens
         return JobReport(
             progress=progress,
             running_time=duration(record.running_ms),
             items_per_second=(progress.succeeded + progress.dead) / running_s,
             tokens_per_second=progress.completion_tokens / running_s,
             dead_by_reason={reason: count for reason, count in reasons.items() if count > 0},
+            workers_busy_share=min(1.0, use.busy_s / use.worker_s) if use.worker_s else None,
+            padding_share=use.padding_tokens / cells if cells else None,
         )
 
 

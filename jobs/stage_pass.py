@@ -15,6 +15,7 @@ from jobs.answers import AnswerCache
 from jobs.core.pace import Budget, Rate
 from jobs.core.retry import Failure, RetryPolicy, failure_of
 from jobs.core.window import BLOCK, Entry, Window
+from jobs.core.work import JobWork
 from jobs.gateways import ItemCalls, error_in
 from jobs.pass_log import BAD_LINES, PassLog
 from jobs.process import JobProcess, JobStops
@@ -58,8 +59,13 @@ class StagePass:
         metadata: tuple[tuple[str, str], ...],
         cache: AnswerCache,
         spent: float = 0.0,
+        work: JobWork | None = None,
     ) -> None:
-        """``metadata``: tenant and trace of the calls to gateways. ``spent``: what earlier passes have cost."""
+        """``metadata``: tenant and trace of the calls to gateways. ``spent``: what earlier passes have cost.
+
+        ``work``: counts what the items take of workers.
+        """
+        self._work = work or JobWork()
         self._process = process
         self._record = record
         self._cache = cache
@@ -229,6 +235,7 @@ class StagePass:
         self._wake()
 
     def _on_response(self, entry: Entry, response: RunResponse) -> None:
+        self._work.add(response.work, time.monotonic())
         if response.HasField("error"):
             self._on_error(entry, error_in(response))
         else:

@@ -130,8 +130,8 @@ class Generator:
             raise DeadlinePassed("the deadline passed before the request arrived")
         return min(remaining_s, settings.max_timeout_s)
 
-    async def answer(self, request: GenerateRequest, call: AnyCall, write: Write) -> None:
-        """Passes all messages of the answer to ``write``, which may keep and change them.
+    async def answer(self, request: GenerateRequest, call: AnyCall, write: Write) -> RequestLog:
+        """Pass all messages of the answer to ``write``, which may keep and change them, and return its log.
 
         Raises:
             SluiceError: the call ends with it.
@@ -152,6 +152,7 @@ class Generator:
                 await only.within_deadline(valid, only.answer)
             else:
                 await self._answer_several(request, valid, write, log)
+            return log
 
     async def _answer_several(
         self, wire: GenerateRequest, request: ValidRequest, write: Write, log: RequestLog

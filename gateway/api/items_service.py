@@ -3,14 +3,16 @@
 import asyncio
 import math
 import time
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
 
 from gateway.admission.calls import guarded
 from gateway.api.generate import Generator
 from gateway.api.interceptor import GrpcCall
-from gateway.api.texts import EMBED, answer_texts
-from gateway.api.whole import EntryCall, cost_of, whole_answer
+from gateway.api.texts import EMBED, logged_texts
+from gateway.api.whole import EntryCall, cost_of, logged_answer
+from gateway.streaming.row import Row
 from gateway.validation.conversation import is_outdated
 from gateway.validation.requests import class_of
 from sluice.defaults import AUTO
@@ -18,6 +20,7 @@ from sluice.errors import SluiceError, TransportUnavailable, UnknownModel
 from sluice.internal.v1.items_pb2 import (
     FindTokenEndsRequest,
     FindTokenEndsResponse,
+    ItemWork,
     RunRequest,
     RunResponse,
 )
@@ -26,6 +29,8 @@ from sluice.v1.inference_pb2 import EmbedRequest, ModelUsage
 from sluice.wire.clock import ms_of
 from sluice.wire.groups import GroupWriter
 
+PADDING_MAX: Final = 0.9999
+"""Largest padding share of a batch that is counted: no batch is nothing but padding."""
 AT_A_TIME: Final = 4
 QUIET_S: Final = 0.5
 """While no other call has come for so long, seconds, so many items begin one after the other: the code of the second is
@@ -94,16 +99,32 @@ class ItemsService(ItemsServiceServicer):
         catalog = self._generator.catalog
         with self._generator.limiter.call(class_of(asked), call.caller.tenant):
             if isinstance(asked, EmbedRequest):
-                found = await answer_texts(self._generator, EMBED, asked, item)
+                found, log = await logged_texts(self._generator, EMBED, asked, item)
                 return RunResponse(
                     id=request.id,
                     embedded=found,
+                    work=work_of(log.rows or ()),
                     cost=cost_of(catalog, [ModelUsage(model=found.model, usage=found.usage)]),
                 )
             if asked.WhichOneof("input") is None and is_outdated(asked):
                 # No fault of the item: it waits at the sender.
                 raise TransportUnavailable("jobs is of an earlier release than gateways: update it")
-            answer = await whole_answer(self._generator, asked, item)
+            answer, log = await logged_answer(self._generator, asked, item)
         answer.ClearField("token_ids")
         cost = cost_of(catalog, answer.finished.attempts)
-        return RunResponse(id=request.id, answer=answer, cost=cost)
+        return RunResponse(id=request.id, answer=answer, cost=cost, work=work_of(log.rows or ()))
+
+
+def work_of(rows: Iterable[Row]) -> list[ItemWork]:
+    """Return what the rows of an item took of each worker that ended one."""
+    by_worker: dict[str, ItemWork] = {}
+    for row in rows:
+        if row.final is None or not row.final.HasField("batch"):
+            continue
+        batch, timings = row.final.batch, row.final.timings
+        work = by_worker.setdefault(batch.worker, ItemWork(worker=batch.worker))
+        tokens = row.prompt_tokens + row.resumed
+        work.tokens += tokens
+        work.cells += round(tokens / (1 - min(batch.padding_share, PADDING_MAX)))
+        work.computing_ms = max(work.computing_ms, timings.prefill_ms + timings.decode_ms)
+    return list(by_worker.values())

@@ -103,7 +103,17 @@ async def answer_texts(
     wire: _Q,
     asked_by: AnyCall,
 ) -> _R:
-    """The response to a call of ``kind``.
+    """Return the response to a call of ``kind``; raises as `logged_texts`."""
+    return (await logged_texts(shared, kind, wire, asked_by))[0]
+
+
+async def logged_texts(
+    shared: Generator,
+    kind: TextsKind[_Q, _R],
+    wire: _Q,
+    asked_by: AnyCall,
+) -> tuple[_R, RequestLog]:
+    """Return the response to a call of ``kind``, and its log.
 
     Raises:
         SluiceError: the call ends with it.
@@ -117,7 +127,7 @@ async def answer_texts(
         log.describe({names.TEXTS: texts})
         call = _TextsCall(shared, kind, log, request.timeout_s)
         with shared.limiter.rows.held(request.tenant, texts):
-            return await call.within_deadline(request, partial(call.answer, wire))
+            return await call.within_deadline(request, partial(call.answer, wire)), log
 
 
 class _TextsCall(RunningCall):

@@ -8,6 +8,7 @@ from gateway.admission.calls import AnyCall
 from gateway.api.generate import Generator
 from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog
+from gateway.telemetry.request_log import RequestLog
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
 
@@ -27,7 +28,14 @@ class EntryCall:
 async def whole_answer(
     generator: Generator, request: pb.GenerateRequest, call: AnyCall
 ) -> pb.GenerateTextResponse:
-    """Return the only answer to ``request``, in one message.
+    """Return the only answer to ``request``, in one message; raises as `logged_answer`."""
+    return (await logged_answer(generator, request, call))[0]
+
+
+async def logged_answer(
+    generator: Generator, request: pb.GenerateRequest, call: AnyCall
+) -> tuple[pb.GenerateTextResponse, RequestLog]:
+    """Return the only answer to ``request``, in one message, and its log.
 
     Raises:
         SluiceError: see `Generator.answer`; InvalidRequest when the request wants several answers.
@@ -39,8 +47,7 @@ async def whole_answer(
     async def collect(response: pb.GenerateResponse) -> None:
         add_events(answer, response)
 
-    await generator.answer(request, call, collect)
-    return answer
+    return answer, await generator.answer(request, call, collect)
 
 
 def add_events(whole: pb.GenerateTextResponse, response: pb.GenerateResponse) -> None:

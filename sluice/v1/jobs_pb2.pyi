@@ -22,11 +22,6 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
-if sys.version_info >= (3, 13):
-    from warnings import deprecated as _deprecated
-else:
-    from typing_extensions import deprecated as _deprecated
-
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _JobInputFormat:
@@ -718,26 +713,14 @@ class JobReport(_message.Message):
     """Items a second of running_time."""
     tokens_per_second: _builtins.float
     """Tokens of answers a second of running_time."""
-    @_builtins.property
-    @_deprecated("""This field has been marked as deprecated using proto field options.""")
-    def workers_busy_share(self) -> _builtins.float:
-        """Not set any more: the share of the time that workers were busy."""
-
-    @workers_busy_share.setter
-    @_deprecated("""This field has been marked as deprecated using proto field options.""")
-    def workers_busy_share(self, value: _builtins.float) -> None:
-        """Not set any more: the share of the time that workers were busy."""
-
-    @_builtins.property
-    @_deprecated("""This field has been marked as deprecated using proto field options.""")
-    def padding_share(self) -> _builtins.float:
-        """Not set any more: the share of padding in their batches."""
-
-    @padding_share.setter
-    @_deprecated("""This field has been marked as deprecated using proto field options.""")
-    def padding_share(self, value: _builtins.float) -> None:
-        """Not set any more: the share of padding in their batches."""
-
+    workers_busy_share: _builtins.float
+    """The share of the time in which workers had an item of the job at work, each worker from its first to its last item;
+    unset: no worker computed an item.
+    """
+    padding_share: _builtins.float
+    """The share of padding in the batches that its items went with, if each prompt were as long as the longest of its batch;
+    unset: no item went with a batch.
+    """
     @_builtins.property
     def progress(self) -> Global___JobProgress:
         """The progress at the end."""

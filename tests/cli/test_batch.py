@@ -264,3 +264,13 @@ async def test_the_other_commands(cli: Cli) -> None:
         ran = await cli("batch", "list", "--state", "lost", "--address", jobs.address)
     assert ran.code == 2
     assert "'lost' is none of queued, running" in ran.err
+
+
+async def test_status_shows_what_a_job_took_of_workers(cli: Cli) -> None:
+    report = pb.JobReport(workers_busy_share=0.751, padding_share=0.2)
+    async with ScriptedJobs(report=report).serve() as jobs:
+        shown = await cli("batch", "status", "job-1", "--address", jobs.address)
+        listed = await cli("batch", "status", "job-1", "--address", jobs.address, "--json")
+    assert "its workers had items of it at work 75% of the time\n" in shown.out
+    assert "20% padding in the batches of its items\n" in shown.out
+    assert json.loads(listed.out)["report"]["padding_share"] == 0.2

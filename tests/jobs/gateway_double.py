@@ -11,7 +11,12 @@ from typing import Any, Self
 import grpc
 
 from sluice.errors import SluiceError
-from sluice.internal.v1.items_pb2 import FindTokenEndsResponse, RunRequest, RunResponse
+from sluice.internal.v1.items_pb2 import (
+    FindTokenEndsResponse,
+    ItemWork,
+    RunRequest,
+    RunResponse,
+)
 from sluice.internal.v1.items_pb2_grpc import (
     ItemsServiceServicer,
     add_ItemsServiceServicer_to_server,
@@ -37,6 +42,7 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
         answer: of a prompt.
         hold: set: answers go; cleared: they wait, those of prompts that are `held`.
         in_flight_most: of all items at the same time.
+        work: what each item took of a worker; None: nothing is known.
     """
 
     def __init__(self) -> None:
@@ -51,6 +57,7 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
         self.answer: Callable[[str], str] = str.upper
         self.tenants: set[str] = set()
         self.cached_tokens = 0
+        self.work: ItemWork | None = None
 
     async def __aenter__(self) -> Self:
         self._server = grpc.aio.server()
@@ -116,4 +123,5 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
         answer.finished.CopyFrom(
             pb.Finished(reason=pb.FINISH_REASON_STOP, usage=usage, model="echo")
         )
-        return RunResponse(id=request.id, answer=answer, cost=0.5)
+        work = () if self.work is None else (self.work,)
+        return RunResponse(id=request.id, answer=answer, cost=0.5, work=work)

@@ -49,6 +49,7 @@ class ScriptedJobs(jobs_pb2_grpc.JobServiceServicer):
     states: Sequence["pb.JobState.ValueType"] = (pb.JOB_STATE_RUNNING, pb.JOB_STATE_COMPLETED)
     found: Sequence[pb.JobResult] = ()
     reason: str = ""
+    report: pb.JobReport | None = None
     breaks: int = 0
     address: str = ""
     uploads: dict[str, bytes] = field(default_factory=dict)
@@ -81,7 +82,12 @@ class ScriptedJobs(jobs_pb2_grpc.JobServiceServicer):
             cost=0.25,
         )
         return pb.Job(
-            id="job-1", state=state, reason=self.reason, reason_code="", progress=progress
+            id="job-1",
+            state=state,
+            reason=self.reason,
+            reason_code="",
+            progress=progress,
+            report=self.report,
         )
 
     async def UploadInput(self, pieces: Any, context: Any) -> pb.UploadInputResponse:  # type: ignore[override]

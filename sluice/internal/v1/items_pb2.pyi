@@ -82,6 +82,7 @@ class RunResponse(_message.Message):
     EMBEDDED_FIELD_NUMBER: _builtins.int
     COST_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    WORK_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Of its RunRequest."""
     error: _builtins.bytes
@@ -100,6 +101,10 @@ class RunResponse(_message.Message):
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunResponse]:
         """Of other items whose answers were complete when this one was sent. They have none."""
 
+    @_builtins.property
+    def work(self) -> _containers.RepeatedCompositeFieldContainer[Global___ItemWork]:
+        """What it took of workers, one entry a worker."""
+
     def __init__(
         self,
         *,
@@ -109,16 +114,51 @@ class RunResponse(_message.Message):
         embedded: _inference_pb2.EmbedResponse | None = ...,
         cost: _builtins.float = ...,
         more: _abc.Iterable[Global___RunResponse] | None = ...,
+        work: _abc.Iterable[Global___ItemWork] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "embedded", b"embedded", "error", b"error", "outcome", b"outcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cost", b"cost", "embedded", b"embedded", "error", b"error", "id", b"id", "more", b"more", "outcome", b"outcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cost", b"cost", "embedded", b"embedded", "error", b"error", "id", b"id", "more", b"more", "outcome", b"outcome", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["answer", "error", "embedded"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
 Global___RunResponse: _TypeAlias = RunResponse  # noqa: Y015
+
+@_typing.final
+class ItemWork(_message.Message):
+    """What an item took of a worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    CELLS_FIELD_NUMBER: _builtins.int
+    COMPUTING_MS_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    """The worker."""
+    tokens: _builtins.int
+    """Tokens that it computed before the first one of the answer."""
+    cells: _builtins.int
+    """Tokens and padding: the cells of its batches, by the part that its tokens are of all."""
+    computing_ms: _builtins.float
+    """From the first token of the prompt to the end, milliseconds."""
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        tokens: _builtins.int = ...,
+        cells: _builtins.int = ...,
+        computing_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "computing_ms", b"computing_ms", "tokens", b"tokens", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ItemWork: _TypeAlias = ItemWork  # noqa: Y015
 
 @_typing.final
 class FindTokenEndsRequest(_message.Message):

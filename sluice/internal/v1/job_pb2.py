@@ -25,31 +25,29 @@ _sym_db = _symbol_database.Default()
 from sluice.v1 import jobs_pb2 as sluice_dot_v1_dot_jobs__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1csluice/internal/v1/job.proto\x12\x12sluice.internal.v1\x1a\x14sluice/v1/jobs.proto\"\xe4\x02\n\tJobRecord\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.sluice.v1.Job\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\x0c\x12\x11\n\tupload_id\x18\x03 \x01(\t\x12\r\n\x05round\x18\x04 \x01(\r\x12\x15\n\rretry_reasons\x18\x05 \x03(\t\x12\r\n\x05stage\x18\x06 \x01(\r\x12\r\n\x05\x65poch\x18\x07 \x01(\x04\x12\x12\n\nrunning_ms\x18\x08 \x01(\x04\x12\x15\n\rtold_event_id\x18\t \x01(\t\x12\x1d\n\x15telling_until_unix_ms\x18\n \x01(\x03\x12\x0e\n\x06stages\x18\x0b \x01(\r\x12,\n\x03use\x18\x0c \x01(\x0b\x32\x1b.sluice.internal.v1.MeshUseB\x02\x18\x01\x12\x15\n\rresults_bytes\x18\r \x01(\x04\x12\x16\n\x0elost_processes\x18\x0e \x01(\r\x12\x17\n\x0fitems_when_lost\x18\x0f \x01(\x04\"Y\n\x07MeshUse\x12\x0e\n\x06\x62usy_s\x18\x01 \x01(\x01\x12\x10\n\x08worker_s\x18\x02 \x01(\x01\x12\x14\n\x0c\x62\x61tch_tokens\x18\x03 \x01(\x04\x12\x16\n\x0epadding_tokens\x18\x04 \x01(\x04\"\x92\x01\n\x0cUploadRecord\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06\x63hunks\x18\x04 \x01(\r\x12\x18\n\x10\x63omplete_unix_ms\x18\x05 \x01(\x04\x12\x16\n\x0e\x63reate_unix_ms\x18\x06 \x01(\x04\x12\x0e\n\x06sha256\x18\x07 \x01(\x0c\"P\n\x0cMessageChunk\x12\x10\n\x08messages\x18\x01 \x03(\x0c\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\r\n\x05\x65nded\x18\x04 \x01(\x08\"v\n\nJobSegment\x12\x31\n\x08outcomes\x18\x01 \x03(\x0b\x32\x1f.sluice.internal.v1.ItemOutcome\x12\x35\n\ncheckpoint\x18\x02 \x01(\x0b\x32!.sluice.internal.v1.JobCheckpoint\"\x7f\n\x0bItemOutcome\x12$\n\x06result\x18\x01 \x01(\x0b\x32\x14.sluice.v1.JobResult\x12\x12\n\ninput_hash\x18\x02 \x01(\x0c\x12\x10\n\x08\x64ocument\x18\x03 \x01(\x04\x12\r\n\x05place\x18\x06 \x01(\x04\x12\x0f\n\x07\x63\x61rried\x18\x07 \x01(\x08J\x04\x08\x04\x10\x06\"\xa4\x02\n\rJobCheckpoint\x12\x11\n\tlow_water\x18\x01 \x01(\x04\x12\x0c\n\x04\x64one\x18\x02 \x03(\x04\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12&\n\x06\x63ounts\x18\x04 \x01(\x0b\x32\x16.sluice.v1.JobProgress\x12K\n\x0e\x64\x65\x61\x64_by_reason\x18\x05 \x03(\x0b\x32\x33.sluice.internal.v1.JobCheckpoint.DeadByReasonEntry\x12\x0e\n\x06writer\x18\x06 \x01(\t\x12\r\n\x05\x65poch\x18\x07 \x01(\x04\x12\x17\n\x0fsplit_documents\x18\x08 \x01(\x04\x1a\x33\n\x11\x44\x65\x61\x64\x42yReasonEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x12:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1csluice/internal/v1/job.proto\x12\x12sluice.internal.v1\x1a\x14sluice/v1/jobs.proto\"\xe0\x02\n\tJobRecord\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.sluice.v1.Job\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\x0c\x12\x11\n\tupload_id\x18\x03 \x01(\t\x12\r\n\x05round\x18\x04 \x01(\r\x12\x15\n\rretry_reasons\x18\x05 \x03(\t\x12\r\n\x05stage\x18\x06 \x01(\r\x12\r\n\x05\x65poch\x18\x07 \x01(\x04\x12\x12\n\nrunning_ms\x18\x08 \x01(\x04\x12\x15\n\rtold_event_id\x18\t \x01(\t\x12\x1d\n\x15telling_until_unix_ms\x18\n \x01(\x03\x12\x0e\n\x06stages\x18\x0b \x01(\r\x12(\n\x03use\x18\x0c \x01(\x0b\x32\x1b.sluice.internal.v1.MeshUse\x12\x15\n\rresults_bytes\x18\r \x01(\x04\x12\x16\n\x0elost_processes\x18\x0e \x01(\r\x12\x17\n\x0fitems_when_lost\x18\x0f \x01(\x04\"Y\n\x07MeshUse\x12\x0e\n\x06\x62usy_s\x18\x01 \x01(\x01\x12\x10\n\x08worker_s\x18\x02 \x01(\x01\x12\x14\n\x0c\x62\x61tch_tokens\x18\x03 \x01(\x04\x12\x16\n\x0epadding_tokens\x18\x04 \x01(\x04\"\x92\x01\n\x0cUploadRecord\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06\x63hunks\x18\x04 \x01(\r\x12\x18\n\x10\x63omplete_unix_ms\x18\x05 \x01(\x04\x12\x16\n\x0e\x63reate_unix_ms\x18\x06 \x01(\x04\x12\x0e\n\x06sha256\x18\x07 \x01(\x0c\"P\n\x0cMessageChunk\x12\x10\n\x08messages\x18\x01 \x03(\x0c\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\r\n\x05\x65nded\x18\x04 \x01(\x08\"v\n\nJobSegment\x12\x31\n\x08outcomes\x18\x01 \x03(\x0b\x32\x1f.sluice.internal.v1.ItemOutcome\x12\x35\n\ncheckpoint\x18\x02 \x01(\x0b\x32!.sluice.internal.v1.JobCheckpoint\"\x7f\n\x0bItemOutcome\x12$\n\x06result\x18\x01 \x01(\x0b\x32\x14.sluice.v1.JobResult\x12\x12\n\ninput_hash\x18\x02 \x01(\x0c\x12\x10\n\x08\x64ocument\x18\x03 \x01(\x04\x12\r\n\x05place\x18\x06 \x01(\x04\x12\x0f\n\x07\x63\x61rried\x18\x07 \x01(\x08J\x04\x08\x04\x10\x06\"\xa4\x02\n\rJobCheckpoint\x12\x11\n\tlow_water\x18\x01 \x01(\x04\x12\x0c\n\x04\x64one\x18\x02 \x03(\x04\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12&\n\x06\x63ounts\x18\x04 \x01(\x0b\x32\x16.sluice.v1.JobProgress\x12K\n\x0e\x64\x65\x61\x64_by_reason\x18\x05 \x03(\x0b\x32\x33.sluice.internal.v1.JobCheckpoint.DeadByReasonEntry\x12\x0e\n\x06writer\x18\x06 \x01(\t\x12\r\n\x05\x65poch\x18\x07 \x01(\x04\x12\x17\n\x0fsplit_documents\x18\x08 \x01(\x04\x1a\x33\n\x11\x44\x65\x61\x64\x42yReasonEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x12:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sluice.internal.v1.job_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JOBRECORD'].fields_by_name['use']._loaded_options = None
-  _globals['_JOBRECORD'].fields_by_name['use']._serialized_options = b'\030\001'
   _globals['_JOBCHECKPOINT_DEADBYREASONENTRY']._loaded_options = None
   _globals['_JOBCHECKPOINT_DEADBYREASONENTRY']._serialized_options = b'8\001'
   _globals['_JOBRECORD']._serialized_start=75
-  _globals['_JOBRECORD']._serialized_end=431
-  _globals['_MESHUSE']._serialized_start=433
-  _globals['_MESHUSE']._serialized_end=522
-  _globals['_UPLOADRECORD']._serialized_start=525
-  _globals['_UPLOADRECORD']._serialized_end=671
-  _globals['_MESSAGECHUNK']._serialized_start=673
-  _globals['_MESSAGECHUNK']._serialized_end=753
-  _globals['_JOBSEGMENT']._serialized_start=755
-  _globals['_JOBSEGMENT']._serialized_end=873
-  _globals['_ITEMOUTCOME']._serialized_start=875
-  _globals['_ITEMOUTCOME']._serialized_end=1002
-  _globals['_JOBCHECKPOINT']._serialized_start=1005
-  _globals['_JOBCHECKPOINT']._serialized_end=1297
-  _globals['_JOBCHECKPOINT_DEADBYREASONENTRY']._serialized_start=1246
-  _globals['_JOBCHECKPOINT_DEADBYREASONENTRY']._serialized_end=1297
+  _globals['_JOBRECORD']._serialized_end=427
+  _globals['_MESHUSE']._serialized_start=429
+  _globals['_MESHUSE']._serialized_end=518
+  _globals['_UPLOADRECORD']._serialized_start=521
+  _globals['_UPLOADRECORD']._serialized_end=667
+  _globals['_MESSAGECHUNK']._serialized_start=669
+  _globals['_MESSAGECHUNK']._serialized_end=749
+  _globals['_JOBSEGMENT']._serialized_start=751
+  _globals['_JOBSEGMENT']._serialized_end=869
+  _globals['_ITEMOUTCOME']._serialized_start=871
+  _globals['_ITEMOUTCOME']._serialized_end=998
+  _globals['_JOBCHECKPOINT']._serialized_start=1001
+  _globals['_JOBCHECKPOINT']._serialized_end=1293
+  _globals['_JOBCHECKPOINT_DEADBYREASONENTRY']._serialized_start=1242
+  _globals['_JOBCHECKPOINT_DEADBYREASONENTRY']._serialized_end=1293
 # @@protoc_insertion_point(module_scope)

@@ -17,11 +17,6 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
-if sys.version_info >= (3, 13):
-    from warnings import deprecated as _deprecated
-else:
-    from typing_extensions import deprecated as _deprecated
-
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
@@ -80,9 +75,8 @@ class JobRecord(_message.Message):
         """Of the dead letters that the round runs again, those with one of these reasons; empty: all."""
 
     @_builtins.property
-    @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def use(self) -> Global___MeshUse:
-        """Not written any more: what workers and batchers did while processes worked on it."""
+        """What its items took of workers while processes worked on it."""
 
     def __init__(
         self,
@@ -113,7 +107,7 @@ Global___JobRecord: _TypeAlias = JobRecord  # noqa: Y015
 
 @_typing.final
 class MeshUse(_message.Message):
-    """What the workers of a job's models and their batchers did in some time; not written any more."""
+    """What the items of a job took of workers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -122,13 +116,13 @@ class MeshUse(_message.Message):
     BATCH_TOKENS_FIELD_NUMBER: _builtins.int
     PADDING_TOKENS_FIELD_NUMBER: _builtins.int
     busy_s: _builtins.float
-    """Time in steps of engines, all workers together, seconds."""
+    """The time in which workers computed at least one item, all workers together, seconds."""
     worker_s: _builtins.float
-    """The time that workers were there, seconds."""
+    """The time from the first to the last item of each worker, all together, seconds."""
     batch_tokens: _builtins.int
-    """Tokens of the prompts of batches."""
+    """Tokens of the prompts in batches."""
     padding_tokens: _builtins.int
-    """What padding to the longest row of each batch would have added."""
+    """What padding to the longest row of each batch adds."""
     def __init__(
         self,
         *,

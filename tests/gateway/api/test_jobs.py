@@ -40,7 +40,7 @@ from sluice.v1.jobs_pb2_grpc import (
     add_JobServiceServicer_to_server,
 )
 from sluice.wire.job_calls import is_signed
-from tests.gateway.kit.batcher import BOUND_S, last
+from tests.gateway.kit.batcher import BOUND_S, TIMINGS, last
 from tests.gateway.kit.wire import Wire, open_wire
 
 
@@ -79,6 +79,22 @@ async def test_items_of_one_call_are_answered_as_they_end(
         assert first.cost == usage.prompt_tokens + 2 * usage.completion_tokens
         error = from_status(status_pb2.Status.FromString(refused.error))
         assert isinstance(error, errors.UnknownModel)
+
+
+async def test_item_reports_what_it_took_of_a_worker(wire: Wire) -> None:
+    stub: Any = ItemsServiceStub(wire.channel)
+    call = stub.Run(metadata=(("sluice-tenant", "acme"),))
+    await call.write(item(1, "hello"))
+    task = await wire.batcher.task(priority_class="bulk")
+    whole = last(0, wire.tokens("world"))
+    whole.final.batch.worker, whole.final.batch.padding_share = "w1", 0.5
+    await wire.batcher.send(task, whole)
+    answered = await asyncio.wait_for(call.read(), BOUND_S)
+    await call.done_writing()
+    (work,) = answered.work
+    tokens = len(task.prompt_token_ids)
+    assert (work.worker, work.tokens, work.cells) == ("w1", tokens, 2 * tokens)
+    assert work.computing_ms == TIMINGS.prefill_ms + TIMINGS.decode_ms
 
 
 async def test_items_that_come_together_are_answered_together(wire: Wire) -> None:
