@@ -146,8 +146,10 @@ def _sampling(
     timeout: float | None = option(
         None, "Deadline of an answer.  [default: the gateway's]", metavar="SECONDS"
     ),
-    allow_degraded: bool = option(
-        False, "A smaller model may answer when the chosen one could not before the deadline."
+    allow_degraded: bool | None = option(
+        None,
+        "Whether a fallback may answer when the model fails or is too late.  [default: if no model is named]",
+        "--allow-degraded/--no-allow-degraded",
     ),
 ) -> GenerateOptions:
     """Those of the options that were set (are not None), as the client takes them."""

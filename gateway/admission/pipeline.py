@@ -421,6 +421,15 @@ class Admission:
         inspect = partial(inspector.answer, incoming.inspection, conversation.system_text)
         return await prepare(request, conversation, version, inspect, self.threads)
 
+    async def prepare_fallback(
+        self, incoming: AdmittedRequest, model: str
+    ) -> PreparedPrompt | None:
+        """Return the prompt of an admitted request for the fallback ``model``; None where it cannot take it."""
+        try:
+            return await self._prepare_fitting(incoming, model, _contexts_of(incoming))
+        except InvalidRequest:  # such as tools that its chat template does not know
+            return None
+
     async def prepare_for(self, incoming: AdmittedRequest, model: str) -> PreparedPrompt:
         """The prompt of an admitted request for the model that a guard's policy names; raises as `admit`."""
         problem = self._overload.problem(model, incoming, time.monotonic())

@@ -65,7 +65,8 @@ class UsageAccounting:
             self.spending.add(request.tenant, cost, now)
             self.days.add(request.tenant, cost, now)
             error = stream.error if attempt is stream.current else None
-            self.record_result(request, attempt, error, now)
+            if attempt.error is None:  # else it was counted when a fallback took over
+                self.record_result(request, attempt, error, now)
         return tokens
 
     def hold_longest(

@@ -33,6 +33,7 @@ from gateway.telemetry.request_log import RequestLog
 from gateway.telemetry.request_record import RequestRecords
 from gateway.upstream.cascade import Cascade, EscalationLimiter
 from gateway.upstream.chunk_rows import ChunkRows
+from gateway.upstream.fallbacks import Fallbacks
 from gateway.upstream.guards import GuardRunner
 from gateway.upstream.rows import Upstream, already_complete
 from gateway.upstream.shadow_runner import ShadowRunner
@@ -265,6 +266,7 @@ class _GenerateCall(RunningCall):
     _cascade: Cascade | None = None
     _guards: GuardRunner | None = None
     _chunks: ChunkRows | None = None
+    _fallbacks: Fallbacks | None = None
 
     def __init__(self, shared: Generator, log: RequestLog, timeout_s: float, write: Write) -> None:
         super().__init__(shared, GENERATE, log, timeout_s)
@@ -347,8 +349,10 @@ class _GenerateCall(RunningCall):
             request.resume,
             counts_prompt=request.answer_index == 0,
         )
+        if context.allow_degraded and not request.resume:
+            self._fallbacks = Fallbacks(self._upstream, context)
         on_end = partial(self._ended, context)
-        answer = self._registry.open(context, first, self._cascade, guards, on_end)
+        answer = self._registry.open(context, first, self._cascade, guards, on_end, self._fallbacks)
         reason = already_complete(prepared.sampling, first.transcript) if request.resume else None
         if reason is not None:
             answer.finish(reason, time.monotonic())
@@ -362,7 +366,7 @@ class _GenerateCall(RunningCall):
         return answer
 
     def _ended(self, context: AdmittedRequest, answer: Answer) -> None:
-        for one in (self._guards, self._chunks):
+        for one in (self._guards, self._chunks, self._fallbacks):
             if one is not None:
                 one.close()
         now = time.monotonic()

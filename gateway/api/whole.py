@@ -54,9 +54,11 @@ def add_events(whole: pb.GenerateTextResponse, response: pb.GenerateResponse) ->
     """Add the next message of a stream to the whole answer."""
     if response.HasField("started"):
         whole.started.CopyFrom(response.started)
-    if any(notice.kind == pb.NOTICE_KIND_ESCALATED for notice in response.notices):
-        for field in _OF_MODEL:
-            whole.ClearField(field)
+    for notice in response.notices:
+        if notice.kind == pb.NOTICE_KIND_ESCALATED:
+            for field in _OF_MODEL:
+                whole.ClearField(field)
+            whole.started.route.degraded |= notice.degraded
     whole.notices.extend(response.notices)
     if response.HasField("delta"):
         delta = response.delta

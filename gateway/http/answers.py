@@ -38,26 +38,34 @@ class HttpAnswer:
     Attributes:
         request_id: of the request; empty until it is known. Of several answers it is the first that began.
         model: that answers.
+        degraded: whether it is a fallback, also of one of several answers.
     """
 
     def __init__(self) -> None:
         self.request_id = self.model = ""
+        self.degraded = False
 
     def take(self, response: pb.GenerateResponse) -> bytes:
         """What the next message adds to a stream; may be empty."""
         if response.HasField("started"):
             self.request_id = self.request_id or response.started.request_id
             self.model = response.started.model
+            self.degraded |= response.started.route.degraded
         for notice in response.notices:
             if notice.kind == pb.NOTICE_KIND_ESCALATED:
                 # Nothing of the first model's answer was sent: requests of this API do not set accept_replace.
                 self.model = notice.model
+                self.degraded |= notice.degraded
         index, sent = response.answer_index, b""
         if response.HasField("delta"):
             sent = self.add(index, response.delta)
         if response.HasField("finished"):
             sent += self.finish(index, response.finished)
         return sent
+
+    def facts(self) -> dict[str, Any]:
+        """Return the fields of an object that OpenAI's do not have."""
+        return {"degraded": True} if self.degraded else {}
 
     def add(self, index: int, delta: pb.Delta) -> bytes:
         """As `take`, of a piece of an answer."""
@@ -85,6 +93,7 @@ class WholeBody(HttpAnswer):
     def take(self, response: pb.GenerateResponse) -> bytes:
         add_events(self._answers[response.answer_index], response)
         self.request_id = self._answers[0].started.request_id
+        self.degraded = any(one.started.route.degraded for one in self._answers.values())
         return b""
 
     @override
@@ -96,7 +105,8 @@ class WholeBody(HttpAnswer):
             choices.append(choice(index, parts, finish_reason(one.finished.reason)))
             _add_usage(usage, one.finished.usage)
         model = self._answers[0].finished.model
-        return encode(whole_answer(shape, self.request_id, self._created, model, choices, usage))
+        whole = whole_answer(shape, self.request_id, self._created, model, choices, usage)
+        return encode(whole | self.facts())
 
 
 class Chunks(HttpAnswer):
@@ -164,6 +174,7 @@ class Chunks(HttpAnswer):
             "created": self._created,
             "model": self.model,
             "choices": choices,
+            **self.facts(),
         }
 
 

@@ -25,6 +25,8 @@ from sluice.openai.embeddings import (
 from sluice.openai.requests import CHAT
 from sluice.v1 import inference_pb2 as pb
 
+DEGRADED: Final = "x-sluice-degraded"
+"""Header of an answer that a fallback gives."""
 R = TypeVar("R", pb.EmbedResponse, pb.RerankResponse)
 Json = dict[str, Any]
 RESPONSES: Final = "/v1/responses"
@@ -107,12 +109,12 @@ class ModelCalls:
         async def write(response: pb.GenerateResponse) -> None:
             if (sent := answer.take(response)) and streams:
                 call.request_id = answer.request_id
-                await call.write(sent, head, more=True)
+                await call.write(sent, {**head, **degraded_header(answer)}, more=True)
 
         with call.while_connected():
             await self._generator.answer(request, call, write)
             call.request_id = answer.request_id
-            await call.write(answer.end(), head)
+            await call.write(answer.end(), {**head, **degraded_header(answer)})
 
     async def _texts(self, call: HttpCall, kind: TextsKind[Any, R], request: Any) -> R:
         """The response to a call about texts."""
@@ -133,3 +135,8 @@ class ModelCalls:
         ready = self._loads.load(model.settings.task_name, time.monotonic()).ready
         facts = {"tier": model.settings.tier, "max_model_len": model.context_tokens}
         return {**named, **facts, "ready": ready}
+
+
+def degraded_header(answer: HttpAnswer) -> dict[str, str]:
+    """Return the header of an answer that a fallback gives; none of others."""
+    return {DEGRADED: "true"} if answer.degraded else {}

@@ -23,6 +23,8 @@ LABEL: Final = "x-sluice-label-"
 TIMEOUT: Final = "x-sluice-timeout"
 IDEMPOTENCY_KEY: Final = "idempotency-key"
 _OURS: Final = "x-sluice-"
+ALLOW_DEGRADED: Final = "x-sluice-allow-degraded"
+"""Whether a fallback may answer, where the body does not say it."""
 _CLIENT_TIMEOUTS: Final = ("x-stainless-timeout", "x-stainless-read-timeout")
 """How long OpenAI's clients wait for a response, seconds."""
 
@@ -176,8 +178,22 @@ def add_headers(
     request.priority = value_of(Priority, class_of(headers))
     if isinstance(request, GenerateRequest):
         request.idempotency_key = headers.get(IDEMPOTENCY_KEY, "")
+        if ALLOW_DEGRADED in headers and not request.HasField("allow_degraded"):
+            request.allow_degraded = _switch(headers, ALLOW_DEGRADED)
     request.labels.update(labels_of(headers))
     return timeout_s(headers, streams=streams)
+
+
+def _switch(headers: Mapping[str, str], name: str) -> bool:
+    """Return what the header ``name`` says.
+
+    Raises:
+        InvalidRequest: it is neither true nor false.
+    """
+    value = headers[name].lower()
+    if value not in ("true", "false"):
+        raise InvalidRequest.of(name, f"is {value[:20]!r}; send true or false")
+    return value == "true"
 
 
 def labels_of(headers: Mapping[str, str]) -> dict[str, str]:
@@ -190,6 +206,6 @@ def labels_of(headers: Mapping[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if name.startswith(LABEL):
             labels[name.removeprefix(LABEL)] = value
-        elif name.startswith(_OURS) and name not in (PRIORITY, TIMEOUT):
+        elif name.startswith(_OURS) and name not in (PRIORITY, TIMEOUT, ALLOW_DEGRADED):
             raise InvalidRequest.of(name, "is no header of this API")
     return labels

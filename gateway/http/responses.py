@@ -29,6 +29,7 @@ _SAME: Final = (
     *("model", "temperature", "top_p", "metadata", "user", "parallel_tool_calls", "stream"),
     *("seed", "stop", "logit_bias", "presence_penalty", "frequency_penalty"),
     *("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "regex"),
+    "allow_degraded",
     *(
         "store",
         "prompt_cache_key",
@@ -37,7 +38,7 @@ _SAME: Final = (
         "safety_identifier",
     ),
 )
-"""Fields of the same name; the second and third line are not OpenAI's."""
+"""Fields of the same name; some are not OpenAI's."""
 _NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
     "background": (False,),
     "truncation": ("disabled",),
@@ -286,7 +287,7 @@ class ResponseEvents(HttpAnswer):
 
     def _begin(self) -> None:
         if not self._number:
-            self._response |= {"id": f"resp_{self.request_id}", "model": self.model}
+            self._response |= {"id": f"resp_{self.request_id}", "model": self.model, **self.facts()}
             self._say("response.created", response=self._response)
             self._say("response.in_progress", response=self._response)
 

@@ -130,7 +130,8 @@ class AnswerCache:
         """The stream of a request that was computed has ended."""
         finished, error = stream.finished, stream.error
         record = None
-        if finished is not None and finished.reason in _WHOLE:
+        degraded = any(one.error is not None for one in stream.attempts)
+        if finished is not None and finished.reason in _WHOLE and not degraded:
             record = stream.record()
         if record is not None and record.ByteSize() > REPLAY_BYTES_MAX:
             record = None

@@ -130,6 +130,13 @@ class SecondModel(Protocol):
         """Takes what ``row`` has given: the row of the second model where that answers from now on."""
 
 
+class Fallback(Protocol):
+    """Finds another model where the one that was asked fails before its first token."""
+
+    def begin(self, answer: "Answer", error: SluiceError) -> bool:
+        """Look for a model that answers in place of the current row; False: there is none."""
+
+
 class Guards(Protocol):
     """The guard models that check the prompt and the answer of one request."""
 
@@ -170,6 +177,8 @@ class Answer(RowResult):
     """Of the current model's answer; None: no caller was given any yet."""
     _proven = 0
     """Tokens that the resume token stands for."""
+    _failed: Row | None = None
+    """The row that failed, while a fallback for it is looked for."""
     _row_end: "FinishReason.ValueType | None" = None
     """How the answer ends if no guard objects, in state CHECKING."""
 
@@ -182,9 +191,12 @@ class Answer(RowResult):
         on_end: Callable[[], None],
         cascade: SecondModel | None = None,
         guards: Guards | None = None,
+        fallback: Fallback | None = None,
     ) -> None:
         self._notices: list[Notice] = []
         super().__init__(request, first, dispatch, waiting, on_end)
+        self._fallback = fallback
+        """None once the safety policy has chosen the model."""
         self.holding = cascade is not None and cascade.holds
         self.guards = guards
         self._cascade = cascade
@@ -341,7 +353,7 @@ class Answer(RowResult):
             # Computed before its batcher learned that it is not needed: it is usage.
             next(one for one in self.attempts if one.row_id == frame.request_id).accept(frame, now)
             return
-        if self.state is StreamState.CHECKING:
+        if self.state is StreamState.CHECKING or row is self._failed:
             return  # the row has ended: a repeated final frame
         # A reader is not to blame for tokens that it may not see yet.
         before = 0 if self.hidden else row.shown
@@ -370,14 +382,45 @@ class Answer(RowResult):
         if not self.hidden:
             self._show_since(before, now)
 
+    @override
+    def row_failed(self, row_id: str, error: SluiceError) -> None:
+        if row_id != self.current.row_id or not self._falls_back(error):
+            super().row_failed(row_id, error)
+
+    @override
+    def _end_with_row(self, now: float) -> bool:
+        outcome = self.current.outcome()
+        if isinstance(outcome, SluiceError) and self._falls_back(outcome):
+            return True
+        return super()._end_with_row(now)
+
     # Which model answers.
+
+    def _falls_back(self, error: SluiceError) -> bool:
+        """Whether a fallback is looked for after ``error``: nothing of the answer has been shown."""
+        row = self.current
+        if self.ended or row is self._failed:
+            return not self.ended
+        if self._fallback is None or row.resumed or (row.shown and not self.hidden):
+            return False
+        if self._fallback.begin(self, error):
+            self._failed = row
+        return row is self._failed
+
+    def fall_back(self, failed: Row, row: Row, reason: str) -> bool:
+        """A fallback gives the answer with ``row``, whose task must still be sent; False: it is not wanted any more."""
+        if self.ended or self.current is not failed:
+            return False
+        failed.escalation_reason = reason
+        self._switch_to(row, degraded=True)
+        return True
 
     def commit(self) -> None:
         """The current answer stays."""
         self._cascade, self.holding = None, False
 
-    def _switch_to(self, row: Row) -> None:
-        """``row`` gives the answer from now on; the previous answer is void."""
+    def _switch_to(self, row: Row, *, degraded: bool = False) -> None:
+        """``row`` gives the answer from now on; the previous answer is void. ``degraded``: it is a fallback's."""
         previous = self.current
         self.commit()
         self._add(row)
@@ -392,6 +435,7 @@ class Answer(RowResult):
                 kind=NOTICE_KIND_ESCALATED,
                 message=f"{row.model} answers instead of {previous.model}: {previous.escalation_reason}",
                 model=row.model,
+                degraded=degraded,
             )
         )
         if self.reader is not None:
@@ -405,6 +449,7 @@ class Answer(RowResult):
         if self.ended:
             return False
         self._cancel_row()
+        self._fallback = None
         self.current.escalation_reason = reason
         self._switch_to(row)
         return True

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from gateway.streaming.answer import Answer, AnsweredRequest, Guards, SecondModel
+from gateway.streaming.answer import Answer, AnsweredRequest, Fallback, Guards, SecondModel
 from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.idempotency import Replay, ReplayCache, check_fingerprint
 from gateway.streaming.row import Row
@@ -85,6 +85,7 @@ class Registry:
         cascade: SecondModel | None = None,
         guards: Guards | None = None,
         on_end: Callable[[Answer], None] = lambda _: None,
+        fallback: Fallback | None = None,
     ) -> Answer:
         """Opens a new answer; its key is free (`find` said so).
 
@@ -101,7 +102,7 @@ class Registry:
                 _log.exception("request %s: its end could not be recorded", answer.request_id)
 
         assert request.key not in self._by_key, "the key is free"
-        answer = Answer(request, first, self.dispatch, self._rows, ended, cascade, guards)
+        answer = Answer(request, first, self.dispatch, self._rows, ended, cascade, guards, fallback)
         if request.key:
             self._by_key[request.key] = answer
         return answer

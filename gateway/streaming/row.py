@@ -75,6 +75,7 @@ class Row:
         final: how the row ended; None until it has.
         stopped: a stop string or the safety policy ended the answer; the row itself may go on.
         escalation_reason: why another model answers instead; empty for the last attempt.
+        error: why it failed, where a fallback answers instead: it costs nothing.
         kept_reason: why the answer was kept although in doubt.
         hint_tokens: tokens of the prompt that show the draft of a cascade's first model.
         hint_dropped: why there are none, where the policy wants them.
@@ -101,6 +102,7 @@ class Row:
     final: frame_pb2.Final | None = None
     stopped = False
     escalation_reason = ""
+    error: SluiceError | None = None
     kept_reason = ""
     hint_tokens = 0
     hint_dropped = ""
@@ -205,7 +207,7 @@ class Row:
     @property
     def billed_tokens(self) -> tuple[int, int]:
         """Tokens of prompt and answer that cost something: those that the caller brought do not."""
-        if not self.taken:
+        if not self.taken or self.error is not None:
             return 0, 0
         if (counted := self.server_tokens) is not None:
             return counted.prompt_tokens, counted.completion_tokens

@@ -187,7 +187,7 @@ def validate(
         resume=resume,
         timeout_s=timeout_s,
         caller=caller,
-        allow_degraded=request.allow_degraded and audio is None,
+        allow_degraded=_allows_degraded(request, model) and audio is None,
         accept_replace=request.accept_replace,
         gather_ms=gather_ms,
         resume_model=request.resume.model,
@@ -195,6 +195,11 @@ def validate(
         tools=tools,
         audio=audio,
     )
+
+
+def _allows_degraded(request: pb.GenerateRequest, model: str | None) -> bool:
+    """Return whether a fallback may answer: unless the caller says so, only where the gateway chooses the model."""
+    return request.allow_degraded if request.HasField("allow_degraded") else model is None
 
 
 def class_of(message: Message) -> str:

@@ -57,7 +57,7 @@ class NoticeKind(StrEnum):
 class Route:
     """Why a model was chosen: its tier, the strategy that decided, and a sentence for people.
 
-    ``degraded``: it is smaller than the chosen one, which could not have answered in time.
+    ``degraded``: it is a fallback for the chosen one, which failed or could not have answered in time.
     """
 
     tier: str
@@ -106,11 +106,15 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something happened that did not end the answer; `model` is set with `NoticeKind.ESCALATED`."""
+    """Something happened that did not end the answer; `model` is set with `NoticeKind.ESCALATED`.
+
+    ``degraded``: that model is a fallback, in place of one that failed.
+    """
 
     kind: NoticeKind
     message: str
     model: str = ""
+    degraded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +206,7 @@ class AnswerBuilder:
         self._deltas: list[Delta] = []
         self._notices: list[Notice] = []
         self._finished: Finished | None = None
+        self._degraded = False
 
     @property
     def text(self) -> str:
@@ -219,6 +224,7 @@ class AnswerBuilder:
                 self._notices.append(event)
                 if event.kind is NoticeKind.ESCALATED:
                     self._deltas.clear()
+                    self._degraded |= event.degraded
             case Finished():
                 self._finished = event
 
@@ -231,7 +237,7 @@ class AnswerBuilder:
             request_id=started.request_id,
             trace_id=started.trace_id,
             model=finished.model or started.model,
-            route=started.route,
+            route=replace(started.route, degraded=self._degraded or started.route.degraded),
             seed=started.seed,
             text=self.text,
             token_ids=tuple(token for delta in self._deltas for token in delta.token_ids),
@@ -296,7 +302,7 @@ def delta_of(message: pb.Delta) -> Delta:
 def notice_of(message: pb.Notice) -> Notice:
     """The event in `message`."""
     kind = NoticeKind(word_of(pb.NoticeKind, message.kind))
-    return Notice(kind, message.message, message.model)
+    return Notice(kind, message.message, message.model, message.degraded)
 
 
 def finished_of(message: pb.Finished) -> Finished:

@@ -128,7 +128,8 @@ class GenerateOptions(SamplingOptions, total=False):
         labels: for routing rules and accounting.
         idempotency_key: names the answer across reconnects; made by the client when not given.
         raw_prompt: tokenize the prompt as it is, without the chat template.
-        allow_degraded: a smaller model may answer when the chosen one could not in time.
+        allow_degraded: whether a fallback may answer when the chosen model fails or could not in time; by default only
+            where no model is named.
         gather_s: how long tokens may be gathered before they are sent, seconds: fewer messages. 0: each token at once;
             an hour: the whole answer at once. Without it the operator's setting for the class.
         tools: what the model may call; the answer has `tool_calls`.

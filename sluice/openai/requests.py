@@ -98,7 +98,7 @@ def _request_of(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> pb.Gen
     for name, value in line.items():
         if value is None or name in _INPUTS:
             continue
-        if name in ("model", "raw_prompt"):
+        if name in ("model", "raw_prompt", "allow_degraded"):
             set_field(request, name, value)
         elif name == "labels":
             _set_labels(request, value)

@@ -234,8 +234,8 @@ class _NoticeKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NoticeKind
     NOTICE_KIND_REPLAYED: _NoticeKind.ValueType  # 2
     """The answer is a replay of an earlier one with the same idempotency key."""
     NOTICE_KIND_ESCALATED: _NoticeKind.ValueType  # 3
-    """The first model's answer was in doubt, and another model answers instead: every delta before this one is void, and
-    the next one has index 0.
+    """The first model's answer was in doubt, or the model failed before its first token, and another model answers instead:
+    every delta before this one is void, and the next one has index 0.
     """
 
 class NoticeKind(_NoticeKind, metaclass=_NoticeKindEnumTypeWrapper):
@@ -248,8 +248,8 @@ NOTICE_KIND_RECOVERED: NoticeKind.ValueType  # 1
 NOTICE_KIND_REPLAYED: NoticeKind.ValueType  # 2
 """The answer is a replay of an earlier one with the same idempotency key."""
 NOTICE_KIND_ESCALATED: NoticeKind.ValueType  # 3
-"""The first model's answer was in doubt, and another model answers instead: every delta before this one is void, and
-the next one has index 0.
+"""The first model's answer was in doubt, or the model failed before its first token, and another model answers instead:
+every delta before this one is void, and the next one has index 0.
 """
 Global___NoticeKind: _TypeAlias = NoticeKind  # noqa: Y015
 
@@ -345,8 +345,9 @@ class GenerateRequest(_message.Message):
     raw_prompt: _builtins.bool
     """Tokenize `prompt` as it stands, without the chat template (text completion)."""
     allow_degraded: _builtins.bool
-    """A smaller model may answer when the chosen one could not before the deadline (Route.degraded says so), or when the
-    tenant's budget is spent.
+    """Whether a fallback (routing.fallbacks) may answer when the chosen model could not before the deadline, or fails before
+    its first token (Route.degraded and Notice.degraded say so), and a cheaper model when the tenant's budget is spent.
+    Unset: yes where the gateway chooses the model ("auto"), no where the request names one.
     """
     accept_replace: _builtins.bool
     """The caller can retract shown text: a cascade in mode "replace" may stream the first model's answer at once, and
@@ -409,7 +410,7 @@ class GenerateRequest(_message.Message):
         idempotency_key: _builtins.str = ...,
         resume: Global___Resume | None = ...,
         raw_prompt: _builtins.bool = ...,
-        allow_degraded: _builtins.bool = ...,
+        allow_degraded: _builtins.bool | None = ...,
         accept_replace: _builtins.bool = ...,
         gather: _duration_pb2.Duration | None = ...,
         tools: _abc.Iterable[Global___Tool] | None = ...,
@@ -417,14 +418,18 @@ class GenerateRequest(_message.Message):
         parallel_tool_calls: _builtins.bool | None = ...,
         idempotency_key_generated: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "audio", b"audio", "chat", b"chat", "gather", b"gather", "input", b"input", "parallel_tool_calls", b"parallel_tool_calls", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "tool_choice", b"tool_choice"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_allow_degraded", b"_allow_degraded", "_parallel_tool_calls", b"_parallel_tool_calls", "allow_degraded", b"allow_degraded", "audio", b"audio", "chat", b"chat", "gather", b"gather", "input", b"input", "parallel_tool_calls", b"parallel_tool_calls", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "accept_replace", b"accept_replace", "allow_degraded", b"allow_degraded", "audio", b"audio", "chat", b"chat", "gather", b"gather", "idempotency_key", b"idempotency_key", "idempotency_key_generated", b"idempotency_key_generated", "input", b"input", "labels", b"labels", "model", b"model", "parallel_tool_calls", b"parallel_tool_calls", "priority", b"priority", "prompt", b"prompt", "raw_prompt", b"raw_prompt", "resume", b"resume", "sampling", b"sampling", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_allow_degraded", b"_allow_degraded", "_parallel_tool_calls", b"_parallel_tool_calls", "accept_replace", b"accept_replace", "allow_degraded", b"allow_degraded", "audio", b"audio", "chat", b"chat", "gather", b"gather", "idempotency_key", b"idempotency_key", "idempotency_key_generated", b"idempotency_key_generated", "input", b"input", "labels", b"labels", "model", b"model", "parallel_tool_calls", b"parallel_tool_calls", "priority", b"priority", "prompt", b"prompt", "raw_prompt", b"raw_prompt", "resume", b"resume", "sampling", b"sampling", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__allow_degraded: _TypeAlias = _typing.Literal["allow_degraded"]  # noqa: Y015
+    _WhichOneofArgType__allow_degraded: _TypeAlias = _typing.Literal["_allow_degraded", b"_allow_degraded"]  # noqa: Y015
     _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
     _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat", "audio"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__allow_degraded) -> _WhichOneofReturnType__allow_degraded | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel_tool_calls) -> _WhichOneofReturnType__parallel_tool_calls | None: ...
     @_typing.overload
@@ -1186,7 +1191,7 @@ class Route(_message.Message):
     reason: _builtins.str
     """One sentence for people."""
     degraded: _builtins.bool
-    """Whether the model is smaller than the chosen one, which could not have answered in time."""
+    """Whether the model is a fallback for the chosen one, which failed or could not have answered in time."""
     def __init__(
         self,
         *,
@@ -1339,22 +1344,26 @@ class Notice(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    DEGRADED_FIELD_NUMBER: _builtins.int
     kind: Global___NoticeKind.ValueType
     """The kind."""
     message: _builtins.str
     """One sentence for people."""
     model: _builtins.str
     """The model that answers from now on, with NOTICE_KIND_ESCALATED."""
+    degraded: _builtins.bool
+    """With NOTICE_KIND_ESCALATED: the model is a fallback, in place of one that failed before its first token."""
     def __init__(
         self,
         *,
         kind: Global___NoticeKind.ValueType = ...,
         message: _builtins.str = ...,
         model: _builtins.str = ...,
+        degraded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "message", b"message", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["degraded", b"degraded", "kind", b"kind", "message", b"message", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,207 @@
+"""Fallbacks for a request that meets the failure of its model, over the wire."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from sluice.client.answer import NoticeKind, notice_of
+from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, RowError
+from sluice.internal.v1.task_pb2 import Task
+from sluice.settings import ModelSettings
+from sluice.v1 import inference_pb2 as pb
+from tests.gateway.kit.batcher import frame, last
+from tests.gateway.kit.cascades import explained, notices
+from tests.gateway.kit.http import CHAT, Reply, ask, chat, events_in
+from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt, text_of, typed
+
+ROUTING = {
+    "default": "large",
+    "fallbacks": {"large": ["small"]},
+    "breaker": {"failures": 2, "open_s": 60.0},
+}
+
+
+@pytest.fixture
+async def wire(nats_url: str, model_folder: Path) -> AsyncIterator[Wire]:
+    async with open_wire(nats_url, model_folder, routing=ROUTING, http="127.0.0.1:0") as opened:
+        yield opened
+
+
+async def fail(wire: Wire, task: Task, reason: str = "MODEL_UNAVAILABLE") -> None:
+    error = RowError(reason=reason, message="the server cannot be reached")
+    await wire.batcher.send(task, frame(0, end=ROW_END_FAILED, error=error))
+
+
+@pytest.mark.parametrize("reason", ["MODEL_UNAVAILABLE", "ENGINE_FAILED", "OVERLOADED"])
+async def test_a_fallback_answers_the_request_that_fails(wire: Wire, reason: str) -> None:
+    call = wire.stub.Generate(prompt("hello", model=""))
+    first = await wire.batcher.task("large")
+    await fail(wire, first, reason)
+    second = await wire.batcher.task("small")
+    assert second.sampling.seed == first.sampling.seed
+    await wire.batcher.send(second, last(0, wire.tokens("hello")))
+    events = await events_of(call)
+    assert text_of(events) == "hello"
+    assert events[-1].finished.model == "small"
+    (notice,) = notices(events)
+    assert (notice.model, notice.degraded) == ("small", True)
+    assert notice_of(notice).kind is NoticeKind.ESCALATED
+    assert "the server cannot be reached" in notice.message
+    route = (await explained(wire, first.request_id)).route
+    assert (route.degraded, route.candidates[0].model) == (True, "small")
+    assert "large failed before its first token" in route.reason
+
+
+@pytest.mark.parametrize(
+    ("model", "allow", "falls_back"),
+    [
+        ("", None, True),
+        ("", True, True),
+        ("", False, False),
+        ("large", None, False),
+        ("large", True, True),
+        ("large", False, False),
+    ],
+)
+async def test_who_gets_fallbacks(
+    wire: Wire, model: str, allow: bool | None, falls_back: bool
+) -> None:
+    chosen: dict[str, Any] = {} if allow is None else {"allow_degraded": allow}
+    call = wire.stub.Generate(prompt("hello", model=model, **chosen))
+    await fail(wire, await wire.batcher.task("large"))
+    if not falls_back:
+        assert (await error_of(call))[0] is grpc.StatusCode.UNAVAILABLE
+        return
+    await wire.batcher.send(await wire.batcher.task("small"), last(0, wire.tokens("hello")))
+    assert (await events_of(call))[-1].finished.model == "small"
+
+
+async def test_a_model_without_worker_is_replaced_for_auto(wire: Wire) -> None:
+    await wire.batcher.report("small")
+    await wire.until(lambda: not wire.gateway._loads.load("large", 0.0).ready)
+    call = wire.stub.Generate(prompt("hello", model=""))
+    await wire.batcher.send(await wire.batcher.task("small"), last(0, wire.tokens("hello")))
+    started = (await events_of(call))[0].started
+    assert (started.model, started.route.degraded) == ("small", True)
+    _, error = await error_of(wire.stub.Generate(prompt("hello", model="large")))
+    assert error.reason == "MODEL_UNAVAILABLE"
+
+
+async def test_a_shown_answer_is_not_replaced(wire: Wire) -> None:
+    call = wire.stub.Generate(prompt("hello", model=""))
+    task = await wire.batcher.task("large")
+    await wire.batcher.send(task, frame(0, wire.tokens("hello")))
+    error = RowError(reason="ENGINE_FAILED", message="it broke")
+    count = len(wire.tokens("hello"))
+    await wire.batcher.send(task, frame(count, end=ROW_END_FAILED, error=error))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await events_of(call)
+    assert typed(caught.value).reason == "ENGINE_FAILED"
+
+
+async def test_a_wrong_request_gets_no_fallback(wire: Wire) -> None:
+    call = wire.stub.Generate(prompt("hello", model=""))
+    await fail(wire, await wire.batcher.task("large"), "REQUEST_INVALID")
+    assert (await error_of(call))[1].reason == "REQUEST_INVALID"
+
+
+async def test_failures_count_for_the_breaker_at_once(wire: Wire) -> None:
+    calls = []
+    for _ in range(2):
+        calls.append(wire.stub.Generate(prompt("hello", model="")))
+        await fail(wire, await wire.batcher.task("large"))
+        await wire.batcher.task("small")  # its answer does not come
+    _, error = await error_of(wire.stub.Generate(prompt("hello", model="large")))
+    assert "circuit breaker is open" in error.message
+    for call in calls:
+        call.cancel()
+
+
+async def test_the_last_fallback_fails_with_its_own_error(wire: Wire) -> None:
+    call = wire.stub.Generate(prompt("hello", model=""))
+    await fail(wire, await wire.batcher.task("large"))
+    await fail(wire, await wire.batcher.task("small"), "ENGINE_FAILED")
+    assert (await error_of(call))[1].reason == "ENGINE_FAILED"
+
+
+async def test_a_fallback_without_room_is_passed_over(nats_url: str, model_folder: Path) -> None:
+    short = ModelSettings(name="short", tier="s", path=str(model_folder), context_tokens=64)
+    routing = {"default": "large", "fallbacks": {"large": ["short", "small"]}}
+    async with open_wire(nats_url, model_folder, routing=routing, more_models=[short]) as wire:
+        call = wire.stub.Generate(prompt("x " * 60, model=""))
+        await fail(wire, await wire.batcher.task("large"))
+        await wire.batcher.send(await wire.batcher.task("small"), last(0, wire.tokens("hello")))
+        assert (await events_of(call))[-1].finished.model == "small"
+
+
+async def test_the_deadline_holds_while_a_fallback_answers(wire: Wire) -> None:
+    call = wire.stub.Generate(prompt("hello", model=""), timeout=0.5)
+    await fail(wire, await wire.batcher.task("large"))
+    await wire.batcher.task("small")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await events_of(call)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_several_answers_fall_back_each(wire: Wire) -> None:
+    call = wire.stub.Generate(prompt("hello", model="", sampling=pb.SamplingParams(n=2)))
+    for _ in range(2):
+        await fail(wire, await wire.batcher.task("large"))
+        await wire.batcher.send(await wire.batcher.task("small"), last(0, wire.tokens("hello")))
+    ends = [event.finished.model for event in await events_of(call) if event.HasField("finished")]
+    assert ends == ["small", "small"]
+
+
+async def answered(wire: Wire, body: dict[str, Any], path: str = CHAT, **headers: str) -> Reply:
+    """The reply to a request whose large model fails, and whose fallback answers."""
+    asking = asyncio.create_task(ask(wire.http, path, body, **headers))
+    await fail(wire, await wire.batcher.task("large"))
+    await wire.batcher.send(await wire.batcher.task("small"), last(0, wire.tokens("hello")))
+    return await asking
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("asked", ["auto", "field", "header"])
+async def test_http_says_that_an_answer_is_degraded(wire: Wire, stream: bool, asked: str) -> None:
+    body: dict[str, Any] = {**chat(), "stream": stream, "model": "large"}
+    headers = {}
+    if asked == "auto":
+        body["model"] = "auto"
+    elif asked == "field":
+        body["allow_degraded"] = True
+    else:
+        headers = {"x_sluice_allow_degraded": "true"}
+    reply = await answered(wire, body, **headers)
+    assert (reply.status, reply.headers["x-sluice-degraded"]) == (200, "true")
+    objects = events_in(reply.body)[:-1] if stream else [reply.json]
+    assert objects
+    assert all((one["degraded"], one["model"]) == (True, "small") for one in objects)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_responses_say_that_they_are_degraded(wire: Wire, stream: bool) -> None:
+    body = {"model": "large", "input": "hello", "allow_degraded": True, "stream": stream}
+    reply = await answered(wire, body, "/v1/responses")
+    assert reply.headers["x-sluice-degraded"] == "true"
+    if not stream:
+        assert (reply.json["degraded"], reply.json["model"]) == (True, "small")
+    assert b'"degraded":true' in reply.body
+
+
+async def test_http_names_a_wrong_switch(wire: Wire) -> None:
+    reply = await ask(wire.http, CHAT, chat(), x_sluice_allow_degraded="maybe")
+    assert (reply.status, reply.error["param"]) == (400, "x-sluice-allow-degraded")
+    reply = await ask(wire.http, CHAT, {**chat(), "allow_degraded": "maybe"})
+    assert (reply.status, reply.error["param"]) == (400, "allow_degraded")
+
+
+async def test_an_answer_that_is_not_degraded_says_nothing(wire: Wire) -> None:
+    asking = asyncio.create_task(ask(wire.http, CHAT, {**chat(), "model": "auto"}))
+    await wire.batcher.send(await wire.batcher.task("large"), last(0, wire.tokens("hello")))
+    reply = await asking
+    assert "x-sluice-degraded" not in reply.headers
+    assert "degraded" not in reply.json
