@@ -1,6 +1,7 @@
 """The programs and configurations of examples/ do what examples/README.md says."""
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.client import AsyncClient
+from sluice.client import Answer, AsyncClient
 from sluice.settings import load, resolve_model_path
 from supervisor.mesh import Mesh, running_mesh
 from tests.support.mesh import RunningMesh
@@ -80,13 +81,26 @@ async def test_stream_async(mesh: RunningMesh) -> None:
 
 
 def test_transcribe_without_a_file_says_how_to_call_it() -> None:
-    command = [sys.executable, EXAMPLES / "transcribe.py"]
+    command = [sys.executable, str(EXAMPLES / "transcribe.py")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S)
 
     assert (result.returncode, result.stderr) == (
         1,
         "usage: python examples/transcribe.py FILE.wav\n",
     )
+
+
+async def test_prompts_of_the_batch_examples(mesh: RunningMesh) -> None:
+    lines = (EXAMPLES / "batch/prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    prompts = [json.loads(line)["prompt"] for line in lines]
+
+    async with AsyncClient(mesh.address) as client:
+        batch = await client.generate_batch(prompts, model="small")
+
+    assert [outcome.text for outcome in batch.outcomes if isinstance(outcome, Answer)] == [
+        "3, 7, 12",
+        "1, 4, 9",
+    ]
 
 
 @pytest.mark.long
