@@ -14,7 +14,7 @@ from model_workers.engine.sampling.sampler import Sampler
 from model_workers.engine.speech import load_speech_model
 from model_workers.engine.weights import find_constraints, read_whole
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
-from sluice.settings.models import side_limits
+from sluice.settings.models import GENERATE, side_limits
 
 FAMILIES: Final = ("t5", "mt5", "umt5", "bart", "marian", "pegasus", "whisper")
 """Values of ``model_type``."""
@@ -37,7 +37,9 @@ def load_encoder_decoder(settings: ModelSettings) -> EncoderDecoderEngine | None
     if not config.is_encoder_decoder:
         return None
     if config.model_type not in FAMILIES:
-        raise SettingsError(f"{config.model_type} is not served, only {', '.join(FAMILIES)}")
+        raise SettingsError(
+            f"{config.model_type} is not served, only {', '.join(FAMILIES)}; {GENERATE}"
+        )
     if settings.draft or settings.tensor_parallel > 1:
         raise SettingsError("draft and tensor_parallel are for decoder-only models")
     if settings.quantization != "none":

@@ -49,7 +49,12 @@ def _llava() -> Any:
 
 
 def _bart() -> Any:
-    sizes = {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64}
+    sizes = {
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "decoder_attention_heads": 4,
+        "decoder_ffn_dim": 64,
+    }
     return BartForCausalLM(
         BartConfig(
             d_model=32,

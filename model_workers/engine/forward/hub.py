@@ -1,5 +1,6 @@
 """Any decoder-only model of transformers over the paged cache, through transformers' attention interface."""
 
+import logging
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -11,8 +12,20 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
-from model_workers.engine.forward.attention import Attention, CachedModel, ModelInputs
-from model_workers.engine.forward.kv_cache import LayerShape
+from model_workers.engine.blocks import CPU_BLOCK_TOKENS
+from model_workers.engine.forward.agreement import (
+    TOLERANCES,
+    blocks_compared,
+    check_agreement,
+    tokens_compared,
+)
+from model_workers.engine.forward.attention import (
+    Attention,
+    CachedModel,
+    ModelInputs,
+    PagedAttention,
+)
+from model_workers.engine.forward.kv_cache import KvCache, LayerShape
 from model_workers.engine.forward.linear import make_linear
 from model_workers.engine.forward.llama import is_fused
 from model_workers.engine.forward.tensor_parallel import check_ranks
@@ -20,6 +33,9 @@ from model_workers.engine.paged_model import RowChunk
 from model_workers.engine.weights import read_whole
 from model_workers.model_folder import check_supported
 from sluice.settings import SettingsError
+from sluice.settings.models import GENERATE
+
+log = logging.getLogger(__name__)
 
 ATTENTION: Final = "sluice_paged"
 """The name of our function in transformers' registry. No mask function has it, so models make no mask."""
@@ -38,10 +54,13 @@ def read_config(path: str) -> Any:
     except (OSError, ValueError, KeyError) as error:
         raise SettingsError(f"{path}: {str(error).splitlines()[0]}") from error
     if config.is_encoder_decoder:
-        raise SettingsError(f"{path}: is an encoder-decoder model; name a decoder-only one")
+        raise SettingsError(
+            f"{path}: is an encoder-decoder model; name a decoder-only one, or {GENERATE}"
+        )
     others = set(getattr(config, "layer_types", None) or ()) - LAYERS_WITH_KEYS
     if others:
-        raise SettingsError(f"{path}: layers of kind {', '.join(sorted(others))} cannot be served")
+        kinds = ", ".join(sorted(others))
+        raise SettingsError(f"{path}: layers of kind {kinds} cannot be served here; {GENERATE}")
     check_supported(path, config.to_dict())
     if _is_fp8(config):
         # Blocks of weights with a scale each: transformers has their kernels from the hub alone.
@@ -60,12 +79,14 @@ def read_weights(
     dtype: torch.dtype,
     device: torch.device,
     quantization: str,
+    context_tokens: int,
     ranks: int = 1,
 ) -> tuple[Any, tuple[LayerShape, ...]]:
-    """The model of transformers, with our attention function and linear layers, and the shapes of its cache.
+    """Read the model of transformers, with our attention function and linear layers, and the shapes of its cache.
 
     Raises:
-        SettingsError: the model does not use transformers' attention interface, or the weights are not all there.
+        SettingsError: the model does not use transformers' attention interface, is computed otherwise with ours, or
+            the weights are not all there.
     """
     try:
         model = read_whole(
@@ -77,13 +98,20 @@ def read_weights(
             **_placed(path, config, device, ranks),
         )
     except KeyError as error:
-        raise SettingsError(f"{path}: a {config.model_type} has attention of its own") from error
+        raise SettingsError(
+            f"{path}: a {config.model_type} has attention of its own; {GENERATE}"
+        ) from error
     except ImportError as error:
         raise SettingsError(f"{path}: {str(error).splitlines()[0]}") from error
     model = model.to(device).eval()
     if dtype is torch.float32 and _is_fp8(config):
         model = model.float()  # was made wide to bfloat16, whatever was asked for
     shapes = tuple(layer_shapes(model))
+    if ranks == 1 and quantization == "none":
+        _compare(path, model, shapes, context_tokens)
+    else:
+        cause = "tensor_parallel" if ranks > 1 else "quantization"
+        log.info("did not compare the first tokens of %s with transformers: %s is set", path, cause)
     # The layers of a rank sum over all ranks, and stay as they are.
     if ranks == 1 and not is_fused(model):
         replace_linear_layers(model, quantization)
@@ -132,9 +160,11 @@ def attention_function(
     """What transformers calls in each layer, with [1, heads, tokens, size]."""
     more = {name for name, thing in others.items() if isinstance(thing, Tensor)} - {"position_ids"}
     if attention_mask is not None or more:
-        raise SettingsError(f"{type(module).__name__}: attention takes more than keys and values")
+        raise SettingsError(
+            f"{type(module).__name__}: attention takes more than keys and values; {GENERATE}"
+        )
     if not (others.get("is_causal") or getattr(module, "is_causal", True)):
-        raise SettingsError(f"{type(module).__name__}: attention looks ahead")
+        raise SettingsError(f"{type(module).__name__}: attention looks ahead; {GENERATE}")
     call = AttentionCall(
         layer=module.layer_idx,
         query=query[0].transpose(0, 1),
@@ -188,14 +218,44 @@ def layer_shapes(model: Any) -> list[LayerShape]:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         # Raised by models with attention code of their own that needs a mask.
-        raise SettingsError(f"{type(model).__name__}: does not run without a mask") from error
+        raise SettingsError(
+            f"{type(model).__name__}: does not run without a mask; {GENERATE}"
+        ) from error
     if sorted(shapes) != list(range(model.config.num_hidden_layers)):
-        raise SettingsError(f"{type(model).__name__}: not every layer keeps keys and values")
+        raise SettingsError(
+            f"{type(model).__name__}: not every layer keeps keys and values; {GENERATE}"
+        )
     kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * len(shapes)
     for layer, kind in enumerate(kinds):
         if kind == "sliding_attention" and shapes[layer].window is None:
-            raise SettingsError(f"{type(model).__name__}: layer {layer} does not tell its window")
+            raise SettingsError(
+                f"{type(model).__name__}: layer {layer} does not tell its window; {GENERATE}"
+            )
     return [shapes[layer] for layer in sorted(shapes)]
+
+
+def _compare(path: str, model: Any, shapes: Sequence[LayerShape], context_tokens: int) -> None:
+    """Refuse a model that the paged cache computes otherwise than transformers; see `agreement`.
+
+    Raises:
+        SettingsError: it does.
+    """
+    dtype, device = model.dtype, model.device
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
+    tokens = tokens_compared(weights, device, context_tokens)
+    cache = KvCache(shapes, blocks_compared(CPU_BLOCK_TOKENS), CPU_BLOCK_TOKENS, dtype, device)
+    paged = HubModel(model, PagedAttention(cache), context_tokens)
+
+    @torch.inference_mode()
+    def reference(ids: Tensor) -> Tensor:
+        model.set_attn_implementation("eager")
+        try:
+            logits: Tensor = model(input_ids=ids.to(device), use_cache=False).logits
+        finally:
+            model.set_attn_implementation(ATTENTION)
+        return logits
+
+    check_agreement(path, paged, reference, tokens, TOLERANCES[dtype])
 
 
 def replace_linear_layers(model: Any, quantization: str, *, decodes: bool = True) -> None:

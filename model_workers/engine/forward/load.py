@@ -114,7 +114,7 @@ def load_model(
 
     config = hub.read_config(path)
     context = find_context(path, config.to_dict(), context_tokens)
-    model, shapes = hub.read_weights(path, config, number, where, quantization, ranks)
+    model, shapes = hub.read_weights(path, config, number, where, quantization, context, ranks)
     return LoadedModel(path, context, where, number, quantization, ranks, model, shapes)
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from model_workers.engine.forward import fused_folder, hub, load_model
 from model_workers.engine.forward.fused_folder import FusedFolder, read_config, read_folder
 from model_workers.engine.forward.llama import FusedModel
-from tests.support.tiny_models import save_model
+from tests.support.tiny_models import CONTEXT, save_model
 
 CPU = torch.device("cpu")
 
@@ -35,7 +35,7 @@ def test_the_same_numbers_as_transformers(tmp_path: Path, kind: str, dtype: torc
     assert config is not None
     ours = read_folder(path, config, dtype, CPU)
     assert ours is not None
-    theirs, shapes = hub.read_weights(path, hub.read_config(path), dtype, CPU, "none")
+    theirs, shapes = hub.read_weights(path, hub.read_config(path), dtype, CPU, "none", CONTEXT)
     assert ours.shapes == shapes
     assert torch.equal(ours.model.rotary_emb.inv_freq, theirs.model.rotary_emb.inv_freq)
     assert ours.model.rotary_emb.attention_scaling == theirs.model.rotary_emb.attention_scaling

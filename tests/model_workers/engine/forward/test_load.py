@@ -44,8 +44,9 @@ def test_attention_that_has_no_pages_is_refused(name: str, tmp_path: Path) -> No
     AutoModelForCausalLM.from_config(REFUSED[name]).save_pretrained(tmp_path)
     with pytest.raises(
         SettingsError, match=r"attention|keys and values|without a mask|mixture of experts"
-    ):
+    ) as error:
         load_model(str(tmp_path), device="cpu", context_tokens=64)
+    assert "set `engine: generate`" in str(error.value)
 
 
 @pytest.mark.parametrize("kind", ["mamba", "qwen3_next", "t5"])
@@ -53,8 +54,9 @@ def test_other_kinds_of_models_are_refused_before_their_weights_are_read(
     kind: str, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}"}}')
-    with pytest.raises(SettingsError, match=r"cannot be served|encoder-decoder"):
+    with pytest.raises(SettingsError, match=r"cannot be served|encoder-decoder") as error:
         load_model(str(tmp_path))
+    assert "set `engine: generate`" in str(error.value)
 
 
 @pytest.mark.parametrize("method", ["awq", "gptq", "torchao", "compressed-tensors", "bitsandbytes"])

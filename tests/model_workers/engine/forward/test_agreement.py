@@ -1,0 +1,89 @@
+"""A model that the paged engine would compute wrongly is refused at load, with what to do."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from model_workers.engine.forward import load_model
+from model_workers.engine.forward.agreement import TOKENS, check_agreement, tokens_compared
+from model_workers.engine.paged_model import RowChunk
+from sluice.settings import SettingsError
+from tests.support.generating_models import save
+from tests.support.tiny_models import CONFIGS, save_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["diffllama", "bart"])
+def test_models_computed_wrongly_are_refused(family: str, dtype: str, tmp_path: Path) -> None:
+    folder = str(save(tmp_path, family))
+    with pytest.raises(SettingsError, match="otherwise than transformers") as error:
+        load_model(folder, device="cpu", dtype=dtype)
+    assert "set `engine: generate`" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", [*CONFIGS, "gpt2"])
+def test_models_computed_rightly_are_served(family: str, dtype: str, tmp_path: Path) -> None:
+    # Another activation than the fused path knows: transformers' own layers compute it.
+    changes = {"hidden_act": "gelu"} if family in ("llama", "qwen2", "qwen3", "mistral") else {}
+    loaded = load_model(str(save_model(tmp_path, family, **changes)), device="cpu", dtype=dtype)
+    logits = loaded.paged(4, 32).forward([RowChunk(range(9), 0, (0,), 1)])
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("option", [{"quantization": "int8"}, {"quantization": "fp8"}])
+def test_log_says_what_was_not_compared(
+    option: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        load_model(str(save_model(tmp_path, "gemma")), device="cpu", **option)
+    assert f"did not compare the first tokens of {tmp_path} with transformers: quant" in caplog.text
+
+
+class Constant:
+    """Says token 5 whatever it reads, from ``wrong_at`` on token 6."""
+
+    vocab_size, context_tokens, num_blocks, block_tokens = 10, 64, 2, 32
+
+    def __init__(self, wrong_at: int) -> None:
+        self._left = wrong_at
+
+    def forward(self, chunks: list[RowChunk]) -> torch.Tensor:
+        logits = torch.zeros(len(chunks), self.vocab_size)
+        logits[:, 5 if self._left > 0 else 6] = 1.0
+        self._left -= 1
+        return logits
+
+
+def fives(ids: torch.Tensor) -> torch.Tensor:
+    logits = torch.zeros(*ids.shape, Constant.vocab_size)
+    logits[..., 5] = 1.0
+    return logits
+
+
+@pytest.mark.parametrize("wrong_at", [0, 1, TOKENS - 1])
+def test_first_wrong_token_is_named(wrong_at: int) -> None:
+    model: Any = Constant(wrong_at)
+    with pytest.raises(SettingsError, match=f"^m: .* from token {wrong_at} of a trial on"):
+        check_agreement("m", model, fives, TOKENS, 1e-3)
+
+
+def test_what_agrees_is_served() -> None:
+    model: Any = Constant(TOKENS)
+    check_agreement("m", model, fives, TOKENS, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("weight_bytes", "context", "tokens"),
+    [(1.4e6, 256, 16), (5.4e8, 256, 16), (2.8e10, 256, 2), (1.4e6, 8, 4), (1.2e9, 256, 8)],
+)
+def test_large_models_are_compared_for_fewer_tokens(
+    weight_bytes: float, context: int, tokens: int
+) -> None:
+    assert tokens_compared(weight_bytes, CPU, context) == tokens
