@@ -1,5 +1,6 @@
 """Set-up of a worker's process: builds the engine."""
 
+import ctypes
 import json
 import os
 import time
@@ -32,7 +33,20 @@ def build_engine(settings: ModelSettings) -> Engine:
         return EchoEngine(*limits, partial(time.sleep, settings.echo_step_ms / 1000))
     check_model(settings)
     with named(settings.name, ValueError, OSError):
-        return _load(settings)
+        engine = _load(settings)
+    return_free_memory()
+    return engine
+
+
+def return_free_memory() -> None:
+    """Return freed heap memory to the system.
+
+    Weights are read, converted and packed one after the other. What that leaves free in the heap is a quarter of a
+    worker's memory with 135 M parameters, and glibc keeps it.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # glibc has it, musl does not
+        trim(0)
 
 
 def _load(settings: ModelSettings) -> Engine:

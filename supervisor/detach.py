@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from sluice.errors import SetupError
 from sluice.settings import load
+from sluice.settings.models import convert_models
 from sluice.startup import child_environment, module_command
 from supervisor.child import describe_exit, log_tail
 from supervisor.state import StateDir
@@ -41,6 +42,8 @@ def start_detached(
     """
     if state.is_locked():
         raise state.taken()
+    settings = load(config)
+    convert_models(settings.models)  # here, where its progress is seen
     state.create()
     options = ["--state-dir", str(state.root)]
     for name, value in (("--address", address), ("--http", http)):
@@ -52,7 +55,7 @@ def start_detached(
         process, log_start = _spawn_detached(command, state.log(_LOG), writing)
         os.close(writing)
         try:
-            bound_s = load(config).triton.start_s + START_S
+            bound_s = settings.triton.start_s + START_S
             message = _read_report(report.fileno(), time.monotonic() + bound_s)
         except BaseException:
             process.terminate()

@@ -1,8 +1,9 @@
 """Settings of a served model, its folder, and the labels of classifiers; shared by gateway and worker."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -11,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from sluice.errors import SettingsError
 from sluice.settings.base import Count, Name, NotNegative, Positive, Section, Share, Whole
 from sluice.settings.batching import PolicyName
+from sluice.settings.model_cache import SUFFIX, chat_file, chat_problem, converted_folder
 from sluice.settings.remote import ServerSettings
 
 LENGTH_DEPENDENT: Final = frozenset({"dynamic", "longrope", "su"})
@@ -49,6 +51,8 @@ GENERATE: Final = (
 ELSEWHERE: Final = "serve it with vLLM behind `engine: openai` (docs/use/remote-models.md)"
 """What to do with a model that our own engine does not compute."""
 _ORIGINAL: Final = "original_max_position_embeddings"
+CHAT_PATH: Final = "builtin:chat"
+"""The shipped general model, whose weights are downloaded (`sluice.settings.model_cache`)."""
 
 
 STREAMING_ENGINES: Final = frozenset({"transformers", "echo", "openai"})
@@ -75,8 +79,8 @@ class ModelSettings(Section):
     to its own workers (docs/operate/deploy.md)."""
     tier: Name = "small"
     path: str
-    """A folder in Hugging Face layout, a hub id, or "builtin:small" and "builtin:large" for the shipped tiers. Of the
-    engine "openai" only the tokenizer is used."""
+    """A folder in Hugging Face layout, a GGUF file, a hub id, or a shipped model: "builtin:small", "builtin:large",
+    "builtin:chat". Of the engine "openai" only the tokenizer is used."""
     engine: Literal[
         "transformers",
         "generate",
@@ -262,29 +266,53 @@ class ModelSettings(Section):
 
 
 def resolve_model_path(path: str) -> str:
-    """Folder of a shipped tier for "builtin:NAME"; anything else as it is (a folder or a hub id).
+    """Return the folder of a model for a shipped name or a GGUF file; anything else as it is (a folder or a hub id).
+
+    A GGUF file is converted when that was not done before, which takes a while (`converted_folder`).
 
     Raises:
-        SettingsError: there is no shipped tier of that name, or the folder of an absolute or dotted path is missing.
+        SettingsError: there is no such shipped model, file or folder, or the file cannot be converted.
     """
     if path.startswith("builtin:"):
-        import importlib.util
-
-        spec = importlib.util.find_spec("model_workers")
-        assert spec is not None
-        assert spec.submodule_search_locations is not None
-        folder = Path(spec.submodule_search_locations[0], "models", path.removeprefix("builtin:"))
-        if not folder.is_dir():
-            raise SettingsError(
-                f'no shipped model {path!r}; there are "builtin:small", "builtin:large"'
-            )
-        return str(folder)
+        return str(_shipped_folder(path))
+    if path.lower().endswith(SUFFIX) and not Path(path).is_dir():
+        return str(converted_folder(Path(path).expanduser().resolve()))
     if path.startswith((".", "/", "~")):
         folder = Path(path).expanduser().resolve()
         if not folder.is_dir():
             raise SettingsError(f"model folder {folder} does not exist")
         return str(folder)
     return path
+
+
+def convert_models(models: Iterable[ModelSettings]) -> None:
+    """Convert the GGUF files that ``models`` name, where that was not done before; progress goes to stderr.
+
+    Raises:
+        SettingsError: one cannot be converted, or does not exist.
+    """
+    for model in models:
+        for path in filter(None, (model.path, model.draft)):
+            try:
+                resolve_model_path(path)
+            except SettingsError as error:
+                raise SettingsError(f"models: {model.name}: {error}") from error
+
+
+def _shipped_folder(path: str) -> Path:
+    if path == CHAT_PATH:
+        if (problem := chat_problem()) is not None:
+            raise SettingsError(f"{path}: {problem}")
+        return converted_folder(chat_file())
+    spec = find_spec("model_workers")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    folder = Path(spec.submodule_search_locations[0], "models", path.removeprefix("builtin:"))
+    if not folder.is_dir():
+        raise SettingsError(
+            f'no shipped model {path!r}; there are "builtin:small", "builtin:large", "{CHAT_PATH}"'
+        )
+    return folder
 
 
 def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -32,8 +32,9 @@ from tests.support.scripted import ScriptedService, delta, finished, started
 BARE_BYTES_MAX = 60_000_000
 CLIENT = {"sluice", "cli"}
 """The packages of the wheel `sluice-llm`."""
-LATE = {"triton_python_backend_utils", "scipy", "sklearn"}
-"""What Triton has, and what only the training of routers imports, which the extra ``mesh`` brings."""
+LATE = {"triton_python_backend_utils", "scipy", "sklearn", "gguf"}
+"""What Triton has, what only the training of routers imports, which the extra ``mesh`` brings, and what only GGUF files
+need (the extra ``chat``)."""
 STREAM = """
 import sys
 from sluice.client import Client
@@ -88,7 +89,7 @@ def imports() -> grimp.ImportGraph:
 def test_an_extra_names_what_its_process_imports(extra: str, package: str) -> None:
     reached = {name.partition(".")[0] for name in imports().find_upstream_modules(package, True)}
     given = modules(frozenset(one.name for one in named(extra)))
-    inside = {*root_packages(), *sys.stdlib_module_names, "triton_python_backend_utils"}
+    inside = {*root_packages(), *sys.stdlib_module_names, "triton_python_backend_utils", "gguf"}
 
     assert reached - inside - given == set()
 

@@ -1,0 +1,286 @@
+"""Converts a GGUF file to a folder in Hugging Face layout: ``python -m model_workers.gguf_conversion FILE FOLDER``.
+
+It runs in a process of its own, so that the memory of unpacked weights is given back. `sluice.settings.model_cache`
+starts it. The folder appears at once and complete: everything is written beside it and renamed. Progress goes to
+stderr, the reason of a failure to stdout.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from model_workers.model_folder import TOKENIZER, WEIGHTS, first_line
+from sluice.settings import SettingsError
+from sluice.settings.model_cache import CHAT_EXTRA, MARKER, is_converted
+
+BYTES_PER_VALUE: Final = 2
+"""Of a weight in bfloat16, on disk and in memory."""
+BASE_BYTES: Final = 600_000_000
+"""Memory of the libraries and of the tokenizer while a file is converted; measured 500 MB."""
+COPIES: Final = 2
+"""How often transformers holds the weights while it loads them: its tensors and those of the model."""
+DISK_RESERVE_BYTES: Final = 100_000_000
+"""Disk space for tokenizer and configuration, and what is left free."""
+
+_UNREADABLE: Final = (ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError)
+"""What transformers raises for a file that it does not convert."""
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """What the header of a GGUF file says.
+
+    Attributes:
+        architecture: such as "llama".
+        values: numbers in all tensors.
+    """
+
+    path: Path
+    architecture: str
+    values: int
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the weights in bfloat16."""
+        return self.values * BYTES_PER_VALUE
+
+    @property
+    def memory_bytes(self) -> int:
+        """Peak memory of the conversion."""
+        return BASE_BYTES + COPIES * self.weight_bytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """Disk space that the conversion needs."""
+        return DISK_RESERVE_BYTES + self.weight_bytes
+
+
+def read_header(file: Path) -> GgufFile:
+    """Read what a GGUF file says about itself.
+
+    Raises:
+        SettingsError: it is not a GGUF file, not whole, or one of several parts; or the package gguf is missing.
+    """
+    with file.open("rb") as opened:
+        if opened.read(4) != b"GGUF":
+            raise SettingsError("is not a GGUF file; name one, or a folder in Hugging Face layout")
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise SettingsError(f"GGUF files need the package gguf; {CHAT_EXTRA}") from error
+    try:
+        reader: Any = GGUFReader(file)
+        values = sum(int(tensor.n_elements) for tensor in reader.tensors)
+        architecture = str(_field(reader, "general.architecture"))
+        parts = _field(reader, "split.count") or 1
+    except (
+        Exception
+    ) as error:  # the library reads any bytes as lengths and raises whatever that gives
+        raise SettingsError(
+            f"is not whole ({first_line(error)}); copy or download it again"
+        ) from error
+    if parts > 1:
+        raise SettingsError(
+            f"is one of {parts} parts; merge them with llama.cpp's `llama-gguf-split --merge`"
+        )
+    return GgufFile(file, architecture, values)
+
+
+def _field(reader: Any, name: str) -> Any:
+    field = reader.get_field(name)
+    return None if field is None else field.contents()
+
+
+def check_room(header: GgufFile, folder: Path) -> None:
+    """Refuse a file whose conversion does not fit into this machine's free memory and disk.
+
+    Raises:
+        SettingsError: what is needed and what there is.
+    """
+    available = int(psutil.virtual_memory().available)
+    if header.memory_bytes > available:
+        raise SettingsError(
+            f"its conversion needs {_gb(header.memory_bytes)} of memory and {_gb(available)} are available; "
+            "free memory, or take a smaller model"
+        )
+    free = shutil.disk_usage(folder).free
+    if header.disk_bytes > free:
+        raise SettingsError(
+            f"its conversion needs {_gb(header.disk_bytes)} on the disk of {folder} and {_gb(free)} are free; "
+            "free space, or name another folder in SLUICE_MODEL_CACHE"
+        )
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.2f} GB"
+
+
+def convert(file: Path, folder: Path) -> None:
+    """Write the model in ``file`` to ``folder``; wait for a conversion of the same file that runs already.
+
+    Raises:
+        SettingsError: the file cannot be converted, or does not fit into memory or disk.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(folder):
+        if is_converted(folder):
+            return
+        begun = time.monotonic()
+        header = read_header(file)
+        check_room(header, folder.parent)
+        _say(f"converting {file.name} ({header.values / 1e6:.0f} M parameters) once, to {folder}")
+        partial = folder.with_name(f"{folder.name}.partial")
+        for left in (partial, folder):
+            shutil.rmtree(left, ignore_errors=True)
+        partial.mkdir()
+        try:
+            _write(header, partial)
+            partial.rename(folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        _say(f"converted {file.name} in {time.monotonic() - begun:.0f} s")
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder; a process that ends gives it back."""
+    with folder.with_name(f"{folder.name}.lock").open("w") as opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say(f"waiting for another process that converts to {folder}")
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+
+
+def _write(header: GgufFile, folder: Path) -> None:
+    """Write tokenizer, configuration and weights, and at last `MARKER`."""
+    source: dict[str, Any] = {
+        "pretrained_model_name_or_path": str(header.path.parent),
+        "gguf_file": header.path.name,
+    }
+    _say("  1 of 3: tokenizer")
+    config = _read_config(header, source)
+    _write_tokenizer(header, source, folder)
+    drop_unknown_tokens(folder, int(config.vocab_size))
+    _say("  2 of 3: weights")
+    model = _load_model(header, source, config)
+    _say("  3 of 3: writing")
+    _write_model(model, folder)
+    files = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
+    (folder / MARKER).write_text(json.dumps(files, indent=1), encoding="utf-8")
+
+
+def _read_config(header: GgufFile, source: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(**source)
+    except _UNREADABLE as error:
+        raise SettingsError(
+            f"transformers does not convert the architecture {header.architecture} ({first_line(error)}); "
+            "serve it with llama.cpp behind `engine: openai` (docs/use/remote-models.md)"
+        ) from error
+
+
+def _write_tokenizer(header: GgufFile, source: dict[str, Any], folder: Path) -> None:
+    # Not AutoTokenizer: it reads the whole file once more to find the class, and all are this one.
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(**source)
+    except _UNREADABLE as error:
+        raise SettingsError(
+            f"its tokenizer cannot be read as that of {header.architecture}: {first_line(error)}"
+        ) from error
+    tokenizer.save_pretrained(folder)
+
+
+def drop_unknown_tokens(folder: Path, size: int) -> None:
+    """Drop special tokens behind the ``size`` tokens of the file: transformers adds those that its family has."""
+    file = folder / TOKENIZER
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    unknown = {one["content"] for one in tokenizer["added_tokens"] if one["id"] >= size}
+    if not unknown:
+        return
+    tokenizer["added_tokens"] = [one for one in tokenizer["added_tokens"] if one["id"] < size]
+    file.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
+    named = folder / "tokenizer_config.json"
+    values = json.loads(named.read_text(encoding="utf-8"))
+    known = {
+        key: value
+        for key, value in values.items()
+        if not (key.endswith("_token") and value in unknown)
+    }
+    named.write_text(json.dumps(known, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+def _load_model(header: GgufFile, source: dict[str, Any], config: Any) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            **source,
+            config=config,
+            dtype=torch.bfloat16,
+            quantization_config=GgufConfig(dequantize=True),
+        )
+    except _UNREADABLE as error:
+        raise SettingsError(
+            f"its weights cannot be unpacked as {header.architecture}: {first_line(error)}"
+        ) from error
+
+
+def _write_model(model: Any, folder: Path) -> None:
+    """Write weights and configuration; ``save_pretrained`` of transformers refuses models that come from GGUF."""
+    from safetensors.torch import save_file
+
+    tied = set(model.all_tied_weights_keys)
+    tensors = {
+        name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in tied
+    }
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / WEIGHTS).chmod(
+        0o644
+    )  # made readable by its owner alone; processes may have other users
+    config = model.config
+    config.architectures = [type(model).__name__]
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str]) -> int:
+    """Convert; return the exit code."""
+    file, folder = map(Path, arguments)
+    # Progress bars of libraries, and what they say of each step, are for their own users.
+    os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+    try:
+        convert(file, folder)
+    except SettingsError as error:
+        print(error)
+        return 1
+    except OSError as error:
+        print(f"cannot be converted: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
