@@ -17,6 +17,7 @@ from typing import Final
 from sluice.defaults import DEFAULT_HTTP_ADDRESS
 from sluice.errors import SetupError
 from sluice.settings import HttpSettings, Settings, SettingsError, load
+from sluice.settings.models import convert_models
 from sluice.telemetry.logs import log_to_stderr
 from supervisor.mesh import Mesh, running_mesh
 from supervisor.plan import changed
@@ -72,8 +73,8 @@ def settings_of(
         SettingsError: they cannot work.
     """
     settings = load(config)
-    if settings.safety:
-        check_policies(settings)
+    check_policies(settings)
+    convert_models(settings.models)
     if secure:
         settings = changed(settings, tls={"embedded": True})
     if address is not None:
@@ -87,11 +88,15 @@ def settings_of(
 
 
 def check_policies(settings: Settings) -> None:
-    """Raises SettingsError when the gateway could not use its safety policies."""
-    # Imported here: it reads all safety rules, which a mesh with policies of its own alone needs.
-    from gateway.config.policies import read_policies
+    """Raises SettingsError when the gateway could not use its rules for routing or its safety policies."""
+    from gateway.routing.rules import check_patterns
 
-    read_policies(settings)
+    check_patterns(settings.routing)
+    if settings.safety:
+        # Imported here: it reads all safety rules, which a mesh with policies of its own alone needs.
+        from gateway.config.policies import read_policies
+
+        read_policies(settings)
 
 
 def main(arguments: list[str] | None = None) -> int:

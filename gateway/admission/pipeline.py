@@ -351,6 +351,7 @@ class Admission:
         return Features(
             model=model,
             text=conversation.user_text,
+            last_turn=conversation.last_user_text,
             prompt_tokens=len(tokens),
             answer_tokens=request.sampling.max_tokens,
             labels=request.labels,

@@ -13,6 +13,7 @@ from gateway.routing.learned.artefact import BadArtefact, load
 from gateway.routing.learned.model import Calibration
 from gateway.routing.prediction import HeadKey, LearnedHead, policy_key
 from gateway.routing.router import Router
+from gateway.routing.rules import check_patterns
 from gateway.safety.compiled import CompiledPolicies, compile_policies, rule_names
 from gateway.safety.inspector import Inspector
 from gateway.safety.policy import SafetyPolicies, load_policies
@@ -75,6 +76,7 @@ def load_router(settings: Settings, models: Mapping[str, ModelSettings]) -> Rout
         SettingsError: one line that names what cannot work.
     """
     routing = settings.routing
+    check_patterns(routing)
     digest = hashlib.sha256(routing.model_dump_json().encode()).hexdigest()
     heads = [
         head

@@ -47,6 +47,8 @@ class Features:
     """The model that the caller named; None for "auto"."""
     text: str = ""
     """The caller's turns."""
+    last_turn: str | None = None
+    """The last of the caller's turns; None: ``text`` is a single one."""
     prompt_tokens: int = 0
     """Length of the prompt in tokens of the default model; 0 where no rule asks."""
     answer_tokens: int = 0

@@ -3,13 +3,20 @@
 import fnmatch
 import hashlib
 from collections.abc import Iterable
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final
+
+import re2
 
 from gateway.routing.features import Features
-from sluice.settings.routing import RouteRule, Selection, Trial
+from sluice.errors import SettingsError
+from sluice.settings.routing import RouteRule, RoutingSettings, Selection, Trial
 
 SHADOW: Final = "shadow "
 """Salt of draws for shadows, so that they are unrelated to those for canaries."""
+SEARCH_CHARS: Final = 16_384
+"""How much of a turn, from its beginning, `contains` searches, in characters. It bounds the time on the event loop."""
+_PATTERNS_CACHED: Final = 1024
 
 
 def matches(rule: RouteRule, features: Features) -> bool:
@@ -25,9 +32,54 @@ def matches(rule: RouteRule, features: Features) -> bool:
             or any(fnmatch.filter(features.findings, one) for one in rule.findings)
         )
         and (rule.min_numbers is None or features.numbers >= rule.min_numbers)
+        and (not rule.contains or _contains(rule.contains, features))
         and (not rule.languages or features.language in rule.languages)
         and (rule.code is None or features.has_code is rule.code)
     )
+
+
+def _contains(patterns: tuple[str, ...], features: Features) -> bool:
+    turn = features.text if features.last_turn is None else features.last_turn
+    return compiled(patterns).search(turn[:SEARCH_CHARS]) is not None
+
+
+@lru_cache(_PATTERNS_CACHED)
+def compiled(patterns: tuple[str, ...]) -> Any:
+    """Return one expression that finds any of ``patterns``.
+
+    Raises:
+        ValueError: RE2 refuses it.
+    """
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile("|".join(f"(?:{pattern})" for pattern in patterns), options)
+    except re2.error as error:
+        reason = error.args[0] if error.args else "refused"
+        text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+        raise ValueError(text) from error
+
+
+def check_patterns(settings: RoutingSettings) -> None:
+    """Refuse rules with a pattern that cannot be used.
+
+    Raises:
+        SettingsError: the key of the first one, and what is wrong with it.
+    """
+    named = {
+        "routing": settings,
+        **{f"routing.policies.{n}": p for n, p in settings.policies.items()},
+    }
+    for key, policy in named.items():
+        for number, rule in enumerate(policy.rules):
+            for index, pattern in enumerate(rule.contains):
+                where = f"{key}.rules.{number}.contains.{index}"
+                try:
+                    compiled((pattern,))
+                except ValueError as error:
+                    raise SettingsError(
+                        f"{where}: {error}; write it in the syntax of RE2"
+                    ) from error
 
 
 def selects(selection: RouteRule | Selection, features: Features) -> bool:

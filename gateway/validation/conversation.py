@@ -206,6 +206,11 @@ class Conversation:
         said = [turn.content for turn in self.turns if turn.role == USER]
         return "\n".join([*said, *([self.query] if self.query else ()), *self.documents])
 
+    @property
+    def last_user_text(self) -> str | None:
+        """The text of the last user turn; None without one."""
+        return next((turn.content for turn in reversed(self.turns) if turn.role == USER), None)
+
 
 def conversation_of(
     request: pb.GenerateRequest | pb.CountTokensRequest | pb.ScoreRequest, found: FieldViolations

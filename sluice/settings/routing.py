@@ -15,6 +15,10 @@ class RouteRule(Section):
     reason: str = Field(min_length=1, max_length=200)
     min_numbers: Count | None = None
     """At least this many numbers in the prompt."""
+    contains: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = Field(
+        (), max_length=100
+    )
+    """Regular expressions (RE2), of which one is found in the caller's last turn."""
     min_prompt_tokens: Count | None = None
     min_prompt_chars: Count | None = None
     max_prompt_chars: Count | None = None

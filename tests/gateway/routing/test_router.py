@@ -11,7 +11,8 @@ from gateway.routing.learned.model import Estimate
 from gateway.routing.plan import Plan
 from gateway.routing.prediction import HeadKey, LearnedHead, policy_key
 from gateway.routing.router import Router
-from gateway.routing.rules import SHADOW, drawn
+from gateway.routing.rules import SHADOW, check_patterns, drawn
+from sluice.settings import SettingsError
 from sluice.settings.models import ModelSettings
 from sluice.settings.routing import RoutingSettings, Trial
 from sluice.v1.admin_pb2 import ROUTER_HEAD_PROMPT
@@ -142,6 +143,9 @@ def test_the_first_rule_that_holds_decides() -> None:
         ({"max_prompt_chars": 3}, auto("abc"), auto("abcd")),
         ({"labels": {"team": "a"}}, auto(labels={"team": "a"}), auto(labels={"team": "b"})),
         ({"tenants": ["acme"]}, auto(tenant="acme"), auto()),
+        ({"contains": [r"^a+$", r"(?i)\bsum\b"]}, auto("a Sum"), auto("summer")),
+        ({"contains": ["ß"]}, auto("x", last_turn="Größe"), auto("Größe", last_turn="x")),
+        ({"contains": ["b"]}, auto("a" * 16_383 + "b"), auto("a" * 16_384 + "b")),
         ({"languages": ["de"]}, auto("das ist nicht gut"), auto("this is not good")),
         ({"code": True}, auto("```\nx\n```"), auto("x")),
         ({"code": False}, auto("x"), auto("import os\nimport re\nimport io")),
@@ -157,6 +161,16 @@ def test_conditions(condition: dict[str, Any], fits: Features, fails: Features) 
     settings = {"rules": [{"model": "large", "reason": "r", **condition}]}
     assert plan(settings, fits).model == "large"
     assert plan(settings, fails).model == "small"
+
+
+@pytest.mark.parametrize("pattern", ["(", "(?<=a)b", r"(a)\1", "a{2000}"])
+@pytest.mark.parametrize("policy", ["", "legal"])
+def test_a_pattern_that_re2_refuses_is_named(pattern: str, policy: str) -> None:
+    rules = [{"model": "large", "reason": "r", "contains": ["fine", pattern]}]
+    settings = {"policies": {policy: {"rules": rules}}} if policy else {"rules": rules}
+    key = rf"^routing\.{'policies.legal.' if policy else ''}rules\.0\.contains\.1: .*RE2$"
+    with pytest.raises(SettingsError, match=key):
+        check_patterns(RoutingSettings.model_validate(settings))
 
 
 def test_all_conditions_of_a_rule_must_hold() -> None:
