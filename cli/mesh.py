@@ -1,5 +1,6 @@
 """`sluice up`, `down`, `reload`, `status`, `models` and `drift`: a mesh on this machine, and what any mesh serves."""
 
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -93,6 +94,8 @@ def up(
 
     It consists of nats-server, a tritonserver for each worker, batcher, gateway and jobs.
     """
+    if config is None:
+        _report_missing_chat()
     if detach:
         from supervisor.detach import start_detached
 
@@ -113,6 +116,13 @@ def up(
         _write_started(mesh.state, mesh.ready_s)
 
     asyncio.run(serve(settings, state.root, on_ready))
+
+
+def _report_missing_chat() -> None:
+    from sluice.settings.model_cache import chat_problem
+
+    if (problem := chat_problem()) is not None:
+        print(f"the general model is not served: {problem}", file=sys.stderr, flush=True)
 
 
 def down(state: OfMesh) -> None:

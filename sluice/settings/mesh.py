@@ -44,6 +44,7 @@ from sluice.settings.limits import LimitSettings
 from sluice.settings.models import ModelSettings
 from sluice.settings.routing import RouteRule as RouteRule
 from sluice.settings.routing import RoutingSettings as RoutingSettings
+from sluice.settings.shipped import SPECIALIST_ROUTING, shipped_models, shipped_routing
 
 
 class CallShares(Section):
@@ -293,22 +294,6 @@ class TlsSettings(Section):
         return self.callers or self.mesh
 
 
-_SHIPPED_ROUTING: Final = RoutingSettings(
-    default="small",
-    rules=(
-        RouteRule(
-            model="large",
-            min_numbers=4,
-            max_prompt_chars=120,
-            reason="four numbers or more to work on, and little else",
-        ),
-    ),
-    fallbacks={"large": ("small",)},
-)
-"""Of the shipped tiers."""
-_SHIPPED_NAMES: Final = frozenset(name for _, name in _SHIPPED_ROUTING.all_models())
-
-
 class _SecretFiles(EnvSettingsSource):
     """Variables as containers mount secrets: a file each, in the folder SLUICE_SECRETS."""
 
@@ -336,16 +321,13 @@ class Settings(BaseSettings):
         ser_json_inf_nan="constants",
     )
 
-    models: tuple[ModelSettings, ...] = (
-        ModelSettings(name="small", tier="small", path="builtin:small"),
-        ModelSettings(name="large", tier="large", path="builtin:large"),
-    )
+    models: tuple[ModelSettings, ...] = Field(default_factory=shipped_models)
     retiring: tuple[ModelSettings, ...] = ()
     """Models that were replaced or removed while the mesh ran, until their last rows have ended; `sluice reload` writes
     it (docs/operate/deploy.md)."""
     currency: str = Field("USD", pattern=r"^[A-Z]{3}$")
     """Of all prices and budgets, ISO 4217."""
-    routing: RoutingSettings = _SHIPPED_ROUTING
+    routing: RoutingSettings = SPECIALIST_ROUTING
     gateway: GatewaySettings = GatewaySettings()
     http: HttpSettings = HttpSettings()
     identity: IdentitySettings = IdentitySettings()
@@ -378,11 +360,11 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _default_is_there(self) -> Self:
-        """Without the shipped tiers their rules are not there either: "auto" is the first model that answers."""
-        names = {model.name for model in self.models}
+        """Without ``routing`` take the shipped rules if their models are there, else the first model that answers."""
         first = next((model.name for model in self.models if model.answers), None)
-        if "routing" not in self.model_fields_set and first and not names >= _SHIPPED_NAMES:
-            object.__setattr__(self, "routing", RoutingSettings(default=first))
+        if "routing" not in self.model_fields_set and first:
+            routing = shipped_routing(self.models) or RoutingSettings(default=first)
+            object.__setattr__(self, "routing", routing)
         return self
 
     @model_validator(mode="after")
@@ -404,7 +386,7 @@ class Settings(BaseSettings):
         if AUTO in names:
             raise ValueError(f'models: "{AUTO}" is reserved for routing')
         others = {model.name: model.engine for model in self.models if not model.answers}
-        prompts = len(others) < len(self.models) or self.routing != _SHIPPED_ROUTING
+        prompts = len(others) < len(self.models) or self.routing != SPECIALIST_ROUTING
         for key, target in self.routing.all_models() if prompts else ():
             if target in others:
                 raise ValueError(

