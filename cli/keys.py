@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -40,11 +41,18 @@ class Keys:
 
     Args:
         run: waits for what asks JetStream.
+        refresh: makes gateways read the keys; gives those that do not answer.
     """
 
-    def __init__(self, run: Callable[[Coroutine[Any, Any, Any]], Any], bucket: "Bucket") -> None:
+    def __init__(
+        self,
+        run: Callable[[Coroutine[Any, Any, Any]], Any],
+        bucket: "Bucket",
+        refresh: Callable[[], Coroutine[Any, Any, list[str]]],
+    ) -> None:
         self._run = run
         self._bucket = bucket
+        self._refresh = refresh
 
     def all(self) -> list[tuple[str, ApiKeyRecord]]:
         """Every key by its id, the oldest first."""
@@ -68,6 +76,14 @@ class Keys:
         if self._run(self._bucket.write(key_id, record, revision)) is None:
             raise CommandFailed("KEY_CHANGED", f"{key_id} was changed at the same time; try again")
 
+    def take_effect(self) -> None:
+        """Wait until every gateway knows what was changed; say which ones do not answer."""
+        for gateway in self._run(self._refresh()):
+            output.note(
+                f"gateway {gateway} did not respond; it takes the change within a second of its next "
+                "contact with NATS"
+            )
+
     def add(self, record: ApiKeyRecord) -> NewKey:
         """Makes the key that ``record`` describes."""
         made = new_key()
@@ -86,6 +102,7 @@ def _keys(
     from sluice.wire import jetstream
     from sluice.wire.bucket import Bucket
     from sluice.wire.connection import connect, disconnect
+    from sluice.wire.key_changes import refresh_keys
     from sluice.wire.permissions import OPERATOR
 
     settings = _settings_of(config, state_dir)
@@ -97,7 +114,7 @@ def _keys(
         try:
             bucket = Bucket(jetstream.API_KEYS, settings.nats.replicas)
             runner.run(bucket.start(client))
-            yield Keys(runner.run, bucket)
+            yield Keys(runner.run, bucket, partial(refresh_keys, client))
         finally:
             runner.run(disconnect(client))
 
@@ -139,7 +156,9 @@ def create(
         tokens_per_minute=tokens_per_minute,
         expire_unix_ms=0 if expires_days is None else now + int(expires_days * DAY_MS),
     )
-    _show_made(mine.add(record), record)
+    made = mine.add(record)
+    mine.take_effect()
+    _show_made(made, record)
 
 
 @keys.command("list")
@@ -173,17 +192,19 @@ def rotate(
     old.expire_unix_ms = min(old.expire_unix_ms or until, until)
     made = mine.add(new)
     mine.put(key_id, old, revision)
+    mine.take_effect()
     _show_made(made, new)
 
 
 @keys.command()
 def revoke(key_id: KeyId, mine: OfMesh) -> None:
-    """Revoke a key: within 5 seconds every gateway refuses it."""
+    """Revoke a key: every gateway refuses it once this command has returned."""
     record, revision = mine.get(key_id)
     if not record.revoke_unix_ms:
         record.revoke_unix_ms = unix_ms()
         mine.put(key_id, record, revision)
-    text = f"{key_id} of {record.tenant} is revoked; gateways refuse it within 5 s"
+    mine.take_effect()
+    text = f"{key_id} of {record.tenant} is revoked; gateways refuse it now"
     output.show(_described(key_id, record), text)
 
 
@@ -218,7 +239,7 @@ def _show_made(made: NewKey, record: ApiKeyRecord) -> None:
     if not wants_json():
         output.note(
             f"{made.id}, {_roles(record)} of {record.tenant}: shown this once. "
-            "Gateways know it within 5 s; use it with: export SLUICE_API_KEY=..."
+            "Use it with: export SLUICE_API_KEY=..."
         )
 
 

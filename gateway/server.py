@@ -203,7 +203,9 @@ class Gateway:
                 "dry_run": self._safety.answer_dry_run,
                 **self._admin.answers,
             }
-            await self.shared.peers.start(client, answers, (self.reload, self.shared.usage))
+            parts = self.reload, self.shared.usage
+            refresh_keys = self.authenticator.refresh_keys
+            await self.shared.peers.start(client, answers, parts, refresh_keys)
         except BaseException:
             await disconnect(client)
             raise

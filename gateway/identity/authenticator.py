@@ -116,6 +116,11 @@ class Authenticator:
                 await self._replaced.wait()
                 running.cancel()
 
+    async def refresh_keys(self) -> None:
+        """Read the API keys of the mesh again if they have changed; raises TransportUnavailable."""
+        if self._identities.bucket is not None:
+            await self._identities.bucket.refresh()
+
     async def caller_of(
         self, metadata: Mapping[str, str], certificate_names: Collection[str] = ()
     ) -> Caller:

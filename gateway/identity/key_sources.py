@@ -1,8 +1,8 @@
 """Keys that are read again when they change: those of an issuer, from a file or an https URL, and those of the mesh.
 
 Keys of an issuer are read at the start, every 5 minutes, and when a token names one that is missing. The API
-keys of the mesh are in JetStream: once a second the state of their bucket is asked for, and when it has changed all are
-read. What cannot be read leaves the last good keys in force.
+keys of the mesh are in JetStream: once a second, and when `sluice keys` has changed them, the state of their bucket is
+asked for, and when it has changed all are read. What cannot be read leaves the last good keys in force.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ AGAIN_S: Final = 5.0
 FETCH_S: Final = 4.0
 BYTES_MAX: Final = 256 * 1024
 POLL_S: Final = 1.0
-"""A key that is revoked is refused this long after that, and what two questions to JetStream take."""
+"""How often a gateway asks for changes, in seconds: it may have missed the question of `sluice keys`."""
 
 _log = logging.getLogger(__name__)
 
@@ -146,6 +146,7 @@ class KeyBucket:
         self._on_change = on_change
         self._bucket = Bucket(jetstream.API_KEYS, replicas)
         self._state: object = None
+        self._reading = asyncio.Lock()
 
     async def start(self, client: Client) -> None:
         """Creates the bucket and reads it; raises as `Bucket`."""
@@ -154,12 +155,15 @@ class KeyBucket:
 
     async def refresh(self) -> None:
         """Reads the keys if they have changed; raises TransportUnavailable."""
-        state = await self._bucket.state()
-        if state == self._state:
-            return
-        self.records = {key: record async for key, record in self._bucket.read_all(ApiKeyRecord)}
-        self._state = state
-        self._on_change()
+        async with self._reading:  # an earlier reading must not replace what a later one found
+            state = await self._bucket.state()
+            if state == self._state:
+                return
+            self.records = {
+                key: record async for key, record in self._bucket.read_all(ApiKeyRecord)
+            }
+            self._state = state
+            self._on_change()
 
     async def run(self) -> None:
         """Keeps `records` up to date, until it is cancelled."""

@@ -71,6 +71,7 @@ class Peers:
         """When each was heard last, and what it said, by id."""
         self._client: Client | None = None
         self._answering = BackgroundTasks()
+        self._refresh_keys: Callable[[], Awaitable[None]] = _nothing
 
     @property
     def hellos(self) -> dict[str, GatewayHello]:
@@ -85,14 +86,21 @@ class Peers:
         return list(self.hellos)
 
     async def start(
-        self, client: Client, questions: Mapping[str, Answer], parts: Sequence[HelloPart]
+        self,
+        client: Client,
+        questions: Mapping[str, Answer],
+        parts: Sequence[HelloPart],
+        refresh_keys: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Takes the id and subscribes; ``questions``: what it answers, by the field of `GatewayQuestion` that asks.
+
+        ``refresh_keys``: reads the API keys, for `sluice.wire.key_changes`.
 
         Raises:
             SetupError: another gateway has the id.
         """
         self._client, self._questions, self._parts = client, questions, parts
+        self._refresh_keys = refresh_keys or _nothing
         who = GatewayQuestion(who=WhoQuestion())
         if await self.ask(self.gateway_id, who, tries=1) is not None:
             raise SetupError(
@@ -176,6 +184,9 @@ class Peers:
 
     async def _on_hello(self, message: Msg) -> None:
         hello = _unpacked(GatewayHello, message)
+        if hello is not None and hello.refreshes_keys:
+            self._answering.spawn(self._reply_keys(message.reply))
+            return
         if hello is None or hello.gateway == self.gateway_id or not is_token(hello.gateway):
             return
         if hello.leaving:
@@ -191,6 +202,16 @@ class Peers:
             return
         # A task: some answers take seconds, and others must not wait for them.
         self._answering.spawn(self._reply(question, message.reply))
+
+    async def _reply_keys(self, reply: str) -> None:
+        """Answer once the API keys are read again; whoever asked sees who does not."""
+        try:
+            await self._refresh_keys()
+        except SluiceError as error:
+            _log.warning("reading changed API keys failed: %s", error)
+            return
+        hello = GatewayHello(gateway=self.gateway_id, instance=self.instance, peers=self.known)
+        await self._publish(reply, hello)
 
     async def _answer(self, question: GatewayQuestion) -> GatewayAnswer:
         kind = question.WhichOneof("question") or ""
@@ -210,6 +231,10 @@ class Peers:
             _log.exception("a question of another gateway failed")
             response = GatewayAnswer(problem="it failed; its log has the reason")
         await self._publish(reply, response)
+
+
+async def _nothing() -> None:
+    pass
 
 
 def _unpacked(kind: type[M], message: Msg) -> M | None:

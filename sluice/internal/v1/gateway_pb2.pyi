@@ -306,6 +306,8 @@ class GatewayHello(_message.Message):
     CANDIDATE_FIELD_NUMBER: _builtins.int
     CANDIDATE_PROBLEM_FIELD_NUMBER: _builtins.int
     CANDIDATE_REPLACES_FIELD_NUMBER: _builtins.int
+    REFRESHES_KEYS_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
     gateway: _builtins.str
     """Its id."""
     instance: _builtins.str
@@ -320,6 +322,8 @@ class GatewayHello(_message.Message):
     """Why it cannot take that one; empty: it can."""
     candidate_replaces: _builtins.str
     """Hash of the sections that that one replaces."""
+    refreshes_keys: _builtins.bool
+    """Of no gateway: asks every gateway to read the API keys again and to answer with a hello."""
     @_builtins.property
     def minutes(self) -> _containers.RepeatedCompositeFieldContainer[Global___MinuteCosts]:
         """What its requests have cost in the present minute and the one before."""
@@ -344,6 +348,10 @@ class GatewayHello(_message.Message):
     def days(self) -> _containers.RepeatedCompositeFieldContainer[Global___MinuteCosts]:
         """What its requests have cost today and yesterday; "minute" counts days."""
 
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """In that answer: the ids of the other gateways that it has heard lately."""
+
     def __init__(
         self,
         *,
@@ -360,10 +368,12 @@ class GatewayHello(_message.Message):
         candidate: _builtins.int = ...,
         candidate_problem: _builtins.str = ...,
         candidate_replaces: _builtins.str = ...,
+        refreshes_keys: _builtins.bool = ...,
+        peers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate", b"candidate", "candidate_problem", b"candidate_problem", "candidate_replaces", b"candidate_replaces", "days", b"days", "gateway", b"gateway", "instance", b"instance", "leaving", b"leaving", "minutes", b"minutes", "policies", b"policies", "rates", b"rates", "reserved", b"reserved", "running", b"running", "running_bulk", b"running_bulk"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate", b"candidate", "candidate_problem", b"candidate_problem", "candidate_replaces", b"candidate_replaces", "days", b"days", "gateway", b"gateway", "instance", b"instance", "leaving", b"leaving", "minutes", b"minutes", "peers", b"peers", "policies", b"policies", "rates", b"rates", "refreshes_keys", b"refreshes_keys", "reserved", b"reserved", "running", b"running", "running_bulk", b"running_bulk"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

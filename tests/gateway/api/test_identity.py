@@ -162,6 +162,32 @@ async def test_keys_and_tokens_make_the_calls_of_their_tenant(
                 assert text_of(await events_of(call)) == "hello"
 
 
+async def test_a_key_holds_once_its_command_has_returned(
+    nats_url: str, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "sluice.yaml"
+    config.write_text(f"nats: {{url: '{nats_url}'}}\nidentity: {{api_keys: true}}\n")
+
+    async def keys(*words: str) -> str:
+        command = ["keys", *words, "--config", str(config)]
+        assert await asyncio.to_thread(run, command) == 0, capsys.readouterr()
+        return capsys.readouterr().out.strip()
+
+    async with (
+        secured(nats_url, model_folder, tmp_path) as one,
+        secured(nats_url, model_folder, tmp_path, gateway_id="gw2") as two,
+    ):
+        for mesh in (one, two):  # no look of their own
+            mesh.wire.gateway.authenticator._identities.bucket.run = asyncio.Event().wait  # type: ignore[method-assign,union-attr]
+            mesh.wire.gateway.authenticator.use(mesh.wire.gateway.authenticator._identities)
+        for _ in range(3):
+            made = await keys("create", "acme")
+            assert [await models_of(mesh, bearer(made)) for mesh in (one, two)] == ["OK", "OK"]
+            await keys("revoke", made.split("_")[1])
+            refused = [await models_of(mesh, bearer(made)) for mesh in (one, two)]
+            assert refused == ["UNAUTHENTICATED"] * 2
+
+
 async def test_a_revoked_key_is_refused_by_every_gateway_within_two_looks(
     nats_url: str, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,45 @@
+"""Makes every gateway read the API keys again, and waits for it: what `sluice keys` changed holds when it returns.
+
+The question goes to `subjects.GATEWAYS`, where gateways say hello. Each one that has read the keys answers with a hello
+that names the gateways it knows, so the one that asks knows when all have answered.
+"""
+
+import asyncio
+import secrets
+from typing import Final
+
+from nats.aio.client import Client
+from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js.api import Header
+
+from sluice.internal.v1.gateway_pb2 import GatewayHello
+from sluice.wire import permissions, subjects
+from sluice.wire.codec import pack, unpack
+
+WAIT_S: Final = 2.0
+"""How long gateways get to read the keys, in seconds. One that does not answer reads them within a second of its next
+contact with NATS."""
+
+
+async def refresh_keys(client: Client, wait_s: float = WAIT_S) -> list[str]:
+    """Return once all gateways have read the API keys, or after ``wait_s``: the ids of those that did not answer."""
+    inbox = f"{permissions.inbox(permissions.GATEWAY, 'keys')}.{secrets.token_hex(8)}"
+    answers = await client.subscribe(inbox)
+    known, answered = set[str](), set[str]()
+    try:
+        await client.publish(
+            subjects.GATEWAYS, pack(GatewayHello(refreshes_keys=True)), reply=inbox
+        )
+        async with asyncio.timeout(wait_s):
+            while not answered or known - answered:
+                message = await answers.next_msg(timeout=wait_s)
+                if message.headers and Header.STATUS.value in message.headers:
+                    break  # no gateway runs
+                hello = unpack(GatewayHello, message.data)
+                answered.add(hello.gateway)
+                known.update(hello.peers)
+    except (TimeoutError, NatsTimeoutError):
+        pass
+    finally:
+        await answers.unsubscribe()
+    return sorted(known - answered)
