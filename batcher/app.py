@@ -85,6 +85,7 @@ class Batcher:
             self._gateways,
             self._spans,
             self._reporter.changed,
+            self._reporter.capacity_changed,
             BatcherMetrics(registry),
             channel_credentials(settings.tls.mesh),
         )

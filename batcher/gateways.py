@@ -25,6 +25,8 @@ SETTLE_S: Final = 10.0
 """The server has this long to take our subscription, seconds."""
 INTERVAL_S: Final = 1.0
 BUSY_INTERVAL_S: Final = 0.25
+CAPACITY_DELAY_S: Final = 0.05
+"""Delay of the report that capacity is used up or free again, in seconds: under full load that changes all the time."""
 """While tasks wait, because the expected wait changes quickly."""
 
 ABSENT_S: Final = 30.0
@@ -171,17 +173,31 @@ class Reporter:
         # Above that of an earlier process with this id, whose reports are known still.
         self._sequence = time.time_ns() // 1_000_000
         self._changed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
 
     def changed(self) -> None:
         """Readiness has changed: reports at once."""
         self._changed.set()
 
+    def capacity_changed(self) -> None:
+        """Report within `CAPACITY_DELAY_S`: all granted capacity is used, or not any more."""
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(CAPACITY_DELAY_S, self._changed.set)
+
     async def run(self) -> None:
         """Reports until it is cancelled."""
         while True:
             self._changed.clear()
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
             report = await self._send()
-            busy = any(model.queued for model in report.models)
+            busy = any(
+                one.queued or one.expected_wait_ms
+                for model in report.models
+                for one in model.classes
+            )
             try:
                 async with asyncio.timeout(BUSY_INTERVAL_S if busy else INTERVAL_S):
                     await self._changed.wait()

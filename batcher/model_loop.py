@@ -51,6 +51,7 @@ class Process:
     Attributes:
         batcher: its id.
         on_readiness: called when the readiness of a model changed.
+        on_capacity: called when all granted capacity of a model is used, or not any more.
         metrics: what it counts.
         worker_credentials: for calls to Triton; None: not encrypted.
     """
@@ -59,6 +60,7 @@ class Process:
     gateways: Gateways
     spans: RowSpans
     on_readiness: Callable[[], None]
+    on_capacity: Callable[[], None]
     metrics: BatcherMetrics
     worker_credentials: grpc.ChannelCredentials | None = None
 
@@ -100,6 +102,7 @@ class ModelLoop(WorkerEvents):
         self._idle = asyncio.Event()
         self._chores = BackgroundTasks(self._on_fault)
         self._fault: Exception | None = None
+        self._was_full = False
 
     async def run(self) -> None:
         """Runs the model until it is cancelled."""
@@ -167,16 +170,19 @@ class ModelLoop(WorkerEvents):
 
     def report(self, gateways: int) -> control_pb2.ModelReport:
         """The report on the model for gateways; ``gateways``: how many share its room."""
-        workers, queue = self._requests.workers.active().values(), self._requests.queue
+        now, queue = time.monotonic(), self._requests.queue
+        active = self._requests.workers.active()
+        workers = active.values()
         closed_s = min((worker.load.closed_ms for worker in workers), default=0.0) / 1e3
+        capacities = self._requests.workers.capacities(active, now)
         report = control_pb2.ModelReport(
             model=self._model,
             workers=len(workers),
             slots=sum(worker.load.slots for worker in workers),
             running=sum(worker.load.running for worker in workers),
             queued=queue.order.waiting,
-            classes=queue.class_reports(time.monotonic(), closed_s),
-            tokens_per_s=queue.rate.tokens_per_s,
+            classes=queue.waits.class_reports(now, capacities, closed_s),
+            tokens_per_s=queue.waits.tokens_per_s(now),
         )
         for entry in report.classes:
             entry.room_rows = self._room_rows + report.slots
@@ -273,6 +279,9 @@ class ModelLoop(WorkerEvents):
             if self._fault is not None:
                 raise self._fault
             wake_at = self._requests.advance(time.monotonic())
+            if self._was_full != (is_full := self._requests.queue.waits.is_full):
+                self._was_full = is_full
+                self._process.on_capacity()
             await self._carry_out(self._requests.take())
             if not self._requests.active and not self._woken.is_set():
                 self._idle.set()

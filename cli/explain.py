@@ -189,6 +189,8 @@ def _attempt(attempt: pb.ModelAttempt, currency: str) -> Iterator[str]:
         tokens += f" by our count, {theirs} by the server's"
     again = f", sent again {_times_of(attempt.attempt)}" if attempt.attempt else ""
     yield f"model     {attempt.model}: {tokens}, cost {attempt.cost:.3g} {currency}{again}"
+    if attempt.HasField("expected_time"):
+        yield f"          expected to take {ms_of(attempt.expected_time):.0f} ms when it was sent"
     if attempt.batch_id:
         yield f"batch     {attempt.batch_id}: {_members(attempt.batch_rows)} on {attempt.worker}"
         yield (

@@ -13,7 +13,8 @@ from nats.errors import Error as NatsError
 from opentelemetry.trace import Tracer
 
 from gateway.admission.calls import Arriving, CallChecks, ClassLimiter
-from gateway.admission.overload import ModelLoadTable, OverloadControl
+from gateway.admission.loads import ModelLoadTable
+from gateway.admission.overload import OverloadControl
 from gateway.admission.pipeline import Admission
 from gateway.admission.policies import InForce, Policies
 from gateway.admission.usage import UsageAccounting
@@ -102,13 +103,13 @@ class Gateway:
         self._health = GatewayHealth(loads, in_force, self._transport)
         self.authenticator = Authenticator(settings.identity, settings.nats.replicas)
         breakers = Breakers()
+        self._overload = OverloadControl(loads, breakers)
         self.usage = UsageAccounting(
-            breakers, self.registry, time.time() - time.monotonic(), time.monotonic
+            self._overload, breakers, self.registry, time.time() - time.monotonic(), time.monotonic
         )
         self._store = RecordStore(
             settings.records, lambda: in_force.policies.settings, settings.nats.replicas
         )
-        self._overload = OverloadControl(loads, breakers)
         self._admission = Admission(in_force, self._overload, self.usage)
         self._limiter = ClassLimiter(
             limits.max_concurrent_requests,

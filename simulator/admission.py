@@ -4,17 +4,23 @@ It decides by the batcher's report of the last second, as gateways do. One model
 """
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
+from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.queue import Queue
-from gateway.admission.overload import ModelLoadTable, OverloadControl, SchedulingParams
+from gateway.admission.loads import ModelLoadTable
+from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.routing.breaker import Breakers
 from simulator.trace import Arrival
 from sluice.errors import Overloaded
 from sluice.internal.v1 import control_pb2
 
 REPORT_S: Final = 1.0
-"""How often batchers report."""
+BUSY_REPORT_S: Final = 0.25
+"""How often batchers report, and while tasks wait; seconds."""
+CAPACITY_REPORT_S: Final = 0.05
+"""Delay of the report that capacity is used up or free again, seconds."""
 MODEL: Final = "model"
 
 
@@ -26,15 +32,15 @@ class Admission:
         self._loads = ModelLoadTable()
         self._overload = OverloadControl(self._loads, Breakers())
 
-    def report(self, now: float, workers: int) -> None:
-        """Takes a report of the batcher."""
+    def report(self, now: float, capacities: Sequence[Capacity]) -> None:
+        """Takes a report of the batcher; ``capacities`` of its workers."""
         report = control_pb2.BatcherReport(batcher="batcher")
         report.models.add(
             model=MODEL,
-            workers=workers,
+            workers=len(capacities),
             queued=len(self._queue),
-            classes=self._queue.class_reports(now),
-            tokens_per_s=self._queue.rate.tokens_per_s,
+            classes=self._queue.waits.class_reports(now, capacities),
+            tokens_per_s=self._queue.waits.tokens_per_s(now),
         )
         # What is sent at this very time is not in it.
         self._loads.update(report, math.nextafter(now, -math.inf))

@@ -13,7 +13,7 @@ from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import Batch, QueuedTask
 from model_workers.engine.protocol import READ_S
 from model_workers.sender import end_wait_s, gathered_until
-from simulator.admission import REPORT_S, Admission
+from simulator.admission import BUSY_REPORT_S, CAPACITY_REPORT_S, REPORT_S, Admission
 from simulator.cores import Action, Cores, EventQueue, Sharing
 from simulator.cost import StepCost
 from simulator.engines import ENGINES, EngineKind, EngineLimits, EngineRow, Progress
@@ -97,7 +97,7 @@ class Simulation:
         self._at_worker: dict[str, SimulatedWorker] = {}
         self._queued_at: dict[str, float] = {}
         self._pump_due = False
-        self._wake_at = math.inf
+        self._wake_at = self._report_due = math.inf
         self._history = History(self._outcomes, setup.workers, setup.limits.slots)
 
     def run(self) -> History:
@@ -105,7 +105,7 @@ class Simulation:
         events, until = self._events, self._setup.until_s
         self._expect(0)
         if self._admission is not None:
-            self._report_load(self._admission)
+            self._report_at(0.0)
         while self._open and (due := events.next_at()) is not None:
             if until is not None and due > until:
                 break
@@ -142,11 +142,19 @@ class Simulation:
         at = self._events.now + self._setup.links.in_s
         self._events.at(at, partial(self._publish, number))
 
-    def _report_load(self, admission: Admission) -> None:
+    def _report_at(self, at: float) -> None:
+        """The batcher reports then, unless it does before."""
+        if at < self._report_due or self._report_due <= self._events.now:
+            self._report_due = at
+            self._events.at(at, partial(self._report_load, at))
+
+    def _report_load(self, at: float) -> None:
         """The batcher's report, now and from now on."""
-        now = self._events.now
-        admission.report(now, len(self._workers))
-        self._events.at(now + REPORT_S, partial(self._report_load, admission))
+        if at == self._report_due and self._admission is not None:
+            capacities = [worker.capacity() for worker in self._workers.values()]
+            self._admission.report(at, capacities)
+            self._report_due = math.inf
+            self._report_at(at + (BUSY_REPORT_S if len(self._queue) else REPORT_S))
 
     # Batcher.
 
@@ -172,6 +180,10 @@ class Simulation:
             if decision.batch is None:
                 break
             self._send(decision.batch)
+        waits, was_full = self._queue.waits, self._queue.waits.is_full
+        waits.watch(now, has_room=any(each.free_rows > 0 for each in capacities))
+        if waits.is_full != was_full and self._admission is not None:
+            self._report_at(now + CAPACITY_REPORT_S)
         self._wake(decision.wake_at)
 
     def _wake(self, at: float | None) -> None:
@@ -275,8 +287,10 @@ class Simulation:
         for request_id in ended:
             worker.forget(request_id)
             if self._at_worker.pop(request_id, None) is not None:
-                tokens = self._outcomes[int(request_id)].arrival.answer_tokens
-                self._queue.finish(request_id, tokens, self._events.now)
+                outcome, now = self._outcomes[int(request_id)], self._events.now
+                first_at = now if outcome.first_at is None else outcome.first_at
+                tokens, decode_s = outcome.arrival.answer_tokens, max(0.0, now - first_at)
+                self._queue.finish(request_id, tokens, now, decode_s=decode_s)
         self._nudge()
 
     # Results.

@@ -22,6 +22,7 @@
 | `DeadlinePassed` | DEADLINE_EXCEEDED | DEADLINE_PASSED | |
 | `Cancelled` | CANCELLED | CANCELLED | |
 | `Overloaded` | RESOURCE_EXHAUSTED | OVERLOADED | RetryInfo |
+| `ExpectedLate` | RESOURCE_EXHAUSTED | EXPECTED_LATE | RetryInfo |
 | `LimitReached` | RESOURCE_EXHAUSTED | LIMIT_REACHED | RetryInfo, QuotaFailure; metadata subject, limit, value |
 | `BudgetSpent` | RESOURCE_EXHAUSTED | BUDGET_SPENT | RetryInfo |
 | `StorageFull` | RESOURCE_EXHAUSTED | STORAGE_FULL | |
@@ -229,6 +230,10 @@ class Overloaded(SluiceError, code=StatusCode.RESOURCE_EXHAUSTED, reason="OVERLO
     """A bound is reached; try again later."""
 
 
+class ExpectedLate(Overloaded, reason="EXPECTED_LATE"):
+    """The answer would come after the deadline, because of work that stands before it."""
+
+
 class BudgetSpent(SluiceError, code=StatusCode.RESOURCE_EXHAUSTED, reason="BUDGET_SPENT"):
     """The tenant has spent its budget of this hour, and the named model costs more than the one that still answers."""
 
@@ -284,7 +289,7 @@ class InternalError(SluiceError, code=StatusCode.INTERNAL, reason="INTERNAL"):
 
 
 BY_REASON: Final[Mapping[str, type[SluiceError]]] = {
-    kind.reason: kind for kind in SluiceError.__subclasses__()
+    kind.reason: kind for kind in (*SluiceError.__subclasses__(), *Overloaded.__subclasses__())
 }
 
 

@@ -240,8 +240,8 @@ class Requests:
             row.batch = None  # which holds it
             if row.state is RowState.ENDED:
                 self._close(row, now)
+        active = self.workers.active()
         if self.queue.order.waiting or self._demanding:
-            active = self.workers.active()
             wake_at = self._feed(active, now)
             for row in self._effects.added:
                 if row.state is RowState.WAITING:
@@ -251,6 +251,8 @@ class Requests:
             formed = {batch.worker for batch in self._effects.batches}
             self._effects.demands += self.workers.tell(waiting, active, formed, now)
             self._demanding = any(waiting)
+        has_room = any(state.has_room for state in active.values())
+        self.queue.waits.watch(now, has_room=has_room)
         if self._deadlines:
             wake_at = min(wake_at, self._deadlines[0][0])
         if self._ended:
@@ -306,7 +308,8 @@ class Requests:
         frame: frame_pb2.Frame | None = None,
     ) -> None:
         """Ends ``row``; ``frame`` is the worker's final frame, if the worker ended it."""
-        self._leave(row, now, stop=frame is None, whole=final.end in _WHOLE)
+        decode_s = final.timings.decode_ms / 1e3
+        self._leave(row, now, stop=frame is None, whole=final.end in _WHOLE, decode_s=decode_s)
         row.state = RowState.ENDED
         row.end(final, now)
         self._outbox.publish(row, frame or final_frame(row))
@@ -334,7 +337,9 @@ class Requests:
         del self._rows[row.request_id]
         self._outbox.forget(row)
 
-    def _leave(self, row: Row, now: float, *, stop: bool, whole: bool = False) -> None:
+    def _leave(
+        self, row: Row, now: float, *, stop: bool, whole: bool = False, decode_s: float = 0.0
+    ) -> None:
         """Removes a row from queue and worker; with ``stop`` a worker that has it must drop it."""
         self.active -= 1
         self.size -= row.size
@@ -344,4 +349,5 @@ class Requests:
             return
         if self.workers.landed(row) and stop:
             self._effects.cancels.setdefault(row.worker, []).append(row.ref)
-        self.queue.finish(row.request_id, len(row.produced), now, whole=whole)
+        tokens = len(row.produced)
+        self.queue.finish(row.request_id, tokens, now, whole=whole, decode_s=decode_s)

@@ -71,6 +71,7 @@ class Row(QueuedTask):
             workload=task.workload,
             prompt_tokens=len(prompt),
             max_tokens=task.sampling.max_tokens,
+            min_tokens=task.sampling.min_tokens,
             produced_tokens=self.base,
             prefix=_prefix_key(task, prefix_cache),
             returned=task.attempt > 0 or task.last_try,

@@ -116,6 +116,11 @@ class WorkerState:
 
     # Room.
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the worker grants rows of every class that were not sent."""
+        return self._granted()[0][-1] > self._sent_rows
+
     def capacity(self, name: str, rows_max: float = math.inf) -> Capacity:
         """What may be sent to the worker now; ``name`` is the worker's.
 

@@ -1,188 +1,32 @@
-"""The load of every model as batchers report it, and overload control by expected wait.
+"""Overload control: a request that would miss its deadline is degraded to a smaller model or refused.
 
-A request that would miss its deadline is degraded to a smaller model or refused.
-
-A batcher reports how long a new task of each class would wait, and how long answers take. Between two reports the
-estimate grows by the tasks that this gateway has sent since, and shrinks as time passes. While no task waits, no
-request is refused: without answers a wrong estimate would never be corrected.
+Between two reports of the batchers (`gateway.admission.loads`) the expected wait grows by the tasks that this gateway
+has sent since and that go before the request, and shrinks as time passes. While a slot is free nothing is refused:
+without answers a wrong prediction would never be corrected. See `gateway.admission.prediction` for the rest.
 """
 
-import math
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from statistics import fmean
 from typing import Final
 
+from gateway.admission.loads import ModelLoadTable
+from gateway.admission.prediction import AnswerKind, AnswerLengths, Prediction, SentTokens
 from gateway.routing.breaker import Breakers
 from gateway.routing.plan import Plan
-from gateway.streaming.room import Line, Room
-from sluice.errors import ModelUnavailable, Overloaded, SluiceError
-from sluice.internal.v1.control_pb2 import BatcherReport, ClassReport, ModelReport
+from sluice.errors import ExpectedLate, ModelUnavailable, SluiceError
 from sluice.settings.models import ModelSettings
 from sluice.settings.routing import BreakerSettings
 from sluice.v1.inference_pb2 import ROUTE_STRATEGY_SAFETY
-from sluice.wire.subjects import CLASSES, RANKS
+from sluice.wire.subjects import RANKS
 
 MARGIN: Final = 0.2
 """Share of the time to the deadline that is kept in reserve for errors of the estimates. Without it half of the
 requests that are just admitted would be late, each instead of one in time."""
 
-UNBOUNDED: Final = Room(math.inf, math.inf)
-"""The room of a batcher of an older release, which does not say it."""
-EXPIRY_S: Final = 3.5
-"""A report older than this is not used any more."""
-
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 60.0
 UNAVAILABLE_RETRY_S: Final = 1.0
-
-
-@dataclass(frozen=True)
-class ClassLoad:
-    """The load of one class of one model over all batchers."""
-
-    task_tokens: float = 0.0
-    """Mean length of their prompts and expected answers; 0: not known."""
-    wait_s: float = 0.0
-    """Expected wait for a worker of a task that arrives with the report, of a tenant that has none waiting."""
-    tenant_waits_s: Mapping[str, float] = field(default_factory=dict)
-    """The same of tenants that have many."""
-    service_s: float = 0.0
-    """How long a worker takes for an answer; 0: not known."""
-
-
-_NOTHING: Final = ClassLoad()
-
-
-@dataclass(frozen=True)
-class ModelLoad:
-    """The load of one model over all batchers."""
-
-    workers: int = 0
-    slots: int = 0
-    running: int = 0
-    queued: int = 0
-    tokens_per_s: float = 0.0
-    """Throughput of the workers in tokens of waiting tasks; 0: not known."""
-    reported_at: float = 0.0
-    """When the oldest of the reports arrived."""
-    classes: Mapping[str, ClassLoad] = field(default_factory=dict)
-
-    @property
-    def ready(self) -> bool:
-        """Whether a worker is alive."""
-        return self.workers > 0
-
-    def of_class(self, priority_class: str) -> ClassLoad:
-        """The load of one class; nothing waits in a class that is not reported."""
-        return self.classes.get(priority_class, _NOTHING)
-
-
-@dataclass
-class _Batcher:
-    """The last report of one batcher."""
-
-    reported_at: float
-    sequence: int
-    models: Mapping[str, ModelReport]
-    sent: Counter[str] = field(default_factory=Counter)
-    """Tasks that this gateway has sent to it since, by model."""
-    chosen: int = 0
-    """The number of the last choice that it was."""
-
-
-class ModelLoadTable:
-    """The last report of every batcher. Models are called as in tasks."""
-
-    def __init__(self) -> None:
-        self._batchers: dict[str, _Batcher] = {}
-        self._choices = 0
-        self._loads: dict[str, ModelLoad] = {}
-        """Computed since the reports changed; every request asks for several."""
-
-    def update(self, report: BatcherReport, now: float) -> None:
-        """Replaces the previous report of the batcher, unless that is newer."""
-        known = self._batchers.get(report.batcher)
-        if known is not None and report.sequence < known.sequence:
-            return
-        self._loads.clear()
-        self._batchers.pop(report.batcher, None)
-        if not report.leaving:
-            models = {entry.model: entry for entry in report.models}
-            chosen = 0 if known is None else known.chosen
-            self._batchers[report.batcher] = _Batcher(now, report.sequence, models, chosen=chosen)
-
-    def expire(self, now: float) -> None:
-        """Removes batchers that have been silent for `EXPIRY_S`."""
-        live = {
-            name: one for name, one in self._batchers.items() if one.reported_at + EXPIRY_S > now
-        }
-        if len(live) < len(self._batchers):
-            self._batchers = live
-            self._loads.clear()
-
-    def choose(self, model: str, without: Collection[str], now: float) -> str | None:
-        """The batcher for the next task of ``model``: with a worker, where the fewest tasks wait.
-
-        Among equals it is the one that was chosen longest ago. None: there is none but ``without``.
-        """
-        found = [
-            (entry.queued + batcher.sent[model], batcher.chosen, name)
-            for name, batcher, entry in self._serving(model, now)
-            if name not in without
-        ]
-        if not found:
-            return None
-        *_, name = min(found)
-        self._choices += 1
-        self._batchers[name].sent[model] += 1
-        self._batchers[name].chosen = self._choices
-        return name
-
-    def rooms(self, line: Line, now: float) -> dict[str, Room]:
-        """What each batcher with a worker of the model grants this gateway for rows of the class."""
-        found = dict[str, Room]()
-        for name, _, entry in self._serving(line.model, now):
-            found[name] = UNBOUNDED
-            for one in entry.classes:
-                if one.priority_class == line.priority_class and one.HasField("room_rows"):
-                    found[name] = Room(one.room_rows, one.room_bytes)
-        return found
-
-    def _serving(self, model: str, now: float) -> Iterator[tuple[str, _Batcher, ModelReport]]:
-        """The batchers that have a worker of ``model``."""
-        for name, batcher in self._batchers.items():
-            entry = batcher.models.get(model)
-            if entry is not None and entry.workers and batcher.reported_at + EXPIRY_S > now:
-                yield name, batcher, entry
-
-    def load(self, model: str, now: float) -> ModelLoad:
-        """The load of ``model``. Batchers share the workers: only their queues and their speeds add up."""
-        load = self._loads.get(model)
-        if load is None or load.reported_at + EXPIRY_S <= now:
-            self.expire(now)
-            load = self._loads[model] = self._sum(model)
-        return load
-
-    def _sum(self, model: str) -> ModelLoad:
-        found = [one for one in self._batchers.values() if model in one.models]
-        if not found:
-            return ModelLoad()
-        reports = [one.models[model] for one in found]
-        classes = defaultdict[str, list[ClassReport]](list)
-        for entry in chain.from_iterable(one.classes for one in reports):
-            classes[entry.priority_class].append(entry)
-        return ModelLoad(
-            workers=max(one.workers for one in reports),
-            slots=max(one.slots for one in reports),
-            running=max(one.running for one in reports),
-            queued=sum(one.queued for one in reports),
-            tokens_per_s=sum(one.tokens_per_s for one in reports),
-            reported_at=min(one.reported_at for one in found),
-            classes={name: _class_load(entries) for name, entries in classes.items()},
-        )
 
 
 @dataclass(frozen=True)
@@ -192,11 +36,13 @@ class OverloadRules:
     Attributes:
         fallbacks: smaller models by model, in the order in which they are tried.
         models: by name, for their tiers, and for what tasks call them; others are called by their names.
+        weights: of tenants that differ from 1.
     """
 
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
     fallbacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     models: Mapping[str, ModelSettings] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
 
 
 NO_RULES: Final = OverloadRules()
@@ -204,47 +50,36 @@ NO_RULES: Final = OverloadRules()
 
 @dataclass(eq=False)
 class SchedulingParams:
-    """Class, deadline and degradation of a request, for the estimate of its wait."""
+    """What the prediction of a request's time depends on: class, deadline, tenant, and the lengths of its texts.
+
+    Attributes:
+        priority_class: its class.
+        deadline: monotonic seconds.
+        allow_degraded: whether a smaller model may answer.
+        tenant: whose request it is: one that floods a model does not make those of others hopeless.
+        arrived_at: monotonic seconds.
+        rules: of the policies that it was admitted by.
+        workload: the kind of work, which answers of like lengths have in common.
+        prompt_tokens: about so many; 0: not known.
+        min_tokens: of the answer.
+        max_tokens: of the answer; 0: it has no limit of its own.
+    """
 
     priority_class: str
     deadline: float
-    """Monotonic seconds."""
     allow_degraded: bool = False
     tenant: str = ""
-    """Whose request it is: one that floods a model does not make those of others hopeless."""
     arrived_at: float = 0.0
-    """Monotonic seconds."""
     rules: OverloadRules = NO_RULES
+    workload: str = ""
+    prompt_tokens: int = 0
+    min_tokens: int = 0
+    max_tokens: int = 0
 
     def task_of(self, model: str) -> str:
         """What tasks call ``model``."""
         known = self.rules.models.get(model)
         return model if known is None else known.task_name
-
-
-class _Sent:
-    """Tasks that this gateway has sent to a model since the batchers' reports."""
-
-    def __init__(self) -> None:
-        self._tasks: deque[tuple[float, int, float]] = deque()
-        self._tokens = [0.0] * len(CLASSES)
-        """By the rank of the class."""
-
-    def add(self, priority_class: str, tokens: float, now: float, since: float) -> None:
-        self._forget(since)  # here too: where a model has no rate, nobody asks for the tokens
-        rank = RANKS[priority_class]
-        self._tasks.append((now, rank, tokens))
-        self._tokens[rank] += tokens
-
-    def tokens_ahead(self, priority_class: str, since: float) -> float:
-        """Of this class and the more urgent ones, sent after ``since``."""
-        self._forget(since)
-        return sum(self._tokens[: RANKS[priority_class] + 1])
-
-    def _forget(self, since: float) -> None:
-        while self._tasks and self._tasks[0][0] <= since:
-            _, rank, tokens = self._tasks.popleft()
-            self._tokens[rank] -= tokens
 
 
 class OverloadControl:
@@ -255,12 +90,14 @@ class OverloadControl:
 
     Attributes:
         loads: of the models.
+        lengths: of earlier answers.
     """
 
     def __init__(self, loads: ModelLoadTable, breakers: Breakers) -> None:
         self.loads = loads
+        self.lengths = AnswerLengths()
         self._breakers = breakers
-        self._sent: defaultdict[str, _Sent] = defaultdict(_Sent)
+        self._sent: defaultdict[str, SentTokens] = defaultdict(SentTokens)
         """By what tasks call the model."""
 
     def refuse_hopeless(
@@ -269,7 +106,7 @@ class OverloadControl:
         """Refuses a request early when none of ``models``, all that may answer it, could do so in time.
 
         Raises:
-            ModelUnavailable, Overloaded: as `check`.
+            ModelUnavailable, ExpectedLate: as `check`.
         """
         candidates = list(models)
         if scheduling.allow_degraded:
@@ -294,7 +131,7 @@ class OverloadControl:
 
         Raises:
             ModelUnavailable: no worker serves the model now.
-            Overloaded: the answer would be late; with the time to retry.
+            ExpectedLate: the answer would be late; with the time to retry.
         """
         problem = self.problem(plan.model, scheduling, now)
         if problem is None:
@@ -303,30 +140,59 @@ class OverloadControl:
         if scheduling.allow_degraded and plan.route.strategy != ROUTE_STRATEGY_SAFETY:
             for model in scheduling.rules.fallbacks.get(plan.model, ()):
                 if fits(model) and self.problem(model, scheduling, now) is None:
-                    reason = f"degraded: {problem.message}"
+                    cause, _, _ = problem.message.partition(";")  # not what the caller could do
+                    reason = f"degraded: {cause}"
                     plan.move(model, scheduling.rules.models[model].tier, reason)
                     plan.route.reason = f"{plan.route.reason}; {reason}"
                     plan.route.degraded, plan.cascade = True, None
                     return
         raise problem
 
-    def sent(self, model: str, task: str, priority_class: str, tokens: int, now: float) -> None:
+    def sent(
+        self, model: str, task: str, priority_class: str, tokens: int, now: float, tenant: str = ""
+    ) -> None:
         """A task of ``tokens`` tokens, prompt and longest answer, is sent now; it calls ``model`` ``task``."""
         self._breakers.sent(model, now)
         load = self.loads.load(task, now)
         known = load.of_class(priority_class).task_tokens
-        self._sent[task].add(priority_class, known or tokens, now, load.reported_at)
+        rank = RANKS[priority_class]
+        self._sent[task].add(rank, tenant, known or tokens, now, load.reported_at)
+
+    def ended(self, model: str, scheduling: SchedulingParams, tokens: int, *, is_cut: bool) -> None:
+        """Learn from an answer of ``tokens`` tokens; ``is_cut``: it reached its ``max_tokens``."""
+        kind = AnswerKind(model, scheduling.tenant, scheduling.workload)
+        self.lengths.observe(kind, tokens, is_cut=is_cut)
 
     def wait_s(self, model: str, scheduling: SchedulingParams, now: float) -> float:
-        """Expected wait for a worker of a task that is sent now."""
-        task, priority_class = scheduling.task_of(model), scheduling.priority_class
-        load = self.loads.load(task, now)
-        state = load.of_class(priority_class)
-        reported_s = state.tenant_waits_s.get(scheduling.tenant, state.wait_s)
-        if not load.tokens_per_s:
-            return reported_s
-        sent_s = self._sent[task].tokens_ahead(priority_class, load.reported_at) / load.tokens_per_s
-        return max(0.0, reported_s + sent_s - (now - load.reported_at))
+        """Return the expected wait for a worker of a task that is sent now."""
+        task, rank = scheduling.task_of(model), RANKS[scheduling.priority_class]
+        load, sent = self.loads.load(task, now), self._sent[task]
+        state = load.of_class(scheduling.priority_class)
+        sent.forget(load.reported_at)
+        tasks = sent.tasks(rank)
+        if tasks < state.free_rows:
+            return 0.0
+        wait_s = state.tenant_waits_s.get(scheduling.tenant, state.wait_s)
+        if tasks and load.tokens_per_s:
+            # Those that had a free slot are before nobody.
+            share = 1 - state.free_rows / tasks
+            tokens = sent.tokens_before(rank, scheduling.tenant, scheduling.rules.weights)
+            wait_s += share * tokens / load.tokens_per_s
+        return max(0.0, wait_s - (now - load.reported_at))
+
+    def predict(self, model: str, scheduling: SchedulingParams, now: float) -> Prediction:
+        """Return how long an answer of ``model`` would take from now on, as far as it is known."""
+        load = self.loads.load(scheduling.task_of(model), now)
+        state = load.of_class(scheduling.priority_class)
+        kind = AnswerKind(model, scheduling.tenant, scheduling.workload)
+        length = self.lengths.expect(kind, scheduling.min_tokens, scheduling.max_tokens)
+        return Prediction(
+            self.wait_s(model, scheduling, now),
+            state.first_token_s + scheduling.prompt_tokens * state.prompt_token_s,
+            (length.tokens - 1) * state.token_s,
+            is_total=length.is_known and state.first_token_s + state.prompt_token_s > 0,
+            tokens_per_s=load.tokens_per_s,
+        )
 
     def problem(self, model: str, scheduling: SchedulingParams, now: float) -> SluiceError | None:
         """Why ``model`` cannot answer in time; None when it can."""
@@ -341,30 +207,21 @@ class OverloadControl:
                 f"{model} failed repeatedly: its circuit breaker is open",
                 retry_after_s=max(RETRY_MIN_S, retry_s),
             )
-        wait_s = self.wait_s(model, scheduling, now)
-        if wait_s <= 0:
+        expected, left_s = self.predict(model, scheduling, now), scheduling.deadline - now
+        late_s = expected.total_s - left_s * (1 - MARGIN)
+        if expected.wait_s <= 0 or late_s <= 0:
             return None
-        answer_s = wait_s + load.of_class(scheduling.priority_class).service_s
-        late_s = answer_s - (scheduling.deadline - now) * (1 - MARGIN)
-        if late_s <= 0:
-            return None
-        return Overloaded(
-            f"{model} would take {answer_s:.1f} s, past the deadline",
-            retry_after_s=min(max(late_s, RETRY_MIN_S), RETRY_MAX_S),
-        )
+        return _late(model, expected, left_s, min(late_s, expected.wait_s))
 
 
-def _class_load(entries: Sequence[ClassReport]) -> ClassLoad:
-    queued = sum(one.queued for one in entries)
-    served = [one.service_ms for one in entries if one.service_ms]
-
-    def wait_s(tenant: str) -> float:
-        """A task may come to any of the batchers."""
-        return fmean(one.tenant_wait_ms.get(tenant, one.expected_wait_ms) for one in entries) / 1e3
-
-    return ClassLoad(
-        task_tokens=sum(one.queued_tokens for one in entries) / queued if queued else 0.0,
-        wait_s=fmean(one.expected_wait_ms for one in entries) / 1e3,
-        service_s=fmean(served) / 1e3 if served else 0.0,
-        tenant_waits_s={name: wait_s(name) for one in entries for name in one.tenant_wait_ms},
+def _late(model: str, expected: Prediction, left_s: float, retry_s: float) -> ExpectedLate:
+    """Return the refusal of a request that has ``left_s``; after ``retry_s`` the model would take it."""
+    before = ""
+    if expected.tokens_per_s:
+        before = f" ({expected.tokens_before:,.0f} tokens before it at {expected.tokens_per_s:,.0f} tokens/s)"
+    retry_s = min(max(retry_s, RETRY_MIN_S), RETRY_MAX_S)
+    return ExpectedLate(
+        f"deadline: {left_s:.1f} s left, about {expected.total_s:.1f} s expected of {model}{before};"
+        f" retry in {retry_s:.1f} s or raise the timeout",
+        retry_after_s=retry_s,
     )

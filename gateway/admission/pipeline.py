@@ -23,6 +23,7 @@ from gateway.models.tools import HERMES, arguments_of, grammar_of
 from gateway.routing.budget import Reservation
 from gateway.routing.features import Features
 from gateway.routing.plan import Plan
+from gateway.routing.router import CHARS_PER_TOKEN
 from gateway.safety.actions import Action
 from gateway.safety.dry_run import move_labels
 from gateway.safety.findings import Finding
@@ -86,6 +87,10 @@ class AdmittedRequest(SchedulingParams):
             request.allow_degraded,
             request.tenant,
             log.arrived_at,
+            workload=request.workload,
+            prompt_tokens=sum(map(len, request.conversation.texts)) // CHARS_PER_TOKEN,
+            min_tokens=request.sampling.min_tokens,
+            max_tokens=request.sampling.max_tokens,
         )
         self.request = request
         self.log = log
@@ -180,7 +185,8 @@ class Admission:
             SafetyBlocked: the policy does not let the prompt through.
             InvalidRequest, PromptTooLong: the model cannot take the prompt.
             ModelUnavailable: no worker serves the model now.
-            Overloaded: the answer would come after the deadline, or the queue is full.
+            ExpectedLate: the answer would come after the deadline.
+            Overloaded: the queue is full.
             LimitReached: of its tenant, its key, or the tenant's use of the model.
             BudgetSpent: the tenant has spent its budget, and names a model that costs more than that of the budget.
         """

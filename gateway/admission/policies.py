@@ -36,7 +36,8 @@ class Policies:
     def overload(self) -> OverloadRules:
         """Which models are refused or replaced, and when."""
         routing, catalog = self.settings.routing, self.catalog
-        return OverloadRules(routing.breaker, routing.fallbacks, catalog.settings)
+        weights = self.settings.weights
+        return OverloadRules(routing.breaker, routing.fallbacks, catalog.settings, weights)
 
     @property
     def versions(self) -> list[str]:

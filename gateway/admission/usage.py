@@ -1,10 +1,11 @@
-"""What follows from the end of a request: the tenant's spending, and the circuit breakers of the models."""
+"""What follows from the end of a request: the tenant's spending, the circuit breakers of the models, and the lengths of
+answers that are expected next."""
 
 from collections.abc import Callable, Iterable
 from math import inf
 from typing import Final
 
-from gateway.admission.overload import SchedulingParams
+from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.tenant_limits import TenantLimits
 from gateway.identity.caller import Caller
@@ -13,6 +14,7 @@ from gateway.routing.budget import DAY_S, MONTH_PERIODS, Reservation, Spending
 from gateway.streaming.row import Row
 from gateway.streaming.row_result import RowResult
 from sluice.errors import DeadlinePassed, EngineFailed, ModelUnavailable, SluiceError
+from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH
 from sluice.settings import Settings
 
 HUNG_S: Final = 10.0
@@ -22,9 +24,10 @@ _FAILURES: Final = (EngineFailed, ModelUnavailable)
 
 
 class UsageAccounting:
-    """Spending by tenant and breakers by model.
+    """Spending by tenant, breakers by model, and lengths of answers.
 
     Args:
+        overload: learns from the lengths.
         streams: the live ones.
         unix_offset_s: see `Spending`.
         clock: monotonic seconds.
@@ -37,12 +40,14 @@ class UsageAccounting:
 
     def __init__(
         self,
+        overload: OverloadControl,
         breakers: Breakers,
         streams: Iterable[RowResult],
         unix_offset_s: float = 0.0,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.breakers = breakers
+        self._overload = overload
         self.spending = Spending(unix_offset_s)
         self.days = Spending(unix_offset_s, DAY_S, MONTH_PERIODS)
         self.limits = TenantLimits(self.spending, self.days, clock, unix_offset_s)
@@ -97,6 +102,9 @@ class UsageAccounting:
         self._last_token_at[model] = last
         if error is None:
             self.breakers.succeeded(model)
+            if attempt.completion_tokens and not attempt.resumed:
+                is_cut = attempt.final is not None and attempt.final.end == ROW_END_LENGTH
+                self._overload.ended(model, request, attempt.completion_tokens, is_cut=is_cut)
         elif isinstance(error, _FAILURES) or (
             isinstance(error, DeadlinePassed) and self._hung(attempt, now)
         ):

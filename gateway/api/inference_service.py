@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.admission.overload import ModelLoadTable
+from gateway.admission.loads import ModelLoadTable
 from gateway.admission.pipeline import AdmittedRequest
 from gateway.api.batch import answer_batch
 from gateway.api.generate import Generator

@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import SERVICE_NAME as _V1ALPHA
 from grpc_reflection.v1alpha.reflection import aio as reflection_aio
 
-from gateway.admission.overload import ModelLoadTable
+from gateway.admission.loads import ModelLoadTable
 from gateway.admission.policies import InForce
 from gateway.api.interceptor import ErrorInterceptor
 from gateway.upstream.nats_transport import NatsTransport

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from gateway.admission.calls import CallChecks
-from gateway.admission.overload import ModelLoadTable
+from gateway.admission.loads import ModelLoadTable
 from gateway.api.generate import Generator
 from gateway.api.job_forwarder import JobForwarder
 from gateway.http.audio import TRANSCRIPTIONS, TRANSLATIONS

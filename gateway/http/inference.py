@@ -4,7 +4,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any, Final, TypeVar
 
-from gateway.admission.overload import ModelLoadTable
+from gateway.admission.loads import ModelLoadTable
 from gateway.api.generate import Generator
 from gateway.api.texts import EMBED, RERANK, TextsKind, answer_texts
 from gateway.http.answers import Chunks, HttpAnswer, WholeBody

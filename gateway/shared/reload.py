@@ -22,7 +22,7 @@ from typing import Any, Final
 import yaml
 from nats.errors import Error as NatsError
 
-from gateway.admission.overload import ModelLoadTable
+from gateway.admission.loads import ModelLoadTable
 from gateway.admission.policies import InForce, Policies
 from gateway.identity.authenticator import Authenticator, Identities
 from gateway.records.store import RecordStore

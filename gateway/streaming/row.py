@@ -85,6 +85,7 @@ class Row:
         recoveries: how often another process continued the row.
         recovered_gap_s: the longest time without a token because of that.
         recovered_from: what was lost when another process continued it last: "worker" or "batcher".
+        expected_s: how long it was expected to take when it was sent, seconds; 0: not known.
     """
 
     row_id: str
@@ -112,6 +113,7 @@ class Row:
     recoveries = 0
     recovered_gap_s = 0.0
     recovered_from = ""
+    expected_s = 0.0
     _text: Transcript | None = None
     _accepted_attempt = -1
     """That of the last frame that was accepted, if one was."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.streaming.dispatch import Dispatch
+from gateway.streaming.row import finish_reason_of
 from gateway.telemetry.request_log import RequestLog
 from sluice.telemetry import catalog
 from sluice.telemetry.registry import MetricRegistry
@@ -12,6 +13,8 @@ from sluice.v1.inference_pb2 import FinishReason
 from sluice.v1.safety_pb2 import SafetyAction
 from sluice.wire.enums import word_of
 
+PREDICTED_WAIT_MS: Final = 50.0
+"""Wait for a worker from which on the prediction of an answer's time is judged: what does not wait is never refused."""
 _TARGETS: Final = {False: "input", True: "output"}
 
 
@@ -27,6 +30,7 @@ class RequestMetrics:
         self._first_token = registry.histogram(catalog.FIRST_TOKEN)
         self._token_time = registry.histogram(catalog.TOKEN_TIME)
         self._duration = registry.histogram(catalog.DURATION)
+        self._prediction_error = registry.histogram(catalog.PREDICTION_ERROR)
         self._routes = registry.counter(catalog.ROUTES)
         self._escalations = registry.counter(catalog.ESCALATIONS)
         self._recoveries = registry.counter(catalog.RECOVERIES)
@@ -53,7 +57,7 @@ class RequestMetrics:
             self._safety[action, _TARGETS[one.in_answer]] += one.count
         if log.rows is None or log.plan is None:
             return  # it was refused, or got an earlier answer
-        plan = log.plan
+        plan, span = log.plan, log.server.get_span_context()
         self._routes[plan.model, plan.strategy, str(plan.route.degraded).lower()] += 1
         for row in log.rows:
             prompt_tokens, answer_tokens = row.billed_tokens
@@ -66,8 +70,14 @@ class RequestMetrics:
                 self._recoveries[row.model, priority_class] += row.recoveries
             if row.escalation_reason:
                 self._escalations[row.model, model] += 1
+            took_s = row.last_token_at - row.sent_at
+            is_whole = row.final is not None and finish_reason_of(row.final.end) is not None
+            waited = row.timings.queue_ms >= PREDICTED_WAIT_MS
+            if row.expected_s and is_whole and waited and took_s > 0:
+                error = abs(row.expected_s / took_s - 1)
+                self._prediction_error.record((row.model, priority_class), error, span)
         labels = log.method, "sluice", model, priority_class
-        total_s, span = log.ended_at - log.arrived_at, log.server.get_span_context()
+        total_s = log.ended_at - log.arrived_at
         self._duration.record((*labels, log.error), total_s, span)
         if log.first_token_at is None:
             return

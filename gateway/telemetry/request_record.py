@@ -104,6 +104,8 @@ class RequestRecords:
             hint_tokens=row.hint_tokens,
             hint_dropped=row.hint_dropped,
         )
+        if row.expected_s:
+            set_duration(made.expected_time, row.expected_s * 1000)
         counted = row.server_tokens
         if counted is not None:
             made.server_prompt_tokens = counted.prompt_tokens

@@ -52,6 +52,7 @@ from gateway.validation.conversation import SYSTEM, TOOL, USER, Conversation
 from gateway.validation.requests import WORKLOAD_LABEL
 from sluice.errors import (
     DeadlinePassed,
+    ExpectedLate,
     ModelUnavailable,
     Overloaded,
     PromptTooLong,
@@ -82,6 +83,7 @@ _FAILURES: Final[Mapping[type[Exception], Failure]] = {
     TemplateRefused: Failure.FAILED,
     Unparsable: Failure.UNPARSABLE,
     Overloaded: Failure.OVERLOADED,
+    ExpectedLate: Failure.OVERLOADED,
     ModelUnavailable: Failure.UNAVAILABLE,
     TransportUnavailable: Failure.UNAVAILABLE,
 }

@@ -10,7 +10,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from opentelemetry.trace import Tracer
 
-from gateway.admission.overload import ModelLoadTable
+from gateway.admission.loads import ModelLoadTable
 from gateway.streaming.registry import Registry
 from gateway.streaming.room import SentRow
 from sluice.background import BackgroundTasks

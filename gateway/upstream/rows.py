@@ -98,6 +98,8 @@ class Upstream:
         """Sends ``row`` for the request; returns at once."""
         row.sent = True
         begun, task = time.monotonic(), self.task_of(row, context.request, prepared)
+        expected = self.overload.predict(row.model, _exact(context, prepared), begun)
+        row.expected_s = expected.total_s if expected.is_total else 0.0
         watched = context.request.sampling.stop or context.second is not None
         if watched and task.gather_ms > WATCHED_GATHER_MS:
             task.gather_ms = WATCHED_GATHER_MS
@@ -114,7 +116,8 @@ class Upstream:
         """Sends a row, or fails it at once when that is impossible."""
         now, task = time.monotonic(), row.task
         tokens = len(task.prompt_token_ids) + task.sampling.max_tokens
-        self.overload.sent(row.attempt.model, task.model, task.priority_class, tokens, now)
+        model, tenant = row.attempt.model, task.tenant
+        self.overload.sent(model, task.model, task.priority_class, tokens, now, tenant)
         if self.transport.connected:
             self.registry.dispatch.send(row, now)
         else:
@@ -123,6 +126,21 @@ class Upstream:
             # Later: the answer may not know its new row yet.
             loop = asyncio.get_running_loop()
             loop.call_soon(self.registry.publish_failed, task.request_id, problem)
+
+
+def _exact(context: AdmittedRequest, prepared: PreparedPrompt) -> SchedulingParams:
+    """Return what the prediction of the time for ``prepared`` depends on."""
+    sampling = prepared.sampling
+    return SchedulingParams(
+        context.priority_class,
+        context.deadline,
+        tenant=context.tenant,
+        rules=context.rules,
+        workload=context.workload,
+        prompt_tokens=len(prepared.prompt_token_ids),
+        min_tokens=sampling.min_tokens,
+        max_tokens=sampling.max_tokens,
+    )
 
 
 class InternalRow:

@@ -34,6 +34,8 @@ _CODES: Final[Mapping[str, str]] = {
     "BUDGET_SPENT": "insufficient_quota",
 }
 """OpenAI's code where it has one for the reason; the others are the reason in lower case."""
+_TYPE_OF_REASON: Final[Mapping[str, str]] = {"EXPECTED_LATE": "overloaded_error"}
+"""Types that do not follow from the status: no rate of the caller is limited."""
 
 
 def http_status(code: int, reason: str) -> int:
@@ -45,7 +47,8 @@ def error_body(status: int, reason: str, message: str, param: str | None = None)
     """The body of an error; ``param`` names the field that is wrong. Both are cut: they may quote a caller."""
     code = _CODES.get(reason, reason.lower())
     param = None if param is None else param[:FIELD_MAX]
-    described = {"message": message[:TEXT_MAX], "type": _type(status), "param": param, "code": code}
+    kind = _TYPE_OF_REASON.get(reason) or _type(status)
+    described = {"message": message[:TEXT_MAX], "type": kind, "param": param, "code": code}
     return {"error": described}
 
 

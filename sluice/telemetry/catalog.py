@@ -71,6 +71,8 @@ _REQUEST_SECONDS: Final = (
 """Those of the duration of a request."""
 _TOKEN_SECONDS: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 """Those of the time for a token."""
+_ERROR_SHARES: Final = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0, 5.0)
+"""Those of the error of a prediction."""
 STEP_SECONDS: Final = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08),
     *(0.16, 0.32, 0.64, 1.28, 5.12),
@@ -118,6 +120,11 @@ TOKEN_TIME: Final = _gateway(
 DURATION: Final = _gateway(
     "gen_ai.server.request.duration", _HISTOGRAM, "s", (*_GEN_AI, names.ERROR_REASON),
     "from the arrival of a request to its end; `error.type` where it failed", bounds=_REQUEST_SECONDS,
+)  # fmt: skip
+PREDICTION_ERROR: Final = _gateway(
+    "sluice.prediction.error", _HISTOGRAM, "", _OF_CLASS,
+    "difference between predicted and actual time of an answer, divided by the actual one; answers whose time was "
+    "predicted in whole and that waited for a worker for at least 50 ms", bounds=_ERROR_SHARES,
 )  # fmt: skip
 ROUTES: Final = _gateway(
     "sluice.routes", _COUNTER, "{request}", (_MODEL, names.ROUTE_STRATEGY, names.ROUTE_DEGRADED),

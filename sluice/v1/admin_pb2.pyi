@@ -1612,6 +1612,7 @@ class ModelAttempt(_message.Message):
     SERVER_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     SERVER_COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
+    EXPECTED_TIME_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model."""
     prompt_tokens: _builtins.int
@@ -1678,6 +1679,10 @@ class ModelAttempt(_message.Message):
     def queue_wait_max(self) -> _duration_pb2.Duration:
         """How long the row of the batch that waited longest had waited."""
 
+    @_builtins.property
+    def expected_time(self) -> _duration_pb2.Duration:
+        """How long it was expected to take when it was sent, until its last token; unset: not known."""
+
     def __init__(
         self,
         *,
@@ -1703,10 +1708,11 @@ class ModelAttempt(_message.Message):
         server_prompt_tokens: _builtins.int | None = ...,
         server_completion_tokens: _builtins.int | None = ...,
         rows: _builtins.int = ...,
+        expected_time: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_server_completion_tokens", b"_server_completion_tokens", "_server_prompt_tokens", b"_server_prompt_tokens", "queue_wait", b"queue_wait", "queue_wait_max", b"queue_wait_max", "server_completion_tokens", b"server_completion_tokens", "server_prompt_tokens", b"server_prompt_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_server_completion_tokens", b"_server_completion_tokens", "_server_prompt_tokens", b"_server_prompt_tokens", "expected_time", b"expected_time", "queue_wait", b"queue_wait", "queue_wait_max", b"queue_wait_max", "server_completion_tokens", b"server_completion_tokens", "server_prompt_tokens", b"server_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_server_completion_tokens", b"_server_completion_tokens", "_server_prompt_tokens", b"_server_prompt_tokens", "attempt", b"attempt", "batch_cause", b"batch_cause", "batch_id", b"batch_id", "batch_rows", b"batch_rows", "completion_tokens", b"completion_tokens", "cost", b"cost", "escalation_reason", b"escalation_reason", "hint_dropped", b"hint_dropped", "hint_tokens", b"hint_tokens", "kept_reason", b"kept_reason", "model", b"model", "padding_share", b"padding_share", "prompt_tokens", b"prompt_tokens", "queue_wait", b"queue_wait", "queue_wait_max", b"queue_wait_max", "resumed_tokens", b"resumed_tokens", "rows", b"rows", "server_completion_tokens", b"server_completion_tokens", "server_prompt_tokens", b"server_prompt_tokens", "single_start_reason", b"single_start_reason", "unused_reason", b"unused_reason", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_server_completion_tokens", b"_server_completion_tokens", "_server_prompt_tokens", b"_server_prompt_tokens", "attempt", b"attempt", "batch_cause", b"batch_cause", "batch_id", b"batch_id", "batch_rows", b"batch_rows", "completion_tokens", b"completion_tokens", "cost", b"cost", "escalation_reason", b"escalation_reason", "expected_time", b"expected_time", "hint_dropped", b"hint_dropped", "hint_tokens", b"hint_tokens", "kept_reason", b"kept_reason", "model", b"model", "padding_share", b"padding_share", "prompt_tokens", b"prompt_tokens", "queue_wait", b"queue_wait", "queue_wait_max", b"queue_wait_max", "resumed_tokens", b"resumed_tokens", "rows", b"rows", "server_completion_tokens", b"server_completion_tokens", "server_prompt_tokens", b"server_prompt_tokens", "single_start_reason", b"single_start_reason", "unused_reason", b"unused_reason", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__server_completion_tokens: _TypeAlias = _typing.Literal["server_completion_tokens"]  # noqa: Y015
     _WhichOneofArgType__server_completion_tokens: _TypeAlias = _typing.Literal["_server_completion_tokens", b"_server_completion_tokens"]  # noqa: Y015

@@ -201,7 +201,7 @@ async def test_a_limit_beyond_the_deadline_is_said_at_once(
     async with asyncio.timeout(BOUND_S):  # gateways hear of it with the next report
         while not isinstance(error := await refused(2.0), Overloaded):
             pass
-    assert "past the deadline" in error.message
+    assert (error.reason, "expected of limited" in error.message) == ("EXPECTED_LATE", True)
     assert len(limited.requests) == 1
 
 

@@ -11,7 +11,7 @@ import nats.errors
 from opentelemetry.trace import NoOpTracer
 
 from batcher.app import Batcher
-from gateway.admission.overload import ModelLoadTable
+from gateway.admission.loads import ModelLoadTable
 from gateway.server import TICK_S
 from gateway.streaming.answer import Answer, Reader
 from gateway.streaming.dispatch import BUSY_S, LAG_S, Dispatch, SentRow

@@ -35,3 +35,8 @@ class Capacity(NamedTuple):
     def idle(self) -> bool:
         """Whether it has no rows, and none are on their way."""
         return not (self.running_rows or self.batches_in_flight or self.waiting_tokens)
+
+
+def room_of(capacity: Capacity, rank: int) -> Room | Capacity:
+    """Return what rows of the class with ``rank`` may take of a worker, without what a policy keeps free."""
+    return capacity.urgent[rank] if rank < len(capacity.urgent) else capacity

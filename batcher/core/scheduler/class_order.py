@@ -211,14 +211,18 @@ class ClassOrder:
         """Return whether ``task`` must not wait for others."""
         return self.pressing_at(task) <= now
 
-    def tokens_before(self, tenant: str) -> float:
-        """Tokens that go before a new task of the tenant, by its own that wait and the weights of the others."""
+    def share_before(self, tenant: str) -> float:
+        """Return the share of the waiting tokens that goes before a new task of the tenant.
+
+        It follows from the tenant's own that wait, and from the weights of the others.
+        """
         if not self._is_fair:
-            return self.tokens
+            return 1.0
         known = self._tenants.get(tenant)
-        own, weight = known.tokens if known else 0, self._weights.get(tenant, 1.0)
-        others = self._weight - (weight if own else 0.0)
-        return min(self.tokens, own * (1.0 + others / weight))
+        if known is None or not known.tokens:
+            return 0.0
+        weight = self._weights.get(tenant, 1.0)
+        return min(1.0, known.tokens * self._weight / weight / self.tokens)
 
     def busiest(self, most: int) -> list[str]:
         """The tenants with the most waiting tokens; none where tenants make no difference."""

@@ -1,4 +1,4 @@
-"""Estimates learned from traffic: lengths of answers, and the rate at which waiting tasks are handed out.
+"""Lengths of answers, learned from traffic.
 
 An answer has at most `max_tokens` and is about as long as others of its tenant's workload were. Two numbers are
 learned, each in constant time and memory: the mean, which a tenant is charged until the actual length is known, and a
@@ -7,7 +7,6 @@ and down when it is not, in such a ratio that it settles where the wanted share 
 length and shrink to a floor, so that the estimate follows when answers change.
 """
 
-import math
 from typing import Final
 
 from batcher.core.scheduler.task import QueuedTask
@@ -20,8 +19,6 @@ GUESS_TOKENS: Final = 128
 """Expected of an answer of which nothing is known, at most. To charge max_tokens for what ends much earlier would move
 all virtual times, and a tenant that begins to wait then would start too late."""
 STEP_MIN: Final = 0.05
-RATE_MEMORY_S: Final = 10.0
-"""What was handed out longer ago counts for less than a third."""
 
 
 class _Seen:
@@ -67,21 +64,22 @@ class OutputLengths:
     def estimate(self, task: QueuedTask) -> None:
         """Sets the expected cost of ``task``, and the cache room it may need.
 
-        An answer that is already longer than expected is assumed to grow by as much again.
+        An answer that is already longer than expected is assumed to grow by as much again. None is shorter than
+        `QueuedTask.min_tokens`.
         """
-        prompt, most = task.prompt_tokens, task.max_tokens
+        prompt, most, least = task.prompt_tokens, task.max_tokens, task.min_tokens
         seen = self._known(task.tenant, task.workload) or self._known(None, task.workload)
         task.guessed = seen is None
         if seen is None:
-            task.cost_tokens = prompt + min(most, GUESS_TOKENS)
+            task.cost_tokens = prompt + max(least, min(most, GUESS_TOKENS))
             task.cache_tokens = prompt + most
             return
         expected, reserved = seen.expected, seen.reserved
         produced = task.prefill_tokens - prompt
         if produced:
             expected, reserved = max(expected, 2 * produced), max(reserved, 2 * produced)
-        task.cost_tokens = prompt + (expected if expected < most else most)
-        task.cache_tokens = prompt + (reserved if reserved < most else most)
+        task.cost_tokens = prompt + max(least, min(expected, most))
+        task.cache_tokens = prompt + max(least, min(reserved, most))
 
     def observe(self, task: QueuedTask, tokens: int) -> None:
         """An answer of ``tokens`` has ended by itself."""
@@ -97,32 +95,3 @@ class OutputLengths:
     def _known(self, tenant: str | None, workload: str) -> _Seen | None:
         seen = self._seen.get((tenant, workload))
         return None if seen is None or seen.answers < TRUSTED_FROM else seen
-
-
-class HandoutRate:
-    """Tokens of tasks handed out per second, prompt and expected answer, measured while some wait: without a queue the
-    rate would show demand, not capacity.
-    """
-
-    def __init__(self) -> None:
-        self._tokens = 0.0
-        self._busy_s = 0.0
-        self._busy_since: float | None = None
-
-    @property
-    def tokens_per_s(self) -> float:
-        """The rate; 0: not known."""
-        return self._tokens / self._busy_s if self._busy_s else 0.0
-
-    def pause(self) -> None:
-        """No task waits."""
-        self._busy_since = None
-
-    def decided(self, tokens: int, left: int, now: float) -> None:
-        """``tokens`` were handed out, and ``left`` tasks still wait."""
-        if self._busy_since is not None:
-            spent_s = max(0.0, now - self._busy_since)
-            fade = math.exp(-spent_s / RATE_MEMORY_S)
-            self._tokens = self._tokens * fade + tokens
-            self._busy_s = self._busy_s * fade + spent_s
-        self._busy_since = now if left else None

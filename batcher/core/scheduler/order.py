@@ -135,13 +135,13 @@ class Order:
         seen_at = max((self.classes[name].seen_at for name in more_urgent), default=-math.inf)
         return seen_at + self._spare_s
 
-    def tokens_before(self, priority_class: str, tenant: str) -> float:
-        """Tokens, prompt and expected answer, that go before a new task of the class and tenant."""
+    def before(self, priority_class: str, tenant: str) -> dict[str, float]:
+        """Return the share of each class's waiting tasks that goes before a new task of the class and tenant."""
         if not self.by_class:
-            return sum(members.tokens for members in self.classes.values())
-        more_urgent = CLASSES[: RANKS[priority_class]]
-        own = self.classes[priority_class].tokens_before(tenant)
-        return own + sum(self.classes[name].tokens for name in more_urgent)
+            return dict.fromkeys(CLASSES, 1.0)
+        shares = dict.fromkeys(CLASSES[: RANKS[priority_class]], 1.0)
+        shares[priority_class] = self.classes[priority_class].share_before(tenant)
+        return shares
 
     def _first_to_arrive(self, now: float) -> QueuedTask | None:
         waiting = [members.first(now) for members in self.classes.values() if members.waiting]

@@ -1,23 +1,17 @@
 """The queue of one model's tasks: add, hand out in batches, finish. The package's docstring has the rules."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
 
 from batcher.core.scheduler.capacity import Capacity
-from batcher.core.scheduler.estimates import HandoutRate, OutputLengths
+from batcher.core.scheduler.estimates import OutputLengths
 from batcher.core.scheduler.order import Order
 from batcher.core.scheduler.placement import Placement
 from batcher.core.scheduler.policy import BatchPolicy, ContinuousPolicy
 from batcher.core.scheduler.static import StaticBatchPolicy
 from batcher.core.scheduler.task import Decision, QueuedTask
-from sluice.internal.v1 import control_pb2
+from batcher.core.scheduler.waits import ExpectedWaits
 from sluice.settings.batching import Policy
-
-NOBODY: Final = ""
-"""A tenant that has nothing waiting: no task is of it."""
-TENANTS_REPORTED: Final = 64
-"""Tenants of a class whose expected wait is reported: those with the most waiting."""
 
 
 class Queue:
@@ -27,17 +21,17 @@ class Queue:
 
     Attributes:
         order: those that wait; read-only for others.
-        rate: at which they are handed out.
+        waits: what a new task would wait.
     """
 
     def __init__(self, policy: Policy, weights: Mapping[str, float] | None = None) -> None:
         """``weights`` of tenants that differ from 1."""
         self._tasks: dict[str, QueuedTask] = {}
-        self.rate = HandoutRate()
         self._lengths = OutputLengths(policy.output_quantile)
         self.order = Order(policy, weights or {}, self._lengths.estimate)
         self._placement = Placement(policy, self.order)
         self._batching = self._new_batching(policy)
+        self.waits = ExpectedWaits(self.order, policy, self.window_s)
 
     def __len__(self) -> int:
         """Tasks that wait."""
@@ -49,8 +43,6 @@ class Queue:
         """Takes a task that the queue does not hold."""
         held = self._tasks.setdefault(task.request_id, task)
         assert held is task, task.request_id
-        if not self.order.waiting:
-            self.rate.pause()
         self.order.add(task, now)
         self._batching.on_wait(task)
 
@@ -64,6 +56,7 @@ class Queue:
             self.order.cancel(task)
         else:
             self._answered(task, None)
+            self.waits.left(task)
 
     def first_token(self, request_id: str, now: float) -> None:
         """Take the news that a task that was handed out has its first token."""
@@ -72,13 +65,20 @@ class Queue:
             self._answered(task, now)
 
     def finish(
-        self, request_id: str, output_tokens: int, now: float, *, whole: bool = True
+        self,
+        request_id: str,
+        output_tokens: int,
+        now: float,
+        *,
+        whole: bool = True,
+        decode_s: float = 0.0,
     ) -> None:
         """Removes a task that was handed out and needs no worker any more.
 
         Args:
             output_tokens: of the whole answer, tokens that existed when the task came included.
             whole: the answer ended by itself: estimates learn from it.
+            decode_s: seconds from the first of the new tokens to the last.
         """
         task = self._tasks.pop(request_id)
         assert not task.number, request_id
@@ -87,7 +87,10 @@ class Queue:
         if whole:
             members.served(now - task.sent_at)
             self._lengths.observe(task, output_tokens)
+            produced = task.prefill_tokens - task.prompt_tokens
+            self.waits.measure(task, output_tokens - produced, decode_s, now)
         self._answered(task, now if whole else None)
+        self.waits.left(task)
 
     def reconfigure(self, policy: Policy, weights: Mapping[str, float]) -> None:
         """Continue under another policy or other weights.
@@ -97,6 +100,7 @@ class Queue:
         self._lengths.quantile = policy.output_quantile
         self.order.change(policy, weights)
         self._placement.change(policy)
+        self.waits.change(policy)
         self._batching = self._new_batching(policy, self._batching)
         waiting = [task for task in self._tasks.values() if task.number]
         for task in sorted(waiting, key=lambda task: task.number):
@@ -133,45 +137,13 @@ class Queue:
         The caller has cancelled the tasks whose deadline has passed.
         """
         formed = self._batching.form(now, capacities)
-        rows = formed.batch.rows if formed.batch else ()
-        self.rate.decided(sum([row.cost_tokens for row in rows]), self.order.waiting, now)
+        self.waits.decided(formed, now)
         return formed
 
     def window_s(self, priority_class: str, now: float) -> float:
         """Return how long the policy lets a new task of the class wait for others, at most; seconds."""
         return self._batching.window_s(priority_class, now)
 
-    # Waiting tasks and expected waits.
-
     def waiting_by_class(self) -> Sequence[int]:
         """Tasks that wait, by class, most urgent first."""
         return [members.waiting for members in self.order.classes.values()]
-
-    def expected_wait(self, priority_class: str, now: float, tenant: str = "default") -> float:
-        """The expected wait of a new task, seconds; 0 also when it is not known."""
-        rate = self.rate.tokens_per_s
-        if not rate:
-            return 0.0
-        return self.order.tokens_before(priority_class, tenant) / rate
-
-    def class_reports(self, now: float, closed_s: float = 0.0) -> Iterator[control_pb2.ClassReport]:
-        """The state of each class, most urgent first, with the expected wait of a new task.
-
-        ``closed_s``: how long all workers will compute nothing.
-        """
-        for name, members in self.order.classes.items():
-            wait_s = self.expected_wait(name, now, NOBODY)
-            waits_s = {
-                tenant: self.expected_wait(name, now, tenant)
-                for tenant in members.busiest(TENANTS_REPORTED)
-            }
-            yield control_pb2.ClassReport(
-                priority_class=name,
-                queued=members.waiting,
-                queued_tokens=members.tokens,
-                expected_wait_ms=(closed_s + wait_s) * 1e3,
-                service_ms=members.service_s * 1e3,
-                tenant_wait_ms={
-                    one: 1e3 * (closed_s + s) for one, s in waits_s.items() if s > wait_s
-                },
-            )

@@ -40,6 +40,7 @@ class QueuedTask:
     Attributes:
         workload: the kind of task, named by the caller; answers of one workload tend to have similar lengths.
         max_tokens: longest answer, what exists already included.
+        min_tokens: shortest answer, likewise.
         prefix: hash of the prompt's beginning; 0: not known.
         prefill_tokens: prompt and the answer so far, which a worker computes before the next token.
         returned: whether a batcher had it before, and lost it or gave it back.
@@ -54,6 +55,7 @@ class QueuedTask:
         due: its deadline, or the end of the policy's horizon if that is earlier.
         share: its tenant's in its class.
         sent_at: when it was handed out.
+        full_s: clock of full capacity at that time, see `batcher.core.scheduler.speed`.
         batch: the batch it was handed out with.
         answered: whether it has its first token since then, or has ended.
     """
@@ -65,6 +67,7 @@ class QueuedTask:
     workload: str = ""
     prompt_tokens: int = 1
     max_tokens: int = 1
+    min_tokens: int = 0
     produced_tokens: InitVar[int] = 0
     prefix: int = 0
     prefill_tokens: int = field(init=False)
@@ -81,6 +84,7 @@ class QueuedTask:
     share: Tenant = field(init=False)
     # Set when it is handed out.
     sent_at: float = field(init=False)
+    full_s: float = field(init=False)
     waited_s: float = field(init=False)
     batch: "Batch[QueuedTask] | None" = None
     answered: bool = False

@@ -373,8 +373,8 @@ class ModelReport(_message.Message):
     queued: _builtins.int
     """Tasks that wait in this batcher."""
     tokens_per_s: _builtins.float
-    """Tokens per second, prompt and expected answer, that its workers took from the queue while tasks waited; 0: not
-    known.
+    """Tokens per second, prompts and answers, that its workers compute for this batcher while all that they grant is used.
+    0: something is free now, or the rate is not known.
     """
     @_builtins.property
     def classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassReport]:
@@ -434,6 +434,10 @@ class ClassReport(_message.Message):
     TENANT_WAIT_MS_FIELD_NUMBER: _builtins.int
     ROOM_ROWS_FIELD_NUMBER: _builtins.int
     ROOM_BYTES_FIELD_NUMBER: _builtins.int
+    FREE_ROWS_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_MS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_MS_FIELD_NUMBER: _builtins.int
+    TOKEN_MS_FIELD_NUMBER: _builtins.int
     priority_class: _builtins.str
     """The class by name."""
     queued: _builtins.int
@@ -441,15 +445,29 @@ class ClassReport(_message.Message):
     queued_tokens: _builtins.int
     """Their tokens, prompt and expected answer."""
     expected_wait_ms: _builtins.float
-    """How long a task that came now, of a tenant that has none waiting, would wait for a worker."""
+    """How long a task that came now, of a tenant that has none waiting, would wait for a worker. 0: not at all, or not
+    known.
+    """
     service_ms: _builtins.float
-    """How long tasks of the class were with a worker lately, from being sent to the end of the answer; 0: not known."""
+    """Of the release before: the mean time of a task with a worker."""
     backlog: _builtins.int
     """Of the release before: tasks in JetStream."""
     room_rows: _builtins.int
     """Rows without a frame that one gateway may have at this batcher, those in workers included; unset: any number."""
     room_bytes: _builtins.int
     """Bytes of their tasks."""
+    free_rows: _builtins.int
+    """Rows of the class that this batcher may send to workers now, beyond those that wait. While there are some a new task
+    waits for no work of others.
+    """
+    first_token_ms: _builtins.float
+    """Time from the hand-over of a row to a worker until its first token, without its prompt, measured while all that the
+    workers grant is used. 0: not known.
+    """
+    prompt_token_ms: _builtins.float
+    """The same for each token of its prompt."""
+    token_ms: _builtins.float
+    """Time for each further token of the answer, measured likewise; 0: not known, or there are none."""
     @_builtins.property
     def tenant_wait_ms(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """The expected wait of those tenants that have the most waiting, where it is longer."""
@@ -466,10 +484,14 @@ class ClassReport(_message.Message):
         tenant_wait_ms: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         room_rows: _builtins.int | None = ...,
         room_bytes: _builtins.int = ...,
+        free_rows: _builtins.int = ...,
+        first_token_ms: _builtins.float = ...,
+        prompt_token_ms: _builtins.float = ...,
+        token_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_room_rows", b"_room_rows", "room_rows", b"room_rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_room_rows", b"_room_rows", "backlog", b"backlog", "expected_wait_ms", b"expected_wait_ms", "priority_class", b"priority_class", "queued", b"queued", "queued_tokens", b"queued_tokens", "room_bytes", b"room_bytes", "room_rows", b"room_rows", "service_ms", b"service_ms", "tenant_wait_ms", b"tenant_wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_room_rows", b"_room_rows", "backlog", b"backlog", "expected_wait_ms", b"expected_wait_ms", "first_token_ms", b"first_token_ms", "free_rows", b"free_rows", "priority_class", b"priority_class", "prompt_token_ms", b"prompt_token_ms", "queued", b"queued", "queued_tokens", b"queued_tokens", "room_bytes", b"room_bytes", "room_rows", b"room_rows", "service_ms", b"service_ms", "tenant_wait_ms", b"tenant_wait_ms", "token_ms", b"token_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__room_rows: _TypeAlias = _typing.Literal["room_rows"]  # noqa: Y015
     _WhichOneofArgType__room_rows: _TypeAlias = _typing.Literal["_room_rows", b"_room_rows"]  # noqa: Y015

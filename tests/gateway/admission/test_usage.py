@@ -7,12 +7,20 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.admission.overload import OverloadRules, SchedulingParams
+from gateway.admission.loads import ModelLoadTable
+from gateway.admission.overload import OverloadControl, OverloadRules, SchedulingParams
+from gateway.admission.prediction import ANSWERS_MIN, AnswerKind
 from gateway.admission.usage import HUNG_S, UsageAccounting
 from gateway.routing.breaker import Breakers
 from gateway.streaming.row import Row
 from sluice.errors import DeadlinePassed
-from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, RowError
+from sluice.internal.v1.frame_pb2 import (
+    ROW_END_FAILED,
+    ROW_END_LENGTH,
+    ROW_END_STOP,
+    RowEnd,
+    RowError,
+)
 from sluice.settings.routing import BreakerSettings
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.cascades import explained
@@ -180,7 +188,8 @@ class Rows:
     def __init__(self) -> None:
         self.breakers = Breakers()
         self._live: list[Any] = []
-        self.usage = UsageAccounting(self.breakers, self._live)
+        self.overload = OverloadControl(ModelLoadTable(), self.breakers)
+        self.usage = UsageAccounting(self.overload, self.breakers, self._live)
 
     def row(self, sent_at: float, token_at: float | None = None, live: bool = True) -> Row:
         row = new_row("r", now=sent_at)
@@ -227,3 +236,28 @@ def test_a_row_that_no_batcher_took_proves_nothing() -> None:
     row = rows.row(0.0, live=False)
     row.taken = False
     assert not rows.opens(row, HUNG_S)
+
+
+def answered(rows: Rows, tokens: int, end: RowEnd.ValueType, resumed: int = 0) -> None:
+    """An answer of so many tokens has ended without an error."""
+    row = rows.row(0.0, live=False)
+    row.resumed = resumed
+    row.accept(frame(0, range(tokens), end=end), 1.0)
+    rows.usage.record_result(REQUEST, row, None, 2.0)
+
+
+def test_lengths_of_whole_answers_are_learned() -> None:
+    rows = Rows()
+    for _ in range(ANSWERS_MIN):
+        answered(rows, 7, ROW_END_STOP)
+        answered(rows, 90, ROW_END_STOP, resumed=80)
+    kind = AnswerKind("m", REQUEST.tenant, REQUEST.workload)
+    assert rows.overload.lengths.expect(kind, 0, 0) == (7, True)
+
+
+def test_an_answer_at_its_limit_is_learned_as_cut() -> None:
+    rows = Rows()
+    for _ in range(ANSWERS_MIN):
+        answered(rows, 7, ROW_END_LENGTH)
+    kind = AnswerKind("m", REQUEST.tenant, REQUEST.workload)
+    assert rows.overload.lengths.expect(kind, 0, 0) == (7, False)

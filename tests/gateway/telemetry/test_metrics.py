@@ -1,7 +1,10 @@
 """What a gateway counts of requests; before a real nats-server."""
 
+from time import monotonic
+
 import pytest
 
+from gateway.telemetry.metrics import PREDICTED_WAIT_MS
 from sluice.internal.v1.control_pb2 import ClassReport
 from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH
 from sluice.telemetry import catalog, names
@@ -43,6 +46,28 @@ async def test_answers_are_counted_with_their_tokens_and_their_first_token(wire:
         names.GEN_AI_RESPONSE_MODEL: "small",
         names.PRIORITY_CLASS: "interactive",
     }
+
+
+async def test_predictions_are_judged_of_answers_that_waited(wire: Wire) -> None:
+    speed = ClassReport(priority_class="interactive", free_rows=8, first_token_ms=100, token_ms=10)
+    await wire.batcher.report("small", "large", classes=[speed])
+    loads = wire.gateway._loads
+    await wire.until(lambda: loads.load("small", monotonic()).of_class("interactive").token_s > 0)
+
+    async def answer(max_tokens: int, waited_ms: float) -> None:
+        call = wire.stub.Generate(prompt(sampling=pb.SamplingParams(max_tokens=max_tokens)))
+        task = await wire.batcher.task()
+        whole = frame(0, wire.tokens("x")[:1], end=ROW_END_LENGTH)
+        whole.final.timings.queue_ms = waited_ms
+        await wire.batcher.send(task, whole)
+        await events_of(call)
+
+    for max_tokens, waited_ms in ((1, PREDICTED_WAIT_MS - 1), (9, PREDICTED_WAIT_MS)):
+        await answer(max_tokens, waited_ms)
+    assert not values(wire.metrics, catalog.PREDICTION_ERROR), "or its length is not known"
+    await answer(1, PREDICTED_WAIT_MS)
+    ((labels, count),) = values(wire.metrics, catalog.PREDICTION_ERROR).items()
+    assert (dict(labels)[names.GEN_AI_RESPONSE_MODEL], count) == ("small", 1)
 
 
 async def test_what_fails_is_counted_by_its_reason(wire: Wire) -> None:

@@ -246,6 +246,8 @@ class QueueFuzz:
             self.check_first(decision.batch, capacity, wanted)
             self.send(decision.batch)
             self.check_books()
+        has_room = any(capacity.free_rows > 0 for capacity in capacities)
+        self.queue.waits.watch(self.now, has_room=has_room)
         self.check_books()
         self.check_alive(decision.wake_at, capacities)
         if decision.wake_at is not None:
@@ -369,8 +371,10 @@ class QueueFuzz:
                 if known.waits and known.task.priority_class == name
             )
             assert self.count(name) <= self.queue.order.classes[name].tokens <= most
-            wait_s = self.queue.expected_wait(name, self.now, "a")
+            capacities = [worker.capacity() for worker in self.workers if worker.alive]
+            wait_s = self.queue.waits.expected_wait(name, self.now, capacities, "a")
             assert 0 <= wait_s < math.inf
+            assert not (wait_s and self.queue.waits.free_rows(name, capacities))
 
     def check_alive(self, wake_at: float | None, capacities: list[Capacity]) -> None:
         """With a worker that has nothing to do, what waits goes, or it is known when."""

@@ -148,37 +148,6 @@ def test_a_class_is_passed_over_no_longer_than_its_aging_and_the_turns_of_others
         assert max(gaps) <= aging_s + 2 * step_s + 1e-9
 
 
-def test_the_wait_to_expect_is_what_goes_before_by_what_goes_a_second() -> None:
-    queue = Queue(policy(max_rows=1), {"b": 3.0})
-    for number in range(8):
-        queue.add(task(f"a{number}", tenant="a", prompt_tokens=9), 0.0)
-        queue.add(task(f"b{number}", tenant="b", prompt_tokens=9), 0.0)
-    assert queue.expected_wait("standard", 0.0) == 0.0, "not known"
-    gone = [name for second in range(5) for name in taken(queue, float(second), 1)]
-    assert queue.rate.tokens_per_s == pytest.approx(10.0)
-    left = {tenant: 8 - sum(name[0] == tenant for name in gone) for tenant in "ab"}
-    assert left == {"a": 6, "b": 5}
-    queue.add(task("urgent", "interactive", prompt_tokens=99), 4.0)
-    # Each second one task of 10 tokens goes. Where both wait, a's tasks get one turn of four.
-    assert queue.expected_wait("standard", 4.0, "a") == pytest.approx(10 + 11)
-    assert queue.expected_wait("standard", 4.0, "b") == pytest.approx(10 + 5 * 4 / 3)
-    assert queue.expected_wait("standard", 4.0, "new") == pytest.approx(10)
-    assert queue.expected_wait("interactive", 4.0, "new") == pytest.approx(0)
-    # Gateways hear it of a tenant that has nothing waiting, and of those that have.
-    reports = {one.priority_class: one for one in queue.class_reports(4.0)}
-    closed = {one.priority_class: one for one in queue.class_reports(4.0, 7.0)}
-    for name, report in reports.items():
-        assert closed[name].expected_wait_ms == report.expected_wait_ms + 7000
-        for tenant, wait_ms in report.tenant_wait_ms.items():
-            assert closed[name].tenant_wait_ms[tenant] == wait_ms + 7000
-    standard = reports["standard"]
-    assert standard.expected_wait_ms == pytest.approx(10_000)
-    waits_ms = {"a": (10 + 11) * 1e3, "b": (10 + 5 * 4 / 3) * 1e3}
-    assert dict(standard.tenant_wait_ms) == pytest.approx(waits_ms)
-    urgent_ms = dict(reports["interactive"].tenant_wait_ms)
-    assert urgent_ms == pytest.approx({"default": 10_000})
-
-
 def test_an_overdue_class_sends_one_row_before_more_urgent_ones() -> None:
     queue = Queue(policy(classes={"bulk": {"aging_s": 2.0}}))
     for number in range(8):
