@@ -33,7 +33,7 @@ def report(error: Exception, as_json: bool) -> int:
         done = error.done if isinstance(error, CommandFailed) else {}
         print(json.dumps({**done, "error": described}), flush=True)
     if not (as_json and sys.stdout.isatty() and sys.stderr.isatty()):
-        message = " ".join(described["message"].split())
+        message = _printed(described["message"], keep_lines=described["reason"] == "SETUP")
         print(f"sluice: {described['reason']}: {message}", file=sys.stderr, flush=True)
     return error.exit_code if isinstance(error, typer.TyperException) else 1
 
@@ -56,6 +56,14 @@ def describe(error: Exception) -> dict[str, Any]:
         message = f"{error.filename} cannot be read: {error.strerror}"
         return {"reason": reason, "message": message}
     return {"reason": UNEXPECTED, "message": f"{type(error).__name__}: {error}"}
+
+
+def _printed(message: str, *, keep_lines: bool) -> str:
+    """Put a message into one line, but for those that list problems of a configuration."""
+    lines = message.split("\n") if keep_lines else [message]
+    return "\n".join(
+        f"{'  ' * line.startswith('  ')}{' '.join(line.split())}" for line in lines if line.strip()
+    )
 
 
 def _with_help(error: typer.TyperException) -> str:

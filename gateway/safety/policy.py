@@ -36,7 +36,7 @@ from gateway.safety.rules.spec import Form, RuleSpec
 from gateway.safety.settings import GuardSettings, PolicySettings, RuleSettings, SafetySettings
 from gateway.safety.text.normalize import normalize
 from sluice.errors import SettingsError
-from sluice.settings import first_problem
+from sluice.settings import problems
 
 SECTION: Final = "safety"
 NORMALIZED: Final = ("unicode.", "syntax.")
@@ -144,7 +144,7 @@ def load_policies(
     try:
         settings = SafetySettings.model_validate(section, context=known_models)
     except ValidationError as error:
-        raise SettingsError(first_problem(error, SECTION)) from None
+        raise SettingsError("\n".join(problems(error, SafetySettings, SECTION))) from None
     for place, problem in _problems(settings, known_rules, known_models, token_classifiers):
         raise _error(place, problem)
     policies = {

@@ -2,6 +2,7 @@
 
 from sluice.errors import SettingsError
 from sluice.settings.identity import IdentitySettings, JwtSettings
+from sluice.settings.load import load, parse
 from sluice.settings.mesh import (
     BatcherSettings,
     CacheSettings,
@@ -17,12 +18,10 @@ from sluice.settings.mesh import (
     TenantSettings,
     TlsSettings,
     TritonSettings,
-    first_problem,
-    load,
     otlp_http_endpoint,
-    parse,
 )
 from sluice.settings.models import ModelSettings, resolve_model_path
+from sluice.settings.problems import problems
 
 __all__ = [
     "BatcherSettings",
@@ -43,9 +42,9 @@ __all__ = [
     "TenantSettings",
     "TlsSettings",
     "TritonSettings",
-    "first_problem",
     "load",
     "otlp_http_endpoint",
     "parse",
+    "problems",
     "resolve_model_path",
 ]

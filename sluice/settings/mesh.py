@@ -6,14 +6,12 @@ and so does a file of that name in the folder SLUICE_SECRETS. Errors name the ke
 
 import os
 from collections import Counter
-from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Literal, Self
 
 import yaml
 from pydantic import (
     Field,
-    ValidationError,
     model_validator,
 )
 from pydantic_settings import (
@@ -22,7 +20,6 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
-from typing_extensions import override
 
 from sluice.defaults import AUTO as AUTO
 from sluice.defaults import DEFAULT_ADDRESS as DEFAULT_ADDRESS
@@ -464,67 +461,6 @@ class Settings(BaseSettings):
         return yaml.safe_dump(values, sort_keys=False)
 
 
-def load(path: Path | None = None) -> Settings:
-    """Settings of ``path``, or the defaults without one.
-
-    Raises:
-        SettingsError: the file cannot be read, is not YAML, or a key is unknown or has a value that cannot work.
-    """
-    return parse({} if path is None else _read(path), str(path) if path else "settings")
-
-
-def parse(values: dict[str, Any], where: str) -> Settings:
-    """The settings of ``values``, which came from ``where``.
-
-    Raises:
-        SettingsError: a key is unknown or has a value that cannot work.
-    """
-    try:
-        return Settings(**values)
-    except ValidationError as error:
-        raise SettingsError(f"{where}: {first_problem(error)}") from error
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping."""
-
-    @override
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key.value} is there twice", key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: is not YAML: {error}") from error
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise SettingsError(f"{path}: the top level must be a mapping")
-    return values
-
-
-def first_problem(error: ValidationError, *above: str) -> str:
-    """One line that names the key, and what replaces it when it is gone; ``above``: keys above what was validated."""
-    problem = error.errors()[0]
-    # pydantic's "[key]" stands for a key of a mapping that is wrong itself.
-    key = ".".join(str(part) for part in (*above, *problem["loc"]) if part != "[key]")
-    text = _replacement(key) if problem["type"] == "extra_forbidden" else None
-    text = text or problem["msg"].removeprefix("Value error, ")
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"{key}: {text}{more}" if key else f"{text}{more}"
-
-
 def otlp_http_endpoint(settings: Settings) -> str | None:
     """Where Triton sends its spans (full URL with path), or None when tracing is off."""
     grpc_endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -534,32 +470,3 @@ def otlp_http_endpoint(settings: Settings) -> str | None:
         return None
     host = grpc_endpoint.split("://")[-1].rsplit(":", 1)[0]
     return f"http://{host}:4318/v1/traces"
-
-
-_REMOVED: Final[Mapping[str, str]] = {
-    "batcher.prefetch_rows": "is batcher.room_rows now, which counts rows of one gateway, model and class",
-    "batcher.prefetch_bytes": "is batcher.room_bytes now",
-    "nats.tasks_max_messages": "is gone: bulk calls wait in their gateway (batcher.room_rows); leave it out",
-    "nats.tasks_max_bytes": "is gone: bulk calls wait in their gateway (batcher.room_bytes); leave it out",
-    "nats.tasks_max_age_s": "is gone: bulk calls wait in their gateway until their deadline; leave it out",
-    "drift.judge_every": "is gone: drift is computed when it is asked for; leave it out",
-    "cascade.min_margin": "is gone: `min_logprob` says how sure the first answer must be; leave it out",
-    "cascade.hint": "is gone: the second model gets the request as it was sent; leave it out",
-    "gateway.queue_max": "is gone: admitted calls wait in their gateway until their deadline; leave it out",
-    "cascade.start": "is gone: the second model starts when the first answer is in doubt; leave it out",
-    "telemetry.trace_slow_s": "is gone: a collector keeps what is slow (compose/collector.yaml); leave it out",
-    "kv_cache_dtype": "is gone: the KV cache is in the model's `dtype`; for more rows raise `cache_gb`",
-    "prefill_s_max": "is gone: the engine bounds bulk prompts beside more urgent ones itself; leave it out",
-    "by_class": "is gone: what `false` did is `order: arrival`",
-    "by_deadline": "is gone: what `false` did is `order: class`, which also leaves out shares of tenants",
-    "by_tenant": "is gone: what `false` did is `order: class`, which also leaves out deadlines",
-    "batches_in_flight_max": "is gone: it is always 4; leave it out",
-    "max_word_chars": "is gone: text without a space is no finding any more; leave it out",
-    "aging_rows": "is gone: an overdue class sends one row; for more, shorten its `aging_s`",
-}
-"""What replaces settings of the release before this one, by the end of the key."""
-
-
-def _replacement(key: str) -> str | None:
-    """What to do about ``key``, which is no setting; None: it never was one."""
-    return next((text for end, text in _REMOVED.items() if f".{key}".endswith(f".{end}")), None)

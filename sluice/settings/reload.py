@@ -5,6 +5,10 @@ from typing import Any, Final
 
 from sluice.errors import SettingsError
 from sluice.settings.mesh import Settings
+from sluice.settings.problems import shown
+
+_SECRET: Final = ("_key", "secret", "password")
+"""How keys end whose values are not repeated."""
 
 Apply = Callable[[Settings], Awaitable[None] | None]
 """Takes new settings into force, all or nothing; what takes long is awaited.
@@ -23,22 +27,33 @@ TAKEN_WHILE_RUNNING: Final[Mapping[str, frozenset[str]]] = {
 def refuse_changes(
     old: Settings, new: Settings, sections: Collection[str], live: Collection[str] = ()
 ) -> None:
-    """Raises SettingsError for the first key in ``sections`` that ``new`` changes, but for those in ``live``."""
+    """Raise SettingsError for the first key in ``sections`` that ``new`` changes, but for those in ``live``."""
     before, after = old.model_dump(mode="json"), new.model_dump(mode="json")
     for section in sections:
-        key = _difference(section, before[section], after[section], live)
-        if key is not None:
-            raise SettingsError(f"{key}: cannot be changed while running; start again to change it")
+        if found := _difference(section, before[section], after[section], live):
+            key, running, asked = found
+            values = f" (running: {_word(running)}, new: {_word(asked)})"
+            if key.endswith(_SECRET):
+                values = ""
+            raise SettingsError(
+                f"{key}: cannot be changed while running{values}; start again to change it"
+            )
 
 
-def _difference(key: str, before: Any, after: Any, live: Collection[str]) -> str | None:
-    """The first key below ``key`` that differs and is not in ``live``."""
+def _word(value: Any) -> str:
+    return "unset" if value is None else shown(value)
+
+
+def _difference(
+    key: str, before: Any, after: Any, live: Collection[str]
+) -> tuple[str, Any, Any] | None:
+    """Return the first key below ``key`` that differs and is not in ``live``, with both values."""
     if before == after or key in live:
         return None
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         before, after = dict(enumerate(before)), dict(enumerate(after))
     if not isinstance(before, dict) or not isinstance(after, dict):
-        return key
+        return key, before, after
     for name in dict.fromkeys((*before, *after)):
         found = _difference(f"{key}.{name}", before.get(name), after.get(name), live)
         if found is not None:

@@ -165,7 +165,7 @@ def test_the_screen_fits_and_is_filtered_and_sorted() -> None:
     assert "more lines" in few[-1]
     filtered = lines("a:1", view(), 80, 24, text="8002")
     assert not any("8001" in line or line.startswith(("acme", "small ")) for line in filtered)
-    found = [line[:20] for line in lines("", view(), 80, 24, "running") if line.startswith("127.")]
+    found = [line[:20] for line in lines("", view(), 82, 24, "running") if line.startswith("127.")]
     assert found == [WORKER, OTHER]
 
 

@@ -81,8 +81,8 @@ def test_the_version_follows_all_that_decides() -> None:
     ("old", "new", "message"),
     [
         ("pii.*: redact", "pii.*: redct", r"safety.policies.standard.actions.pii.\*: must be one of"),
-        ("pii.*", "PII", "safety.policies.standard.actions.PII: String"),
-        ("ansi: remove", "ansii: remove", "safety.policies.standard.output.ansii: Extra"),
+        ("pii.*", "PII", "safety.policies.standard.actions.PII: 'PII' does not match"),
+        ("ansi: remove", "ansii: remove", "safety.policies.standard.output.ansii: no such key; did you mean ansi\\?"),
         ("pii.ip: flag", "pii.ip: {route: a}", ".*output.actions.*cannot be routed"),
         ("critical:", "huge:", "safety.policies.standard.severity.huge"),
         ("default: standard", "default: nope", "safety.default: no policy 'nope'"),

@@ -184,7 +184,7 @@ def test_a_mistake_is_told_with_its_key(tmp_path: Path, text: str, key: str) -> 
         ("a: [", "not YAML"),
         ("- a", "mapping"),
         ("a: \x00", "not YAML"),
-        ("jobs:\n  root: a\n  root: b\n", r"root is there twice\n.*line 3, column 3"),
+        ("jobs:\n  root: a\n  root: b\n", "line 3, column 3: is not YAML: root is there twice"),
     ],
 )
 def test_a_file_that_is_not_a_mapping_is_told(tmp_path: Path, text: str, says: str) -> None:
