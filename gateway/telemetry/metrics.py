@@ -47,7 +47,9 @@ class RequestMetrics:
     def ended(self, log: RequestLog, record: RequestRecord) -> None:
         """A valid request has ended, as its ``record`` says, which is made of ``log``."""
         assert log.request is not None, "it is valid"
-        model, priority_class = log.model, log.request.priority_class
+        # A request that was refused counts for the model that it named.
+        model = log.model or log.request.model or ""
+        priority_class = log.request.priority_class
         outcome = record.error_reason or word_of(FinishReason, record.finish_reason)
         self._requests[model, priority_class, outcome] += 1
         if record.cached:

@@ -93,8 +93,8 @@ _jobs = partial(Metric, services=(names.SERVICE_JOBS,))
 
 REQUESTS: Final = _gateway(
     "sluice.requests", _COUNTER, "{request}", (_MODEL, _CLASS, names.OUTCOME),
-    "valid requests that have ended; the outcome is the finish reason in lower case, or the reason of the error; no "
-    "model label when the request ended before a model was asked",
+    "valid requests that have ended; the outcome is the finish reason in lower case, or the reason of the error; a "
+    "request that ended before a model was asked has the model that it named, and no model label where it named none",
 )  # fmt: skip
 TOKENS: Final = _gateway(
     "sluice.tokens", _COUNTER, "{token}", (_MODEL, names.GEN_AI_TOKEN_TYPE),

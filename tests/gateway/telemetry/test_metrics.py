@@ -11,7 +11,7 @@ from sluice.telemetry import catalog, names
 from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.metrics import values
-from tests.gateway.kit.wire import Wire, error_of, events_of, prompt
+from tests.gateway.kit.wire import Wire, error_of, events_of, is_served, prompt
 
 
 def requests(wire: Wire) -> dict[tuple[object, ...], float]:
@@ -77,10 +77,22 @@ async def test_what_fails_is_counted_by_its_reason(wire: Wire) -> None:
     call.cancel()
     await wire.until(lambda: len(requests(wire)) == 2)
     assert requests(wire) == {
-        (None, "interactive", error.reason): 1,
+        ("small", "interactive", error.reason): 1,
         ("small", "interactive", "CANCELLED"): 1,
     }
     assert error.reason == "PROMPT_TOO_LONG"
+
+
+async def test_refused_requests_count_for_the_named_model(wire: Wire) -> None:
+    await wire.batcher.report(leaving=True)
+    await wire.until(lambda: not is_served(wire.gateway, "small"))
+    for model in ("small", ""):
+        await error_of(wire.stub.Generate(prompt(model=model)))
+    await wire.until(lambda: len(requests(wire)) == 2)
+    assert requests(wire) == {
+        ("small", "interactive", "MODEL_UNAVAILABLE"): 1,
+        (None, "interactive", "MODEL_UNAVAILABLE"): 1,
+    }
 
 
 async def test_rows_that_wait_for_room_are_shown_by_model_and_class(wire: Wire) -> None:
