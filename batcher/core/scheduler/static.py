@@ -80,8 +80,7 @@ class StaticBatchPolicy(BatchPolicy):
     @override
     def on_wait(self, task: QueuedTask) -> None:
         self._windows.open(task)
-        for bucket, rest in self._rests.items():
-            self._rests[bucket] = rest._replace(tasks=min(rest.tasks, self._waiting(bucket) - 1))
+        self._cap_rests(joined=0 if self._policy.pads else 1)
         if self._policy.pads:
             self._buckets.setdefault(self._bucket_of(task), {})[task.request_id] = task
 
@@ -191,8 +190,7 @@ class StaticBatchPolicy(BatchPolicy):
         for bucket in (own, *sorted(self._buckets.keys() - {own})):
             if bucket[0] != own[0]:
                 continue
-            rest = self._rests.get(bucket)
-            if rest is not None and rest.tasks > 0:
+            if rest := self._rests.get(bucket):
                 found[bucket] = rest.cause
             elif self._is_full(bucket):
                 found[bucket] = BatchCause.FULL
@@ -287,6 +285,14 @@ class StaticBatchPolicy(BatchPolicy):
             tasks = min(due.tasks - len(batch.rows), self._waiting(bucket))
             if tasks > 0:
                 self._rests[bucket] = due._replace(tasks=tasks)
+
+    def _cap_rests(self, joined: int) -> None:
+        """Let rests have no more tasks than wait, but for those that have just ``joined``."""
+        capped = {
+            bucket: rest._replace(tasks=min(rest.tasks, self._waiting(bucket) - joined))
+            for bucket, rest in self._rests.items()
+        }
+        self._rests = {bucket: rest for bucket, rest in capped.items() if rest.tasks > 0}
 
     def _waiting(self, bucket: Bucket) -> int:
         """Return how many tasks of a bucket wait."""

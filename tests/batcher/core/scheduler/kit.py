@@ -1,5 +1,7 @@
 """Tasks, a busy worker and the next batch, for tests of what is handed out."""
 
+from itertools import count
+
 from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.order import Order
 from batcher.core.scheduler.queue import Queue
@@ -7,7 +9,7 @@ from batcher.core.scheduler.task import Batch, QueuedTask
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import RANKS
 
-NUMBERS = iter(range(10**9))
+NUMBERS = count()
 
 
 def order_key(order: Order, policy: Policy, task: QueuedTask, now: float) -> tuple[float, ...]:
@@ -36,10 +38,13 @@ def fill(
     priority_class: str = "interactive",
     now: float = 0.0,
     **values: object,
-) -> None:
-    for prompt in prompts:
+) -> list[str]:
+    """Add tasks with prompts of so many tokens; return their names."""
+    names = [f"t{next(NUMBERS)}" for _ in prompts]
+    for name, prompt in zip(names, prompts, strict=True):
         known = {"prompt_tokens": prompt, "max_tokens": 10, **values}
-        queue.add(QueuedTask(f"t{next(NUMBERS)}", priority_class, **known), now)  # type: ignore[arg-type]
+        queue.add(QueuedTask(name, priority_class, **known), now)  # type: ignore[arg-type]
+    return names
 
 
 def come_back(queue: Queue, row: QueuedTask, produced: int, now: float) -> QueuedTask:

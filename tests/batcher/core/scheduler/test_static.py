@@ -1,11 +1,11 @@
-"""Batches for engines that compute a batch as a whole: when one goes, why, and with which rows."""
+"""Static batches: when one goes, why, and with which requests."""
 
 import math
 import random
 
 import pytest
 
-from batcher.core.scheduler.capacity import Capacity
+from batcher.core.scheduler.capacity import Capacity, Room
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import BatchCause, BatchLimit
 from sluice.settings.batching import PRESETS, Policy
@@ -93,6 +93,120 @@ def test_interactive_window_holds_under_the_limit_too() -> None:
     assert len(batch_of(queue, 1.4, full).rows) == 1
 
 
+# Full, and what a worker has no room for.
+
+
+def test_full_is_the_size_of_the_policy() -> None:
+    queue = Queue(policy("window", max_rows=4))
+    fill(queue, 5, 5, 5)
+    assert queue.next_batch(0.0, [busy(free_rows=2)]).batch is None, "two rows are free, not full"
+    fill(queue, 5)
+    batch = batch_of(queue, 0.0, busy(free_rows=2))
+    assert (batch.cause, len(batch.rows)) == (BatchCause.FULL, 2)
+
+
+def test_full_counts_the_adaptive_size_and_tokens() -> None:
+    queue = Queue(policy("adaptive", max_rows=4, wait_s=5.0))
+    fill(queue, 5)
+    assert batch_of(queue, 0.0, busy()).cause is BatchCause.FULL, "the size begins with 1"
+    queue = Queue(policy("window", batch_tokens_max=100))
+    fill(queue, 60)
+    assert queue.next_batch(0.0, [busy()]).batch is None
+    fill(queue, 40)
+    assert batch_of(queue, 0.0, busy()).cause is BatchCause.FULL
+
+
+@pytest.mark.parametrize("name", ["window", "length"])
+@pytest.mark.parametrize(("waiting", "at"), [(4, 0.05), (8, 0.0)])
+def test_rest_of_a_due_batch_needs_no_window(name: str, waiting: int, at: float) -> None:
+    queue = Queue(policy(name, wait_s=0.05, max_rows=8, sends_to_idle=False))
+    fill(queue, *[5] * waiting, now=0.0)
+    causes = []
+    for sent in range(waiting):
+        (late,) = fill(queue, 5, now=at, priority_class="bulk")
+        assert queue.next_batch(at, [busy(free_rows=0)]).batch is None
+        batch = batch_of(queue, at + sent / 1000, busy(free_rows=1))
+        assert len(batch.rows) == 1, "never more than the grant"
+        causes.append(batch.cause)
+        queue.cancel(late)
+    assert set(causes) == {BatchCause.WINDOW_OVER if at else BatchCause.FULL}
+    fill(queue, 5, now=1.0)
+    assert queue.next_batch(1.0, [busy()]) == (None, 1.05), "a new one has a window"
+
+
+def test_rest_of_a_batch_ends_with_its_tasks() -> None:
+    queue = Queue(policy("window", wait_s=0.05, max_rows=8))
+    _, other = fill(queue, 5, 5)
+    batch_of(queue, 0.05, busy(free_rows=1))
+    queue.cancel(other)
+    fill(queue, 5, now=0.06)
+    assert queue.next_batch(0.06, [busy()]) == (None, pytest.approx(0.11))
+
+
+# Windows.
+
+
+def learn(queue: Queue, priority_class: str, service_s: float) -> None:
+    """Answers of the class take so long."""
+    fill(queue, 5, priority_class=priority_class, now=-100.0)
+    (row,) = batch_of(queue, -90.0, Capacity("w", 8)).rows
+    queue.finish(row.request_id, 5, service_s - 90.0)
+
+
+@pytest.mark.parametrize("order", ["fair", "class", "arrival"])
+@pytest.mark.parametrize("name", ["window", "length"])
+def test_window_closes_before_a_deadline(name: str, order: str) -> None:
+    queue = Queue(policy(name, order=order, urgency=0.0, wait_s=10.0, sends_to_idle=False))
+    learn(queue, "interactive", 1.5)
+    fill(queue, 5, now=0.0)
+    fill(queue, 5, now=0.5, deadline=6.0)
+    decision = queue.next_batch(0.5, [busy()])
+    assert decision == (None, 4.5), "not of the first in order alone"
+    assert len(batch_of(queue, 4.5, busy()).rows) == 2
+
+
+def test_window_halves_the_time_to_a_deadline_at_first() -> None:
+    queue = Queue(policy("window", wait_s=10.0))
+    fill(queue, 5, now=1.0, deadline=3.0)
+    assert queue.next_batch(1.0, [busy()]).wake_at == 2.0
+    assert len(batch_of(queue, 2.0, busy()).rows) == 1
+
+
+def test_window_wakes_when_a_class_is_overdue() -> None:
+    queue = Queue(policy("window", wait_s=10.0, classes={"bulk": {"aging_s": 3.0}}))
+    fill(queue, 5, priority_class="bulk")
+    assert queue.next_batch(0.0, [busy()]).wake_at == 3.0
+    assert batch_of(queue, 3.0, busy()).cause is BatchCause.URGENT
+
+
+def test_windows_differ_by_class() -> None:
+    classes = {"interactive": {"wait_s": 0.005}, "bulk": {"wait_s": 4.0}}
+    queue = Queue(policy("window", wait_s=0.5, classes=classes))
+    wakes = []
+    for name in ("bulk", "standard", "interactive"):
+        fill(queue, 5, priority_class=name)
+        wakes.append(queue.next_batch(0.0, [busy()]).wake_at)
+    assert wakes == [4.0, 0.5, 0.005]
+    assert len(batch_of(queue, 0.005, busy()).rows) == 3, "those that wait go along"
+
+
+def test_window_of_the_oldest_counts_not_of_the_first() -> None:
+    queue = Queue(policy("window", wait_s=0.5))
+    fill(queue, 5, priority_class="standard", now=0.0)
+    fill(queue, 5, priority_class="interactive", now=0.4)
+    batch = batch_of(queue, 0.5, busy())
+    assert [row.priority_class for row in batch.rows] == ["interactive", "standard"]
+
+
+def test_window_s_says_what_a_new_request_waits() -> None:
+    queue = Queue(policy("window", wait_s=0.5, classes={"bulk": {"wait_s": 4.0}}))
+    assert [queue.window_s(name, 0.0) for name in ("standard", "bulk")] == [0.5, 4.0]
+    fill(queue, 5, priority_class="standard", now=1.0)
+    assert [queue.window_s(name, 1.2) for name in ("standard", "bulk")] == pytest.approx([0.3, 0.3])
+    assert queue.window_s("bulk", 9.0) == 0.0
+    assert Queue(Policy()).window_s("bulk", 0.0) == 0.0
+
+
 # Simple batchers.
 
 
@@ -122,25 +236,55 @@ def test_window_sends_what_has_come_when_it_is_over() -> None:
     assert (batch.cause, len(batch.rows)) == (BatchCause.WINDOW_OVER, 3)
 
 
-def test_priority_goes_by_class_alone() -> None:
-    queue = Queue(policy("priority", max_rows=2))
-    fill(queue, 5, priority_class="bulk", deadline=1.0)
-    fill(queue, 5, 5, deadline=9.0)
-    assert len(batch_of(queue, 0.1, busy()).rows) == 2
-    assert queue.order.classes["bulk"].waiting == 1
+def test_priority_has_windows_by_class() -> None:
+    queue = Queue(policy("priority"))
+    fill(queue, 5, priority_class="bulk")
+    assert queue.next_batch(0.0, [busy()]).wake_at == 0.5
+    fill(queue, 5, now=0.1)
+    assert queue.next_batch(0.1, [busy()]).wake_at == pytest.approx(0.105)
 
 
-def test_adaptive_grows_while_batches_are_quick_and_shrinks_when_they_are_not() -> None:
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_policy_takes_deadlines_before_arrival(name: str) -> None:
+    queue = Queue(policy(name, max_rows=1, batches_running_max=None))
+    fill(queue, 5, priority_class="bulk", tenant="a")
+    fill(queue, 5, deadline=9.0)
+    fill(queue, 5, deadline=8.0)
+    rows = [batch_of(queue, 1.0, busy()).rows[0] for _ in range(3)]
+    assert [row.deadline for row in rows] == [8.0, 9.0, math.inf]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_policy_counts_on_preemption(name: str) -> None:
+    queue = Queue(policy(name))
+    fill(queue, 5)
+    worker = busy(free_rows=0, urgent=[Room(3), Room(3)])
+    assert len(batch_of(queue, 1.0, worker).rows) == 1
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_adaptive_size_follows_the_first_tokens(streams: bool) -> None:
     queue = Queue(policy("adaptive", latency_target_s=1.0, max_rows=4, wait_s=0.0))
     sizes, now = [], 0.0
     for took_s in (0.1, 0.1, 0.1, 0.1, 1.0, 2.0, 2.0, 0.1):
         fill(queue, *[5] * 4, now=now)
         rows = batch_of(queue, now, Capacity("w", 8)).rows
         sizes.append(len(rows))
-        now += took_s
         for row in rows:
-            queue.finish(row.request_id, 5, now)
+            if streams:  # The answer goes on for long.
+                queue.first_token(row.request_id, now + took_s)
+            queue.finish(row.request_id, 5, now + took_s + 30 * streams)
+        now += took_s
     assert sizes == [1, 2, 3, 4, 4, 4, 3, 2]
+
+
+def test_adaptive_size_ignores_what_was_cancelled() -> None:
+    queue = Queue(policy("adaptive", latency_target_s=1.0, wait_s=0.0))
+    for _ in range(4):
+        fill(queue, 5)
+        queue.cancel(batch_of(queue, 0.0, busy()).rows[0].request_id)
+    fill(queue, 5, 5)
+    assert len(batch_of(queue, 0.0, busy()).rows) == 1
 
 
 # With which rows.
@@ -194,20 +338,33 @@ def test_less_urgent_rows_of_the_length_of_the_first_go_along_although_more_urge
     assert batch.limit is BatchLimit.PADDING
 
 
-def test_of_full_buckets_the_one_of_the_most_urgent_class_goes() -> None:
+def test_full_bucket_of_a_less_urgent_class_waits() -> None:
     queue = Queue(policy("length", max_rows=2, sends_to_idle=False))
     fill(queue, 1000, 1000, priority_class="bulk")
-    fill(queue, 100, 500, 500)
-    assert batch_of(queue, 0.05, busy()).longest_wait.prefill_tokens == 500
+    assert batch_of(queue, 0.0, busy()).cause is BatchCause.FULL
+    fill(queue, 1000, 1000, priority_class="bulk", now=1.0)
+    fill(queue, 100, now=1.0)
+    assert queue.next_batch(1.0, [busy()]) == (None, 1.1)
+    assert batch_of(queue, 1.1, busy()).rows[0].prefill_tokens == 100
 
 
-def test_a_full_bucket_goes_before_a_row_that_may_still_wait() -> None:
+def test_full_bucket_goes_before_a_row_that_may_wait() -> None:
     queue = Queue(policy("length", max_rows=2, sends_to_idle=False))
     fill(queue, 100, 1000, 1000)
     batch = batch_of(queue, 0.05, busy())
     assert (batch.cause, batch.longest_wait.prefill_tokens) == (BatchCause.FULL, 1000)
     assert queue.next_batch(0.05, [busy()]).wake_at == 0.05 + 0.05
     assert batch_of(queue, 0.1, busy()).cause is BatchCause.WINDOW_OVER
+
+
+def test_length_companions_are_in_order() -> None:
+    queue = Queue(policy("length", max_rows=2, urgency=1.0))
+    learn(queue, "interactive", 1.0)
+    fill(queue, 100, tenant="b", now=0.0)
+    fill(queue, 100, tenant="a", now=0.0, deadline=0.6)
+    fill(queue, 100, tenant="a", now=0.0, deadline=0.5)
+    rows = batch_of(queue, 0.0, Capacity("w", 8)).rows
+    assert [row.deadline for row in rows] == [0.5, 0.6]
 
 
 def test_the_token_budget_counts_padding() -> None:
