@@ -27,13 +27,13 @@ from batcher.core.row import Row, batch_message
 from batcher.core.workers import Workers
 from batcher.gateways import Gateways
 from batcher.metrics import BatcherMetrics
+from batcher.policy_in_force import PolicyInForce
 from batcher.spans import RowSpans
 from batcher.workers.worker import Worker, WorkerEvents
 from sluice.background import BackgroundTasks
 from sluice.errors import EngineFailed, Overloaded
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
 from sluice.settings import ModelSettings, Settings
-from sluice.settings.batching import policy_notes
 from sluice.wire.subjects import CLASSES
 
 log = logging.getLogger(__name__)
@@ -81,20 +81,15 @@ class ModelLoop(WorkerEvents):
         self._workers = {worker.name: worker for worker in workers}
         self._model = model.task_name
         self._prefix_cache = model.prefix_cache
-        self._settings = model
-        self._scheduled = settings.policy_of(model)
-        """With its schedule."""
-        self._policy = self._scheduled.at(datetime.now(UTC))
-        """In force."""
+        self._policy = PolicyInForce(model, settings, datetime.now(UTC))
         self._process = process
         self._requests = Requests(
             process.batcher,
-            policy=self._policy,
-            weights=settings.weights,
+            policy=self._policy.policy,
+            weights=self._policy.weights,
             workers=Workers(list(self._workers), model.standby),
         )
         process.metrics.serves(self._model, list(self._workers), self._requests)
-        self._weights = settings.weights
         self._room_rows, self._room_bytes = batcher.room_rows, batcher.room_bytes
         self._woken = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
@@ -136,31 +131,21 @@ class ModelLoop(WorkerEvents):
     def change(self, settings: Settings) -> None:
         """Take another policy, other weights and limits; see `batcher.app.check_change`."""
         self._room_rows, self._room_bytes = settings.batcher.room_rows, settings.batcher.room_bytes
-        before, self._scheduled = self._scheduled, settings.policy_of(self._settings)
-        self._weights = settings.weights
-        self._policy = self._scheduled.at(datetime.now(UTC))
-        self._requests.change_policy(self._policy, self._weights)
-        if self._scheduled != before:
-            self.log_notes()
-        self.wake()
+        self._policy.change(settings, datetime.now(UTC))
+        self._use_policy()
 
     def follow_schedule(self, moment: datetime) -> None:
         """Take the policy that the schedule puts in force at ``moment``, if that is another one."""
-        policy = self._scheduled.at(moment)
-        if policy != self._policy:
-            self._policy = policy
-            self._requests.change_policy(policy, self._weights)
-            values = policy.model_dump(exclude={"name", "classes"})
-            changed = ", ".join(f"{key} {value}" for key, value in values.items())
-            log.info("policy %s in force for model %s: %s", policy.name, self._model, changed)
-            self.wake()
+        if self._policy.follow(moment):
+            self._use_policy()
 
     def log_notes(self) -> None:
         """Log in which respect the policy makes no difference to the model's engine."""
-        model = self._settings
-        streams = not model.computes_whole
-        for note in policy_notes(self._scheduled, model.name, model.engine, streams=streams):
-            log.info("%s", note)
+        self._policy.log_notes()
+
+    def _use_policy(self) -> None:
+        self._requests.change_policy(self._policy.policy, self._policy.weights)
+        self.wake()
 
     def drain_workers(self, names: frozenset[str]) -> None:
         """Only these workers get no new rows."""

@@ -170,6 +170,23 @@ def test_rows_that_end_or_are_refused_make_room(worker: Worker) -> None:
     channel.wait_room(6, 6, 6)
 
 
+def test_load_counts_running_batches_of_all_batchers(worker: Worker) -> None:
+    one, two = opened(worker, "one"), opened(worker, "two")
+    rows = [wire_row("a", max_tokens=FOREVER), wire_row("b", max_tokens=FOREVER)]
+    asked(worker, one, batch([*rows, wire_row("bad", [])], "one", "one-1"))
+    asked(worker, two, batch([wire_row("c", max_tokens=FOREVER)], "two", "two-1"))
+    one.wait_batches(2)
+    queued(worker, cancel_rows("a", batcher="one"))
+    two.wait_batches(2)
+    queued(worker, cancel_rows("b", batcher="one"))
+    two.wait_batches(1)
+    # A later attempt of a row that another batcher sends leaves its first batch.
+    asked(worker, one, batch([wire_row("c", max_tokens=FOREVER, attempt=1)], "one", "one-2"))
+    two.wait_batches(1)
+    queued(worker, cancel_rows("c", batcher="one", attempt=1))
+    one.wait_batches(0)
+
+
 def test_a_batcher_with_fewer_rows_here_is_first(worker: Worker) -> None:
     one, two = opened(worker, "one"), opened(worker, "two")
     for name in ("one", "two"):

@@ -75,6 +75,13 @@ class FakePort:
                 lambda: bool(self.reports) and tuple(self.reports[-1].rows_to) == rows, WAIT_S
             ), [tuple(report.rows_to) for report in self.reports]
 
+    def wait_batches(self, count: int) -> None:
+        """Return when a report says that rows of so many batches are in the engine."""
+        with self._changed:
+            assert self._changed.wait_for(
+                lambda: bool(self.reports) and self.reports[-1].load.batches == count, WAIT_S
+            ), [report.load.batches for report in self.reports]
+
     def wait_frames(self, count: int) -> None:
         """Returns when ``count`` frames have come."""
         with self._changed:

@@ -171,6 +171,27 @@ def demands(effects: Effects) -> list[tuple[str, tuple[int, ...]]]:
     return [(worker, tuple(waiting)) for worker, waiting in effects.demands]
 
 
+def test_adaptive_policy_learns_from_first_tokens() -> None:
+    desk = Desk()
+    policy = Policy(name="adaptive", latency_target_s=1.0, wait_s=5.0, sends_to_idle=False)
+    desk.requests.change_policy(policy, {})
+    desk.run("a")
+    desk.add("b")
+    assert len(desk.advance(room=8).batches) == 1, "its size is 1"
+    desk.step("a", 0, 1)
+    for name in "cd":
+        desk.add(name)
+        (*batches,) = desk.advance(room=8).batches
+    assert [len(batch.rows) for batch in batches] == [2], "before the end of the answer"
+
+
+def test_a_last_try_is_a_returned_request() -> None:
+    desk = Desk()
+    desk.add("r", attempt=0, last_try=True)
+    (batch,) = desk.advance(room=8).batches
+    assert batch.rows[0].returned
+
+
 def test_a_worker_hears_when_rows_begin_and_cease_to_wait_for_it() -> None:
     desk = Desk()
     desk.report(WORKER)

@@ -170,3 +170,15 @@ def test_a_grant_that_does_not_tell_the_classes_apart_is_none() -> None:
     assert (free_rows(state), state.capacity("name").free_tokens) == (0, math.inf)
     state.take(granting([9, 9, 9, 9], [], 1))
     assert free_rows(state) == 0
+
+
+def test_batches_of_all_batchers_run_in_a_worker() -> None:
+    state = WorkerState()
+    state.take(report(0))
+    send(state, "b-1", row("a"))
+    assert state.capacity("name").batches_running == 1, "on its way"
+    later = report(1)
+    later.load.batches = 3
+    state.take(later)
+    state.admitted("b-1")
+    assert state.capacity("name").batches_running == 3
