@@ -169,7 +169,8 @@ def unknown_keys(section: type[BaseModel], value: Any) -> Iterator[str]:
         for key, below in one.items() if isinstance(one, dict) else ():
             field = section.model_fields.get(key)
             if field is None:
-                yield key
+                # A section that takes other keys checks them itself.
+                yield from () if section.model_config.get("extra") == "allow" else (key,)
                 continue
             inner = sections_in(field.annotation)
             named = is_mapping(field.annotation) and isinstance(below, dict)
