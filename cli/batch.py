@@ -234,11 +234,18 @@ def list_jobs(
     ),
     client: options.TenantClient,
 ) -> None:
-    """List the jobs, newest first."""
+    """List the jobs, newest first, and how many there are in each state."""
     states = [_state_of(word) for word in state or ()]
     jobs = list(client.jobs.list(states))
-    described = {"jobs": [batch_view.job_object(job) for job in jobs]}
-    output.show(described, lambda: batch_view.write_table(jobs))
+    totals = batch_view.totals_of(client.jobs.totals())
+    described = {"jobs": [batch_view.job_object(job) for job in jobs], "totals": totals}
+
+    def show() -> None:
+        batch_view.write_table(jobs)
+        if totals:
+            print(", ".join(f"{count} {word}" for word, count in totals.items()))
+
+    output.show(described, show)
 
 
 @batch.command()

@@ -1,7 +1,7 @@
 """Jobs as people and programs see them: objects for --json, tables, and their progress."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from shutil import get_terminal_size
 from typing import Any, Final
@@ -19,6 +19,11 @@ OVER: Final = (
 )
 
 _HEADERS: Final = ("job", "name", "state", "done", "failed", "items/s", "tokens/s", "left", "cost")
+
+
+def totals_of(totals: Mapping["pb.JobState.ValueType", int]) -> dict[str, int]:
+    """How many jobs are in each state, by the word of the state."""
+    return {word_of(pb.JobState, state): count for state, count in sorted(totals.items())}
 
 
 def state_of(job: pb.Job) -> str:

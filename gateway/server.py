@@ -308,7 +308,7 @@ class Gateway:
             stall_s=settings.gateway.stall_s,
         )
         metrics = RequestMetrics(metric_registry)
-        metrics.show(self.registry.dispatch, lambda: self.active)
+        metrics.show(self.registry.dispatch, self._limiter)
         gateway_id = self._transport.gateway_id
         records = RequestRecords(settings.records, self._store, gateway_id, settings.currency)
         return Generator(

@@ -126,6 +126,11 @@ class Quotas:
             _add(self._uploads_of, record.tenant, 1)
             _add(self._inputs, record.tenant, record.size_bytes)
 
+    def totals(self, tenant: str | None = None) -> Counter["JobState.ValueType"]:
+        """Return how many jobs are in each state, of ``tenant`` or of all."""
+        known = list(self.jobs.values())  # metrics are read on other threads
+        return Counter(job.state for job in known if tenant in (None, job.tenant))
+
     def users_of(self, upload: str) -> list[str]:
         """Jobs whose input is ``upload``."""
         return [job for job, known in self.jobs.items() if known.upload == upload] if upload else []

@@ -28,16 +28,19 @@ from sluice.errors import JobUnknown, SluiceError
 from sluice.internal.v1.job_pb2 import JobRecord, UploadRecord
 from sluice.telemetry import catalog
 from sluice.telemetry.catalog import Metric
-from sluice.telemetry.registry import MetricRegistry
+from sluice.telemetry.registry import MetricRegistry, Point
 from sluice.v1.jobs_pb2 import (
     JOB_STATE_EXPIRED,
     JOB_STATE_FAILED,
     JOB_STATE_PAUSED,
     JOB_STATE_QUEUED,
     JOB_STATE_RUNNING,
+    JOB_STATE_UNSPECIFIED,
+    JobState,
 )
 from sluice.wire import subjects
 from sluice.wire.clock import timestamp, unix_ms
+from sluice.wire.enums import word_of
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +54,7 @@ SCAN_S: Final = 30.0
 UNUSED_UPLOAD_MS: Final = 24 * 3600 * 1000
 """An upload that no job uses is kept this long."""
 _WAITING: Final = frozenset({JOB_STATE_QUEUED, JOB_STATE_PAUSED})
+_STATES: Final = tuple(state for state in JobState.values() if state != JOB_STATE_UNSPECIFIED)
 _RECORDS: Final = subjects.bucket_prefix(subjects.JOBS_BUCKET)
 
 
@@ -279,6 +283,11 @@ class Scheduler:
         def oldest_s(runners: list[JobRunner]) -> float:
             return max((time.monotonic() - one.beat_at for one in runners), default=0.0)
 
+        def by_state() -> list[Point]:
+            totals = self._quotas.totals()
+            return [((word_of(JobState, state),), totals[state]) for state in _STATES]
+
+        registry.observe(catalog.JOBS, by_state)
         show(catalog.JOBS_RUNNING, len)
         show(catalog.JOB_WINDOW, lambda runners: sum(one.concurrency for one in runners))
         show(catalog.JOB_IN_FLIGHT, lambda runners: sum(one.in_flight for one in runners))

@@ -150,7 +150,11 @@ class JobService(JobServiceServicer):
 
         async with self._turns.one(tenant_of(context)):
             shown, token = await _page(jobs, request, read)
-        return pb.ListJobsResponse(jobs=shown, next_page_token=token)
+        totals = [
+            pb.JobStateTotal(state=state, jobs=count)
+            for state, count in sorted(self._quotas.totals(tenant).items())
+        ]
+        return pb.ListJobsResponse(jobs=shown, next_page_token=token, totals=totals)
 
     async def WatchJob(self, request: pb.WatchJobRequest, context: Any) -> None:  # type: ignore[override]
         """See the proto."""

@@ -248,6 +248,7 @@ class ClassLimiter:
         draining: set it to refuse new calls; those that run continue.
         idle: set while no call runs.
         turns: when the next bulk call may begin.
+        preparing: calls that are prepared, or wait for that, by class.
         rows: of a tenant's calls about texts, each of which has many.
         tenant_limits: calls of a tenant, of each class together with the less urgent ones.
     """
@@ -277,6 +278,7 @@ class ClassLimiter:
         self._running = [0] * len(CLASSES)
         self._by_tenant: dict[str, list[int]] = {}
         """By rank, of each of which calls run."""
+        self.preparing = dict.fromkeys(CLASSES, 0)
         self.rows = CountLimit(ROWS_MAX, "texts of your tenant are being computed")
         self._slots = {name: TenantSlots(count) for name, count in PREPARED_MAX.items()}
 
@@ -335,6 +337,11 @@ class ClassLimiter:
         slots = self._slots.get(priority_class)
         return nullcontext() if slots is None else slots.held(tenant)
 
+    @property
+    def pending(self) -> Mapping[str, int]:
+        """Calls of which nothing was sent to a batcher yet, by class; bulk calls may wait for their turn before."""
+        return {**self.preparing, BULK_CLASS: self.preparing[BULK_CLASS] + self.turns.waiting}
+
 
 class Turns:
     """The calls of one gateway, over gRPC and HTTP.
@@ -347,6 +354,11 @@ class Turns:
         self.arrived_at = -math.inf
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._giving: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for their turn."""
+        return len(self._waiting)
 
     async def turn(self, most: float = WAITING_MAX) -> None:
         """Returns when the next bulk call may begin.

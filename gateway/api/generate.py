@@ -237,10 +237,13 @@ class RunningCall(TimeLimit):
                 "JetStream does not store the audit of earlier requests",
                 retry_after_s=RETRY_AFTER_S,
             )
+        limiter = self._shared.limiter
+        limiter.preparing[request.priority_class] += 1
         try:
-            async with self._shared.limiter.slot(request.priority_class, request.tenant):
+            async with limiter.slot(request.priority_class, request.tenant):
                 await self._upstream.admission.admit(incoming, rows_of)
         finally:
+            limiter.preparing[request.priority_class] -= 1
             if self._log.taken:
                 records.decided(self._log)
 

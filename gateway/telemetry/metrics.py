@@ -1,7 +1,7 @@
 """Request metrics: what a gateway counts of each request when it has ended."""
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, Protocol
 
 from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.row import finish_reason_of
@@ -16,6 +16,18 @@ from sluice.wire.enums import word_of
 PREDICTED_WAIT_MS: Final = 50.0
 """Wait for a worker from which on the prediction of an answer's time is judged: what does not wait is never refused."""
 _TARGETS: Final = {False: "input", True: "output"}
+
+
+class RunningCalls(Protocol):
+    """The calls of a gateway."""
+
+    @property
+    def active(self) -> int:
+        """Calls that run."""
+
+    @property
+    def pending(self) -> Mapping[str, int]:
+        """Calls of which nothing was sent to a batcher yet, by class."""
 
 
 class RequestMetrics:
@@ -36,10 +48,14 @@ class RequestMetrics:
         self._recoveries = registry.counter(catalog.RECOVERIES)
         self._safety = registry.counter(catalog.SAFETY_ACTIONS)
 
-    def show(self, dispatch: Dispatch, running: Callable[[], int]) -> None:
-        """Calls that run now, rows that wait for room in ``dispatch``, and those that it has sent again or given up."""
+    def show(self, dispatch: Dispatch, calls: RunningCalls) -> None:
+        """Show ``calls`` and the rows of ``dispatch``: waiting for room, sent again, given up."""
         observe = self._registry.observe
-        observe(catalog.RUNNING, lambda: [((), running())])
+        observe(catalog.RUNNING, lambda: [((), calls.active)])
+        observe(
+            catalog.PREPARING,
+            lambda: [((name,), count) for name, count in calls.pending.items()],
+        )
         observe(catalog.ROOM_WAITING, lambda: list(dispatch.waiting.items()))
         observe(catalog.RESENDS, lambda: list(dispatch.resent.items()))
         observe(catalog.DEAD_LETTERS, lambda: list(dispatch.given_up.items()))

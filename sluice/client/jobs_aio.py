@@ -106,6 +106,11 @@ class AsyncJobs(AsyncCaller):
                 return
             request.page_token = page.next_page_token
 
+    async def totals(self) -> dict[pb.JobState.ValueType, int]:
+        """How many jobs the tenant has in each state; a state without jobs is left out."""
+        page = await self._lookup(self._stub.ListJobs, pb.ListJobsRequest(page_size=1))
+        return {total.state: total.jobs for total in page.totals}
+
     async def watch(self, job_id: str, *, until_paused: bool = False) -> AsyncIterator[pb.Job]:
         """The job now and whenever it changes, until it is over, with `until_paused` also until it is paused."""
         request = pb.WatchJobRequest(id=job_id, until_paused=until_paused)

@@ -106,6 +106,11 @@ class Jobs(Caller):
                 return
             request.page_token = page.next_page_token
 
+    def totals(self) -> dict[pb.JobState.ValueType, int]:
+        """How many jobs the tenant has in each state; a state without jobs is left out."""
+        page = self._lookup(self._stub.ListJobs, pb.ListJobsRequest(page_size=1))
+        return {total.state: total.jobs for total in page.totals}
+
     def watch(self, job_id: str, *, until_paused: bool = False) -> Iterator[pb.Job]:
         """The job now and whenever it changes, until it is over, with `until_paused` also until it is paused."""
         request = pb.WatchJobRequest(id=job_id, until_paused=until_paused)

@@ -145,6 +145,10 @@ SAFETY_ACTIONS: Final = _gateway(
 RUNNING: Final = _gateway(
     "sluice.requests.running", _GAUGE, "{request}", (), "calls that run in this gateway",
 )  # fmt: skip
+PREPARING: Final = _gateway(
+    "sluice.requests.preparing", _GAUGE, "{request}", (_CLASS,),
+    "requests of which no row was sent yet: they wait for their turn, or are inspected, routed and tokenized",
+)  # fmt: skip
 ROOM_WAITING: Final = _gateway(
     "sluice.room.waiting", _GAUGE, "{row}", _OF_CLASS,
     "rows that wait in this gateway until a batcher has room for them",
@@ -256,6 +260,10 @@ DRAFTS_ACCEPTED: Final = _batcher(
     "sluice.worker.drafts.accepted", _COUNTER, "{token}", _OF_WORKER, "drafted tokens that were accepted",
 )  # fmt: skip
 
+JOBS: Final = _jobs(
+    "sluice.jobs", _GAUGE, "{job}", (names.JOB_STATE,),
+    "jobs that are kept, of all tenants, by state; every process counts all of them",
+)  # fmt: skip
 JOBS_RUNNING: Final = _jobs(
     "sluice.jobs.running", _GAUGE, "{job}", (), "jobs that this process runs",
 )  # fmt: skip

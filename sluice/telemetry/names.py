@@ -65,6 +65,7 @@ SPAN_JOB: Final = "job"
 SPAN_INCOMPLETE: Final = "incomplete"
 """Spans of the answer may be missing: a process was killed before it had sent them."""
 
+JOB_STATE: Final = "sluice.job.state"
 JOB_ID: Final = "sluice.job.id"
 REQUEST_ID: Final = "sluice.request.id"
 PRIORITY_CLASS: Final = "sluice.class"

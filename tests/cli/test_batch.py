@@ -274,3 +274,11 @@ async def test_status_shows_what_a_job_took_of_workers(cli: Cli) -> None:
     assert "its workers had items of it at work 75% of the time\n" in shown.out
     assert "20% padding in the batches of its items\n" in shown.out
     assert json.loads(listed.out)["report"]["padding_share"] == 0.2
+
+
+async def test_list_ends_with_totals_by_state(cli: Cli) -> None:
+    async with ScriptedJobs().serve() as jobs:
+        shown = await cli("batch", "list", "--address", jobs.address)
+        listed = await cli("batch", "list", "--address", jobs.address, "--json")
+    assert shown.out.splitlines()[-1] == "2 completed"
+    assert json.loads(listed.out)["totals"] == {"completed": 2}

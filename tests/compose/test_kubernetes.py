@@ -95,6 +95,8 @@ def test_every_file_is_part_of_an_overlay() -> None:
     for folder in (FOLDER / "kubernetes").iterdir():
         kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
         used = {*kustomization["resources"], "kustomization.yaml", "sluice.yaml"}
+        patches = kustomization.get("patches", ())
+        used |= {patch["path"] for patch in patches if "path" in patch}
         used |= {"cluster.conf", "nats.conf"}
         used |= {"operator.yaml"} if folder.name == "secure" else set()  # applied by hand
         assert {path.name for path in folder.iterdir()} <= used
@@ -272,14 +274,19 @@ def test_what_is_scaled_exists_once(overlay: str) -> None:
     assert len(set(found)) == len(found)
 
 
-def test_keda_asks_for_metrics_that_processes_emit() -> None:
+@pytest.mark.parametrize(
+    ("overlay", "triggers"),
+    [("keda", ["queue", "first-token"]), ("keda-bulk", ["queue", "first-token", "bulk"])],
+)
+def test_keda_asks_for_metrics_that_processes_emit(overlay: str, triggers: list[str]) -> None:
     rules = yaml.safe_load((FOLDER / "prometheus.rules.yaml").read_text())["groups"]
     known = recorded(rule for group in rules for rule in group["rules"])
-    (scaled,) = named("keda", "ScaledObject").values()
+    (scaled,) = named(overlay, "ScaledObject").values()
     assert set(scaled["spec"]) == {
         *("scaleTargetRef", "minReplicaCount", "maxReplicaCount", "pollingInterval"),
         *("cooldownPeriod", "advanced", "triggers"),
     }
+    assert [trigger["name"] for trigger in scaled["spec"]["triggers"]] == triggers
     for trigger in scaled["spec"]["triggers"]:
         assert trigger["type"] == "prometheus"
         assert set(trigger["metadata"]) == {"serverAddress", "query", "threshold"}

@@ -27,6 +27,7 @@ from sluice.settings import (
 )
 from sluice.settings.routing import RoutingSettings
 from sluice.startup import free_port
+from sluice.v1 import jobs_pb2
 from supervisor.mesh import running_mesh
 from tests.compose.test_prometheus import DASHBOARDS, queries
 from tests.mesh.test_traces import ask
@@ -126,7 +127,11 @@ async def test_prometheus_reads_every_page_and_every_rule(
 
 
 KEDA = yaml.safe_load((FOLDER / "kubernetes" / "keda" / "scaledobject.yaml").read_text())
-BULK = 120
+BULK = yaml.safe_load((FOLDER / "kubernetes" / "keda-bulk" / "bulk.yaml").read_text())
+LINES = "\n".join(
+    json.dumps({"prompt": f"{number} " + "w " * 20, "max_tokens": 40}) for number in range(1000)
+)
+"""More items than a job has in flight."""
 LOADED = Settings(
     models=(
         ModelSettings(
@@ -157,37 +162,35 @@ AFTER_EVENTS = re.compile(
 """Metrics and labels without a value before something happens that does not happen here."""
 
 
-async def test_rows_that_wait_in_gateways_pass_the_threshold_of_the_autoscaler(
-    tmp_path: Path,
-) -> None:
+async def test_autoscaler_sees_a_running_job_in_its_bulk_trigger_alone(tmp_path: Path) -> None:
     async with running_mesh(LOADED) as mesh, AsyncClient(mesh.address) as client:
         pages = mesh.settings.telemetry.prometheus
         targets = [page for page in (pages.gateway, pages.batcher, pages.jobs) if page]
         async with prometheus(tmp_path, targets) as address:
-            classes = ["interactive", *["bulk"] * BULK]
-            calls = [asyncio.create_task(asked(client, one)) for one in classes]
-            await calls[0]
-            (queue, first_token) = KEDA["spec"]["triggers"]
+            await asked(client)
+            upload = await client.jobs.upload("in.jsonl", lambda: [LINES.encode()])
+            spec = jobs_pb2.JobSpec(model="echo", input=jobs_pb2.JobInput(upload_id=upload))
+            job = await client.jobs.create(spec, "")
+            (queue, first_token), bulk = KEDA["spec"]["triggers"], BULK[0]["value"]
             async with asyncio.timeout(WAIT_S):
                 while True:
-                    (waits,) = await values(address, queue["metadata"]["query"], 1)
-                    if waits > float(queue["metadata"]["threshold"]):
+                    pending = await values(address, bulk["metadata"]["query"], 1)
+                    if pending[0] > float(bulk["metadata"]["threshold"]):
                         break
             (waiting,) = await values(address, "sum(sluice_room_waiting)", 1)
             (queued,) = await values(address, "sum(sluice_queue_tasks)", 1)
-            assert waiting > float(queue["metadata"]["threshold"]) > queued
+            assert waiting > queued > 0
+            assert await values(address, queue["metadata"]["query"], 1) == [0.0]
             await values(address, first_token["metadata"]["query"], 1)
             for path in DASHBOARDS.values():
                 for query in queries(json.loads(path.read_text())):
                     if not AFTER_EVENTS.search(query):
                         asks = query.replace("$__rate_interval", "5m").replace("$model", ".*")
                         assert await values(address, asks, 1)
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
+            await client.jobs.cancel(job.id)
 
 
-async def asked(client: AsyncClient, priority: str) -> None:
-    async with client.generate("w " * 20, priority=priority, max_tokens=40, timeout=600) as stream:
+async def asked(client: AsyncClient) -> None:
+    async with client.generate("w " * 20, max_tokens=40, timeout_s=600) as stream:
         async for _ in stream:
             pass

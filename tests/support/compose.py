@@ -57,7 +57,7 @@ def services(name: str = "compose.yaml") -> dict[str, dict[str, Any]]:
     return found
 
 
-OVERLAYS: Final = ("base", "gpu", "keda", "laptop", "secure")
+OVERLAYS: Final = ("base", "gpu", "keda", "keda-bulk", "laptop", "secure")
 
 
 @cache

@@ -113,7 +113,9 @@ class ScriptedJobs(jobs_pb2_grpc.JobServiceServicer):
         """Two pages of one job each."""
         self.asked.append(request)
         token = "" if request.page_token else "2"
-        return pb.ListJobsResponse(jobs=[self.job(self.states[-1])], next_page_token=token)
+        totals = [pb.JobStateTotal(state=self.states[-1], jobs=2)]
+        jobs = [self.job(self.states[-1])]
+        return pb.ListJobsResponse(jobs=jobs, next_page_token=token, totals=totals)
 
     async def WatchJob(self, request: pb.WatchJobRequest, context: Any) -> Any:  # type: ignore[override]
         """Every state."""

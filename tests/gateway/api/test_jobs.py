@@ -23,10 +23,12 @@ from gateway.identity.caller import Caller
 from sluice import errors
 from sluice.client.channel import error_of as typed_error_of
 from sluice.errors import from_status
+from sluice.internal.v1.control_pb2 import ClassReport
 from sluice.internal.v1.items_pb2 import FindTokenEndsRequest, RunRequest, RunResponse
 from sluice.internal.v1.items_pb2_grpc import ItemsServiceStub
 from sluice.settings import CallShares, IdentitySettings, JobsSettings
 from sluice.startup import free_port
+from sluice.telemetry import catalog, names
 from sluice.v1 import jobs_pb2
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_STOP,
@@ -41,6 +43,7 @@ from sluice.v1.jobs_pb2_grpc import (
 )
 from sluice.wire.job_calls import is_signed
 from tests.gateway.kit.batcher import BOUND_S, TIMINGS, last
+from tests.gateway.kit.metrics import values
 from tests.gateway.kit.wire import Wire, open_wire
 
 
@@ -134,6 +137,45 @@ async def test_an_item_whose_time_is_over_is_not_begun(wire: Wire) -> None:
         assert isinstance(error, errors.DeadlinePassed)
         assert "before the request arrived" in error.message
     await call.done_writing()
+
+
+async def test_items_in_no_worker_are_counted_by_class(wire: Wire) -> None:
+    """What is being prepared, and what waits for a batcher with room, is what an autoscaler looks at."""
+    limiter = wire.gateway._limiter
+
+    def pending() -> tuple[float, float]:
+        prepared = values(wire.metrics, catalog.PREPARING)
+        waiting = values(wire.metrics, catalog.ROOM_WAITING)
+        bulk = (names.PRIORITY_CLASS, "bulk")
+        counted = [
+            sum(count for labels, count in metric.items() if bulk in labels)
+            for metric in (prepared, waiting)
+        ]
+        return counted[0], counted[1]
+
+    room = [ClassReport(priority_class="bulk", room_rows=2, room_bytes=1 << 20)]
+    await wire.batcher.report("small", "large", classes=room)
+    stub: Any = ItemsServiceStub(wire.channel)
+    call = stub.Run(metadata=(("sluice-tenant", "acme"),))
+    async with limiter.slot("bulk", "other"), limiter.slot("bulk", "other"):
+        for number in range(10):
+            await call.write(item(number, f"hello {number}"))
+        await wire.until(lambda: pending() == (10, 0))
+    tasks = [await wire.batcher.task(priority_class="bulk") for _ in range(2)]
+    await wire.until(lambda: pending() == (0, 8))
+    await wire.batcher.send(tasks[0], last(0, wire.tokens("world")))
+    await wire.until(lambda: pending() == (0, 7))
+    call.cancel()
+    await wire.until(lambda: pending() == (0, 0))
+
+
+async def test_bulk_calls_that_wait_for_their_turn_are_pending() -> None:
+    limiter = ClassLimiter(8, CallShares())
+    waiting = asyncio.ensure_future(limiter.turns.turn())
+    await asyncio.sleep(0)
+    assert limiter.pending == {"interactive": 0, "standard": 0, "bulk": 1}
+    await waiting
+    assert limiter.pending["bulk"] == 0
 
 
 async def test_items_of_an_earlier_release_wait_until_it_is_updated(wire: Wire) -> None:

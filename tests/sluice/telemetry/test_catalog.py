@@ -7,11 +7,12 @@ import pytest
 from opentelemetry.trace import NoOpTracer
 
 from batcher.metrics import BatcherMetrics
+from gateway.admission.calls import ClassLimiter
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
 from jobs.process import JobProcess
 from jobs.scheduler import Scheduler
-from sluice.settings import JobsSettings
+from sluice.settings import CallShares, JobsSettings
 from sluice.telemetry import catalog, names
 from sluice.telemetry.catalog import METRICS, Kind
 from sluice.telemetry.registry import MetricRegistry
@@ -45,7 +46,7 @@ def test_every_metric_is_emitted_by_the_process_that_the_page_names(
     emitted = {service: MetricRegistry() for service in SERVICES}
     gateway = emitted[names.SERVICE_GATEWAY]
     metrics = RequestMetrics(gateway)
-    metrics.show(dispatch_to(stall_s=1.0), lambda: 0)
+    metrics.show(dispatch_to(stall_s=1.0), ClassLimiter(1, CallShares()))
     DriftMonitor("gw", gateway)
     BatcherMetrics(emitted[names.SERVICE_BATCHER])
     nothing: Any = None  # a scheduler that has not started asks nobody
