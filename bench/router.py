@@ -1,14 +1,20 @@
-"""What the shipped rule saves: the share of the large tier's tokens that it spends, and of its right answers it keeps.
+"""What the shipped rules save and whom they choose: the large tier's tokens and right answers, and where prompts go.
 
     python bench/router.py [--json] [--runs N] [--n N]
 
-`heldout_rules_token_share`: tokens of prompts and answers that the large tier computes when the rule chooses a tier for
-each prompt, of those that it computes alone; peer: the rule without `max_prompt_chars`, the part of it that was tuned.
-`also` has the share of the large tier's right answers, `accuracy_share`. Both tiers answer every held-out task of
-`sluice eval` as a worker on a CPU computes it (float32, greedy), without a mesh; a round is a seed that no choice was
-made on, with --n tasks of every kind and level.
+`heldout_rules_token_share`: tokens of prompts and answers that the large tier computes when the rules of the default
+mesh (two specialists and the general model) choose a model for each support task, of those that it computes alone;
+peer: the rule `min_numbers: 4` alone, which nobody tuned. `also` has three shares:
+
+- `accuracy_share`: right answers, of those of the large tier alone; what goes to the general model counts as wrong.
+- `specialist_share`: support tasks that go to a specialist.
+- `general_share`: other prompts that go to the general model, of the held-out half of `routed_prompts.json`.
+
+Both tiers answer every held-out task of `sluice eval` as a worker on a CPU computes it (float32, greedy), without a
+mesh; a round is a seed that no choice was made on, with --n tasks of every kind and level.
 """
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,18 +28,23 @@ from bench.support.harness import ROOT, Figure, emit, options_of, paired
 from bench.tiers.evaluate import ServedModel
 from bench.tiers.tokenizer import load_tokenizer
 from gateway.routing.features import Features
-from gateway.routing.rules import matches
+from gateway.routing.router import Router
 from model_workers.tiers.example import Example
 from model_workers.tiers.tasks import heldout
-from sluice import settings as config
+from sluice.settings.routing import RouteRule, RoutingSettings
+from sluice.settings.shipped import CHAT, GENERAL_ROUTING, SPECIALISTS
 
 SEED: Final = 4001
-"""Of the first round. 1001 to 1005 chose `max_prompt_chars`; no other held-out seed was used for it."""
+"""Of the first round. No choice was made on this or a later seed."""
 MODELS: Final = ROOT / "model_workers" / "models"
-WEAK, STRONG = "small", "large"
+PROMPTS: Final = ROOT / "bench" / "tiers" / "routed_prompts.json"
+WEAK, STRONG = (model.name for model in SPECIALISTS)
+UNTUNED: Final = RoutingSettings(
+    default=WEAK, rules=(RouteRule(model=STRONG, min_numbers=4, reason="four numbers or more"),)
+)
 
-Chooses = Callable[[str], bool]
-"""Whether a prompt goes to the large tier."""
+Chooses = Callable[[str], str]
+"""The model that a prompt goes to."""
 
 
 @dataclass(frozen=True)
@@ -46,40 +57,58 @@ class Answered:
     strong_tokens: int
 
 
+@dataclass(frozen=True)
+class Shares:
+    """What a choice of models gives in a round, see the module."""
+
+    accuracy: float
+    tokens: float
+    specialists: float
+
+
 def figures(runs: int, n: int) -> list[Figure]:
     """``runs`` seeds of ``n`` tasks of every kind and level."""
-    (rule,) = config.Settings().routing.rules
-    untuned = rule.model_copy(update={"max_prompt_chars": None})
+    shipped, untuned = chooser(GENERAL_ROUTING), chooser(UNTUNED)
     tiers = _Tiers()
     rounds = [tiers.answered(heldout(n, SEED + number)) for number in range(runs)]
-    shipped, before = (
-        [_shares(round_, lambda text, one=one: matches(one, Features(None, text))) for round_ in rounds]  # type: ignore[misc]
-        for one in (rule, untuned)
-    )  # fmt: skip
-    tokens, tokens_before = ([one[1] for one in side] for side in (shipped, before))
+    ours = [_shares(round_, shipped) for round_ in rounds]
+    prompts = json.loads(PROMPTS.read_text(encoding="utf-8"))["general"]["heldout"]
+    general = sum(shipped(prompt) == CHAT.name for prompt in prompts)
     return [
         paired(
             "heldout_rules_token_share",
-            tokens,
-            tokens_before,
+            [one.tokens for one in ours],
+            [_shares(round_, untuned).tokens for round_ in rounds],
             unit="of large's",
             higher_is_better=False,
-            note=f"seeds from {SEED}, {n} tasks of every kind and level; peer: the rule without max_prompt_chars",
-            also={"accuracy_share": median(one[0] for one in shipped)},
+            note=f"seeds from {SEED}, {n} tasks of every kind and level; peer: min_numbers: 4 alone",
+            also={
+                "accuracy_share": median(one.accuracy for one in ours),
+                "specialist_share": median(one.specialists for one in ours),
+                "general_share": general / len(prompts),
+            },
         )
     ]
 
 
-def _shares(answered: Sequence[Answered], chooses: Chooses) -> tuple[float, float]:
-    """Right answers of those of the large tier alone, and its tokens of those it computes alone."""
-    strong = [chooses(one.prompt) for one in answered]
+def chooser(routing: RoutingSettings) -> Chooses:
+    """The choice of the default mesh's models by ``routing``."""
+    router = Router(routing, {model.name: model for model in (*SPECIALISTS, CHAT)})
+    return lambda prompt: router.plan(Features(None, text=prompt)).model
+
+
+def _shares(answered: Sequence[Answered], chooses: Chooses) -> Shares:
+    chosen = [chooses(one.prompt) for one in answered]
+    pairs = [*zip(answered, chosen, strict=True)]
     right = sum(
-        one.strong_right if s else one.weak_right for one, s in zip(answered, strong, strict=True)
+        (model == STRONG and one.strong_right) or (model == WEAK and one.weak_right)
+        for one, model in pairs
     )
-    tokens = sum(one.strong_tokens for one, s in zip(answered, strong, strict=True) if s)
-    return (
-        right / sum(one.strong_right for one in answered),
-        tokens / sum(one.strong_tokens for one in answered),
+    return Shares(
+        accuracy=right / sum(one.strong_right for one in answered),
+        tokens=sum(one.strong_tokens for one, model in pairs if model == STRONG)
+        / sum(one.strong_tokens for one in answered),
+        specialists=sum(model in (WEAK, STRONG) for model in chosen) / len(chosen),
     )
 
 

@@ -30,6 +30,7 @@ from bench.support.triton_direct import ROWS_MAX, DirectWorker, row
 from gateway.config.models import load_catalog
 from sluice import settings as config
 from sluice.internal.v1 import worker_pb2
+from sluice.settings.shipped import SPECIALISTS
 from sluice.v1 import inference_pb2, inference_pb2_grpc
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ async def _saturate(model: str, worker: str) -> float:
 
 def rows_of(model: str, asked: Sequence[inference_pb2.GenerateRequest]) -> list[worker_pb2.Row]:
     """The same calls as the gateway would send them to a worker of a shipped model."""
-    tokenizer = load_catalog(config.Settings())[model].tokenizer
+    tokenizer = load_catalog(config.Settings(models=SPECIALISTS))[model].tokenizer
     return [
         row(
             tokenizer.encode_chat([{"role": "user", "content": one.prompt}]),
