@@ -157,7 +157,7 @@ def test_header_without_the_package_names_the_extra(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(SettingsError, match=r"pip install 'sluice-llm\[chat\]'"):
+    with pytest.raises(SettingsError, match=r"pip install 'gguf>=0\.19' \(extra chat\)"):
         read_header(file)
 
 

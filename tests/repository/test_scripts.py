@@ -293,6 +293,30 @@ def test_the_chat_model_is_taken_out_of_its_wheel(checkout: Path, tmp_path: Path
     assert (again.returncode, again.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("has_chat", [True, False])
+def test_the_sbom_lists_the_chat_model_where_it_is(has_chat: bool, tmp_path: Path) -> None:
+    if has_chat:
+        (tmp_path / CHAT_FILE).write_bytes(b"GGUF")
+    result = subprocess.run(
+        [sys.executable, "scripts/sbom", "here"],
+        cwd=ROOT,
+        env={**os.environ, "SLUICE_MODEL_CACHE": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=TIMEOUT_S,
+    )
+    components = json.loads(result.stdout)["components"]
+    assert {"torch", "sluice-llm"} <= {one["name"] for one in components}
+    models = [one for one in components if one["type"] == "machine-learning-model"]
+    assert len(models) == has_chat
+    for model in models:
+        assert model["licenses"] == [{"license": {"id": "Apache-2.0"}}]
+        assert model["hashes"][0]["content"] == hashlib.sha256(b"GGUF").hexdigest()
+        pinned = (ROOT / "distributions/models/chat.txt").read_text(encoding="utf-8")
+        assert model["purl"].removeprefix("pkg:pypi/").replace("@", "==") in pinned
+
+
 def test_a_failed_download_of_the_chat_model_leaves_nothing(checkout: Path, tmp_path: Path) -> None:
     result = chat_model(checkout, "exit 1", XDG_CACHE_HOME=str(tmp_path / "xdg"))
     assert result.returncode != 0

@@ -72,7 +72,7 @@ def test_routed_prompts_are_held_out(kind: str) -> None:
             "small",
             "a support ticket to label, to extract from or to answer",
         ),
-        ("What is the capital of France?", "chat", "no rule applies: the default model"),
+        ("What is the capital of France?", "chat", "no rule matched: the default model"),
     ],
 )
 def test_shipped_rules_give_a_reason(prompt: str, model: str, reason: str) -> None:

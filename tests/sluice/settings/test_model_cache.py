@@ -104,7 +104,7 @@ def test_chat_without_its_package_is_not_served(
     monkeypatch.setattr("sluice.settings.model_cache.find_spec", lambda name: None)
     problem = chat_problem()
     assert problem is not None
-    assert "pip install 'sluice-llm[chat]'" in problem
+    assert "pip install 'gguf>=0.19' (extra chat)" in problem
     assert len(settings.load().models) == 2
 
 
