@@ -26,7 +26,7 @@ batcher is lost hang under the attempt.
 An answer that a batcher or worker gave a moment before it was killed may lack that process's spans; who had the row
 from it, a gateway or a batcher, adds ``incomplete`` under the attempt. The spans of a gateway that is killed are lost
 with it; its batchers add ``incomplete``, and what is left has no root.
-tests/support/trace_rules.py has the rules of a trace.
+cli/trace_rules.py has the rules of a trace.
 
 An item's server span is the child of its job's span, of `jobs`, which lasts while one process has the job:
 

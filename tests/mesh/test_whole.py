@@ -6,12 +6,12 @@ import contextlib
 import grpc
 import pytest
 
+from cli.trace_rules import faults
 from sluice.telemetry import names
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from tests.support.mesh import CASCADE, RunningMesh
 from tests.support.spans import SpanRecord
-from tests.support.trace_rules import faults
 
 pytestmark = pytest.mark.mesh
 

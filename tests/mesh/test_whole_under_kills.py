@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.trace_rules import faults
 from sluice.client.aio import AsyncClient
 from sluice.errors import SluiceError, UnknownModel
 from sluice.settings import Settings
@@ -20,7 +21,6 @@ from supervisor.mesh import Mesh, running_mesh
 from tests.support.mesh import CASCADE, environment, kill, small_settings
 from tests.support.otlp import OtlpReceiver, otlp_receiver
 from tests.support.spans import SpanRecord
-from tests.support.trace_rules import faults
 
 pytestmark = [pytest.mark.mesh, pytest.mark.long, pytest.mark.timeout(600)]
 

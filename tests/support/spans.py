@@ -7,7 +7,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
-from tests.support.trace_rules import TraceSpan
+from cli.trace_rules import TraceSpan
 
 Value = str | bool | int | float | bytes | tuple["Value", ...] | None
 """An attribute's value; key-value lists do not occur in our spans and read as None."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from cli.trace_rules import TraceSpan, critical_path, faults
 from sluice.telemetry import names
-from tests.support.trace_rules import TraceSpan, critical_path, faults
 
 MS = 1_000_000
 SEARCHED = {

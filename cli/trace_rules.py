@@ -1,4 +1,4 @@
-"""The rules of a trace that is whole, for the tests of traces.
+"""The rules of a trace that is whole, for `sluice traces check` and the tests of traces.
 
 1. No span lacks its parent but the server spans of calls (their parent is the caller's) and spans of jobs. Triton's own
    are excepted: it sends them one by one, so one that is killed loses some.
@@ -23,9 +23,13 @@ from sluice.telemetry import names
 
 SLACK_NS: Final = 1_000_000
 """Two processes read the same clock at different moments."""
-_TOPS: Final = frozenset(
-    {names.SPAN_GENERATE, names.SPAN_EMBED, names.SPAN_RERANK, names.SPAN_SCORE, names.SPAN_JOB}
+ROOTS: Final = frozenset(
+    {
+        *(names.SPAN_GENERATE, names.SPAN_GENERATE_BATCH, names.SPAN_JOB),
+        *(names.SPAN_EMBED, names.SPAN_RERANK, names.SPAN_SCORE),
+    }
 )
+"""Spans that may have no parent in their trace."""
 _SEARCHED: Final = (
     names.REQUEST_ID,
     names.TENANT,
@@ -72,7 +76,7 @@ def faults(
         known: every (trace, span) there is; None: links are not checked.
     """
     incomplete = any(span.name == names.SPAN_INCOMPLETE for span in spans)
-    tops = [one for one in _roots(spans) if not (one.name in _TOPS or _is_triton(one))]
+    tops = [one for one in _roots(spans) if not (one.name in ROOTS or _is_triton(one))]
     if not spans or (tops and not incomplete):
         return [f"spans without a parent: {', '.join(sorted(top.label for top in tops)) or 'all'}"]
     found = [] if known is None or incomplete else list(_lost_links(spans, known))

@@ -1,0 +1,190 @@
+"""Read traces from Jaeger's query API, the JSON that its user interface reads (`/api/traces`).
+
+Every request is bounded: the time to connect, the time to read, the bytes of an answer.
+"""
+
+import http.client
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlencode, urlsplit
+
+from cli.failure import CommandFailed
+from cli.trace_rules import TraceSpan
+
+CONNECT_S: Final = 1.0
+READ_S: Final = 30.0
+BYTES_MAX: Final = 256 * 1024 * 1024
+"""The largest answer that is read, bytes: a trace of a job may have many thousand spans."""
+_HEX: Final = re.compile(r"[0-9a-f]{1,32}")
+
+
+@dataclass(frozen=True)
+class JaegerTrace:
+    """One trace: its id, 32 hex digits, and its spans."""
+
+    trace_id: str
+    spans: tuple[TraceSpan, ...]
+
+
+class Jaeger:
+    """The query API at one address."""
+
+    def __init__(self, url: str, connect_s: float = CONNECT_S) -> None:
+        """``url``: such as "http://127.0.0.1:16686", with the base path if there is one.
+
+        Raises:
+            CommandFailed: it is no HTTP address.
+        """
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            message = f"--jaeger: {url!r} is no address; write http://HOST:16686"
+            raise CommandFailed("USAGE", message)
+        self._url = url
+        self._host, self._port = parts.hostname, port
+        self._is_encrypted = parts.scheme == "https"
+        self._path = parts.path.rstrip("/")
+        self._connect_s = connect_s
+
+    def find(
+        self, service: str, limit: int, lookback_s: float, before_s: float
+    ) -> list[JaegerTrace]:
+        """Return up to ``limit`` traces of ``service`` that began in the last ``lookback_s`` seconds.
+
+        ``before_s``: leave out those that began less than so many seconds ago.
+
+        Raises:
+            CommandFailed: Jaeger does not answer, or it is none.
+        """
+        end = time.time() - before_s
+        asked = {
+            "service": service,
+            "limit": limit,
+            "start": int((end - lookback_s) * 1e6),
+            "end": int(end * 1e6),
+        }
+        answer = self._get(f"/api/traces?{urlencode(asked)}")
+        return self._traces(answer or {})
+
+    def get(self, trace_id: str) -> JaegerTrace | None:
+        """Return one trace, or None if Jaeger does not have it; raises as `find`."""
+        answer = self._get(f"/api/traces/{trace_id}")
+        traces = [] if answer is None else self._traces(answer)
+        return traces[0] if traces else None
+
+    def _get(self, path: str) -> dict[str, Any] | None:
+        """Return the JSON object at ``path``; None: not found."""
+        connection = self._connection()
+        try:
+            connection.connect()
+            opened: socket.socket = connection.sock
+            opened.settimeout(READ_S)
+            connection.request("GET", self._path + path, headers={"Accept": "application/json"})
+            response = connection.getresponse()
+            body = response.read(BYTES_MAX + 1)
+        except (OSError, http.client.HTTPException) as error:
+            reason = str(error) or type(error).__name__
+            message = (
+                f"{self._url} does not answer: {reason}; start Jaeger, or name it with --jaeger"
+            )
+            raise CommandFailed("UNREACHABLE", message) from error
+        finally:
+            connection.close()
+        if len(body) > BYTES_MAX:
+            message = (
+                f"the answer has more than {BYTES_MAX} bytes; ask for fewer traces with --limit"
+            )
+            raise CommandFailed("TOO_LARGE", message)
+        return self._parsed(response.status, body)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._is_encrypted else http.client.HTTPConnection
+        return kind(self._host, self._port, timeout=self._connect_s)
+
+    def _parsed(self, status: int, body: bytes) -> dict[str, Any] | None:
+        try:
+            answer = json.loads(body)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict) or "data" not in answer:
+            raise CommandFailed(
+                "NOT_JAEGER",
+                f"{self._url} answers HTTP {status} without Jaeger's JSON: name the query service with --jaeger"
+                " (port 16686), and its base path if it has one",
+            )
+        if status == http.client.NOT_FOUND:
+            return None
+        if status != http.client.OK:
+            errors = "; ".join(str(error.get("msg")) for error in answer.get("errors") or ())
+            raise CommandFailed("JAEGER", f"{self._url} refuses: HTTP {status} {errors}".rstrip())
+        return answer
+
+    def _traces(self, answer: Mapping[str, Any]) -> list[JaegerTrace]:
+        try:
+            return [_trace(trace) for trace in answer.get("data") or ()]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            message = f"a trace of {self._url} cannot be read: {type(error).__name__} {error}"
+            raise CommandFailed("NOT_JAEGER", message) from error
+
+
+def _trace(trace: Mapping[str, Any]) -> JaegerTrace:
+    services = {name: process["serviceName"] for name, process in trace["processes"].items()}
+    spans = tuple(_span(span, services) for span in trace["spans"])
+    return JaegerTrace(full_id(trace["traceID"]), spans)
+
+
+def _span(span: Mapping[str, Any], services: Mapping[str, str]) -> TraceSpan:
+    """Read a span. Its parent is a reference in its own trace; all other references are links."""
+    trace_id, start_ns = full_id(span["traceID"]), int(span["startTime"]) * 1000
+    parent, links = "", list[tuple[str, str]]()
+    for reference in span.get("references") or ():
+        key = full_id(reference["traceID"]), _hex(reference["spanID"], 16)
+        if reference["refType"] == "CHILD_OF" and key[0] == trace_id and not parent:
+            parent = key[1]
+        else:
+            links.append(key)
+    return TraceSpan(
+        services[span["processID"]],
+        span["operationName"],
+        _hex(span["spanID"], 16),
+        parent,
+        start_ns,
+        start_ns + int(span["duration"]) * 1000,
+        dict(_tags(span)),
+        tuple(links),
+    )
+
+
+def _tags(span: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes; Jaeger writes lists as JSON in a string."""
+    for tag in span.get("tags") or ():
+        value = tag["value"]
+        if isinstance(value, str) and value.startswith("["):
+            with suppress(ValueError):
+                value = tuple(json.loads(value))
+        yield tag["key"], value
+
+
+def full_id(trace_id: str) -> str:
+    """Return a trace id with all its digits: Jaeger leaves out zeros at the beginning.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return _hex(trace_id, 32)
+
+
+def _hex(text: str, digits: int) -> str:
+    text = text.lower()
+    if not _HEX.fullmatch(text) or len(text) > digits:
+        raise ValueError(f"{text!r} is no id of {digits} hex digits")
+    return text.zfill(digits)
