@@ -162,7 +162,7 @@ _READERS: Final[Sequence[tuple[Metric, _Points]]] = (
         catalog.WORKER_DRAINED,
         lambda view: [((name,), int(name in view.requests.workers.drained)) for name in view.names],
     ),
-    (catalog.WORKER_LIVE, _by_worker(lambda worker: int(worker is not None and worker.live))),
+    (catalog.WORKER_LIVE, _by_worker(lambda worker: int(worker is not None and worker.serves))),
     (catalog.WORKER_SLOTS, _by_worker(lambda worker: worker.load.slots if worker else 0)),
     (catalog.WORKER_RUNNING, _by_worker(lambda worker: worker.load.running if worker else 0)),
     (catalog.WORKER_WAITING, _by_worker(lambda worker: worker.load.waiting if worker else 0)),

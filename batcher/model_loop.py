@@ -162,7 +162,7 @@ class ModelLoop(WorkerEvents):
         capacities = self._requests.workers.capacities(active, now)
         report = control_pb2.ModelReport(
             model=self._model,
-            workers=len(workers),
+            workers=sum(worker.serves for worker in workers),
             slots=sum(worker.load.slots for worker in workers),
             running=sum(worker.load.running for worker in workers),
             queued=queue.order.waiting,
@@ -239,7 +239,11 @@ class ModelLoop(WorkerEvents):
 
     @override
     def on_step(self, worker: str, report: worker_pb2.StepReport) -> bool:
+        state = self._requests.workers.of(worker)
+        served = state.serves
         self._requests.step(worker, report, time.monotonic())
+        if state.serves != served:
+            self._process.on_readiness()
         if self._requests.pending:
             self.wake()
         return bool(self._requests.workers.of(worker).rows)

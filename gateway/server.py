@@ -100,10 +100,10 @@ class Gateway:
         self.registry = Registry(dispatch, ReplayCache(limits.replay_entries, limits.replay_s))
         self._transport = NatsTransport(gateway_id, self.registry, loads, tracer)
         self.in_force = in_force = InForce(policies, self.registry)
-        self._health = GatewayHealth(loads, in_force, self._transport)
         self.authenticator = Authenticator(settings.identity, settings.nats.replicas)
         breakers = Breakers()
         self._overload = OverloadControl(loads, breakers)
+        self._health = GatewayHealth(self._overload, in_force, self._transport)
         self.usage = UsageAccounting(
             self._overload, breakers, self.registry, time.time() - time.monotonic(), time.monotonic
         )
@@ -345,7 +345,6 @@ class Gateway:
     def _make_http(self, address: str) -> HttpServer:
         app = make_app(
             self._generator,
-            self._loads,
             self._jobs,
             self._checks,
             lambda: self._health.serving,

@@ -15,12 +15,20 @@ from supervisor.triton import CHANNEL_OPTIONS, wait_for_triton
 _SERVING: Final = "SERVING"
 _RETRY_S: Final = 0.1
 _ANSWER_S: Final = 2.0
+REMOTE_S: Final = 10.0
+"""How long a start waits for a model of another server, which may be down, in seconds."""
 
 
 async def wait_until_serving(
-    address: str, models: Sequence[str], bound_s: float, tls: Path | None = None
-) -> None:
+    address: str,
+    models: Sequence[str],
+    bound_s: float,
+    tls: Path | None = None,
+    remote: Sequence[str] = (),
+) -> list[str]:
     """Returns when the gateway at ``address`` says SERVING for each of ``models``.
+
+    ``remote`` are models whose servers may be down: they get `REMOTE_S`. Returns those that are not ready.
 
     Raises:
         SetupError: not within ``bound_s`` seconds; the message has the last status.
@@ -37,11 +45,23 @@ async def wait_until_serving(
                     if said == _SERVING:
                         break
                     await asyncio.sleep(_RETRY_S)
+            return [one for one in remote if not await _serves_soon(channel, one)]
     except TimeoutError:
         raise SetupError(
             f"the gateway at {address} was not ready after {bound_s:.0f} s (health of model {model}: {said}); "
             "see the logs of batcher and triton, or raise triton.start_s"
         ) from None
+
+
+async def _serves_soon(channel: grpc.aio.Channel, model: str) -> bool:
+    """Return whether the gateway says SERVING for ``model`` within `REMOTE_S`."""
+    try:
+        async with asyncio.timeout(REMOTE_S):
+            while await _health_of(channel, f"model.{model}") != _SERVING:  # noqa: ASYNC110, the service has no event
+                await asyncio.sleep(_RETRY_S)
+    except TimeoutError:
+        return False
+    return True
 
 
 async def wait_until_reachable(

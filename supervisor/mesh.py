@@ -17,7 +17,7 @@ from typing import Final
 from model_workers.deploy import render_repository, render_workers
 from sluice.errors import SetupError
 from sluice.settings import Settings
-from sluice.startup import is_loopback, reachable
+from sluice.startup import LOOPBACK, is_loopback, reachable
 from sluice.tls import AUTHORITIES
 from supervisor.health import wait_until_reachable, wait_until_serving
 from supervisor.model_processes import kill_when_stopped, triton_watcher
@@ -126,7 +126,8 @@ class Mesh:
         begun = time.monotonic()
         self._prepare_files()
         bound_s = self.settings.triton.start_s + GATEWAY_START_S
-        models = [model.name for model in self.settings.models]
+        models = [model.name for model in self.settings.models if model.server is None]
+        elsewhere = [model.name for model in self.settings.models if model.server is not None]
         if self._plan.nats is not None:
             self.supervisor.start(nats_spec(self._plan.nats, self.state_dir))
             await self.supervisor.during_start(
@@ -138,10 +139,18 @@ class Mesh:
             self.supervisor.start(gateway_spec(self._plan, gateway), kill_when_stopped)
         for one in self._plan.jobs:
             self.supervisor.start(jobs_spec(self._plan, one), kill_when_stopped)
+        for remote in self._plan.remotes:
+            worker_at, tls = f"{LOOPBACK}:{remote.port}", self.settings.tls.mesh
+            answering = wait_until_reachable(remote.name, worker_at, bound_s, tls)
+            await self.supervisor.during_start(answering)
         for gateway in self._plan.gateways:
             address = reachable(gateway.address)
-            serving = wait_until_serving(address, models, bound_s, self._tls)
-            await self.supervisor.during_start(serving)
+            serving = wait_until_serving(address, models, bound_s, self._tls, elsewhere)
+            for model in await self.supervisor.during_start(serving):
+                logger.warning(
+                    "model %s is not ready: its server does not answer (the log of remote-%s says why)",
+                    *(model, model),
+                )
         for one in self._plan.jobs:
             answering = wait_until_reachable(one.name, one.address, bound_s, self._tls)
             await self.supervisor.during_start(answering)

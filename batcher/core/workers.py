@@ -78,6 +78,11 @@ class WorkerState:
         self._unanswered: dict[str, Sequence[Row]] = {}
         """Batches that the worker's reports do not count yet."""
 
+    @property
+    def serves(self) -> bool:
+        """Whether it can compute rows: it is live, and so is the server that computes for it, if there is one."""
+        return self.live and not self.load.server_away
+
     # Messages from the worker.
 
     def take(self, report: worker_pb2.StepReport) -> None:
@@ -221,6 +226,8 @@ class Workers:
             for name, state in self._states.items()
             if state.live and name not in self.drained
         }
+        # Rows that wait while no server answers go to a worker, which fails them at once.
+        live = {name: state for name, state in live.items() if state.serves} or live
         if not self._standby:
             return live
         # One that fails is replaced too, and tried again beside the standby.

@@ -148,6 +148,10 @@ class OverloadControl:
                     return
         raise problem
 
+    def is_ready(self, model: str, task: str, now: float) -> bool:
+        """Return whether ``model``, which tasks call ``task``, has a worker and does not fail repeatedly."""
+        return self.loads.load(task, now).ready and not self._breakers.is_open(model, now)
+
     def sent(
         self, model: str, task: str, priority_class: str, tokens: int, now: float, tenant: str = ""
     ) -> None:

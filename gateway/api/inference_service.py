@@ -101,7 +101,7 @@ class InferenceService(InferenceServiceServicer):
             name=name,
             tier=model.settings.tier,
             context_tokens=model.context_tokens,
-            ready=load.ready,
+            ready=self.generator.upstream.overload.is_ready(name, model.settings.task_name, now),
             slots=load.slots,
             running=load.running,
             queued=load.queued,

@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import SERVICE_NAME as _V1ALPHA
 from grpc_reflection.v1alpha.reflection import aio as reflection_aio
 
-from gateway.admission.loads import ModelLoadTable
+from gateway.admission.overload import OverloadControl
 from gateway.admission.policies import InForce
 from gateway.api.interceptor import ErrorInterceptor
 from gateway.upstream.nats_transport import NatsTransport
@@ -125,9 +125,11 @@ def _options(settings: Settings, max_bytes: int) -> list[tuple[str, Any]]:
 class GatewayHealth:
     """Keeps the statuses of the health service up to date."""
 
-    def __init__(self, loads: ModelLoadTable, in_force: InForce, transport: NatsTransport) -> None:
+    def __init__(
+        self, overload: OverloadControl, in_force: InForce, transport: NatsTransport
+    ) -> None:
         self.servicer = health_aio.HealthServicer()
-        self._loads = loads
+        self._overload = overload
         self._in_force = in_force
         self._transport = transport
         self._statuses: dict[str, bool] = {}
@@ -142,12 +144,15 @@ class GatewayHealth:
         """Sets the statuses that have changed."""
         able = self._transport.connected and not self._in_force.problem
         catalog = self._in_force.policies.catalog
-        ready = {
-            model: able and self._loads.load(task, now).ready
-            for model, task in catalog.tasks.items()
+        tasks_of, overload = catalog.tasks, self._overload
+        models = {
+            f"model.{model}": able and overload.is_ready(model, task, now)
+            for model, task in tasks_of.items()
         }
-        answers = any(ready[model] for model in catalog.callable)
-        models = {f"model.{model}": is_ready for model, is_ready in ready.items()}
+        # An open breaker is closed by requests alone, so they must still come here.
+        answers = able and any(
+            overload.loads.load(tasks_of[model], now).ready for model in catalog.callable
+        )
         whole = {SERVICE: answers, "": answers}
         tasks = {f"tasks.{name}": True for name in self._in_force.task_names(now)}
         gone = dict.fromkeys(self._statuses, False)

@@ -9,7 +9,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from gateway.admission.calls import CallChecks
-from gateway.admission.loads import ModelLoadTable
 from gateway.api.generate import Generator
 from gateway.api.job_forwarder import JobForwarder
 from gateway.http.audio import TRANSCRIPTIONS, TRANSLATIONS
@@ -25,7 +24,6 @@ from sluice.openai.requests import URLS
 
 def make_app(
     generator: Generator,
-    loads: ModelLoadTable,
     jobs: JobForwarder,
     checks: CallChecks,
     serving: Callable[[], bool],
@@ -41,7 +39,7 @@ def make_app(
     """
     limit_headers = generator.upstream.admission.limit_headers
     max_bytes = generator.settings.max_message_bytes
-    calls, batches = ModelCalls(generator, loads), JobCalls(jobs)
+    calls, batches = ModelCalls(generator), JobCalls(jobs)
 
     async def health(request: Request) -> Response:
         ready = serving()

@@ -4,7 +4,6 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any, Final, TypeVar
 
-from gateway.admission.loads import ModelLoadTable
 from gateway.api.generate import Generator
 from gateway.api.texts import EMBED, RERANK, TextsKind, answer_texts
 from gateway.http.answers import Chunks, HttpAnswer, WholeBody
@@ -35,9 +34,8 @@ RESPONSES: Final = "/v1/responses"
 class ModelCalls:
     """Answers the calls, each method those of its URL."""
 
-    def __init__(self, generator: Generator, loads: ModelLoadTable) -> None:
+    def __init__(self, generator: Generator) -> None:
         self._generator = generator
-        self._loads = loads
         self._created = int(time.time())
 
     async def complete(self, call: HttpCall) -> None:
@@ -132,7 +130,8 @@ class ModelCalls:
         if name == AUTO:
             return named
         model = self._generator.catalog[name]
-        ready = self._loads.load(model.settings.task_name, time.monotonic()).ready
+        overload = self._generator.upstream.overload
+        ready = overload.is_ready(name, model.settings.task_name, time.monotonic())
         facts = {"tier": model.settings.tier, "max_model_len": model.context_tokens}
         return {**named, **facts, "ready": ready}
 

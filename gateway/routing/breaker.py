@@ -33,6 +33,10 @@ class Breakers:
         """Seconds until a request may go to the model; 0: now. Changes nothing: `sent` does."""
         return max(0.0, self._breakers[model].next_at - now)
 
+    def is_open(self, model: str, now: float) -> bool:
+        """Return whether the model gets no request now, because it failed repeatedly."""
+        return self.retry_after_s(model, now) > 0
+
     def sent(self, model: str, now: float) -> None:
         """A request was sent to the model; it is the probe unless the breaker is closed."""
         breaker = self._breakers[model]

@@ -66,7 +66,8 @@ async def _serve(model: ModelSettings, number: int, address: str, tls: Path | No
         fault = partial(os._exit, 1)
         worker = Worker(model.name, engine, tracer(SERVICE_WORKER), fault, isolates=False)
         engine.wake = worker.wake
-        await client.check()
+        await client.health.look()
+        watching = asyncio.create_task(client.health.run())
         worker.start()
         try:
             server = await start_server(worker, address, tls)
@@ -75,6 +76,7 @@ async def _serve(model: ModelSettings, number: int, address: str, tls: Path | No
         freeze_heap()
         log.info("worker %s asks %s at %s for %s", worker.worker_id, url, address, model.name)
         await stop.wait()
+        watching.cancel()
         await asyncio.to_thread(worker.stop)
         await server.stop(grace=1.0)
         await asyncio.to_thread(provider.shutdown)

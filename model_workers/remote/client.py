@@ -29,9 +29,10 @@ from model_workers.remote.api import (
     ServerUsage,
 )
 from model_workers.remote.faults import Retry, ServerFault, fault_of_status
+from model_workers.remote.health import ServerHealth
 from model_workers.remote.key import read_key
 from model_workers.remote.limits import Gate, retry_after_s
-from sluice.errors import EngineFailed, InvalidRequest, ModelUnavailable, Overloaded, SetupError
+from sluice.errors import EngineFailed, InvalidRequest, ModelUnavailable, Overloaded
 from sluice.wire.text_tokens import REASONING, REASONING_END, TextTokens, without_marks
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 TRIES: Final = 3
 """How often a request is sent to a server that fails; one that has failed as often for others gets one try."""
 CONNECT_S: Final = 5.0
+LIST_S: Final = 5.0
+"""How long a server may take to list its models, in seconds."""
 END_S: Final = 0.05
 """How long the end of a stream may come after what says that it is complete, seconds."""
 ERROR_BYTES_MAX: Final = 64 * 1024
@@ -61,19 +64,23 @@ class ServerClient:
 
     Attributes:
         gate: when it may be asked.
+        health: whether it answers at all.
         url: where its API begins.
     """
 
     def __init__(
         self, api: ServerApi, url: str, on_gate: Callable[[], None] = lambda: None
     ) -> None:
-        """``on_gate``: the gate has closed or opened."""
+        """``on_gate``: the gate has closed or opened, or the server went away or came back."""
         self.url = url.rstrip("/")
         self._proxy = _proxy_of(url)
         self.gate = Gate()
+        self.health = ServerHealth(self.url, self._list_models, on_gate)
         self._api = api
         self._settings = api.settings
         self._on_gate = on_gate
+        self._is_told = False
+        """Whether the log says that the server does not have the model."""
         self._opening: asyncio.TimerHandle | None = None
         self._session: aiohttp.ClientSession
 
@@ -98,6 +105,8 @@ class ServerClient:
         """
         if self._api.is_whole(spec):
             return RowEnd.LENGTH, None
+        if self.health.problem:
+            raise ServerFault(self.health.problem, ModelUnavailable)
         tries = 0
         while True:
             await self._until_open(spec.deadline)
@@ -107,6 +116,8 @@ class ServerClient:
                 return await self._ask(spec, reading)
             except ServerFault as fault:
                 self._note(fault)
+                if fault.kind not in (InvalidRequest, Overloaded):
+                    self.health.doubt(fault.message)
                 tries += fault.retry is Retry.SOON
                 spent = tries and max(tries, self.gate.failures) >= TRIES
                 if spent and not reading.emitted and fault.kind is EngineFailed:
@@ -114,21 +125,19 @@ class ServerClient:
                 if fault.retry is Retry.NEVER or reading.emitted or spent:
                     raise
 
-    async def check(self) -> None:
-        """Asks which models the server has; what cannot work is told now.
+    async def _list_models(self) -> None:
+        """Ask which models the server has.
 
         Raises:
-            SetupError: it cannot be reached, or does not take the key.
+            ServerFault: it does not say it.
         """
         try:
-            async with self._response("GET", "/models") as response:
+            async with asyncio.timeout(LIST_S), self._response("GET", "/models") as response:
                 names = _model_names(await response.read())
-        except ServerFault as fault:
-            if fault.status in (0, 401, 403):
-                raise SetupError(f"{self.url}: {fault.message}") from fault
-            log.warning("%s: %s", self.url, fault.message)
-            return
-        if names and self._settings.model not in names:
+        except TimeoutError:
+            raise ServerFault(f"the server said nothing for {LIST_S:g} s") from None
+        if names and self._settings.model not in names and not self._is_told:
+            self._is_told = True
             log.warning("%s has no model %r; it has %s", self.url, self._settings.model, names)
 
     def _note(self, fault: ServerFault) -> None:
@@ -192,8 +201,9 @@ class ServerClient:
                     said = await response.content.read(ERROR_BYTES_MAX)
                     wait_s = retry_after_s(response.headers, time.time())
                     raise fault_of_status(response.status, said, wait_s)
-                self.gate.answered(response.headers, now)
-                self._watch_gate()
+                if method == "POST":  # a list proves nothing of requests
+                    self.gate.answered(response.headers, now)
+                    self._watch_gate()
                 yield response
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise ServerFault("the server cannot be reached", ModelUnavailable) from error

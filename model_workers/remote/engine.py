@@ -135,6 +135,7 @@ class RemoteEngine(Engine):
             context_tokens=self.limits.context_tokens,
             steps=self._steps,
             closed_ms=closed_s * 1e3,
+            server_away=bool(self.client.health.problem),
         )
 
     def _taken(self) -> Iterator[tuple[RemoteRow, RowStep] | None]:

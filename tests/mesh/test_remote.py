@@ -20,7 +20,6 @@ from sluice.errors import (
     ModelUnavailable,
     Overloaded,
     RecordUnknown,
-    SetupError,
     SluiceError,
 )
 from sluice.settings import TlsSettings
@@ -245,10 +244,12 @@ async def test_a_server_that_has_gone_is_left_alone_after_some_failures(
 ) -> None:
     once = RetryPolicy(start_tries=1, resume_tries=1)
     async with AsyncClient(mesh.address, retry=once) as hasty:
-        for _ in range(mesh.settings.routing.breaker.failures):
-            with pytest.raises(ModelUnavailable, match="cannot be reached") as caught:
-                await hasty.generate(QUESTION, model="frail", max_tokens=3).answer()
-            assert caught.value.retry_after_s
+        with pytest.raises(ModelUnavailable) as caught:
+            await hasty.generate(QUESTION, model="frail", max_tokens=3).answer()
+        assert caught.value.retry_after_s
+        async with asyncio.timeout(BOUND_S):
+            while any(one.ready for one in await hasty.list_models() if one.name == "frail"):
+                pass
     answer = await client.generate(
         QUESTION, model="frail", max_tokens=3, allow_degraded=True
     ).answer()
@@ -256,15 +257,34 @@ async def test_a_server_that_has_gone_is_left_alone_after_some_failures(
 
 
 @pytest.mark.long
-async def test_a_server_that_is_not_there_is_told_at_start() -> None:
-    settings = config.Settings(
-        models=(model("gpt", OpenAIServer(url="http://127.0.0.1:1/v1"), "chat"),),
-        routing=RoutingSettings(default="gpt"),
-        gateway=config.GatewaySettings(address="127.0.0.1:0"),
-    )
-    with pytest.raises(SetupError, match=r"remote-gpt ended.*127\.0\.0\.1:1/v1: .*reached"):
-        async with running_mesh(settings):
-            pass
+async def test_a_mesh_starts_without_the_server_of_a_model(
+    monkeypatch: pytest.MonkeyPatch, server: OpenAIServer
+) -> None:
+    monkeypatch.setattr("supervisor.health.REMOTE_S", 3.0)
+    async with openai_server() as late:
+        late.key = "not known"
+        settings = config.Settings(
+            models=(model("gpt", late, "chat"), model("other", server, "chat")),
+            routing=RoutingSettings(default="gpt", fallbacks={"gpt": ("other",)}),
+            gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
+            batcher=config.BatcherSettings(drain_s=1.0),
+            jobs=config.JobsSettings(replicas=0),
+        )
+        async with running_mesh(settings) as mesh, AsyncClient(mesh.address) as client:
+            pids = mesh.supervisor.pids
+            ready = {one.name: one.ready for one in await client.list_models()}
+            assert (ready["gpt"], ready["other"]) == (False, True)
+            answer = await client.generate(QUESTION, max_tokens=3).answer()
+            assert (answer.model, answer.route.degraded) == ("other", True)
+            log = mesh.state_dir.log("remote-gpt").read_text(encoding="utf-8")
+            assert "does not serve requests: the server answered 401" in log
+            late.key = ""
+            async with asyncio.timeout(BOUND_S):
+                while not all(one.ready for one in await client.list_models()):
+                    pass
+            answer = await client.generate(QUESTION, max_tokens=3).answer()
+            assert (answer.model, answer.route.degraded) == ("gpt", False)
+            assert mesh.supervisor.pids == pids, "nothing was started again"
 
 
 @pytest.mark.long

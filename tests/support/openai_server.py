@@ -72,6 +72,8 @@ class OpenAIServer:
         requests: their bodies.
         authorizations: headers of the same.
         headers: of answers.
+        key: that requests for the list must show; empty: none.
+        list_status: of the list of models.
         pause_s: before every event.
         gone: requests whose client closed them.
         active: requests in progress, and ``most`` of them at the same time.
@@ -84,6 +86,7 @@ class OpenAIServer:
     authorizations: list[str] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
     key: str = ""
+    list_status: int = 200
     pause_s: float = 0.0
     gone: int = 0
     active: int = 0
@@ -102,7 +105,7 @@ class OpenAIServer:
     async def models(self, request: web.Request) -> web.Response:
         if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
             return web.json_response({"error": {"type": "invalid_key"}}, status=401)
-        return web.json_response({"data": [{"id": self.model}]})
+        return web.json_response({"data": [{"id": self.model}]}, status=self.list_status)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

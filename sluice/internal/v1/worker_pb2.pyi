@@ -474,6 +474,7 @@ class WorkerLoad(_message.Message):
     CLOSED_MS_FIELD_NUMBER: _builtins.int
     BATCH_RUNNING_FIELD_NUMBER: _builtins.int
     BATCHES_FIELD_NUMBER: _builtins.int
+    SERVER_AWAY_FIELD_NUMBER: _builtins.int
     slots: _builtins.int
     """Rows it can compute at once."""
     running: _builtins.int
@@ -508,6 +509,8 @@ class WorkerLoad(_message.Message):
     """Whether it computes a batch that no row can join: nothing is granted until that ends."""
     batches: _builtins.int
     """Batches, of all batchers, of which it still holds a row."""
+    server_away: _builtins.bool
+    """Whether the server that computes for it does not answer: the worker does not serve the model, and fails rows at once."""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankLoad]:
         """The same by class, most urgent first, of an engine in which a row takes the slot of a less urgent one when none is
@@ -535,10 +538,11 @@ class WorkerLoad(_message.Message):
         closed_ms: _builtins.float = ...,
         batch_running: _builtins.bool = ...,
         batches: _builtins.int = ...,
+        server_away: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "batch_running", b"batch_running", "batches", b"batches", "block_tokens", b"block_tokens", "cache_blocks", b"cache_blocks", "closed_ms", b"closed_ms", "context_tokens", b"context_tokens", "drafted_tokens", b"drafted_tokens", "free_blocks", b"free_blocks", "places", b"places", "preemptions", b"preemptions", "ranks", b"ranks", "running", b"running", "running_tokens", b"running_tokens", "slots", b"slots", "steps", b"steps", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "batch_running", b"batch_running", "batches", b"batches", "block_tokens", b"block_tokens", "cache_blocks", b"cache_blocks", "closed_ms", b"closed_ms", "context_tokens", b"context_tokens", "drafted_tokens", b"drafted_tokens", "free_blocks", b"free_blocks", "places", b"places", "preemptions", b"preemptions", "ranks", b"ranks", "running", b"running", "running_tokens", b"running_tokens", "server_away", b"server_away", "slots", b"slots", "steps", b"steps", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

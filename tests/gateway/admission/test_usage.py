@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from gateway.admission.loads import ModelLoadTable
 from gateway.admission.overload import OverloadControl, OverloadRules, SchedulingParams
@@ -22,6 +23,7 @@ from sluice.internal.v1.frame_pb2 import (
     RowError,
 )
 from sluice.settings.routing import BreakerSettings
+from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.cascades import explained
 from tests.gateway.kit.rows import new_row
@@ -261,3 +263,14 @@ def test_an_answer_at_its_limit_is_learned_as_cut() -> None:
         answered(rows, 7, ROW_END_LENGTH)
     kind = AnswerKind("m", REQUEST.tenant, REQUEST.workload)
     assert rows.overload.lengths.expect(kind, 0, 0) == (7, False)
+
+
+async def test_a_broken_model_is_not_ready(nats_url: str, model_folder: Path) -> None:
+    async with open_wire(nats_url, model_folder, routing=ROUTING) as wire:
+        for _ in range(2):
+            await fails(wire)
+        models = (await wire.stub.ListModels(pb.ListModelsRequest())).models
+        assert {one.name: one.ready for one in models} == {"small": True, "large": False}
+        await wire.health_becomes("", HealthCheckResponse.SERVING)
+        await wire.health_becomes("model.large", HealthCheckResponse.NOT_SERVING)
+        assert await wire.health("") == HealthCheckResponse.SERVING

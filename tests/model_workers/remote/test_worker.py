@@ -18,7 +18,6 @@ from model_workers.remote.client import ServerClient
 from model_workers.remote.engine import RemoteEngine
 from model_workers.remote.server import start_server
 from model_workers.worker import Worker
-from sluice.errors import SetupError
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.settings import ModelSettings
 from sluice.startup import free_port
@@ -428,18 +427,70 @@ async def test_the_key_is_read_with_every_request(server: OpenAIServer, tmp_path
         assert server.authorizations == ["Bearer one", "Bearer two"]
 
 
-async def test_a_wrong_key_and_a_missing_server_are_told_at_start(server: OpenAIServer) -> None:
+async def test_the_log_says_why_a_server_is_away(
+    server: OpenAIServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     server.key = "secret"
     one = model(server, "tokens").server
     assert one is not None
-    async with ServerClient(ServerApi(one, None, 1000), server.url) as client:
-        with pytest.raises(SetupError, match="401"):
-            await client.check()
+    changes = list[str]()
+    async with ServerClient(
+        ServerApi(one, None, 1000), server.url, lambda: changes.append(client.health.problem)
+    ) as client:
+        await client.health.look()
+        await client.health.look()
+        assert "the server answered 401" in client.health.problem
         server.key = ""
-        await client.check()
+        await client.health.look()
+        server.list_status = 500
+        await client.health.look()
+        server.list_status = 404  # it has no such list
+        await client.health.look()
+    assert ["401" in changes[0], changes[1], "500" in changes[2], changes[3]] == [
+        True,
+        "",
+        True,
+        "",
+    ]
+    assert len(changes) == 4
     async with ServerClient(ServerApi(one, None, 1000), "http://127.0.0.1:1/v1") as client:
-        with pytest.raises(SetupError, match="cannot be reached"):
-            await client.check()
+        await client.health.look()
+        assert client.health.problem == "the server cannot be reached"
+    lines = [record.message for record in caplog.records if "serves requests" in record.message]
+    assert len(lines) == 2
+    assert (
+        "http://127.0.0.1:1/v1 does not serve requests: the server cannot be reached" in caplog.text
+    )
+
+
+async def test_a_worker_waits_for_its_server(server: OpenAIServer) -> None:
+    async with running(server) as channel:
+        health = channel.engine.client.health
+        server.key = "secret"
+        watching = asyncio.create_task(health.run())
+        health.doubt("a test")
+        await channel.until(lambda: channel.load.server_away)
+        await channel.ask("early")
+        final = await channel.ended("early")
+        assert (final.error.reason, "401" in final.error.message) == ("MODEL_UNAVAILABLE", True)
+        assert not server.requests
+        server.key = ""
+        health.doubt("a test")
+        await channel.until(lambda: not channel.load.server_away)
+        await channel.ask("late")
+        assert (await channel.ended("late")).end == frame_pb2.ROW_END_LENGTH
+        watching.cancel()
+
+
+async def test_a_failed_request_asks_for_the_server(server: OpenAIServer) -> None:
+    async with running(server) as channel:
+        watching = asyncio.create_task(channel.engine.client.health.run())
+        server.faults.extend([Fault("status")] * 3)
+        server.list_status = 503
+        await channel.ask("r")
+        await channel.until(lambda: channel.load.server_away)
+        watching.cancel()
 
 
 def test_proxies_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
