@@ -7,7 +7,8 @@ a client: `answer_tasks`, `survive_crash` and `draw_trace`.
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +29,8 @@ if TYPE_CHECKING:  # needs the extra "mesh"
 
 GENERAL: Final = "chat"
 """The general language model; a mesh without its weights serves the specialists alone."""
+GENERAL_CACHE_GB: Final = 0.2
+"""Memory of its KV cache in the demo, in GB: two full contexts."""
 CRASHING: Final = "small"
 """The model that loses a worker."""
 WORKERS: Final = 2
@@ -66,8 +69,6 @@ def demo() -> None:
     Exits with 0 only if every prompt was answered by the model that it is meant for, every stream survived the crash
     without a lost, doubled or changed token, and the trace was recorded.
     """
-    # The supervisor warns of the worker that the demo kills.
-    logging.getLogger("supervisor").setLevel(logging.ERROR)
     output.show(asyncio.run(_demo()))
 
 
@@ -87,12 +88,14 @@ async def _demo() -> dict[str, Any]:
 
 
 def _demo_settings(settings: "Settings") -> "Settings":
+    """Give the small model a second worker and the general one less room: it answers a single prompt."""
+    if missing := {task.model for task in WITHOUT_GENERAL} - {one.name for one in settings.models}:
+        message = f"models: {', '.join(sorted(missing))} missing; unset SLUICE_MODELS for the demo"
+        raise CommandFailed("SETUP", message)
+    changes = {CRASHING: {"replicas": WORKERS}, GENERAL: {"slots": 2, "cache_gb": GENERAL_CACHE_GB}}
+    models = [model.model_copy(update=changes.get(model.name)) for model in settings.models]
     gateway = settings.gateway.model_copy(update={"address": "127.0.0.1:0"})
-    models = tuple(
-        model.model_copy(update={"replicas": WORKERS}) if model.name == CRASHING else model
-        for model in settings.models
-    )
-    return settings.model_copy(update={"gateway": gateway, "models": models})
+    return settings.model_copy(update={"gateway": gateway, "models": tuple(models)})
 
 
 async def _show(client: AsyncClient, mesh: "Mesh", *, has_general: bool) -> dict[str, Any]:
@@ -103,7 +106,8 @@ async def _show(client: AsyncClient, mesh: "Mesh", *, has_general: bool) -> dict
 
     _say(f"\n2. kill -9 of a worker while {STREAMS} answers are streamed")
     workers = [name for name in mesh.supervisor.pids if name.startswith(f"triton-{CRASHING}")]
-    crash = await survive_crash(client, workers, partial(_kill, mesh))
+    with _quiet("supervisor"):  # it warns of the worker that the demo kills
+        crash = await survive_crash(client, workers, partial(_kill, mesh))
 
     _say("\n3. The trace of an answer that lost its worker")
     trace = await draw_trace(client, crash.request_id)
@@ -195,6 +199,18 @@ def _kill(mesh: "Mesh", worker: str) -> None:
     if child is None:
         raise CommandFailed("NOT_INTERRUPTED", f"{worker} is not running; run the demo again")
     child.send(signal.SIGKILL)
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Log only errors of a package while the block runs."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _say(text: str, end: str = "\n") -> None:

@@ -11,6 +11,7 @@ from sluice import errors
 from sluice.client.aio import AsyncClient
 from sluice.client.answer import Delta, Notice, NoticeKind
 from sluice.v1 import inference_pb2 as pb
+from tests.cli.commands import Cli
 from tests.cli.test_explain import serving
 from tests.support.scripted import Fail, ScriptedService, Step, delta, finished, started
 
@@ -118,3 +119,14 @@ async def test_trace_is_drawn_as_a_waterfall(capsys: pytest.CaptureFixture[str])
         described = await draw_trace(client, "req-1")
     assert described["request_id"] == "req-1"
     assert "   decode" in capsys.readouterr().out
+
+
+async def test_mesh_without_the_shipped_models_is_refused(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_MODELS", '[{"name": "small", "path": "builtin:small"}]')
+    ran = await cli("demo")
+    assert (ran.code, ran.err) == (
+        1,
+        "sluice: SETUP: models: large missing; unset SLUICE_MODELS for the demo\n",
+    )
