@@ -29,8 +29,6 @@ if TYPE_CHECKING:  # needs the extra "mesh"
 
 GENERAL: Final = "chat"
 """The general language model; a mesh without its weights serves the specialists alone."""
-GENERAL_CACHE_GB: Final = 0.2
-"""Memory of its KV cache in the demo, in GB: two full contexts."""
 CRASHING: Final = "small"
 """The model that loses a worker."""
 WORKERS: Final = 2
@@ -83,25 +81,30 @@ async def _demo() -> dict[str, Any]:
         models = [model.name for model in settings.models]
         _say(f"ready in {mesh.ready_s:.1f} s with {', '.join(models)} at {mesh.address}")
         result = await _show(client, mesh, has_general=GENERAL in models)
-    _say("\nstopped")
+    _say("stopped")
     return result
 
 
 def _demo_settings(settings: "Settings") -> "Settings":
-    """Give the small model a second worker and the general one less room: it answers a single prompt."""
+    """Give the small model a second worker, and the general one room for the single prompt that it gets."""
     if missing := {task.model for task in WITHOUT_GENERAL} - {one.name for one in settings.models}:
         message = f"models: {', '.join(sorted(missing))} missing; unset SLUICE_MODELS for the demo"
         raise CommandFailed("SETUP", message)
-    changes = {CRASHING: {"replicas": WORKERS}, GENERAL: {"slots": 2, "cache_gb": GENERAL_CACHE_GB}}
+    changes: dict[str, dict[str, Any]] = {
+        CRASHING: {"replicas": WORKERS},
+        GENERAL: {"slots": 1, "context_tokens": 512, "cache_gb": 0.05},
+    }
     models = [model.model_copy(update=changes.get(model.name)) for model in settings.models]
     gateway = settings.gateway.model_copy(update={"address": "127.0.0.1:0"})
     return settings.model_copy(update={"gateway": gateway, "models": tuple(models)})
 
 
 async def _show(client: AsyncClient, mesh: "Mesh", *, has_general: bool) -> dict[str, Any]:
+    from sluice.settings.model_cache import chat_problem
+
     _say("\n1. A model for every prompt (model: auto)")
     if not has_general:
-        _say(f"   without the general model {GENERAL}: its weights are not installed")
+        _say(f"   without the general model: {chat_problem() or f'no model {GENERAL}'}")
     answers = await answer_tasks(client, TASKS if has_general else WITHOUT_GENERAL)
 
     _say(f"\n2. kill -9 of a worker while {STREAMS} answers are streamed")
@@ -157,13 +160,15 @@ async def survive_crash(
         SluiceError: a stream failed.
     """
     crash = await crash_worker(client, CRASHING, workers, kill)
-    _say(f"   killed {', '.join(crash.killed)} after {KILL_TOKENS} tokens of each stream")
     _say(
-        f"   {crash.recovered} of {STREAMS} streams went on at the other worker"
-        f" after a gap of {crash.gap_ms:.0f} ms"
+        f"   killed {', '.join(crash.killed)} after {KILL_TOKENS} tokens:"
+        f" {crash.recovered} of {STREAMS} streams went on at the other worker"
     )
     counts = f"{crash.lost} lost, {crash.doubled} doubled, {crash.changed} changed"
-    _say(f"   {crash.tokens:,} tokens compared with a run without the crash: {counts}")
+    _say(
+        f"   gap {crash.gap_ms:.0f} ms;"
+        f" {crash.tokens:,} tokens compared with an undisturbed run: {counts}"
+    )
     if not crash.is_exact:
         raise CommandFailed("STREAM_DAMAGED", f"tokens: {counts}", {"crash": vars(crash)})
     return crash

@@ -26,7 +26,9 @@ if TYPE_CHECKING:  # The process that hands out the tests runs none: imports are
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# The default mesh of the suite is that of the specialists, also where the general model was downloaded.
+# The default mesh of the suite is that of the specialists, also where the general model was downloaded: tests of that
+# one use tests/support/chat_model.py.
+os.environ.setdefault("SLUICE_TEST_MODEL_CACHE", os.environ.get("SLUICE_MODEL_CACHE", ""))
 os.environ["SLUICE_MODEL_CACHE"] = "/nonexistent/sluice"
 
 # A shell that runs the suite in the background makes it ignore Ctrl-C, and processes inherit that;

@@ -17,9 +17,15 @@ from typing import Any
 
 import pytest
 
+from gateway.routing.features import Features
+from gateway.routing.router import Router
+from sluice.settings import GatewaySettings, HttpSettings, Settings
+from sluice.settings.shipped import CHAT, GENERAL_ROUTING, SPECIALISTS
+from supervisor.mesh import running_mesh
 from tests.cli.commands import Cli, Ran
 from tests.interop.tools import Ran as Program
 from tests.interop.tools import run
+from tests.support.chat_model import CACHE, needs_chat_model
 from tests.support.mesh import RunningMesh
 
 pytestmark = pytest.mark.mesh
@@ -72,18 +78,69 @@ def split_output(text: str) -> tuple[str, str]:
     raise AssertionError(f"a command without an end: {text}")
 
 
+def prompts_in(shown: Shown) -> list[str]:
+    """The prompts that a command sends for `auto` to choose the model."""
+    words = shlex.split(shown.command, comments=True)
+    if "-d" in words:
+        body = json.loads(words[words.index("-d") + 1])
+        requests = body.get("requests", [body])
+        return [
+            one.get("prompt") or one["messages"][-1]["content"]
+            for one in requests
+            if any(one.values())
+        ]
+    return [word for word in words if " " in word] if "generate" in words else []
+
+
+ROUTER = Router(GENERAL_ROUTING, {model.name: model for model in (*SPECIALISTS, CHAT)})
 SHOWN = [shown for page in PAGES for shown in shown_in(page)]
+GENERAL = [
+    shown
+    for shown in SHOWN
+    if any(
+        ROUTER.plan(Features(None, text=prompt)).model == CHAT.name for prompt in prompts_in(shown)
+    )
+]
+"""Those that the general model answers where it is served."""
 
 
-@pytest.mark.parametrize("shown", SHOWN, ids=str)
+def test_few_shown_commands_need_the_general_model() -> None:
+    prompts = [prompt for shown in GENERAL for prompt in prompts_in(shown)]
+    assert prompts == ["What is the capital of France?"]
+
+
+@pytest.mark.parametrize("shown", [shown for shown in SHOWN if shown not in GENERAL], ids=str)
 async def test_command_prints_what_its_page_shows(
     shown: Shown, cli: Cli, mesh: RunningMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    await check_output(shown, cli, mesh.address, mesh.http)
+
+
+@pytest.mark.long
+@needs_chat_model
+async def test_default_mesh_prints_what_pages_show(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLUICE_MODEL_CACHE", str(CACHE))
+    models = tuple(model.model_copy(update={"dtype": "float32"}) for model in (*SPECIALISTS, CHAT))
+    settings = Settings(
+        models=models,
+        gateway=GatewaySettings(address="127.0.0.1:0"),
+        http=HttpSettings(address="127.0.0.1:0"),
+    )
+    async with running_mesh(settings) as mesh:
+        assert mesh.http is not None
+        for shown in SHOWN:
+            await check_output(shown, cli, mesh.address, mesh.http)
+
+
+async def check_output(shown: Shown, cli: Cli, address: str, http: str) -> None:
     write_files(shown.files)
     words = shlex.split(shown.command, comments=True)
     pipe = words.index("|") if "|" in words else len(words)
-    output = await output_of(words[:pipe], cli, mesh)
+    output = await output_of(words[:pipe], cli, address, http)
     if words[pipe:]:
         assert words[pipe + 1 : pipe + 3] == ["jq", "-r"], "the only filter that the test knows"
         output = f"{chosen(json.loads(output), words[pipe + 3])}\n"
@@ -96,27 +153,27 @@ def write_files(files: Mapping[str, str]) -> None:
         Path(name).write_text(text, encoding="utf-8")
 
 
-async def output_of(words: Sequence[str], cli: Cli, mesh: RunningMesh) -> str:
-    """What a command prints that ends well; it finds the mesh of the suite."""
-    words = [word.replace("127.0.0.1:8000", mesh.http) for word in words]
+async def output_of(words: Sequence[str], cli: Cli, address: str, http: str) -> str:
+    """What a command prints that ends well, at the mesh of an address."""
+    words = [word.replace("127.0.0.1:8000", http) for word in words]
     ran: Ran | Program
     if words[0].endswith("sluice"):
-        ran = await cli(*words[1:], "--address", mesh.address)
+        ran = await cli(*words[1:], "--address", address)
     else:
-        ran = await run(*(grpc_call(words, mesh) if words[0] == "grpcurl" else words))
+        ran = await run(*(grpc_call(words, address) if words[0] == "grpcurl" else words))
     assert ran.code == 0, ran.err
     return ran.out
 
 
-def grpc_call(words: Sequence[str], mesh: RunningMesh) -> Sequence[str]:
+def grpc_call(words: Sequence[str], at: str) -> Sequence[str]:
     """`grpcurl`, or where it is not installed the same call with `buf curl`."""
     _, plaintext, data, request, address, method = words
     assert (plaintext, data, address) == ("-plaintext", "-d", "127.0.0.1:50051")
     if shutil.which("grpcurl"):
-        return ["grpcurl", plaintext, data, request, mesh.address, method]
+        return ["grpcurl", plaintext, data, request, at, method]
     buf = str(Path(sys.executable).with_name("buf"))
     options = ["--protocol", "grpc", "--http2-prior-knowledge", "--data", request]
-    return [buf, "curl", *options, f"http://{mesh.address}/{method}"]
+    return [buf, "curl", *options, f"http://{at}/{method}"]
 
 
 def chosen(value: Any, path: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from sluice.settings.model_cache import CHAT_FILE
+from tests.support.chat_model import CACHE, needs_chat_model
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 60
@@ -227,8 +228,14 @@ DEMO_LINES_MAX = 40
 @pytest.mark.mesh
 @pytest.mark.parametrize(
     "settings",
-    [pytest.param({}, marks=pytest.mark.long), {"SLUICE_MODELS": ECHOES}],
-    ids=["models", "echoes"],
+    [
+        pytest.param(
+            {"SLUICE_MODEL_CACHE": str(CACHE)}, marks=[pytest.mark.long, needs_chat_model]
+        ),
+        pytest.param({}, marks=pytest.mark.long),
+        {"SLUICE_MODELS": ECHOES},
+    ],
+    ids=["general", "specialists", "echoes"],
 )
 def test_demo_shows_routes_a_crash_and_a_trace(tmp_path: Path, settings: dict[str, str]) -> None:
     """As `scripts/demo` in an environment that is complete: the one that runs this test."""
@@ -245,9 +252,12 @@ def test_demo_shows_routes_a_crash_and_a_trace(tmp_path: Path, settings: dict[st
     )
 
     assert (result.returncode, result.stderr) == (0, "")
+    assert ("chat: The capital of France is Paris." in result.stdout) == (
+        "SLUICE_MODEL_CACHE" in settings
+    )
     assert result.stdout.count("     because: ") == 3
-    assert "streams went on at the other worker after a gap of " in result.stdout
-    assert "2,400 tokens compared with a run without the crash: 0 lost, 0 doubled, 0 changed" in (
+    assert "streams went on at the other worker\n   gap " in result.stdout
+    assert "2,400 tokens compared with an undisturbed run: 0 lost, 0 doubled, 0 changed" in (
         result.stdout
     )
     assert re.search(r"^   decode .* ms  +#", result.stdout, re.MULTILINE)
