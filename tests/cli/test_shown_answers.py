@@ -35,7 +35,7 @@ PAGES = [ROOT / "README.md", ROOT / "examples/README.md", *sorted((ROOT / "docs"
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\$ (.*\n(?:(?!\$ ).*\n)*)", re.MULTILINE)
 GENERATE = re.compile(r"sluice generate[^\n`\"]* \"")
-WITH_OTHER_MODELS = {"docs/use/tools.md"}
+WITH_OTHER_MODELS = {"docs/use/own-models.md", "docs/use/tools.md"}
 """Pages whose examples need a model that is not shipped."""
 
 
