@@ -21,7 +21,7 @@ class HeadKey(NamedTuple):
     head: RouterHead.ValueType
 
 
-class Prediction(NamedTuple):
+class HeadPrediction(NamedTuple):
     """What follows from what one head predicted for one request, under the policy's target.
 
     Attributes:
@@ -52,7 +52,7 @@ class LearnedHead:
     threshold: float
     gains: NDArray[np.float32]
 
-    def predict(self, prompt: str, answer: str = "") -> Prediction:
+    def predict(self, prompt: str, answer: str = "") -> HeadPrediction:
         """The prediction for one request, by the caller's turns."""
         found = self.score(prompt, answer)
         strong = found.gain >= self.threshold
@@ -60,7 +60,7 @@ class LearnedHead:
         reason = f"predicted gain {found.gain:.2f} is {word} {self.threshold:.2f}"
         chances = dict(zip(self.models, (found.p_weak, found.p_strong), strict=True))
         score = RouterScore(**self.by._asdict(), gain=found.gain, chances=chances)
-        return Prediction(score, strong, reason)
+        return HeadPrediction(score, strong, reason)
 
 
 def policy_key(name: str) -> str:

@@ -64,7 +64,9 @@ async def test_json_has_logprobs_stop_and_notices(cli: Cli) -> None:
         {"logprob": -0.5, "text": "a", "top": [{"token_id": 5, "text": "b", "logprob": -1.5}]}
     ]
     assert (answer["finish_reason"], answer["stop"]) == ("stop_sequence", "END")
-    assert answer["notices"] == [{"kind": "recovered", "message": "m", "model": ""}]
+    assert answer["notices"] == [
+        {"kind": "recovered", "message": "m", "model": "", "degraded": False}
+    ]
 
 
 async def test_options_travel(cli: Cli) -> None:

@@ -80,7 +80,7 @@ SPENT = {"budgets": [{"per_hour": 1, "model": "small"}], "default": "large"}
 @pytest.mark.parametrize(
     ("settings", "model", "reason"),
     [
-        ({"default": "small"}, "large", f"no rule applies: the default model; {NO_ROOM}"),
+        ({"default": "small"}, "large", f"no rule matched: the default model; {NO_ROOM}"),
         (RULE, "large", f"numbers; {NO_ROOM}"),
         ({"learned": LEARNED, "default": "small"}, "large", "room"),
         (LOAD, "large", "default"),
