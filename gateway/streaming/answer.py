@@ -39,6 +39,12 @@ from sluice.wire.tokens import VisibleToken
 _RECOVERED: Final = Notice(
     kind=NOTICE_KIND_RECOVERED, message="another process continues the answer at the same token"
 )
+_RECOVERED_INEXACTLY: Final = Notice(
+    kind=NOTICE_KIND_RECOVERED,
+    message="another process continues the answer at the same token; computed in bfloat16, the tokens from here on "
+    "may differ from those of an undisturbed answer",
+    inexact=True,
+)
 _GONE: Final = Cancelled("the caller has gone")
 
 
@@ -358,10 +364,12 @@ class Answer(RowResult):
         # A reader is not to blame for tokens that it may not see yet.
         before = 0 if self.hidden else row.shown
         accepted = row.accept(frame, now)
+        exact, resumed = row.settings.resumes_exactly, False
         if accepted.token_ids and self.state is not StreamState.STREAMING:
             self._move(StreamState.STREAMING)
-        if accepted.recovered:
-            self._notices.append(_RECOVERED)
+            resumed = row.resumed > 0
+        if accepted.recovered or (resumed and not exact):
+            self._notices.append(_RECOVERED if exact else _RECOVERED_INEXACTLY)
         if self._cascade is not None:
             second = self._cascade.next_row(row, accepted, now)
             if second is not None:

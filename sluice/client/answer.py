@@ -108,13 +108,15 @@ class Delta:
 class Notice:
     """Something happened that did not end the answer; `model` is set with `NoticeKind.ESCALATED`.
 
-    ``degraded``: that model is a fallback, in place of one that failed.
+    ``degraded``: that model is a fallback, in place of one that failed. ``inexact``, with `NoticeKind.RECOVERED`: later
+    tokens may differ from those of an undisturbed answer.
     """
 
     kind: NoticeKind
     message: str
     model: str = ""
     degraded: bool = False
+    inexact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +304,7 @@ def delta_of(message: pb.Delta) -> Delta:
 def notice_of(message: pb.Notice) -> Notice:
     """The event in `message`."""
     kind = NoticeKind(word_of(pb.NoticeKind, message.kind))
-    return Notice(kind, message.message, message.model, message.degraded)
+    return Notice(kind, message.message, message.model, message.degraded, message.inexact)
 
 
 def finished_of(message: pb.Finished) -> Finished:

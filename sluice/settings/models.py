@@ -176,6 +176,11 @@ class ModelSettings(Section):
         return DEFAULT_POLICIES.get(self.engine, "continuous")
 
     @property
+    def resumes_exactly(self) -> bool:
+        """Whether an answer that another worker continues has the same tokens (docs/use/engines.md)."""
+        return self.dtype != "bfloat16"
+
+    @property
     def answers(self) -> bool:
         """Whether it draws tokens, so that prompts can be sent to it."""
         return self.engine in ("transformers", "generate", "echo", "openai")

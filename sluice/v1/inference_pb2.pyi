@@ -1345,6 +1345,7 @@ class Notice(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     DEGRADED_FIELD_NUMBER: _builtins.int
+    INEXACT_FIELD_NUMBER: _builtins.int
     kind: Global___NoticeKind.ValueType
     """The kind."""
     message: _builtins.str
@@ -1353,6 +1354,10 @@ class Notice(_message.Message):
     """The model that answers from now on, with NOTICE_KIND_ESCALATED."""
     degraded: _builtins.bool
     """With NOTICE_KIND_ESCALATED: the model is a fallback, in place of one that failed before its first token."""
+    inexact: _builtins.bool
+    """With NOTICE_KIND_RECOVERED: the tokens from here on may differ from those of an undisturbed answer, because the
+    model is computed in bfloat16.
+    """
     def __init__(
         self,
         *,
@@ -1360,10 +1365,11 @@ class Notice(_message.Message):
         message: _builtins.str = ...,
         model: _builtins.str = ...,
         degraded: _builtins.bool = ...,
+        inexact: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["degraded", b"degraded", "kind", b"kind", "message", b"message", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["degraded", b"degraded", "inexact", b"inexact", "kind", b"kind", "message", b"message", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

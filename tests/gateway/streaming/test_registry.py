@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -26,6 +27,7 @@ from sluice.errors import (
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.frame_pb2 import Frame, FrameBundle, RowError
 from sluice.internal.v1.gateway_pb2 import KeyRecord, StoredAnswer
+from sluice.settings import ModelSettings
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
@@ -338,6 +340,31 @@ def test_a_later_attempt_is_noticed_by_the_reader() -> None:
     assert notice.notices[0].kind == NOTICE_KIND_RECOVERED
     assert delta.delta.text == "ab"
     assert read(stream, reader) == []
+
+
+def test_bfloat16_recovery_is_noticed_as_inexact() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    stream.current.settings = ModelSettings(name="m", path="m", dtype="bfloat16")
+    reader = bench.reader(stream)
+    bench.take(frame(0, ids("a")))
+    bench.take(frame(1, ids("b"), attempt=1))
+    (notice,) = read(stream, reader)[0].notices
+    assert (notice.kind, notice.inexact) == (NOTICE_KIND_RECOVERED, True)
+    assert "may differ" in notice.message
+
+
+@pytest.mark.parametrize(("dtype", "notices"), [("bfloat16", [True]), ("auto", [])])
+def test_caller_that_resumes_learns_of_bfloat16(dtype: Any, notices: list[bool]) -> None:
+    bench = Bench()
+    stream = bench.stream()
+    stream.current.settings = ModelSettings(name="m", path="m", dtype=dtype)
+    stream.current.resumed = 1
+    reader = bench.reader(stream)
+    bench.take(frame(0, ids("ab")))
+    bench.take(frame(2, ids("c")))
+    events = read(stream, reader)
+    assert [one.inexact for event in events for one in event.notices] == notices
 
 
 def test_one_bad_row_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
