@@ -14,7 +14,7 @@ def answer_prefix(model: Any) -> tuple[int, ...]:
     generation = model.generation_config
     first, forced = generation.decoder_start_token_id, generation.forced_bos_token_id
     if first is None:
-        first = model.config.decoder_start_token_id
+        first = getattr(model.config, "decoder_start_token_id", None)
     if first is None:
         raise SettingsError("config.json: decoder_start_token_id: is missing; set it")
     return (first,) if forced is None else (first, forced)

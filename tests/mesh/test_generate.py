@@ -17,6 +17,7 @@ from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from supervisor.mesh import Mesh, running_mesh
+from tests.mesh.test_remote import record_of
 from tests.mesh.test_streams import TIMEOUT_S, Progress, ask
 from tests.support.generating_models import END, save, tiny
 from tests.support.mesh import stubs_of
@@ -40,7 +41,7 @@ async def mesh(folder: Path) -> AsyncIterator[Mesh]:
         models=(config.ModelSettings(name="m", path=str(folder), engine="generate", slots=16),),
         routing=RoutingSettings(default="m"),
         gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
-        batcher=config.BatcherSettings.model_validate({"policy": "length", "drain_s": 1.0}),
+        batcher=config.BatcherSettings(drain_s=1.0),
         jobs=config.JobsSettings(replicas=0),
     )
     async with running_mesh(settings) as running:
@@ -68,10 +69,10 @@ async def test_prompts_of_like_length_are_one_padded_batch(mesh: Mesh) -> None:
     asked = {"raw_prompt": True, "max_tokens": TOKENS, "min_tokens": TOKENS}
     async with AsyncClient(mesh.address) as client:
         answers = await asyncio.gather(*(client.generate(p, **asked).answer() for p in prompts))
-        records = [await client.explain(answer.request_id) for answer in answers]
+        records = [await record_of(client, answer.request_id) for answer in answers]
     for prompt, answer in zip(prompts, answers, strict=True):
         assert list(answer.token_ids) == expected(prompt, TOKENS)
-    attempts = [record.record.attempts[-1] for record in records]
+    attempts = [record.attempts[-1] for record in records]
     assert max(one.batch_rows for one in attempts) > 1
     assert {one.padding_share for one in attempts} == {0}
 

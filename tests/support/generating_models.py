@@ -20,6 +20,8 @@ from transformers import (
     MixtralForCausalLM,
     OPTConfig,
     OPTForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
 )
 
 from tests.support.tiny_models import CONTEXT, VOCABULARY
@@ -86,6 +88,9 @@ FAMILIES: Final[dict[str, Any]] = {
     "opt": _opt,
     "mamba": lambda: MambaForCausalLM(
         MambaConfig(hidden_size=32, num_hidden_layers=2, state_size=8, **_TOKENS)
+    ),
+    "rwkv": lambda: RwkvForCausalLM(
+        RwkvConfig(hidden_size=32, attention_hidden_size=32, num_hidden_layers=2, **_TOKENS)
     ),
     "mixtral": lambda: MixtralForCausalLM(MixtralConfig(num_local_experts=4, **_LLAMA)),
     "llava": _llava,

@@ -18,7 +18,7 @@ from transformers import (
 from model_workers.engine.devices import cache_bytes, find_device, memory_limit
 from model_workers.engine.forward.load import find_context
 from model_workers.engine.generate.engine import GenerateEngine
-from model_workers.engine.generate.model import GenerateModel
+from model_workers.engine.generate.model import Batching, GenerateModel
 from model_workers.engine.protocol import warm_up
 from model_workers.engine.rows import RowLimits
 from model_workers.engine.sampling.sampler import Sampler
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 TRIAL: Final = (5, 11)
 """Lengths of the two prompts that show whether padding changes logits, tokens."""
-TRIAL_TOKENS: Final = 3
+TRIAL_TOKENS: Final = 4
 EXACT: Final = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 """By how much logits may differ where nothing but rounding does, as a share of their range."""
 _SEQ2SEQ: Final = (MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING)
@@ -55,7 +55,7 @@ def load_generate(settings: ModelSettings) -> GenerateEngine:
     _check_memory(settings, path, config, (device, dtype), context)
     loaded = read_whole(make, path, dtype=dtype).to(device).eval()
     model = GenerateModel(loaded)
-    model.pads = _can_pad(path, loaded, model, EXACT[dtype])
+    model.batching = _find_batching(path, loaded, model, EXACT[dtype])
     sampler = Sampler(find_constraints(path))
     engine = GenerateEngine(model, sampler, RowLimits.of(settings, context), sides)
     warm_up(engine, max_tokens=2)
@@ -66,7 +66,7 @@ def load_generate(settings: ModelSettings) -> GenerateEngine:
         dtype,
         device,
         context,
-        "padded batches" if model.pads else "batches of equal length: padding changes its answers",
+        model.batching,
     )
     return engine
 
@@ -146,15 +146,21 @@ def token_bytes(config: Any, itemsize: int) -> int:
     return int(2 * layers * heads * size * itemsize)
 
 
-def _can_pad(path: str, loaded: Any, model: GenerateModel, tolerance: float) -> bool:
-    """Find out whether a prompt gets the same logits beside a longer one as alone.
+def _find_batching(path: str, loaded: Any, model: GenerateModel, tolerance: float) -> Batching:
+    """Find out in which batches a prompt gets the same logits as alone.
 
     Raises:
         SettingsError: `generate()` does not run on a text alone.
     """
     short, long = (model.trial_prompt(length) for length in TRIAL)
     try:
-        alone, padded = (_logits(model, rows) for rows in ([short], [short, long]))
+        alone = _logits(model, [short])
+        for batching, other in (
+            (Batching.PADDED, long),
+            (Batching.EQUAL_LENGTHS, long[-len(short) :]),
+        ):
+            if _agrees(alone, _logits(model, [short, other]), tolerance):
+                return batching
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -162,11 +168,16 @@ def _can_pad(path: str, loaded: Any, model: GenerateModel, tolerance: float) -> 
             f"{path}: the generate() of {type(loaded).__name__} does not run on input_ids and attention_mask "
             f"alone ({type(error).__name__}: {first_line(error)}); take a model that answers texts"
         ) from error
-    for one, other in zip(alone, padded, strict=True):
-        if (one - other).abs().max() > tolerance * (one.max() - one.min()):
+    return Batching.ALONE
+
+
+def _agrees(alone: Sequence[Tensor], beside: Sequence[Tensor], tolerance: float) -> bool:
+    """Return whether logits are the same but for rounding, up to a tie."""
+    for one, other in zip(alone, beside, strict=True):
+        if not (one - other).abs().max() <= tolerance * (one.max() - one.min()):
             return False
         if one.argmax() != other.argmax():
-            break  # a tie: what follows differs for that reason
+            break  # what follows differs for that reason
     return True
 
 

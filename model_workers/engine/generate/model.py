@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Hashable, Mapping, Sequence
+from enum import StrEnum
 from typing import Any, Final
 
 import torch
@@ -16,6 +17,14 @@ _TOKEN: Final = re.compile(r"token_(id|ids|index)$")
 _MEDIA: Final = re.compile(r"image|video|vision|audio|speech")
 
 
+class Batching(StrEnum):
+    """Which rows may share a batch: the values say it in the worker's log."""
+
+    PADDED = "padded batches"
+    EQUAL_LENGTHS = "batches of equal length: padding changes its answers"
+    ALONE = "one request at a time: a batch changes its answers"
+
+
 class GenerateModel:
     """The model, and how batches are made for it.
 
@@ -23,13 +32,13 @@ class GenerateModel:
         vocab_size: tokens.
         pad: the token that fills shorter sequences up.
         prefix: tokens that begin every answer of an encoder-decoder and are no part of it.
-        pads: whether padding changes no logits; else only rows of one length share a batch.
+        batching: which rows may share a batch.
     """
 
-    def __init__(self, model: Any, *, pads: bool = True) -> None:
+    def __init__(self, model: Any, batching: Batching = Batching.PADDED) -> None:
         self._model = model
         own = model.generation_config
-        self.pads = pads
+        self.batching = batching
         self.reads_first = bool(model.config.is_encoder_decoder)
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.pad = pad_token(own)
@@ -46,9 +55,11 @@ class GenerateModel:
 
     def group(self, row: Row) -> Hashable:
         """Rows of one group may share a batch."""
+        if self.batching is Batching.ALONE:
+            return row.spec.request_id
         # Decoders with absolute positions count padding as tokens, so answers are not padded at their beginning.
         answered = row.answered if self.reads_first else 0
-        return answered, 0 if self.pads else len(row.tokens)
+        return answered, 0 if self.batching is Batching.PADDED else len(row.tokens)
 
     def restrict(self, rows: Sequence[Row], logits: Tensor) -> None:
         """Rule out what the model's own generation_config.json rules out, in ``logits`` [rows, vocabulary]."""

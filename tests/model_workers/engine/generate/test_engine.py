@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from model_workers.engine.generate.engine import GenerateEngine
-from model_workers.engine.generate.model import GenerateModel
+from model_workers.engine.generate.model import Batching, GenerateModel
 from model_workers.engine.protocol import (
     AudioSpec,
     EngineFull,
@@ -30,8 +30,8 @@ from tests.support.tiny_seq2seq import VOCABULARY as WORDS
 
 CONTEXT = 128
 SEQ2SEQ = ("t5", "bart seq2seq")
-UNPADDED = ("bart",)
-"""Decoders whose answers padding changes."""
+BATCHING = {"bart": Batching.EQUAL_LENGTHS, "rwkv": Batching.ALONE}
+"""Of decoders whose answers padding changes, or any batch."""
 
 
 def model_of(family: str) -> Any:
@@ -45,8 +45,8 @@ class Recorded(GenerateModel):
         batches: the lengths of the rows of each.
     """
 
-    def __init__(self, model: Any, *, pads: bool = True) -> None:
-        super().__init__(model, pads=pads)
+    def __init__(self, model: Any, batching: Batching = Batching.PADDED) -> None:
+        super().__init__(model, batching)
         self.batches: list[list[int]] = []
 
     def generate(self, rows: Sequence[Sequence[int]], *rest: Any, **options: Any) -> Any:
@@ -57,7 +57,7 @@ class Recorded(GenerateModel):
 def engine_of(
     family: str = "llama", slots: int = 8, context: int = CONTEXT
 ) -> tuple[GenerateEngine, Recorded]:
-    model = Recorded(model_of(family), pads=family not in UNPADDED)
+    model = Recorded(model_of(family), BATCHING.get(family, Batching.PADDED))
     limits = RowLimits(slots, 64, context, 512)
     sides = SideLimits(POSITIONS, POSITIONS, 2 * POSITIONS) if family in SEQ2SEQ else None
     return GenerateEngine(model, Sampler(), limits, sides), model
@@ -221,6 +221,14 @@ def test_models_that_cannot_be_padded_get_equal_lengths() -> None:
         engine.add(row(str(n), range(3, 3 + length), 2), 0.0)
     run(engine)
     assert model.batches == [[3, 3], [5, 5], [4]]
+
+
+def test_models_that_no_batch_suits_get_one_row() -> None:
+    engine, model = engine_of("rwkv")
+    for n in range(3):
+        engine.add(row(str(n), (5 + n, 6), 2), 0.0)
+    run(engine)
+    assert model.batches == [[2], [2], [2]]
 
 
 def test_cancelled_and_late_rows_end_at_the_next_token() -> None:

@@ -26,7 +26,7 @@ def settings(folder: Path, **fields: Any) -> ModelSettings:
 
 @pytest.mark.parametrize("family", [*FAMILIES, "t5"])
 def test_families_load_and_answer(family: str, tmp_path: Path) -> None:
-    context = {"context_tokens": CONTEXT} if family == "mamba" else {}
+    context = {"context_tokens": CONTEXT} if family in ("mamba", "rwkv") else {}
     model = settings(save(tmp_path, family), **context)
     check_model(model)
     engine = load_generate(model)
@@ -38,13 +38,18 @@ def test_families_load_and_answer(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "words"), [("llama", "padded batches"), ("bart", "batches of equal length")]
+    ("family", "words"),
+    [
+        ("llama", "padded batches"),
+        ("bart", "batches of equal length"),
+        ("rwkv", "one request at a time"),
+    ],
 )
 def test_log_says_how_rows_are_batched(
     family: str, words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        load_generate(settings(save(tmp_path, family)))
+        load_generate(settings(save(tmp_path, family), context_tokens=CONTEXT))
     assert f"in torch.float32 on cpu, context of {CONTEXT} tokens, {words}" in caplog.text
 
 
