@@ -67,15 +67,18 @@ def demo() -> None:
     Exits with 0 only if every prompt was answered by the model that it is meant for, every stream survived the crash
     without a lost, doubled or changed token, and the trace was recorded.
     """
-    output.show(asyncio.run(_demo()))
-
-
-async def _demo() -> dict[str, Any]:
-    # Imported here: these need the extra "mesh".
+    # Imported here: it needs the extra "mesh".
     from sluice.settings import load
-    from supervisor.mesh import running_mesh
+    from sluice.settings.models import convert_models
 
     settings = _demo_settings(load())
+    convert_models(settings.models)
+    output.show(asyncio.run(_demo(settings)))
+
+
+async def _demo(settings: "Settings") -> dict[str, Any]:
+    from supervisor.mesh import running_mesh
+
     _say("starting NATS, Triton, batcher, gateway and jobs ...")
     async with running_mesh(settings) as mesh, AsyncClient(mesh.address) as client:
         models = [model.name for model in settings.models]

@@ -279,6 +279,9 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         print(f"cannot be converted: {error}")
         return 1
+    except KeyboardInterrupt:
+        print("the conversion was interrupted")
+        return 1
     return 0
 
 
