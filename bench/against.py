@@ -13,13 +13,12 @@ side in turn, which goes first alternates; one slice before them is left out.
 - `against_gateway_cpu`: 32 callers; milliseconds of CPU of the gateway's process a request.
 - `against_mesh_cpu`: the same runs; of all processes.
 - `against_requests_per_s`: the same runs; requests answered a second, client on the same machine.
-- `against_lone_cpu`: one caller; of all processes.
 - `gateway_cpu_vs_bare_grpc`: the same runs with 32 callers; the gateway's process and that of a grpc.aio server that
   sends the messages that the gateway sends (bench/support/bare_stream.py), whose runs alternate with the others.
 
 `tokens`: `against_token_cpu`, 64 callers, answers of 128 to 512 tokens; microseconds of CPU of all processes a token.
 
-`idle`: `against_idle_cpu`, both meshes as `sluice up` starts them without a configuration, both shipped tiers, on the
+`idle`: `against_idle_cpu`, both meshes as `sluice up` starts them with both shipped specialists and no caller, on the
 same cores at the same time, `SETTLE_S` after their start; CPU of all processes over `IDLE_S`, percent of one core.
 """
 
@@ -48,7 +47,6 @@ MODEL: Final = "echo"
 SLOTS: Final = 64
 SLICES: Final = 6
 MANY: Final = Load(32, 1000)
-LONE: Final = Load(1, 100)
 STREAMS: Final = Load(64, 128, (128, 256, 384, 512))
 TOKEN_SLICES: Final = 3
 CONFIG: Final[dict[str, Any]] = {
@@ -60,6 +58,12 @@ CONFIG: Final[dict[str, Any]] = {
 UP_S: Final = 600
 SETTLE_S: Final = 15.0
 IDLE_S: Final = 20.0
+IDLE: Final[dict[str, Any]] = {
+    "models": [
+        {"name": name, "tier": name, "path": f"builtin:{name}"} for name in ("small", "large")
+    ]
+}
+"""What both versions serve: the general model came later."""
 
 Sides = tuple[list[Cost], list[Cost]]
 
@@ -115,21 +119,16 @@ class Against:
 
     async def requests(self) -> list[Figure]:
         many: list[list[Cost]] = [[], [], []]
-        lone: list[list[Cost]] = [[], []]
         async with bare_server() as bare:
             for number in range(self._rounds):
                 async with pair(self._checkout, ours_first=number % 2 == 0) as meshes:
-                    for found, load, servers in (
-                        (many, MANY, (*meshes, bare)), (lone, LONE, meshes)
-                    ):  # fmt: skip
-                        costs = await interleaved(servers, load, SLICES, number)
-                        for side, of_round in zip(found, costs, strict=True):
-                            side.append(of_round)
+                    costs = await interleaved((*meshes, bare), MANY, SLICES, number)
+                    for side, of_round in zip(many, costs, strict=True):
+                        side.append(of_round)
         ours, theirs, bare_costs = many
         what, answers = "a one-token request", SLICES * MANY.answers
         gateway, every = _cpu_of(1e3 / answers, "gateway", "bare"), _cpu_of(1e3 / answers)
-        lonely, bare_words = _cpu_of(1e3 / (SLICES * LONE.answers)), "a bare grpc.aio server"
-        pair_ = (ours, theirs)
+        pair_, bare_words = (ours, theirs), "a bare grpc.aio server"
         return [
             self._figure("against_gateway_cpu", "ms of CPU", what, pair_, gateway, MANY),
             self._figure("against_mesh_cpu", "ms of CPU", what, pair_, every, MANY),
@@ -137,7 +136,6 @@ class Against:
                 *("against_requests_per_s", "requests/s", what, pair_),
                 *(lambda one: answers / one.wall_s, MANY),
             ),
-            self._figure("against_lone_cpu", "ms of CPU", what, (lone[0], lone[1]), lonely, LONE),
             self._figure(
                 *("gateway_cpu_vs_bare_grpc", "ms of CPU", what, (ours, bare_costs)),
                 *(gateway, MANY, bare_words),
@@ -157,7 +155,7 @@ class Against:
 
     async def idle(self) -> list[Figure]:
         found: Sides = ([], [])
-        async with pair(self._checkout, config={}) as meshes:
+        async with pair(self._checkout, config=IDLE) as meshes:
             await asyncio.sleep(SETTLE_S)
             for _ in range(self._rounds):
                 costs = await asyncio.gather(*(cost(one.processes, _idle) for one in meshes))

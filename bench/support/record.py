@@ -33,6 +33,7 @@ FIGURES: Final[Parts] = {
     "engine": ("engine",),
     "simulation": ("simulation", "--model", "small"),
     "router": ("router",),
+    "chat": ("chat",),
 }
 TAILS: Final[Parts] = {
     "open-loop": ("tails", "open_loop"),
