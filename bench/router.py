@@ -9,6 +9,9 @@ peer: the rule `min_numbers: 4` alone, which nobody tuned. `also` has three shar
 - `accuracy_share`: right answers, of those of the large tier alone; what goes to the general model counts as wrong.
 - `specialist_share`: support tasks that go to a specialist.
 - `general_share`: other prompts that go to the general model, of the held-out half of `routed_prompts.json`.
+- `learned_token_share`, `learned_accuracy_share`: the same two shares when a learned router with the target
+  `quality: 0.99` chooses between the specialists. It is trained on --learn tasks of every kind and level of another
+  seed, answered in the same way, so no prompt that it is judged by had a part in it.
 
 Both tiers answer every held-out task of `sluice eval` as a worker on a CPU computes it (float32, greedy), without a
 mesh; a round is a seed that no choice was made on, with --n tasks of every kind and level.
@@ -29,6 +32,8 @@ from bench.tiers.evaluate import ServedModel
 from bench.tiers.tokenizer import load_tokenizer
 from gateway.routing.features import Features
 from gateway.routing.router import Router
+from learning.outcomes import Outcome
+from learning.train import train
 from model_workers.tiers.example import Example
 from model_workers.tiers.tasks import heldout
 from sluice.settings.routing import RouteRule, RoutingSettings
@@ -36,6 +41,10 @@ from sluice.settings.shipped import CHAT, GENERAL_ROUTING, SPECIALISTS
 
 SEED: Final = 4001
 """Of the first round. No choice was made on this or a later seed."""
+LEARN_SEED: Final = 3001
+"""Of the tasks that the learned router is trained on."""
+QUALITY: Final = 0.99
+"""Its target: the share of the large tier's right answers that it keeps."""
 MODELS: Final = ROOT / "model_workers" / "models"
 PROMPTS: Final = ROOT / "bench" / "tiers" / "routed_prompts.json"
 WEAK, STRONG = (model.name for model in SPECIALISTS)
@@ -54,6 +63,7 @@ class Answered:
     prompt: str
     weak_right: bool
     strong_right: bool
+    weak_answer: str
     strong_tokens: int
 
 
@@ -66,12 +76,14 @@ class Shares:
     specialists: float
 
 
-def figures(runs: int, n: int) -> list[Figure]:
-    """``runs`` seeds of ``n`` tasks of every kind and level."""
+def figures(runs: int, n: int, learn: int) -> list[Figure]:
+    """``runs`` seeds of ``n`` tasks of every kind and level; ``learn`` of them train the learned router."""
     shipped, untuned = chooser(GENERAL_ROUTING), chooser(UNTUNED)
     tiers = _Tiers()
     rounds = [tiers.answered(heldout(n, SEED + number)) for number in range(runs)]
     ours = [_shares(round_, shipped) for round_ in rounds]
+    trained = learned(tiers.answered(heldout(learn, LEARN_SEED)))
+    by_learned = [_shares(round_, trained) for round_ in rounds]
     prompts = json.loads(PROMPTS.read_text(encoding="utf-8"))["general"]["heldout"]
     general = sum(shipped(prompt) == CHAT.name for prompt in prompts)
     return [
@@ -86,6 +98,8 @@ def figures(runs: int, n: int) -> list[Figure]:
                 "accuracy_share": median(one.accuracy for one in ours),
                 "specialist_share": median(one.specialists for one in ours),
                 "general_share": general / len(prompts),
+                "learned_token_share": median(one.tokens for one in by_learned),
+                "learned_accuracy_share": median(one.accuracy for one in by_learned),
             },
         )
     ]
@@ -95,6 +109,19 @@ def chooser(routing: RoutingSettings) -> Chooses:
     """The choice of the default mesh's models by ``routing``."""
     router = Router(routing, {model.name: model for model in (*SPECIALISTS, CHAT)})
     return lambda prompt: router.plan(Features(None, text=prompt)).model
+
+
+def learned(answered: Sequence[Answered]) -> Chooses:
+    """The choice of a learned router between the specialists, trained on ``answered``."""
+    outcomes = [
+        Outcome(
+            str(number), one.prompt, float(one.weak_right), float(one.strong_right), one.weak_answer
+        )
+        for number, one in enumerate(answered)
+    ]
+    head = train(outcomes).prompts
+    threshold = head.calibration.for_quality(QUALITY).value
+    return lambda prompt: STRONG if head.score(prompt).gain >= threshold else WEAK
 
 
 def _shares(answered: Sequence[Answered], chooses: Chooses) -> Shares:
@@ -128,6 +155,7 @@ class _Tiers:
                 example.prompt,
                 example.grade(small),
                 example.grade(large),
+                small,
                 sum(len(self._tokenizer(text)["input_ids"]) for text in (example.prompt, large)),
             )
             for example, small, large in zip(examples, weak, strong, strict=True)
@@ -138,8 +166,10 @@ def main() -> None:
     """Prints the figure."""
     parser = options_of(__doc__, "seeds")
     parser.add_argument("--n", type=int, default=20, help="tasks per kind, level and round")
+    about = "tasks per kind and level that train the learned router"
+    parser.add_argument("--learn", type=int, default=20, help=about)
     options = parser.parse_args()
-    emit(figures(options.runs, options.n), options.json)
+    emit(figures(options.runs, options.n, options.learn), options.json)
 
 
 if __name__ == "__main__":
