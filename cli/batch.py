@@ -35,16 +35,16 @@ class InputOptions:
     template: str = option("", 'Makes prompts out of columns: "Summarize: {text}".', metavar="TEXT")
     id_field: str = option("", 'The column that names an item.  [default: "id"]', metavar="NAME")
     messages: int = option(
-        0, "Of nats://SUBJECT: the input ends after so many.  [default: no end]", min=0
+        0, "For nats:// inputs: stop after this many messages.  [default: no end]", min=0
     )
     idle: float = option(
         0.0,
-        "Of nats://SUBJECT: the input ends when none came for so long.  [default: no end]",
+        "For nats:// inputs: stop when no message came for this long.  [default: no end]",
         min=0,
         metavar="SECONDS",
     )
     from_sequence: int = option(
-        0, "Of nats://SUBJECT: of the first message in its stream.  [default: the first]", min=0
+        0, "For nats:// inputs: sequence of the first message.  [default: the first]", min=0
     )
 
     def fill(self, where: pb.JobInput, source: str) -> Path | None:
@@ -146,7 +146,10 @@ Out = Annotated[
 ]
 JobId = Annotated[str, Argument(metavar="JOB", show_default=False)]
 MaxDead = Annotated[
-    int, Option(help="With more dead letters than this a completed job is a failure.", min=0)
+    int,
+    Option(
+        help="With more dead letters than this a completed job is a failure (exit code 1).", min=0
+    ),
 ]
 _SECRET_VARIABLE: Final = "SLUICE_WEBHOOK_SECRET"
 
@@ -241,7 +244,7 @@ def list_jobs(
     described = {"jobs": [batch_view.job_object(job) for job in jobs], "totals": totals}
 
     def show() -> None:
-        batch_view.write_table(jobs)
+        batch_view.write_list(jobs)
         if totals:
             print(", ".join(f"{count} {word}" for word, count in totals.items()))
 
@@ -273,7 +276,7 @@ def results(
             return
         _fill(file, job, found)
     described = {"id": job, "out": str(out), "lines": file.lines}
-    output.show(described, f"{out}: {file.lines} lines")
+    output.show(described, f"wrote {file.lines} lines to {out}")
 
 
 @batch.command("dead-letters")
@@ -364,13 +367,16 @@ def _finish(client: Client, job: pb.Job, file: OutFile | None, shown: bool, max_
         raise CommandFailed(job.reason_code or "PAUSED", message, described)
     if file is not None:
         _fill(file, job.id, client.jobs.results(job.id))
+        described |= {"out": str(file.path), "lines": file.lines}
+        if not wants_json():
+            print(f"wrote {file.lines} lines to {file.path}")
     if job.state != pb.JOB_STATE_COMPLETED:
         message = f"{job.id} is {state}: {job.reason}"
         raise CommandFailed(job.reason_code or state.upper(), message, described)
     if job.progress.dead > max_dead:
         message = f"{job.progress.dead} of {job.progress.total} items failed: sluice batch dead-letters {job.id}"
         raise CommandFailed("DEAD_LETTERS", message, described)
-    _show(job)
+    output.show(described, lambda: batch_view.show(job))
 
 
 def _wait(client: Client, job: pb.Job, shown: bool) -> pb.Job:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from shutil import get_terminal_size
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ OVER: Final = (
 )
 
 _HEADERS: Final = ("job", "name", "state", "done", "failed", "items/s", "tokens/s", "left", "cost")
+_LISTED: Final = ("job", "name", "state", "created", "finished", "done", "failed", "left", "cost")
 
 
 def totals_of(totals: Mapping["pb.JobState.ValueType", int]) -> dict[str, int]:
@@ -101,12 +103,39 @@ def write_table(jobs: list[pb.Job]) -> None:
     output.write_table(_HEADERS, [_row(job) for job in jobs])
 
 
+def write_list(jobs: list[pb.Job]) -> None:
+    """Print jobs, one a row, with the times of their beginning and end."""
+    rows = []
+    for job in jobs:
+        name, title, state, done, failed, _, _, left, cost = _row(job)
+        times = _time(job, "create_time"), _time(job, "end_time")
+        rows.append((name, title, state, *times, done, failed, left, cost))
+    output.write_table(_LISTED, rows)
+
+
+def _time(job: pb.Job, field: str) -> str | None:
+    """Return a time of a job as a person here reads it; None before it."""
+    if not job.HasField(field):  # type: ignore[arg-type]
+        return None
+    at = datetime.fromtimestamp(ms_of(getattr(job, field)) / 1e3)
+    return f"{at:%H:%M:%S}" if at.date() == datetime.now().date() else f"{at:%Y-%m-%d %H:%M}"
+
+
 def sentence(job: pb.Job) -> str:
-    """How far a job is, in one line."""
+    """Say how far a job is, in one line."""
     _, _, state, done, failed, items, tokens, _, cost = _row(job)
     least = "" if job.progress.total_final else "at least "
     left = f" · {least}{_span(job)} left" if job.progress.HasField("remaining") else ""
     return f"{state} · {done} done · {failed} failed · {items} items/s · {tokens} tokens/s{left} · cost {cost}"
+
+
+def fitting(text: str, width: int) -> str:
+    """Leave out rates, then what is at the end, until a sentence fits a terminal."""
+    parts = text.split(" · ")
+    while len(parts) > 1 and len(" · ".join(parts)) > width:
+        rate = next((part for part in parts if part.endswith("/s")), parts[-1])
+        parts.remove(rate)
+    return " · ".join(parts)[:width]
 
 
 @contextmanager
@@ -122,7 +151,7 @@ def display(shown: bool) -> Iterator[Callable[[pb.Job], None]]:
             last = now
             text = f"{job.id}: {sentence(job)}"
             if live:
-                text = f"\r\x1b[K{text[: get_terminal_size().columns - 1]}"
+                text = f"\r\x1b[K{fitting(text, get_terminal_size().columns - 1)}"
             print(text, end="" if live else "\n", file=sys.stderr, flush=True)
 
     try:
@@ -142,7 +171,7 @@ def _row(job: pb.Job) -> tuple[object, ...]:
         progress.dead,
         f"{speed.items_per_second:.1f}",
         f"{speed.tokens_per_second:.0f}",
-        f"{_span(job)}{more}" if progress.HasField("remaining") else None,
+        f"{_span(job)}{more}" if progress.HasField("remaining") and job.state not in OVER else None,
         _cost(progress),
     )
 

@@ -100,6 +100,7 @@ def _greedy(
     accept_replace: bool = option(False, "A cascade may take back what it has streamed."),
     timeout: float = option(120.0, "Deadline of each answer.", metavar="SECONDS"),
 ) -> GenerateOptions:
+    options.check_timeout(timeout)
     return {
         "temperature": 0.0,
         "priority": "standard",

@@ -1,6 +1,7 @@
 """`sluice explain`, `trace` and `feedback`: the decisions about a request, where its time went, and its grade."""
 
 import re
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC
@@ -11,6 +12,7 @@ from typer import Argument
 from cli import options, output
 from cli.commands import argument, option
 from sluice.client import Client
+from sluice.errors import RecordUnknown
 from sluice.v1 import admin_pb2 as pb
 from sluice.v1.admin_pb2 import RequestRecord
 from sluice.v1.inference_pb2 import FinishReason, Priority, RouteStrategy, Timings
@@ -26,6 +28,8 @@ _TRACE_ID: Final = re.compile(r"[0-9a-f]{32}", re.IGNORECASE)
 
 _INDENT: Final = 10
 """Width of the words in front of the lines of `sluice explain`."""
+_RECORD_WAITS_S: Final = (0.1, 0.2)
+"""Records are written within 0.1 s after the end of a request."""
 _GUARD = "guard."
 _HOPS: Final = (
     *("admission", "safety", "route", "tokenize", "publish"),
@@ -57,10 +61,14 @@ def _text(lines: Iterable[str]) -> str:
 
 
 def look_up(client: Client, name: str) -> pb.GetRequestRecordResponse:
-    """Return the record of the request, or the trace, called ``name``."""
-    if _TRACE_ID.fullmatch(name):
-        return client.explain(trace_id=name.lower())
-    return client.explain(name)
+    """Return the record of the request, or the trace, called ``name``; one that has just ended is waited for."""
+    request_id, trace_id = ("", name.lower()) if _TRACE_ID.fullmatch(name) else (name, "")
+    for wait_s in _RECORD_WAITS_S:
+        try:
+            return client.explain(request_id, trace_id=trace_id)
+        except RecordUnknown:
+            time.sleep(wait_s)
+    return client.explain(request_id, trace_id=trace_id)
 
 
 def _request_id(client: Client, name: str) -> str:

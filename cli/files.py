@@ -88,12 +88,15 @@ def read_input(name: str) -> bytes:
 class NewFile:
     """A text file that is written; without `complete` nothing is left of it when the block ends.
 
+    Attributes:
+        path: its name once it is complete.
+
     Raises:
         CommandFailed: it cannot be written; the constructor raises it before anything was computed.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         # Of this command alone: another one may write the same file.
         self._scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.writing")
         try:
@@ -115,11 +118,11 @@ class NewFile:
         """Puts the file in its place, also of an older one."""
         with self.writing() as file:
             file.close()
-            self._scratch.replace(self._path)
+            self._scratch.replace(self.path)
 
     def failed(self, error: OSError) -> CommandFailed:
         """The error of the command when the file cannot be written."""
-        return CommandFailed("FILE", f"{self._path} cannot be written: {error.strerror}")
+        return CommandFailed("FILE", f"{self.path} cannot be written: {error.strerror}")
 
     def __enter__(self) -> Self:
         return self

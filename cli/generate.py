@@ -21,7 +21,9 @@ def generate(
         None, "Alternatives per token with their log-probabilities; needs --json."
     ),
     raw: bool = option(False, "Give the prompt to the model without chat template."),
-    n: int = option(1, "So many answers; they differ above --temperature 0.", min=1, max=16),
+    n: int = option(
+        1, "Number of answers (they only differ with --temperature above 0).", min=1, max=16
+    ),
     tool: list[str] | None = option(
         None,
         "A function that the model may call, as JSON: name, description, parameters; or a list of them, or "

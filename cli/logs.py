@@ -32,8 +32,8 @@ def logs(
     level: Level = option("debug", "This level and above."),
     request: str = option("", "Only lines about this request, or this trace.", metavar="ID"),
     since: str = option("", "Not older than 30s, 10m, 2h or 1d.", metavar="TIME"),
-    tail: int = option(100, "The last so many events; 0: all.", min=0),
-    follow: bool = option(False, "Go on with what is written, until Ctrl-C.", "--follow", "-f"),
+    tail: int = option(100, "Show the last N events; 0: all.", min=0, metavar="N"),
+    follow: bool = option(False, "Show new lines as they come, until Ctrl-C.", "--follow", "-f"),
     state_dir: options.StateDir = None,
 ) -> None:
     """Show the logs of the mesh's processes, in the order of time. With --json one object a line."""

@@ -1,14 +1,16 @@
 """`sluice up`, `down`, `reload`, `status`, `models` and `drift`: a mesh on this machine, and what any mesh serves."""
 
+import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cli import options, output
-from cli.commands import Group, option
-from sluice.client.channel import CA_VARIABLE
+from cli.commands import Group, option, wants_json
+from sluice.client.channel import ADDRESS_VARIABLE, CA_VARIABLE
+from sluice.local_mesh import STATE_DIR_VARIABLE, state_root
 from sluice.v1.admin_pb2 import (
     DRIFT_STATE_DRIFTED,
     DRIFT_STATE_STABLE,
@@ -99,10 +101,12 @@ def up(
     if detach:
         from supervisor.detach import start_detached
 
-        ready_s = start_detached(state, config, address, http, secure=secure)
+        ready_s = start_detached(
+            state, config, address, http, secure=secure, on_progress=_tell_progress
+        )
         mesh = state.read()
         assert mesh is not None, "the detached supervisor has written it"
-        _write_started(mesh, ready_s)
+        _write_started(mesh, ready_s, state.root, "stop it with: sluice down")
         return
     import asyncio
 
@@ -113,9 +117,14 @@ def up(
     log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
 
     def on_ready(mesh: "Mesh") -> None:
-        _write_started(mesh.state, mesh.ready_s)
+        _write_started(mesh.state, mesh.ready_s, state.root, "Ctrl-C stops it")
 
-    asyncio.run(serve(settings, state.root, on_ready))
+    asyncio.run(serve(settings, state.root, on_ready, _tell_progress))
+
+
+def _tell_progress(step: str) -> None:
+    if not wants_json():
+        output.note(step)
 
 
 def _report_missing_chat() -> None:
@@ -132,7 +141,11 @@ def down(state: OfMesh) -> None:
     """
     from supervisor.control import stop_mesh
 
-    stopped = stop_mesh(state)
+    def on_wait(names: Sequence[str], left_s: float) -> None:
+        if not wants_json():
+            output.note(f"waiting for {', '.join(names)} to end (at most {left_s:.0f} s)")
+
+    stopped = stop_mesh(state, on_wait)
     how = "killed" if stopped.killed or stopped.leftovers else "stopped"
     text = f"{how} in {stopped.seconds:.1f} s"
     if stopped.pid is None and not stopped.leftovers:
@@ -188,21 +201,36 @@ def models(client: options.OperatorClient) -> None:
     output.show(described, lambda: _write_models(listed))
 
 
-def _write_started(state: "MeshState", ready_s: float) -> None:
+def _write_started(state: "MeshState", ready_s: float, root: Path, stop: str) -> None:
     def write() -> None:
         rows = [(p.name, p.pid, p.port or None, p.log or None) for p in state.processes]
         output.write_table(("process", "pid", "port", "log"), rows)
         if state.ca is not None:
             print(f"callers need: export {CA_VARIABLE}={state.ca}")
         print(f"ready in {ready_s:.1f} s at {state.address}{_http(state)}", flush=True)
+        found = root == state_root()
+        if not found:
+            output.note(
+                f"commands find it with: export {STATE_DIR_VARIABLE}={shlex.quote(str(root))}"
+            )
+        who = "commands find it by themselves; other programs" if found else "other programs"
+        output.note(f"{who}: export {ADDRESS_VARIABLE}={state.address}")
+        output.note(
+            stop
+            if found
+            else stop.replace("sluice down", f"sluice down --state-dir {shlex.quote(str(root))}")
+        )
 
     output.show({"ready_s": round(ready_s, 3), **asdict(state)}, write)
 
 
 def _write_report(report: "MeshReport") -> None:
     if report.processes:
+        # Without the pages of metrics a row fits 60 columns; docs/operate/telemetry.md says how to get them.
+        columns = None if any(one.page for one in report.processes) else -1
         header = ("process", "pid", "alive", "ready", "uptime", "restarts", "port", "metrics")
-        output.write_table(header, [_process_row(process) for process in report.processes])
+        rows = [_process_row(process)[:columns] for process in report.processes]
+        output.write_table(header[:columns], rows)
     if report.models:
         print()
         _write_models(report.models)
@@ -218,7 +246,7 @@ def _process_row(process: "ProcessReport") -> tuple[object, ...]:
         process.pid or None,
         _yes_no(process.alive),
         _yes_no(process.ready),
-        None if process.uptime_s is None else f"{process.uptime_s:.0f} s",
+        None if process.uptime_s is None else output.span(process.uptime_s),
         process.restarts,
         process.port or None,
         process.page or None,

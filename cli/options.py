@@ -27,7 +27,10 @@ Address = Annotated[
 Model = Annotated[
     str,
     Option(
-        "--model", "-m", help='A name out of `sluice models`, or "auto" to route.', metavar="NAME"
+        "--model",
+        "-m",
+        help='Model name (see `sluice models`), or "auto" to route.',
+        metavar="NAME",
     ),
 ]
 Priority = Annotated[
@@ -35,7 +38,9 @@ Priority = Annotated[
 ]
 Temperature = Annotated[
     float | None,
-    Option(help="0 takes the most probable token, up to 2 draws freely.  [default: 0]"),
+    Option(
+        help="Sampling temperature, 0 to 2; 0 always takes the most probable token.  [default: 0]"
+    ),
 ]
 Label = Annotated[
     list[str] | None,
@@ -43,14 +48,28 @@ Label = Annotated[
 ]
 Tenant = Annotated[
     str | None,
-    Option(help="Who asks and pays.  [default: default]", envvar="SLUICE_TENANT", metavar="NAME"),
+    Option(
+        help="Tenant that the call counts for.  [default: default]",
+        envvar="SLUICE_TENANT",
+        metavar="NAME",
+    ),
 ]
 StateDir = Annotated[
     Path | None,
-    Option(help="Logs, state and tasks of a mesh on this machine; default $SLUICE_STATE_DIR."),
+    Option(help="State directory of a mesh on this machine.  [default: $SLUICE_STATE_DIR]"),
 ]
 
 MODEL = AUTO
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Refuse a time in which no answer can come.
+
+    Raises:
+        BadParameter: it is not above 0.
+    """
+    if timeout is not None and not timeout > 0:
+        raise BadParameter(f"{timeout:g} is over at once; use more than 0", param_hint="--timeout")
 
 
 def labels_of(pairs: list[str] | None) -> dict[str, str]:
@@ -122,7 +141,7 @@ def _sampling(
         None,
         "Draw from the tokens at least this many times as probable as the first.  [default: 0]",
     ),
-    seed: int | None = option(None, "Makes draws repeatable.  [default: the gateway picks one]"),
+    seed: int | None = option(None, "Random seed.  [default: the gateway picks one]"),
     stop: list[str] | None = option(
         None, "A string that ends the answer; may be repeated.", metavar="TEXT"
     ),
@@ -130,12 +149,12 @@ def _sampling(
         None, "Above 1 makes tokens that occurred less likely.  [default: 1]"
     ),
     presence_penalty: float | None = option(
-        None, "Taken off the logits of tokens of the answer.  [default: 0]"
+        None, "Penalize tokens that already occur in the answer.  [default: 0]"
     ),
     frequency_penalty: float | None = option(
-        None, "The same, times how often the token occurred.  [default: 0]"
+        None, "Penalize them by how often they occur.  [default: 0]"
     ),
-    min_tokens: int | None = option(None, "The model cannot end its answer before.  [default: 0]"),
+    min_tokens: int | None = option(None, "Minimum number of tokens of the answer.  [default: 0]"),
     json_schema: str | None = option(
         None, "A JSON schema: the answer is JSON that it accepts.", metavar="FILE|TEXT"
     ),
@@ -153,6 +172,7 @@ def _sampling(
     ),
 ) -> GenerateOptions:
     """Those of the options that were set (are not None), as the client takes them."""
+    check_timeout(timeout)
     given = {**locals(), "stop": stop or None, "labels": labels_of(label), "timeout_s": timeout}
     del given["label"], given["timeout"]
     if json_schema is not None:

@@ -160,6 +160,16 @@ def folded(line: str, indent: int) -> str:
     return "\n".join(parts)
 
 
+def span(seconds: float) -> str:
+    """Return a time span in its two largest units: 3d 4h, 2h 5m, 9m 28s, 12s."""
+    left = round(seconds)
+    parts = []
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        parts += [f"{count}{unit}"] if count else []
+    return " ".join(parts[:2]) or "0s"
+
+
 def text_width() -> int:
     """Return how many columns text for people may have: those of the terminal, at most `WIDTH_MAX`."""
     return min(WIDTH_MAX, get_terminal_size((WIDTH_MAX, 24)).columns)

@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cli import failure, options, output
 from cli.commands import option
+from sluice.internal.v1.control_pb2 import ControlMessage
 from sluice.internal.v1.frame_pb2 import FrameBundle
 from sluice.internal.v1.task_pb2 import Task
 from sluice.wire import subjects
@@ -17,15 +19,22 @@ from sluice.wire.codec import MalformedMessage, unpack
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
+    from simulator.trace import Arrival
     from supervisor.state import StateDir
 
 CONNECT_S: Final = 5.0
+RESENT_S: Final = 5.0
+"""A request that was cancelled this long ago is not sent again, seconds."""
 
 
 def record(
     out: Path = option(..., "File to write; one that exists is replaced."),
-    seconds: float = option(60.0, "How long new requests are recorded.", min=0.1),
-    settle: float = option(30.0, "How long to wait then for their ends, seconds.", min=0),
+    seconds: float = option(
+        60.0, "How long new requests are recorded.", min=0.1, metavar="SECONDS"
+    ),
+    settle: float = option(
+        30.0, "How long to wait for the last of them to end.", min=0, metavar="SECONDS"
+    ),
     nats_url: str | None = option(
         None, "NATS of the mesh; unset: of the mesh of the state folder."
     ),
@@ -50,7 +59,9 @@ def record(
     if not recorder.written:
         raise failure.CommandFailed("NOTHING_RECORDED", "no request ended while it was recorded")
     done = {"out": str(out), "requests": recorder.written, "unfinished": recorder.unfinished}
-    text = f"wrote {recorder.written} requests to {out}; {recorder.unfinished} had no end yet"
+    text = f"wrote {recorder.written} requests to {out}"
+    if recorder.unfinished:
+        text += f"; {recorder.unfinished} more were left out: no end seen within --settle"
     output.show(done, text)
 
 
@@ -91,30 +102,44 @@ class Recorder:
             raise failure.CommandFailed("NATS_UNREACHABLE", str(error)) from error
         try:
             tasks = await client.subscribe(subjects.ALL_TASKS, cb=self._on_task)
+            for subject in (subjects.ALL_CONTROL, subjects.CONTROL):
+                await client.subscribe(subject, cb=self._on_control)
             await client.subscribe(subjects.ALL_FRAMES, cb=self._on_frames)
             await asyncio.sleep(seconds)
             await tasks.unsubscribe()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(settle_s):
-                    while self.unfinished:
+                    while len(self._recording):
                         self._ended.clear()
                         await self._ended.wait()
         finally:
+            self._write_all(self._recording.cancelled(math.inf))
             await disconnect(client)
 
     async def _on_task(self, message: "Msg") -> None:
         with contextlib.suppress(MalformedMessage):  # the batcher makes it a dead letter
             self._recording.task(unpack(Task, message.data), time.monotonic())
 
-    async def _on_frames(self, message: "Msg") -> None:
-        from simulator.trace import format_line
+    async def _on_control(self, message: "Msg") -> None:
+        with contextlib.suppress(MalformedMessage):
+            control = unpack(ControlMessage, message.data)
+            self._recording.cancel(control.cancel.rows, time.monotonic())
+            self._ended.set()
 
+    async def _on_frames(self, message: "Msg") -> None:
+        now = time.monotonic()
         with contextlib.suppress(MalformedMessage):
             frames = unpack(FrameBundle, message.data).frames
-            for arrival in self._recording.frames(frames, time.monotonic()):
-                self._write(format_line(arrival))
-                self.written += 1
-                self._ended.set()
+            self._write_all(self._recording.frames(frames, now))
+        self._write_all(self._recording.cancelled(now - RESENT_S))
+
+    def _write_all(self, ended: "Sequence[Arrival]") -> None:
+        from simulator.trace import format_line
+
+        for arrival in ended:
+            self._write(format_line(arrival))
+            self.written += 1
+            self._ended.set()
 
 
 def _url_of(directory: "StateDir") -> str:

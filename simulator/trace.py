@@ -125,6 +125,7 @@ class _Pending:
     base: int
     end_index: int
     first_at: float | None = None
+    attempt: int = 0
 
 
 class Recording:
@@ -138,14 +139,19 @@ class Recording:
         self.dropped = 0
         self._began = began
         self._pending: dict[str, _Pending] = {}
+        self._cancelled: dict[str, float] = {}
 
     def __len__(self) -> int:
         """Requests in flight."""
-        return len(self._pending)
+        return len(self._pending) - len(self._cancelled)
 
     def task(self, task: task_pb2.Task, now: float) -> None:
-        """Takes a task; one that is sent again counts once."""
-        if task.attempt or task.request_id in self._pending:
+        """Take a task; one that is sent again counts once."""
+        if (known := self._pending.get(task.request_id)) is not None:
+            known.attempt = max(known.attempt, task.attempt)
+            self._cancelled.pop(task.request_id, None)
+            return
+        if task.attempt:
             return
         if len(self._pending) >= PENDING_MAX:
             self.dropped += 1
@@ -154,8 +160,20 @@ class Recording:
         arrival = _arrival(task, max(0.0, now - waited_s - self._began), waited_s)
         self._pending[task.request_id] = _Pending(arrival, now - waited_s, base, base)
 
+    def cancel(self, rows: Iterable[frame_pb2.RowRef], now: float) -> None:
+        """Take a cancel of a gateway: the requests end now, unless they are sent again."""
+        for row in rows:
+            known = self._pending.get(row.request_id)
+            if known is not None and row.attempt >= known.attempt:
+                self._cancelled.setdefault(row.request_id, now)
+
+    def cancelled(self, before: float) -> list[Arrival]:
+        """Return the requests that were cancelled before that time; no frame says their end."""
+        ended = [name for name, at in self._cancelled.items() if at < before]
+        return [_ended(self._pending.pop(name), self._cancelled.pop(name)) for name in ended]
+
     def frames(self, frames: Iterable[frame_pb2.Frame], now: float) -> list[Arrival]:
-        """Takes frames; returns the requests that ended with them."""
+        """Take frames; return the requests that ended with them."""
         return [arrival for frame in frames if (arrival := self._frame(frame, now)) is not None]
 
     def _frame(self, frame: frame_pb2.Frame, now: float) -> Arrival | None:
@@ -168,6 +186,7 @@ class Recording:
         if not frame.HasField("final"):
             return None
         del self._pending[frame.request_id]
+        self._cancelled.pop(frame.request_id, None)
         return _ended(pending, now)
 
 

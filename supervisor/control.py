@@ -5,7 +5,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -25,6 +25,10 @@ from supervisor.triton import remove_shared_memory
 
 STOP_MARGIN_S: Final = 5.0
 """What a supervisor may take to stop, on top of the bounds of its processes, seconds."""
+WAIT_TOLD_S: Final = 1.0
+"""How long a stop is silent about what it waits for, seconds."""
+OnWait = Callable[[Sequence[str], float], None]
+"""Takes the names of the processes that a stop waits for, and how long it still may, seconds."""
 _KILLED_BOUND_S: Final = 10.0
 _TAKEN: Final = frozenset[str]().union(*TAKEN_WHILE_RUNNING.values())
 _FIXED: Final = [name for name in Settings.model_fields if name not in _TAKEN]
@@ -47,8 +51,10 @@ class Stopped:
     seconds: float
 
 
-def stop_mesh(state: StateDir) -> Stopped:
-    """Ends the supervisor of ``state`` and everything it started; returns when nothing is left.
+def stop_mesh(state: StateDir, on_wait: OnWait = lambda _names, _left_s: None) -> Stopped:
+    """End the supervisor of ``state`` and everything it started; return when nothing is left.
+
+    ``on_wait`` is told each time that other processes are waited for.
 
     Raises:
         SetupError: a process does not end, or the supervisor belongs to another user.
@@ -62,7 +68,7 @@ def stop_mesh(state: StateDir) -> Stopped:
         )
     killed = False
     if locked and seen is not None:
-        killed = _end_supervisor(seen)
+        killed = _end_supervisor(state, seen, on_wait)
     last = state.read() or seen
     leftovers = _kill_leftovers(last) if last is not None else 0
     remove_shared_memory(shm_prefix(state.root))
@@ -71,7 +77,7 @@ def stop_mesh(state: StateDir) -> Stopped:
     return Stopped(pid, killed, leftovers, time.monotonic() - begun)
 
 
-def _end_supervisor(seen: MeshState) -> bool:
+def _end_supervisor(state: StateDir, seen: MeshState, on_wait: OnWait) -> bool:
     """SIGTERM, then SIGKILL, which its processes do not survive; returns whether it took the second."""
     try:
         descriptor = os.pidfd_open(seen.pid)
@@ -79,7 +85,7 @@ def _end_supervisor(seen: MeshState) -> bool:
         return False
     try:
         signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-        if _ended(descriptor, seen.stop_s + STOP_MARGIN_S):
+        if _ends(descriptor, seen.stop_s + STOP_MARGIN_S, state, on_wait):
             return False
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         if not _ended(descriptor, _KILLED_BOUND_S):
@@ -91,6 +97,20 @@ def _end_supervisor(seen: MeshState) -> bool:
         raise SetupError(f"the supervisor (pid {seen.pid}) belongs to another user") from None
     finally:
         os.close(descriptor)
+
+
+def _ends(descriptor: int, bound_s: float, state: StateDir, on_wait: OnWait) -> bool:
+    """Wait for the end of the supervisor, and tell for which of its processes it waits."""
+    until, told = time.monotonic() + bound_s, tuple[str, ...]()
+    while (left_s := until - time.monotonic()) > 0:
+        if _ended(descriptor, min(WAIT_TOLD_S, left_s)):
+            return True
+        mesh = state.read()
+        names = tuple(one.name for one in mesh.processes if one.pid is not None) if mesh else ()
+        if names and names != told:
+            on_wait(names, until - time.monotonic())
+            told = names
+    return False
 
 
 def _kill_leftovers(last: MeshState) -> int:

@@ -1,6 +1,6 @@
 """Starts a supervisor that outlives the command.
 
-It runs in a session of its own, writes one line to a pipe when its mesh is ready or has failed, and its log to
+It runs in a session of its own, writes to a pipe how far it is until its mesh is ready or has failed, and its log to
 STATE/logs/supervisor.log. This module imports little: the supervisor checks and prepares everything.
 """
 
@@ -18,6 +18,7 @@ from sluice.settings import load
 from sluice.settings.models import convert_models
 from sluice.startup import child_environment, module_command
 from supervisor.child import describe_exit, log_tail
+from supervisor.lifecycle import Progress
 from supervisor.state import StateDir
 
 START_S: Final = 120.0
@@ -33,8 +34,11 @@ def start_detached(
     http: str | None = None,
     *,
     secure: bool = False,
+    on_progress: Progress = lambda _: None,
 ) -> float:
-    """Starts a supervisor in a session of its own; returns the seconds its mesh took until it was ready.
+    """Start a supervisor in a session of its own; return the seconds its mesh took until it was ready.
+
+    ``on_progress`` is told each step of the start.
 
     Raises:
         SetupError: it did not start; what the supervisor said, or the last lines of its log.
@@ -56,7 +60,7 @@ def start_detached(
         os.close(writing)
         try:
             bound_s = settings.triton.start_s + START_S
-            message = _read_report(report.fileno(), time.monotonic() + bound_s)
+            message = _read_report(report.fileno(), time.monotonic() + bound_s, on_progress)
         except BaseException:
             process.terminate()
             process.wait()
@@ -80,19 +84,23 @@ def _spawn_detached(
         return process, output.tell()
 
 
-def _read_report(descriptor: int, until: float) -> dict[str, Any] | None:
-    """The supervisor's one line; None when it ended without one."""
-    line = b""
-    while not line.endswith(b"\n"):
+def _read_report(descriptor: int, until: float, on_progress: Progress) -> dict[str, Any] | None:
+    """Return the supervisor's last message; None when it ended without one."""
+    unread = b""
+    while True:
+        while b"\n" in unread:
+            line, _, unread = unread.partition(b"\n")
+            message: dict[str, Any] = json.loads(line)
+            if "progress" not in message:
+                return message
+            on_progress(message["progress"])
         left_s = until - time.monotonic()
         if left_s <= 0 or not select.select([descriptor], [], [], left_s)[0]:
             raise SetupError("the supervisor did not become ready in time")
         part = os.read(descriptor, 65_536)
         if not part:
             return None
-        line += part
-    message: dict[str, Any] = json.loads(line)
-    return message
+        unread += part
 
 
 def _outcome(

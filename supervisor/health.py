@@ -10,6 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sluice.errors import SetupError
 from sluice.tls import channel_credentials, open_channel
+from supervisor.lifecycle import Progress
 from supervisor.triton import CHANNEL_OPTIONS, wait_for_triton
 
 _SERVING: Final = "SERVING"
@@ -25,8 +26,9 @@ async def wait_until_serving(
     bound_s: float,
     tls: Path | None = None,
     remote: Sequence[str] = (),
+    on_progress: Progress = lambda _: None,
 ) -> list[str]:
-    """Returns when the gateway at ``address`` says SERVING for each of ``models``.
+    """Return when the gateway at ``address`` says SERVING for each of ``models``; ``on_progress`` is told of each.
 
     ``remote`` are models whose servers may be down: they get `REMOTE_S`. Returns those that are not ready.
 
@@ -43,6 +45,7 @@ async def wait_until_serving(
                 while True:
                     said = await _health_of(channel, f"model.{model}")
                     if said == _SERVING:
+                        on_progress(f"{model} is ready")
                         break
                     await asyncio.sleep(_RETRY_S)
             return [one for one in remote if not await _serves_soon(channel, one)]

@@ -19,7 +19,9 @@ from sluice.errors import SetupError
 from sluice.settings import Settings
 from sluice.startup import LOOPBACK, is_loopback, reachable
 from sluice.tls import AUTHORITIES
+from supervisor.disk import check_room, explained
 from supervisor.health import wait_until_reachable, wait_until_serving
+from supervisor.lifecycle import Progress
 from supervisor.model_processes import kill_when_stopped, triton_watcher
 from supervisor.nats import wait_for_nats
 from supervisor.plan import (
@@ -55,7 +57,9 @@ class Mesh:
     external ones are missing. From the second gateway on the names have a number: "gateway.1".
     """
 
-    def __init__(self, plan: MeshPlan) -> None:
+    def __init__(self, plan: MeshPlan, on_progress: Progress = lambda _: None) -> None:
+        """``on_progress`` is told each step of the start."""
+        self._on_progress = on_progress
         self.state_dir = plan.state
         self.ready_s = 0.0
         self._plan = plan
@@ -129,10 +133,12 @@ class Mesh:
         models = [model.name for model in self.settings.models if model.server is None]
         elsewhere = [model.name for model in self.settings.models if model.server is not None]
         if self._plan.nats is not None:
+            self._on_progress("starting nats-server")
             self.supervisor.start(nats_spec(self._plan.nats, self.state_dir))
             await self.supervisor.during_start(
                 wait_for_nats(self.nats_url, self.settings.nats.connect_s, self._tls)
             )
+        self._on_progress(f"loading {', '.join(models)}")
         start_workers(self.supervisor, self._plan)
         self.supervisor.start(batcher_spec(self._plan), kill_when_stopped)
         for gateway in self._plan.gateways:
@@ -145,7 +151,9 @@ class Mesh:
             await self.supervisor.during_start(answering)
         for gateway in self._plan.gateways:
             address = reachable(gateway.address)
-            serving = wait_until_serving(address, models, bound_s, self._tls, elsewhere)
+            serving = wait_until_serving(
+                address, models, bound_s, self._tls, elsewhere, self._on_progress
+            )
             for model in await self.supervisor.during_start(serving):
                 logger.warning(
                     "model %s is not ready: its server does not answer (the log of remote-%s says why)",
@@ -179,7 +187,11 @@ class Mesh:
 
 
 @asynccontextmanager
-async def running_mesh(settings: Settings, state_dir: Path | None = None) -> AsyncIterator[Mesh]:
+async def running_mesh(
+    settings: Settings,
+    state_dir: Path | None = None,
+    on_progress: Progress = lambda _: None,
+) -> AsyncIterator[Mesh]:
     """A mesh that is ready when the block begins and stopped when it ends.
 
     Without ``state_dir`` all files are in a temporary folder, which is kept for its logs when the start fails.
@@ -192,9 +204,15 @@ async def running_mesh(settings: Settings, state_dir: Path | None = None) -> Asy
     with _state_root(state_dir) as root:
         state = StateDir(root)
         with state.lock():
-            mesh = Mesh(make_plan(settings, state))
+            plan = make_plan(settings, state)
+            if plan.nats is not None:
+                check_room(settings, plan.nats.store)
+            mesh = Mesh(plan, on_progress)
             try:
-                await mesh.start()
+                try:
+                    await mesh.start()
+                except SetupError as error:
+                    raise explained(error, settings, state.nats) from error
                 yield mesh
             finally:
                 await mesh.stop()

@@ -119,7 +119,7 @@ async def kill_when_stopped(child: Child) -> None:
     """Kills a process that is stopped (SIGSTOP): a new one is there before somebody lets it go on."""
     await first_lost([child.pid])
     if child.alive and not child.ending:
-        logger.warning("process %d is stopped: it is killed", child.pid)
+        logger.warning("process %d is suspended (SIGSTOP), killing it", child.pid)
         child.send(signal.SIGKILL)
 
 
@@ -132,7 +132,7 @@ def triton_watcher(config: TritonConfig, start_s: float) -> Watcher:
             await until_lost(child, config, start_s)
             if not child.ending:
                 logger.warning(
-                    "%s is killed: it is stopped, or its model's process has ended", config.name
+                    "restarting %s: its model's process has ended, or it is suspended", config.name
                 )
                 child.send(signal.SIGKILL)
             await asyncio.shield(child.exited)

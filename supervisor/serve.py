@@ -19,6 +19,7 @@ from sluice.errors import SetupError
 from sluice.settings import HttpSettings, Settings, SettingsError, load
 from sluice.settings.models import convert_models
 from sluice.telemetry.logs import log_to_stderr
+from supervisor.lifecycle import Progress
 from supervisor.mesh import Mesh, running_mesh
 from supervisor.plan import changed
 
@@ -26,8 +27,15 @@ HTTP_OFF: Final = "off"
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-async def serve(settings: Settings, root: Path, on_ready: Callable[[Mesh], None]) -> None:
-    """Starts a mesh, calls ``on_ready``, and keeps it up until one of `SIGNALS`; a second signal ends it at once.
+async def serve(
+    settings: Settings,
+    root: Path,
+    on_ready: Callable[[Mesh], None],
+    on_progress: Progress = lambda _: None,
+) -> None:
+    """Start a mesh, call ``on_ready``, and keep it up until one of `SIGNALS`; a second signal ends it at once.
+
+    ``on_progress`` is told each step of the start, and when the stop begins.
 
     Raises:
         SetupError, SettingsError: the mesh did not start.
@@ -37,10 +45,13 @@ async def serve(settings: Settings, root: Path, on_ready: Callable[[Mesh], None]
 
     async def body() -> None:
         nonlocal ready
-        async with running_mesh(settings, root) as mesh:
+        async with running_mesh(settings, root, on_progress) as mesh:
             ready = True
             on_ready(mesh)
-            await asyncio.Event().wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                on_progress("stopping: requests that run may end; a second Ctrl-C ends them")
 
     await until_signal(body())
     if not ready:
@@ -112,26 +123,46 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         settings = settings_of(options.config, options.address, options.http, secure=options.secure)
         log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
-        on_ready = _reporter(options.report_fd)
-        asyncio.run(serve(settings, options.state_dir, on_ready))
+        reporter = _Reporter(options.report_fd)
+        asyncio.run(serve(settings, options.state_dir, reporter.ready, reporter.progress))
     except (SetupError, SettingsError) as error:
-        _report(options.report_fd, {"error": str(error)})
+        _Reporter(options.report_fd).end({"error": str(error)})
         return 1
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-def _reporter(descriptor: int) -> Callable[[Mesh], None]:
-    return lambda mesh: _report(descriptor, {"ready_s": mesh.ready_s})
+class _Reporter:
+    """Tells the command that started this supervisor, a JSON object a line, until the mesh is ready or has failed."""
 
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._is_open = True
 
-def _report(descriptor: int, message: dict[str, str | float]) -> None:
-    try:
-        os.write(descriptor, json.dumps(message).encode() + b"\n")
-        os.close(descriptor)
-    except OSError:
-        logging.getLogger(__name__).info("the command that started this supervisor has gone")
+    def progress(self, step: str) -> None:
+        """Report a step of the start."""
+        self._write({"progress": step})
+
+    def ready(self, mesh: Mesh) -> None:
+        """Report that the mesh is ready."""
+        self.end({"ready_s": mesh.ready_s})
+
+    def end(self, message: dict[str, str | float]) -> None:
+        """Send the last message."""
+        self._write(message)
+        if self._is_open:
+            os.close(self._descriptor)
+        self._is_open = False
+
+    def _write(self, message: dict[str, str | float]) -> None:
+        if not self._is_open:
+            return
+        try:
+            os.write(self._descriptor, json.dumps(message).encode() + b"\n")
+        except OSError:
+            self._is_open = False
+            logging.getLogger(__name__).info("the command that started this supervisor has gone")
 
 
 if __name__ == "__main__":

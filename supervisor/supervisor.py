@@ -61,7 +61,7 @@ class SupervisedProcess:
         self._on_change()
         if self.child is not None:
             code = await self.child.end(self.spec.stop_s)
-            logger.info("%s has ended: %s", self.spec.name, describe_exit(code))
+            logger.info("stopped %s (%s)", self.spec.name, describe_exit(code))
         if self._task is not None:
             await self._task
 
@@ -97,7 +97,7 @@ class SupervisedProcess:
             self._spawn()
         except OSError as error:
             # No memory or no process numbers left: treated as an exit; the others keep running.
-            logger.error("%s could not be started: %s", self.spec.name, error)
+            logger.error("start of %s failed: %s", self.spec.name, error)
 
     async def _supervise(self) -> None:
         again = True

@@ -89,7 +89,7 @@ class ModelCalls:
         """/v1/models/NAME."""
         name, known = call.path_params["name"], (AUTO, *self._generator.catalog.callable)
         if name not in known:
-            raise UnknownModel(f"there is no model of that name; known: {', '.join(known)}")
+            raise UnknownModel(f"no model {name[:64]!r}; there are {', '.join(known)}")
         return self._model(name)
 
     async def _generate(

@@ -112,7 +112,7 @@ def model_among(
     elif not known:
         raise UnknownModel(none, metadata={"models": ""})
     elif wanted:
-        message = f"there is no model of that name; known: {names}" + f', or "{AUTO}"' * routed
+        message = f"no model {wanted[:64]!r}; there are {names}" + f', or "{AUTO}"' * routed
         if not found:
             raise UnknownModel(message, metadata={"models": names})
         found.add("model", message)

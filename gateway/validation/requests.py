@@ -332,7 +332,7 @@ def _resumed(
     found.check(
         resume.model in ("", *catalog.answering),
         "resume.model",
-        f"there is no model of that name; known: {known}",
+        f"no model {resume.model[:64]!r}; there are {known}",
     )
     return tokens_of(resume)
 
@@ -433,7 +433,7 @@ def _only_model(name: str, catalog: Catalog, engine: str, found: FieldViolations
     """The named model, else the only one with ``engine``; as `model_among`."""
     known = catalog.of_engine(engine)
     none = f"no model of this mesh {_DOES[engine]}; configure one with engine: {engine}"
-    wrong = f"must be one with engine {engine}: {', '.join(known)}"
+    wrong = f"must be one with engine {engine}: {', '.join(known)}" if known else none
     return model_among(known, name, catalog, found, none, wrong)
 
 

@@ -98,6 +98,12 @@ _NATS: Final = re.compile(
 _TRITON: Final = re.compile(
     r"(?P<level>[IWEF])(?P<time>\d{4} \d\d:\d\d:\d\d)\.(?P<ms>\d{3})\d* \d+ (?P<logger>\S+?)\] (?P<message>.*)"
 )
+_HARMLESS: Final = {
+    "CudaDriverHelper has not been initialized": "harmless: Triton itself uses no GPU",
+    "failed to stop server: Internal - Exit timeout expired": "harmless: its models were unloading",
+    "Plaintext passwords detected": "harmless: they are made for this mesh, and the server is on loopback",
+}
+"""Warnings and errors of other programs that each start or stop of a mesh brings, with why nothing is wrong."""
 _WORDS: Final = {
     word: level
     for level, words in {
@@ -134,9 +140,12 @@ def _of_match(match: re.Match[str], time_format: str, process: str, year: int) -
         at = time.mktime(time.strptime(text, time_format)) + int(found["ms"]) / 1e3
     except ValueError:
         return None
-    word = found["level"]
+    word, message = found["level"], found["message"].strip('"')
+    level = _WORDS.get(word, word.lower())
+    if why := next((why for start, why in _HARMLESS.items() if message.startswith(start)), ""):
+        level, message = "info", f"{message} ({why})"
     return LogLine(
-        *(at, process, _WORDS.get(word, word.lower()), found["message"].strip('"')),
+        *(at, process, level, message),
         *(found.get("logger", "").rstrip(":"), found.get("request", ""), found.get("trace", "")),
     )
 

@@ -91,6 +91,7 @@ ABSENT: Final = "sluice.absent"
 
 ALL_TASKS: Final = f"{BATCHERS}.*.task"
 ALL_RECORDS: Final = f"{RECORDS}.*.request.*"
+ALL_CONTROL: Final = f"{BATCHERS}.*.control"
 ALL_FRAMES: Final = f"{FRAMES}.*"
 """What an observer of the traffic subscribes to."""
 ALL_REPORTS: Final = f"{REPORTS}.*"

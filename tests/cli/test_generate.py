@@ -191,12 +191,11 @@ async def test_nobody_there_says_what_to_do(cli: Cli) -> None:
     assert ran.err.count("\n") == 1
 
 
-async def test_deadline(cli: Cli) -> None:
-    ran = await cli("generate", "p", "--timeout", "0")
-    assert (ran.code, ran.err) == (
-        1,
-        "sluice: DEADLINE_PASSED: the deadline has passed already\n",
-    )
+@pytest.mark.parametrize("seconds", ["0", "-1"])
+async def test_a_deadline_that_cannot_be_is_named(cli: Cli, seconds: str) -> None:
+    ran = await cli("generate", "p", "--timeout", seconds)
+    assert ran.code == 2
+    assert f"Invalid value for --timeout: {seconds} is over at once; use more than 0" in ran.err
 
 
 async def test_several_answers(cli: Cli) -> None:

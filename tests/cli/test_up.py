@@ -200,8 +200,10 @@ def test_a_mesh_in_the_background(shell: Shell) -> None:
     assert second.returncode == 1
     assert f"(pid {up['pid']}, {up['address']}); stop it with: sluice down" in second.stderr
 
-    answer = shell.json("generate", "one two", "--address", up["address"], "--max-tokens", "2")
-    assert answer["model"] == "echo"
+    answer = shell.json("generate", "one two", "--max-tokens", "2")
+    assert answer["model"] == "echo", "the mesh of the state directory is found"
+    explained = shell.json("explain", answer["trace_id"])
+    assert explained["record"]["request_id"] == answer["request_id"]
     reload_policies(shell, up["address"])
 
     down = shell.json("down")

@@ -82,3 +82,18 @@ def test_lines_of_other_servers(text: str, level: str, message: str) -> None:
 def test_what_is_no_event_continues_the_one_before() -> None:
     for text in ("", "  at x", "+----+", "[1] no time", "X1322 99:99:99.000000 1 a] b"):
         assert parse(text, "p", 2026) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'E1127 20:48:01.098106 8126 server.cc:241] "CudaDriverHelper has not been initialized."',
+        'E1127 20:48:01.098106 8126 main.cc:1] "failed to stop server: Internal - Exit timeout expired. Exiting"',
+        "[7] 2026/11/27 20:48:00.711000 [WRN] Plaintext passwords detected, use nkeys or bcrypt",
+    ],
+)
+def test_what_each_start_and_stop_brings_is_no_error(text: str) -> None:
+    line = parse(text, "x", 2026)
+    assert line is not None
+    assert line.level == "info"
+    assert "(harmless: " in line.message

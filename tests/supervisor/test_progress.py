@@ -1,0 +1,61 @@
+"""What a start and a stop of a mesh tell the command that waits for them."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from supervisor import control, detach
+from supervisor.state import MeshState, ProcessState, StateDir
+
+BOUND_S = 60.0
+
+
+def read(*lines: bytes) -> tuple[object, list[str]]:
+    reading, writing = os.pipe()
+    for line in lines:
+        os.write(writing, line)
+    os.close(writing)
+    steps: list[str] = []
+    try:
+        return detach._read_report(reading, time.monotonic() + BOUND_S, steps.append), steps
+    finally:
+        os.close(reading)
+
+
+def test_a_detached_start_reports_its_steps() -> None:
+    message, steps = read(b'{"progress": "one"}\n{"prog', b'ress": "two"}\n{"ready_s": 1.5}\n')
+    assert (message, steps) == ({"ready_s": 1.5}, ["one", "two"])
+    assert read(b'{"progress": "one"}\n') == (None, ["one"])
+
+
+def test_a_stop_names_what_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "WAIT_TOLD_S", 0.01)
+    state, told = StateDir(tmp_path), list[tuple[str, ...]]()
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as supervisor, state.lock():
+
+        def running(*names: str) -> MeshState:
+            processes = [
+                ProcessState(name, "running", supervisor.pid, None, 0, None, None) for name in names
+            ]
+            return MeshState(supervisor.pid, 0, True, 1.0, "", None, "", tuple(processes))
+
+        def on_wait(names: object, left_s: float) -> None:
+            assert 0 < left_s <= BOUND_S
+            told.append(tuple(names))  # type: ignore[arg-type]
+            if len(told) == 1:
+                state.write(running("nats"))
+            else:
+                supervisor.kill()
+
+        state.write(running("nats", "jobs"))
+        descriptor = os.pidfd_open(supervisor.pid)
+        try:
+            assert control._ends(descriptor, BOUND_S, state, on_wait)
+        finally:
+            os.close(descriptor)
+    assert told == [("nats", "jobs"), ("nats",)]
