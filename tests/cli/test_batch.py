@@ -295,3 +295,14 @@ def test_a_progress_line_leaves_out_rates_before_what_matters() -> None:
     assert fitting(text, 60) == "running · 2/9 done · 0 failed · 0:01:01 left · cost 0.2"
     assert fitting(text, 20) == "running · 2/9 done"
     assert fitting(text, 4) == "runn"
+
+
+async def test_list_shows_when_jobs_began_and_ended(cli: Cli, tmp_path: Path) -> None:
+    async with ScriptedJobs().serve() as jobs:
+        shown = await cli("batch", "list", "--address", jobs.address)
+        out = tmp_path / "out.jsonl"
+        wrote = await cli("batch", "results", "job-1", "--out", str(out), "--address", jobs.address)
+    assert shown.out.split()[:5] == ["job", "name", "state", "created", "finished"]
+    lines = len(out.read_text().splitlines())
+    assert wrote.out == f"wrote {lines} lines to {out}\n"
+    assert max(map(len, shown.out.splitlines())) <= 100
