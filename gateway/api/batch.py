@@ -2,7 +2,8 @@
 
 1. Each request is a call of its own inside the caller's: admitted, limited, recorded, traced and kept by its
    idempotency key for itself. Its error is a result, not that of the call.
-2. They have one deadline, shortly before that of the call, so that the results arrive. When the caller goes, all end.
+2. They have one deadline, shortly before that of the call, so that the results arrive; what has not begun by then does
+   not begin, and leaves no record. When the caller goes, all end.
 3. A part of them runs at the same time, at most half of what the tenant may have, and they begin one after the other,
    so that neither other calls of the tenant nor the event loop wait for a batch.
 4. The answers together are no larger than what clients of gRPC take.
@@ -20,7 +21,7 @@ from gateway.api.whole import EntryCall, cost_of, whole_answer
 from gateway.identity.caller import Caller
 from gateway.telemetry.request_log import RequestLog
 from gateway.validation.requests import CLASSES_OF, class_of
-from sluice.errors import InvalidRequest, MessageTooLarge, SluiceError
+from sluice.errors import DeadlinePassed, InvalidRequest, MessageTooLarge, SluiceError
 from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
 from sluice.v1 import inference_pb2 as pb
@@ -99,6 +100,11 @@ class _Batch:
         async with asyncio.TaskGroup() as group:
             for request, result in zip(requests, results, strict=True):
                 await self._places.acquire()
+                if time.monotonic() >= self._deadline:
+                    # Without any work: the results of the others have to arrive in time.
+                    self._places.release()
+                    _set_error(result.error, DeadlinePassed("the deadline passed before it began"))
+                    continue
                 group.create_task(self._run(request, result))
                 await self._give_way()
         return results

@@ -118,6 +118,16 @@ async def test_batch_keeps_answers_that_came_before_the_deadline(wire: Wire) -> 
     assert outcomes(response) == ["re one", DeadlinePassed.reason]
 
 
+async def test_batch_returns_when_most_requests_never_began(
+    nats_url: str, model_folder: Path
+) -> None:
+    async with open_wire(nats_url, model_folder, max_concurrent_requests=8) as wire:
+        call = wire.stub.GenerateBatch(batch_of(*["one"] * batch.REQUESTS_MAX), timeout=2.0)
+        (first, *_) = (await take(wire, 1)).values()
+        await wire.batcher.cancelled(first)
+        assert set(outcomes(await call)) == {DeadlinePassed.reason}
+
+
 async def test_batch_ends_with_its_caller(wire: Wire) -> None:
     call = wire.stub.GenerateBatch(batch_of("one", "two"))
     tasks = await take(wire, 2)
