@@ -130,6 +130,15 @@ def test_a_policy_that_cannot_work_is_one_line(shell: Shell) -> None:
         assert "safety.default: no policy 'nope'" in done.stderr
 
 
+def test_a_pattern_that_cannot_work_is_one_line(shell: Shell) -> None:
+    rule = "rules: [{model: echo, reason: r, contains: ['a', '(?<=b)c']}]"
+    shell.config.write_text(CONFIG.replace("{default: echo}", f"{{default: echo, {rule}}}"))
+    done = shell.here("up", "--config", str(shell.config))
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "routing.rules.0.contains.1: invalid perl operator" in done.stderr
+
+
 def test_a_model_file_that_cannot_work_is_one_line(shell: Shell) -> None:
     file = shell.config.with_name("model.gguf")
     file.write_bytes(b"PK")

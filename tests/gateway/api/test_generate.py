@@ -125,6 +125,21 @@ async def test_the_task_says_all_an_engine_must_know(wire: Wire) -> None:
     call.cancel()
 
 
+@pytest.mark.parametrize(("last_turn", "model"), [("Sort it", "large"), ("Thank you", "small")])
+async def test_rules_look_for_words_in_the_last_turn(
+    last_turn: str, model: str, nats_url: str, model_folder: Path
+) -> None:
+    rule = {"contains": ["^(?i)sort"], "model": "large", "reason": "a list to sort"}
+    routing = {"default": "small", "rules": [rule]}
+    turns = [(pb.ROLE_USER, "sort this"), (pb.ROLE_ASSISTANT, "sorted"), (pb.ROLE_USER, last_turn)]
+    messages = [pb.ChatMessage(role=role, content=text) for role, text in turns]
+    async with open_wire(nats_url, model_folder, routing=routing) as wire:
+        request = pb.GenerateRequest(chat=pb.ChatInput(messages=messages), model="auto")
+        call = wire.stub.Generate(request, timeout=60)
+        assert (await wire.batcher.task(model)).model == model
+        call.cancel()
+
+
 async def test_frames_out_of_order_are_put_right_and_duplicates_dropped(wire: Wire) -> None:
     call = wire.stub.Generate(prompt())
     task = await wire.batcher.task()

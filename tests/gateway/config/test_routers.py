@@ -57,6 +57,13 @@ def test_an_artefact_that_is_damaged_missing_or_lacks_a_part_is_named(
         load_router(settings(artefact, {"quality": 0.9}, cascade=cascade), MODELS)
 
 
+def test_a_pattern_that_re2_refuses_is_refused() -> None:
+    rule = {"model": "large", "contains": ["("], "reason": "r"}
+    routing = RoutingSettings.model_validate({"rules": [rule]})
+    with pytest.raises(SettingsError, match=r"^routing\.rules\.0\.contains\.0: missing \): \("):
+        load_router(Settings(routing=routing), MODELS)
+
+
 def test_an_unknown_check_is_refused_with_those_that_are_known() -> None:
     cascade = {"first": "small", "second": "large", "checks": ["finished", "spelling"]}
     routing = RoutingSettings.model_validate({"policies": {"p": {"cascade": cascade}}})
