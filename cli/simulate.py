@@ -1,21 +1,22 @@
 """`sluice simulate` and `plan`: policies of the batcher under a load, and the number of workers that it needs."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from subprocess import PIPE
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from typer import BadParameter
 
 from cli import output
 from cli.commands import option
 from cli.failure import CommandFailed
+from sluice.wire.subjects import URGENT_CLASS
 
 if TYPE_CHECKING:
     from simulator.arrivals import LengthMix
-    from simulator.engines import EngineLimits
+    from simulator.engines import EngineKind, EngineLimits
     from simulator.measured import Costs
     from simulator.planner import JobPlan, TracePlan
     from simulator.results import ClassSummary, Slo, Summary
@@ -26,6 +27,16 @@ if TYPE_CHECKING:
 
 
 _T = TypeVar("_T")
+
+ALL: Final = "all"
+"""Of policies: all presets, on both engines."""
+ENGINE_NAMES: Final[tuple["EngineKind", ...]] = ("generate", "continuous")
+MIXED: Final = (
+    "poisson:rate=9,class=interactive,tenant=chat,prompt=lognormal/60/0.8/600,answer=lognormal/30/0.6/120",
+    "poisson:rate=6,class=standard,tenant=api,prompt=lognormal/200/0.9/900,answer=lognormal/60/0.6/200",
+    "bursty:rate=6,class=bulk,tenant=job,prompt=lognormal/150/1.0/900,answer=lognormal/40/0.5/120",
+)
+"""Traffic of ``--policies all`` where none is named: three classes, short and long prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +57,14 @@ class Traffic:
     seed: int = option(1, "Makes generated traffic repeatable.")
     model: str | None = option(None, "Of a trace, only requests to this model.", metavar="NAME")
 
-    def load(self) -> "list[Arrival]":
-        """In order of time."""
+    def load(self, by_default: Sequence[str] = ()) -> "list[Arrival]":
+        """Return the requests in order of time; ``by_default``: generated ones where nothing else is named."""
         from simulator.arrivals import generate, parse_stream
         from simulator.trace import parse_trace
 
         trace, arrivals, model = self.trace, self.arrivals or (), self.model
+        if by_default and trace is None and not arrivals:
+            arrivals = by_default
         if (trace is None) == (not arrivals):
             raise BadParameter("give either --trace or --arrivals")
         if trace is None:
@@ -87,8 +100,10 @@ class Workers:
         min=0,
         max=256,
     )
-    engine: Literal["continuous", "padded"] = option(
-        "continuous", "continuous: rows join at each step. padded: static batches."
+    engine: Literal["continuous", "generate"] | None = option(
+        None,
+        "continuous: the paged engine, which rows join at each step. generate: whole padded batches.  "
+        "[default: continuous; both with --policies all]",
     )
     slots: int = option(32, "Rows that a worker computes at once.", min=1)
     prefill_tokens: int = option(512, "Most prompt tokens of a step; 0: whole prompts.", min=0)
@@ -108,13 +123,14 @@ class Workers:
 
         mesh = settings.load(self.config)
         found = _policies(policies, mesh, model)
+        engine = self.engine or "continuous"
         costs = self.costs
         first = Setup(
             policy=next(iter(found.values())),
             cost=costs.step,
             workers=workers,
             limits=self._limits(mesh, model),
-            engine=self.engine,
+            engine=engine,
             weights=mesh.weights,
             admission=self.admission,
             until_s=until_s,
@@ -127,7 +143,13 @@ class Workers:
                 )
             sharing = replace(costs.mesh.sharing, cores=self.cores)
             first = replace(first, links=costs.mesh.links, sharing=sharing)
-        return {name: replace(first, policy=policy) for name, policy in found.items()}
+        if policies != ALL or self.engine:
+            return {name: replace(first, policy=policy) for name, policy in found.items()}
+        return {
+            f"{engine}/{name}": replace(first, policy=policy, engine=engine)
+            for engine in ENGINE_NAMES
+            for name, policy in found.items()
+        }
 
     @cached_property
     def costs(self) -> "Costs":
@@ -197,6 +219,8 @@ def _policies(names: str, mesh: "Settings", model: str | None) -> "dict[str, Pol
     from sluice.settings.batching import PRESETS, Policy
 
     known = {name: Policy.model_validate(name) for name in PRESETS}
+    if names == ALL:
+        return known
     served = mesh.model(model) if model else None
     known["config"] = mesh.policy_of(served) if served else mesh.batcher.policy
     chosen = [name.strip() for name in names.split(",") if name.strip()]
@@ -210,7 +234,9 @@ def simulate(
     *,
     traffic: Traffic,
     policies: str = option(
-        "continuous", "Named policies of the batcher to compare.", metavar="A,B,C"
+        "continuous",
+        'Policies of the batcher to compare; "all": each preset on both engines, on a mixed trace unless one is named.',
+        metavar="A,B,C|all",
     ),
     workers: int = option(1, "", min=1, max=4096),
     each: Workers,
@@ -222,12 +248,16 @@ def simulate(
     """Replay traffic in virtual time, and compare batching policies.
 
     Recorded or generated traffic runs through the batcher's own code. Prints time to first token and latency per
-    class, goodput under the SLOs, the longest wait, padding, utilization and cost.
+    class, goodput under the SLOs, the longest wait, padding, utilization and cost. `--policies all` compares all
+    policies on the paged engine and on `engine: generate` in one table.
     """
     from simulator.results import summarize
     from simulator.simulator import simulate as run
 
-    found, slos = traffic.load(), objectives.slos()
+    is_comparison = policies == ALL
+    found, slos = traffic.load(MIXED if is_comparison else ()), objectives.slos()
+    if is_comparison:
+        each = replace(each, admission=False)
     setups = each.setups(policies, traffic.model, workers, until)
     histories = checked(lambda: {name: run(found, setup) for name, setup in setups.items()})
     summaries = {
@@ -235,45 +265,69 @@ def simulate(
         for name, history in histories.items()
     }
     described = {name: asdict(summary) for name, summary in summaries.items()}
-    output.show({"policies": described}, lambda: show(summaries))
+    shown = show_comparison if is_comparison else show
+    output.show({"policies": described}, lambda: shown(summaries))
+
+
+def show_comparison(summaries: "Mapping[str, Summary]") -> None:
+    """Print one row for each policy: all requests, and the first tokens of interactive ones."""
+    headers = (
+        *("policy", "padding", "tokens/s", "ttft p50", "p95", "total p50", "p95"),
+        *("interactive p50", "p95"),
+    )
+    rows = [_comparison_row(name, summary) for name, summary in summaries.items()]
+    output.write_table(headers, rows)
+
+
+def _comparison_row(name: str, s: "Summary") -> tuple[object, ...]:
+    urgent = next((c.ttft_s for c in s.classes if c.priority_class == URGENT_CLASS), None)
+    times = (s.ttft_s.p50, s.ttft_s.p95, s.latency_s.p50, s.latency_s.p95)
+    return (
+        *(name, f"{s.padding_share:.1%}", f"{s.tokens_per_s:.0f}", *map(_seconds, times)),
+        *(_seconds(urgent and urgent.p50), _seconds(urgent and urgent.p95)),
+    )
+
+
+def _seconds(value: float | None) -> str | None:
+    return None if value is None else f"{value:.3f}"
 
 
 def show(summaries: "Mapping[str, Summary]") -> None:
-    """Prints the summaries of several policies: a table by class, and one of the workers."""
-    headers = (
-        *("policy", "class", "arrived", "finished", "expired", "refused", "open"),
-        *("ttft p50", "p95", "p99", "latency p50", "p95", "p99"),
-        *("longest wait", "goodput/s", "in slo"),
-    )
-    rows = [_class_row(name, c) for name, summary in summaries.items() for c in summary.classes]
-    output.write_table(headers, rows)
+    """Print the summaries of several policies: tables by class, and one of the workers, of 100 columns at most."""
+    counts = ("policy", "class", "arrived", "finished", "expired", "refused", "open")
+    classes = [(name, c) for name, summary in summaries.items() for c in summary.classes]
+    headers = (*counts, "longest wait", "goodput/s", "in slo")
+    output.write_table(headers, [_counts_row(name, c) for name, c in classes])
+    print()
+    headers = ("policy", "class", "ttft p50", "p95", "p99", "latency p50", "p95", "p99")
+    output.write_table(headers, [_times_row(name, c) for name, c in classes])
     print()
     totals = (
-        *("policy", "workers", "seconds", "tokens/s", "goodput/s", "in slo"),
-        *("padding", "rows/batch", "utilization", "slots used", "cost", "cost/M tokens"),
+        *("policy", "workers", "tokens/s", "padding", "rows/batch", "utilization"),
+        *("slots used", "cost", "per M tokens"),
     )
     output.write_table(totals, [_total_row(name, s) for name, s in summaries.items()])
 
 
-def _class_row(policy: str, c: "ClassSummary") -> tuple[object, ...]:
-    times = (
-        *(c.ttft_s.p50, c.ttft_s.p95, c.ttft_s.p99),
-        *(c.latency_s.p50, c.latency_s.p95, c.latency_s.p99, c.longest_wait_s),
-    )
+def _counts_row(policy: str, c: "ClassSummary") -> tuple[object, ...]:
     return (
         *(policy, c.priority_class, c.arrived, c.finished, c.expired, c.refused, c.open),
-        *(None if value is None else f"{value:.3f}" for value in times),
-        *(f"{c.goodput_per_s:.2f}", f"{c.within_slo:.1%}"),
+        *(_seconds(c.longest_wait_s), f"{c.goodput_per_s:.2f}", f"{c.within_slo:.1%}"),
     )
+
+
+def _times_row(policy: str, c: "ClassSummary") -> tuple[object, ...]:
+    ttft, latency = c.ttft_s, c.latency_s
+    times = (ttft.p50, ttft.p95, ttft.p99, latency.p50, latency.p95, latency.p99)
+    return (policy, c.priority_class, *map(_seconds, times))
 
 
 def _total_row(policy: str, s: "Summary") -> tuple[object, ...]:
     costs = (s.cost, s.cost_per_million_tokens)
     return (
-        *(policy, s.workers, f"{s.seconds:.1f}", f"{s.tokens_per_s:.1f}"),
-        *(f"{s.goodput_per_s:.2f}", f"{s.within_slo:.1%}", f"{s.padding_share:.1%}"),
-        *(f"{s.rows_per_batch:.1f}", f"{s.utilization:.1%}", f"{s.occupancy:.1%}"),
-        *(None if cost is None else f"{cost:.4g}" for cost in costs),
+        *(policy, s.workers, f"{s.tokens_per_s:.1f}"),
+        *(f"{s.padding_share:.1%}", f"{s.rows_per_batch:.1f}", f"{s.utilization:.1%}"),
+        *(f"{s.occupancy:.1%}", *(None if cost is None else f"{cost:.4g}" for cost in costs)),
     )
 
 

@@ -4,10 +4,9 @@ A worker need not look at every step: `stretch` gives the next steps of equal co
 tokens. So the time of a simulation grows with the number of rows, not of tokens.
 
 `ContinuousEngine` plans each step with the `Scheduler` of the shipped engine (continuous batching, chunked prefill,
-paged KV cache, preemption). `PaddedEngine` computes static batches, and shows what padding costs.
+paged KV cache, preemption). `GenerateEngine` computes whole padded batches, as the engine "generate" does.
 """
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
@@ -22,6 +21,9 @@ from model_workers.engine.scheduler import Scheduler
 from simulator.cost import StepCost
 from simulator.trace import SimulationError
 from sluice.internal.v1 import worker_pb2
+
+JOIN_SHARE: Final = 0.8
+"""As in `model_workers.engine.generate.engine`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,10 @@ class Progress:
     """Tokens of answers."""
     streamed: int = 0
     """Those of them that are sent at once."""
+    cells: int = 0
+    """Positions of tokens that were computed: of prompts, and of rows in each step."""
+    filled: int = 0
+    """Those of them that are no padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +178,7 @@ class ContinuousEngine(Engine):
     def advance(self, steps: int) -> Progress:
         progress = Progress()
         self._steps += steps
+        progress.cells = progress.filled = sum(count + steps - 1 for _, count in self._plan)
         for row, count in self._plan:
             if count < row.pending:
                 self._scheduler.advance(row, count)
@@ -225,89 +232,106 @@ def _decodes(row: Row) -> bool:
     return row.pending == 1 and row.answered > 0
 
 
-class PaddedEngine(Engine):
-    """Static batches: every row is computed as long as the longest, and a batch ends before the next begins.
+class GenerateEngine(Engine):
+    """Whole padded batches, as `model_workers.engine.generate` computes them.
 
-    A batch of n rows takes one step over n times the longest prompt, and then as many steps over n rows as the longest
-    answer has more tokens. Its rows are answered together. The engine holds one batch that runs, and as many more as
-    ``limits.waiting`` has rows for.
+    A batch of n rows takes a step over n times the longest prompt, then a step over n rows for each further token of
+    its longest answer. Rows are answered one by one, but keep their cells until the batch ends, and nothing joins it.
+    A batch of the batcher is computed together; others that wait join it where they are about as long. The cost of a
+    step is that of the other engine for as many tokens, so that only batching makes a difference.
     """
 
     def __init__(self, cost: StepCost, limits: EngineLimits, longest: int) -> None:
         self._cost = cost
         self._limits = limits
-        self._waiting: deque[list[EngineRow]] = deque()
+        self._waiting: list[list[EngineRow]] = []
         self._batch: list[EngineRow] = []
+        self._live: dict[str, EngineRow] = {}
         self._done = 0
-        self._cancelled: set[str] = set()
 
+    @override
     def admit(self, rows: Sequence[EngineRow]) -> list[str]:
-        """See `Engine`; more rows than slots make no batch."""
-        room = self._limits.slots
-        if self._batch or self._waiting:
-            room = min(room, self._limits.waiting - sum(len(batch) for batch in self._waiting))
+        room = self._limits.slots + self._limits.waiting - len(self._live) - self._count_waiting()
         taken, refused = rows[: max(0, room)], rows[max(0, room) :]
         if taken:
             self._waiting.append(list(taken))
         return [row.request_id for row in refused]
 
+    @override
     def cancel(self, request_id: str) -> None:
-        """See `Engine`; the row is computed all the same when its batch runs already."""
-        rows = (row for batch in (self._batch, *self._waiting) for row in batch)
-        if any(row.request_id == request_id for row in rows):
-            self._cancelled.add(request_id)
+        if self._live.pop(request_id, None) is None:
+            kept = ([r for r in batch if r.request_id != request_id] for batch in self._waiting)
+            self._waiting = [batch for batch in kept if batch]
 
     @override
     def stretch(self, now: float) -> Stretch | None:
-        while not self._batch and self._waiting:
-            members = self._waiting.popleft()
-            self._batch = [row for row in members if row.request_id not in self._cancelled]
-            self._cancelled.difference_update(row.request_id for row in members)
+        if not self._live:
+            self._batch = self._next_batch() if self._waiting else []
+            self._live = {row.request_id: row for row in self._batch}
             self._done = 0
-        if not self._batch:
+        if not self._live:
             return None
-        rows, length = len(self._batch), max(row.prompt for row in self._batch)
+        rows, length = len(self._batch), self._columns
         if not self._done:
-            return Stretch(1, lambda n: n * self._cost(rows * length, 0, 0))
+            tokens = rows * length
+            return Stretch(1, lambda n: n * self._cost(tokens, 0, 0, tokens * length / 2))
         one = self._cost(0, rows, rows * (length + self._done))
         growth = self._cost.context_token_s * rows
-        return Stretch(self._longest - self._done, lambda n: n * one + growth * n * (n - 1) / 2)
+        steps = min(row.answer for row in self._live.values()) - self._done
+        return Stretch(steps, lambda n: n * one + growth * n * (n - 1) / 2)
 
     @override
     def advance(self, steps: int) -> Progress:
-        progress = Progress()
+        progress, rows, live = Progress(), len(self._batch), list(self._live.values())
         if not self._done:
-            progress.first = [row.request_id for row in self._batch]
-        before, self._done = self._done, self._done + steps
-        progress.tokens = sum(
-            min(row.answer, self._done) - min(row.answer, before) for row in self._batch
-        )
-        if self._done >= self._longest:
-            members = [row.request_id for row in self._batch]
-            progress.ended = [name for name in members if name not in self._cancelled]
-            self._cancelled.difference_update(members)
-            self._batch = []
+            progress.first = list(self._live)
+            progress.cells = rows * self._columns
+            progress.filled = sum(row.prompt for row in live)
+        else:
+            progress.cells, progress.filled = rows * steps, len(live) * steps
+        self._done += steps
+        progress.tokens = len(live) * steps
+        progress.streamed = sum(steps for row in live if not row.gather_s)
+        progress.ended = [row.request_id for row in live if row.answer <= self._done]
+        for request_id in progress.ended:
+            del self._live[request_id]
         return progress
 
+    @override
     def load(self) -> worker_pb2.WorkerLoad:
-        """See `Engine`; while a batch runs, no slot is free."""
-        waiting = [row for batch in self._waiting for row in batch]
         return worker_pb2.WorkerLoad(
             slots=self._limits.slots,
-            running=self._limits.slots if self._batch else 0,
-            waiting=len(waiting),
-            running_tokens=sum(row.prompt for row in self._batch),
-            waiting_tokens=sum(row.prompt for row in waiting),
+            running=len(self._live),
+            waiting=self._count_waiting(),
+            running_tokens=sum(row.prompt for row in self._live.values()),
+            waiting_tokens=sum(row.prompt for batch in self._waiting for row in batch),
+            batch_running=bool(self._live),
         )
 
     @property
-    def _longest(self) -> int:
-        return max(row.answer for row in self._batch)
+    def _columns(self) -> int:
+        return max(row.prompt for row in self._batch)
+
+    def _count_waiting(self) -> int:
+        return sum(len(batch) for batch in self._waiting)
+
+    def _next_batch(self) -> list[EngineRow]:
+        """Take the batch of the most urgent row that waits, and rows of others that are about as long."""
+        first = min(self._waiting, key=lambda batch: min(row.rank for row in batch))
+        batch = first[: self._limits.slots]
+        longest = max(row.prompt for row in batch)
+        others = (row for other in self._waiting if other is not first for row in other)
+        alike = [row for row in others if JOIN_SHARE * longest <= row.prompt <= longest]
+        batch += alike[: self._limits.slots - len(batch)]
+        names = {row.request_id for row in batch}
+        kept = ([row for row in other if row.request_id not in names] for other in self._waiting)
+        self._waiting = [other for other in kept if other]
+        return batch
 
 
-EngineKind = Literal["continuous", "padded"]
+EngineKind = Literal["continuous", "generate"]
 
 ENGINES: Final[Mapping[EngineKind, Callable[[StepCost, EngineLimits, int], Engine]]] = {
     "continuous": ContinuousEngine,
-    "padded": PaddedEngine,
+    "generate": GenerateEngine,
 }

@@ -63,8 +63,8 @@ class History:
         seconds: how long it ran.
         busy_s: that workers computed, all together.
         row_s: seconds times rows in slots, all workers together.
-        cells: prompt tokens of all batches, each row as long as the longest of its batch.
-        filled: prompt tokens of all batches.
+        cells: positions of tokens that engines computed, see `simulator.engines.Progress`.
+        filled: those of them that are no padding.
     """
 
     outcomes: list[Outcome]
@@ -175,10 +175,13 @@ class Summary:
     """A run.
 
     Attributes:
-        padding_share: of the prompts in the batches that were formed, if each is as long as the longest: 0 to 1.
+        padding_share: of the positions of tokens that engines computed: prompts that are shorter than the longest of
+            their batch, and rows that have ended before their batch. 0 to 1; an engine that packs has none.
         utilization: share of the workers' time that they computed.
         occupancy: share of their slots that were taken, over their whole time.
         cost: price of the workers' time; None without a price.
+        ttft_s: of all classes together.
+        latency_s: of all classes together.
     """
 
     workers: int
@@ -193,6 +196,8 @@ class Summary:
     occupancy: float
     cost: float | None
     cost_per_million_tokens: float | None
+    ttft_s: Percentiles
+    latency_s: Percentiles
 
 
 def summarize(
@@ -221,7 +226,17 @@ def summarize(
         occupancy=history.row_s / (worker_s * history.slots),
         cost=cost,
         cost_per_million_tokens=None if cost is None or not tokens else cost / tokens * 1e6,
+        ttft_s=_first_tokens(history.outcomes),
+        latency_s=_latencies(history.outcomes),
     )
+
+
+def _first_tokens(outcomes: Iterable[Outcome]) -> Percentiles:
+    return percentiles(o.ttft_s for o in outcomes if o.ttft_s is not None)
+
+
+def _latencies(outcomes: Iterable[Outcome]) -> Percentiles:
+    return percentiles(o.latency_s for o in outcomes if o.latency_s is not None)
 
 
 def percentiles(values: Iterable[float]) -> Percentiles:
@@ -248,8 +263,8 @@ def _of_class(name: str, members: Sequence[Outcome], slo: Slo, seconds: float) -
         expired=count(Ending.EXPIRED),
         refused=count(Ending.REFUSED),
         open=count(Ending.OPEN),
-        ttft_s=percentiles(o.ttft_s for o in members if o.ttft_s is not None),
-        latency_s=percentiles(o.latency_s for o in members if o.latency_s is not None),
+        ttft_s=_first_tokens(members),
+        latency_s=_latencies(members),
         goodput_per_s=met / seconds,
         within_slo=met / len(members),
         longest_wait_s=max(outcome.wait_s for outcome in members),

@@ -203,12 +203,8 @@ class Simulation:
             self._leave_queue(member.request_id)
             self._at_worker[member.request_id] = worker
             rows.append(self._engine_row(member))
-        lengths = [member.prefill_tokens for member in batch.rows]
-        history = self._history
-        history.batches += 1
-        history.rows_sent += len(lengths)
-        history.cells += len(lengths) * max(lengths)
-        history.filled += sum(lengths)
+        self._history.batches += 1
+        self._history.rows_sent += len(batch.rows)
         worker.send(rows, [member.cache_tokens for member in batch.rows])
 
     def _engine_row(self, member: QueuedTask) -> EngineRow:
@@ -258,6 +254,8 @@ class Simulation:
 
     def _progressed(self, worker: SimulatedWorker, progress: Progress) -> None:
         now, links = self._events.now, self._setup.links
+        self._history.cells += progress.cells
+        self._history.filled += progress.filled
         for request_id in progress.first:
             outcome = self._outcomes[int(request_id)]
             gather_s = self._gather_s(outcome)

@@ -5,8 +5,8 @@ from functools import partial
 from itertools import accumulate
 
 from batcher.core.scheduler.capacity import Capacity, Room
+from model_workers.grants import NO_ROOM, rooms_of
 from model_workers.grants import Room as Granted
-from model_workers.grants import rooms_of
 from model_workers.running_batches import RunningBatches
 from simulator.cores import Action, Cores, EventQueue
 from simulator.cost import StepCost
@@ -75,7 +75,7 @@ class SimulatedWorker:
             rows = max(0, room.rows - len(in_flight) - late)
             return Room(rows, room.tokens - reserved, waiting_tokens + prefill)
 
-        *urgent, last = rooms_of(load)
+        *urgent, last = NO_ROOM if load.batch_running else rooms_of(load)
         waiting = accumulate(rank.waiting_tokens for rank in load.ranks)
         return Capacity(
             self.name,

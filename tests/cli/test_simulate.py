@@ -9,6 +9,7 @@ import pytest
 from cli import bench
 from cli.main import run
 from simulator.measured import MeshCost
+from sluice.settings.batching import PRESETS
 from tests.cli.commands import Cli
 from tests.simulator.kit import COST, LINKS, SHARING
 
@@ -21,6 +22,33 @@ async def test_policies_are_compared_in_one_run(cli: Cli) -> None:
     assert (ran.code, ran.err) == (0, "")
     for word in ("fixed", "continuous", "ttft p50", "in slo", "padding", "utilization", "cost"):
         assert word in ran.out
+
+
+async def test_all_policies_are_compared_on_both_engines(cli: Cli) -> None:
+    ran = await cli("simulate", "--policies", "all", "--seconds", "4")
+    assert (ran.code, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert max(map(len, lines)) <= 100
+    for word in ("padding", "tokens/s", "ttft p50", "p95", "total p50"):
+        assert word in lines[0]
+    shares = {line.split()[0]: line.split()[1] for line in lines[1:]}
+    assert list(shares) == [f"{e}/{p}" for e in ("generate", "continuous") for p in PRESETS]
+    assert {shares[name] for name in shares if name.startswith("continuous")} == {"0.0%"}
+    assert float(shares["generate/length"][:-1]) < float(shares["generate/window"][:-1]) / 2
+    again = await cli("simulate", "--policies", "all", "--seconds", "4")
+    assert again.out == ran.out, "the trace is seeded"
+
+
+async def test_a_comparison_takes_one_engine_and_other_traffic(cli: Cli) -> None:
+    ran = await cli("simulate", *LOAD, "--policies", "all", "--engine", "generate", "--json")
+    policies = json.loads(ran.out)["policies"]
+    assert list(policies) == list(PRESETS)
+    assert all(0 < summary["padding_share"] < 1 for summary in policies.values())
+
+
+async def test_tables_of_policies_have_100_columns_at_most(cli: Cli) -> None:
+    ran = await cli("simulate", *LOAD, "--policies", "continuous", "--worker-hour-price", "2")
+    assert max(map(len, ran.out.splitlines())) <= 100
 
 
 async def test_json_has_every_number(cli: Cli) -> None:
@@ -80,7 +108,7 @@ async def test_a_policy_of_the_configuration_can_be_simulated(cli: Cli, tmp_path
         ((), 2, "give either --trace or --arrivals"),
         (("--arrivals", "poisson"), 1, "--arrivals: 'poisson': rate is missing"),
         ((*LOAD, "--policies", "fastest"), 2, "no policy 'fastest'; there are fixed"),
-        ((*LOAD, "--engine", "steam"), 2, "'steam' is not one of 'continuous', 'padded'"),
+        ((*LOAD, "--engine", "steam"), 2, "'steam' is not one of 'continuous', 'generate'"),
         ((*LOAD, "--cost", "huge"), 1, "--cost: no cost 'huge'"),
         ((*LOAD, "--cores", "2"), 1, "--cores: --cost names no file that says"),
         ((*LOAD, "--slo", "bulk:now"), 1, "--slo: 'bulk:now'"),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.cost import StepCost
-from simulator.engines import ContinuousEngine, Engine, EngineLimits, EngineRow, PaddedEngine
+from simulator.engines import ContinuousEngine, Engine, EngineLimits, EngineRow, GenerateEngine
 
 COST = StepCost(1.0, 0.01, 0.1, 0.001)
 LONGEST = 128
@@ -17,8 +17,8 @@ def continuous(limits: EngineLimits) -> ContinuousEngine:
     return ContinuousEngine(COST, limits, LONGEST)
 
 
-def padded(limits: EngineLimits) -> PaddedEngine:
-    return PaddedEngine(COST, limits, LONGEST)
+def whole(limits: EngineLimits) -> GenerateEngine:
+    return GenerateEngine(COST, limits, LONGEST)
 
 
 def row(name: str, prompt: int, answer: int, rank: int = 0) -> EngineRow:
@@ -57,10 +57,10 @@ limits = st.builds(
 )
 
 
-@pytest.mark.parametrize("kind", [ContinuousEngine, PaddedEngine])
+@pytest.mark.parametrize("kind", [ContinuousEngine, GenerateEngine])
 @given(specs=specs, limits=limits, seed=st.integers(0, 3))
 def test_every_row_gets_its_tokens_once(
-    kind: type[ContinuousEngine] | type[PaddedEngine],
+    kind: type[ContinuousEngine] | type[GenerateEngine],
     specs: list[tuple[int, int, int]],
     limits: EngineLimits,
     seed: int,
@@ -160,13 +160,13 @@ def test_rows_of_one_rank_do_not_take_each_others_slots() -> None:
 def test_what_is_full_refuses() -> None:
     engine = continuous(EngineLimits(slots=1, waiting=1))
     assert engine.admit([row("a", 1, 1), row("b", 1, 1), row("c", 1, 1)]) == ["c"]
-    full = padded(EngineLimits(slots=2, waiting=0))
+    full = whole(EngineLimits(slots=2, waiting=0))
     assert full.admit([row("a", 1, 1), row("b", 1, 1), row("c", 1, 1)]) == ["c"]
     assert full.admit([row("d", 1, 1)]) == ["d"]
 
 
-@pytest.mark.parametrize("kind", [ContinuousEngine, PaddedEngine])
-def test_a_cancelled_row_does_not_end(kind: type[ContinuousEngine] | type[PaddedEngine]) -> None:
+@pytest.mark.parametrize("kind", [ContinuousEngine, GenerateEngine])
+def test_a_cancelled_row_does_not_end(kind: type[ContinuousEngine] | type[GenerateEngine]) -> None:
     engine = kind(COST, EngineLimits(slots=2), LONGEST)
     engine.admit([row("a", 5, 9), row("b", 5, 9)])
     engine.admit([row("c", 5, 9)])
@@ -177,15 +177,43 @@ def test_a_cancelled_row_does_not_end(kind: type[ContinuousEngine] | type[Padded
     assert set(Played(engine).ended) == {"b"}
 
 
-def test_a_padded_batch_costs_what_its_longest_row_costs() -> None:
-    engine = padded(EngineLimits(slots=4))
+def test_generate_costs_what_its_longest_row_costs() -> None:
+    engine = whole(EngineLimits(slots=4))
     engine.admit([row("long", 100, 3), row("short", 10, 1)])
     played = Played(engine)
-    assert played.first["short"] == played.first["long"] == pytest.approx(COST(200, 0, 0))
-    assert played.ended["short"] == played.ended["long"] == played.seconds
-    assert played.seconds == pytest.approx(
-        COST(200, 0, 0) + COST(0, 2, 2 * 101) + COST(0, 2, 2 * 102)
-    )
+    prompts = COST(200, 0, 0, 200 * 100 / 2)
+    assert played.first["short"] == played.first["long"] == pytest.approx(prompts)
+    assert played.ended["short"] == pytest.approx(prompts), "rows are answered one by one"
+    assert played.ended["long"] == played.seconds
+    assert played.seconds == pytest.approx(prompts + COST(0, 2, 2 * 101) + COST(0, 2, 2 * 102))
+
+
+def test_generate_grants_nothing_while_a_batch_runs() -> None:
+    engine = whole(EngineLimits(slots=4))
+    engine.admit([row("a", 100, 3)])
+    assert not engine.load().batch_running
+    assert engine.stretch(0.0) is not None
+    assert engine.load().batch_running
+    progress = engine.advance(1)
+    assert (progress.cells, progress.filled) == (100, 100)
+
+
+def test_generate_counts_padding_of_prompts_and_ended_rows() -> None:
+    engine = whole(EngineLimits(slots=4))
+    engine.admit([row("long", 100, 3), row("short", 40, 1)])
+    cells = filled = 0
+    while (stretch := engine.stretch(0.0)) is not None:
+        progress = engine.advance(stretch.steps)
+        cells, filled = cells + progress.cells, filled + progress.filled
+    assert (cells, filled) == (2 * 100 + 2 * 2, 140 + 2)
+
+
+def test_generate_batches_rows_of_like_length() -> None:
+    engine = whole(EngineLimits(slots=3))
+    for name, prompt in (("first", 100), ("short", 50), ("alike", 85), ("longer", 110)):
+        engine.admit([row(name, prompt, 1)])
+    engine.stretch(0.0)
+    assert engine.advance(1).first == ["first", "alike"]
 
 
 def test_the_step_that_runs_is_found() -> None:

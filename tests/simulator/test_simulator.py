@@ -52,7 +52,7 @@ def test_tokens_of_bulk_requests_are_gathered_in_the_worker_but_the_first_that_i
     assert outcome.latency_s == pytest.approx(ways + sum(steps) + SOON_S)
 
 
-@pytest.mark.parametrize("engine", ["continuous", "padded"])
+@pytest.mark.parametrize("engine", ["continuous", "generate"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_request_ends_and_no_token_is_lost(policy: str, engine: str) -> None:
     history = simulate(trace(*MIXED, seconds=10.0), setup(policy, workers=2, engine=engine))
