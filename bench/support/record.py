@@ -34,6 +34,7 @@ FIGURES: Final[Parts] = {
     "simulation": ("simulation", "--model", "small"),
     "router": ("router",),
     "chat": ("chat",),
+    "policies": ("policies",),
 }
 TAILS: Final[Parts] = {
     "open-loop": ("tails", "open_loop"),

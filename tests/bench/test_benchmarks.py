@@ -25,6 +25,7 @@ SHORT = {
 ON_A_MESH = {
     "jobs": ["--runs", "1", "--items", "60", "throughput"],
     "mesh": ["--runs", "1", "echo"],
+    "policies": ["--runs", "1", "--seconds", "2"],
     "processes": ["--runs", "1"],
     "tails": ["--runs", "1", "bulk"],
     "telemetry": ["--runs", "1"],
