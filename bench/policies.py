@@ -9,9 +9,9 @@ policy. Every other round has the opposite order, and each round has a trace of 
 same for all policies and both engines. The mix, of requests: `CLASSES`, with prompts of `PROMPT` and answers of
 `ANSWER` tokens by class; tenants differ by class.
 
-`policies_NAME`, tokens/s of answers on `generate` under the policy NAME, from the first arrival to the last end; peer:
-on `generate` under `continuous` in the same round, which batches what happens to wait. Refused and late requests have
-no tokens. `also`, medians over rounds, for each engine (`generate`, `paged`):
+`policies_NAME`, tokens/s of answers on `generate` under the policy NAME (a preset, or `default`: none is named), from
+the first arrival to the last end; peer: on `generate` under `continuous` in the same round, which batches what happens
+to wait. Refused and late requests have no tokens. `also`, medians over rounds, for each engine (`generate`, `paged`):
 
 - `ENGINE_tokens_per_s`: as above.
 - `ENGINE_padding_share`: of requests times the longest prompt of all batches that the batcher formed, the part that is
@@ -44,7 +44,7 @@ from simulator.arrivals import generate, parse_stream
 from simulator.results import percentiles
 from simulator.trace import Arrival
 from sluice import settings as config
-from sluice.settings.batching import PRESETS, Policy, PolicyName
+from sluice.settings.batching import PRESETS, Policy
 from sluice.telemetry.catalog import BATCH_TOKENS, PADDING_TOKENS
 from sluice.v1 import inference_pb2_grpc
 from supervisor.control import reload_mesh
@@ -65,7 +65,9 @@ PROMPT: Final = {
 }
 ANSWER: Final = "lognormal/16/0.6/60"
 ENGINES: Final = {"generate": "generate", "paged": "transformers"}
-PEER: Final[PolicyName] = "continuous"
+PEER: Final = "continuous"
+DEFAULT: Final = "default"
+"""No policy is named: each model has its engine's."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Result:
     unanswered_share: float
 
 
-def bench_settings(policy: PolicyName) -> config.Settings:
+def bench_settings(policy: str) -> config.Settings:
     """The small tier on both engines; all else as shipped."""
     models = [
         config.ModelSettings.model_validate(
@@ -90,7 +92,8 @@ def bench_settings(policy: PolicyName) -> config.Settings:
         for name, engine in ENGINES.items()
     ]
     pages = config.PrometheusSettings(batcher="127.0.0.1:0")
-    batcher = config.BatcherSettings(policy=Policy.model_validate(policy))
+    named = {} if policy == DEFAULT else {"name": policy}
+    batcher = config.BatcherSettings(policy=Policy.model_validate(named))
     telemetry = config.TelemetrySettings(prometheus=pages)
     return mesh_settings(*models, batcher=batcher, telemetry=telemetry)
 
@@ -114,7 +117,7 @@ class PolicyBench:
         self._mesh = mesh
         self._file = folder / "bench.yaml"
 
-    async def play(self, engine: str, policy: PolicyName, trace: list[Arrival]) -> Result:
+    async def play(self, engine: str, policy: str, trace: list[Arrival]) -> Result:
         """Play a trace on one engine under a policy."""
         await self._use(policy)
         before = await self._tokens(engine)
@@ -132,7 +135,7 @@ class PolicyBench:
             answered = await load.flood(requests, WAITING * SLOTS, FLOOD_S)
         return len(answered) / FLOOD_S
 
-    async def _use(self, policy: PolicyName) -> None:
+    async def _use(self, policy: str) -> None:
         self._file.write_text(bench_settings(policy).to_yaml(), encoding="utf-8")
         await asyncio.to_thread(reload_mesh, self._mesh.state_dir, self._file)
 
@@ -165,13 +168,13 @@ def result_of(answered: list[Arrival], sent: int, padding: float, tokens: float)
     )
 
 
-Round = Mapping[tuple[str, PolicyName], Result]
+Round = Mapping[tuple[str, str], Result]
 """By engine and policy."""
 
 
 async def bench(runs: int, seconds: float) -> list[Figure]:
     """Play all rounds."""
-    names: list[PolicyName] = [*PRESETS]  # type: ignore[list-item]
+    names = [*PRESETS, DEFAULT]
     sides = [(engine, name) for name in names for engine in ENGINES]
     rounds: list[Round] = []
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
@@ -187,7 +190,7 @@ async def bench(runs: int, seconds: float) -> list[Figure]:
     return [figure_of(name, rounds, rate) for name in names]
 
 
-def figure_of(name: PolicyName, rounds: list[Round], rate: float) -> Figure:
+def figure_of(name: str, rounds: list[Round], rate: float) -> Figure:
     """Return the figure of one policy."""
     also = {
         f"{engine}_{key}": statistics.median(getattr(one[engine, name], key) for one in rounds)

@@ -30,6 +30,8 @@ _T = TypeVar("_T")
 
 ALL: Final = "all"
 """Of policies: all presets, on both engines."""
+DEFAULT: Final = "default"
+"""What `engine: generate` has where the configuration names no policy; that of the paged engine is a preset."""
 ENGINE_NAMES: Final[tuple["EngineKind", ...]] = ("generate", "continuous")
 MIXED: Final = (
     "poisson:rate=9,class=interactive,tenant=chat,prompt=lognormal/60/0.8/600,answer=lognormal/30/0.6/120",
@@ -120,6 +122,8 @@ class Workers:
         """What is simulated, by the names of the policies, in the order in which they were named."""
         from simulator.simulator import Setup
         from sluice import settings
+        from sluice.settings.batching import Policy
+        from sluice.settings.models import DEFAULT_POLICIES
 
         mesh = settings.load(self.config)
         found = _policies(policies, mesh, model)
@@ -145,10 +149,12 @@ class Workers:
             first = replace(first, links=costs.mesh.links, sharing=sharing)
         if policies != ALL or self.engine:
             return {name: replace(first, policy=policy) for name, policy in found.items()}
+        default = Policy().named(DEFAULT_POLICIES["generate"])
         return {
             f"{engine}/{name}": replace(first, policy=policy, engine=engine)
             for engine in ENGINE_NAMES
-            for name, policy in found.items()
+            for name, policy in {**found, DEFAULT: default}.items()
+            if engine == "generate" or name != DEFAULT
         }
 
     @cached_property
@@ -280,11 +286,11 @@ def show_comparison(summaries: "Mapping[str, Summary]") -> None:
 
 
 def _comparison_row(name: str, s: "Summary") -> tuple[object, ...]:
-    urgent = next((c.ttft_s for c in s.classes if c.priority_class == URGENT_CLASS), None)
+    urgent = [c.ttft_s for c in s.classes if c.priority_class == URGENT_CLASS]
     times = (s.ttft_s.p50, s.ttft_s.p95, s.latency_s.p50, s.latency_s.p95)
     return (
         *(name, f"{s.padding_share:.1%}", f"{s.tokens_per_s:.0f}", *map(_seconds, times)),
-        *(_seconds(urgent and urgent.p50), _seconds(urgent and urgent.p95)),
+        *([*map(_seconds, (urgent[0].p50, urgent[0].p95))] if urgent else (None, None)),
     )
 
 
@@ -295,12 +301,12 @@ def _seconds(value: float | None) -> str | None:
 def show(summaries: "Mapping[str, Summary]") -> None:
     """Print the summaries of several policies: tables by class, and one of the workers, of 100 columns at most."""
     counts = ("policy", "class", "arrived", "finished", "expired", "refused", "open")
+    times = ("policy", "class", "ttft p50", "p95", "p99", "latency p50", "p95", "p99")
     classes = [(name, c) for name, summary in summaries.items() for c in summary.classes]
-    headers = (*counts, "longest wait", "goodput/s", "in slo")
-    output.write_table(headers, [_counts_row(name, c) for name, c in classes])
+    rows = [_counts_row(name, c) for name, c in classes]
+    output.write_table((*counts, "longest wait", "goodput/s", "in slo"), rows)
     print()
-    headers = ("policy", "class", "ttft p50", "p95", "p99", "latency p50", "p95", "p99")
-    output.write_table(headers, [_times_row(name, c) for name, c in classes])
+    output.write_table(times, [_times_row(name, c) for name, c in classes])
     print()
     totals = (
         *("policy", "workers", "tokens/s", "padding", "rows/batch", "utilization"),

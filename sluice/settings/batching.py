@@ -160,11 +160,11 @@ class Policy(Section):
         own = self.of_class(priority_class).wait_s
         return self.wait_s if own is None else own
 
-    def named(self, default: PolicyName) -> "Policy":
-        """Return the policy with the preset ``default`` where it names none."""
+    def named(self, default: Mapping[str, Any]) -> "Policy":
+        """Return the policy itself, or what it says over ``default`` where it names no preset."""
         if self.name is not None:
             return self
-        return Policy.model_validate({**self.model_dump(), "name": default})
+        return Policy.model_validate({**default, **self.model_dump(exclude={"name"})})
 
     def at(self, moment: datetime) -> "Policy":
         """Return the policy in force at a moment, which has a time zone."""

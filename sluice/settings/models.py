@@ -11,7 +11,6 @@ from pydantic import Field, field_validator, model_validator
 
 from sluice.errors import SettingsError
 from sluice.settings.base import Count, Name, NotNegative, Positive, Section, Share, Whole
-from sluice.settings.batching import PolicyName
 from sluice.settings.model_cache import SUFFIX, chat_file, chat_problem, converted_folder
 from sluice.settings.remote import ServerSettings
 
@@ -57,8 +56,12 @@ CHAT_PATH: Final = "builtin:chat"
 
 STREAMING_ENGINES: Final = frozenset({"transformers", "echo", "openai"})
 """Engines that admit requests at every step, and pad nothing."""
-DEFAULT_POLICIES: Final[Mapping[str, PolicyName]] = {"generate": "length"}
-"""Batching policies by engine, where it is not "continuous"."""
+CONTINUOUS: Final[Mapping[str, Any]] = {"name": "continuous"}
+DEFAULT_POLICIES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "generate": {"name": "length", "padding_max": 0.3}
+}
+"""Batching policies by engine, where it is not "continuous". A step of many sequences costs "generate" hardly more than
+one of few: padding is cheaper than small batches (docs/internals/decisions/0013-padding-of-generate.md)."""
 
 LIVE_FIELDS: Final = frozenset(
     {"tier", "prompt_price", "answer_price", "max_answer_tokens", "tool_format"}
@@ -171,9 +174,9 @@ class ModelSettings(Section):
         return self.engine not in STREAMING_ENGINES
 
     @property
-    def default_policy(self) -> PolicyName:
+    def default_policy(self) -> Mapping[str, Any]:
         """The batching policy of its engine where the configuration names none."""
-        return DEFAULT_POLICIES.get(self.engine, "continuous")
+        return DEFAULT_POLICIES.get(self.engine, CONTINUOUS)
 
     @property
     def resumes_exactly(self) -> bool:

@@ -32,7 +32,8 @@ async def test_all_policies_are_compared_on_both_engines(cli: Cli) -> None:
     for word in ("padding", "tokens/s", "ttft p50", "p95", "total p50"):
         assert word in lines[0]
     shares = {line.split()[0]: line.split()[1] for line in lines[1:]}
-    assert list(shares) == [f"{e}/{p}" for e in ("generate", "continuous") for p in PRESETS]
+    names = [f"generate/{name}" for name in (*PRESETS, "default")]
+    assert list(shares) == [*names, *(f"continuous/{name}" for name in PRESETS)]
     assert {shares[name] for name in shares if name.startswith("continuous")} == {"0.0%"}
     assert float(shares["generate/length"][:-1]) < float(shares["generate/window"][:-1]) / 2
     again = await cli("simulate", "--policies", "all", "--seconds", "4")

@@ -51,11 +51,13 @@ def test_unset_policy_is_the_default_of_the_engine(tmp_path: Path) -> None:
     assert settings.policy_of(model) == Policy(name="continuous", max_rows=7)
     whole = model.model_copy(update={"engine": "generate"})
     policy = settings.policy_of(whole)
-    assert (policy.name, policy.max_rows, policy.padding_max) == ("length", 7, 0.05)
+    assert (policy.name, policy.max_rows, policy.padding_max) == ("length", 7, 0.3)
     again = loaded(tmp_path, settings.to_yaml())
     assert again.policy_of(whole) == policy
     named = loaded(tmp_path, "batcher: {policy: window}")
     assert named.policy_of(whole).name == "window"
+    own = loaded(tmp_path, "batcher: {policy: {padding_max: 0.1}}").policy_of(whole)
+    assert (own.name, own.padding_max) == ("length", 0.1)
 
 
 def test_a_model_may_have_a_policy_of_its_own(tmp_path: Path) -> None:
