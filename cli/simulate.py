@@ -64,9 +64,8 @@ class Traffic:
         from simulator.arrivals import generate, parse_stream
         from simulator.trace import parse_trace
 
-        trace, arrivals, model = self.trace, self.arrivals or (), self.model
-        if by_default and trace is None and not arrivals:
-            arrivals = by_default
+        trace, model = self.trace, self.model
+        arrivals: Sequence[str] = self.arrivals or (() if trace else by_default)
         if (trace is None) == (not arrivals):
             raise BadParameter("give either --trace or --arrivals")
         if trace is None:
