@@ -11,7 +11,7 @@ import pytest
 from sluice.client.answer import NoticeKind, notice_of
 from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, RowError
 from sluice.internal.v1.task_pb2 import Task
-from sluice.settings import ModelSettings
+from sluice.settings import CacheSettings, ModelSettings
 from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.cascades import explained, notices
@@ -110,15 +110,16 @@ async def test_a_wrong_request_gets_no_fallback(wire: Wire) -> None:
 
 
 async def test_failures_count_for_the_breaker_at_once(wire: Wire) -> None:
-    calls = []
-    for _ in range(2):
-        calls.append(wire.stub.Generate(prompt("hello", model="")))
+    for is_answered in (True, False):
+        call = wire.stub.Generate(prompt("hello", model=""))
         await fail(wire, await wire.batcher.task("large"))
-        await wire.batcher.task("small")  # its answer does not come
+        task = await wire.batcher.task("small")
+        if is_answered:  # which is no success of the model that failed
+            await wire.batcher.send(task, last(0, wire.tokens("hello")))
+            await events_of(call)
     _, error = await error_of(wire.stub.Generate(prompt("hello", model="large")))
     assert "circuit breaker is open" in error.message
-    for call in calls:
-        call.cancel()
+    call.cancel()
 
 
 async def test_the_last_fallback_fails_with_its_own_error(wire: Wire) -> None:
@@ -136,6 +137,33 @@ async def test_a_fallback_without_room_is_passed_over(nats_url: str, model_folde
         await fail(wire, await wire.batcher.task("large"))
         await wire.batcher.send(await wire.batcher.task("small"), last(0, wire.tokens("hello")))
         assert (await events_of(call))[-1].finished.model == "small"
+
+
+async def test_what_failed_costs_nothing(nats_url: str, model_folder: Path) -> None:
+    prices = {"large": (1e6, 1e6), "small": (0.0, 1e6)}
+    async with open_wire(nats_url, model_folder, routing=ROUTING, prices=prices) as wire:
+        call = wire.stub.Generate(prompt("hello", model=""))
+        first = await wire.batcher.task("large")
+        await fail(wire, first)
+        await wire.batcher.send(await wire.batcher.task("small"), last(0, wire.tokens("hello")))
+        await events_of(call)
+        record = await explained(wire, first.request_id)
+        assert [attempt.model for attempt in record.attempts] == ["large", "small"]
+        assert [attempt.cost for attempt in record.attempts] == [0.0, len(wire.tokens("hello"))]
+
+
+async def test_a_degraded_answer_is_not_kept(nats_url: str, model_folder: Path) -> None:
+    cache = CacheSettings(enabled=True)
+    sampling = pb.SamplingParams(seed=1)
+    async with open_wire(nats_url, model_folder, routing=ROUTING, cache=cache) as wire:
+        for failing in (True, False):
+            call = wire.stub.Generate(prompt("hello", model="", sampling=sampling))
+            task = await wire.batcher.task("large")
+            if failing:
+                await fail(wire, task)
+                task = await wire.batcher.task("small")
+            await wire.batcher.send(task, last(0, wire.tokens("hello")))
+            await events_of(call)
 
 
 async def test_the_deadline_holds_while_a_fallback_answers(wire: Wire) -> None:
