@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LogitsProcessor
 
 from model_workers.engine.generate.engine import GenerateEngine
 from model_workers.engine.generate.model import Batching, GenerateModel
@@ -314,6 +315,68 @@ def test_row_that_breaks_a_batch_fails_alone() -> None:
     for one in rows:
         if one.request_id != "6":
             assert answers[one.request_id] == generated("llama", one.prompt, 5)
+
+
+def test_row_without_enough_memory_is_returned() -> None:
+    class Full(Recorded):
+        def generate(self, rows: Sequence[Sequence[int]], *rest: Any, **options: Any) -> Any:
+            if any(one[0] == 11 for one in rows):
+                raise torch.OutOfMemoryError
+            return super().generate(rows, *rest, **options)
+
+    engine = GenerateEngine(Full(tiny("llama")), Sampler(), RowLimits(8, 64, CONTEXT, 512))
+    for n, first in enumerate((5, 11)):
+        engine.add(row(str(n), (first, 6), 2), 0.0)
+    steps = [step for _ in range(4) for step in engine.step(0.0)]
+    assert [step.end for step in steps if step.error] == [RowEnd.RETURNED]
+
+
+def test_tokens_that_the_model_rules_out_are_never_drawn() -> None:
+    model = tiny("llama")
+    first, second = generated("llama", (5, 6, 7), 2)
+    model.generation_config.begin_suppress_tokens = [first]
+    model.generation_config.suppress_tokens = [second]
+    engine = GenerateEngine(GenerateModel(model), Sampler(), RowLimits(8, 64, CONTEXT, 512))
+    answer = run(engine, [row("1", (5, 6, 7), 20, end=-1)])["1"]
+    assert answer[0] != first
+    assert second not in answer
+    again = row("2", (5, 6, 7), 2, produced=(first,), end=-1)
+    held = run(engine, [again])["2"]
+    with torch.inference_mode():
+        logits = reference("llama")(torch.tensor([[5, 6, 7, first]])).logits[0, -1]
+    logits[second] = -torch.inf
+    assert held == [first, int(logits.argmax())]
+
+
+class FailsInTurn(LogitsProcessor):
+    """Raises in its third call, behind our draw."""
+
+    def __init__(self) -> None:
+        self._left = 2
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        if not self._left:
+            raise RuntimeError("out of something")
+        self._left -= 1
+        return scores
+
+
+class Flaky(Recorded):
+    """Fails in the third token of each batch of several rows."""
+
+    def generate(self, rows: Sequence[Sequence[int]], *rest: Any, **options: Any) -> Any:
+        if len(rows) > 1:
+            options["logits_processor"] = [*options["logits_processor"], FailsInTurn()]
+        return super().generate(rows, *rest, **options)
+
+
+def test_split_batch_goes_on_behind_its_tokens() -> None:
+    engine = GenerateEngine(Flaky(tiny("llama")), Sampler(), RowLimits(8, 64, CONTEXT, 512))
+    sampling = {"temperature": 1.0, "seed": 5, "frequency_penalty": 1.0}
+    rows = [row(str(n), one, 12, sampling=sampling) for n, one in enumerate(prompts(4))]
+    together = run(engine, rows)
+    for one in rows:
+        assert run(engine_of()[0], [one])[one.request_id] == together[one.request_id]
 
 
 def test_model_that_computes_nothing_raises() -> None:
