@@ -128,7 +128,7 @@ FIGURES: Final[Mapping[str, Callable[[Setup], Awaitable[Figure]]]] = {
     "decode_vs_memory_floor": decode_vs_memory_floor,
 }
 CPU_FIGURES: Final[Mapping[str, tuple[str, ...]]] = {
-    "float32": tuple(FIGURES)[:4],
+    "float32": ("engine_single_vs_generate", "engine_vs_generate", "engine_vs_llamacpp"),
     "bfloat16": tuple(FIGURES)[:2],
 }
 CUDA_FIGURES: Final = ("decode_vs_memory_floor", "engine_vs_generate", "engine_vs_generate_batch")

@@ -35,6 +35,7 @@ FIGURES: Final[Parts] = {
     "router": ("router",),
     "chat": ("chat",),
     "policies": ("policies",),
+    "admission": ("admission",),
 }
 TAILS: Final[Parts] = {
     "open-loop": ("tails", "open_loop"),

@@ -23,6 +23,7 @@ SHORT = {
 }
 """Arguments of a run without a mesh."""
 ON_A_MESH = {
+    "admission": ["--runs", "1", "--seconds", "5", "--load", "0.9"],
     "jobs": ["--runs", "1", "--items", "60", "throughput"],
     "mesh": ["--runs", "1", "echo"],
     "policies": ["--runs", "1", "--seconds", "2"],
