@@ -13,7 +13,6 @@ from gateway.admission.loads import ModelLoadTable
 from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.routing.breaker import Breakers
 from simulator.trace import Arrival
-from sluice.errors import Overloaded
 from sluice.internal.v1 import control_pb2
 
 REPORT_S: Final = 1.0
@@ -46,15 +45,32 @@ class Admission:
         self._loads.update(report, math.nextafter(now, -math.inf))
 
     def admits(self, arrival: Arrival, now: float) -> bool:
-        """Whether a request is sent to the batcher."""
-        timeout_s = math.inf if arrival.timeout_s is None else arrival.timeout_s
-        scheduling = SchedulingParams(
-            arrival.priority_class, arrival.at_s + timeout_s, tenant=arrival.tenant
-        )
-        try:
-            self._overload.refuse_hopeless([MODEL], scheduling, now)
-        except Overloaded:
-            return False
+        """Whether a request would be in time, as far as is known."""
+        return self._overload.problem(MODEL, _scheduling(arrival), now) is None
+
+    def sent(self, arrival: Arrival, now: float) -> float | None:
+        """Take note of a request that is sent to the batcher.
+
+        Returns the time that it is expected to take in whole; None: that is not known.
+        """
+        expected = self._overload.predict(MODEL, _scheduling(arrival), now)
         tokens = arrival.prompt_tokens + arrival.max_tokens
-        self._overload.sent(MODEL, MODEL, arrival.priority_class, tokens, now)
-        return True
+        self._overload.sent(MODEL, MODEL, arrival.priority_class, tokens, now, arrival.tenant)
+        return expected.total_s if expected.is_total else None
+
+    def ended(self, arrival: Arrival) -> None:
+        """Learn from an answer."""
+        is_cut = arrival.answer_tokens >= arrival.max_tokens
+        self._overload.ended(MODEL, _scheduling(arrival), arrival.answer_tokens, is_cut=is_cut)
+
+
+def _scheduling(arrival: Arrival) -> SchedulingParams:
+    timeout_s = math.inf if arrival.timeout_s is None else arrival.timeout_s
+    return SchedulingParams(
+        arrival.priority_class,
+        arrival.at_s + timeout_s,
+        tenant=arrival.tenant,
+        workload=arrival.workload,
+        prompt_tokens=arrival.prompt_tokens,
+        max_tokens=arrival.max_tokens,
+    )

@@ -32,6 +32,7 @@ class Outcome:
 
     Attributes:
         wait_s: in the batcher's queue, all times that it waited there.
+        expected_s: the time that the gateway expected it to take in whole; None: it could not know.
     """
 
     arrival: Arrival
@@ -39,6 +40,7 @@ class Outcome:
     wait_s: float = 0.0
     first_at: float | None = None
     ended_at: float | None = None
+    expected_s: float | None = None
 
     @property
     def ttft_s(self) -> float | None:

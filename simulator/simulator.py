@@ -45,6 +45,7 @@ class Setup:
         sharing: what all processes do on cores that engines share with them; None: engines have their own, and what the
             other processes do is in ``links``.
         admission: whether the gateway refuses what would be late.
+        never_refused: places in the trace of requests that it does not refuse all the same.
         until_s: when to stop; None: when everything has ended.
     """
 
@@ -57,6 +58,7 @@ class Setup:
     sharing: Sharing | None = None
     weights: Mapping[str, float] = field(default_factory=dict)
     admission: bool = False
+    never_refused: frozenset[int] = frozenset()
     until_s: float | None = None
 
 
@@ -123,10 +125,13 @@ class Simulation:
 
     def _arrive(self, number: int) -> None:
         self._expect(number + 1)
-        arrival, now = self._outcomes[number].arrival, self._events.now
-        if self._admission is not None and not self._admission.admits(arrival, now):
-            self._end(self._outcomes[number], Ending.REFUSED, now)
-            return
+        outcome, now = self._outcomes[number], self._events.now
+        arrival, admission = outcome.arrival, self._admission
+        if admission is not None:
+            if number not in self._setup.never_refused and not admission.admits(arrival, now):
+                self._end(outcome, Ending.REFUSED, now)
+                return
+            outcome.expected_s = admission.sent(arrival, now)
         self._handle(partial(self._pass_on, number))
         if arrival.timeout_s is not None:
             self._events.at(arrival.at_s + arrival.timeout_s, partial(self._expire, number))
@@ -270,6 +275,8 @@ class Simulation:
             if outcome.ending is Ending.OPEN:
                 self._end(outcome, Ending.FINISHED, sent_at + links.out_s)
                 self._handle(lambda: None)
+                if self._admission is not None:
+                    self._admission.ended(outcome.arrival)
                 outcome.first_at = min(outcome.first_at or math.inf, sent_at + links.out_s)
         for sent_at, names in ended.items():
             first = progress.first if sent_at == now else ()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.admission.loads import ModelLoadTable
-from gateway.admission.prediction import AnswerKind, AnswerLengths, Prediction, SentTokens
+from gateway.admission.prediction import AnswerKind, AnswerLengths, ExpectedTime, SentTokens
 from gateway.routing.breaker import Breakers
 from gateway.routing.plan import Plan
 from sluice.errors import ExpectedLate, ModelUnavailable, SluiceError
@@ -20,10 +20,9 @@ from sluice.settings.routing import BreakerSettings
 from sluice.v1.inference_pb2 import ROUTE_STRATEGY_SAFETY
 from sluice.wire.subjects import RANKS
 
-MARGIN: Final = 0.2
-"""Share of the time to the deadline that is kept in reserve for errors of the estimates. Without it half of the
-requests that are just admitted would be late, each instead of one in time."""
-
+SURE_SHARE: Final = 0.8
+"""Share of the expected time that must be past the deadline for a refusal: half of the predictions are off by up to a
+quarter."""
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 60.0
 UNAVAILABLE_RETRY_S: Final = 1.0
@@ -184,13 +183,13 @@ class OverloadControl:
             wait_s += share * tokens / load.tokens_per_s
         return max(0.0, wait_s - (now - load.reported_at))
 
-    def predict(self, model: str, scheduling: SchedulingParams, now: float) -> Prediction:
+    def predict(self, model: str, scheduling: SchedulingParams, now: float) -> ExpectedTime:
         """Return how long an answer of ``model`` would take from now on, as far as it is known."""
         load = self.loads.load(scheduling.task_of(model), now)
         state = load.of_class(scheduling.priority_class)
         kind = AnswerKind(model, scheduling.tenant, scheduling.workload)
         length = self.lengths.expect(kind, scheduling.min_tokens, scheduling.max_tokens)
-        return Prediction(
+        return ExpectedTime(
             self.wait_s(model, scheduling, now),
             state.first_token_s + scheduling.prompt_tokens * state.prompt_token_s,
             (length.tokens - 1) * state.token_s,
@@ -212,13 +211,13 @@ class OverloadControl:
                 retry_after_s=max(RETRY_MIN_S, retry_s),
             )
         expected, left_s = self.predict(model, scheduling, now), scheduling.deadline - now
-        late_s = expected.total_s - left_s * (1 - MARGIN)
+        late_s = expected.total_s - left_s / SURE_SHARE
         if expected.wait_s <= 0 or late_s <= 0:
             return None
         return _late(model, expected, left_s, min(late_s, expected.wait_s))
 
 
-def _late(model: str, expected: Prediction, left_s: float, retry_s: float) -> ExpectedLate:
+def _late(model: str, expected: ExpectedTime, left_s: float, retry_s: float) -> ExpectedLate:
     """Return the refusal of a request that has ``left_s``; after ``retry_s`` the model would take it."""
     before = ""
     if expected.tokens_per_s:

@@ -41,7 +41,7 @@ class AnswerLength(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Prediction:
+class ExpectedTime:
     """How long an answer is expected to take.
 
     Attributes:

@@ -82,11 +82,16 @@ class OutputLengths:
         task.cache_tokens = prompt + max(least, min(reserved, most))
 
     def observe(self, task: QueuedTask, tokens: int) -> None:
-        """An answer of ``tokens`` has ended by itself."""
+        """An answer of ``tokens`` has ended by itself.
+
+        One that reached its ``max_tokens`` below the mean says nothing: it may be a short one or a long one.
+        """
+        is_cut = tokens >= task.max_tokens
         for key in ((task.tenant, task.workload), (None, task.workload)):
             seen = self._seen.get(key)
             if seen is not None:
-                seen.observe(tokens, self.quantile)
+                if not is_cut or tokens >= seen.expected:
+                    seen.observe(tokens, self.quantile)
                 continue
             if len(self._seen) >= KEYS_MAX:
                 del self._seen[next(iter(self._seen))]

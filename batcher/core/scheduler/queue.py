@@ -90,7 +90,7 @@ class Queue:
             produced = task.prefill_tokens - task.prompt_tokens
             self.waits.measure(task, output_tokens - produced, decode_s, now)
         self._answered(task, now if whole else None)
-        self.waits.left(task)
+        self.waits.left(task, now)
 
     def reconfigure(self, policy: Policy, weights: Mapping[str, float]) -> None:
         """Continue under another policy or other weights.

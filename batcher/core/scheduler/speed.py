@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from batcher.core.scheduler.task import QueuedTask
+from sluice.wire.subjects import CLASSES, RANKS
 
 ROWS_MIN: Final = 4
 """Rows of a class that must have been measured before its speed is known."""
@@ -29,6 +30,8 @@ SLOTS_MAX: Final = 64
 """Slots that are looked at one by one; more are represented by so many of them."""
 HALVINGS: Final = 14
 """Halvings of the interval that a wait is searched in: its error is below 1/16,000 of the interval."""
+OCCUPANCY_S: Final = 20.0
+"""Memory of the slots that each class takes, in seconds: a burst of a few seconds is no steady load."""
 PEAK_S: Final = 10.0
 """How long the largest number of rows in workers is remembered, seconds."""
 
@@ -172,14 +175,42 @@ class Peak:
         return self._now if now >= self._since + PEAK_S else max(self._before, self._now)
 
 
+class Occupancy:
+    """Slots that rows of each class have lately taken, in the mean."""
+
+    def __init__(self) -> None:
+        self._rows = dict.fromkeys(CLASSES, 0)
+        self._means = dict.fromkeys(CLASSES, 0.0)
+        self._at = 0.0
+
+    def add(self, priority_class: str, rows: int) -> None:
+        """Count rows that were sent to a worker, or with a negative number those that have left it."""
+        self._rows[priority_class] += rows
+
+    def watch(self, now: float) -> None:
+        """Add the time since the last call."""
+        fade = math.exp(-max(0.0, now - self._at) / OCCUPANCY_S)
+        for name, rows in self._rows.items():
+            self._means[name] = fade * self._means[name] + (1 - fade) * rows
+        self._at = now
+
+    def before(self, priority_class: str) -> float:
+        """Return the slots that more urgent classes take in the mean."""
+        return sum(self._means[name] for name in CLASSES[: RANKS[priority_class]])
+
+
 class Slots:
     """Slots of workers by the time at which each becomes free, seconds from now."""
 
     def __init__(self, free_in_s: Iterable[float]) -> None:
         free = sorted(free_in_s)
+        self._slots = len(free)
         self._share = min(1.0, SLOTS_MAX / len(free)) if free else 1.0
         step = 1 / self._share
         self._free = [free[int(place * step)] for place in range(min(len(free), SLOTS_MAX))]
+
+    def __len__(self) -> int:
+        return self._slots
 
     def wait_s(self, tasks: float, each_s: float) -> float:
         """Return the wait of a task for a slot.

@@ -4,7 +4,8 @@
 2. Else it waits for a slot. The rows in workers give theirs back one by one; waiting tasks that go before it take the
    first ones. These are the tasks of more urgent classes, and of its own class the share that goes before its tenant.
 3. Where less urgent rows give way to the class, they hold no slots.
-4. While nothing is measured (`batcher.core.scheduler.speed`) the wait is not known, and is said to be 0.
+4. More urgent tasks go on coming while it waits, as many as lately: they take their part of the slots.
+5. While nothing is measured (`batcher.core.scheduler.speed`) the wait is not known, and is said to be 0.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import Final
 
 from batcher.core.scheduler.capacity import Capacity, room_of
 from batcher.core.scheduler.order import Order
-from batcher.core.scheduler.speed import Peak, RowSpeed, Slots, Speeds
+from batcher.core.scheduler.speed import Occupancy, Peak, RowSpeed, Slots, Speeds
 from batcher.core.scheduler.task import Batch, Decision, QueuedTask
 from sluice.internal.v1 import control_pb2
 from sluice.settings.batching import Policy
@@ -20,6 +21,8 @@ from sluice.wire.subjects import RANKS, URGENT_CLASS
 
 NOBODY: Final = ""
 """A tenant that has nothing waiting: no task is of it."""
+BUSY_MAX: Final = 0.75
+"""Upper bound of the share of slots that more urgent classes are expected to take from a wait."""
 TENANTS_REPORTED: Final = 64
 """Tenants of a class whose expected wait is reported: those with the most waiting."""
 
@@ -38,6 +41,7 @@ class ExpectedWaits:
         self._order, self._policy, self._window_s = order, policy, window_s
         self._speeds = Speeds()
         self._peak = Peak()
+        self._occupancy = Occupancy()
         self._sent: dict[str, QueuedTask] = {}
         """Tasks that workers have."""
         self._is_blocked = False
@@ -58,19 +62,25 @@ class ExpectedWaits:
         """Take a decision: a batch went to a worker, or none could."""
         # A task that waits for a policy's window does not wait for capacity.
         self._is_blocked = decision.batch is None and decision.wake_at is None
+        self._occupancy.watch(now)
         for task in decision.batch.rows if decision.batch else ():
             self._speeds.begin(task, now)
             self._sent[task.request_id] = task
+            self._occupancy.add(task.priority_class, 1)
             self._peak.see(len(self._sent), now)
 
     def watch(self, now: float, *, has_room: bool) -> None:
         """Note, once nothing more can be sent, whether workers grant more rows."""
         self._is_blocked = self._is_blocked and self._order.waiting > 0
         self._speeds.watch(now, is_full=self._is_blocked or not has_room)
+        self._occupancy.watch(now)
 
-    def left(self, task: QueuedTask) -> None:
-        """A worker does not have ``task`` any more."""
+    def left(self, task: QueuedTask, now: float | None = None) -> None:
+        """Forget a task that has left its worker, ``now`` if that is known."""
+        if now is not None:
+            self._occupancy.watch(now)
         del self._sent[task.request_id]
+        self._occupancy.add(task.priority_class, -1)
 
     def measure(self, task: QueuedTask, tokens: int, decode_s: float, now: float) -> None:
         """Measure a task that has ended by itself; see `Speeds.end`."""
@@ -143,6 +153,10 @@ class ExpectedWaits:
             tasks += share * members.waiting
             seconds += share * speed.time_s(members.waiting, members.prefill_tokens, answers)
         wait_s = slots.wait_s(tasks, seconds / tasks if tasks else 0.0)
+        if len(slots):
+            # Tasks of more urgent classes go on coming meanwhile, and go first.
+            busy = self._occupancy.before(priority_class) / len(slots)
+            wait_s /= 1 - min(busy, BUSY_MAX)
         return max(wait_s, self._window_s(priority_class, now))
 
     def _slots(self, priority_class: str, capacities: Sequence[Capacity], now: float) -> Slots:

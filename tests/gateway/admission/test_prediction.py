@@ -12,7 +12,7 @@ from gateway.admission.prediction import (
     KINDS_MAX,
     AnswerKind,
     AnswerLengths,
-    Prediction,
+    ExpectedTime,
     SentTokens,
 )
 from sluice.wire.subjects import RANKS
@@ -73,7 +73,7 @@ def test_kinds_of_answers_are_bounded() -> None:
 
 
 def test_a_prediction_names_the_tokens_before_it() -> None:
-    expected = Prediction(2.0, 0.5, 0.25, tokens_per_s=900.0)
+    expected = ExpectedTime(2.0, 0.5, 0.25, tokens_per_s=900.0)
     assert (expected.total_s, expected.tokens_before) == (2.75, 1800.0)
 
 
