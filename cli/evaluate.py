@@ -206,7 +206,7 @@ def _show(results: Sequence[Result], about: dict[str, Any], strong: str) -> None
     compared = trades(table, strong)
 
     def write() -> None:
-        output.write_table(HEADERS, map(_cells, table))
+        output.write_table(HEADERS, map(_cells, table), keys=3)
         for trade in compared:
             print(_sentence(trade))
         if about.get("rows"):
@@ -238,8 +238,10 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def _sentence(trade: Trade) -> str:
+    if trade.token_share == 0:
+        return f"{trade.model} alone: {_percent(trade.right_share)} as many right answers; {trade.strong} not used"
     return (
-        f"{trade.model}: {_percent(trade.right_share)} of {trade.strong}'s right answers with"
+        f"{trade.model}: {_percent(trade.right_share)} as many right answers as {trade.strong}, with"
         f" {_percent(trade.token_share)} of its tokens ({_percent(trade.answer_token_share)} of its answer tokens)"
     )
 

@@ -32,6 +32,8 @@ RESAMPLES: Final = 1000
 _ARTICLES: Final = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 _TAIL: Final = 0.025
+FEW_ITEMS: Final = 30
+"""With fewer items an interval covers most of what is possible."""
 
 
 class Scored:
@@ -250,11 +252,13 @@ def _write(described: Mapping[str, Any], systems: Sequence[str]) -> None:
         for system in systems
     ]
     output.write_table(("model", "n", *METRICS), rows)
+    if described["items"] < FEW_ITEMS:
+        print(f"only {described['items']} items: the intervals say little; use {FEW_ITEMS} or more")
     for system, job in described["jobs"].items():
         print(f"the answers of {system} are kept: sluice batch results {job} --out FILE")
     for metric, found in described.get("differences", {}).items():
         print(
-            f"{metric}: {systems[1]} less {systems[0]} {found['value']:+.3f}"
+            f"{metric}: {systems[1]} - {systems[0]}: {found['value']:+.3f}"
             f" [{found['low']:+.3f}, {found['high']:+.3f}], p = {found['p']:.3f}"
         )
 

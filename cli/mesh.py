@@ -181,9 +181,12 @@ def status(state: OfMesh) -> None:
     The exit code is 0 only when all of them are ready.
     """
     import asyncio
+    import logging
 
     from supervisor.status import report_of
 
+    # asyncio warns of each TLS connection that a server closes; the report says what does not answer.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     report = asyncio.run(report_of(state))
     described = {
         **asdict(replace(report, models=(), routers=())),
@@ -230,7 +233,7 @@ def _write_report(report: "MeshReport") -> None:
         columns = None if any(one.page for one in report.processes) else -1
         header = ("process", "pid", "alive", "ready", "uptime", "restarts", "port", "metrics")
         rows = [_process_row(process)[:columns] for process in report.processes]
-        output.write_table(header[:columns], rows)
+        output.write_table(header[:columns], rows, keys=1)
     if report.models:
         print()
         _write_models(report.models)

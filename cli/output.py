@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from shutil import get_terminal_size
 from typing import Any, Final, TextIO
@@ -175,9 +175,38 @@ def text_width() -> int:
     return min(WIDTH_MAX, get_terminal_size((WIDTH_MAX, 24)).columns)
 
 
-def write_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Prints `aligned`."""
-    write_text("".join(f"{line}\n" for line in aligned(headers, rows)))
+def write_table(
+    headers: Sequence[str], rows: Iterable[Sequence[object]], keys: int | None = None
+) -> None:
+    """Print `aligned`.
+
+    Args:
+        keys: a table that is too wide is printed in parts, each with this many of the first columns; None: as it is.
+    """
+    listed = list(rows)
+    parts = [range(len(headers))] if keys is None else list(_parts(headers, listed, keys))
+    tables = [
+        aligned([headers[i] for i in part], [[row[i] for i in part] for row in listed])
+        for part in parts
+    ]
+    write_text("\n".join("".join(f"{line}\n" for line in table) for table in tables))
+
+
+def _parts(
+    headers: Sequence[str], rows: Sequence[Sequence[object]], keys: int
+) -> Iterator[Sequence[int]]:
+    """Yield the columns of each part of a table, as many as fit the width."""
+    columns = zip(headers, *rows, strict=True)
+    widths = [max(len(str(cell)) for cell in column) + 2 for column in columns]
+    room = text_width() + 2 - sum(widths[:keys])
+    part, used = list(range(keys)), 0
+    for place in range(keys, len(headers)):
+        if used and used + widths[place] > room:
+            yield part
+            part, used = list(range(keys)), 0
+        part.append(place)
+        used += widths[place]
+    yield part
 
 
 def aligned(

@@ -218,10 +218,12 @@ def _scored(head: "Head", path: Path, cascade: bool) -> Iterator[tuple[str, str]
 def _show(told: Mapping[str, Any], described: Mapping[str, Any]) -> None:
     for name, head in described["heads"].items():
         figures = ", ".join(f"{key} {value:.3g}" for key, value in head["held_out"].items())
-        print(f"{name}: {head['rows']} outcomes, held out: {figures}")
+        line = f"{name}: {head['rows']} outcomes, held out: {figures}"
+        print(output.folded(line, 2))
         rows = [
             (t["target"], f"{t['threshold']:.4f}", f"{t['large_share']:.1%}", f"{t['quality']:.4f}")
             for t in head["targets"]
         ]
         output.write_table(("target", "threshold", "large share", "quality"), rows)
-    print(*(f"{key} {value}" for key, value in told.items()), "version", described["version"])
+    for key, value in (*told.items(), ("version", described["version"])):
+        print(f"{key} {value}")

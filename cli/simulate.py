@@ -303,15 +303,15 @@ def show(summaries: "Mapping[str, Summary]") -> None:
     times = ("policy", "class", "ttft p50", "p95", "p99", "latency p50", "p95", "p99")
     classes = [(name, c) for name, summary in summaries.items() for c in summary.classes]
     rows = [_counts_row(name, c) for name, c in classes]
-    output.write_table((*counts, "longest wait", "goodput/s", "in slo"), rows)
+    output.write_table((*counts, "longest wait", "goodput/s", "in slo"), rows, keys=2)
     print()
-    output.write_table(times, [_times_row(name, c) for name, c in classes])
+    output.write_table(times, [_times_row(name, c) for name, c in classes], keys=2)
     print()
     totals = (
         *("policy", "workers", "tokens/s", "padding", "rows/batch", "utilization"),
         *("slots used", "cost", "per M tokens"),
     )
-    output.write_table(totals, [_total_row(name, s) for name, s in summaries.items()])
+    output.write_table(totals, [_total_row(name, s) for name, s in summaries.items()], keys=1)
 
 
 def _counts_row(policy: str, c: "ClassSummary") -> tuple[object, ...]:

@@ -45,7 +45,7 @@ async def test_all_models_and_auto_are_asked_by_default(cli: Cli) -> None:
     assert lines[0][:5] == ["model", "kind", "level", "n", "right"]
     totals = [line[0] for line in lines if line[1:3] == ["all", "all"]]
     assert totals == ["small", "large", "auto"]
-    assert "small: - of large's right answers with" in ran.out
+    assert "small: - as many right answers as large, with" in ran.out
     assert {r.model for r in service.requests} == {"small", "large", "auto"}
 
 

@@ -65,7 +65,7 @@ async def test_json_has_logprobs_stop_and_notices(cli: Cli) -> None:
     ]
     assert (answer["finish_reason"], answer["stop"]) == ("stop_sequence", "END")
     assert answer["notices"] == [
-        {"kind": "recovered", "message": "m", "model": "", "degraded": False}
+        {"kind": "recovered", "message": "m", "model": "", "degraded": False, "inexact": False}
     ]
 
 

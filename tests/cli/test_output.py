@@ -37,3 +37,40 @@ def test_numbers_of_a_table_are_aligned_to_the_right() -> None:
 def test_notes_are_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:
     output.note("remark")
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_wide_table_is_printed_in_parts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    headers = ("policy", "class", "arrived", "finished", "expired")
+    output.write_table(headers, [("length", "bulk", 10, 20, 30)], keys=2)
+    assert capsys.readouterr().out.splitlines() == [
+        "policy  class  arrived",
+        "length  bulk        10",
+        "",
+        "policy  class  finished",
+        "length  bulk         20",
+        "",
+        "policy  class  expired",
+        "length  bulk        30",
+    ]
+    output.write_table(headers, [("length", "bulk", 10, 20, 30)])
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_a_span_has_two_units() -> None:
+    spans = {0.2: "0s", 59.6: "1m", 568: "9m 28s", 7500: "2h 5m", 90_000: "1d 1h"}
+    assert {seconds: output.span(seconds) for seconds in spans} == spans
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_colours_can_be_turned_off(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert output.styled("x", output.RED, terminal) == "\x1b[31mx\x1b[0m"
+    assert output.styled("x", output.RED, io.StringIO()) == "x"
+    monkeypatch.setenv(name, value)
+    assert output.styled("x", output.RED, terminal) == "x"

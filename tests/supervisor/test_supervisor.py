@@ -129,7 +129,9 @@ async def test_stop_is_orderly_stage_by_stage(
         supervisor.start(replace(python(name, SLEEPER, tmp_path / name), stage=stage))
     pids = supervisor.pids
     await supervisor.stop()
-    ends = [r.getMessage().split()[0] for r in caplog.records if "has ended" in r.getMessage()]
+    ends = [
+        r.getMessage().split()[1] for r in caplog.records if r.getMessage().startswith("stopped ")
+    ]
     assert ends == ["third", "second", "first"]
     assert supervisor.pids == {}
     assert not any(psutil.pid_exists(pid) for pid in pids.values())
