@@ -84,6 +84,17 @@ def test_running_batches_let_returned_ones_pass_standard() -> None:
     assert batch_of(queue, 1.01, busy(batches_running=1)).rows == [again]
 
 
+def test_running_batches_leave_the_order_of_unlimited_ones() -> None:
+    queue = Queue(policy(batches_running_max=1, classes={"bulk": {"aging_s": 2.0}}))
+    fill(queue, 5, priority_class="bulk")
+    (row,) = batch_of(queue, 1.0, busy()).rows
+    again = come_back(queue, row, 1, 1.0)
+    fill(queue, 5, now=1.0)
+    rows = batch_of(queue, 3.0, busy(batches_running=1)).rows
+    assert [r.priority_class for r in rows] == ["bulk", "interactive"], "bulk is overdue"
+    assert rows[0] is again
+
+
 def test_interactive_window_holds_under_the_limit_too() -> None:
     queue = Queue(policy(batches_running_max=1, wait_s=0.4))
     fill(queue, 5, priority_class="bulk")
@@ -175,6 +186,7 @@ def test_window_halves_the_time_to_a_deadline_at_first() -> None:
 def test_window_wakes_when_a_class_is_overdue() -> None:
     queue = Queue(policy("window", wait_s=10.0, classes={"bulk": {"aging_s": 3.0}}))
     fill(queue, 5, priority_class="bulk")
+    fill(queue, 5, priority_class="interactive")
     assert queue.next_batch(0.0, [busy()]).wake_at == 3.0
     assert batch_of(queue, 3.0, busy()).cause is BatchCause.URGENT
 
