@@ -277,7 +277,9 @@ def main(arguments: list[str]) -> int:
         print(error)
         return 1
     except OSError as error:
-        print(f"cannot be converted: {error}")
+        print(
+            f"cannot be converted ({error}); give access, or name another cache in SLUICE_MODEL_CACHE"
+        )
         return 1
     except KeyboardInterrupt:
         print("the conversion was interrupted")

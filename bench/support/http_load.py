@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-CALL_S: Final = 60.0
+CALL_S: Final = 300.0
 DONE: Final = b"data: [DONE]\n\n"
 END: Final = b"0\r\n\r\n"
 """Of a chunked body."""

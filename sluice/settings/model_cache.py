@@ -37,11 +37,20 @@ _CONVERT_BYTES_PER_S: Final = 2e6
 
 
 def model_cache() -> Path:
-    """Return the cache folder: `CACHE_VARIABLE`, else ``sluice/models`` in the user's cache."""
+    """Return the cache folder: `CACHE_VARIABLE`, else ``sluice/models`` in the user's cache.
+
+    Raises:
+        SettingsError: the variable is not set, and the user has no home.
+    """
     if named := os.environ.get(CACHE_VARIABLE):
         return Path(os.path.expanduser(named)).absolute()
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "sluice", "models")
+    base = base if os.path.isabs(base) else os.path.expanduser("~/.cache")
+    if not os.path.isabs(base):
+        raise SettingsError(
+            f"{CACHE_VARIABLE}: is not set, and this user has no home; name a folder in it"
+        )
+    return Path(base, "sluice", "models")
 
 
 def chat_file() -> Path:
@@ -51,7 +60,10 @@ def chat_file() -> Path:
 
 def chat_problem() -> str | None:
     """Return why the general model cannot be served and what to do; None when it can be."""
-    file = chat_file()
+    try:
+        file = chat_file()
+    except SettingsError as error:
+        return str(error)
     if not os.path.isfile(file):
         return f"its weights are not in {file.parent}; {CHAT_DOWNLOAD}"
     if find_spec("gguf") is None and not is_converted(_folder_of(file)):

@@ -58,6 +58,26 @@ def test_model_cache_follows_the_environment(
     assert model_cache() == Path(folder)
 
 
+def test_model_cache_of_a_user_without_a_home_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLUICE_MODEL_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    with pytest.raises(SettingsError, match=r"^SLUICE_MODEL_CACHE: is not set"):
+        model_cache()
+    assert len(settings.load().models) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("SLUICE_MODEL_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(SettingsError, match=r"cache.*; give access, or name another cache"):
+        converted_folder(file)
+
+
 def test_defaults_serve_specialists_alone_without_chat(cache: Path) -> None:
     loaded = settings.load()
     assert [model.name for model in loaded.models] == ["small", "large"]
