@@ -74,7 +74,7 @@ def chat_problem() -> str | None:
 def converted_folder(file: Path) -> Path:
     """Return the folder of a GGUF file in Hugging Face layout; convert the file when that was not done before.
 
-    A conversion takes about 20 s for 100 MB. Several processes that need the same file wait for one conversion.
+    A conversion takes half a minute for 100 MB. Processes that need the same file wait for one conversion.
 
     Raises:
         SettingsError: the file is missing or cannot be converted.
