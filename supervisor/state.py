@@ -18,6 +18,7 @@
 
 import json
 import os
+import re
 import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ from sluice.local_mesh import (
 )
 
 _VERSION: Final = 3
+_STRANGE: Final = re.compile(r"[^A-Za-z0-9._/@%+,:=~-]")
+"""Triton's Python backend hands its path to a shell, and nats-server reads only ASCII escapes."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +154,13 @@ class StateDir:
         """Makes the folders, for this user alone.
 
         Raises:
-            SetupError: the place cannot be written.
+            SetupError: the place cannot be written, or a server could not read its path.
         """
+        if strange := _STRANGE.search(str(self.root)):
+            raise SetupError(
+                f"state directory {self.root}: tritonserver and nats-server cannot read {strange[0]!r} in a path; "
+                f"name another one with --state-dir or {STATE_DIR_VARIABLE}"
+            )
         try:
             for folder in (self.root, self.logs, self.nats):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -114,6 +114,13 @@ def test_a_state_directory_that_cannot_be_made(tmp_path: Path) -> None:
         StateDir(tmp_path / "file" / "below").lock()
 
 
+@pytest.mark.parametrize("name", ["with space", "jürgen", "a'b", "a$b", "a;b", 'a"b'])
+def test_a_path_that_servers_cannot_read_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SetupError, match=r"state directory .*cannot read .*--state-dir"):
+        StateDir(tmp_path / name).lock()
+    assert not (tmp_path / name).exists()
+
+
 def test_the_default_directory_comes_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
