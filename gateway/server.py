@@ -213,7 +213,7 @@ class Gateway:
         await self._exchange.start(client)
         await self._transport.start(client)
         await self.reload.join()
-        await self._health.refresh(time.monotonic())
+        self._health.refresh(time.monotonic())
         for server in self._servers:
             await server.start()
         _log.info("gateway %s serves on %s", self._transport.gateway_id, self.address)
@@ -245,7 +245,7 @@ class Gateway:
             try:
                 self.registry.tick(now, connected=self._transport.connected)
                 self._loads.expire(now)
-                await self._health.refresh(now)
+                self._health.refresh(now)
             except Exception:  # without this loop no stall would be noticed
                 _log.exception("tick failed")
             busy = len(self.registry) or not self._health.serving
@@ -257,7 +257,7 @@ class Gateway:
 
     async def drain(self) -> None:
         """Reports NOT_SERVING and refuses new calls; running calls get ``drain_s`` seconds to finish."""
-        await self._health.leave()
+        self._health.leave()
         self._limiter.draining = True
         _log.info("draining: %d calls run", self._limiter.active)
         with suppress(TimeoutError):

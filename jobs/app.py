@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
+from grpc_health.v1 import health_pb2_grpc
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from opentelemetry.trace import Tracer
@@ -23,13 +22,16 @@ from jobs.store import JobStore
 from sluice.client.channel import LOOKUP_S, error_of
 from sluice.defaults import AUTO
 from sluice.errors import (
+    DeadlinePassed,
     InternalError,
+    InvalidRequest,
     PermissionDenied,
     SettingsError,
     SetupError,
     SluiceError,
     TransportUnavailable,
 )
+from sluice.grpc_server import HEALTH_S, HealthService, server_options
 from sluice.settings import Settings
 from sluice.startup import listening_at, reachable
 from sluice.telemetry.exchange import MetricsExchange
@@ -51,8 +53,6 @@ _CLOSE_S: Final = 1.0
 _RETRY_S: Final = 0.25
 _OURS: Final = "/sluice."
 _HEALTH: Final = "/grpc.health.v1.Health/"
-_CLIENT_PINGS_MS: Final = 500
-"""Gateways may ask this often whether the process lives."""
 
 
 async def serve(
@@ -148,6 +148,8 @@ class _Guard(grpc.aio.ServerInterceptor):
         if not str(details.method).startswith(_HEALTH) and not self._is_ours(details):
             return grpc.stream_stream_rpc_method_handler(_refuse)
         handler: Any = await continuation(details)
+        if handler is not None and str(details.method).startswith(_HEALTH):
+            return _timed(handler)
         if handler is None or not str(details.method).startswith(_OURS):
             return handler
         reading = request_reader(handler.request_deserializer)
@@ -177,6 +179,32 @@ async def guarded(behaviour: Callable[[Any, Any], Awaitable[Any]], given: Any, c
     return await context.abort(*failed.as_abort())
 
 
+def _timed(handler: Any) -> Any:
+    """Return the handler of a health method with `HEALTH_S` for its request, and for the answer to a check."""
+    behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
+
+    async def answer(given: Any, context: Any) -> None:
+        if given is grpc.aio.EOF:
+            raise InvalidRequest("request: is missing; send a HealthCheckRequest")
+        response = await behaviour(given, context)
+        if response is not None:
+            await context.write(response)
+
+    async def handle(_: Any, context: Any) -> None:
+        try:
+            async with asyncio.timeout(HEALTH_S) as limit:
+                given = await context.read()
+                if handler.response_streaming:
+                    limit.reschedule(None)
+                await guarded(answer, given, context)
+        except TimeoutError:
+            late = DeadlinePassed(f"request: did not arrive within {HEALTH_S:g} s; send it at once")
+            await context.abort(*late.as_abort())
+
+    reading = request_reader(handler.request_deserializer)
+    return grpc.stream_stream_rpc_method_handler(handle, reading, handler.response_serializer)
+
+
 async def _refuse(_: Any, context: Any) -> None:
     error = PermissionDenied("the service of jobs answers gateways alone: call a gateway")
     await context.abort(*error.as_abort())
@@ -198,16 +226,9 @@ async def _started_store(settings: Settings, client: Client) -> JobStore:
 async def _serving(
     address: str, service: JobService, mesh_key: str | None, tls: Path | None
 ) -> AsyncIterator[None]:
-    server = grpc.aio.server(
-        interceptors=[_Guard(mesh_key)],
-        options=[
-            ("grpc.so_reuseport", 0),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.min_ping_interval_without_data_ms", _CLIENT_PINGS_MS),
-        ],
-    )
+    server = grpc.aio.server(interceptors=[_Guard(mesh_key)], options=server_options())
     add_JobServiceServicer_to_server(service, server)
-    health = health_aio.HealthServicer()
+    health = HealthService()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     host, _ = listening_at(address, "jobs.address")
     if tls is None:
@@ -215,10 +236,9 @@ async def _serving(
     else:
         bound = server.add_secure_port(address, server_credentials(tls, (tls / AUTHORITIES,)))
     await server.start()
-    await health.set("", health_pb2.HealthCheckResponse.SERVING)
     _log.info("jobs are served on %s:%d", host, bound)
     try:
         yield
     finally:
-        await health.enter_graceful_shutdown()
+        health.leave()
         await server.stop(_CLOSE_S)

@@ -39,6 +39,7 @@ from sluice.errors import (
     ShuttingDown,
     SluiceError,
 )
+from sluice.grpc_server import HEALTH_S
 from sluice.settings import CallShares
 from sluice.wire.subjects import BULK_CLASS, CLASSES, RANKS
 
@@ -57,8 +58,8 @@ STREAMS_MAX: Final = 256
 """Calls of a tenant beside those that have a class: of JobService, and reflection."""
 SENDING_MAX: Final = 4
 """Those of them whose client may send many messages: uploads."""
-HEALTH_MAX: Final = 1024
-"""Calls of an address about health, which anybody may ask."""
+WATCHING_MAX: Final = 1024
+"""Watchers of health of an address, who need no credentials."""
 
 MOMENT_S: Final = 0.001
 BUSY_S: Final = 0.005
@@ -197,7 +198,7 @@ class Arriving:
         bytes: of requests that a tenant's calls keep.
         streams: calls of a tenant that have no class.
         uploads: those of them that may send many messages.
-        health: calls about health, by address: nobody knows their callers.
+        watching: watchers of health, by address: nobody knows their callers.
     """
 
     def __init__(self, max_message_bytes: int) -> None:
@@ -208,11 +209,42 @@ class Arriving:
         self.bytes = CountLimit(bytes_max, "bytes of requests of your tenant are being answered")
         self.streams = CountLimit(STREAMS_MAX, "calls about jobs of your tenant are being answered")
         self.uploads = CountLimit(SENDING_MAX, "uploads of your tenant are being answered")
-        self.health = CountLimit(
-            HEALTH_MAX, "calls about health of your address are being answered"
-        )
+        self.watching = CountLimit(WATCHING_MAX, "callers of your address are watching health")
+        self._brief: dict[str, dict[TimeLimit, None]] = {}
+        """By address, the oldest first."""
         self._receiving: dict[str, TenantSlots] = {}
         self._arriving = defaultdict[str, int](int)
+
+    @contextmanager
+    def brief(self, address: str) -> Iterator[None]:
+        """Limit the time of what a caller without credentials does, and how many of ``address`` do it at once.
+
+        One more than `receiving_max` ends the oldest: who sends nothing, or does not read, keeps nobody out.
+
+        Raises:
+            DeadlinePassed: the time is up, or too many of the address came later.
+        """
+        running = self._brief.setdefault(address, {})
+        if len(running) >= self.receiving_max:
+            oldest = next(iter(running))
+            del running[oldest]
+            oldest.expire()
+        limit = TimeLimit(HEALTH_S)
+        running[limit] = None
+        try:
+            with limit:
+                yield
+        except TimeoutError:
+            if not limit.expired:
+                raise
+            raise DeadlinePassed(
+                f"the call was not over within {HEALTH_S:g} s, or {self.receiving_max} of your address came later; "
+                "send its message at once"
+            ) from None
+        finally:
+            running.pop(limit, None)
+            if not running and self._brief.get(address) is running:
+                del self._brief[address]
 
     async def receive(self, tenant: str, read: Callable[[], Awaitable[_Message]]) -> _Message:
         """One message of ``tenant`` by ``read``, after those that arrive already.

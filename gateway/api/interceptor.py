@@ -138,15 +138,21 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
         read = request_reader(handler.request_deserializer)
 
+        async def asked(context: Any) -> Message:
+            payload = await context.read()
+            if payload is not grpc.aio.EOF and len(payload) > HEALTH_BYTES_MAX:
+                raise _too_large(len(payload), HEALTH_BYTES_MAX)
+            return _parsed(payload, read)
+
         async def answer(_: Any, context: Any, __: Metadata) -> None:
-            address = f"of {host_of(context.peer())}"
-            with self._arriving.health.held(address):
-                payload = await self._arriving.receive(address, context.read)
-                if payload is not grpc.aio.EOF and len(payload) > HEALTH_BYTES_MAX:
-                    raise _too_large(len(payload), HEALTH_BYTES_MAX)
-                response = await behaviour(_parsed(payload, read), context)
+            address = host_of(context.peer())
+            with self._arriving.brief(address):
+                request = await asked(context)
                 if not handler.response_streaming:
-                    await context.write(response)
+                    await context.write(await behaviour(request, context))
+                    return
+            with self._arriving.watching.held(address):
+                await behaviour(request, context)
 
         return _guarded(_OPEN, answer, None, handler.response_serializer)
 

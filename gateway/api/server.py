@@ -9,15 +9,12 @@ Reflection (https://github.com/grpc/grpc/blob/master/doc/server-reflection.md) i
 as v1alpha alone. Both versions have the same messages, so one servicer answers both.
 """
 
-import resource
 from collections.abc import Sequence
 from typing import Any, Final
 
 import grpc
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pool import Default, DescriptorPool
-from grpc_health.v1 import health_pb2
-from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import SERVICE_NAME as _V1ALPHA
 from grpc_reflection.v1alpha.reflection import aio as reflection_aio
@@ -27,30 +24,19 @@ from gateway.admission.policies import InForce
 from gateway.api.interceptor import ErrorInterceptor
 from gateway.upstream.nats_transport import NatsTransport
 from sluice.errors import SetupError
+from sluice.grpc_server import NOT_SERVING, SERVING, HealthService, server_options
 from sluice.settings import Settings
 from sluice.startup import listening_at
 from sluice.tls import AUTHORITIES, server_credentials
 
 KEY: Final = "gateway.address"
 SERVICE: Final = "sluice.v1.InferenceService"
-_SERVING: Final = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 _V1: Final = "grpc.reflection.v1.ServerReflection"
 KEEPALIVE_MS: Final = 30_000
 KEEPALIVE_TIMEOUT_MS: Final = 10_000
-_CLIENT_PINGS_MS: Final = 500
-"""Clients may ask this often whether the gateway lives; the SDK does so when a stream is silent."""
 _CONNECTION_GRACE_MS: Final = 3_600_000
 """A stream that runs when its connection is too old is cut after this time."""
 _CLOSE_S: Final = 1.0
-CONNECTIONS_MAX: Final = 4096
-"""Of gRPC, and of HTTP: each is a file and memory, and anybody may open one."""
-
-
-def connections_max() -> int:
-    """`CONNECTIONS_MAX`, and fewer where that would be over a quarter of the files that the process may open."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return CONNECTIONS_MAX if files == resource.RLIM_INFINITY else min(CONNECTIONS_MAX, files // 4)
 
 
 class GrpcServer:
@@ -101,9 +87,7 @@ class GrpcServer:
 def _options(settings: Settings, max_bytes: int) -> list[tuple[str, Any]]:
     limits = settings.gateway
     return [
-        ("grpc.so_reuseport", 0),
-        # Of one that comes when so many are open the client hears UNAVAILABLE, and tries again.
-        ("grpc.max_allowed_incoming_connections", connections_max()),
+        *server_options(),
         # gRPC accepts calls in order of arrival, whoever sent them: what a connection could not be given anyway
         # waits at its client, and not in front of the calls of others.
         ("grpc.max_concurrent_streams", 2 * limits.max_concurrent_requests),
@@ -117,8 +101,6 @@ def _options(settings: Settings, max_bytes: int) -> list[tuple[str, Any]]:
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # else a minute
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", _CLIENT_PINGS_MS),
     ]
 
 
@@ -128,7 +110,7 @@ class GatewayHealth:
     def __init__(
         self, overload: OverloadControl, in_force: InForce, transport: NatsTransport
     ) -> None:
-        self.servicer = health_aio.HealthServicer()
+        self.servicer = HealthService()
         self._overload = overload
         self._in_force = in_force
         self._transport = transport
@@ -140,7 +122,7 @@ class GatewayHealth:
         """Whether the gateway can answer something."""
         return self._statuses.get(SERVICE, False) and not self._leaving
 
-    async def refresh(self, now: float) -> None:
+    def refresh(self, now: float) -> None:
         """Sets the statuses that have changed."""
         able = self._transport.connected and not self._in_force.problem
         catalog = self._in_force.policies.catalog
@@ -159,12 +141,12 @@ class GatewayHealth:
         for service, serving in {**gone, **models, **tasks, **whole}.items():
             if self._statuses.get(service) != serving:
                 self._statuses[service] = serving
-                await self.servicer.set(service, _SERVING if serving else _NOT_SERVING)
+                self.servicer.set(service, SERVING if serving else NOT_SERVING)
 
-    async def leave(self) -> None:
+    def leave(self) -> None:
         """Sets every status to NOT_SERVING, for good."""
         self._leaving = True
-        await self.servicer.enter_graceful_shutdown()
+        self.servicer.leave()
 
 
 class _MethodPool:

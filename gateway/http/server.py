@@ -12,10 +12,10 @@ from starlette.types import ASGIApp
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.api.server import connections_max
 from gateway.http.answers import encode
 from gateway.http.call import ABORT, CERTIFICATE_NAMES
 from sluice.errors import Overloaded
+from sluice.grpc_server import connections_max
 from sluice.openai.errors import error_body
 from sluice.settings import TlsSettings
 from sluice.startup import listening_at

@@ -56,7 +56,7 @@ class Processes:
         self._folder = folder
         self.identity = IdentitySettings()
         self._running: list[Process | RealProcess] = []
-        self._channel: Any = None
+        self.channel: Any = None
 
     async def start(self, name: str = "jobs", **jobs: Any) -> Process:
         """A process that answers, with these settings of ``jobs``."""
@@ -83,18 +83,18 @@ class Processes:
 
     async def _use(self, process: Process | RealProcess, settings: Settings) -> None:
         self._running.append(process)
-        if self._channel is not None:
-            await self._channel.close()
-        self._channel = grpc.aio.insecure_channel(settings.jobs.address)
-        await asyncio.wait_for(self._channel.channel_ready(), BOUND_S)
-        self.stub: Any = JobServiceStub(self._channel)
+        if self.channel is not None:
+            await self.channel.close()
+        self.channel = grpc.aio.insecure_channel(settings.jobs.address)
+        await asyncio.wait_for(self.channel.channel_ready(), BOUND_S)
+        self.stub: Any = JobServiceStub(self.channel)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._channel is not None:
-            await self._channel.close()
+        if self.channel is not None:
+            await self.channel.close()
         for process in self._running:
             await process.end()
 

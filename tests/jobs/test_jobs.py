@@ -362,7 +362,7 @@ async def test_bytes_that_are_no_message_are_a_typed_error(processes: Processes)
     await processes.start()
     for method, requests in (("GetJob", b"\x0a\x02\xff\xff"), ("UploadInput", [b"\x0a\x7f"])):
         kind = "stream_unary" if isinstance(requests, list) else "unary_unary"
-        call = getattr(processes._channel, kind)(f"/sluice.v1.JobService/{method}")
+        call = getattr(processes.channel, kind)(f"/sluice.v1.JobService/{method}")
         with pytest.raises(grpc.RpcError) as failed:
             await call(requests)
         assert isinstance(error_of(failed.value), errors.InvalidRequest)

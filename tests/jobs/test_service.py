@@ -56,7 +56,7 @@ async def ids(stub: Any, metadata: Metadata, **asked: Any) -> set[str]:
 
 async def test_bytes_that_are_no_message_are_refused(processes: Processes) -> None:
     await processes.start()
-    channel, of = processes._channel, "/sluice.v1.JobService/"
+    channel, of = processes.channel, "/sluice.v1.JobService/"
     told = await refused(channel.unary_unary(of + "GetJob")(b"\xff", metadata=ACME))
     watched = await refused(channel.unary_stream(of + "WatchJob")(b"\xff", metadata=ACME).read())
     assert [type(told), type(watched)] == [errors.InvalidRequest] * 2

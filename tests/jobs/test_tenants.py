@@ -6,6 +6,8 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from jobs.service import READS_OF_TENANT
 from jobs.store import JobStore
@@ -108,6 +110,31 @@ async def test_with_identities_gateways_alone_are_answered_and_say_whose_jobs(
     assert not (await stub.ListJobs(pb.ListJobsRequest(), metadata=EVERY)).jobs
     unknown = await error(stub.GetJob(pb.GetJobRequest(id="job-1"), metadata=OTHER))
     assert isinstance(unknown, errors.JobUnknown)
+
+
+async def test_strangers_get_health_alone_in_time_and_uncompressed(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes.identity = IdentitySettings(api_keys=True, mesh_key=MESH_KEY)
+    await processes.start()
+    channel = processes.channel
+    stub = HealthStub(channel)
+    assert (await stub.Check(HealthCheckRequest())).status == HealthCheckResponse.SERVING
+    watcher = stub.Watch(HealthCheckRequest())
+    assert (await watcher.read()).status == HealthCheckResponse.SERVING
+    watcher.cancel()
+    compressed = stub.Check(
+        HealthCheckRequest(service="x" * 4096), compression=grpc.Compression.Gzip
+    )
+    with pytest.raises(grpc.RpcError, match="UNIMPLEMENTED"):
+        await compressed
+    assert isinstance(
+        await error(channel.unary_unary("/grpc.health.v1.Health/Check")(b"\xff")),
+        errors.InvalidRequest,
+    )
+    monkeypatch.setattr("jobs.app.HEALTH_S", 0.05)
+    silent = channel.stream_stream("/grpc.health.v1.Health/Check")()
+    assert isinstance(await error(silent.read()), errors.DeadlinePassed)
 
 
 async def test_an_operator_sees_and_ends_the_jobs_of_all(processes: Processes) -> None:

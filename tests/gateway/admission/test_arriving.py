@@ -164,7 +164,7 @@ def test_what_is_too_large_alone_leaves_nothing_behind() -> None:
     [
         ("streams", 256, "calls about jobs of your tenant"),
         ("uploads", 4, "uploads of your tenant"),
-        ("health", 1024, "calls about health of your address"),
+        ("watching", 1024, "callers of your address are watching health"),
     ],
 )
 def test_calls_without_a_class_are_counted_by_tenant_or_address(

@@ -26,6 +26,7 @@ COUNT, GENERATE = (
     "/sluice.v1.InferenceService/CountTokens",
     "/sluice.v1.InferenceService/Generate",
 )
+CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 GET_JOB, UPLOAD = "/sluice.v1.JobService/GetJob", "/sluice.v1.JobService/UploadInput"
 
 
@@ -230,30 +231,54 @@ async def test_an_upload_that_does_not_go_on_ends(monkeypatch: pytest.MonkeyPatc
         assert not arriving.uploads.taken
 
 
-async def test_who_asks_about_health_is_bounded_by_address(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody knows who it is: its message is small, and its calls are counted."""
-    monkeypatch.setattr(wire.gateway._arriving.health, "most", 8)
-    check: Any = wire.channel.unary_unary("/grpc.health.v1.Health/Check")
+async def test_health_messages_are_small_and_parsed(wire: Wire) -> None:
+    """Nobody knows who asks."""
+    check: Any = wire.channel.unary_unary(CHECK)
     large = HealthCheckRequest(service="x" * HEALTH_BYTES_MAX).SerializeToString()
     _, error = await error_of(check(large))
     assert isinstance(error, errors.MessageTooLarge)
     _, error = await error_of(check(b"\xff"))
     assert isinstance(error, errors.InvalidRequest)
 
+
+async def test_health_watchers_are_bounded_by_address(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire.gateway._arriving.watching, "most", 8)
     stub = HealthStub(wire.channel)
     watching = [stub.Watch(HealthCheckRequest()) for _ in range(8)]
-    for one in watching:
-        await asyncio.wait_for(one.read(), BOUND_S)
+    for watcher in watching:
+        await asyncio.wait_for(watcher.read(), BOUND_S)
     _, error = await error_of(stub.Watch(HealthCheckRequest()))
     assert isinstance(error, errors.Overloaded)
-    assert "8 calls about health of your address" in str(error)
-    watching[0].cancel()
-    async with asyncio.timeout(BOUND_S):
-        while True:
-            try:
-                await stub.Check(HealthCheckRequest())
-                break
-            except grpc.RpcError:
-                await asyncio.sleep(0)
+    assert "8 callers of your address are watching health" in str(error)
+    await stub.Check(HealthCheckRequest(), timeout=BOUND_S)  # is not one of them
+    for watcher in watching:
+        watcher.cancel()
+    await emptied(wire.gateway._arriving.watching.taken)
+
+
+async def test_silent_health_calls_keep_no_check_waiting(wire: Wire) -> None:
+    """Several times as many as may be open: the oldest end, and a check of the same address is answered."""
+    arriving = wire.gateway._arriving
+    silent: Any = wire.channel.stream_stream(CHECK)
+    calls = [silent(timeout=BOUND_S) for _ in range(4 * arriving.receiving_max)]
+    error = await Door(wire.channel, Service()).refusal(calls[0])
+    assert isinstance(error, errors.DeadlinePassed)
+    assert "send its message at once" in str(error)
+    await HealthStub(wire.channel).Check(HealthCheckRequest(), timeout=BOUND_S)
+    for call in calls:
+        call.cancel()
+    await emptied(arriving._brief)
+
+
+@pytest.mark.parametrize("method", [CHECK, WATCH])
+async def test_health_call_without_a_message_ends(
+    wire: Wire, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arriving_module, "HEALTH_S", 0.05)
+    call: Any = wire.channel.stream_stream(method)(timeout=BOUND_S)
+    error = await Door(wire.channel, Service()).refusal(call)
+    assert isinstance(error, errors.DeadlinePassed)
+    assert "was not over within 0.05 s" in str(error)
+    assert not wire.gateway._arriving._brief

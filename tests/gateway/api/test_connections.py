@@ -9,9 +9,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gateway.api import server
-from gateway.api.server import CONNECTIONS_MAX, connections_max
 from gateway.http import server as http_server
+from sluice import grpc_server
+from sluice.grpc_server import CONNECTIONS_MAX, connections_max
 from sluice.v1.inference_pb2 import ListModelsRequest
 from tests.gateway.kit.batcher import BOUND_S
 from tests.gateway.kit.http import Connection
@@ -23,7 +23,7 @@ MOST = 5
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (server, http_server):
+    for module in (grpc_server, http_server):
         monkeypatch.setattr(module, "connections_max", lambda: MOST)
 
 
