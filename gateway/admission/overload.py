@@ -224,7 +224,7 @@ def _late(model: str, expected: ExpectedTime, left_s: float, retry_s: float) -> 
         before = f" ({expected.tokens_before:,.0f} tokens before it at {expected.tokens_per_s:,.0f} tokens/s)"
     retry_s = min(max(retry_s, RETRY_MIN_S), RETRY_MAX_S)
     return ExpectedLate(
-        f"deadline: {left_s:.1f} s left, about {expected.total_s:.1f} s expected of {model}{before};"
+        f"deadline: {max(0.0, left_s):.1f} s left, about {expected.total_s:.1f} s expected of {model}{before};"
         f" retry in {retry_s:.1f} s or raise the timeout",
         retry_after_s=retry_s,
     )

@@ -332,6 +332,13 @@ def test_after_the_time_to_come_back_the_queue_is_gone(scene: Scene) -> None:
     assert problem.retry_after_s == pytest.approx(4.0)
 
 
+def test_a_deadline_that_has_passed_leaves_no_time(scene: Scene) -> None:
+    scene.report(large=4.0)
+    problem = scene.overload.problem("large", asked(scene, -0.001), scene.now)
+    assert isinstance(problem, ExpectedLate)
+    assert problem.message.startswith("deadline: 0.0 s left, ")
+
+
 def test_a_time_to_come_back_is_bounded(scene: Scene) -> None:
     for wait_s, timeout_s, retry_s in ((9000.0, 1.0, RETRY_MAX_S), (0.01, SURE_SHARE, RETRY_MIN_S)):
         scene.report(large=wait_s)
