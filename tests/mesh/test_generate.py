@@ -41,7 +41,9 @@ async def mesh(folder: Path) -> AsyncIterator[Mesh]:
         models=(config.ModelSettings(name="m", path=str(folder), engine="generate", slots=16),),
         routing=RoutingSettings(default="m"),
         gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
-        batcher=config.BatcherSettings(drain_s=1.0),
+        batcher=config.BatcherSettings.model_validate(
+            {"policy": {"padding_max": 0.05}, "drain_s": 1.0}
+        ),
         jobs=config.JobsSettings(replicas=0),
     )
     async with running_mesh(settings) as running:
