@@ -9,16 +9,17 @@ policy. Every other round has the opposite order, and each round has a trace of 
 same for all policies and both engines. The mix, of requests: `CLASSES`, with prompts of `PROMPT` and answers of
 `ANSWER` tokens by class; tenants differ by class.
 
-`policies_NAME`, tokens/s of answers on `generate` under the policy NAME (a preset, or `default`: none is named), from
-the first arrival to the last end; peer: on `generate` under `continuous` in the same round, which batches what happens
-to wait. Refused and late requests have no tokens. `also`, medians over rounds, for each engine (`generate`, `paged`):
+`policies`, tokens/s of answers on `generate` under its own default (no policy is named), from the first arrival to the
+last end; peer: on `generate` under `continuous` in the same round, which batches what happens to wait. Refused and late
+requests have no tokens. `also`, medians over rounds, for each policy (a preset, or `default`) and each engine
+(`generate`, `paged`), as `POLICY_ENGINE_KEY`:
 
-- `ENGINE_tokens_per_s`: as above.
-- `ENGINE_padding_share`: of requests times the longest prompt of all batches that the batcher formed, the part that is
+- `tokens_per_s`: as above.
+- `padding_share`: of requests times the longest prompt of all batches that the batcher formed, the part that is
   no prompt, by the batcher's metrics. The paged engine packs prompts and computes none of it.
-- `ENGINE_ttft_p50_s`, `_p95_s`, `ENGINE_total_p50_s`, `_p95_s`: of all answered requests, from sending to the first
+- `ttft_p50_s`, `ttft_p95_s`, `total_p50_s`, `total_p95_s`: of all answered requests, from sending to the first
   token and to the end, by nearest rank.
-- `ENGINE_unanswered_share`: of the requests of the trace, those that were refused or late.
+- `unanswered_share`: of the requests of the trace, those that were refused or late.
 """
 
 import argparse
@@ -53,7 +54,7 @@ from supervisor.mesh import Mesh, running_mesh
 SLOTS: Final = 8
 SHARE: Final = 1.5
 """Of what `generate` answers under `length`: above 1, so that tokens/s are what an engine computes at most."""
-SECONDS: Final = 10.0
+SECONDS: Final = 5.0
 FLOOD_S: Final = 8.0
 WAITING: Final = 3
 """Requests of the flood for each slot."""
@@ -187,19 +188,21 @@ async def bench(runs: int, seconds: float) -> list[Figure]:
                 order = sides if number % 2 else sides[::-1]
                 rounds.append({side: await measured.play(*side, trace) for side in order})
                 print(rounds[-1], file=sys.stderr)
-    return [figure_of(name, rounds, rate) for name in names]
+    return [figure_of(rounds, rate)]
 
 
-def figure_of(name: str, rounds: list[Round], rate: float) -> Figure:
-    """Return the figure of one policy."""
+def figure_of(rounds: list[Round], rate: float) -> Figure:
+    """Return the figure of all rounds."""
     also = {
-        f"{engine}_{key}": statistics.median(getattr(one[engine, name], key) for one in rounds)
-        for engine in ENGINES
+        f"{policy}_{engine}_{key}": statistics.median(
+            getattr(one[engine, policy], key) for one in rounds
+        )
+        for engine, policy in rounds[0]
         for key in Result.__dataclass_fields__
     }
     return paired(
-        f"policies_{name}",
-        [one["generate", name].tokens_per_s for one in rounds],
+        "policies",
+        [one["generate", DEFAULT].tokens_per_s for one in rounds],
         [one["generate", PEER].tokens_per_s for one in rounds],
         unit="tokens/s",
         higher_is_better=True,

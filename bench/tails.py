@@ -42,7 +42,7 @@ ANSWER_S: Final = 300.0
 SETTLE_S: Final = 1.5
 BULK_S: Final = 6.0
 BULK_CALLERS: Final = (32, 64)
-LOADS: Final = (10, 30, 60, 90)
+LOADS: Final = (10, 60, 90)
 QUEUE_S: Final = 0.005
 
 
