@@ -260,7 +260,7 @@ class Arriving:
                 with TimeLimit(RECEIVE_S) as limit:
                     return await read()
             finally:
-                places.give()
+                places.give(tenant)
         except TimeoutError:
             if not limit.expired:
                 raise

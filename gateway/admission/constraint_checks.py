@@ -42,7 +42,7 @@ class ConstraintChecks:
             OPEN_MAX,
             "constraints of your tenant wait to be compiled; equal ones are compiled once",
         )
-        self._threads = TenantThreads("constraints", CHILDREN)
+        self._threads = TenantThreads("constraints", CHILDREN, own=None)
         self._busy: set[_Child] = set()
         self._idle: list[_Child] = []
 

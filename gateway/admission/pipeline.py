@@ -13,8 +13,8 @@ from gateway.admission.constraint_checks import ConstraintChecks
 from gateway.admission.contexts import ContextFit
 from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.admission.policies import InForce, Policies
-from gateway.admission.prompts import PreparedPrompt, check_length, encode, is_long, prepare
-from gateway.admission.tenant_threads import TenantThreads
+from gateway.admission.prompts import PreparedPrompt, check_length, encode, prepare
+from gateway.admission.text_work import LOOP_CHARS, LoopTurns, TextThreads
 from gateway.admission.usage import UsageAccounting
 from gateway.identity.caller import Caller
 from gateway.identity.resume_token import ResumeKey, ResumeToken
@@ -49,6 +49,8 @@ from sluice.v1.inference_pb2 import (
 
 BUDGET_RETRY_S: Final = 60.0
 """The window of a budget moves by the minute, seconds."""
+INSPECTING_MAX: Final = 8
+"""Tenants whose long texts are inspected at the same time; the others wait for one of them to be done."""
 
 
 class AdmittedRequest(SchedulingParams):
@@ -163,9 +165,10 @@ class Admission:
         self.in_force = in_force
         self._overload = overload
         self._usage = usage
-        # One thread: it shares the interpreter with the event loop, and takes half of it at most.
-        self._inspections = TenantThreads("inspection", 1)
-        self.threads = TenantThreads("encoding")
+        turns = LoopTurns(LOOP_CHARS)
+        # One thread a tenant: inspection holds the interpreter, which the threads share with the event loop.
+        self._inspections = TextThreads("inspection", turns, INSPECTING_MAX, own=1)
+        self.threads = TextThreads("encoding", turns)
         self._constraints = ConstraintChecks()
 
     def limit_headers(self, payer: Caller) -> Mapping[str, str]:
@@ -260,21 +263,20 @@ class Admission:
 
     async def _check(self, incoming: AdmittedRequest) -> RequestInspection:
         request, texts = incoming.request, incoming.request.conversation.texts
-        begin = partial(incoming.policies.inspector.begin, request.tenant, request.labels, texts)
-        # Long texts in the thread, so that the event loop runs other calls.
-        aside, run = is_long(texts), self._inspections.run
-        inspection = await run(request.tenant, begin) if aside else begin()
-        incoming.inspection, entities = inspection, NO_ENTITIES
-        guards = [
-            one for one in inspection.compiled.entity_guards if "input" in one.settings.checks
-        ]
-        if guards:
+        inspector, tenant = incoming.policies.inspector, request.tenant
+
+        def begin() -> RequestInspection:
+            inspection = inspector.begin(tenant, request.labels, texts)
+            if not inspection.entity_guards:
+                inspection.decide(NO_ENTITIES)
+            return inspection
+
+        inspection = await self._inspections.work_on(texts, tenant, begin)
+        incoming.inspection = inspection
+        if guards := inspection.entity_guards:
             entities, inspection.checks = await self._find_entities(incoming, guards)
-        decide = partial(inspection.decide, entities)
-        if aside:
-            await run(request.tenant, decide)
-        else:
-            decide()
+            decide = partial(inspection.decide, entities)
+            await self._inspections.work_on(texts, tenant, decide)
         return inspection
 
     async def _find_entities(
@@ -311,8 +313,7 @@ class Admission:
         inspector = incoming.policies.inspector
         if inspector.dry_run is not None:
             rehearse = partial(inspector.rehearse, inspection)
-            aside, run = is_long(inspection.texts), self._inspections.run
-            tried = await run(incoming.tenant, rehearse) if aside else rehearse()
+            tried = await self._inspections.work_on(inspection.texts, incoming.tenant, rehearse)
             if moves := inspector.count(inspection.inspected, tried):
                 span.set_attribute(names.DRY_RUN, move_labels(moves))
         incoming.conversation = _passed(incoming.conversation, inspection)
@@ -379,10 +380,8 @@ class Admission:
         if rows_of is not None:
             model = incoming.policies.catalog[incoming.plan.model]
             work = partial(rows_of, incoming.conversation, model)
-            long = is_long(incoming.conversation.texts)
-            incoming.rows = (
-                await self.threads.run(incoming.request.tenant, work) if long else work()
-            )
+            texts = incoming.conversation.texts
+            incoming.rows = await self.threads.work_on(texts, incoming.request.tenant, work)
             return True
         if contexts is None or not _is_replaceable(plan):
             first: PreparedPrompt | None = await self._prepare(incoming, plan.model)

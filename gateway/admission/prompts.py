@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from gateway.admission.tenant_threads import TenantThreads
+from gateway.admission.text_work import TextThreads
 from gateway.models.catalog import ServedModel
 from gateway.models.speech import chunks_of
 from gateway.models.tokenizer import TemplateRefused
@@ -23,10 +23,6 @@ from sluice.internal.v1.task_pb2 import Audio, Sampling, Values
 from sluice.settings.remote import ServerSettings
 from sluice.v1.inference_pb2 import EmbedRequest, RerankRequest, ScoreRequest
 
-LOOP_CHARS: Final = 8192
-"""Longer conversations are prepared in threads: they take more than a few milliseconds."""
-TURN_CHARS: Final = 128
-"""What a message costs beside its text, in characters."""
 SERVED_HERE: Final = frozenset({"stop", "max_tokens", "n"})
 """Sampling parameters that the gateway itself sees to."""
 NEUTRAL: Final[Mapping[str, float]] = {"top_p": 1.0, "repetition_penalty": 1.0}
@@ -57,11 +53,6 @@ class PreparedPrompt:
     """The rows whose answers together are the answer; the tokens are those of all of them. Empty: it is one row."""
 
 
-def is_long(texts: Sequence[str]) -> bool:
-    """Whether the event loop should not wait while ``texts`` are inspected or encoded."""
-    return sum(map(len, texts)) + TURN_CHARS * len(texts) > LOOP_CHARS
-
-
 def check_length(texts: Sequence[str], models: Sequence[ServedModel]) -> None:
     """A quick check before any work: whether the characters alone are too many for each of ``models``.
 
@@ -82,7 +73,7 @@ async def prepare(
     conversation: Conversation,
     model: ServedModel,
     inspect: Callable[[], OutputFilter | None] | None,
-    threads: TenantThreads,
+    threads: TextThreads,
 ) -> PreparedPrompt:
     """``conversation`` for ``model``; raises as `encode`, `fit` and `hear`."""
     if request.audio is not None:
@@ -135,16 +126,15 @@ def hear(
 
 
 async def encode(
-    conversation: Conversation, model: ServedModel, threads: TenantThreads, tenant: str
+    conversation: Conversation, model: ServedModel, threads: TextThreads, tenant: str
 ) -> list[int]:
-    """The prompt's tokens; those of a long text are computed in one of ``threads``.
+    """Return the prompt's tokens, computed in the event loop or in one of ``threads``.
 
     Raises:
         InvalidRequest: the model's chat template does not take the conversation, or there is none.
     """
-    if is_long(conversation.texts):
-        return await threads.run(tenant, partial(encode_now, conversation, model))
-    return encode_now(conversation, model)
+    work = partial(encode_now, conversation, model)
+    return await threads.work_on(conversation.texts, tenant, work)
 
 
 def encode_now(conversation: Conversation, model: ServedModel) -> list[int]:

@@ -1,8 +1,12 @@
-"""Turns between tenants: for places, and for the threads in which long texts are worked on."""
+"""Turns between tenants: for slots, and for the threads in which long texts are worked on.
+
+The event loop and the threads share one interpreter, which goes from one to the next after `sluice.startup.SWITCH_S`.
+A tenant has few threads, so a call of another tenant waits that long behind each of them, however much work they have.
+"""
 
 import asyncio
 import os
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -10,30 +14,37 @@ from typing import Final, TypeVar
 
 CORES_THREADS: Final = min(32, (os.cpu_count() or 1) + 4)
 """As many as asyncio's own pool has, which is one for all tenants."""
+OWN_THREADS: Final = max(1, (os.cpu_count() or 1) // 2)
+"""Threads of one tenant: half of the cores, so that the event loop and other tenants always find one."""
 
 _T = TypeVar("_T")
 
 
 class TenantSlots:
-    """A semaphore whose next place is that of the tenant that waits longest for its turn."""
+    """A semaphore whose next slot goes to the tenant that waits longest for its turn."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, own: int | None = None) -> None:
+        """Args:
+        own: How many slots one tenant may hold at a time; None: all of them.
+        """
         self._free = count
+        self._own = own or count
+        self._held = Counter[str]()
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     @asynccontextmanager
     async def held(self, tenant: str) -> AsyncIterator[None]:
-        """A place, in the block."""
+        """Hold a slot in the block."""
         await self.take(tenant)
         try:
             yield
         finally:
-            self.give()
+            self.give(tenant)
 
     async def take(self, tenant: str) -> None:
-        """Waits for a place; `give` gives it back."""
-        if self._free:
-            self._free -= 1
+        """Wait for a slot; `give` returns it."""
+        if self._free and self._held[tenant] < self._own:
+            self._hold(tenant)
             return
         given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append(given)
@@ -41,23 +52,38 @@ class TenantSlots:
             await given
         except asyncio.CancelledError:
             if not given.cancelled():  # it came in the same moment
-                self.give()
+                self.give(tenant)
             raise
 
-    def give(self) -> None:
-        """A place is free."""
-        while self._waiting:
-            tenant, own = self._waiting.popitem(last=False)
-            first = own.popleft()
-            if own:
-                self._waiting[tenant] = own  # behind the others
-            if not first.done():  # its caller has not gone
-                first.set_result(None)
-                return
+    def give(self, tenant: str) -> None:
+        """Return a slot of ``tenant``, and hand it to the next tenant that may have one."""
         self._free += 1
+        self._held[tenant] -= 1
+        if not self._held[tenant]:
+            del self._held[tenant]
+        for waiting in [name for name in self._waiting if self._held[name] < self._own]:
+            if self._hand_to(waiting):
+                return
+
+    def _hand_to(self, tenant: str) -> bool:
+        """Give a slot to the first of ``tenant`` that still waits; return False when all of them have gone."""
+        own = self._waiting.pop(tenant)
+        while own:
+            first = own.popleft()
+            if not first.done():  # its caller has not gone
+                if own:
+                    self._waiting[tenant] = own  # behind the others
+                self._hold(tenant)
+                first.set_result(None)
+                return True
+        return False
+
+    def _hold(self, tenant: str) -> None:
+        self._free -= 1
+        self._held[tenant] += 1
 
     def close(self) -> None:
-        """Who waits is cancelled."""
+        """Cancel whoever waits."""
         for own in self._waiting.values():
             for waiting in own:
                 waiting.cancel()
@@ -66,18 +92,23 @@ class TenantSlots:
 class TenantThreads:
     """Threads for one kind of work. That of one tenant, however much, delays that of another by a turn at most."""
 
-    def __init__(self, name: str, threads: int = CORES_THREADS) -> None:
+    def __init__(
+        self, name: str, threads: int = CORES_THREADS, own: int | None = OWN_THREADS
+    ) -> None:
+        """Args:
+        own: How many threads work for one tenant at a time; None: all of them.
+        """
         self._executor = ThreadPoolExecutor(threads, name)
-        self._slots = TenantSlots(threads)
+        self._slots = TenantSlots(threads, own)
 
     async def run(self, tenant: str, work: Callable[[], _T]) -> _T:
-        """What ``work`` returns or raises, in a thread. Work whose caller has gone before its turn is not begun."""
+        """Return or raise what ``work`` does in a thread. Work whose caller has gone before its turn is not begun."""
         await self._slots.take(tenant)
         running = asyncio.get_running_loop().run_in_executor(self._executor, work)
-        running.add_done_callback(lambda _: self._slots.give())
+        running.add_done_callback(lambda _: self._slots.give(tenant))
         return await asyncio.shield(running)  # a thread goes on when its caller has gone
 
     def close(self) -> None:
-        """Begins nothing more."""
+        """Begin nothing more."""
         self._slots.close()
         self._executor.shutdown(wait=False, cancel_futures=True)

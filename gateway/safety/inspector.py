@@ -14,7 +14,7 @@ from gateway.safety.actions import Action, Placeholders, TakenAction, apply
 from gateway.safety.compiled import HIDDEN, CompiledPolicies, CompiledPolicy
 from gateway.safety.dry_run import DryRun, Move, moves_of
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.guards.checks import Decided
+from gateway.safety.guards.checks import Decided, EntityGuard
 from gateway.safety.output.filter import OutputFilter
 from gateway.safety.text.edited_text import Normalized
 from gateway.safety.text.invisible import smuggled
@@ -184,6 +184,12 @@ class RequestInspection:
             for text in texts
         ]
         self._placeholders: Placeholders | None = None
+
+    @property
+    def entity_guards(self) -> list[EntityGuard]:
+        """The token classifiers that read prompts."""
+        guards = self.compiled.entity_guards
+        return [guard for guard in guards if "input" in guard.settings.checks]
 
     def placeholders(self) -> Placeholders:
         """Those of the values redacted so far."""

@@ -19,7 +19,7 @@ from opentelemetry.util.types import AttributeValue
 from typing_extensions import override
 
 from gateway.admission.pipeline import AdmittedRequest, blocked
-from gateway.admission.prompts import UNDRAWN, PreparedPrompt, is_long
+from gateway.admission.prompts import UNDRAWN, PreparedPrompt
 from gateway.models.catalog import ServedModel
 from gateway.models.tokenizer import Segment, TemplateRefused
 from gateway.safety.actions import Action
@@ -182,10 +182,9 @@ class _Question:
         return model
 
     async def _tokenized(self, texts: Sequence[str], work: Callable[[], _T]) -> _T:
-        """Does ``work`` on ``texts``: in a thread when they are long."""
-        if not is_long(texts):
-            return work()
-        return await self._upstream.admission.threads.run(self._about.tenant, work)
+        """Do ``work`` on ``texts``, in a thread when they are long."""
+        threads = self._upstream.admission.threads
+        return await threads.work_on(texts, self._about.tenant, work)
 
     async def _compute(
         self, prepared: Sequence[PreparedPrompt], sampling: SamplingParams

@@ -13,14 +13,19 @@ prompt alone, and the record says why.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from gateway.admission.pipeline import AdmittedRequest
-from gateway.admission.prompts import PreparedPrompt, encode_now, fit, is_long
+from gateway.admission.prompts import PreparedPrompt, encode_now, fit
+from gateway.admission.text_work import size_of
 from gateway.safety.inspector import NO_ENTITIES
 from gateway.streaming.row import Row
 from gateway.validation.conversation import USER, Conversation
 from sluice.errors import SluiceError
 from sluice.settings.routing import DRAFT
+
+ENCODED_CHARS: Final = 8192
+"""Longer prompts are not encoded again for a hint, in characters of `size_of`."""
 
 
 class HintDropped(Exception):
@@ -95,7 +100,7 @@ def _with_note(conversation: Conversation, note: str) -> Conversation:
 
 
 def _encoded(conversation: Conversation, prepared: PreparedPrompt) -> Sequence[int]:
-    if is_long(conversation.texts):
+    if size_of(conversation.texts) > ENCODED_CHARS:
         raise HintDropped("the prompt is too long to be encoded again beside other calls")
     try:
         return encode_now(conversation, prepared.model)

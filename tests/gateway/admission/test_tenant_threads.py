@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 
 from gateway.admission.calls import PREPARED_MAX
-from gateway.admission.prompts import LOOP_CHARS
 from gateway.admission.tenant_threads import TenantSlots, TenantThreads
+from gateway.admission.text_work import LOOP_CHARS
 from gateway.safety.compiled import CompiledPolicy
 from gateway.safety.inspector import RequestInspection
 from sluice.v1.safety_pb2 import CheckTextRequest
@@ -36,6 +36,36 @@ async def test_the_next_is_of_the_tenant_that_waits_longest_for_its_turn() -> No
     async with asyncio.timeout(BOUND_S):
         await asyncio.gather(*(hold(tenant, name) for tenant, name in asked))
     assert order == ["a1", "a2", "b1", "c1", "a3"]
+
+
+async def test_a_tenant_leaves_slots_beyond_its_own_to_others() -> None:
+    slots = TenantSlots(2, own=1)
+    async with asyncio.timeout(BOUND_S):
+        await slots.take("a")
+        second = asyncio.ensure_future(slots.take("a"))
+        await asyncio.sleep(0)
+        assert not second.done()  # a slot is free, for others
+        await slots.take("b")
+        third = asyncio.ensure_future(slots.take("c"))
+        await asyncio.sleep(0)
+        slots.give("b")
+        await third
+        assert not second.done()
+        slots.give("a")
+        await second
+
+
+async def test_slot_whose_waiters_have_gone_stays_free() -> None:
+    slots = TenantSlots(1, own=1)
+    async with asyncio.timeout(BOUND_S):
+        await slots.take("a")
+        gone = [asyncio.ensure_future(slots.take("b")) for _ in range(3)]
+        await asyncio.sleep(0)
+        for waiting in gone:
+            waiting.cancel()
+        await asyncio.wait(gone)
+        slots.give("a")
+        await slots.take("c")
 
 
 async def test_much_work_of_one_tenant_delays_that_of_another_by_one_turn(
