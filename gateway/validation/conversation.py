@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
-from google.protobuf.message import Message
-from google.protobuf.unknown_fields import UnknownFieldSet
+from google.protobuf.message import DecodeError, Message
 
 from gateway.models.catalog import Catalog
 from gateway.models.speech import (
@@ -25,6 +24,7 @@ from gateway.models.tools import Tool, ToolCall, ToolFormat, ToolUse, map_texts,
 from sluice.constraints import JSON_SCHEMA_MAX_BYTES
 from sluice.defaults import AUTO
 from sluice.errors import FieldViolation, InvalidRequest, UnknownModel
+from sluice.internal.v1.gateway_pb2 import EarlierInput
 from sluice.openai.fields import load_json, values_in
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.enums import word_of
@@ -40,11 +40,11 @@ ASSISTANT: Final = "assistant"
 TOOL: Final = "tool"
 TOOLS_MAX: Final = 128
 TOOLS_BYTES_MAX: Final = 256 << 10
+CALLS_MAX: Final = 2048
+"""Calls of tools in a conversation. They are counted before any of them is looked at."""
 VALUES_MAX: Final = 16_384
 """Values in the JSON of all tools, or of all calls, of a request: each string is inspected like a message."""
 DEPTH_MAX: Final = 64
-_EARLIER_INPUTS: Final = frozenset({1, 2, 21})
-"""Numbers that prompt, chat and audio of a GenerateRequest had."""
 _OUTDATED: Final = (
     "comes from a client of an earlier release, which would not read the answer: "
     "generate its stubs again, or update the SDK; CHANGELOG.md says what changed in GenerateResponse"
@@ -230,15 +230,25 @@ def conversation_of(
 
 
 def is_outdated(request: Message) -> bool:
-    """Whether an input stands where clients put it that read one event a message: they would lose the others."""
-    unknown = UnknownFieldSet(request)
-    return any(unknown[at].field_number in _EARLIER_INPUTS for at in range(len(unknown)))
+    """Return whether an input stands where clients put it that read one event a message: they would lose the others.
+
+    The request is parsed as `EarlierInput`: a list of its unknown fields has an object for each, and 1 MiB has hundreds
+    of thousands.
+    """
+    earlier, known = EarlierInput(), request.DESCRIPTOR.fields_by_number
+    try:
+        earlier.MergeFromString(request.SerializeToString())
+    except DecodeError:
+        return False
+    return any(field.number not in known for field, _ in earlier.ListFields())
 
 
 def _chat(messages: Sequence[pb.ChatMessage], found: FieldViolations) -> Conversation:
     values = (values_in(call.arguments) for message in messages for call in message.tool_calls)
     if not 1 <= len(messages) <= MESSAGES_MAX:
         found.add("chat.messages", f"must have 1 to {MESSAGES_MAX} messages")
+    elif sum(len(message.tool_calls) for message in messages) > CALLS_MAX:
+        found.add("chat.messages", f"must have at most {CALLS_MAX} tool_calls in all")
     elif sum(values) > VALUES_MAX:
         found.add("chat.messages", f"their calls must have at most {VALUES_MAX} values in all")
     else:
@@ -287,8 +297,8 @@ def _changed(call: ToolCall, texts: Iterator[str]) -> ToolCall:
 
 def tools_of(tools: Sequence[pb.Tool], found: FieldViolations) -> tuple[Tool, ...]:
     """The tools; what is wrong with them goes into ``found``."""
-    size = sum(len(tool.description) + len(tool.parameters) for tool in tools)
-    if len(tools) > TOOLS_MAX or size > TOOLS_BYTES_MAX:
+    sizes = (len(tool.description) + len(tool.parameters) for tool in tools)
+    if len(tools) > TOOLS_MAX or sum(sizes) > TOOLS_BYTES_MAX:
         found.add("tools", f"must be at most {TOOLS_MAX} tools with {TOOLS_BYTES_MAX} characters")
         return ()
     values = [values_in(tool.parameters) for tool in tools]

@@ -634,3 +634,46 @@ class GatewayAnswer(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GatewayAnswer: _TypeAlias = GatewayAnswer  # noqa: Y015
+
+@_typing.final
+class EarlierInput(_message.Message):
+    """The input of a request of an earlier release, at the numbers that GenerateRequest had then. A gateway reads requests
+    without an input as this, to tell their clients that they are outdated.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
+    AUDIO_FIELD_NUMBER: _builtins.int
+    prompt: _builtins.bytes
+    """The prompt."""
+    chat: _builtins.bytes
+    """A ChatInput."""
+    audio: _builtins.bytes
+    """An AudioInput."""
+    def __init__(
+        self,
+        *,
+        prompt: _builtins.bytes | None = ...,
+        chat: _builtins.bytes | None = ...,
+        audio: _builtins.bytes | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_audio", b"_audio", "_chat", b"_chat", "_prompt", b"_prompt", "audio", b"audio", "chat", b"chat", "prompt", b"prompt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_audio", b"_audio", "_chat", b"_chat", "_prompt", b"_prompt", "audio", b"audio", "chat", b"chat", "prompt", b"prompt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__audio: _TypeAlias = _typing.Literal["audio"]  # noqa: Y015
+    _WhichOneofArgType__audio: _TypeAlias = _typing.Literal["_audio", b"_audio"]  # noqa: Y015
+    _WhichOneofReturnType__chat: _TypeAlias = _typing.Literal["chat"]  # noqa: Y015
+    _WhichOneofArgType__chat: _TypeAlias = _typing.Literal["_chat", b"_chat"]  # noqa: Y015
+    _WhichOneofReturnType__prompt: _TypeAlias = _typing.Literal["prompt"]  # noqa: Y015
+    _WhichOneofArgType__prompt: _TypeAlias = _typing.Literal["_prompt", b"_prompt"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__audio) -> _WhichOneofReturnType__audio | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__chat) -> _WhichOneofReturnType__chat | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt) -> _WhichOneofReturnType__prompt | None: ...
+
+Global___EarlierInput: _TypeAlias = EarlierInput  # noqa: Y015
