@@ -41,6 +41,7 @@ from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord, UploadRecord
 from sluice.v1 import jobs_pb2 as pb
 from sluice.v1.jobs_pb2_grpc import JobServiceServicer
 from sluice.wire.clock import timestamp, unix_ms
+from sluice.wire.job_calls import page_key
 from sluice.wire.subjects import is_token
 
 SPEC_BYTES_MAX: Final = 64 * 1024
@@ -137,7 +138,7 @@ class JobService(JobServiceServicer):
         await self._quotas.ready()
         asked = request.states or pb.JobState.values()
         jobs = {
-            _page_key(known.urgency[1], job): job
+            page_key(known.urgency[1], job): job
             for job, known in self._quotas.jobs.items()
             if tenant in (None, known.tenant) and known.state in asked
         }
@@ -325,7 +326,7 @@ class JobService(JobServiceServicer):
         tenant = scope_of(context)
         await self._quotas.ready()
         uploads = {
-            _page_key(known.complete_unix_ms, upload): upload
+            page_key(known.complete_unix_ms, upload): upload
             for upload, known in self._quotas.uploads.items()
             if known.complete_unix_ms and tenant in (None, known.tenant)
         }
@@ -522,11 +523,6 @@ def _shown(record: JobRecord) -> pb.Job:
     if not record.job.spec.HasField("webhook"):
         job.spec.ClearField("webhook")
     return job
-
-
-def _page_key(create_unix_ms: int, name: str) -> str:
-    """Sorts newest first."""
-    return f"{(1 << 48) - create_unix_ms:015d}-{name}"
 
 
 async def _page(

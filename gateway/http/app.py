@@ -37,9 +37,9 @@ def make_app(
         serving: whether the gateway can answer.
         local_only: as in `Endpoint`.
     """
-    limit_headers = generator.upstream.admission.limit_headers
+    admission = generator.upstream.admission
     max_bytes = generator.settings.max_message_bytes
-    calls, batches = ModelCalls(generator), JobCalls(jobs)
+    calls, batches = ModelCalls(generator), JobCalls(jobs, checks.arriving)
 
     async def health(request: Request) -> Response:
         ready = serving()
@@ -69,7 +69,14 @@ def make_app(
     routes = [Route("/health", health)]
     for method, path, behaviour, roles in table:
         endpoint = Endpoint(
-            checks, limit_headers, max_bytes, local_only, behaviour, roles, path in asking
+            checks,
+            admission.threads,
+            admission.limit_headers,
+            max_bytes,
+            local_only,
+            behaviour,
+            roles,
+            path in asking,
         )
         routes.append(Route(path, endpoint, methods=[method]))
     return Starlette(routes=routes, exception_handlers={HTTPException: _no_route})

@@ -13,19 +13,22 @@ from typing import Any, Final
 
 from google.protobuf.message import Message
 
+from gateway.admission.calls import Arriving
+from gateway.admission.tenant_threads import TenantSlots
 from gateway.api.job_forwarder import JobForwarder, errors_of_jobs
 from gateway.http.answers import encode
 from gateway.http.call import HttpCall
 from gateway.http.multipart import FileForm
 from gateway.http.requests import IDEMPOTENCY_KEY, PRIORITY, class_of, labels_of
 from sluice.client.openai_lines import output_line
-from sluice.errors import InvalidRequest, JobUnknown, UploadUnknown
+from sluice.errors import InvalidRequest, JobUnknown, SluiceError, UploadUnknown
 from sluice.openai.embeddings import EMBEDDINGS
 from sluice.openai.requests import URLS
 from sluice.v1 import jobs_pb2 as pb
 from sluice.v1.inference_pb2 import Priority
 from sluice.wire.clock import timestamp, unix_ms
 from sluice.wire.enums import value_of, word_of
+from sluice.wire.job_calls import page_key
 
 Json = dict[str, Any]
 
@@ -45,6 +48,16 @@ RESULTS: Final = "batch_output"
 BATCHES_MAX: Final = 100
 FILES_MAX: Final = 10_000
 """The longest pages of the lists."""
+LIST_PAGE: Final = 100
+"""Jobs or uploads that a list reads at a time: 100 jobs with full labels have 1 MB."""
+LISTS_MAX: Final = 8
+"""Lists that are read at the same time; each keeps its entries in memory."""
+LISTS_OWN: Final = 2
+"""Those of one tenant."""
+OVER: Final = (
+    pb.JOB_STATE_COMPLETED, pb.JOB_STATE_FAILED, pb.JOB_STATE_CANCELLED, pb.JOB_STATE_EXPIRED
+)  # fmt: skip
+"""States of jobs that have files of results."""
 _ENDPOINTS: Final = (*URLS, EMBEDDINGS)
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,3})h")
 _STATUS: Final = {
@@ -59,13 +72,15 @@ _ENDS: Final = ("completed", "failed", "cancelled", "expired")
 class JobCalls:
     """Answers the calls, each method those of its URL."""
 
-    def __init__(self, jobs: JobForwarder) -> None:
+    def __init__(self, jobs: JobForwarder, arriving: Arriving) -> None:
         self._jobs = jobs
+        self._arriving = arriving
+        self._lists = TenantSlots(LISTS_MAX, own=LISTS_OWN)
 
     async def upload(self, call: HttpCall) -> Json:
-        """Stores a file, as it arrives."""
+        """Store a file, as it arrives."""
         form = FileForm(call.metadata.get("content-type", ""))
-        with errors_of_jobs():
+        with self._arriving.uploads.held(call.caller.tenant), errors_of_jobs():
             storing = self._jobs.begin(call, "UploadInput", wait_s=UPLOAD_S)
             try:
                 await _send(call, form, storing)
@@ -84,14 +99,18 @@ class JobCalls:
         return _upload_object(request.upload_id, await self._ask(call, "GetUpload", request))
 
     async def files(self, call: HttpCall) -> Json:
-        """A page of the tenant's files: uploads, and the results of batches that are over."""
-        uploads = self._all(call, "uploads", pb.ListUploadsRequest())
-        files = [_upload_object(one.upload_id, one) async for one in uploads]
-        async for job in self._all(call, "jobs", pb.ListJobsRequest()):
-            batch = batch_object(job)
-            named = batch["output_file_id"], batch["error_file_id"]
-            files += [result_object(job, one) for one in named if one is not None]
-        return file_page(files, call.query_params)
+        """Return a page of the tenant's files: uploads, and the results of batches that are over."""
+        purpose, files = call.query_params.get("purpose"), list[Json]()
+        async with self._lists.held(call.caller.tenant):
+            if purpose in (None, "", PURPOSE):
+                async for upload in self._all(call, "uploads", pb.ListUploadsRequest()):
+                    files.append(_upload_object(upload.upload_id, upload))
+            if purpose in (None, "", RESULTS):
+                async for job in self._all(call, "jobs", pb.ListJobsRequest(states=OVER)):
+                    batch = batch_object(job)
+                    named = batch["output_file_id"], batch["error_file_id"]
+                    files += [result_object(job, one) for one in named if one is not None]
+            return file_page(files, call.query_params)
 
     async def delete(self, call: HttpCall) -> Json:
         """Deletes an upload."""
@@ -141,10 +160,35 @@ class JobCalls:
         return await self._batch(call, "CancelJob", pb.CancelJobRequest(id=job))
 
     async def batches(self, call: HttpCall) -> Json:
-        """A page of the tenant's batches, newest first."""
-        jobs = self._all(call, "jobs", pb.ListJobsRequest())
+        """Return a page of the tenant's batches, newest first."""
         query = {"limit": "20", **call.query_params}
-        return page([batch_object(job) async for job in jobs], query, BATCHES_MAX)
+        check_query(query)
+        limit = page_limit(query["limit"] or str(BATCHES_MAX), BATCHES_MAX)
+        request, jobs = pb.ListJobsRequest(), list[Json]()
+        async with self._lists.held(call.caller.tenant):
+            if after := query.get("after"):
+                request.page_token = await self._token_after(call, after)
+            while len(jobs) < limit:
+                request.page_size = limit - len(jobs)
+                listed: pb.ListJobsResponse = await self._ask(call, "ListJobs", request)
+                jobs += map(batch_object, listed.jobs)
+                request.page_token = listed.next_page_token
+                if not listed.next_page_token:
+                    break
+            return list_object(jobs, has_more=bool(request.page_token))
+
+    async def _token_after(self, call: HttpCall, batch: str) -> str:
+        """Return the token of the page that begins behind ``batch``.
+
+        Raises:
+            JobUnknown: there is no such batch.
+        """
+        try:
+            request = pb.GetJobRequest(id=job_of(batch))
+            job: pb.Job = (await self._ask(call, "GetJob", request)).job
+        except JobUnknown:
+            raise _after_unknown(batch) from None
+        return page_key(job.create_time.ToMilliseconds(), job.id)
 
     async def _over(self, call: HttpCall, job: str) -> pb.Job:
         """A job that is over."""
@@ -162,8 +206,8 @@ class JobCalls:
             return await self._jobs.begin(call, method, request, wait_s=JOBS_S)
 
     async def _all(self, call: HttpCall, kind: str, request: Any) -> AsyncIterator[Any]:
-        """What all pages of a list have; ``kind``: jobs or uploads."""
-        request.page_size = 1000
+        """Yield what all pages of a list have; ``kind``: jobs or uploads."""
+        request.page_size = LIST_PAGE
         while True:
             page = await self._ask(call, f"List{kind.title()}", request)
             for entry in getattr(page, kind):
@@ -281,19 +325,31 @@ def page(data: list[Json], query: Mapping[str, str], most: int, *others: str) ->
         InvalidRequest: a parameter is not served, or its value does not fit.
         UploadUnknown, JobUnknown: the list has no entry ``after``.
     """
-    if unknown := query.keys() - {"limit", "after", *others}:
-        raise InvalidRequest.of(min(unknown), "is not served")
+    check_query(query, *others)
     limit = page_limit(query.get("limit") or str(most), most)
     if after := query.get("after"):
         place = next((at for at, one in enumerate(data, 1) if one["id"] == after), None)
         if place is None:
-            unknown_error = JobUnknown if after.startswith(BATCH) else UploadUnknown
-            kind = "batch" if unknown_error is JobUnknown else "file"
-            raise unknown_error(f"after: there is no {kind} {after!r} in this list")
+            raise _after_unknown(after)
         data = data[place:]
-    shown = data[:limit]
+    return list_object(data[:limit], has_more=len(data) > limit)
+
+
+def check_query(query: Mapping[str, str], *others: str) -> None:
+    """Raise InvalidRequest for a parameter of a list that is not served; ``others``: what it may have beside."""
+    if unknown := query.keys() - {"limit", "after", *others}:
+        raise InvalidRequest.of(min(unknown), "is not served")
+
+
+def list_object(shown: list[Json], *, has_more: bool) -> Json:
+    """Return a page of a list as an object of OpenAI's API."""
     ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {}
-    return {"object": "list", "data": shown, "has_more": len(data) > limit, **ends}
+    return {"object": "list", "data": shown, "has_more": has_more, **ends}
+
+
+def _after_unknown(after: str) -> SluiceError:
+    unknown, kind = (JobUnknown, "batch") if after.startswith(BATCH) else (UploadUnknown, "file")
+    return unknown(f"after: there is no {kind} {after!r} in this list")
 
 
 def page_limit(text: str, most: int) -> int:

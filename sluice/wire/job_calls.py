@@ -1,4 +1,5 @@
-"""What a gateway shows a process of ``jobs``: whose jobs a call may see, signed with the key of the mesh.
+"""What a gateway shows a process of ``jobs``: whose jobs a call may see, signed with the key of the mesh; and keys
+of lists.
 
 The key itself is not sent: who listens in place of ``jobs`` while it is down would learn it, and could then call
 gateways for every tenant. A signature is good for one tenant's jobs alone.
@@ -12,6 +13,11 @@ from typing import Final
 from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
 
 SIGNATURE: Final = "sluice-jobs-signature"
+
+
+def page_key(create_unix_ms: int, name: str) -> str:
+    """Return the key of a job or an upload in lists, newest first: also the token of the page that begins behind it."""
+    return f"{(1 << 48) - create_unix_ms:015d}-{name}"
 
 
 def signed(metadata: Mapping[str, str], mesh_key: str | None) -> tuple[tuple[str, str], ...]:

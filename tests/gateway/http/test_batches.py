@@ -12,6 +12,8 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types import Batch
 
+from gateway.admission.calls import SENDING_MAX
+from gateway.api.job_forwarder import JobForwarder
 from sluice.settings import JobsSettings, NatsSettings, Settings
 from sluice.startup import free_port
 from sluice.v1 import jobs_pb2 as pb
@@ -58,12 +60,12 @@ async def test_a_batch_from_its_file_to_its_results(
             written = written_files(monkeypatch)
             try:
                 await _uploaded_without_a_disk(client, written)
-                await _run_batch(wire, client)
+                await _run_batch(wire, client, monkeypatch)
             finally:
                 await process.end()
 
 
-async def _run_batch(wire: Wire, client: AsyncOpenAI) -> None:
+async def _run_batch(wire: Wire, client: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [line("a", "hello"), line("b", "hello", "none"), line("c", "how are you")]
     data = "".join(json.dumps(one) + "\n" for one in lines).encode() + b"no JSON\n"
     stored = await client.files.create(file=("in.jsonl", data), purpose="batch")
@@ -114,7 +116,7 @@ async def _run_batch(wire: Wire, client: AsyncOpenAI) -> None:
     assert in_use.value.code == "job_state_wrong"
     assert (await client.batches.cancel(another.id)).status == "cancelled"
     await _delete_files(client, stored.id, done.output_file_id)
-    assert [one.id async for one in client.batches.list(limit=1)] == [another.id, batch.id]
+    await _list_batches(wire, client, [another.id, batch.id], monkeypatch)
     with pytest.raises(sdk.NotFoundError):
         await client.batches.retrieve("batch_job-0")
     with pytest.raises(sdk.BadRequestError, match="purpose"):
@@ -166,6 +168,46 @@ async def _vanish_in_an_upload(wire: Wire) -> None:
     await wire.until(lambda: wire.gateway.active == 1)
     connection.close()
     await wire.until(lambda: wire.gateway.active == 0)
+
+
+async def test_uploads_of_a_tenant_are_counted(http: Wire) -> None:
+    uploads = http.gateway._arriving.uploads
+    kind = "multipart/form-data; boundary=x"
+    uploads.take("default", SENDING_MAX - 1)
+    reply = await ask(http.http, "/v1/files", b"", content_type=kind)
+    assert (reply.status, reply.error["code"]) == (501, "jobs_disabled")
+    uploads.take("default")
+    reply = await ask(http.http, "/v1/files", b"", content_type=kind)
+    assert (reply.status, reply.error["code"]) == (429, "rate_limit_exceeded")
+    assert reply.error["message"] == f"{SENDING_MAX} uploads of your tenant are being answered"
+    uploads.give("default", SENDING_MAX)
+    assert not uploads.taken
+
+
+async def _list_batches(
+    wire: Wire, client: AsyncOpenAI, batches: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``batches``: newest first. The list reads from jobs what it shows, and no more."""
+    read, begin = list[int](), JobForwarder.begin
+
+    def counted(jobs: JobForwarder, by: Any, method: str, *asked: Any, wait_s: float) -> Any:
+        read.extend(request.page_size for request in asked if method == "ListJobs")
+        return begin(jobs, by, method, *asked, wait_s=wait_s)
+
+    monkeypatch.setattr(JobForwarder, "begin", counted)
+    assert [one.id async for one in client.batches.list(limit=1)] == batches
+    assert read == [1] * len(batches)
+    whole = await ask(wire.http, "/v1/batches", method="GET")
+    assert [one["id"] for one in whole.json["data"]] == batches
+    assert (whole.json["has_more"], whole.json["last_id"]) == (False, batches[-1])
+    end = await ask(wire.http, f"/v1/batches?after={batches[-1]}", method="GET")
+    assert (end.json["data"], end.json["has_more"]) == ([], False)
+    for after in ("batch_job-0", "job-0", "batch_"):
+        unknown = await ask(wire.http, f"/v1/batches?after={after}", method="GET")
+        assert unknown.status == 404
+        assert unknown.error["message"].startswith("after: there is no ")
+    for query in ("limit=0", "limit=101", "before=x"):
+        assert (await ask(wire.http, f"/v1/batches?{query}", method="GET")).status == 400
 
 
 async def test_without_jobs_the_error_says_so(http: Wire) -> None:

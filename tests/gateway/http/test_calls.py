@@ -3,6 +3,7 @@
 import asyncio
 import re
 import socket
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import pytest
 from openai import AsyncOpenAI
 
 from gateway.admission.calls import Turns
+from gateway.http import call as call_module
+from gateway.http.call import LOOP_BODY_BYTES
+from gateway.http.requests import parse_json
 from sluice.errors import SetupError
 from sluice.settings import TenantSettings
 from sluice.settings.limits import LimitSettings
@@ -287,3 +291,19 @@ async def test_a_cost_that_is_spent_is_refused_until_its_day_ends(
     assert (reply.status, reply.error["code"]) == (429, "rate_limit_exceeded")
     # Mostly longer than OpenAI's clients wait: they would come back at once.
     assert ("x-should-retry" in reply.headers) == (int(reply.headers["retry-after"]) > 60)
+
+
+@pytest.mark.parametrize(("size", "in_loop"), [(1, True), (LOOP_BODY_BYTES, False)])
+async def test_long_bodies_are_parsed_in_threads(
+    http: Wire, size: int, in_loop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed_in = list[threading.Thread]()
+
+    def parse(body: bytes) -> dict[str, Any]:
+        parsed_in.append(threading.current_thread())
+        return parse_json(body)
+
+    monkeypatch.setattr(call_module, "parse_json", parse)
+    reply = await ask(http.http, body=chat("x", wrong="x" * size))
+    assert (reply.status, reply.error["param"]) == (400, "wrong")
+    assert [one is threading.current_thread() for one in parsed_in] == [in_loop]
