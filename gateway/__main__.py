@@ -56,6 +56,7 @@ _PROGRAM: Final = Program(
     __doc__,
     "gw",
     _serve,
+    has_callers=True,
 )
 
 if __name__ == "__main__":

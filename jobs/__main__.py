@@ -15,7 +15,7 @@ async def _serve(process: Process) -> None:
     await serve(process.settings, process.id, process.tracer, process.stop, process.registry)
 
 
-main = Program("jobs", __doc__, "jobs", _serve).main
+main = Program("jobs", __doc__, "jobs", _serve, has_callers=True).main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -56,6 +56,8 @@ class Program:
     about: str
     prefix: str
     serve: Callable[[Process], Awaitable[None]]
+    has_callers: bool = False
+    """Whether the trace contexts that it gets were made outside of the mesh."""
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Runs the process; exit code 0 after a clean end, 1 when it cannot start."""
@@ -82,7 +84,9 @@ class Program:
         page = getattr(telemetry.prometheus, self.name)
         with prompt_grpc_events(), measuring(service, name, page, key) as metrics:
             registry = metrics.registry
-            provider = start_tracing(service, registry, telemetry.trace_ratio)
+            provider = start_tracing(
+                service, registry, telemetry.trace_ratio, trusts_callers=not self.has_callers
+            )
             try:
                 await self.serve(Process(name, settings, config, tracer(service), registry, stop))
             finally:

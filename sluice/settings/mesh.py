@@ -262,7 +262,8 @@ class TelemetrySettings(Section):
     docs/operate/telemetry.md."""
 
     trace_ratio: float = Field(1.0, ge=0, le=1)
-    """Part of the requests that are traced, where the caller has not decided that."""
+    """Part of the requests that are traced, whether their callers trace them or not. With OTEL_TRACES_SAMPLER the
+    sampled flag of a caller decides."""
     otlp_http_endpoint: str | None = None
     """OTLP over HTTP, all that Triton speaks, for its own spans; unset: port 4318 of the gRPC endpoint's host."""
     prometheus: PrometheusSettings = PrometheusSettings()

@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.sampling import (
     ALWAYS_OFF,
     ParentBased,
+    Sampler,
     TraceIdRatioBased,
 )
 from opentelemetry.trace import Span, Tracer
@@ -37,7 +38,11 @@ _log = logging.getLogger(__name__)
 
 
 def start_tracing(
-    service: str, registry: MetricRegistry | None = None, ratio: float = 1.0
+    service: str,
+    registry: MetricRegistry | None = None,
+    ratio: float = 1.0,
+    *,
+    trusts_callers: bool = True,
 ) -> TracerProvider:
     """Makes the process's tracer provider; spans that are sent and lost are counted in ``registry``.
 
@@ -46,12 +51,11 @@ def start_tracing(
 
     Args:
         ratio: of the traces that begin here, how many are sampled; 1: as OTEL_TRACES_SAMPLER says.
+        trusts_callers: Whether the sampled flag of a caller decides about its trace. False: ``ratio`` does, by the
+            trace id, unless OTEL_TRACES_SAMPLER is set.
     """
     exports = bool(otlp_endpoint())
-    # Without an endpoint the context of a caller who samples still goes on to processes that may have one.
-    root = TraceIdRatioBased(ratio) if exports else ALWAYS_OFF
-    sampler = None if exports and ratio == 1.0 else ParentBased(root)
-    provider = TracerProvider(sampler, resource_of(service))
+    provider = TracerProvider(_sampler(ratio, exports, trusts_callers), resource_of(service))
     if exports:
         # Imported here: without an endpoint a process should not pay for the exporter.
         from sluice.telemetry.otlp_spans import SpanExporter as OtlpExporter
@@ -62,6 +66,17 @@ def start_tracing(
             registry.observe(catalog.SPANS, processor.counts)
     trace.set_tracer_provider(provider)
     return provider
+
+
+def _sampler(ratio: float, exports: bool, trusts_callers: bool) -> Sampler | None:
+    """Return the sampler of a process; None: the one that the environment names."""
+    if not exports:
+        # The context of a caller who samples still goes on to processes that may have an endpoint.
+        return ParentBased(ALWAYS_OFF)
+    root = TraceIdRatioBased(ratio)
+    if not trusts_callers and not os.environ.get("OTEL_TRACES_SAMPLER"):
+        return ParentBased(root, remote_parent_sampled=root, remote_parent_not_sampled=root)
+    return None if ratio == 1.0 else ParentBased(root)
 
 
 def otlp_endpoint() -> str:

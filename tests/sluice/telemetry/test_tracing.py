@@ -1,10 +1,14 @@
 """Which spans a process makes, and the context that it passes on."""
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Tracer
 
 from sluice.telemetry.tracing import (
     TRACEPARENT,
+    _sampler,
     context_of,
     headers_of,
     is_unsampled,
@@ -38,3 +42,39 @@ def test_a_sampled_context_is_passed_on_without_an_endpoint(unexported: Tracer) 
     assert headers_of(span)[TRACEPARENT].startswith(SAMPLED[:36])
     assert headers_of(span)[TRACEPARENT].endswith("-01")
     assert not is_unsampled(headers_of(span))
+
+
+UNSAMPLED = SAMPLED[:-2] + "00"
+SELDOM = "00-0af7651916cd43ddffffffffffffffff-b7ad6b7169203331-01"
+"""The ratio leaves it out."""
+
+
+@pytest.mark.parametrize(
+    ("parent", "ratio", "sampler", "recorded"),
+    [
+        (UNSAMPLED, 1.0, "", True),
+        (UNSAMPLED, 0.6, "", True),
+        (SELDOM, 0.6, "", False),
+        (SELDOM, 0.6, "parentbased_always_on", True),
+        (UNSAMPLED, 1.0, "parentbased_always_on", False),
+        (UNSAMPLED, 0.6, "parentbased_always_on", False),
+    ],
+)
+def test_ratio_decides_about_traces_of_callers(
+    parent: str, ratio: float, sampler: str, recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+    sampling = _sampler(ratio, exports=True, trusts_callers=False)
+    tracer = TracerProvider(sampling).get_tracer("test")
+    span = tracer.start_span("call", context_of({TRACEPARENT: parent}))
+    assert span.is_recording() is recorded
+    below = tracer.start_span("hop", trace.set_span_in_context(span, Context()))
+    assert below.is_recording() is recorded
+
+
+def test_processes_behind_a_gateway_follow_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OTEL_TRACES_SAMPLER", raising=False)
+    tracer = TracerProvider(_sampler(0.0, exports=True, trusts_callers=True)).get_tracer("test")
+    assert tracer.start_span("batch", context_of({TRACEPARENT: SAMPLED})).is_recording()
+    assert not tracer.start_span("batch", context_of({TRACEPARENT: UNSAMPLED})).is_recording()
