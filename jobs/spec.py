@@ -6,7 +6,13 @@ from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
 
-from sluice.defaults import LABEL_KEY_CHARS_MAX, LABEL_VALUE_CHARS_MAX, LABELS_MAX
+from sluice.defaults import (
+    LABEL_KEY_CHARS_MAX,
+    LABEL_VALUE_CHARS_MAX,
+    LABELS_BYTES_MAX,
+    LABELS_MAX,
+    labels_bytes,
+)
 from sluice.errors import InvalidRequest
 from sluice.v1 import jobs_pb2 as pb
 from sluice.v1.inference_pb2 import Priority
@@ -49,6 +55,9 @@ def check_spec(spec: pb.JobSpec) -> None:
         if not 1 <= len(key) <= LABEL_KEY_CHARS_MAX or len(value) > LABEL_VALUE_CHARS_MAX:
             message = f"keys must have 1 to {LABEL_KEY_CHARS_MAX} characters, values at most {LABEL_VALUE_CHARS_MAX}"
             raise InvalidRequest.of("spec.labels", message)
+    if (size := labels_bytes(spec.labels)) > LABELS_BYTES_MAX:
+        message = f"have {size} bytes; send at most {LABELS_BYTES_MAX} in keys and values together"
+        raise InvalidRequest.of("spec.labels", message)
     if spec.priority not in Priority.values():
         raise InvalidRequest.of("spec.priority", "is none of the known priorities")
     if given.format not in pb.JobInputFormat.values():

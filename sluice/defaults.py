@@ -1,5 +1,6 @@
 """What a client and a gateway agree on without a message. Imports nothing, so that a client starts fast."""
 
+from collections.abc import Mapping
 from typing import Final
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
@@ -27,3 +28,10 @@ LABELS_MAX: Final = 32
 LABEL_KEY_CHARS_MAX: Final = 64
 LABEL_VALUE_CHARS_MAX: Final = 256
 """Of a request, and of a job, whose items have its labels."""
+LABELS_BYTES_MAX: Final = 16 * 1024
+"""Keys and values of all labels together, as UTF-8: they are kept with every record, audit entry and job."""
+
+
+def labels_bytes(labels: Mapping[str, str]) -> int:
+    """Return the size that `LABELS_BYTES_MAX` limits."""
+    return sum(len(key.encode()) + len(value.encode()) for key, value in labels.items())

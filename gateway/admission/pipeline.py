@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Final
 
@@ -37,7 +38,13 @@ from gateway.safety.inspector import (
 from gateway.telemetry.request_log import RequestLog
 from gateway.validation.conversation import Conversation
 from gateway.validation.requests import ValidRequest
-from sluice.errors import BudgetSpent, InvalidRequest, PromptTooLong, SafetyBlocked
+from sluice.errors import (
+    BudgetSpent,
+    InvalidRequest,
+    PromptTooLong,
+    SafetyBlocked,
+    UnknownModel,
+)
 from sluice.telemetry import names
 from sluice.v1.inference_pb2 import (
     ROUTE_STRATEGY_BUDGET,
@@ -171,6 +178,27 @@ class Admission:
         self.threads = TextThreads("encoding", turns)
         self._constraints = ConstraintChecks()
 
+    def counted_check(self, payer: Caller) -> AbstractContextManager[None]:
+        """Count a request that a model does not see, such as one to count tokens, as `TenantLimits.counted` does."""
+        return self._usage.limits.counted(self.in_force.policies.settings, payer, computes=False)
+
+    @contextmanager
+    def refusals_counted(self, payer: Caller) -> Iterator[None]:
+        """Count a request whose validation, in the block, refuses it for its content.
+
+        Raises:
+            LimitReached: No request is left of its limits.
+        """
+        try:
+            yield
+        except (InvalidRequest, UnknownModel):
+            self.count_refused(payer)
+            raise
+
+    def count_refused(self, payer: Caller) -> None:
+        """Count a request of ``payer`` that is refused for its content; raise LimitReached where none is left."""
+        self._usage.limits.enter(self.in_force.policies.settings, payer, computes=False)
+
     def limit_headers(self, payer: Caller) -> Mapping[str, str]:
         """The rates of a tenant as headers of HTTP."""
         return self._usage.limits.headers(self.in_force.policies.settings, payer)
@@ -195,9 +223,13 @@ class Admission:
         """
         request, policies = incoming.request, self.in_force.policies
         incoming.policies, incoming.rules = policies, policies.overload
-        catalog = policies.catalog
         # Before any work is done for it: a refusal must be quick when most requests are refused.
-        self._usage.limits.enter(policies.settings, request.caller)
+        with self._usage.limits.counted(policies.settings, request.caller):
+            await self._decide(incoming, rows_of)
+
+    async def _decide(self, incoming: AdmittedRequest, rows_of: RowsOf | None) -> None:
+        """Decide about a request that its limits let in; raise as `admit`."""
+        request, catalog = incoming.request, incoming.policies.catalog
         models = catalog.reading if request.model is None else (request.model,)
         self._overload.refuse_hopeless(models, incoming, time.monotonic())
         if rows_of is None:

@@ -2,19 +2,25 @@
 
 A request takes one of each rate of requests when it comes, and its prompt with its longest answer (a burst at most) of
 each rate of tokens before it is sent. At its end what it has used takes the place of what it reserved.
+
+A request that is refused for its content counts as a request: to find that out is work. One that is refused for a
+limit, for want of capacity or because it would be late does not: its caller is told to send it again.
 """
 
 from calendar import monthrange
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from datetime import time as time_of_day
 from functools import partial
 from typing import Final, NamedTuple
 
+from grpc import StatusCode
+
 from gateway.admission.token_bucket import TokenBucket
 from gateway.identity.caller import Caller
 from gateway.routing.budget import STALE_S, Elsewhere, Spending
-from sluice.errors import LimitReached
+from sluice.errors import LimitReached, SluiceError
 from sluice.settings import Settings
 from sluice.settings.limits import LimitSettings, RateLimits
 from sluice.v1.admin_pb2 import LimitUse
@@ -24,6 +30,10 @@ RUNNING_RETRY_S: Final = 1.0
 _MINUTE_S: Final = 60.0
 _REQUESTS: Final = "requests_per_minute"
 _TOKENS: Final = "tokens_per_minute"
+_COME_AGAIN: Final = (
+    StatusCode.RESOURCE_EXHAUSTED, StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED
+)  # fmt: skip
+"""Codes of limits, capacity and lateness: a request that ends with one of them before it is sent does not count."""
 
 
 class RateName(NamedTuple):
@@ -93,16 +103,44 @@ class TenantLimits:
         others = self.calls_elsewhere.sum(tenant, now), self.bulk_elsewhere.sum(tenant, now)
         return calls + int(others[0]), bulk + int(others[1])
 
-    def enter(self, settings: Settings, payer: Caller) -> None:
-        """A request of ``payer`` comes; raises LimitReached."""
+    def enter(
+        self, settings: Settings, payer: Caller, *, computes: bool = True
+    ) -> Callable[[], None]:
+        """Count a request of ``payer``; return what takes that back.
+
+        Args:
+            computes: Whether it goes to a model, so that tokens and costs must be left too.
+
+        Raises:
+            LimitReached: It may not come now.
+        """
         limits, now = settings.limits_of(payer.tenant), self._clock()
+        if computes:
+            self._check_left(payer, limits, now)
+        taken = self._take(self._rates(payer, limits, _REQUESTS), 1.0, now)
+        return partial(self._settle, taken, 0.0)
+
+    @contextmanager
+    def counted(
+        self, settings: Settings, payer: Caller, *, computes: bool = True
+    ) -> Iterator[None]:
+        """As `enter`, and take it back when the block ends with an error that asks for another try."""
+        take_back = self.enter(settings, payer, computes=computes)
+        try:
+            yield
+        except SluiceError as error:
+            if error.code in _COME_AGAIN:
+                take_back()
+            raise
+
+    def _check_left(self, payer: Caller, limits: LimitSettings, now: float) -> None:
+        """Raise LimitReached unless costs and tokens of ``payer`` are left."""
         for cost in self._costs(payer.tenant, limits, now):
             if cost.used >= cost.limit:
                 # What running requests may cost is often more than they do.
                 is_final = cost.used - self._hours.may_cost(payer.tenant, now) >= cost.limit
                 wait_s = self._period_left_s(cost.name, now) if is_final else COST_RETRY_S
                 raise _reached(f"tenant {payer.tenant}", cost.name, cost.limit, wait_s)
-        self._take(self._rates(payer, limits, _REQUESTS), 1.0, now)
         _check(self._rates(payer, limits, _TOKENS), 1.0, now)
 
     def reserve(
@@ -116,8 +154,9 @@ class TenantLimits:
         buckets = self._rates(payer, limits, _TOKENS)
         if (rates := limits.models.get(model)) is not None:
             of_model = partial(self._rate, rates, limits, "tenant", payer.tenant, model)
-            self._take(of_model(_REQUESTS), 1.0, now)
             buckets |= of_model(_TOKENS)
+            _check(buckets, tokens, now)  # one that is refused takes nothing
+            self._take(of_model(_REQUESTS), 1.0, now)
         return partial(self._settle, self._take(buckets, tokens, now))
 
     def _settle(self, taken: Sequence[tuple[TokenBucket, float]], used: float) -> None:

@@ -139,14 +139,15 @@ class Generator:
         """
         with RequestLog(self.tracer, GENERATE.span, call.metadata) as log:
             log.asked(request, call.caller.tenant)
-            valid = validate(
-                request,
-                self.catalog,
-                self.timeout_s(call),
-                call.caller,
-                self.state.resume_key,
-                self.settings.audio_max_s,
-            )
+            with self.upstream.admission.refusals_counted(call.caller):
+                valid = validate(
+                    request,
+                    self.catalog,
+                    self.timeout_s(call),
+                    call.caller,
+                    self.state.resume_key,
+                    self.settings.audio_max_s,
+                )
             log.valid(valid)
             if valid.sampling.n <= 1:
                 only = _GenerateCall(self, log, valid.timeout_s, write)

@@ -74,9 +74,10 @@ class InferenceService(InferenceServiceServicer):
     ) -> pb.CountTokensResponse:
         """See the proto."""
         admission, timeout_s = self.generator.upstream.admission, context.guards_timeout_s
-        asked = validate_count(request, self.generator.catalog, timeout_s, context.caller)
-        async with self.generator.limiter.slot(asked.priority_class, asked.tenant):
-            count, model = await admission.count(AdmittedRequest(asked, untraced()))
+        with admission.counted_check(context.caller):
+            asked = validate_count(request, self.generator.catalog, timeout_s, context.caller)
+            async with self.generator.limiter.slot(asked.priority_class, asked.tenant):
+                count, model = await admission.count(AdmittedRequest(asked, untraced()))
         return pb.CountTokensResponse(
             token_count=count, context_tokens=model.context_tokens, model=model.name
         )

@@ -35,16 +35,19 @@ class SafetyService(SafetyServiceServicer):
 
     async def CheckText(self, request: pb.CheckTextRequest, context: Any) -> pb.CheckTextResponse:
         """See the proto."""
-        check_labels(request.labels)
-        async with self.limiter.slot(UNSTATED_CLASS, context.caller.tenant):
-            text = Conversation((Turn(USER, request.text),), raw=True)
-            labels, timeout_s = dict(request.labels), context.guards_timeout_s
-            asked = ValidRequest(text, context.caller, labels, timeout_s)
-            about = AdmittedRequest(asked, untraced())
-            safety = await self.admission.check(about)
-            if len(safety.inspected[0].found) > ASIDE_FINDINGS:
-                return await asyncio.to_thread(_checked, safety)
-            return _checked(safety)
+        with self.admission.counted_check(context.caller):
+            check_labels(request.labels)
+            async with self.limiter.slot(UNSTATED_CLASS, context.caller.tenant):
+                return await self._check(request, context)
+
+    async def _check(self, request: pb.CheckTextRequest, context: Any) -> pb.CheckTextResponse:
+        text = Conversation((Turn(USER, request.text),), raw=True)
+        labels, timeout_s = dict(request.labels), context.guards_timeout_s
+        asked = ValidRequest(text, context.caller, labels, timeout_s)
+        safety = await self.admission.check(AdmittedRequest(asked, untraced()))
+        if len(safety.inspected[0].found) > ASIDE_FINDINGS:
+            return await asyncio.to_thread(_checked, safety)
+        return _checked(safety)
 
     async def GetDryRun(self, request: pb.GetDryRunRequest, context: Any) -> pb.GetDryRunResponse:
         """See the proto."""

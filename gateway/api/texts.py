@@ -120,8 +120,9 @@ async def logged_texts(
     """
     with RequestLog(shared.tracer, kind.span, asked_by.metadata, kind.operation) as log:
         log.asked(wire, asked_by.caller.tenant)
-        catalog = shared.catalog
-        request = kind.validate(wire, catalog, shared.timeout_s(asked_by), asked_by.caller)
+        catalog, timeout_s = shared.catalog, shared.timeout_s(asked_by)
+        with shared.upstream.admission.refusals_counted(asked_by.caller):
+            request = kind.validate(wire, catalog, timeout_s, asked_by.caller)
         log.valid(request)
         texts = len(request.conversation.documents) + len(request.conversation.answers)
         log.describe({names.TEXTS: texts})

@@ -77,6 +77,7 @@ def make_app(
             behaviour,
             roles,
             path in asking,
+            admission.count_refused,
         )
         routes.append(Route(path, endpoint, methods=[method]))
     return Starlette(routes=routes, exception_handlers={HTTPException: _no_route})

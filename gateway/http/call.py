@@ -204,6 +204,7 @@ class Endpoint:
             machine, and then ask us like its own server; a browser sends that name.
         roles: who may call it.
         asks: whether it asks models, in a class: for the limits that come before all other work.
+        count_refused: counts a request whose body is refused before it is one to a model.
     """
 
     checks: CallChecks
@@ -214,6 +215,7 @@ class Endpoint:
     behaviour: Behaviour
     roles: frozenset[str]
     asks: bool
+    count_refused: Callable[[Caller], None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one call."""
@@ -246,6 +248,8 @@ class Endpoint:
                 try:
                     answer = await self.behaviour(call)
                 except BadField as error:
+                    if self.asks:
+                        self.count_refused(caller)
                     field, _, description = str(error).partition(": ")
                     raise InvalidRequest.of(field, description) from None
                 if answer is not None:

@@ -21,7 +21,14 @@ from gateway.validation.conversation import (
     tool_use_of,
     tools_of,
 )
-from sluice.defaults import AUTO, LABEL_KEY_CHARS_MAX, LABEL_VALUE_CHARS_MAX, LABELS_MAX
+from sluice.defaults import (
+    AUTO,
+    LABEL_KEY_CHARS_MAX,
+    LABEL_VALUE_CHARS_MAX,
+    LABELS_BYTES_MAX,
+    LABELS_MAX,
+    labels_bytes,
+)
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.clock import ms_of
@@ -253,6 +260,12 @@ def _check_labels(labels: Mapping[str, str], found: FieldViolations) -> None:
         ),
         "labels",
         f"keys must have 1 to {LABEL_KEY_CHARS_MAX} characters, values at most {LABEL_VALUE_CHARS_MAX}",
+    )
+    size = labels_bytes(labels)
+    found.check(
+        size <= LABELS_BYTES_MAX,
+        "labels",
+        f"have {size} bytes; send at most {LABELS_BYTES_MAX} in keys and values together",
     )
 
 

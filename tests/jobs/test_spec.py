@@ -46,6 +46,7 @@ SPECS: list[tuple[pb.JobSpec, str]] = [
     (pb.JobSpec(labels={"k" * 65: ""}), "spec.labels"),
     (pb.JobSpec(labels={"": "v"}), "spec.labels"),
     (pb.JobSpec(labels={"k": "v" * 257}), "spec.labels"),
+    (pb.JobSpec(labels={str(n): "\u754c" * 256 for n in range(32)}), "spec.labels"),
     (pb.JobSpec(retries=pb.JobRetries(max_retries=101)), "spec.retries.max_retries"),
     *((pb.JobSpec(input=pb.JobInput(nats_idle=one)), "spec.input.nats_idle") for one in WAITS),
     *(

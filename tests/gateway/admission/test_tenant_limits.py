@@ -8,7 +8,18 @@ import pytest
 from gateway.admission.tenant_limits import COST_RETRY_S, RateName, TenantLimits
 from gateway.identity.caller import Caller
 from gateway.routing.budget import Spending
-from sluice.errors import LimitReached
+from sluice.errors import (
+    BudgetSpent,
+    DeadlinePassed,
+    ExpectedLate,
+    InvalidRequest,
+    LimitReached,
+    ModelUnavailable,
+    Overloaded,
+    PromptTooLong,
+    SafetyBlocked,
+    SluiceError,
+)
 from sluice.settings import Settings
 from sluice.settings.limits import LimitSettings, RateLimits
 from sluice.settings.mesh import TenantSettings
@@ -397,3 +408,27 @@ def test_what_another_gateway_took_before_it_was_idle_counts_once() -> None:
     two.core.told(two.given, "one", dict(one.core.tell()))
     (use,) = two.core.uses(two.given, "acme")
     assert use.used == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "counts"),
+    [
+        (ExpectedLate("late"), False),
+        (Overloaded("full"), False),
+        (ModelUnavailable("away"), False),
+        (BudgetSpent("spent"), False),
+        (DeadlinePassed("late"), False),
+        (PromptTooLong("long"), True),
+        (SafetyBlocked("blocked"), True),
+        (InvalidRequest("wrong"), True),
+    ],
+)
+def test_refusals_that_ask_for_another_try_do_not_count(error: SluiceError, counts: bool) -> None:
+    world = World({"requests_per_minute": 1, "burst_s": 60})
+    with pytest.raises(type(error)), world.core.counted(world.given, ACME):
+        raise error
+    if counts:
+        with pytest.raises(LimitReached):
+            world.core.enter(world.given, ACME)
+    else:
+        world.core.enter(world.given, ACME)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from google.rpc import error_details_pb2, status_pb2
+from grpc import StatusCode
 from grpc.aio import AioRpcError
 
 from cli.main import run
@@ -15,8 +16,10 @@ from sluice.settings.limits import LimitSettings
 from sluice.v1 import admin_pb2
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
+from sluice.v1.inference_pb2_grpc import InferenceServiceStub
+from sluice.v1.safety_pb2 import CheckTextRequest
 from tests.gateway.kit.batcher import last
-from tests.gateway.kit.http import CHAT, Connection
+from tests.gateway.kit.http import CHAT, Connection, ask
 from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt
 
 ACME = (("sluice-tenant", "acme"),)
@@ -174,3 +177,77 @@ async def test_the_commands_show_the_use_and_forget_a_tenant(
         words = ["tenants", "forget", "a.b", "--yes", *address]
         assert await asyncio.to_thread(run, words) == 1
         assert "REQUEST_INVALID" in capsys.readouterr().err
+
+
+async def test_what_no_model_sees_counts_as_requests(nats_url: str, model_folder: Path) -> None:
+    two = {"acme": {"limits": {"requests_per_minute": 2, "burst_s": 60}}}
+    async with open_wire(nats_url, model_folder, tenants=two) as wire:
+        await wire.stub.CountTokens(pb.CountTokensRequest(prompt="hi"), metadata=ACME)
+        await wire.safety.CheckText(CheckTextRequest(text="hi"), metadata=ACME)
+        for call in (
+            wire.stub.CountTokens(pb.CountTokensRequest(prompt="hi"), metadata=ACME),
+            wire.safety.CheckText(CheckTextRequest(text="hi"), metadata=ACME),
+        ):
+            with pytest.raises(AioRpcError, match="requests_per_minute of 2 is reached"):
+                await call
+
+
+WRONG: list[tuple[str, Any]] = [
+    ("GenerateText", prompt(sampling=pb.SamplingParams(temperature=9))),
+    ("GenerateText", prompt(model="nope")),
+    ("GenerateText", pb.GenerateRequest(prompt="x " * 9000, model="small")),
+    ("Embed", pb.EmbedRequest(texts=[""])),
+    ("CountTokens", pb.CountTokensRequest(prompt="")),
+]
+
+
+@pytest.mark.parametrize(("method", "request_"), WRONG)
+async def test_requests_refused_for_their_content_count(
+    nats_url: str, model_folder: Path, method: str, request_: Any
+) -> None:
+    async with open_wire(nats_url, model_folder, tenants=ONE) as wire:
+        send = getattr(InferenceServiceStub(wire.channel), method)
+        with pytest.raises(AioRpcError) as refused:
+            await send(request_, metadata=ACME)
+        assert refused.value.code() in (StatusCode.INVALID_ARGUMENT, StatusCode.NOT_FOUND)
+        with pytest.raises(AioRpcError, match="requests_per_minute of 1 is reached"):
+            await send(request_, metadata=ACME)
+
+
+async def test_http_bodies_refused_for_their_content_count(
+    nats_url: str, model_folder: Path
+) -> None:
+    async with open_wire(nats_url, model_folder, tenants=ONE, http="127.0.0.1:0") as wire:
+        wrong = BODY | {"colour": 1}
+        statuses = [(await ask(wire.http, body=wrong, sluice_tenant="acme")).status for _ in "ab"]
+        assert statuses == [400, 429]
+
+
+async def test_requests_refused_for_want_of_capacity_do_not_count(
+    nats_url: str, model_folder: Path
+) -> None:
+    limits = {"requests_per_minute": 1, "burst_s": 60}
+    async with open_wire(nats_url, model_folder, tenants={"acme": {"limits": limits}}) as wire:
+        await wire.batcher.report("large")
+        for _ in range(3):
+            with pytest.raises(AioRpcError) as refused:
+                await wire.stub.GenerateText(prompt(model="small"), metadata=ACME)
+            assert refused.value.code() is StatusCode.UNAVAILABLE
+        assert (await listed(wire))["requests_per_minute"] == 0
+
+
+async def test_requests_refused_by_another_limit_do_not_count(
+    nats_url: str, model_folder: Path
+) -> None:
+    limits = {
+        "requests_per_minute": 5,
+        "burst_s": 60,
+        "models": {"small": {"requests_per_minute": 1, "tokens_per_minute": 1000}},
+    }
+    async with open_wire(nats_url, model_folder, tenants={"acme": {"limits": limits}}) as wire:
+        await answered(wire)
+        used = (await listed(wire))["requests_per_minute"]
+        for _ in range(3):
+            with pytest.raises(AioRpcError, match="model small"):
+                await wire.stub.GenerateText(prompt(), metadata=ACME)
+        assert (await listed(wire))["requests_per_minute"] <= used

@@ -11,7 +11,7 @@ from gateway.models.catalog import Catalog
 from gateway.validation import requests as texts
 from gateway.validation.conversation import CALLS_MAX, TOOLS_MAX, FieldViolations, is_outdated
 from gateway.validation.requests import MOST, check_labels, sampling_of
-from sluice.defaults import LABELS_MAX
+from sluice.defaults import LABELS_BYTES_MAX, LABELS_MAX
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
 
@@ -74,6 +74,15 @@ def test_labels() -> None:
         check_labels({f"{at}" * 999: "x" for at in range(LABELS_MAX + 1)})
     assert [one.description for one in refused.value.violations] == [
         f"has more than {LABELS_MAX} entries"
+    ]
+
+
+def test_labels_are_bounded_by_their_bytes() -> None:
+    check_labels({f"{at:064}": "x" * 256 for at in range(LABELS_MAX)})  # as many as ASCII can have
+    with pytest.raises(InvalidRequest) as refused:
+        check_labels({f"{at}": "\u754c" * 256 for at in range(LABELS_MAX)})
+    assert [one.description for one in refused.value.violations] == [
+        f"have 24630 bytes; send at most {LABELS_BYTES_MAX} in keys and values together"
     ]
 
 
