@@ -10,17 +10,18 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Final, TypeVar
 
 from google.protobuf.message import Message
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
 from nats.js.errors import APIError, NotFoundError
 
 from gateway.records.outcome import response_of
+from gateway.records.shares import TenantShares
 from gateway.records.writer import WRITE_S, BackgroundWriter
 from sluice.errors import OutcomesNotKept, RecordUnknown
 from sluice.internal.v1.audit_pb2 import AuditEntry
@@ -38,17 +39,10 @@ M = TypeVar("M", bound=Message)
 _log = logging.getLogger(__name__)
 
 READ_S: Final = 2.0
-ENTRY_BYTES: Final = 32
-"""What JetStream keeps of an audit entry beside its subject and its bytes."""
-LOOK_SHARE: Final = 0.1
-"""When the entries of a tenant have grown by this part of its share, its oldest are looked at."""
-TENANTS_MAX: Final = 10_000
-"""Of which it is known what they have written since."""
 TRACE_REQUESTS_MAX: Final = 1000
 """Requests of one trace that are looked at; a caller may send any number with one trace id."""
 TRACE_OTHERS_MAX: Final = 100
 """Other requests of a trace that are named beside the latest."""
-PURGE_RETRY_S: Final = 1.0
 GATHER_S: Final = 0.1
 """Records are gathered for so long: each write to NATS costs a request as much as its routing, seconds."""
 _WHAT: Final = "what is kept of requests cannot be read or written"
@@ -73,10 +67,17 @@ class RecordStore:
         self._in_force = in_force
         self._writer = BackgroundWriter(GATHER_S)
         self.audit_writer = BackgroundWriter()
-        self._audited: dict[str, tuple[int, int]] = {}
-        """By tenant: entries and their bytes since its share was looked at."""
-        self._audit_grown = asyncio.Event()
         self._settings = settings
+        self._records_share = TenantShares(
+            subjects.RECORDS_STREAM,
+            partial(subjects.record, subjects.ANY, subjects.ANY),
+            settings.tenant_share * settings.max_mib * _MIB,
+        )
+        self._audit_share = TenantShares(
+            subjects.AUDIT_STREAM,
+            partial(subjects.audit, request=subjects.ANY),
+            settings.audit_tenant_share * settings.audit_max_mib * _MIB,
+        )
         self._client: Client | None = None
 
     async def start(self, client: Client) -> None:
@@ -106,7 +107,8 @@ class RecordStore:
         """Writes what is queued until it is cancelled."""
         assert self._client is not None, "started"
         writers = self._writer.run(self._client), self.audit_writer.run(self._client)
-        await asyncio.gather(*writers, self._keep_shares())
+        shares = self._records_share.keep(self._js), self._audit_share.keep(self._js)
+        await asyncio.gather(*writers, *shares)
 
     async def flush(self, limit_s: float) -> None:
         """Returns when all is written, or after ``limit_s`` seconds; `run` must be running."""
@@ -115,8 +117,9 @@ class RecordStore:
     def write_record(self, record: pb.RequestRecord) -> None:
         """Queues ``record``; it replaces an earlier one of the same request."""
         if self._settings.enabled:
-            subject = subjects.record(record.request_id, record.trace_id)
-            self._put(subject, record, record.tenant)
+            subject = subjects.record(record.request_id, record.trace_id, record.tenant)
+            if self._put(subject, record, record.tenant) and self._settings.tenant_share < 1:
+                self._records_share.count(record.tenant, subject, record.ByteSize())
 
     def append_audit(self, entry: AuditEntry) -> None:
         """Queues ``entry``, also without room; it holds all that an earlier one of the same request holds."""
@@ -125,44 +128,8 @@ class RecordStore:
             keep_s = self._in_force().retention_s(entry.tenant)
             payload = entry.SerializeToString()
             self.audit_writer.put(subject, payload, keep_s)
-            self._count_audit(entry.tenant, ENTRY_BYTES + len(subject) + len(payload))
-
-    def _count_audit(self, tenant: str, size: int) -> None:
-        entries, before = self._audited.get(tenant, (0, 0))
-        if not entries and len(self._audited) >= TENANTS_MAX:
-            self._audited.clear()
-        self._audited[tenant] = entries + 1, before + size
-        if before + size >= LOOK_SHARE * self._audit_share:
-            self._audit_grown.set()
-
-    @property
-    def _audit_share(self) -> float:
-        """Bytes of the audit that one tenant may have."""
-        return self._settings.audit_tenant_share * self._settings.audit_max_mib * _MIB
-
-    async def _keep_shares(self) -> None:
-        """Deletes the oldest entries of tenants that have more than their share, until it is cancelled.
-
-        JetStream bounds messages by subject, not bytes: of a tenant as many are kept as fit, were they all as long as
-        those that came last.
-        """
-        while self._settings.audit_tenant_share < 1:
-            await self._audit_grown.wait()
-            self._audit_grown.clear()
-            for tenant, (entries, size) in list(self._audited.items()):
-                if size < LOOK_SHARE * self._audit_share:
-                    continue
-                keep = max(1, int(self._audit_share * entries / size))
-                subject = subjects.audit(tenant, subjects.ANY)
-                try:
-                    await self._js.purge_stream(subjects.AUDIT_STREAM, subject=subject, keep=keep)
-                except (TimeoutError, NatsError) as error:
-                    _log.warning(
-                        "the share of tenant %s of the audit was not kept: %s", tenant, error
-                    )
-                    await asyncio.sleep(PURGE_RETRY_S)
-                else:
-                    self._audited.pop(tenant, None)
+            if self._settings.audit_tenant_share < 1:
+                self._audit_share.count(entry.tenant, subject, len(payload))
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Queues ``outcome``; it replaces an earlier one of the same request."""
@@ -224,7 +191,7 @@ class RecordStore:
 
     async def _requests_of(self, trace_id: str, tenant: str | None) -> list[str]:
         """Return the ids of the requests of ``tenant`` in a trace, in the order of their arrival."""
-        subject, found = subjects.record(subjects.ANY, trace_id), dict[str, int]()
+        subject, found = subjects.record(subjects.ANY, trace_id, subjects.ANY), dict[str, int]()
         async with aclosing(self._read(subject, subjects.RECORDS_STREAM)) as messages:
             async for message in messages:
                 record = unpack(pb.RequestRecord, message.data)
@@ -260,16 +227,18 @@ class RecordStore:
                 if response is not None and outcome.answered_unix_ms >= since_unix_ms:
                     yield response
 
-    def _put(self, subject: str, message: Message, tenant: str) -> None:
+    def _put(self, subject: str, message: Message, tenant: str) -> bool:
+        """Queue ``message``; return False when it is dropped."""
         payload = message.SerializeToString()
         if not self._writer.is_full and len(payload) <= MAX_MESSAGE_BYTES:
             self._writer.put(subject, payload, self._in_force().retention_s(tenant))
-            return
+            return True
         self.dropped += 1
         if self.dropped & (self.dropped - 1) == 0:  # 1, 2, 4, 8 ...: a flood does not fill the log
             _log.warning(
                 "%d records dropped: too large, or JetStream does not follow", self.dropped
             )
+        return False
 
     @property
     def _js(self) -> JetStreamContext:
@@ -293,7 +262,8 @@ class RecordStore:
             raise
 
     async def _request_record(self, request_id: str) -> pb.RequestRecord:
-        return await self._record(pb.RequestRecord, subjects.record(request_id, subjects.ANY))
+        subject = subjects.record(request_id, subjects.ANY, subjects.ANY)
+        return await self._record(pb.RequestRecord, subject)
 
     async def _record(self, kind: type[M], subject: str, *, direct: bool = False) -> M:
         if not self._settings.enabled:
@@ -336,8 +306,10 @@ class RecordStore:
         ]
         records = [
             record.request_id
-            async for message in self._read(subjects.ALL_RECORDS, subjects.RECORDS_STREAM)
-            if (record := unpack(pb.RequestRecord, message.data)).tenant == tenant
+            async for message in self._read(
+                subjects.record(subjects.ANY, subjects.ANY, tenant), subjects.RECORDS_STREAM
+            )
+            if (record := unpack(pb.RequestRecord, message.data))
         ]
         for sequence in dead:
             await self._delete(sequence)

@@ -175,6 +175,9 @@ class RecordsSettings(Section):
     enabled: bool = True
     max_mib: Count = 256
     max_age_h: Positive = 72.0
+    tenant_share: Share = 0.5
+    """Of ``max_mib``: what the records of one tenant take; of more the oldest are deleted. 1: all of it, so that one
+    tenant may push out the records of others."""
     audit_enabled: bool = True
     audit_max_mib: Count = 1024
     audit_max_age_h: Positive = 24.0 * 365

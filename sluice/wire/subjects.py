@@ -15,7 +15,7 @@
 | ``sluice.gateways`` | gateway, all gateways | ``GatewayHello`` |
 | ``sluice.gateways.<gateway>`` | gateway, gateway (request) | ``GatewayQuestion`` |
 | ``sluice.dead_letters.<model>.<class>`` | gateway, operators (JetStream) | the task, reason in headers |
-| ``sluice.records.<request>.request.<trace>`` | gateway, gateways (JetStream) | ``RequestRecord`` |
+| ``sluice.records.<request>.request.<trace>.<tenant>`` | gateway, gateways (JetStream) | ``RequestRecord`` |
 | ``sluice.records.<request>.grade`` | gateway, gateways (JetStream) | ``Grade`` |
 | ``sluice.audit.<tenant>.<request>`` | gateway, auditors (JetStream) | ``AuditEntry`` |
 | ``sluice.outcomes.<tenant>.<request>.outcome`` | gateway, gateways (JetStream) | ``Outcome`` |
@@ -90,7 +90,7 @@ BATCHERS: Final = "sluice.batchers"
 ABSENT: Final = "sluice.absent"
 
 ALL_TASKS: Final = f"{BATCHERS}.*.task"
-ALL_RECORDS: Final = f"{RECORDS}.*.request.*"
+ALL_RECORDS: Final = f"{RECORDS}.*.request.*.*"
 ALL_CONTROL: Final = f"{BATCHERS}.*.control"
 ALL_FRAMES: Final = f"{FRAMES}.*"
 """What an observer of the traffic subscribes to."""
@@ -186,9 +186,10 @@ def bucket_prefix(stream: str) -> str:
     return f"$KV.{stream.removeprefix('KV_')}."
 
 
-def record(request: str, trace: str) -> str:
-    """Subject of the record of one request in a trace ("": it has none); either may be `ANY`."""
-    return f"{RECORDS}.{_token_or_any(request)}.request.{_token_or_any(trace or NO_TRACE)}"
+def record(request: str, trace: str, tenant: str) -> str:
+    """Return the subject of the record of one request in a trace ("": it has none); each may be `ANY`."""
+    about = _token_or_any(trace or NO_TRACE), _token_or_any(tenant)
+    return f"{RECORDS}.{_token_or_any(request)}.request.{'.'.join(about)}"
 
 
 def grade(request: str) -> str:

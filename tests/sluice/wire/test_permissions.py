@@ -57,7 +57,7 @@ PROMPTS: Final = "PROMPTS"
 SUBJECTS: Final = (
     "sluice.tasks.m.bulk.t",
     "sluice.dead_letters.m.bulk",
-    "sluice.records.r.request.t",
+    "sluice.records.r.request.t.a",
     "sluice.audit.t.r",
     "sluice.outcomes.t.r.outcome",
     *(f"{subjects.bucket_prefix(bucket)}k" for bucket in subjects.GATEWAY_BUCKETS),
