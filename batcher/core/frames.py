@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from batcher.core.row import Row, RowState
 from batcher.core.workers import ChannelBroken
 from sluice.internal.v1 import frame_pb2
-from sluice.wire.codec import MAX_MESSAGE_BYTES
+from sluice.wire.codec import BUNDLE_FRAMES_MAX, MAX_MESSAGE_BYTES
 from sluice.wire.subjects import URGENT_CLASS
 
 RESEND_TOKENS_MAX: Final = 256
@@ -76,7 +76,8 @@ def bundles(
 ) -> list[frame_pb2.FrameBundle]:
     """Packs what one gateway is told, in order, into messages of a size that NATS takes."""
     bundle = frame_pb2.FrameBundle(batcher=batcher, frames=frames, held=held)
-    if bundle.ByteSize() <= BUNDLE_BYTES_MAX or len(frames) + len(held) < 2:
+    few = max(len(frames), len(held)) <= BUNDLE_FRAMES_MAX
+    if (few and bundle.ByteSize() <= BUNDLE_BYTES_MAX) or len(frames) + len(held) < 2:
         return [bundle]
     rows, refs = len(frames) // 2, len(held) // 2
     return [

@@ -67,6 +67,8 @@ MS_MAX: Final = 2**32 - 1
 """Of a time in a task."""
 QUERY_ROWS_MAX: Final = 4096
 """Rows in one question, and in one cancel."""
+CANCELS_MAX: Final = 8192
+"""Rows that a batcher is told about at a time that nobody waits for."""
 ROW_ID_CHARS_MAX: Final = 128
 """A longer id is of no row of any gateway."""
 BATCHERS_MAX: Final = 1024
@@ -507,8 +509,8 @@ class Dispatch:
         return row if 0 <= attempt - row.task.attempt < COUNTED_MAX else None
 
     def _cancel(self, batcher: str, row_id: str, attempt: int) -> None:
-        if len(row_id) > ROW_ID_CHARS_MAX:
-            return
+        if len(row_id) > ROW_ID_CHARS_MAX or len(self._cancels[batcher]) >= CANCELS_MAX:
+            return  # it speaks of the row again, and is told then
         self._schedule()
         self._cancels[batcher][row_id] = attempt
 

@@ -22,13 +22,16 @@ _log = logging.getLogger(__name__)
 
 FRAMES_AT_A_TIME: Final = 4
 """Each wakes a call, which makes text of the tokens and writes it."""
+LATER_MAX: Final = 65_536
+"""Frames that wait. Those of a full gateway are a tenth of it."""
 
 
 class Registry:
     """Live answers and rows by request id, by row and by idempotency key, and replays of complete answers.
 
-    Frames of urgent rows are taken at once. The owner takes the others in pieces (`take_more`), so that what a full
-    batch brings does not hold up what arrives meanwhile.
+    Frames of urgent rows are taken at once, and so are those of rows that nobody knows: they are answered with a cancel
+    and kept no longer. The owner takes the others in pieces (`take_more`), so that what a full batch brings does not
+    hold up what arrives meanwhile.
 
     Attributes:
         dispatch: their rows.
@@ -143,9 +146,9 @@ class Registry:
         for frame in bundle.frames:
             # A person waits for such a row's tokens; its other rows, which only count, keep their order.
             result = self._rows.get(frame.request_id)
-            if result is not None and result.request.priority_class == URGENT_CLASS:
+            if result is None or result.request.priority_class == URGENT_CLASS:
                 self._take_frame(batcher, frame, now)
-            else:
+            elif len(self._later) < LATER_MAX:  # else it is lost, and asked for again
                 self._later.append((batcher, frame))
         return bool(self._later)
 

@@ -14,6 +14,8 @@ from sluice.wire import subjects
 
 MAX_MESSAGE_BYTES: Final = 1024 * 1024
 """Largest payload, bytes: the default ``max_payload`` of nats-server."""
+BUNDLE_FRAMES_MAX: Final = 8192
+"""Frames in one message to a gateway, which looks at all of them in one go: about 10 ms."""
 LONG_BYTES: Final = 1024
 """Copies of shorter messages are not worth their time."""
 
@@ -103,12 +105,17 @@ def read_report(subject: str, payload: bytes) -> BatcherReport:
 
 
 def read_bundle(payload: bytes) -> FrameBundle:
-    """What a batcher tells a gateway.
+    """Return what a batcher tells a gateway.
 
     Raises:
-        MalformedMessage: it is none, or names no batcher: nothing could be sent to it.
+        MalformedMessage: it is none, has more than `BUNDLE_FRAMES_MAX` frames, or names no batcher: nothing could be
+            sent to it.
     """
-    return _from_sender(unpack(FrameBundle, payload), "batcher")
+    bundle = unpack(FrameBundle, payload)
+    most = max(len(bundle.frames), len(bundle.held), len(bundle.unknown))
+    if most > BUNDLE_FRAMES_MAX:
+        raise MalformedMessage(f"a FrameBundle of {most} entries, the limit is {BUNDLE_FRAMES_MAX}")
+    return _from_sender(bundle, "batcher")
 
 
 def read_control(payload: bytes) -> ControlMessage:

@@ -7,7 +7,7 @@ from batcher.core.frames import BUNDLE_BYTES_MAX, bundles, merge, resend, withou
 from batcher.core.row import Row
 from batcher.core.workers import ChannelBroken
 from sluice.internal.v1 import frame_pb2, task_pb2
-from sluice.wire.codec import MAX_MESSAGE_BYTES
+from sluice.wire.codec import BUNDLE_FRAMES_MAX, MAX_MESSAGE_BYTES, read_bundle
 
 
 def row_of(produced: int = 0, base: int = 0, logprobs: bool = False) -> Row:
@@ -137,3 +137,11 @@ def test_bundles_keep_all_frames_in_order_below_the_limit(counts: list[int]) -> 
     assert all(bundle.ByteSize() <= MAX_MESSAGE_BYTES for bundle in packed)
     size = sum(frame.ByteSize() for frame in sent)
     assert len(packed) <= max(1, 4 * size // BUNDLE_BYTES_MAX)
+
+
+def test_bundles_have_no_more_frames_than_a_gateway_takes() -> None:
+    sent = [frame_pb2.Frame(start_index=number) for number in range(2 * BUNDLE_FRAMES_MAX + 1)]
+    held = [frame_pb2.RowRef(attempt=number) for number in range(BUNDLE_FRAMES_MAX + 1)]
+    packed = [read_bundle(one.SerializeToString()) for one in bundles("b", sent, held)]
+    assert [one.start_index for bundle in packed for one in bundle.frames] == [*range(len(sent))]
+    assert [one.attempt for bundle in packed for one in bundle.held] == [*range(len(held))]

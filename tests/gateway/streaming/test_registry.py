@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 
 from gateway.streaming.answer import Answer, Reader
-from gateway.streaming.dispatch import BUSY_S, LAG_S
+from gateway.streaming.dispatch import BUSY_S, CANCELS_MAX, LAG_S
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache
-from gateway.streaming.registry import FRAMES_AT_A_TIME, Registry
+from gateway.streaming.registry import FRAMES_AT_A_TIME, LATER_MAX, Registry
 from sluice.errors import (
     Cancelled,
     DeadlinePassed,
@@ -328,6 +328,26 @@ def test_frames_of_unknown_requests_are_answered_with_one_cancel() -> None:
     bench.take(frame(1, ids("a")), name="gone")
     assert bench.said() == {"cancel": ["gone"]}
     assert bench.announced == 1
+
+
+def test_frames_of_unknown_requests_do_not_wait() -> None:
+    bench = Bench()
+    frames = [Frame(request_id=f"gone-{n}", token_ids=[1]) for n in range(2 * CANCELS_MAX)]
+    assert not bench.registry.take(FrameBundle(batcher=BATCHER, frames=frames), 1.0)
+    assert len(bench.said()["cancel"]) == CANCELS_MAX
+
+
+def test_frames_that_wait_are_bounded_and_asked_for_again() -> None:
+    bench = Bench()
+    stream = bench.stream(priority_class="bulk")
+    frames = [Frame(request_id="r1", start_index=n, token_ids=[97]) for n in range(LATER_MAX + 1)]
+    bench.registry.take(FrameBundle(batcher=BATCHER, frames=frames), 1.0)
+    assert len(bench.registry._later) == LATER_MAX
+    while bench.registry.take_more(1.0):
+        pass
+    assert stream.current.next_index == LATER_MAX
+    bench.take(Frame(start_index=LATER_MAX + 1, token_ids=[97]))
+    assert bench.said() == {"ask": ["r1"]}
 
 
 def test_a_later_attempt_is_noticed_by_the_reader() -> None:

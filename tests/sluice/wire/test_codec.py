@@ -61,3 +61,10 @@ def test_whoever_could_not_be_answered_is_no_sender(sender: str) -> None:
 @pytest.mark.parametrize("ms", [float("nan"), float("inf"), -1.0, 1e300])
 def test_a_time_that_cannot_be_is_none(ms: float) -> None:
     assert not duration(ms).ToNanoseconds()
+
+
+def test_bundle_of_too_many_frames_is_malformed() -> None:
+    frames = [frame_pb2.Frame()] * (codec.BUNDLE_FRAMES_MAX + 1)
+    bundle = frame_pb2.FrameBundle(batcher="b", frames=frames)
+    with pytest.raises(codec.MalformedMessage, match="8193 entries, the limit is 8192"):
+        codec.read_bundle(bundle.SerializeToString())
