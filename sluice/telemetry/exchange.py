@@ -21,6 +21,10 @@ _log = logging.getLogger(__name__)
 
 GATHER_S: Final = 0.25
 """How long answers are waited for, seconds: nobody knows how many processes there are."""
+ANSWERS_MAX: Final = 1024
+"""Processes that are read at a time."""
+ANSWERS_BYTES: Final = 16 * 1024 * 1024
+"""Of all answers together; those of a mesh with thirty processes have 3 MiB."""
 LATE_S: Final = 3.0
 """How long answers are waited for beyond that while something that is looked for is in none."""
 
@@ -52,10 +56,18 @@ class MetricsExchange:
             TransportUnavailable: NATS is not connected.
         """
         found: list[ProcessMetrics] = []
-        arrived = asyncio.Event()
+        arrived, room = asyncio.Event(), ANSWERS_BYTES
 
         async def take(message: Msg) -> None:
-            found.append(unpack(ProcessMetrics, message.data))
+            nonlocal room
+            room -= len(message.data)
+            if room < 0 or len(found) >= ANSWERS_MAX:
+                return
+            try:
+                found.append(unpack(ProcessMetrics, message.data))
+            except MalformedMessage as error:
+                _log.warning("ignored malformed metrics of another process: %s", error)
+                return
             arrived.set()
 
         assert self._client is not None, "started"

@@ -14,6 +14,8 @@ Batchers and `jobs` may do all in their account, and reach of others what `Cross
 create a consumer or a stream where others keep something. The lists of gateways guard against mistakes: with the rights
 that they need, JetStream writes them any subject of their account.
 
+Accounts have limits of connections, subscriptions and payload: nats-server closes a connection that exceeds one.
+
 A credential belongs to a process of one kind with one id; with the id "*" it is shared by all of a kind, which NATS
 then does not tell apart.
 """
@@ -24,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sluice.wire import subjects
+from sluice.wire.codec import MAX_MESSAGE_BYTES
 
 GATEWAY: Final = "gateway"
 BATCHER: Final = "batcher"
@@ -37,6 +40,13 @@ GATEWAYS: Final = "gateways"
 _MAPPED: Final = "sluice.api"
 """What questions to JetStream that cross accounts are called on their way: at their own name an account's own
 JetStream would answer too, or say that there is none."""
+
+OWN_CONNECTIONS: Final = 8
+"""Connections of the account of one batcher, which has one, and another while it starts again."""
+SHARED_CONNECTIONS: Final = 1024
+"""Connections of an account of many processes."""
+SUBSCRIPTIONS: Final = 1024
+"""Subscriptions of one connection. A process has some dozens; each takes nats-server some 600 bytes."""
 
 Users = Mapping[str, tuple[str, str]]
 """By process, its kind and the id that its rights are for."""
@@ -128,8 +138,15 @@ def accounts(users: Users, input_streams: Iterable[str] = ()) -> dict[str, dict[
         for subject in reached.asks:
             _export(gateways, {"service": subject})
             mine["imports"].append(_question(mine, subject))
-    for name in found.keys() & {GATEWAYS, JOBS}:
-        found[name]["jetstream"] = "enabled"
+    for name, section in found.items():
+        own = name.startswith(f"{BATCHER}-")
+        section["limits"] = {
+            "max_connections": OWN_CONNECTIONS if own else SHARED_CONNECTIONS,
+            "max_subscriptions": SUBSCRIPTIONS,
+            "max_payload": MAX_MESSAGE_BYTES,
+        }
+        if name in (GATEWAYS, JOBS):
+            section["jetstream"] = "enabled"
     return dict(found)
 
 

@@ -1,5 +1,6 @@
 """What NATS lets each process reach, with a real server and the credentials of each."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack
@@ -15,6 +16,7 @@ from nats.js.api import StreamConfig, StreamInfo
 from sluice.settings import JobsSettings
 from sluice.tls import AUTHORITIES, ClientContext
 from sluice.wire import jetstream, subjects
+from sluice.wire.codec import MAX_MESSAGE_BYTES
 from sluice.wire.connection import NatsUnreachable, settle
 from sluice.wire.permissions import (
     BATCHER,
@@ -23,6 +25,8 @@ from sluice.wire.permissions import (
     JOBS,
     KINDS,
     OPERATOR,
+    OWN_CONNECTIONS,
+    SUBSCRIPTIONS,
     accounts,
     crossing,
     identity,
@@ -171,6 +175,35 @@ def test_no_stream_takes_what_another_account_says() -> None:
 def test_batchers_that_share_a_credential_share_an_account() -> None:
     made = accounts({kind: (kind, "*") for kind in KINDS})
     assert set(made) == {GATEWAYS, JOBS, "batchers"}
+
+
+async def test_subscriptions_of_a_connection_are_bounded(tmp_path: Path) -> None:
+    async with secured_nats(tmp_path, USERS) as (url, authority):
+        closed = asyncio.Event()
+
+        async def disconnected() -> None:
+            closed.set()
+
+        greedy = await nats.connect(
+            url,
+            tls=ClientContext(authority.of("b1")).context,
+            error_cb=ignore,
+            disconnected_cb=disconnected,
+            allow_reconnect=False,
+        )
+        async with connected(url, authority, BATCHER, "b2"):
+            for number in range(SUBSCRIPTIONS + 1):
+                await greedy.subscribe(f"sluice.x.{number}")
+            async with asyncio.timeout(BOUND_S):
+                await closed.wait()
+
+
+def test_accounts_have_limits() -> None:
+    made = accounts({"b1": (BATCHER, "b1"), "g1": (GATEWAY, "g1")})
+    limits = {name: section["limits"] for name, section in made.items()}
+    assert limits["batcher-b1"]["max_connections"] == OWN_CONNECTIONS
+    assert all(one["max_subscriptions"] == SUBSCRIPTIONS for one in limits.values())
+    assert all(one["max_payload"] == MAX_MESSAGE_BYTES for one in limits.values())
 
 
 @dataclass
