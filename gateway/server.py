@@ -335,7 +335,9 @@ class Gateway:
         add_InferenceServiceServicer_to_server(inference, server)
         add_AdminServiceServicer_to_server(self._admin, server)
         add_SafetyServiceServicer_to_server(self._safety, server)
-        add_ItemsServiceServicer_to_server(ItemsService(self._generator), server)
+        add_ItemsServiceServicer_to_server(
+            ItemsService(self._generator, self.authenticator.of_item), server
+        )
         server.add_generic_rpc_handlers((self._jobs,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         services = (SERVICE, JOB_SERVICE, SAFETY_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME)

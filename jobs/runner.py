@@ -26,7 +26,7 @@ from jobs.stage_pass import StagePass
 from jobs.stages import StageSource, stage_of
 from jobs.store import RETRY_AFTER_S, Fenced, JobStore
 from jobs.uploads import begin_messages
-from sluice.defaults import TENANT_METADATA
+from sluice.defaults import KEY_METADATA, TENANT_METADATA
 from sluice.errors import (
     InvalidRequest,
     LimitReached,
@@ -175,7 +175,8 @@ class JobRunner:
         with tracer.start_as_current_span(names.SPAN_JOB, kind=SpanKind.INTERNAL) as span:
             span.set_attributes({names.JOB_ID: self.job, names.TENANT: self.tenant})
             headers = headers_of(span)
-            metadata = ((TENANT_METADATA, self.tenant), *headers.items())
+            key = ((KEY_METADATA, self.record.key_id),) if self.record.key_id else ()
+            metadata = ((TENANT_METADATA, self.tenant), *key, *headers.items())
             while self.record.stage < stages_of(self.record):
                 try:
                     self._process.quotas.check_results(self.tenant)

@@ -27,7 +27,7 @@ from jobs.stages import check_stages
 from jobs.store import job_unknown
 from jobs.threads import Places
 from jobs.uploads import NewUpload
-from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
+from sluice.defaults import ALL_TENANTS_METADATA, KEY_METADATA, TENANT_METADATA
 from sluice.errors import (
     IdempotencyConflict,
     InvalidRequest,
@@ -83,7 +83,7 @@ class JobService(JobServiceServicer):
         await self._check(tenant, spec)
         key = request.idempotency_key
         check_length("idempotency_key", key, NAME_CHARS_MAX)
-        record = JobRecord(upload_id=spec.input.upload_id)
+        record = JobRecord(upload_id=spec.input.upload_id, key_id=key_of(context))
         job = record.job
         job.id, job.tenant = new_job_id(tenant, key), tenant
         job.spec.CopyFrom(spec)
@@ -190,6 +190,7 @@ class JobService(JobServiceServicer):
             if request.HasField("limits"):
                 job.spec.limits.CopyFrom(request.limits)
             if job.state == pb.JOB_STATE_PAUSED:
+                _pay_with_key(record, context)
                 _queue(job)
             elif job.state in OVER:
                 raise _over(job)
@@ -286,6 +287,7 @@ class JobService(JobServiceServicer):
             record.retry_reasons.extend(request.reasons)
             record.job.ClearField("report")
             record.job.ClearField("end_time")
+            _pay_with_key(record, context)
             _queue(record.job)
 
         job = await self._change(request.id, context, retry) if items else _shown(record)
@@ -492,6 +494,17 @@ def scope_of(context: Any) -> str | None:
     """The one tenant whose jobs the caller may see or change, as the gateway says; None: every tenant's."""
     metadata = dict(context.invocation_metadata() or ())
     return None if ALL_TENANTS_METADATA in metadata else tenant_of(context)
+
+
+def key_of(context: Any) -> str:
+    """Return the id of the API key that the gateway passed on; empty: the caller has shown none."""
+    return str(dict(context.invocation_metadata() or ()).get(KEY_METADATA, ""))
+
+
+def _pay_with_key(record: JobRecord, context: Any) -> None:
+    """Let a job that goes on take from the limits of the key that says so; an operator's leaves it as it is."""
+    if tenant_of(context) == record.job.tenant:
+        record.key_id = key_of(context)
 
 
 def new_job_id(tenant: str, key: str) -> str:

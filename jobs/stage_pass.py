@@ -21,7 +21,7 @@ from jobs.pass_log import BAD_LINES, PassLog
 from jobs.process import JobProcess, JobStops
 from jobs.results import OrderedLog
 from jobs.sources import Block
-from sluice.errors import JobUnknown, SluiceError
+from sluice.errors import JobUnknown, SluiceError, Unauthenticated
 from sluice.internal.v1.items_pb2 import RunResponse
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord
 from sluice.v1.inference_pb2 import FINISH_REASON_STOP
@@ -89,6 +89,8 @@ class StagePass:
         self.read_all = False
         self._bad = 0
         self.trouble = ""
+        self._refusal: Unauthenticated | None = None
+        """Why the key of the job is not taken any more."""
         self._changed = asyncio.Event()
 
     def set_concurrency(self, concurrency: int) -> None:
@@ -220,6 +222,9 @@ class StagePass:
     async def _send(self) -> None:
         while True:
             now = time.monotonic()
+            if self._refusal is not None:
+                code = self._refusal.metadata.get("problem", self._refusal.reason)
+                raise JobStops(code, f"{self._refusal.message}; then resume the job with it")
             if len(self.log.waiting) >= UNWRITTEN_MAX:
                 await self._until(lambda: len(self.log.waiting) < UNWRITTEN_MAX)
             elif (entry := self.window.next(now)) is None:
@@ -258,6 +263,10 @@ class StagePass:
 
     def _on_error(self, entry: Entry, error: SluiceError) -> None:
         kind, now = failure_of(error), time.monotonic()
+        if isinstance(error, Unauthenticated):
+            self._refusal = error
+            self.window.returned(entry, now)
+            return
         if kind is Failure.NO_ROOM:
             self.trouble = error.message
         dead = self.window.failed(entry, kind, error.retry_after_s or 0.0, now, random.random())

@@ -18,6 +18,9 @@ TENANT_METADATA: Final = "sluice-tenant"
 ALL_TENANTS_METADATA: Final = "sluice-all-tenants"
 """Metadata from a gateway to `jobs`: the caller may see or change the jobs of every tenant."""
 
+KEY_METADATA: Final = "sluice-key-id"
+"""Metadata between a gateway and `jobs`: the id of the API key that made a job, and whose limits its items have."""
+
 CALLER: Final = "caller"
 OPERATOR: Final = "operator"
 AUDITOR: Final = "auditor"

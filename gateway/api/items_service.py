@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from gateway.api.generate import Generator
 from gateway.api.interceptor import GrpcCall
 from gateway.api.texts import EMBED, logged_texts
 from gateway.api.whole import EntryCall, cost_of, logged_answer
+from gateway.identity.caller import Caller
 from gateway.streaming.row import Row
 from gateway.validation.conversation import is_outdated
 from gateway.validation.requests import class_of
@@ -40,8 +41,10 @@ in the caches of the processor."""
 class ItemsService(ItemsServiceServicer):
     """Answers items. Those above the limit for one tenant's bulk calls are not read, and wait at the sender."""
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Generator, caller_of: Callable[[Caller], Caller]) -> None:
+        """``caller_of``: with the limits that the key of a job has now; raises Unauthenticated when it has ended."""
         self._generator = generator
+        self._caller_of = caller_of
         self._slots = asyncio.Semaphore(generator.limiter.tenant_limits[-1])
 
     # A coroutine that writes: see InferenceService.Generate.
@@ -92,7 +95,7 @@ class ItemsService(ItemsServiceServicer):
     async def _answer(self, request: RunRequest, call: GrpcCall) -> RunResponse:
         asked = request.embed if request.HasField("embed") else request.request
         item = EntryCall(
-            call.caller,
+            self._caller_of(call.caller),
             call.metadata,
             ms_of(request.timeout) / 1e3 if request.HasField("timeout") else None,
         )

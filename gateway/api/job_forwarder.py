@@ -19,7 +19,7 @@ from sluice.client.channel import (
     error_of,
     open_aio,
 )
-from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
+from sluice.defaults import ALL_TENANTS_METADATA, KEY_METADATA, TENANT_METADATA
 from sluice.errors import (
     RETRY_AFTER_S,
     STATUS_DETAILS,
@@ -78,6 +78,8 @@ class JobForwarder(grpc.GenericRpcHandler):
         caller = call.caller
         identity = {TENANT_METADATA: caller.tenant}
         scope = caller.reads if method in JOB_READS else caller.changes
+        if caller.key_id:
+            identity[KEY_METADATA] = caller.key_id
         if method and scope is None and MESH not in caller.roles:
             identity[ALL_TENANTS_METADATA] = "1"
         trace = call.metadata.get(TRACEPARENT, "")

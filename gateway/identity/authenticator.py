@@ -11,16 +11,22 @@ import hashlib
 import hmac
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
 from nats.aio.client import Client
 
 from gateway.identity.caller import Caller, tenant_of
-from gateway.identity.credentials import KeyMissing, caller_of_key, caller_of_token, issuer_of
+from gateway.identity.credentials import (
+    KeyMissing,
+    caller_of_id,
+    caller_of_key,
+    caller_of_token,
+    issuer_of,
+)
 from gateway.identity.key_sources import IssuerKeys, KeyBucket
-from sluice.defaults import TENANT_METADATA
+from sluice.defaults import KEY_METADATA, TENANT_METADATA
 from sluice.errors import PermissionDenied, Unauthenticated
 from sluice.settings import IdentitySettings
 from sluice.wire.api_keys import PREFIX
@@ -152,10 +158,23 @@ class Authenticator:
             text = given[len(_BEARER) :].strip()
             mesh_key = self.mesh_key
             if mesh_key is not None and hmac.compare_digest(text.encode(), mesh_key.encode()):
-                return _anybody(tenant_of(metadata))
+                return _for_tenant(metadata)
             known = await self._verified(text)
             self._remember(digest, known)
         return _as_named(known[0], metadata)
+
+    def of_item(self, caller: Caller) -> Caller:
+        """Return ``caller``, a process of the mesh, with the limits that its key has now.
+
+        Raises:
+            Unauthenticated: The key was revoked, has expired, or is gone.
+        """
+        if not self.on or not caller.key_id:
+            return caller
+        bucket = self._identities.bucket
+        records = {} if bucket is None else bucket.records
+        of_key = caller_of_id(caller.key_id, caller.tenant, records, self._time())
+        return replace(caller, key_limits=of_key.key_limits)
 
     async def _verified(self, text: str) -> tuple[Caller, float]:
         """Whose credential it is, and until when it may be remembered."""
@@ -199,6 +218,12 @@ class Authenticator:
 def _anybody(tenant: str) -> Caller:
     """Who calls for ``tenant`` where nobody is asked, or in the name of the mesh."""
     return Caller(tenant)
+
+
+def _for_tenant(metadata: Mapping[str, str]) -> Caller:
+    """Return a process of the mesh that calls for a tenant, and the key of a job, which `of_item` checks."""
+    caller, key_id = _anybody(tenant_of(metadata)), metadata.get(KEY_METADATA, "")
+    return replace(caller, key_id=key_id) if key_id else caller
 
 
 def _as_named(caller: Caller, metadata: Mapping[str, str]) -> Caller:

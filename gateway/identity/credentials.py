@@ -56,6 +56,27 @@ def caller_of_key(
         raise Unauthenticated.of(
             "KEY_INVALID", f"there is no API key {key_id} with this secret{_HELP}"
         )
+    return caller_of_record(key_id, record, unix_s)
+
+
+def caller_of_id(
+    key_id: str, tenant: str, records: Mapping[str, ApiKeyRecord], unix_s: float
+) -> Caller:
+    """Return the caller with the key of a job of ``tenant``, as the key is now.
+
+    Raises:
+        Unauthenticated: It is no key of the tenant, or none any more.
+    """
+    record = records.get(key_id)
+    if record is None or record.tenant != tenant:
+        raise Unauthenticated.of(
+            "KEY_INVALID", f"there is no API key {key_id} any more: use another"
+        )
+    return caller_of_record(key_id, record, unix_s)[0]
+
+
+def caller_of_record(key_id: str, record: ApiKeyRecord, unix_s: float) -> tuple[Caller, float]:
+    """Return the caller with a key, and until when it is one; raise Unauthenticated when it is none any more."""
     if record.revoke_unix_ms:
         raise Unauthenticated.of("KEY_REVOKED", f"the API key {key_id} was revoked: use another")
     until = record.expire_unix_ms / 1000 or inf

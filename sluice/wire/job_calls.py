@@ -10,7 +10,7 @@ import hmac
 from collections.abc import Mapping
 from typing import Final
 
-from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
+from sluice.defaults import ALL_TENANTS_METADATA, KEY_METADATA, TENANT_METADATA
 
 SIGNATURE: Final = "sluice-jobs-signature"
 
@@ -33,6 +33,8 @@ def is_signed(metadata: Mapping[str, str | bytes], mesh_key: str) -> bool:
 
 
 def _signature(metadata: Mapping[str, str] | Mapping[str, str | bytes], mesh_key: str) -> str:
-    named = (str(metadata.get(name, "")) for name in (TENANT_METADATA, ALL_TENANTS_METADATA))
+    named = [str(metadata.get(name, "")) for name in (TENANT_METADATA, ALL_TENANTS_METADATA)]
+    if key_id := metadata.get(KEY_METADATA):
+        named.append(str(key_id))
     says = "\n".join(("sluice jobs", *named))
     return hmac.new(mesh_key.encode(), says.encode(), hashlib.sha256).hexdigest()

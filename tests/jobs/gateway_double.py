@@ -43,6 +43,7 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
         hold: set: answers go; cleared: they wait, those of prompts that are `held`.
         in_flight_most: of all items at the same time.
         work: what each item took of a worker; None: nothing is known.
+        keys: API keys that calls of items named.
     """
 
     def __init__(self) -> None:
@@ -56,6 +57,7 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
         self.context = 1000
         self.answer: Callable[[str], str] = str.upper
         self.tenants: set[str] = set()
+        self.keys: set[str] = set()
         self.cached_tokens = 0
         self.work: ItemWork | None = None
 
@@ -84,7 +86,9 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
         return FindTokenEndsResponse(ends=ends)
 
     async def Run(self, requests: Any, context: Any) -> None:  # type: ignore[override]
-        self.tenants.add(dict(context.invocation_metadata())["sluice-tenant"])
+        metadata = dict(context.invocation_metadata())
+        self.tenants.add(metadata["sluice-tenant"])
+        self.keys.add(metadata.get("sluice-key-id", ""))
         writer = GroupWriter[RunResponse](context.write)
         async with asyncio.TaskGroup() as group:
             async for message in requests:

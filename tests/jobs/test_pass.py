@@ -31,6 +31,7 @@ from sluice.errors import (
     InvalidRequest,
     SluiceError,
     TransportUnavailable,
+    Unauthenticated,
 )
 from sluice.internal.v1.items_pb2 import RunResponse
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobCheckpoint, JobRecord, JobSegment
@@ -623,6 +624,17 @@ async def test_an_error_that_passes_is_tried_as_often_as_the_job_says(idle: Worl
     running._on_response(item, failed(InternalError("oops")))
     (outcome,) = running.log.waiting
     assert (outcome.result.attempts, outcome.result.error.reason) == (2, "INTERNAL")
+
+
+async def test_pass_stops_when_its_key_is_revoked(idle: World) -> None:
+    running = idle.new_pass()
+    item = entry(0)
+    taken_out(running, item)
+    revoked = Unauthenticated.of("KEY_REVOKED", "the API key k was revoked: use another")
+    running._on_response(item, failed(revoked))
+    assert (item.tries, running.log.waiting, len(running.window)) == (0, [], 1)
+    with pytest.raises(JobStops, match="revoked: use another; then resume the job with it"):
+        await asyncio.wait_for(running._send(), BOUND_S)
 
 
 async def test_an_error_without_a_time_to_retry_waits_for_the_jobs_own(idle: World) -> None:

@@ -13,10 +13,10 @@ from jobs.service import READS_OF_TENANT
 from jobs.store import JobStore
 from sluice import errors
 from sluice.client.channel import bearer_metadata, error_of
-from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
+from sluice.defaults import ALL_TENANTS_METADATA, KEY_METADATA, TENANT_METADATA
 from sluice.settings import IdentitySettings
 from sluice.v1 import jobs_pb2 as pb
-from sluice.wire.job_calls import SIGNATURE, signed
+from sluice.wire.job_calls import SIGNATURE, is_signed, signed
 from tests.jobs.gateway_double import GatewayDouble
 from tests.jobs.processes import BOUND_S, Processes, lines
 
@@ -214,3 +214,31 @@ async def test_calls_of_a_tenant_that_wait_for_the_store_keep_those_of_others_fr
     finally:
         gate.set()
         await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_items_name_the_key_that_made_or_resumed_their_job(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start()
+    gateway.plan = lambda _prompt, _tries: errors.Unauthenticated.of("KEY_REVOKED", "revoked")
+    upload = (await processes.stub.UploadInput(iter([upload_of(lines(2))]))).upload_id
+    spec = pb.JobSpec(model="echo", input=pb.JobInput(upload_id=upload))
+    first, second = ((KEY_METADATA, "first"),), ((KEY_METADATA, "second"),)
+    made = await processes.stub.CreateJob(pb.CreateJobRequest(spec=spec), metadata=first)
+    paused = await processes.when(
+        made.job.id, lambda job: job.state == pb.JOB_STATE_PAUSED and not job.runner
+    )
+    assert paused.reason == "revoked; then resume the job with it"
+    assert gateway.keys == {"first"}
+    gateway.plan = lambda _prompt, _tries: None
+    await processes.stub.ResumeJob(pb.ResumeJobRequest(id=made.job.id), metadata=second)
+    ended = await processes.ended(made.job.id)
+    assert (ended.progress.succeeded, gateway.keys) == (2, {"first", "second"})
+
+
+def test_key_of_a_job_is_signed() -> None:
+    metadata = {TENANT_METADATA: "acme", KEY_METADATA: "a"}
+    given = dict(signed(metadata, MESH_KEY))
+    assert is_signed(given, MESH_KEY)
+    assert not is_signed({**given, KEY_METADATA: "b"}, MESH_KEY)
+    assert not is_signed({k: v for k, v in given.items() if k != KEY_METADATA}, MESH_KEY)

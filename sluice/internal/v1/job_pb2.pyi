@@ -40,6 +40,7 @@ class JobRecord(_message.Message):
     RESULTS_BYTES_FIELD_NUMBER: _builtins.int
     LOST_PROCESSES_FIELD_NUMBER: _builtins.int
     ITEMS_WHEN_LOST_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.bytes
     """Hash of the specification, with an idempotency key: of the bytes of its upload, and without its deadline."""
     upload_id: _builtins.str
@@ -66,6 +67,8 @@ class JobRecord(_message.Message):
     """Processes that ended while they had it, one after the other, without an item more."""
     items_when_lost: _builtins.int
     """Items that were done when the last of them had ended."""
+    key_id: _builtins.str
+    """The API key that made the job, or resumed it last; empty: it was no key. Its items take from its limits, and stop with it."""
     @_builtins.property
     def job(self) -> _jobs_pb2.Job:
         """As callers see it, with the secret of its webhook."""
@@ -96,10 +99,11 @@ class JobRecord(_message.Message):
         results_bytes: _builtins.int = ...,
         lost_processes: _builtins.int = ...,
         items_when_lost: _builtins.int = ...,
+        key_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "use", b"use"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fingerprint", b"fingerprint", "items_when_lost", b"items_when_lost", "job", b"job", "lost_processes", b"lost_processes", "results_bytes", b"results_bytes", "retry_reasons", b"retry_reasons", "round", b"round", "running_ms", b"running_ms", "stage", b"stage", "stages", b"stages", "telling_until_unix_ms", b"telling_until_unix_ms", "told_event_id", b"told_event_id", "upload_id", b"upload_id", "use", b"use"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fingerprint", b"fingerprint", "items_when_lost", b"items_when_lost", "job", b"job", "key_id", b"key_id", "lost_processes", b"lost_processes", "results_bytes", b"results_bytes", "retry_reasons", b"retry_reasons", "round", b"round", "running_ms", b"running_ms", "stage", b"stage", "stages", b"stages", "telling_until_unix_ms", b"telling_until_unix_ms", "told_event_id", b"told_event_id", "upload_id", b"upload_id", "use", b"use"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

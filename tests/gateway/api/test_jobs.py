@@ -402,7 +402,8 @@ async def test_calls_go_on_between_items_that_came_together(
                 "limiter.tenant_limits": [100],
                 "limiter.turns": turns,
             }
-        )
+        ),
+        lambda caller: caller,
     )
     running = asyncio.create_task(service.Run(items(), MagicMock()))
     await asyncio.gather(running, call())

@@ -432,6 +432,46 @@ async def test_a_key_that_was_accepted_ends_at_its_time() -> None:
     assert await problem(authenticator, made.text) == "KEY_EXPIRED"
 
 
+async def test_items_have_the_limits_of_the_key_of_their_job() -> None:
+    made, other, now = new_key(), new_key(), 1.0
+    settings = IdentitySettings(api_keys=True, mesh_key="0123456789abcdef")
+    authenticator = Authenticator(settings, unix_time=lambda: now)
+    record = key_record(made.text, "acme", expire_unix_ms=2000)
+    record.requests_per_minute = 3
+    with_keys(authenticator, (made.id, record), (other.id, key_record(other.text, "other")))
+
+    async def item(key_id: str) -> Caller:
+        metadata = {"sluice-tenant": "acme", "sluice-key-id": key_id}
+        return await called(authenticator, "0123456789abcdef", **metadata)
+
+    found = authenticator.of_item(await item(made.id))
+    assert (found.tenant, found.key_id, found.key_limits.requests_per_minute) == (
+        "acme",
+        made.id,
+        3,
+    )
+    assert authenticator.of_item(Caller("acme")) == Caller("acme")
+    for key_id in (other.id, "none"):
+        with pytest.raises(Unauthenticated, match=f"there is no API key {key_id} any more"):
+            authenticator.of_item(await item(key_id))
+    now = 2.0
+    with pytest.raises(Unauthenticated, match="has expired"):
+        authenticator.of_item(await item(made.id))
+    now, record.revoke_unix_ms = 1.0, 1
+    with pytest.raises(Unauthenticated, match="was revoked"):
+        authenticator.of_item(await item(made.id))
+
+
+async def test_callers_name_no_key_of_a_job() -> None:
+    made = new_key()
+    authenticator = Authenticator(IdentitySettings(api_keys=True, mesh_key="0123456789abcdef"))
+    with_keys(authenticator, (made.id, key_record(made.text, "acme")))
+    found = await called(authenticator, made.text, **{"sluice-key-id": "another"})
+    assert found.key_id == made.id
+    open_ = Authenticator(IdentitySettings())
+    assert not (await open_.caller_of({"sluice-key-id": "another"})).key_id
+
+
 async def test_a_credential_that_was_accepted_costs_a_look_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
