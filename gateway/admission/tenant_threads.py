@@ -8,8 +8,10 @@ import asyncio
 import os
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
 from typing import Final, TypeVar
 
 CORES_THREADS: Final = min(32, (os.cpu_count() or 1) + 4)
@@ -90,7 +92,11 @@ class TenantSlots:
 
 
 class TenantThreads:
-    """Threads for one kind of work. That of one tenant, however much, delays that of another by a turn at most."""
+    """Threads for one kind of work. That of one tenant, however much, delays that of another by a turn at most.
+
+    A thread is started when all others work. `ThreadPoolExecutor` would take 0.1 ms of CPU for a piece of work, and not
+    0.06.
+    """
 
     def __init__(
         self, name: str, threads: int = CORES_THREADS, own: int | None = OWN_THREADS
@@ -98,17 +104,51 @@ class TenantThreads:
         """Args:
         own: How many threads work for one tenant at a time; None: all of them.
         """
-        self._executor = ThreadPoolExecutor(threads, name)
+        self._name = name
         self._slots = TenantSlots(threads, own)
+        self._queue = SimpleQueue[Callable[[], None] | None]()
+        self._threads = list[Thread]()
+        self._working = 0
 
     async def run(self, tenant: str, work: Callable[[], _T]) -> _T:
         """Return or raise what ``work`` does in a thread. Work whose caller has gone before its turn is not begun."""
         await self._slots.take(tenant)
-        running = asyncio.get_running_loop().run_in_executor(self._executor, work)
-        running.add_done_callback(lambda _: self._slots.give(tenant))
-        return await asyncio.shield(running)  # a thread goes on when its caller has gone
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[_T] = loop.create_future()
+
+        def ended(settle: Callable[[], None]) -> None:
+            self._working -= 1
+            self._slots.give(tenant)
+            if not result.done():  # its caller has not gone
+                settle()
+
+        def do() -> None:
+            try:
+                settle = partial(result.set_result, work())
+            except BaseException as error:
+                settle = partial(result.set_exception, error)
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(ended, settle)
+
+        self._working += 1
+        if self._working > len(self._threads):
+            self._start()
+        self._queue.put(do)
+        return await result
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Begin nothing more, and end each thread after its work."""
         self._slots.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        for _ in self._threads:
+            self._queue.put(None)
+
+    def _start(self) -> None:
+        thread = Thread(target=_work_off, args=(self._queue,), name=self._name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+
+def _work_off(queue: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (do := queue.get()) is not None:
+        do()
+        del do  # what it holds must not wait for the next one

@@ -35,7 +35,8 @@ async def checks() -> AsyncIterator[ConstraintChecks]:
     made = ConstraintChecks()
     yield made
     made.close()
-    made._threads._executor.shutdown()
+    for thread in made._threads._threads:
+        await asyncio.to_thread(thread.join, BOUND_S)
     assert all(child.process.poll() is not None for child in (*made._busy, *made._idle))
 
 
