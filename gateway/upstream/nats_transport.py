@@ -32,6 +32,7 @@ from sluice.wire.codec import (
 )
 from sluice.wire.connection import MeshClient, disconnect, settle
 from sluice.wire.dead_letters import store_dead_letter
+from sluice.wire.permissions import BATCHER, may_speak_as
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +81,9 @@ class NatsTransport:
         Frames can arrive as soon as this returns; core NATS drops messages without a subscription.
         """
         self._client = client
-        await client.take(subjects.frames(self.gateway_id), self._on_frames)
+        own = subjects.frames(self.gateway_id)
+        for subject in (own, f"{own}.*"):
+            await client.take(subject, self._on_frames)
         await client.subscribe(subjects.ALL_REPORTS, cb=self._on_report)
         await client.subscribe(subjects.absent(self.gateway_id, subjects.ANY), cb=self._on_absent)
         announce = ControlMessage(gateway=self.gateway_id, announce=Announce())
@@ -172,6 +175,9 @@ class NatsTransport:
     def _on_frames(self, message: Msg) -> None:
         try:
             bundle = read_bundle(message.data)
+            account = message.subject.removeprefix(subjects.frames(self.gateway_id))[1:]
+            if not may_speak_as(account, BATCHER, bundle.batcher):
+                raise MalformedMessage(f"the account {account} speaks as batcher {bundle.batcher}")
         except MalformedMessage as error:
             _log.error("NATS: frames are dropped: %s", error)
             return

@@ -16,9 +16,12 @@ from sluice.telemetry.registry import MetricRegistry, Series
 from sluice.v1.admin_pb2 import MetricPoint, MetricSeries, ProcessMetrics, ReadMetricsRequest
 from sluice.wire import subjects
 from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, unpack
+from sluice.wire.permissions import may_speak_as
 
 _log = logging.getLogger(__name__)
 
+_SERVICES: Final = "sluice-"
+"""What the names of services begin with."""
 GATHER_S: Final = 0.25
 """How long answers are waited for, seconds: nobody knows how many processes there are."""
 ANSWERS_MAX: Final = 1024
@@ -64,17 +67,24 @@ class MetricsExchange:
             if room < 0 or len(found) >= ANSWERS_MAX:
                 return
             try:
-                found.append(unpack(ProcessMetrics, message.data))
+                answer = unpack(ProcessMetrics, message.data)
             except MalformedMessage as error:
                 _log.warning("ignored malformed metrics of another process: %s", error)
                 return
-            arrived.set()
+            account = message.subject.removeprefix(inbox)[1:]
+            if may_speak_as(account, answer.service.removeprefix(_SERVICES), answer.instance):
+                found.append(answer)
+                arrived.set()
+            else:
+                _log.warning("ignored metrics of %s from account %s", answer.instance, account)
 
         assert self._client is not None, "started"
         if not self._client.is_connected:
             raise TransportUnavailable("NATS is not connected", retry_after_s=RETRY_AFTER_S)
         inbox = subjects.metrics_to(self._instance, secrets.token_hex(8))
-        subscription = await self._client.subscribe(inbox, cb=take)
+        asked = [
+            await self._client.subscribe(subject, cb=take) for subject in (inbox, f"{inbox}.*")
+        ]
         try:
             question = ReadMetricsRequest(names=names)
             await self._client.publish(subjects.METRICS, pack(question), inbox)
@@ -85,7 +95,8 @@ class MetricsExchange:
                         arrived.clear()
                         await arrived.wait()
         finally:
-            await subscription.unsubscribe()
+            for subscription in asked:
+                await subscription.unsubscribe()
         return sorted(found, key=lambda one: (one.service, one.instance))
 
     async def _answer(self, message: Msg) -> None:

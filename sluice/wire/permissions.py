@@ -14,6 +14,8 @@ Batchers and `jobs` may do all in their account, and reach of others what `Cross
 create a consumer or a stream where others keep something. The lists of gateways guard against mistakes: with the rights
 that they need, JetStream writes them any subject of their account.
 
+Frames and answers about metrics come to gateways with the account that sent them at the end of their subject.
+
 Accounts have limits of connections, subscriptions and payload: nats-server closes a connection that exceeds one.
 
 A credential belongs to a process of one kind with one id; with the id "*" it is shared by all of a kind, which NATS
@@ -23,6 +25,7 @@ then does not tell apart.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final
 
 from sluice.wire import subjects
@@ -134,7 +137,7 @@ def accounts(users: Users, input_streams: Iterable[str] = ()) -> dict[str, dict[
             mine["imports"].append(_imported("stream", GATEWAYS, subject))
         for subject in reached.says:
             _export(mine, {"stream": subject})
-            gateways["imports"].append(_imported("stream", name, subject))
+            gateways["imports"].append(_heard(name, subject))
         for subject in reached.asks:
             _export(gateways, {"service": subject})
             mine["imports"].append(_question(mine, subject))
@@ -157,6 +160,26 @@ def _export(account_: dict[str, Any], export: dict[str, str]) -> None:
 
 def _imported(what: str, of: str, subject: str) -> dict[str, Any]:
     return {what: {"account": of, "subject": subject}}
+
+
+def _heard(speaker: str, subject: str) -> dict[str, Any]:
+    """Return the import of what the account ``speaker`` says, which names it at the end of what many may say."""
+    imported = _imported("stream", speaker, subject)
+    if subject in (subjects.ALL_FRAMES, *_ANSWERS_METRICS):
+        numbers = count(1)
+        tokens = [f"${next(numbers)}" if one == "*" else one for one in subject.split(".")]
+        imported["to"] = ".".join((*tokens, speaker))
+    return imported
+
+
+def may_speak_as(speaker: str, kind: str, process: str) -> bool:
+    """Return whether the account ``speaker`` is that of the process of ``kind`` with the id ``process``.
+
+    Args:
+        speaker: The end of the subject of its message; empty: it is of the account of gateways, or there are no
+            accounts.
+    """
+    return not speaker or speaker in (account(kind, process), account(kind, subjects.ANY))
 
 
 def _question(asking: dict[str, Any], subject: str) -> dict[str, Any]:
@@ -197,12 +220,14 @@ def _gateway(process: str) -> Permissions:
     subscribe = (
         f"{inbox(GATEWAY, process)}.>",
         f"{subjects.FRAMES}.{process}",
+        f"{subjects.FRAMES}.{process}.*",
         f"{subjects.ABSENT}.{process}.*",
         subjects.ALL_REPORTS,
         subjects.GATEWAYS,
         f"{subjects.GATEWAYS}.{process}",
         subjects.METRICS,
         f"{subjects.METRICS}.{process}.*",
+        f"{subjects.METRICS}.{process}.*.*",
         subjects.RELOAD,
     )
     return Permissions(publish, subscribe)

@@ -5,11 +5,13 @@
 | ``sluice.batchers.<batcher>.task`` | gateway, one batcher | ``Task`` |
 | ``sluice.batchers.<batcher>.control`` | gateway, one batcher | ``ControlMessage`` |
 | ``sluice.frames.<gateway>`` | batcher, gateway | ``FrameBundle`` |
+| ``sluice.frames.<gateway>.<account>`` | the same from another account | ``FrameBundle`` |
 | ``sluice.absent.<sender>.<receiver>`` | NATS, sender | "no responders": the receiver of a message is not there |
 | ``sluice.control`` | gateway, all batchers | ``ControlMessage`` |
 | ``sluice.reports.<batcher>`` | batcher, all gateways | ``BatcherReport`` |
 | ``sluice.metrics`` | gateway, all processes | ``ReadMetricsRequest`` |
 | ``sluice.metrics.<gateway>.<question>`` | any process, gateway | ``ProcessMetrics`` |
+| ``sluice.metrics.<gateway>.<question>.<account>`` | the same from another account | ``ProcessMetrics`` |
 | ``sluice.reload`` | `sluice reload`, all gateways and batchers | ``ReloadQuestion`` |
 | ``sluice.reloaded.<question>`` | gateway or batcher, `sluice reload` | ``ReloadAnswer`` |
 | ``sluice.gateways`` | gateway, all gateways | ``GatewayHello`` |
@@ -93,6 +95,8 @@ ALL_TASKS: Final = f"{BATCHERS}.*.task"
 ALL_RECORDS: Final = f"{RECORDS}.*.request.*.*"
 ALL_CONTROL: Final = f"{BATCHERS}.*.control"
 ALL_FRAMES: Final = f"{FRAMES}.*"
+"""What batchers publish on."""
+ALL_HEARD_FRAMES: Final = f"{FRAMES}.>"
 """What an observer of the traffic subscribes to."""
 ALL_REPORTS: Final = f"{REPORTS}.*"
 

@@ -31,6 +31,7 @@ from sluice.wire.permissions import (
     crossing,
     identity,
     inbox,
+    may_speak_as,
     permissions,
 )
 from supervisor.certificates import Authority
@@ -81,6 +82,8 @@ SUBJECTS: Final = (
     *(f"sluice.batchers.{b}.{one}" for one in ("task", "control") for b in ("b1", "b2")),
     *(f"sluice.reports.{b}" for b in ("b1", "b2")),
     *(f"sluice.frames.{g}" for g in ("g1", "g2")),
+    *(f"sluice.frames.{g}.batcher-{b}" for g in ("g1", "g2") for b in ("b1", "b2")),
+    *(f"sluice.metrics.{g}.q.{a}" for g in ("g1", "g2") for a in ("batcher-b1", "jobs")),
     *(f"sluice.gateways.{g}" for g in ("g1", "g2")),
     *(f"{inbox(kind, p)}.x" for p, (kind, _) in USERS.items()),
     *(f"sluice.absent.{p}.x" for p, (kind, _) in USERS.items() if kind != JOBS),
@@ -92,9 +95,10 @@ HEARS = {
 }
 """What it hears of the account of gateways."""
 SAYS = {
-    "b1": {"sluice.frames.g1", "sluice.frames.g2", "sluice.reports.b1", "sluice.reloaded.q"}
-    | {"sluice.metrics.g1.q", "sluice.metrics.g2.q"},
-    "j1": {"sluice.metrics.g1.q", "sluice.metrics.g2.q"},
+    "b1": {"sluice.reports.b1", "sluice.reloaded.q"}
+    | {f"sluice.frames.{g}.batcher-b1" for g in ("g1", "g2")}
+    | {f"sluice.metrics.{g}.q.batcher-b1" for g in ("g1", "g2")},
+    "j1": {"sluice.metrics.g1.q.jobs", "sluice.metrics.g2.q.jobs"},
 }
 """What the account of gateways hears of it."""
 READS = {
@@ -196,6 +200,17 @@ async def test_subscriptions_of_a_connection_are_bounded(tmp_path: Path) -> None
                 await greedy.subscribe(f"sluice.x.{number}")
             async with asyncio.timeout(BOUND_S):
                 await closed.wait()
+
+
+def test_accounts_speak_for_their_own_processes() -> None:
+    assert may_speak_as("batcher-b1", BATCHER, "b1")
+    assert may_speak_as("batchers", BATCHER, "b1")
+    assert may_speak_as("", BATCHER, "b1")
+    assert may_speak_as("jobs", JOBS, "j1")
+    assert not may_speak_as("batcher-b1", BATCHER, "b2")
+    assert not may_speak_as("batcher-b1", GATEWAY, "g1")
+    assert not may_speak_as("batcher-b1", JOBS, "j1")
+    assert not may_speak_as("batcher-b1", "worker", "w")
 
 
 def test_accounts_have_limits() -> None:
