@@ -5,12 +5,14 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
+from grpc.aio import AioRpcError
 
 from gateway.admission.calls import PREPARED_MAX
 from gateway.admission.tenant_threads import TenantSlots, TenantThreads
 from gateway.admission.text_work import LOOP_CHARS
 from gateway.safety.compiled import CompiledPolicy
 from gateway.safety.inspector import RequestInspection
+from sluice.v1.inference_pb2 import GenerateRequest
 from sluice.v1.safety_pb2 import CheckTextRequest
 from tests.gateway.kit.wire import Wire
 
@@ -125,8 +127,9 @@ async def test_an_error_is_the_callers_and_threads_go_on(threads: TenantThreads)
         assert await threads.run("a", lambda: 1) == 1
 
 
+@pytest.mark.parametrize("method", ["CheckText", "GenerateText"])
 async def test_long_texts_of_one_tenant_do_not_queue_before_those_of_another(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch
+    wire: Wire, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     gate, order = threading.Event(), list[str]()
     begin = RequestInspection.__init__
@@ -139,10 +142,12 @@ async def test_long_texts_of_one_tenant_do_not_queue_before_those_of_another(
     monkeypatch.setattr(RequestInspection, "__init__", slow)
 
     async def ask(tenant: str) -> None:
-        text = tenant * (LOOP_CHARS // len(tenant) + 1)
-        await wire.safety.CheckText(
-            CheckTextRequest(text=text), metadata=(("sluice-tenant", tenant),)
-        )
+        text, metadata = tenant * (LOOP_CHARS // len(tenant) + 1), (("sluice-tenant", tenant),)
+        if method == "CheckText":
+            await wire.safety.CheckText(CheckTextRequest(text=text), metadata=metadata)
+        else:  # each is refused
+            with pytest.raises(AioRpcError, match="the prompt has"):
+                await wire.stub.GenerateText(GenerateRequest(prompt=text), metadata=metadata)
 
     loud = [asyncio.create_task(ask("loud1")) for _ in range(40)]
     await wire.until(lambda: wire.gateway.active == 40)
