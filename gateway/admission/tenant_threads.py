@@ -26,9 +26,7 @@ class TenantSlots:
     """A semaphore whose next slot goes to the tenant that waits longest for its turn."""
 
     def __init__(self, count: int, own: int | None = None) -> None:
-        """Args:
-        own: How many slots one tenant may hold at a time; None: all of them.
-        """
+        """Divide ``count`` slots, of which one tenant may hold ``own`` at a time; None: all of them."""
         self._free = count
         self._own = own or count
         self._held = Counter[str]()
@@ -101,9 +99,7 @@ class TenantThreads:
     def __init__(
         self, name: str, threads: int = CORES_THREADS, own: int | None = OWN_THREADS
     ) -> None:
-        """Args:
-        own: How many threads work for one tenant at a time; None: all of them.
-        """
+        """Let up to ``threads`` threads work, ``own`` of them for one tenant at a time; None: all of them."""
         self._name = name
         self._slots = TenantSlots(threads, own)
         self._queue = SimpleQueue[Callable[[], None] | None]()
@@ -129,6 +125,7 @@ class TenantThreads:
                 settle = partial(result.set_exception, error)
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(ended, settle)
+            del settle  # an error has this frame, which would keep the text in a cycle
 
         self._working += 1
         if self._working > len(self._threads):

@@ -32,9 +32,7 @@ class LoopTurns:
     """
 
     def __init__(self, size: int) -> None:
-        """Args:
-        size: What may begin for one tenant in a pass, in the unit of `take`.
-        """
+        """Let work of ``size``, in the unit of `take`, begin for one tenant in a pass."""
         self._size = size
         self._taken: dict[str, int] = {}
         self._waiting: dict[str, deque[tuple[int, asyncio.Future[None]]]] = {}
@@ -79,9 +77,7 @@ class TextThreads(TenantThreads):
         threads: int = CORES_THREADS,
         own: int = OWN_THREADS,
     ) -> None:
-        """Args:
-        turns: Of the event loop, for all kinds of work together.
-        """
+        """Take turns in the event loop by ``turns``, which are for all kinds of work together."""
         super().__init__(name, threads, own)
         self._turns = turns
 

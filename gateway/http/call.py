@@ -54,6 +54,10 @@ class BodyTooSlow(SluiceError):
     reason = "BODY_TOO_SLOW"
 
 
+class BadBody(InvalidRequest):
+    """The body is no JSON object. It counts against the limits of its tenant, as `BadField` does."""
+
+
 class HttpCall(Request):
     """One call: a request of starlette's, and the answer to it.
 
@@ -109,9 +113,12 @@ class HttpCall(Request):
         except TimeoutError:
             raise _too_slow() from None
         parse = partial(parse_json, bytes(body))
-        if len(body) <= LOOP_BODY_BYTES:
-            return parse()
-        return await self.threads.run(self.caller.tenant, parse)
+        try:
+            if len(body) <= LOOP_BODY_BYTES:
+                return parse()
+            return await self.threads.run(self.caller.tenant, parse)
+        except InvalidRequest as error:
+            raise BadBody(error.message) from None
 
     def pieces(self) -> AsyncIterator[bytes]:
         """A body of any length, piece by piece.
@@ -247,9 +254,11 @@ class Endpoint:
             with checks.limiter.call(priority_class, caller.tenant):
                 try:
                     answer = await self.behaviour(call)
-                except BadField as error:
+                except (BadField, BadBody) as error:
                     if self.asks:
                         self.count_refused(caller)
+                    if isinstance(error, BadBody):
+                        raise
                     field, _, description = str(error).partition(": ")
                     raise InvalidRequest.of(field, description) from None
                 if answer is not None:

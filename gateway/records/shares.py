@@ -27,10 +27,7 @@ class TenantShares:
     """
 
     def __init__(self, stream: str, subject_of: Callable[[str], str], limit_bytes: float) -> None:
-        """Args:
-        subject_of: Returns what matches all messages of a tenant.
-        limit_bytes: Of one tenant.
-        """
+        """Let one tenant have ``limit_bytes`` of ``stream``; ``subject_of`` matches all messages of a tenant."""
         self._stream = stream
         self._subject_of = subject_of
         self._limit_bytes = limit_bytes
