@@ -276,6 +276,7 @@ class Gateway:
             await server.close()
         await self._jobs.close()
         self._admission.close()
+        self._arriving.parsing.close()
         await self._transport.close()
         _log.info("gateway %s closed", self._transport.gateway_id)
 

@@ -207,8 +207,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             size = 0 if payload is grpc.aio.EOF else len(payload)
             self._arriving.bytes.take(tenant, size)
             try:
-                request = self._read(payload, size, read)
-                del payload  # it may be large
+                make = partial(self._read, payload, size, read)
+                request = await self._arriving.parse(tenant, size, make)
+                del payload, make  # they may be large
                 if method in _OPERATORS:
                     return await behave(request, call)
                 priority_class = class_of(request)

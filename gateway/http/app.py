@@ -70,7 +70,6 @@ def make_app(
     for method, path, behaviour, roles in table:
         endpoint = Endpoint(
             checks,
-            admission.threads,
             admission.limit_headers,
             max_bytes,
             local_only,

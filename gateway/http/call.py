@@ -16,8 +16,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from gateway.admission.calls import RECEIVE_S, CallChecks, guarded, in_time
-from gateway.admission.tenant_threads import TenantThreads
+from gateway.admission.calls import RECEIVE_S, Arriving, CallChecks, guarded, in_time
 from gateway.http.answers import encode, error_answer, sse
 from gateway.http.requests import class_of, field_name, host_of, is_foreign_page, parse_json
 from gateway.identity.authenticator import AUTHORIZATION
@@ -31,8 +30,6 @@ from sluice.wire.subjects import BULK_CLASS
 
 BODY_S: Final = RECEIVE_S
 """How long a client may take to send its body, seconds."""
-LOOP_BODY_BYTES: Final = 64 * 1024
-"""Longer bodies of JSON are parsed in threads: 1 MiB takes about 20 ms."""
 FAIL_S: Final = 5.0
 """How long a client that does not read may keep the last event of its stream, seconds."""
 ABORT: Final = "sluice.abort"
@@ -71,11 +68,11 @@ class HttpCall(Request):
         limit_headers: what its answer says of the limits of its tenant.
         named: what the API of the call calls the field at a path of the proto; of errors.
         failing: the event that ends its stream with an error, by the body of the error.
-        threads: in which long bodies are parsed, in turns by tenant.
+        arriving: parses its body.
     """
 
     caller: Caller
-    threads: TenantThreads
+    arriving: Arriving
     keep: Callable[[int], None]
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
@@ -114,9 +111,7 @@ class HttpCall(Request):
             raise _too_slow() from None
         parse = partial(parse_json, bytes(body))
         try:
-            if len(body) <= LOOP_BODY_BYTES:
-                return parse()
-            return await self.threads.run(self.caller.tenant, parse)
+            return await self.arriving.parse(self.caller.tenant, len(body), parse)
         except InvalidRequest as error:
             raise BadBody(error.message) from None
 
@@ -215,7 +210,6 @@ class Endpoint:
     """
 
     checks: CallChecks
-    threads: TenantThreads
     limit_headers: Callable[[Caller], Mapping[str, str]]
     max_body_bytes: int
     local_only: bool
@@ -246,7 +240,7 @@ class Endpoint:
         call.caller = caller = await checks.authenticator.caller_of(headers, names)
         caller.require(self.roles, path)
         call.limit_headers = partial(self.limit_headers, caller)
-        call.threads = self.threads
+        call.arriving = checks.arriving
         with suppress(ClientDisconnect), checks.arriving.bytes.held(caller.tenant, 0) as call.keep:
             priority_class = class_of(headers) if self.asks else UNSTATED_CLASS
             if priority_class == BULK_CLASS:

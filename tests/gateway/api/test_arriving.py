@@ -1,6 +1,7 @@
 """What a caller can make a gateway keep before its call is looked at: nothing without credentials, little with them."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -177,6 +178,22 @@ async def test_the_calls_of_a_tenant_keep_no_more_than_its_bytes() -> None:
         assert await first.read() is grpc.aio.EOF
         assert await door.count("acme", "x" * 700_000) == 700_000
     await emptied(arriving.bytes.taken)
+
+
+@pytest.mark.parametrize(("size", "in_loop"), [(100, True), (arriving_module.LOOP_BYTES, False)])
+async def test_long_messages_are_parsed_in_threads(
+    size: int, in_loop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed_in, parse = list[threading.Thread](), ErrorInterceptor._read
+
+    def read(*arguments: Any) -> Any:
+        parsed_in.append(threading.current_thread())
+        return parse(*arguments)
+
+    monkeypatch.setattr(ErrorInterceptor, "_read", read)
+    async with opened(Arriving(1 << 20)) as door:
+        assert await door.count("acme", "x" * size) == size
+    assert [one is threading.current_thread() for one in parsed_in] == [in_loop]
 
 
 async def test_the_calls_about_jobs_of_a_tenant_are_counted() -> None:

@@ -12,9 +12,8 @@ import openai as sdk
 import pytest
 from openai import AsyncOpenAI
 
-from gateway.admission.calls import Turns
+from gateway.admission.calls import LOOP_BYTES, Turns
 from gateway.http import call as call_module
-from gateway.http.call import LOOP_BODY_BYTES
 from gateway.http.requests import parse_json
 from sluice.errors import SetupError
 from sluice.settings import TenantSettings
@@ -293,7 +292,7 @@ async def test_a_cost_that_is_spent_is_refused_until_its_day_ends(
     assert ("x-should-retry" in reply.headers) == (int(reply.headers["retry-after"]) > 60)
 
 
-@pytest.mark.parametrize(("size", "in_loop"), [(1, True), (LOOP_BODY_BYTES, False)])
+@pytest.mark.parametrize(("size", "in_loop"), [(1, True), (LOOP_BYTES, False)])
 async def test_long_bodies_are_parsed_in_threads(
     http: Wire, size: int, in_loop: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
