@@ -15,8 +15,6 @@ from datetime import time as time_of_day
 from functools import partial
 from typing import Final, NamedTuple
 
-from grpc import StatusCode
-
 from gateway.admission.token_bucket import TokenBucket
 from gateway.identity.caller import Caller
 from gateway.routing.budget import STALE_S, Elsewhere, Spending
@@ -30,9 +28,7 @@ RUNNING_RETRY_S: Final = 1.0
 _MINUTE_S: Final = 60.0
 _REQUESTS: Final = "requests_per_minute"
 _TOKENS: Final = "tokens_per_minute"
-_COME_AGAIN: Final = (
-    StatusCode.RESOURCE_EXHAUSTED, StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED
-)  # fmt: skip
+_COME_AGAIN: Final = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED"})
 """Codes of limits, capacity and lateness: a request that ends with one of them before it is sent does not count."""
 
 
@@ -129,7 +125,7 @@ class TenantLimits:
         try:
             yield
         except SluiceError as error:
-            if error.code in _COME_AGAIN:
+            if error.code.name in _COME_AGAIN:
                 take_back()
             raise
 
