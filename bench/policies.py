@@ -54,7 +54,7 @@ from supervisor.mesh import Mesh, running_mesh
 SLOTS: Final = 8
 SHARE: Final = 1.5
 """Of what `generate` answers under `length`: above 1, so that tokens/s are what an engine computes at most."""
-SECONDS: Final = 5.0
+SECONDS: Final = 3.0
 FLOOD_S: Final = 8.0
 WAITING: Final = 3
 """Requests of the flood for each slot."""
