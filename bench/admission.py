@@ -62,7 +62,7 @@ ANSWER: Final = "uniform/4/60"
 NATURAL: Final = "lognormal/30/0.3/120,max_tokens=120"
 WAITING: Final = 3
 FLOOD_S: Final = 8.0
-SECONDS: Final = 30.0
+SECONDS: Final = 20.0
 RECORDS_AT_ONCE: Final = 32
 RECORD_TRIES: Final = 50
 RECORD_PAUSE_S: Final = 0.1
